@@ -1,0 +1,183 @@
+"""Every setting of the platform: one frozen pydantic tree.
+
+The sentence under a field is its help text on the command line and in the Prefect form. Defaults follow the
+reward-model trainer's specification unless a source is named. Unknown keys and values are errors.
+"""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Settings(BaseModel):
+    """Base of all settings: immutable, no unknown keys, field help from the docstring under each field."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
+
+
+class GoldConfig(Settings):
+    """The gold world: procedural preferences with a known true reward (rmcore/data/gold.py)."""
+
+    num_prompts: int = Field(default=1200, ge=20)
+    """Different prompts, over all splits."""
+    pairs_per_prompt: int = Field(default=3, ge=1, le=64)
+    """Preference pairs drawn for each prompt."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Labels are drawn from sigmoid((gold_a - gold_b) / temperature): higher is noisier."""
+    flip_rate: float = Field(default=0.0, ge=0, lt=0.5)
+    """Share of labels flipped after that, as by careless annotators."""
+    shortcut: Literal["length", "flattery", "none"] = "length"
+    """Spurious feature that goes with the gold reward in training and stops doing so in the tail."""
+
+
+class DataConfig(Settings):
+    """Which preference pairs, how they are read and how they are split."""
+
+    source: str = "gold"
+    """`gold` (the built-in world), a file (.parquet .json .jsonl .csv, also .gz), a datasets folder, or a hub name."""
+    eval_source: str | None = None
+    """Held-out pairs of the same forms. Left out: a share of the prompts of `source` is held out."""
+    split: str = "train"
+    """Split of a hub data set or datasets folder to train on."""
+    eval_split: str | None = None
+    """Split of the same hub data set or datasets folder to test on."""
+    limit: int | None = Field(default=None, ge=1)
+    """Use at most this many pairs of `source`, in file order."""
+    eval_limit: int | None = Field(default=None, ge=1)
+    """Use at most this many held-out pairs."""
+    validation_fraction: float = Field(default=0.1, ge=0, lt=0.9)
+    """Share of the training prompts kept for choosing the checkpoint and fitting the temperature."""
+    test_fraction: float = Field(default=0.15, gt=0, lt=0.9)
+    """Share of the prompts held out for the reported numbers, where no eval data is named."""
+    prompt_column: str | None = None
+    """Column of the prompt, where the layout is not recognised."""
+    chosen_column: str | None = None
+    """Column of the preferred completion or dialogue."""
+    rejected_column: str | None = None
+    """Column of the other completion or dialogue."""
+    margin_column: str | None = None
+    """Column of the annotated preference strength (optional)."""
+    gold: GoldConfig = GoldConfig()
+    """The gold world's own settings, used with `source: gold`."""
+
+
+class ModelConfig(Settings):
+    """Backbone, reward head and how text becomes tokens."""
+
+    name: str = "tiny"
+    """A folder, a hub name, or `tiny`, `minilm`, `deberta`, `llama`."""
+    max_seq_len: int = Field(default=512, ge=8)
+    """Longest side (prompt + one completion) in tokens; longer ones are cut and counted."""
+    use_chat_template: bool = True
+    """Render with the tokenizer's chat template where it has one, else as `Prompt: ...\\n\\nResponse: ...`."""
+    trust_remote_code: bool = False
+    """Run Python code shipped with the model. Leave off unless you have read that code."""
+
+
+class TrainConfig(Settings):
+    """Optimisation of the Bradley-Terry loss."""
+
+    steps: int | None = Field(default=None, ge=1)
+    """Optimizer steps; takes precedence over epochs."""
+    epochs: float = Field(default=1.0, gt=0)
+    """Passes over the training pairs, where steps is not given."""
+    pairs_per_step: int = Field(default=16, ge=1)
+    """Preference pairs in one optimizer step."""
+    token_budget: int | None = Field(default=None, ge=16)
+    """Most padded tokens in one micro-batch. Left out: chosen from free memory."""
+    optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
+    """Optimizer by name."""
+    lr: float = Field(default=5e-6, gt=0)
+    """Peak learning rate. Small models want more: 5e-5 for MiniLM, 1e-3 for `tiny`."""
+    weight_decay: float = Field(default=0.01, ge=0)
+    """Decoupled weight decay; 0.01 to 0.05 is usual, 0.1 was too strong."""
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    """Learning rate after warm-up."""
+    warmup_steps: int = Field(default=50, ge=0)
+    """Linear warm-up; at most a tenth of a run shorter than ten times this."""
+    beta: float = Field(default=1.0, gt=0)
+    """Scale of the margin inside the loss."""
+    label_smoothing: float = Field(default=0.05, ge=0, lt=1)
+    """Epsilon: targets become 1 - eps/2 and eps/2."""
+    regularization_lambda: float = Field(default=0.001, ge=0)
+    """Weight of the mean squared reward, added to the mean loss."""
+    clip: float = Field(default=1.0, gt=0)
+    """Largest gradient norm."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """bf16 = autocast; weights, reward head and loss stay float32."""
+    eval_every: int = Field(default=100, ge=1)
+    """Steps between evaluations on the validation pairs."""
+    early_stopping_patience: int | None = Field(default=5, ge=1)
+    """Evaluations without improvement before training stops; null never stops early."""
+    best_metric: Literal["eval/pairwise_accuracy", "eval/loss", "eval/ece"] = "eval/pairwise_accuracy"
+    """What the best checkpoint is chosen by."""
+    log_every: int = Field(default=10, ge=1)
+    """Steps between logged training metrics."""
+    save_every: int | None = Field(default=None, ge=1)
+    """Steps between kept `step_*/` checkpoints; the last step is always kept."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+
+
+class EvaluateConfig(Settings):
+    """Held-out metrics and their intervals."""
+
+    num_resamples: int = Field(default=1000, ge=100)
+    """Bootstrap resamples over prompts for the 95 % intervals."""
+    num_bins: int = Field(default=10, ge=2)
+    """Calibration bins."""
+    train_pairs: int = Field(default=500, ge=1)
+    """Training pairs scored for the train-test gap."""
+
+
+class LandscapeConfig(Settings):
+    """Curvature of the loss at the trained weights."""
+
+    method: Literal["lanczos", "power_iteration", "full"] = "lanczos"
+    """Lanczos gives signed extremes with residuals; `full` builds the dense Hessian of a very small model."""
+    num_pairs: int = Field(default=64, ge=1)
+    """Held-out pairs the loss is averaged over."""
+    top_k: int = Field(default=5, ge=1)
+    """Eigenvalues reported at each end."""
+    lanczos_steps: int = Field(default=20, ge=2)
+    """Hessian-vector products spent on the spectrum."""
+    trace_probes: int = Field(default=8, ge=2)
+    """Hutchinson probes for the trace."""
+    parameters: Literal["all", "head"] = "all"
+    """Which parameters the Hessian is taken over."""
+
+
+class ReadinessConfig(Settings):
+    """Weights of the v1 readiness score and the gate."""
+
+    accuracy_weight: float = Field(default=0.35, ge=0)
+    """Weight of held-out pairwise accuracy."""
+    calibration_weight: float = Field(default=0.25, ge=0)
+    """Weight of calibration."""
+    stability_weight: float = Field(default=0.25, ge=0)
+    """Weight of reward variance."""
+    landscape_weight: float = Field(default=0.15, ge=0)
+    """Weight of curvature."""
+
+
+class PipelineConfig(Settings):
+    """One pipeline run: data, model, training, measurement and verdict."""
+
+    study: str = Field(default="demo", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,60}$")
+    """Name of the study: the MLflow experiment is `rm/<study>`."""
+    seed: int = Field(default=0, ge=0, lt=2**31)
+    """Seeds the head, the data order, the splits and the gold world."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where torch runs; auto takes a GPU where there is one."""
+    data: DataConfig = DataConfig()
+    """The preference pairs."""
+    model: ModelConfig = ModelConfig()
+    """The reward model."""
+    train: TrainConfig = TrainConfig()
+    """Training."""
+    evaluate: EvaluateConfig = EvaluateConfig()
+    """Evaluation."""
+    landscape: LandscapeConfig = LandscapeConfig()
+    """Loss landscape."""
+    readiness: ReadinessConfig = ReadinessConfig()
+    """Readiness for reinforcement learning."""

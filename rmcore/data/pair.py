@@ -1,0 +1,84 @@
+"""The preference pair: the one record that every stage speaks of."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from rmcore.errors import DataError
+
+
+class Message(NamedTuple):
+    """One turn of a dialogue."""
+
+    role: str
+    content: str
+
+
+Prompt = str | tuple[Message, ...]
+"""What a completion answers: a plain string (one user turn) or the turns of a dialogue, oldest first."""
+
+
+def prompt_messages(prompt: Prompt) -> tuple[Message, ...]:
+    """The prompt as dialogue turns; a plain string is one user turn."""
+    return (Message("user", prompt),) if isinstance(prompt, str) else prompt
+
+
+def prompt_text(prompt: Prompt) -> str:
+    """The prompt as plain text: one user turn is its content, several turns are `Role: content` paragraphs."""
+    messages = prompt_messages(prompt)
+    if len(messages) == 1 and messages[0].role == "user":
+        return messages[0].content
+    return "\n\n".join(f"{message.role.capitalize()}: {message.content}" for message in messages)
+
+
+def content_id(*parts: str) -> str:
+    """16 hex digits that depend on the given texts and their order only."""
+    return hashlib.sha256("\x1f".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class PreferencePair:
+    """One prompt with two completions, of which `chosen` was preferred.
+
+    `target_margin` is the annotated strength of the preference, in the annotator's own unit, or None.
+    `metadata` holds whatever else the record carried (`subset` is read by evaluation).
+    `pair_id` defaults to a digest of the three texts.
+
+    Raises:
+        DataError: a text is empty, or both completions are the same.
+    """
+
+    prompt: Prompt
+    chosen: str
+    rejected: str
+    target_margin: float | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    pair_id: str = ""
+
+    def __post_init__(self) -> None:
+        for name, text in (("prompt", prompt_text(self.prompt)), ("chosen", self.chosen), ("rejected", self.rejected)):
+            if not text.strip():
+                raise DataError(f"the {name} of a preference pair is empty: nothing can be scored. Drop the row.")
+        if self.chosen == self.rejected:
+            raise DataError("chosen and rejected are the same text: the pair carries no preference. Drop the row.")
+        if not self.pair_id:
+            object.__setattr__(self, "pair_id", content_id(prompt_text(self.prompt), self.chosen, self.rejected))
+
+    @property
+    def prompt_id(self) -> str:
+        """Digest of the prompt: equal for all pairs of one prompt."""
+        return content_id(prompt_text(self.prompt))
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready record that `rmcore.data.sources` reads back to an equal pair."""
+        prompt = self.prompt if isinstance(self.prompt, str) else [message._asdict() for message in self.prompt]
+        return {
+            "pair_id": self.pair_id,
+            "prompt": prompt,
+            "chosen": self.chosen,
+            "rejected": self.rejected,
+            "target_margin": self.target_margin,
+            "metadata": json.loads(json.dumps(dict(self.metadata))),
+        }

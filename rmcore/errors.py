@@ -1,0 +1,37 @@
+"""The errors this platform raises on purpose.
+
+Each is also a built-in `ValueError` or `RuntimeError`, so library users need not import this module to catch them.
+A message says what was seen, what it means and what to do; the command line prints it alone, without a traceback.
+"""
+
+
+class RmcoreError(Exception):
+    """Base of every deliberate error of the platform."""
+
+
+class ConfigError(RmcoreError, ValueError):
+    """A configuration key or value cannot be used."""
+
+
+class DataError(RmcoreError, ValueError):
+    """Preference data is missing, unreadable or unusable."""
+
+
+class ModelError(RmcoreError, ValueError):
+    """A model or tokenizer cannot serve as a reward model."""
+
+
+class TrainingError(RmcoreError, RuntimeError):
+    """Training had to stop, for example because the loss is not finite."""
+
+
+class CurvatureError(RmcoreError, RuntimeError):
+    """A curvature quantity could not be computed."""
+
+
+class StoreError(RmcoreError, RuntimeError):
+    """The artifact store holds something damaged or could not be written."""
+
+
+class ServiceError(RmcoreError, RuntimeError):
+    """A service (Prefect, MLflow) did not start or did not answer."""
