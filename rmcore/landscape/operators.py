@@ -10,17 +10,34 @@ without a second derivative (the MATH kernel is used).
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rmcore.errors import ConfigError, CurvatureError, DataError, ModelError
-from rmcore.losses import bradley_terry_loss_sum
+from rmcore.losses import bradley_terry_loss_sum, split_rewards
 
-MicroBatch = Mapping[str, Tensor]
-"""`input_ids` (R, L) and `attention_mask` (R, L), R = 2P: the P chosen rows first, then the P rejected ones."""
+
+class PairRows(Protocol):
+    """The rows of P whole pairs, R = 2P: the P chosen rows first, then the P rejected ones, in the same order.
+
+    `rmcore.batching.MicroBatch` is one.
+    """
+
+    @property
+    def input_ids(self) -> Tensor:
+        """(R, L) long."""
+
+    @property
+    def attention_mask(self) -> Tensor:
+        """(R, L) long, 1 on real tokens."""
+
+
+MicroBatch = PairRows | Mapping[str, Tensor]
+"""`PairRows`, or a mapping with its two names as keys."""
 
 ParameterSubset = Literal["all", "head"]
 """`all`: every parameter that is trained; `head`: those of the reward head only."""
@@ -114,44 +131,52 @@ def _second_derivative_errors() -> Iterator[None]:
         ) from error
 
 
-def count_pairs(micro_batch: MicroBatch) -> int:
-    """P, the pairs of a micro-batch of 2P rows.
+class Rows(NamedTuple):
+    """A micro-batch after checking."""
+
+    input_ids: Tensor
+    attention_mask: Tensor
+
+    @property
+    def num_pairs(self) -> int:
+        """P."""
+        return len(self.input_ids) // 2
+
+
+def checked_rows(micro_batch: MicroBatch) -> Rows:
+    """The two tensors of a micro-batch of whole pairs.
 
     Raises:
         DataError: a tensor is missing, shapes differ, or a pair was cut in two.
     """
-    missing = [name for name in ("input_ids", "attention_mask") if name not in micro_batch]
-    if missing:
+    get = micro_batch.get if isinstance(micro_batch, Mapping) else partial(getattr, micro_batch)
+    ids, mask = get("input_ids", None), get("attention_mask", None)
+    if not isinstance(ids, Tensor) or not isinstance(mask, Tensor):
         raise DataError(
-            f"a micro-batch has {sorted(micro_batch)} but not {missing}: it cannot be scored. "
-            "Build micro-batches with rmcore.batching."
+            f"a micro-batch ({type(micro_batch).__name__}) lacks the tensors input_ids and attention_mask: "
+            "it cannot be scored. Build micro-batches with rmcore.batching."
         )
-    rows = micro_batch["input_ids"].shape
-    if len(rows) != 2 or rows[0] == 0 or rows[0] % 2 or micro_batch["attention_mask"].shape != rows:
+    if ids.ndim != 2 or len(ids) == 0 or len(ids) % 2 or mask.shape != ids.shape:
         raise DataError(
-            f"a micro-batch has input_ids {tuple(rows)} and attention_mask {tuple(micro_batch['attention_mask'].shape)}"
-            ": both must be (2P, tokens), chosen rows first. Build micro-batches with rmcore.batching."
+            f"a micro-batch has input_ids {tuple(ids.shape)} and attention_mask {tuple(mask.shape)}: both must be "
+            "(2P, tokens), chosen rows first. Build micro-batches with rmcore.batching, which never cuts a pair."
         )
-    return rows[0] // 2
+    return Rows(ids, mask)
 
 
-def chosen_and_rejected_rewards(module: nn.Module, micro_batch: MicroBatch, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Rewards of the chosen and of the rejected sides, (P,) each.
+def loss_sum(module: nn.Module, rows: Rows, device: torch.device) -> Tensor:
+    """Summed Bradley-Terry loss of one micro-batch, 0-d.
 
     Raises:
         ModelError: the model does not give one number a row.
     """
-    num_pairs = count_pairs(micro_batch)
-    output = module(
-        input_ids=micro_batch["input_ids"].to(device), attention_mask=micro_batch["attention_mask"].to(device)
-    )
-    if output.logits.shape != (2 * num_pairs, 1):
+    logits = module(input_ids=rows.input_ids.to(device), attention_mask=rows.attention_mask.to(device)).logits
+    if logits.shape != (len(rows.input_ids), 1):
         raise ModelError(
-            f"the model gives logits {tuple(output.logits.shape)} for {2 * num_pairs} rows: a reward model has exactly "
+            f"the model gives logits {tuple(logits.shape)} for {len(rows.input_ids)} rows: a reward model has exactly "
             "one label. Load it with num_labels=1."
         )
-    rewards = output.logits[:, 0]
-    return rewards[:num_pairs], rewards[num_pairs:]
+    return bradley_terry_loss_sum(*split_rewards(logits))
 
 
 class LossHessian:
@@ -182,7 +207,9 @@ class LossHessian:
 
     def __init__(self, model: Any, micro_batches: Sequence[MicroBatch], *, parameters: ParameterSubset = "all") -> None:
         self.module = reward_module(model)
-        narrow = {str(p.dtype) for p in self.module.parameters() if p.is_floating_point() and p.dtype not in WIDE_FLOATS}
+        narrow = {
+            str(p.dtype) for p in self.module.parameters() if p.is_floating_point() and p.dtype not in WIDE_FLOATS
+        }
         if narrow:
             raise CurvatureError(
                 f"the model has {', '.join(sorted(narrow))} parameters: second derivatives drown in their rounding. "
@@ -190,8 +217,8 @@ class LossHessian:
             )
         if not micro_batches:
             raise DataError("there is no micro-batch: the loss of no pair has no curvature. Give at least one pair.")
-        self.micro_batches = tuple(micro_batches)
-        self.num_pairs = sum(count_pairs(micro_batch) for micro_batch in self.micro_batches)
+        self.micro_batches = tuple(checked_rows(micro_batch) for micro_batch in micro_batches)
+        self.num_pairs = sum(rows.num_pairs for rows in self.micro_batches)
         selected = select_parameters(self.module, parameters)
         self.names = tuple(selected)
         self.parameters = tuple(selected.values())
@@ -214,8 +241,8 @@ class LossHessian:
             CurvatureError: the loss is not finite, or the second pass over the data gives another one.
         """
         operator = cls(model, list(loader), parameters=parameters)
-        again = operator.micro_batches if iter(loader) is loader else list(loader)
-        pairs_again = sum(count_pairs(micro_batch) for micro_batch in again)
+        again = operator.micro_batches if iter(loader) is loader else tuple(checked_rows(rows) for rows in loader)
+        pairs_again = sum(rows.num_pairs for rows in again)
         first = operator.loss()
         second = operator._loss_sum(again) / pairs_again if pairs_again else float("nan")
         if pairs_again != operator.num_pairs or abs(first - second) > LOSS_REPEAT_TOLERANCE * max(abs(first), 1e-3):
@@ -226,13 +253,9 @@ class LossHessian:
             )
         return operator
 
-    def _loss_sum(self, micro_batches: Iterable[MicroBatch]) -> float:
+    def _loss_sum(self, micro_batches: Iterable[Rows]) -> float:
         with measuring(self.module, self.parameters), torch.no_grad():
-            losses = [
-                bradley_terry_loss_sum(*chosen_and_rejected_rewards(self.module, micro_batch, self.device))
-                for micro_batch in micro_batches
-            ]
-        return sum(float(loss) for loss in losses)
+            return sum(float(loss_sum(self.module, rows, self.device)) for rows in micro_batches)
 
     def loss(self) -> float:
         """Mean loss in nats a pair.
@@ -248,20 +271,23 @@ class LossHessian:
             )
         return loss
 
-    def _gradient(self, micro_batch: MicroBatch, *, create_graph: bool) -> tuple[Tensor, ...]:
+    def _gradient(self, rows: Rows, *, create_graph: bool) -> tuple[Tensor, ...]:
         """Gradient of the summed loss of one micro-batch, one tensor a parameter."""
         with measuring(self.module, self.parameters), _second_derivative_errors():
-            loss = bradley_terry_loss_sum(*chosen_and_rejected_rewards(self.module, micro_batch, self.device))
             return torch.autograd.grad(
-                loss, self.parameters, create_graph=create_graph, allow_unused=True, materialize_grads=True
+                loss_sum(self.module, rows, self.device),
+                self.parameters,
+                create_graph=create_graph,
+                allow_unused=True,
+                materialize_grads=True,
             )
 
-    def _gradient_with_graph(self, micro_batch: MicroBatch) -> tuple[tuple[Tensor, ...], bool]:
+    def _gradient_with_graph(self, rows: Rows) -> tuple[tuple[Tensor, ...], bool]:
         """The gradient as a differentiable function of the parameters, and whether its graph is to be kept."""
         if len(self.micro_batches) > 1:
-            return self._gradient(micro_batch, create_graph=True), False
+            return self._gradient(rows, create_graph=True), False
         if self._kept_gradient is None:
-            self._kept_gradient = self._gradient(micro_batch, create_graph=True)
+            self._kept_gradient = self._gradient(rows, create_graph=True)
         return self._kept_gradient, True
 
     def _flat(self, parts: Iterable[Tensor]) -> Tensor:
@@ -270,8 +296,8 @@ class LossHessian:
     def gradient(self) -> Tensor:
         """Gradient of the mean loss, (N,). Its norm says how far these weights are from a stationary point."""
         total = torch.zeros(self.num_parameters, dtype=self.dtype, device=self.device)
-        for micro_batch in self.micro_batches:
-            total += self._flat(self._gradient(micro_batch, create_graph=False))
+        for rows in self.micro_batches:
+            total += self._flat(self._gradient(rows, create_graph=False))
         return total / self.num_pairs
 
     def product(self, vector: Tensor) -> Tensor:
@@ -296,8 +322,8 @@ class LossHessian:
         pieces = vector.to(self.device).split([p.numel() for p in self.parameters])
         directions = [piece.view_as(p).to(p.dtype) for piece, p in zip(pieces, self.parameters, strict=True)]
         total = torch.zeros(self.num_parameters, dtype=self.dtype, device=self.device)
-        for micro_batch in self.micro_batches:
-            gradient, keep = self._gradient_with_graph(micro_batch)
+        for rows in self.micro_batches:
+            gradient, keep = self._gradient_with_graph(rows)
             # A parameter that the loss does not touch has a constant zero gradient, which has no graph.
             live = [(g, d) for g, d in zip(gradient, directions, strict=True) if g.requires_grad]
             with _second_derivative_errors():

@@ -1,0 +1,105 @@
+"""PyHessian (Yao et al. 2020, arXiv:1912.07145) run on the same loss, as an independent cross-check.
+
+Not a dependency: it is used where it is installed. Three things of version 0.1 are worked around: it overwrites
+`.grad`, its stopping rule for the trace ends after 2 to 4 probes when the running trace is negative, and it gives no
+error bars, so each of its eigenvalues gets the residual that our own product finds.
+"""
+
+import math
+import warnings
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from rmcore.errors import CurvatureError
+from rmcore.landscape.eigensolvers import RELATIVE_TOLERANCE, EigenvalueSet
+from rmcore.landscape.operators import LossHessian, measuring
+
+
+class CountedProduct(Protocol):
+    """A product with the Hessian that counts."""
+
+    def __call__(self, vector: Tensor) -> Tensor:
+        """H v."""
+
+    def tick(self) -> None:
+        """Count one product done elsewhere."""
+
+
+class _Margins(nn.Module):
+    """(P, 4, L) stacked ids and masks of both sides -> (P,) margins: the one-input form that PyHessian calls."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, stacked: Tensor) -> Tensor:
+        """Reward of the chosen minus reward of the rejected side."""
+        ids, mask = torch.cat([stacked[:, 0], stacked[:, 1]]), torch.cat([stacked[:, 2], stacked[:, 3]])
+        chosen, rejected = self.module(input_ids=ids, attention_mask=mask).logits[:, 0].chunk(2)
+        return chosen - rejected
+
+
+class _Loader:
+    """The micro-batches as (inputs, targets); PyHessian passes over it once a product."""
+
+    def __init__(self, hessian: LossHessian, counted: CountedProduct) -> None:
+        self.batches = [
+            torch.stack([*r.input_ids.chunk(2), *r.attention_mask.chunk(2)], 1) for r in hessian.micro_batches
+        ]
+        self.counted = counted
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for stacked in self.batches:
+            yield stacked, torch.ones(len(stacked))
+        self.counted.tick()
+
+
+def _mean_loss(margins: Tensor, targets: Tensor) -> Tensor:
+    return (targets * softplus(-margins)).mean()
+
+
+def pyhessian_spectrum(
+    hessian: LossHessian, product: CountedProduct, *, top_k: int, max_iterations: int, num_probes: int, seed: int
+) -> tuple[EigenvalueSet, float, float]:
+    """Eigenvalues of largest magnitude, trace and its standard error, all by PyHessian.
+
+    Raises:
+        CurvatureError: PyHessian is not installed, or the model is not float32 (it draws float32 vectors).
+    """
+    try:
+        from pyhessian import hessian as pyhessian  # noqa: N813
+    except ImportError as error:
+        raise CurvatureError(
+            "method='pyhessian' needs the package PyHessian, which is not installed: pip install PyHessian, or use "
+            "method='lanczos', 'power_iteration' or 'full', which need nothing."
+        ) from error
+    if hessian.dtype != torch.float32:
+        raise CurvatureError("PyHessian works in float32 only and this model is float64; use method='lanczos'.")
+    gradients: list[tuple[Any, Any]] = [(p, p.grad) for p in hessian.module.parameters()]
+    devices = [hessian.device] if hessian.device.type == "cuda" else []
+    with measuring(hessian.module, hessian.parameters), torch.random.fork_rng(devices), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*create_graph=True.*")
+        torch.manual_seed(seed)
+        try:
+            hessian.module.zero_grad()
+            tool = pyhessian(
+                _Margins(hessian.module), _mean_loss, dataloader=_Loader(hessian, product), cuda=bool(devices)
+            )
+            values, vectors = tool.eigenvalues(maxIter=max_iterations, tol=RELATIVE_TOLERANCE / 10, top_n=top_k)
+            samples = tool.trace(maxIter=num_probes, tol=-math.inf)  # no early stop: see above
+        finally:
+            for parameter, gradient in gradients:
+                parameter.grad = gradient
+    residuals = []
+    for value, parts in zip(values, vectors, strict=True):
+        vector = torch.cat([part.detach().reshape(-1) for part in parts])
+        vector = vector / vector.norm()
+        residuals.append(float((product(vector) - value * vector).norm()))
+    order = np.argsort(values)[::-1]
+    error = float(np.std(samples, ddof=1) / math.sqrt(len(samples)))
+    return EigenvalueSet(np.array(values)[order], np.array(residuals)[order], None), float(np.mean(samples)), error

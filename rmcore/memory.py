@@ -1,0 +1,51 @@
+"""How many tokens fit into one micro-batch: an estimate from the architecture and the free memory."""
+
+import psutil
+import torch
+from transformers import PretrainedConfig
+
+from rmcore.errors import ConfigError
+
+BYTES_PER_HIDDEN = 34
+"""Activation bytes a token, layer and hidden unit in 16 bit (Korthikanti et al. 2022, arXiv:2205.05198, equation 1)."""
+BYTES_PER_SCORE = 5
+"""The same for each attention head and key (the s^2 term); zero with a fused kernel, so this is the careful side."""
+MAX_TOKEN_BUDGET = {"cpu": 8192, "cuda": 65536}
+"""Beyond this a micro-batch no longer gets faster on the device, it only takes memory. 8192: the specification."""
+USABLE_SHARE = 0.5
+"""Share of the free memory that activations may take; the rest is for gradients, optimizer state and everybody else."""
+
+
+def free_bytes(device: torch.device) -> int:
+    """Free memory of the device; on a CPU the memory that can be had without swapping."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)
+
+
+def activation_bytes_per_token(config: PretrainedConfig, max_seq_len: int, precision: str) -> int:
+    """Bytes that forward keeps for backward, a token, without checkpointing."""
+    text = config.get_text_config()
+    layers, hidden, heads = text.num_hidden_layers, text.hidden_size, text.num_attention_heads
+    width = 1 if precision == "bf16" else 2
+    return int(width * layers * (BYTES_PER_HIDDEN * hidden + BYTES_PER_SCORE * heads * max_seq_len))
+
+
+def choose_token_budget(
+    config: PretrainedConfig, *, num_parameters: int, max_seq_len: int, precision: str, device: torch.device
+) -> int:
+    """Pick the token budget of training micro-batches from the free memory.
+
+    Raises:
+        ConfigError: not even one pair of two longest sides fits.
+    """
+    state = 12 * num_parameters  # gradients and two float32 moments
+    room = USABLE_SHARE * max(0, free_bytes(device) - state)
+    per_token = activation_bytes_per_token(config, max_seq_len, precision)
+    fitting = int(room // per_token)
+    if fitting < 2 * max_seq_len:
+        raise ConfigError(
+            f"free memory holds about {fitting} tokens of activations, one pair of 2 x {max_seq_len} tokens needs "
+            f"{2 * max_seq_len}; lower max_seq_len, use bf16 or gradient_checkpointing, or set token_budget yourself."
+        )
+    return max(2 * max_seq_len, min(MAX_TOKEN_BUDGET[device.type], fitting))

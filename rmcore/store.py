@@ -1,0 +1,278 @@
+"""Content-addressed artifacts: the same inputs are computed once, and what is on disk is what was computed.
+
+An artifact is a folder `<root>/<stage>/<slug>-<key12>/` with a `MANIFEST.json`. Its key digests everything that can
+affect the outcome; its `digest` covers the outcome files, which is what downstream keys contain. It is written to a
+temporary sibling, synced and renamed, so a half artifact never has a name. A lock is `flock`, which the kernel frees
+when its holder dies.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rmcore.errors import StoreError
+
+MANIFEST = "MANIFEST.json"
+KEY_LENGTH = 12
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactRef:
+    """Names one artifact: small, JSON-ready, passed between tasks instead of data."""
+
+    stage: str
+    key: str
+    path: str
+    digest: str
+
+    def to_dict(self) -> dict[str, str]:
+        """A JSON-ready record."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One stored artifact as `rm-opt store ls` shows it."""
+
+    stage: str
+    key: str
+    path: Path
+    created: float
+    last_used: float
+    num_bytes: int
+
+
+def canonical_json(value: Any) -> str:
+    """JSON with sorted keys and no spaces: equal values give equal text. Raises ValueError on NaN."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def make_key(inputs: Mapping[str, Any]) -> str:
+    """Digest a stage's inputs: 64 hex digits."""
+    return hashlib.sha256(canonical_json(inputs).encode()).hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """Digest a file's bytes: 64 hex digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def fsync_folder(path: Path) -> None:
+    """Force one file, or the names inside one folder, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def fsync_tree(folder: Path) -> None:
+    """Force every file below `folder` and the folders themselves to disk."""
+    for path in [*sorted(folder.rglob("*")), folder]:
+        fsync_folder(path)
+
+
+class Store:
+    """All artifacts under one folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def find(self, stage: str, key: str) -> Path | None:
+        """Folder of an artifact, whole or not; None where there is none."""
+        found = sorted((self.root / stage).glob(f"*-{key[:KEY_LENGTH]}"))
+        return found[0] if found else None
+
+    def manifest(self, stage: str, key: str) -> dict[str, Any] | None:
+        """Read the manifest; None where it is missing or unreadable."""
+        folder = self.find(stage, key)
+        return None if folder is None else _read_manifest(folder)
+
+    def damage(self, stage: str, key: str) -> str | None:
+        """What is wrong with an artifact, in a few words; None if it is there and every file verifies."""
+        folder = self.find(stage, key)
+        if folder is None:
+            return "not there"
+        manifest = _read_manifest(folder)
+        if manifest is None or manifest.get("key") != key:
+            return f"{folder / MANIFEST} is missing or unreadable"
+        for name, entry in manifest["files"].items():
+            path = folder / name
+            if not path.is_file():
+                return f"{path} is missing"
+            digest = file_digest(path)
+            if digest != entry["sha256"]:
+                return f"{path} has sha256 {digest[:12]}, its manifest says {entry['sha256'][:12]}"
+        return None
+
+    def ref(self, stage: str, key: str) -> ArtifactRef:
+        """Name a stored artifact and note that it was used.
+
+        Raises:
+            StoreError: there is no such artifact.
+        """
+        folder, manifest = self.find(stage, key), self.manifest(stage, key)
+        if folder is None or manifest is None:
+            raise StoreError(
+                f"no {stage} artifact {key[:KEY_LENGTH]} in {self.root}; run the pipeline again to make it."
+            )
+        os.utime(folder / MANIFEST)
+        return ArtifactRef(stage, key, str(folder), manifest["digest"])
+
+    @contextmanager
+    def lock(self, name: str) -> Iterator[None]:
+        """Hold an exclusive lock; waits for another holder, on this machine, to finish or die."""
+        folder = self.root / ".locks"
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / f"{name}.lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    @contextmanager
+    def publish(self, stage: str, slug: str, inputs: Mapping[str, Any], *, outcome: tuple[str, ...]) -> Iterator[Path]:
+        """Give a folder to write an artifact into; it gets its name when the block ends well, else it is removed.
+
+        Args:
+            stage: stage name.
+            slug: readable part of the folder's name.
+            inputs: everything that affects the outcome; digested to the key.
+            outcome: globs of the files whose content downstream stages depend on. Logs and figures stay out, so that
+                a recomputed artifact with the same outcome leaves downstream artifacts valid.
+
+        Raises:
+            StoreError: the block wrote no outcome file.
+        """
+        key = make_key(inputs)
+        started = time.time()
+        folder = self.root / ".wip" / f"{stage}-{key[:KEY_LENGTH]}-{os.getpid()}"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        try:
+            yield folder
+            files = {
+                str(path.relative_to(folder)): {"sha256": file_digest(path), "size": path.stat().st_size}
+                for path in sorted(folder.rglob("*"))
+                if path.is_file()
+            }
+            matched = sorted({str(path.relative_to(folder)) for glob in outcome for path in folder.glob(glob)})
+            if not matched:
+                raise StoreError(
+                    f"stage {stage} finished without writing any of {outcome}; this is a defect, report it."
+                )
+            digest = make_key({name: files[name]["sha256"] for name in matched if name in files})
+            manifest = {
+                "stage": stage,
+                "key": key,
+                "digest": digest,
+                "created": started,
+                "wall_seconds": round(time.time() - started, 3),
+                "inputs": dict(inputs),
+                "files": files,
+            }
+            (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+            fsync_tree(folder)
+            self._rename(folder, stage, slug, key)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _rename(self, folder: Path, stage: str, slug: str, key: str) -> None:
+        readable = re.sub(r"[^A-Za-z0-9.]+", "-", slug).strip("-.")[:40] or stage
+        target = self.root / stage / f"{readable}-{key[:KEY_LENGTH]}"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        damaged = self.find(stage, key)
+        if damaged is not None:
+            shutil.rmtree(damaged)
+        folder.rename(target)
+        fsync_folder(target.parent)
+
+    def entries(self) -> list[Entry]:
+        """Every artifact with a readable manifest, newest use first."""
+        found = []
+        for path in self.root.glob(f"[!.]*/*/{MANIFEST}"):
+            manifest = _read_manifest(path.parent)
+            if manifest is not None:
+                size = sum(entry["size"] for entry in manifest["files"].values())
+                found.append(
+                    Entry(
+                        manifest["stage"], manifest["key"], path.parent, manifest["created"], path.stat().st_mtime, size
+                    )
+                )
+        return sorted(found, key=lambda entry: entry.last_used, reverse=True)
+
+    def resolve(self, prefix: str) -> Entry:
+        """Find one artifact by the first digits of its key or the name of its folder.
+
+        Raises:
+            StoreError: none or several match.
+        """
+        matches = [entry for entry in self.entries() if entry.key.startswith(prefix) or entry.path.name == prefix]
+        if len(matches) != 1:
+            raise StoreError(
+                f"{len(matches)} artifacts match {prefix!r} in {self.root}; `rm-opt store ls` lists the keys."
+            )
+        return matches[0]
+
+    def collect_garbage(self, keep: int) -> list[Entry]:
+        """Remove all but the `keep` most recently used artifacts of each stage, and what dead writers left behind."""
+        removed, seen = [], dict[str, int]()
+        for entry in self.entries():
+            seen[entry.stage] = seen.get(entry.stage, 0) + 1
+            if seen[entry.stage] > keep:
+                with self.lock(entry.key):
+                    shutil.rmtree(entry.path)
+                removed.append(entry)
+        for folder in (self.root / ".wip").glob("*"):
+            pid = folder.name.rsplit("-", 1)[-1]
+            if not Path(f"/proc/{pid}").exists():
+                shutil.rmtree(folder)
+        return removed
+
+
+def _read_manifest(folder: Path) -> dict[str, Any] | None:
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+    except (OSError, ValueError):
+        return None
+    return manifest if isinstance(manifest, dict) and {"key", "files", "inputs", "digest"} <= manifest.keys() else None
+
+
+def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one level with dotted names."""
+    if not isinstance(value, Mapping):
+        return {prefix: value}
+    flat: dict[str, Any] = {}
+    for name, item in value.items():
+        flat |= flatten(item, f"{prefix}.{name}" if prefix else str(name))
+    return flat
+
+
+def explain(store: Store, entry: Entry) -> tuple[Entry | None, dict[str, tuple[Any, Any]]]:
+    """Why an artifact was computed: the nearest earlier artifact of its stage and the inputs that differ from it.
+
+    Returns:
+        That artifact (None if this was the first) and {dotted input: (value there, value here)}.
+    """
+    own = flatten(store.manifest(entry.stage, entry.key)["inputs"])  # type: ignore[index]
+    best: tuple[Entry | None, dict[str, tuple[Any, Any]]] = (None, {})
+    for other in store.entries():
+        if other.stage != entry.stage or other.created >= entry.created:
+            continue
+        theirs = flatten(store.manifest(other.stage, other.key)["inputs"])  # type: ignore[index]
+        differing = {
+            name: (theirs.get(name), own.get(name))
+            for name in sorted(own.keys() | theirs.keys())
+            if own.get(name) != theirs.get(name)
+        }
+        if best[0] is None or len(differing) < len(best[1]):
+            best = (other, differing)
+    return best

@@ -1,0 +1,28 @@
+"""Checkpoint folders: plain Hugging Face models that appear whole or not at all."""
+
+import os
+import shutil
+from pathlib import Path
+
+from rmcore.model import BradleyTerryRM
+from rmcore.store import fsync_tree
+
+
+def save_checkpoint(rm: BradleyTerryRM, folder: Path) -> Path:
+    """Write `rm` to `folder` atomically; an older checkpoint there is replaced only once the new one is on disk."""
+    temporary = folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)
+        rm.save(temporary)
+        fsync_tree(temporary)
+        if folder.exists():
+            retired = folder.with_name(f".{folder.name}.old-{os.getpid()}")
+            folder.rename(retired)
+            temporary.rename(folder)
+            shutil.rmtree(retired)
+        else:
+            temporary.rename(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return folder
