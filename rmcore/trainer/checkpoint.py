@@ -4,8 +4,8 @@ import os
 import shutil
 from pathlib import Path
 
+from rmcore.files import fsync_tree
 from rmcore.model import BradleyTerryRM
-from rmcore.store import fsync_tree
 
 
 def save_checkpoint(rm: BradleyTerryRM, folder: Path) -> Path:

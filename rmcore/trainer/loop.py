@@ -34,6 +34,8 @@ CSV_COLUMNS = {
     "eval_margin": "eval/mean_margin",
     "eval_pairs": "eval/num_pairs",
 }
+DISTRIBUTION_PAIRS = 500
+"""Training pairs whose rewards are described where there are no validation pairs."""
 HIGHER_IS_BETTER = {"eval/pairwise_accuracy": True, "eval/loss": False, "eval/ece": False}
 
 
@@ -163,6 +165,9 @@ class Trainer:
         )
         self._rows: dict[int, dict[str, float]] = {}
         self._best = _Best(config.best_metric)
+        self.best_rewards = np.zeros((0, 2), dtype=np.float32)
+        """(P, 2) rewards, chosen first, under the best weights; of the split named below."""
+        self.best_rewards_split = "validation"
 
     def run(self) -> TrainResult:
         """Train to the end, to early stopping, or to an error; the last good state is always on disk.
@@ -215,6 +220,8 @@ class Trainer:
         if not self.validation or self._best.value is None:
             save_checkpoint(self.rm, self.folder / "best")
             self._best.step = step
+            self.best_rewards = score_tokenized(self.rm, self.train[:DISTRIBUTION_PAIRS])
+            self.best_rewards_split = "train"
         return TrainResult(
             num_steps=step,
             planned_steps=self.num_steps,
@@ -244,9 +251,12 @@ class Trainer:
         )
 
     def _evaluate(self, step: int) -> None:
-        values = validation_metrics(self.rm, self.validation)
-        self._log(step, values)
+        rewards = score_tokenized(self.rm, self.validation)
+        margins = rewards[:, 0].astype(np.float64) - rewards[:, 1]
+        values = {f"eval/{name}": value for name, value in batch_metrics(margins).items()}
+        self._log(step, values | {"eval/num_pairs": float(len(margins))})
         if self._best.improved(values[self.config.best_metric], step):
+            self.best_rewards = rewards
             save_checkpoint(self.rm, self.folder / "best")
 
     def _log(self, step: int, values: dict[str, float]) -> None:
@@ -261,9 +271,6 @@ class Trainer:
                 writer.writerow([step, *(values.get(name, "") for name in CSV_COLUMNS.values())])
 
 
-def validation_metrics(rm: BradleyTerryRM, pairs: Sequence[TokenizedPair]) -> dict[str, float]:
-    """Point metrics of tokenized pairs under the current weights, named `eval/...`."""
-    sides = [side for pair in pairs for side in (pair.chosen, pair.rejected)]
-    rewards = rm.score_sides(sides).reshape(-1, 2).astype(np.float64)
-    values = batch_metrics(rewards[:, 0] - rewards[:, 1])
-    return {f"eval/{name}": value for name, value in values.items()} | {"eval/num_pairs": float(len(pairs))}
+def score_tokenized(rm: BradleyTerryRM, pairs: Sequence[TokenizedPair]) -> np.ndarray:
+    """Rewards of both sides of P tokenized pairs: (P, 2) float32, chosen first."""
+    return rm.score_sides([side for pair in pairs for side in (pair.chosen, pair.rejected)]).reshape(-1, 2)

@@ -1,0 +1,23 @@
+"""Progress bars on standard error: only on a terminal, gone when done."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+Report = Callable[[int, int, str], None]
+"""Called as report(done, total, text)."""
+
+
+@contextmanager
+def progress_bar(description: str) -> Iterator[Report]:
+    """Show one bar for the block; a function that ignores its arguments where standard error is not a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda done, total, text: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, TextColumn("{task.fields[text]}"), console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(description, total=None, text="")
+        yield lambda done, total, text: bar.update(task, completed=done, total=total, text=text)

@@ -1,0 +1,68 @@
+"""Stage prepare: raw preference data in, audited and split pairs out.
+
+Writes `train.parquet`, `validation.parquet`, `test.parquet`, with the gold world also `ood.parquet`; `audit.json`;
+`rejected_rows.jsonl`; `summary.json`.
+"""
+
+import json
+from pathlib import Path
+
+from rmcore.config import DataConfig, PipelineConfig
+from rmcore.data.audit import audit
+from rmcore.data.gold import generate_pairs, label_ceiling
+from rmcore.data.layouts import ColumnMap
+from rmcore.data.pair import PreferencePair
+from rmcore.data.sources import LoadedPairs, load_pairs, write_rejected
+from rmcore.data.splits import split_by_prompt
+from rmcore.data.table import write_pairs
+from rmcore.progress import Report
+from rmcore.stages.registry import Upstream
+from rmcore.tracking import Tracker
+
+Splits = dict[str, list[PreferencePair]]
+
+
+def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+    """Read, audit and split the pairs named in `config.data`."""
+    splits, loaded = load_splits(config.data, seed=config.seed)
+    for name, pairs in splits.items():
+        write_pairs(pairs, out / f"{name}.parquet")
+    write_rejected([row for one in loaded for row in one.rejected], out / "rejected_rows.jsonl")
+    findings = audit(splits, loaded)
+    if config.data.source == "gold":
+        findings["label_ceiling"] = {name: label_ceiling(pairs) for name, pairs in splits.items()}
+    (out / "audit.json").write_text(json.dumps(findings, indent=1) + "\n")
+    counts = {f"eval/num_{name}_pairs": len(pairs) for name, pairs in splits.items()}
+    (out / "summary.json").write_text(json.dumps({"metrics": counts}, indent=1) + "\n")
+
+
+def load_splits(config: DataConfig, *, seed: int) -> tuple[Splits, list[LoadedPairs]]:
+    """Read all sources and split by prompt: train, validation, test, and ood where the gold world gives one.
+
+    Returns:
+        The splits in that order and what reading each source found (nothing for the gold world).
+    """
+    if config.source == "gold":
+        world = generate_pairs(config.gold, seed)
+        splits = _carve(world.pairs[: config.limit], config, seed=seed, test=config.test_fraction)
+        return {**splits, "ood": world.ood_pairs[: config.eval_limit]}, []
+    columns = ColumnMap.from_config(config)
+    loaded = [load_pairs(config.source, split=config.split, columns=columns, limit=config.limit)]
+    if config.eval_source is None and config.eval_split is None:
+        return _carve(loaded[0].pairs, config, seed=seed, test=config.test_fraction), loaded
+    held_out = load_pairs(
+        config.eval_source or config.source,
+        split=config.eval_split or config.split,
+        columns=columns,
+        limit=config.eval_limit,
+    )
+    splits = _carve(loaded[0].pairs, config, seed=seed, test=0.0)
+    return {**splits, "test": held_out.pairs}, [*loaded, held_out]
+
+
+def _carve(pairs: list[PreferencePair], config: DataConfig, *, seed: int, test: float) -> Splits:
+    fractions = {"train": 1 - config.validation_fraction - test, "validation": config.validation_fraction, "test": test}
+    splits = split_by_prompt(pairs, fractions={name: share for name, share in fractions.items() if share}, seed=seed)
+    if "test" in splits:
+        splits["test"] = splits["test"][: config.eval_limit]
+    return splits

@@ -1,0 +1,127 @@
+"""The stages of a pipeline and what their keys contain. Imports no torch: a cached run must not pay for it.
+
+    prepare -> train -> evaluate -> landscape -> readiness
+
+(Registration in MLflow follows; it is not a stage of the store, because its outcome lives in MLflow.)
+"""
+
+import importlib.metadata
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rmcore.codehash import code_digests
+from rmcore.config import PipelineConfig
+from rmcore.data.sources import source_digest
+from rmcore.store import ArtifactRef
+
+Upstream = Mapping[str, Path]
+"""Folders of the upstream artifacts by stage name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What makes one stage: its code, its share of the config, its place in the chain."""
+
+    name: str
+    upstream: tuple[str, ...]
+    config_fields: tuple[str, ...]
+    """Top-level fields of PipelineConfig that affect the outcome."""
+    outcome: tuple[str, ...]
+    """Globs of the files that downstream stages read; their content is the artifact's digest."""
+    libraries: tuple[str, ...] = ()
+    """Packages whose major.minor version enters the key."""
+    on_device: bool = False
+    """Runs a model, so the device type enters the key and one slot of the device is taken."""
+    content: Callable[[PipelineConfig], dict[str, str]] = lambda config: {}
+    """Digests of what the config names by address."""
+
+    @property
+    def module(self) -> str:
+        """Module with this stage's `run(config, upstream, out, tracker, report)`."""
+        return f"rmcore.stages.{self.name}"
+
+
+def _data_content(config: PipelineConfig) -> dict[str, str]:
+    named = {"source": config.data.source, "eval_source": config.data.eval_source}
+    return {name: source_digest(source) for name, source in named.items() if source not in (None, "gold")}
+
+
+def _model_content(config: PipelineConfig) -> dict[str, str]:
+    return {"model": source_digest(config.model.name)} if Path(config.model.name).is_dir() else {}
+
+
+TORCH = ("torch", "transformers")
+STAGES: dict[str, Stage] = {
+    stage.name: stage
+    for stage in (
+        Stage("prepare", (), ("seed", "data"), ("*.parquet", "audit.json"), content=_data_content),
+        Stage(
+            "train",
+            ("prepare",),
+            ("seed", "model", "train"),
+            ("best/*",),
+            libraries=TORCH,
+            on_device=True,
+            content=_model_content,
+        ),
+        Stage(
+            "evaluate",
+            ("prepare", "train"),
+            ("seed", "evaluate"),
+            ("rewards.parquet", "metrics.json"),
+            libraries=TORCH,
+            on_device=True,
+        ),
+        Stage(
+            "landscape",
+            ("prepare", "train"),
+            ("seed", "landscape"),
+            ("spectrum.json",),
+            libraries=TORCH,
+            on_device=True,
+        ),
+        Stage("readiness", ("evaluate", "landscape"), ("readiness",), ("readiness.json",)),
+    )
+}
+
+
+def device_type(name: str) -> str:
+    """Resolve `auto` to cpu or cuda without importing torch: a CUDA build and a visible NVIDIA GPU make cuda."""
+    if name != "auto":
+        return name
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    driver = Path("/proc/driver/nvidia/gpus")
+    has_gpu = driver.is_dir() and any(driver.iterdir())
+    return "cuda" if has_gpu and not hidden and "+cpu" not in importlib.metadata.version("torch") else "cpu"
+
+
+def stage_inputs(stage: Stage, config: PipelineConfig, upstream: Mapping[str, ArtifactRef]) -> dict[str, Any]:
+    """Everything that can affect the outcome of a stage: what its key digests and its manifest records."""
+    settings = config.model_dump(mode="json")
+    inputs: dict[str, Any] = {
+        "stage": stage.name,
+        "config": {name: settings[name] for name in stage.config_fields},
+        "upstream": {name: upstream[name].digest for name in stage.upstream},
+        "content": stage.content(config),
+        "versions": {name: _minor_version(name) for name in stage.libraries},
+        "code": code_digests(stage.module),
+    }
+    if stage.on_device:
+        inputs["device"] = device_type(config.device)
+    return inputs
+
+
+def slug(stage: Stage, config: PipelineConfig) -> str:
+    """Readable part of an artifact's folder name."""
+    source = Path(config.data.source).name
+    return {
+        "prepare": f"{source}-seed{config.seed}",
+        "train": f"{Path(config.model.name).name}-{source}-seed{config.seed}",
+    }.get(stage.name, f"{config.study}-seed{config.seed}")
+
+
+def _minor_version(package: str) -> str:
+    return ".".join(importlib.metadata.version(package).split(".")[:2])

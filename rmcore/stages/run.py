@@ -1,0 +1,62 @@
+"""Run one stage in a process of its own: `python -m rmcore.stages.run SPEC.json`.
+
+torch's random numbers and thread pool belong to a process, so stages that run side by side in threads would disturb
+each other; and a crash or an out-of-memory kill takes down one stage only. A deliberate error is written beside the
+specification as JSON, for the parent to raise again.
+"""
+
+import ctypes
+import importlib
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+from rmcore.config import PipelineConfig
+from rmcore.errors import RmcoreError
+from rmcore.progress import progress_bar
+from rmcore.stages.registry import STAGES
+from rmcore.tracking import METRICS_FILE, JsonlTracker
+
+ERROR_FILE = "error.json"
+DELIBERATE_ERROR = 3
+"""Exit status of a stage that refused with an RmcoreError."""
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to end this process when its parent dies, so that no training goes on unseen. Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() == 1:
+            sys.exit("the parent process is gone")
+
+
+def run_stage(name: str, config: PipelineConfig, upstream: dict[str, Path], out: Path) -> None:
+    """Run stage `name` in this process, writing its artifact into `out`."""
+    module = importlib.import_module(STAGES[name].module)
+    tracker = JsonlTracker(out / METRICS_FILE)
+    try:
+        with progress_bar(name) as report:
+            module.run(config, upstream, out, tracker, report)
+    finally:
+        tracker.close()
+
+
+def main(spec_path: str) -> int:
+    """Read the specification, run the stage; 0, or `DELIBERATE_ERROR` with the error beside the specification."""
+    die_with_parent()
+    spec = json.loads(Path(spec_path).read_text())
+    upstream = {name: Path(folder) for name, folder in spec["upstream"].items()}
+    try:
+        run_stage(spec["stage"], PipelineConfig.model_validate(spec["config"]), upstream, Path(spec["out"]))
+    except RmcoreError as error:
+        described = {"type": type(error).__name__, "message": str(error)}
+        Path(spec_path).with_name(ERROR_FILE).write_text(json.dumps(described))
+        return DELIBERATE_ERROR
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
