@@ -1,8 +1,10 @@
 """Bytes on disk: digests, and writes that survive a power cut."""
 
 import hashlib
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 
 def file_digest(path: Path) -> str:
@@ -24,3 +26,13 @@ def fsync_tree(folder: Path) -> None:
     """Force every file below `folder` and the folders themselves to disk."""
     for path in [*sorted(folder.rglob("*")), folder]:
         fsync_folder(path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write readable JSON; NaN and infinity are refused, they are not JSON.
+
+    Raises:
+        ValueError: a number is not finite.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8")

@@ -4,7 +4,6 @@ Writes `train.parquet`, `validation.parquet`, `test.parquet`, with the gold worl
 `rejected_rows.jsonl`; `summary.json`.
 """
 
-import json
 from pathlib import Path
 
 from rmcore.config import DataConfig, PipelineConfig
@@ -15,8 +14,9 @@ from rmcore.data.pair import PreferencePair
 from rmcore.data.sources import LoadedPairs, load_pairs, write_rejected
 from rmcore.data.splits import split_by_prompt
 from rmcore.data.table import write_pairs
+from rmcore.files import write_json
 from rmcore.progress import Report
-from rmcore.stages.registry import Upstream
+from rmcore.stages.interface import Upstream
 from rmcore.tracking import Tracker
 
 Splits = dict[str, list[PreferencePair]]
@@ -31,9 +31,9 @@ def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker,
     findings = audit(splits, loaded)
     if config.data.source == "gold":
         findings["label_ceiling"] = {name: label_ceiling(pairs) for name, pairs in splits.items()}
-    (out / "audit.json").write_text(json.dumps(findings, indent=1) + "\n")
+    write_json(out / "audit.json", findings)
     counts = {f"eval/num_{name}_pairs": len(pairs) for name, pairs in splits.items()}
-    (out / "summary.json").write_text(json.dumps({"metrics": counts}, indent=1) + "\n")
+    write_json(out / "summary.json", {"metrics": counts})
 
 
 def load_splits(config: DataConfig, *, seed: int) -> tuple[Splits, list[LoadedPairs]]:

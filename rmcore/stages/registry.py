@@ -17,9 +17,6 @@ from rmcore.config import PipelineConfig
 from rmcore.data.sources import source_digest
 from rmcore.store import ArtifactRef
 
-Upstream = Mapping[str, Path]
-"""Folders of the upstream artifacts by stage name."""
-
 
 @dataclass(frozen=True, slots=True)
 class Stage:

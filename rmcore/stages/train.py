@@ -4,7 +4,6 @@ Writes `best/` and `step_*/` (plain Hugging Face folders), `metrics.csv`, `metri
 `training.json` (how it ended), `summary.json` and the training curves.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,12 +13,12 @@ from rmcore.config import PipelineConfig
 from rmcore.data.pair import PreferencePair
 from rmcore.data.rendering import count_cut
 from rmcore.data.table import read_pairs
-from rmcore.metrics.diagnosis import diagnose
+from rmcore.files import write_json
 from rmcore.model import BradleyTerryRM, pick_device
 from rmcore.plots.training import training_curves
 from rmcore.progress import Report
-from rmcore.stages.registry import Upstream
-from rmcore.tracking import MemoryTracker, Tracker
+from rmcore.stages.interface import Upstream
+from rmcore.tracking import METRICS_FILE, Tracker, read_history
 from rmcore.trainer.loop import Trainer, TrainResult
 
 
@@ -45,19 +44,21 @@ def train_into(
     tracker: Tracker,
     report: Report,
 ) -> TrainResult:
-    """Train the model of `config` on `train`, choosing the best step on `validation` (may be empty), into `out`."""
+    """Train the model of `config` on `train`, choosing the best step on `validation` (may be empty), into `out`.
+
+    `tracker` must write to `out/metrics.jsonl`, from where the training curves are drawn.
+    """
     out.mkdir(parents=True, exist_ok=True)
     rm = BradleyTerryRM.new(config.model, seed=config.seed, device=pick_device(config.device))
     tokenized = rm.renderer.tokenize_pairs(train)
     tokenized_validation = rm.renderer.tokenize_pairs(validation)
-    history = _Recorder(tracker)
     trainer = Trainer(
         rm,
         config.train,
         train=tokenized,
         validation=tokenized_validation,
         folder=out,
-        tracker=history,
+        tracker=tracker,
         seed=config.seed,
         progress=report,
     )
@@ -66,37 +67,20 @@ def train_into(
         "num_parameters": rm.num_parameters,
         "rendering": rm.renderer.rendering.format,
         "truncation": {"train": count_cut(tokenized), "validation": count_cut(tokenized_validation)},
-        "diagnoses": [diagnosis.to_dict() for diagnosis in diagnose(history.history)],
     }
-    (out / "training.json").write_text(json.dumps(record, indent=1) + "\n")
+    write_json(out / "training.json", record)
     distributions = {trainer.best_rewards_split: reward_distribution(trainer.best_rewards)}
-    (out / "reward_distributions.json").write_text(json.dumps(distributions, indent=1) + "\n")
+    write_json(out / "reward_distributions.json", distributions)
     costs = {
         "cost/train_seconds": result.train_seconds,
         "cost/train_pairs_per_second": result.pairs_per_second,
         "train/best_step": result.best_step,
         "train/num_steps": result.num_steps,
     }
-    (out / "summary.json").write_text(json.dumps({"metrics": costs}, indent=1) + "\n")
+    write_json(out / "summary.json", {"metrics": costs})
     (out / "figures").mkdir(exist_ok=True)
-    training_curves(history.history, out / "figures" / "training_curves.png")
+    training_curves(read_history(out / METRICS_FILE), out / "figures" / "training_curves.png")
     return result
-
-
-class _Recorder(MemoryTracker):
-    """Passes metrics on and keeps them, for the diagnosis and the curves."""
-
-    def __init__(self, tracker: Tracker) -> None:
-        super().__init__()
-        self._tracker = tracker
-
-    def metrics(self, step: int, values: dict[str, float]) -> None:  # type: ignore[override]
-        super().metrics(step, values)
-        self._tracker.metrics(step, values)
-
-    @property
-    def history(self) -> list[dict]:
-        return [{"step": step, "metrics": values} for step, values in self.rows]
 
 
 def reward_distribution(rewards: np.ndarray) -> dict[str, dict]:

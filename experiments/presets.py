@@ -1,0 +1,26 @@
+"""Whole pipeline runs by name: `rm-opt run --preset NAME`, each one a change of the defaults with its reason."""
+
+from rmcore.config import DataConfig, GoldConfig, LandscapeConfig, ModelConfig, PipelineConfig, TrainConfig
+
+PRESETS: dict[str, PipelineConfig] = {
+    # The first five minutes: gold world and tiny model, everything measured, under three minutes on two cores.
+    "demo": PipelineConfig(
+        study="demo",
+        model=ModelConfig(name="tiny", max_seq_len=256),
+        train=TrainConfig(lr=2e-3, pairs_per_step=32, epochs=4, label_smoothing=0.0, eval_every=40, warmup_steps=20),
+    ),
+    # The same chain in seconds, to see that everything is wired: no number of it means anything.
+    "smoke": PipelineConfig(
+        study="smoke",
+        data=DataConfig(gold=GoldConfig(num_prompts=60, pairs_per_prompt=2)),
+        model=ModelConfig(name="tiny", max_seq_len=256),
+        train=TrainConfig(lr=1e-3, steps=6, eval_every=3, log_every=2),
+        landscape=LandscapeConfig(num_pairs=4, lanczos_steps=6, trace_probes=2, top_k=3),
+    ),
+    # A pretrained 22 M encoder that needs no hub; give it your own data with --set data.source=FILE.
+    "minilm": PipelineConfig(
+        study="minilm",
+        model=ModelConfig(name="minilm", max_seq_len=256),
+        train=TrainConfig(lr=5e-5, precision="bf16"),
+    ),
+}

@@ -1,0 +1,131 @@
+"""The pipeline: prepare, train, evaluate, landscape, readiness, report, register. Order only."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tasks.home import configure_environment, home
+
+configure_environment()  # before Prefect and MLflow read their settings
+
+# ruff: noqa: E402
+from prefect import flow, runtime
+from prefect.artifacts import create_link_artifact, create_markdown_artifact
+
+from experiments.presets import PRESETS
+from flows.console import say
+from flows.services import ensure_device_limit
+from rmcore.config import PipelineConfig
+from rmcore.files import write_json
+from rmcore.report import summary_markdown, write_report
+from rmcore.stages.registry import STAGES
+from rmcore.stages.results import figures, gather_results, run_key
+from rmcore.store import ArtifactRef, Store
+from tasks.stages import StageRun, run_stage
+from tasks.tracking import RunTracker, flatten_params
+
+
+@flow(name="pipeline", flow_run_name="{config.study}-seed{config.seed}", validate_parameters=True)
+def pipeline(config: PipelineConfig = PRESETS["demo"]) -> dict[str, Any]:
+    """Train a reward model on preference pairs, measure it, judge it and register it.
+
+    Every stage is cached by what can affect its outcome; a second run with the same config computes nothing.
+
+    Args:
+        config: data, model, training, measurement and verdict of this run.
+
+    Returns:
+        {"results": everything the report shows, "report": path, "checkpoint": path, "mlflow_url": address or None,
+        "executed": names of the stages that ran, "model_version": registry version or None}.
+    """
+    ensure_device_limit()
+    store = Store(home() / "store")
+    run_name = f"{config.study}-seed{config.seed}"
+    with RunTracker.start(
+        study=config.study,
+        run_name=run_name,
+        tags={"rm.kind": "pipeline", "rm.seed": str(config.seed), "prefect.flow_run_id": str(runtime.flow_run.id)},
+        params=flatten_params(config.model_dump(mode="json")),
+    ) as tracker:
+        runs = _run_stages(config, store, tracker)
+        refs = {name: run.ref for name, run in runs.items()}
+        cached = {name: run.cached for name, run in runs.items()}
+        results = gather_results(config, store, refs, cached, run_name=run_name)
+        folder = home() / "reports" / f"{run_name}-{run_key(refs)[:12]}"
+        report = write_report(results, figures(refs), folder / "report.html")
+        write_json(folder / "summary.json", results)
+        version = _track(tracker, config, refs, cached, results, report)
+    _describe(results, report, tracker.url)
+    return {
+        "results": results,
+        "report": str(report),
+        "checkpoint": str(_checkpoint(refs)),
+        "mlflow_url": tracker.url,
+        "executed": [name for name, run in runs.items() if not run.cached],
+        "model_version": version,
+    }
+
+
+def _run_stages(config: PipelineConfig, store: Store, tracker: RunTracker) -> dict[str, StageRun]:
+    runs: dict[str, StageRun] = {}
+    for name, stage in STAGES.items():
+        upstream = {needed: runs[needed].ref for needed in stage.upstream}
+        run = run_stage(store, name, config, upstream, tracker.follow)
+        if run.damage is not None:
+            say(f"{name:<10} stored artifact was damaged and made again: {run.damage}")
+        seconds = (store.manifest(name, run.ref.key) or {}).get("wall_seconds", 0.0)
+        say(f"{name:<10} {'cached' if run.cached else f'{seconds:.1f} s'}  {shown_path(run.ref.path)}")
+        tracker.log_artifact_folder(Path(run.ref.path), name)
+        runs[name] = run
+    return runs
+
+
+def _checkpoint(refs: Mapping[str, ArtifactRef]) -> Path:
+    return Path(refs["train"].path) / "best"
+
+
+def _track(
+    tracker: RunTracker,
+    config: PipelineConfig,
+    refs: Mapping[str, ArtifactRef],
+    cached: Mapping[str, bool],
+    results: dict[str, Any],
+    report: Path,
+) -> str | None:
+    """Send what belongs to the whole run and register the model; the registry version, None while MLflow is away."""
+    tracker.log_dataset(
+        name=Path(config.data.source).name,
+        fingerprint=refs["prepare"].digest,
+        source=config.data.source,
+        num_rows=results["audit"]["num_pairs"],
+    )
+    tracker.log_file(report, "report")
+    tracker.set_tags(
+        {
+            "rm.key": run_key(refs),
+            "rm.cache": ",".join(name for name, hit in cached.items() if hit) or "none",
+            "rm.verdict": results["verdict"]["status"],
+        }
+    )
+    return tracker.register_model(
+        _checkpoint(refs),
+        name=f"rm-{config.study}",
+        key=refs["train"].key,
+        gate=results["gate"],
+        readiness=results["readiness"],
+        verdict=results["verdict"],
+    )
+
+
+def _describe(results: dict[str, Any], report: Path, mlflow_url: str | None) -> None:
+    """Leave a readable summary and a link on the flow run's page."""
+    create_markdown_artifact(markdown=summary_markdown(results), description=f"Report: {report}")
+    if mlflow_url is not None and mlflow_url.startswith("http"):
+        create_link_artifact(link=mlflow_url, link_text="This run in MLflow")
+
+
+def shown_path(path: str) -> str:
+    """The path as people want to read it: relative where it lies below the current folder."""
+    relative = os.path.relpath(path)
+    return path if relative.startswith("..") else relative

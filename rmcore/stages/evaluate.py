@@ -1,0 +1,137 @@
+"""Stage evaluate: how good the rewards are on pairs the model never saw.
+
+Scores the test split (reported), the validation split (fits the temperature), the gold world's out-of-distribution
+split, and some training pairs (for the gap). Writes `rewards.parquet`, `metrics.json`, `tables/`, figures and
+`summary.json`.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from rmcore.config import EvaluateConfig, PipelineConfig
+from rmcore.data.pair import PreferencePair
+from rmcore.data.table import read_pairs
+from rmcore.files import write_json
+from rmcore.metrics.calibration import reliability_bins
+from rmcore.metrics.report_card import evaluate_pairs, most_confident_mistakes
+from rmcore.metrics.uncertainty import MetricValue
+from rmcore.model import BradleyTerryRM, pick_device
+from rmcore.plots.evaluation import accuracy_in_context, margin_histogram, reliability_diagram, reward_by_length
+from rmcore.progress import Report
+from rmcore.scoring.score import score_pairs_table, with_texts
+from rmcore.stages.interface import Upstream
+from rmcore.tracking import Tracker
+
+TRAIN_METRICS = ("pairwise_accuracy", "loss", "mean_margin")
+CALIBRATION_METRICS = ("ece", "brier", "temperature")
+
+
+def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+    """Score the splits with the best checkpoint and measure."""
+    prepared = upstream["prepare"]
+    rm = BradleyTerryRM.from_pretrained(upstream["train"] / "best", device=pick_device(config.device).type)
+    splits = {
+        name: read_pairs(prepared / f"{name}.parquet")
+        for name in ("test", "validation", "ood", "train")
+        if (prepared / f"{name}.parquet").is_file()
+    }
+    splits["train"] = splits["train"][: config.evaluate.train_pairs]
+    tables, cut = {}, {}
+    for name, pairs in splits.items():
+        if pairs:
+            tables[name], cut[name] = score_pairs_table(rm, pairs, report=report)
+    pd.concat([table.assign(split=name) for name, table in tables.items()]).to_parquet(out / "rewards.parquet")
+    metrics = {
+        name: measure(table, config.evaluate, seed=config.seed, calibration=tables.get("validation"))
+        for name, table in tables.items()
+        if name in ("test", "ood")
+    }
+    train_card = measure(tables["train"], config.evaluate, seed=config.seed)
+    metrics["train"] = {name: train_card[name] for name in TRAIN_METRICS}
+    audit = json.loads((prepared / "audit.json").read_text())
+    record = {
+        "metrics": {name: {key: value.to_dict() for key, value in card.items()} for name, card in metrics.items()},
+        "context": _context(metrics, audit.get("label_ceiling", {})),
+        "truncation": cut,
+    }
+    write_json(out / "metrics.json", record)
+    write_json(out / "summary.json", {"metrics": tracked_metrics(record["metrics"])})
+    _write_tables(out / "tables", metrics["test"], tables["test"], splits["test"], config.evaluate)
+    draw(out / "figures", tables["test"], metrics["test"], config.evaluate, record["context"])
+
+
+def measure(
+    table: pd.DataFrame, config: EvaluateConfig, *, seed: int, calibration: pd.DataFrame | None = None
+) -> dict[str, MetricValue]:
+    """Every metric of a reward table under the settings of `config`."""
+    return evaluate_pairs(
+        table, calibration=calibration, num_resamples=config.num_resamples, num_bins=config.num_bins, seed=seed
+    )
+
+
+def tracked_metrics(metrics: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Name the metrics as trackers show them: `eval/` or `calib/`, other splits with their name in front."""
+    named = {}
+    for split, card in metrics.items():
+        for name, value in card.items():
+            group = "calib" if name.startswith(CALIBRATION_METRICS) else "eval"
+            label = name.replace("@", "_at_").replace("[", ".").replace("]", "")
+            named[f"{group}/{label}" if split == "test" else f"{group}/{split}_{label}"] = value
+    return named
+
+
+def draw(
+    folder: Path,
+    table: pd.DataFrame,
+    card: Mapping[str, MetricValue],
+    config: EvaluateConfig,
+    context: list[dict[str, Any]],
+) -> None:
+    """Draw the evaluation figures into `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    margin_histogram(table, folder / "margin_histogram.png")
+    reliability_diagram(
+        reliability_bins(table, config.num_bins), card["ece_debiased"].to_dict(), folder / "reliability_diagram.png"
+    )
+    reward_by_length(table, folder / "reward_by_length.png")
+    accuracy_in_context(context, folder / "accuracy_in_context.png")
+
+
+def _context(metrics: Mapping[str, Mapping[str, MetricValue]], ceilings: Mapping[str, float]) -> list[dict[str, Any]]:
+    """Rows of the accuracy figure: this model between what needs no model and what no model can beat."""
+
+    def row(name: str, value: MetricValue) -> dict[str, Any]:
+        return {"name": name, "value": value.value, "ci_low": value.ci_low, "ci_high": value.ci_high}
+
+    test = metrics["test"]
+    rows = [
+        {"name": "coin flip", "value": 0.5, "ci_low": None, "ci_high": None},
+        row("the longer one wins", test["longer_wins_accuracy"]),
+        row("this model, test pairs", test["pairwise_accuracy"]),
+    ]
+    if "test" in ceilings:
+        rows.append({"name": "label ceiling", "value": ceilings["test"], "ci_low": None, "ci_high": None})
+    rows.append(row("length-matched test pairs", test["length_matched_accuracy"]))
+    rows += [row(name, value) for name, value in test.items() if name.startswith("pairwise_accuracy[")]
+    if "ood" in metrics:
+        rows.append(row("out of distribution", metrics["ood"]["pairwise_accuracy"]))
+    return rows
+
+
+def _write_tables(
+    folder: Path,
+    card: Mapping[str, MetricValue],
+    table: pd.DataFrame,
+    pairs: list[PreferencePair],
+    config: EvaluateConfig,
+) -> None:
+    folder.mkdir()
+    pd.DataFrame([{"metric": name} | value.to_dict() for name, value in card.items()]).to_csv(
+        folder / "metrics.csv", index=False
+    )
+    with_texts(most_confident_mistakes(table), pairs).to_csv(folder / "most_confident_mistakes.csv", index=False)
+    reliability_bins(table, config.num_bins).to_csv(folder / "reliability_bins.csv", index=False)

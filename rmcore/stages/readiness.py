@@ -1,0 +1,82 @@
+"""Stage readiness: whether a policy may be optimised against this model. The v1 score, the gate and the verdict.
+
+The v1 score is the specification's, with known flaws (see rmcore.rl.readiness), so the verdict also asks for the
+specification's gate: a model is ready only if all gate checks pass and v1 says ready.
+
+Writes `readiness.json` and `summary.json`.
+"""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rmcore.config import PipelineConfig, ReadinessConfig
+from rmcore.errors import DataError
+from rmcore.files import write_json
+from rmcore.metrics.diagnosis import gate
+from rmcore.progress import Report
+from rmcore.rl.readiness import RLReadinessScorer
+from rmcore.stages.interface import Upstream
+from rmcore.tracking import Tracker
+
+
+def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+    """Judge from the evaluation's metrics and the landscape's largest eigenvalue."""
+    metrics = json.loads((upstream["evaluate"] / "metrics.json").read_text())["metrics"]
+    spectrum = json.loads((upstream["landscape"] / "spectrum.json").read_text())
+    test = {name: entry["value"] for name, entry in metrics["test"].items()}
+    judged = judge(test, metrics["train"]["pairwise_accuracy"]["value"], spectrum["lambda_max"], config.readiness)
+    write_json(out / "readiness.json", judged)
+    scores = {name: value for name, value in judged["readiness"].items() if name.endswith("_score")}
+    shown = {f"ready/{name}": value for name, value in scores.items()}
+    shown["ready/gate_passed"] = float(judged["verdict"]["status"] == "ready")
+    write_json(out / "summary.json", {"metrics": shown})
+
+
+def judge(
+    test: dict[str, float | None], train_accuracy: float | None, lambda_max: float | None, config: ReadinessConfig
+) -> dict[str, Any]:
+    """Score, gate and verdict from point values.
+
+    Args:
+        test: held-out metrics by name, as from `evaluate_pairs`.
+        train_accuracy: pairwise accuracy on training pairs, for the gap; None fails that check.
+        lambda_max: largest eigenvalue of the loss Hessian.
+        config: the weights of the v1 score.
+
+    Returns:
+        {"readiness": v1 record, "gate": checks, "verdict": {"status", "headline", "reasons"}}.
+
+    Raises:
+        DataError: a quantity the v1 score needs is undefined.
+    """
+    weights = {
+        "accuracy": config.accuracy_weight,
+        "calibration": config.calibration_weight,
+        "stability": config.stability_weight,
+        "landscape": config.landscape_weight,
+    }
+    accuracy, ece, variance = test["pairwise_accuracy"], test["ece"], test["pooled_reward_variance"]
+    if accuracy is None or ece is None or variance is None or lambda_max is None:
+        raise DataError(
+            f"readiness needs pairwise_accuracy ({accuracy}), ece ({ece}), pooled_reward_variance ({variance}) and "
+            f"lambda_max ({lambda_max}), and one is undefined; evaluate on more pairs that are not all tied."
+        )
+    report = RLReadinessScorer(weights).compute_score(accuracy, ece, variance, lambda_max)
+    gap = None if train_accuracy is None else train_accuracy - accuracy
+    checks = gate({**test, "train_test_gap": gap})
+    failed = [check.text for check in checks if not check.passed]
+    if report.verdict != "ready":
+        failed.append(f"readiness v1: {report.overall_score:.2f}, {report.verdict}; ready is above 0.80")
+    status = "not_ready" if failed else "ready"
+    headline = (
+        f"Not ready: {failed[0]}" + (f" (and {len(failed) - 1} more)" if len(failed) > 1 else "")
+        if failed
+        else f"Ready: every gate check passed and readiness v1 is {report.overall_score:.2f}"
+    )
+    return {
+        "readiness": report.to_dict(),
+        "gate": [asdict(check) for check in checks],
+        "verdict": {"status": status, "headline": headline, "reasons": failed},
+    }

@@ -1,0 +1,116 @@
+"""What a finished pipeline found, gathered from its artifacts into one record for report, summary and registry."""
+
+import importlib.metadata
+import json
+import platform
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from rmcore.config import PipelineConfig
+from rmcore.metrics.diagnosis import diagnose
+from rmcore.stages.registry import device_type
+from rmcore.store import ArtifactRef, Store, make_key
+from rmcore.tracking import METRICS_FILE, read_history
+
+NUM_MISTAKES = 50
+SHOWN_VERSIONS = ("rm-optimizer", "torch", "transformers", "prefect", "mlflow", "pandas", "numpy")
+
+
+def run_key(refs: Mapping[str, ArtifactRef]) -> str:
+    """Digest of a whole pipeline run: the keys of all its artifacts."""
+    return make_key({name: ref.key for name, ref in refs.items()})
+
+
+def gather_results(
+    config: PipelineConfig, store: Store, refs: Mapping[str, ArtifactRef], cached: Mapping[str, bool], *, run_name: str
+) -> dict[str, Any]:
+    """Read all artifacts of a run.
+
+    Args:
+        config: of the run.
+        store: where the artifacts are.
+        refs: artifact of each stage by name.
+        cached: whether that stage's artifact was there already.
+        run_name: readable name of the run.
+
+    Returns:
+        The record that `rmcore.report` renders (its schema is documented there), JSON-ready.
+    """
+    folder = {name: Path(ref.path) for name, ref in refs.items()}
+    evaluation = _read(folder["evaluate"] / "metrics.json")
+    judged = _read(folder["readiness"] / "readiness.json")
+    mistakes = pd.read_csv(folder["evaluate"] / "tables" / "most_confident_mistakes.csv").head(NUM_MISTAKES)
+    return {
+        "study": config.study,
+        "seed": config.seed,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "run_name": run_name,
+        "verdict": judged["verdict"],
+        "gate": judged["gate"],
+        "readiness": judged["readiness"],
+        "metrics": evaluation["metrics"]["test"],
+        "ood_metrics": evaluation["metrics"].get("ood"),
+        "context": evaluation["context"],
+        "spectrum": _read(folder["landscape"] / "spectrum.json"),
+        "training": _training(folder["train"], evaluation["truncation"]),
+        "audit": _read(folder["prepare"] / "audit.json"),
+        "mistakes": mistakes[["pair_id", "prompt", "chosen", "rejected", "margin"]].to_dict("records"),
+        "diagnoses": [
+            {"symptom": found.symptom, "diagnosis": found.diagnosis, "advice": found.advice}
+            for found in diagnose(read_history(folder["train"] / METRICS_FILE))
+        ],
+        "stages": [_stage(store, ref, cached[name]) for name, ref in refs.items()],
+        "config": config.model_dump(mode="json"),
+        "environment": environment(config.device),
+    }
+
+
+def figures(refs: Mapping[str, ArtifactRef]) -> dict[str, Path]:
+    """All figures of a run by name."""
+    return {path.stem: path for ref in refs.values() for path in sorted((Path(ref.path) / "figures").glob("*.png"))}
+
+
+def environment(device: str) -> dict[str, str]:
+    """Versions and machine, for provenance."""
+    installed = {dist.name.lower() for dist in importlib.metadata.distributions() if dist.name}
+    versions = {name: importlib.metadata.version(name) for name in SHOWN_VERSIONS if name in installed}
+    return versions | {
+        "python": platform.python_version(),
+        "platform": platform.platform(terse=True),
+        "device": device_type(device),
+    }
+
+
+def _training(folder: Path, truncation: dict[str, Any]) -> dict[str, Any]:
+    record = _read(folder / "training.json")
+    return {
+        "steps": record["num_steps"],
+        "best_step": record["best_step"],
+        "best_metric": record["best_metric"],
+        "best_value": record["best_value"],
+        "num_pairs": record["num_pairs"],
+        "num_parameters": record["num_parameters"],
+        "stop_reason": record["stop_reason"],
+        "truncation": record["truncation"] | {"test": truncation["test"]},
+        "pairs_per_second": record["pairs_per_second"],
+        "wall_seconds": record["train_seconds"],
+    }
+
+
+def _stage(store: Store, ref: ArtifactRef, cached: bool) -> dict[str, Any]:
+    manifest = store.manifest(ref.stage, ref.key) or {}
+    return {
+        "name": ref.stage,
+        "key": ref.key,
+        "path": ref.path,
+        "cached": cached,
+        "wall_seconds": manifest.get("wall_seconds"),
+    }
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text())

@@ -1,0 +1,69 @@
+"""One thin Prefect task a stage.
+
+The cache key is the store's own key, and `refresh_cache` is set where the store says that the artifact is missing or
+damaged. Prefect's own policies would not do: equal inputs collide between tasks, a task's source says nothing of what
+it imports, and a cached result is not looked at again.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from prefect import task
+from prefect.concurrency.sync import concurrency
+from prefect.context import TaskRunContext
+from prefect.logging import get_run_logger
+
+from rmcore.config import PipelineConfig
+from rmcore.stages.registry import STAGES, Stage, stage_inputs
+from rmcore.store import ArtifactRef, Store, make_key
+from tasks.execution import Follow, execute
+
+DEVICE_LIMIT = "rm-device"
+"""Prefect's global concurrency limit with one slot for each device."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageRun:
+    """A stage's artifact, whether it was there already, and why it was not if it should have been."""
+
+    ref: ArtifactRef
+    cached: bool
+    damage: str | None
+
+
+def run_stage(
+    store: Store, name: str, config: PipelineConfig, upstream: Mapping[str, ArtifactRef], follow: Follow
+) -> StageRun:
+    """Run stage `name` as a Prefect task, or take its artifact from the store."""
+    stage = STAGES[name]
+    key = make_key(stage_inputs(stage, config, upstream))
+    damage = store.damage(name, key)
+
+    def store_key(context: TaskRunContext, parameters: dict[str, Any]) -> str:
+        return key
+
+    @task(
+        name=name,
+        cache_key_fn=store_key,
+        refresh_cache=damage is not None,
+        persist_result=True,
+        result_serializer="json",
+        task_run_name=f"{name}-{key[:12]}",
+    )
+    def stage_task() -> dict[str, str]:
+        return _execute_limited(store, stage, config, upstream, follow).to_dict()
+
+    stage_task()
+    is_damaged = damage is not None and store.find(name, key) is not None
+    return StageRun(store.ref(name, key), cached=damage is None, damage=damage if is_damaged else None)
+
+
+def _execute_limited(
+    store: Store, stage: Stage, config: PipelineConfig, upstream: Mapping[str, ArtifactRef], follow: Follow
+) -> ArtifactRef:
+    get_run_logger().info("stage %s: artifacts in %s", stage.name, store.root)
+    if not stage.on_device:
+        return execute(store, stage, config, upstream, follow)
+    with concurrency(DEVICE_LIMIT, occupy=1, strict=True):
+        return execute(store, stage, config, upstream, follow)
