@@ -1,5 +1,7 @@
 """How many tokens fit into one micro-batch: an estimate from the architecture and the free memory."""
 
+import resource
+
 import psutil
 import torch
 from transformers import PretrainedConfig
@@ -21,6 +23,13 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return int(psutil.virtual_memory().available)
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Most memory used so far: allocated on a GPU, resident in this process on a CPU."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts KiB
 
 
 def activation_bytes_per_token(config: PretrainedConfig, max_seq_len: int, precision: str) -> int:

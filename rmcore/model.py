@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from huggingface_hub.utils import disable_progress_bars
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -89,6 +90,7 @@ class BradleyTerryRM:
             ModelError: the folder or hub model cannot be read, or has more than one label.
             ConfigError: max_seq_len exceeds the model's positions.
         """
+        quiet_libraries()
         if config.name == "tiny":
             with tempfile.TemporaryDirectory() as folder:
                 return cls._load(str(build_tiny(Path(folder), seed=seed)), config, seed=seed, device=device)
@@ -103,6 +105,7 @@ class BradleyTerryRM:
         A checkpoint's own rendering is used; a model trained elsewhere gets its chat template, or the plain format,
         and as many tokens a side as it has positions (at most 2048).
         """
+        quiet_libraries()
         source = resolve_model(str(name_or_path))
         if name_or_path == "tiny":
             raise ModelError("`tiny` is an untrained model; train it first: rm-opt train --model tiny.")
@@ -121,8 +124,6 @@ class BradleyTerryRM:
 
     @classmethod
     def _load(cls, source: str, config: ModelConfig, *, seed: int, device: torch.device) -> "BradleyTerryRM":
-        transformers_logging.set_verbosity_error()
-        transformers_logging.disable_progress_bar()
         model_config = _read_config(source, trust_remote_code=config.trust_remote_code)
         _check_labels(source, model_config)
         positions = _positions(model_config)
@@ -225,6 +226,13 @@ class BradleyTerryRM:
         self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
         self.renderer.rendering.save(folder)
+
+
+def quiet_libraries() -> None:
+    """Silence what the loaders print: bars for each file, and that a new reward head is new."""
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    disable_progress_bars()
 
 
 def reward_head(model: nn.Module) -> nn.Module:

@@ -67,9 +67,11 @@ def pair_means(table: RewardTable) -> list[PairMean]:
             "the two sides of every pair are equally long",
         ),
     ]
-    for name in sorted({str(subset) for subset in table.subset if subset is not None}):
-        inside = np.array([subset is not None and str(subset) == name for subset in table.subset])
-        means.append(PairMean(f"pairwise_accuracy[{name}]", right, untied & inside, True, tied))
+    labelled = np.array([subset is not None for subset in table.subset])
+    codes = np.full(table.num_pairs, -1)
+    names, codes[labelled] = np.unique(table.subset[labelled].astype(str), return_inverse=True)
+    for code, name in enumerate(names):
+        means.append(PairMean(f"pairwise_accuracy[{name}]", right, untied & (codes == code), True, tied))
     return means
 
 

@@ -68,11 +68,13 @@ class RewardTable:
                 f"Pass one row a pair with {', '.join(COLUMNS)}."
             )
         if rewards.empty:
-            raise DataError(f"{name} has no pairs: there is nothing to measure. Check the evaluation data and its limit.")
+            raise DataError(
+                f"{name} has no pairs: there is nothing to measure. Check the evaluation data and its limit."
+            )
         if rewards["prompt_id"].isna().any():
             raise DataError(
-                f"{name} has {int(rewards['prompt_id'].isna().sum())} pairs without prompt_id: intervals are drawn over "
-                "prompts. Fill the column."
+                f"{name} has {int(rewards['prompt_id'].isna().sum())} pairs without prompt_id: intervals are drawn "
+                "over prompts. Fill the column."
             )
         ids, prompt = np.unique(rewards["prompt_id"].astype(str).to_numpy(dtype=object), return_inverse=True)
         subset = rewards["subset"].astype(object).where(rewards["subset"].notna(), None).to_numpy(dtype=object)

@@ -1,9 +1,9 @@
 """How sure a number is: intervals and tests whose unit is the prompt, not the pair.
 
-Pairs of one prompt share its difficulty, so they are not independent observations; resampling pairs gives intervals that
-are too narrow (on 2,664 AlpacaEval pairs over 137 prompts by a factor of 1.7). Everything here therefore draws or flips
-whole prompts. Statistics are functions of integer prompt weights, shape (B, C) for B resamples of C prompts: weights of
-all ones give the point estimate, so a value and its interval come from the same code.
+Pairs of one prompt share its difficulty, so they are not independent observations; resampling pairs gives intervals
+that are too narrow (on 2,664 AlpacaEval pairs over 137 prompts by a factor of 1.7). Everything here therefore draws or
+flips whole prompts. Statistics are functions of integer prompt weights, shape (B, C) for B resamples of C prompts:
+weights of all ones give the point estimate, so a value and its interval come from the same code.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,15 +23,16 @@ Compute = Callable[[FloatArray], dict[str, FloatArray]]
 
 _CHUNK_ELEMENTS = 2_000_000  # 16 MB per float64 temporary: bounded memory, and still long vectors
 _EXACT_LIMIT = 16  # 2^16 sign patterns are enumerated in milliseconds
-ONE_PROMPT = "only one prompt: its pairs are not independent, so the spread over prompts cannot be estimated"
+_ONE_PROMPT = "only one prompt: its pairs are not independent, so the spread over prompts cannot be estimated"
+_NO_INTERVAL = "too few prompts carry this metric: resamples leave it undefined or without bound"
 
 
 @dataclass(frozen=True, slots=True)
 class MetricValue:
     """One number with its 95 % interval.
 
-    `value` is None where the metric is undefined, the bounds are None where no interval can be given; `reason` then says
-    why. `num` counts the pairs (or seeds) that the number is over.
+    `value` is None where the metric is undefined, the bounds are None where no interval can be given; `reason` then
+    says why. `num` counts the pairs (or seeds) that the number is over.
     """
 
     value: float | None
@@ -56,7 +57,7 @@ class Resampled:
 def cluster_bootstrap(
     compute: Compute, num_prompts: int, *, num_resamples: int, seed: int, row_size: int | None = None
 ) -> Resampled:
-    """Bootstrap over prompts: each resample draws `num_prompts` prompts with replacement, all pairs of a prompt together.
+    """Bootstrap over prompts: a resample draws prompts with replacement, all pairs of a prompt together.
 
     The draw is a multinomial count per prompt, given to `compute` as weights in chunks of bounded memory.
 
@@ -100,9 +101,10 @@ def _draw_weights(rng: np.random.Generator, rows: int, num_prompts: int) -> Floa
 def percentile_interval(replicates: FloatArray, num_prompts: int, level: float = 0.95) -> tuple[float, float] | None:
     """Expanded percentile interval of bootstrap replicates; None where none of them is defined or an end is infinite.
 
-    Plain percentile intervals are too short for few clusters: the bootstrap spread lacks the factor sqrt(C / (C - 1)) and
-    normal instead of t quantiles. The tail is widened to alpha' with z(alpha'/2) = sqrt(C / (C - 1)) t_{C-1}(alpha/2),
-    which vanishes for many prompts. NaN replicates (a resample without any pair of the metric) are left out.
+    Plain percentile intervals are too short for few clusters: the bootstrap spread lacks the factor sqrt(C / (C - 1))
+    and normal instead of t quantiles. The tail is widened to alpha' with z(alpha'/2) = sqrt(C / (C - 1))
+    t_{C-1}(alpha/2), which vanishes for many prompts. NaN replicates (a resample without any pair of the metric) are
+    left out.
 
     Source:
         Hesterberg 2015, What teachers should know about the bootstrap, The American Statistician 69(4),
@@ -114,9 +116,32 @@ def percentile_interval(replicates: FloatArray, num_prompts: int, level: float =
     quantile = stats.t.ppf(0.5 - level / 2, num_prompts - 1) * np.sqrt(num_prompts / (num_prompts - 1))
     tail = float(stats.norm.cdf(quantile))
     last = len(defined) - 1
-    # Order statistics, rounded outwards: no arithmetic between infinities, and never shorter than the interpolated ones.
+    # Order statistics, rounded outwards: no arithmetic between infinities, and never shorter than the interpolated
+    # ones.
     low, high = defined[int(np.floor(tail * last))], defined[int(np.ceil((1 - tail) * last))]
     return (float(low), float(high)) if np.isfinite(low) and np.isfinite(high) else None
+
+
+def metric_value(
+    value: float, replicates: FloatArray | None, *, num_prompts: int, num_pairs: int, is_share: bool = False
+) -> MetricValue:
+    """A defined value with its interval from (B,) replicates, or with the reason why there is none.
+
+    Args:
+        value: the point estimate.
+        replicates: of the bootstrap over prompts; None where there was one prompt only.
+        num_prompts: prompts that carry the metric.
+        num_pairs: pairs that it is over.
+        is_share: whether it is a share of pairs; one of exactly 0 or 1 gets `exact_share_interval`.
+    """
+    if num_prompts < 2 or replicates is None:
+        return MetricValue(value, None, None, num_pairs, _ONE_PROMPT)
+    if is_share and value in {0.0, 1.0}:
+        return MetricValue(value, *exact_share_interval(value, num_prompts), num_pairs)
+    interval = percentile_interval(replicates, num_prompts)
+    if interval is None:
+        return MetricValue(value, None, None, num_pairs, _NO_INTERVAL)
+    return MetricValue(value, *interval, num_pairs)
 
 
 def exact_share_interval(share: float, num_prompts: int, level: float = 0.95) -> tuple[float, float]:
@@ -132,9 +157,7 @@ def exact_share_interval(share: float, num_prompts: int, level: float = 0.95) ->
     return (0.0, width) if share == 0 else (1 - width, 1.0)
 
 
-def sign_flip_test(
-    differences_by_prompt: npt.ArrayLike, *, num_permutations: int = 9_999, seed: int = 0
-) -> float:
+def sign_flip_test(differences_by_prompt: npt.ArrayLike, *, num_permutations: int = 9_999, seed: int = 0) -> float:
     """Two-sided p value that paired differences are symmetric around 0, by flipping the sign of whole prompts.
 
     The statistic is |sum of differences|, so prompts with more pairs count for more, as in pairwise accuracy. All 2^C
@@ -145,6 +168,7 @@ def sign_flip_test(
         differences_by_prompt: (C,) sum over the pairs of a prompt of (score of A - score of B).
         num_permutations: random sign patterns; p is then known to about 0.002 near 0.05.
         seed: of the patterns.
+
     Raises:
         DataError: a difference is not finite, or there are none.
     Source:

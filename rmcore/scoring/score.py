@@ -52,3 +52,17 @@ def with_texts(table: pd.DataFrame, pairs: Sequence[PreferencePair]) -> pd.DataF
         }
     ).drop_duplicates("pair_id")
     return table.merge(texts, on="pair_id", how="left")
+
+
+def score_responses_table(
+    rm: BradleyTerryRM, rows: Sequence[tuple[str, str]], *, report: Report | None = None
+) -> pd.DataFrame:
+    """Score N (prompt, response) rows. Returns them in order with columns prompt, response, reward (logits)."""
+    sides = rm.renderer.tokenize_sides(rows)
+
+    def progress(done: int) -> None:
+        if report is not None:
+            report(done, len(sides), "responses scored")
+
+    rewards = rm.score_sides(sides, progress=progress).astype("float64")
+    return pd.DataFrame({"prompt": [row[0] for row in rows], "response": [row[1] for row in rows], "reward": rewards})

@@ -17,8 +17,8 @@ from torch.optim import Optimizer
 from rmcore.batching import MicroBatch, micro_batches, step_order
 from rmcore.config import TrainConfig
 from rmcore.data.rendering import TokenizedPair
-from rmcore.memory import choose_token_budget
-from rmcore.metrics.ranking import batch_metrics
+from rmcore.memory import choose_token_budget, peak_memory_bytes
+from rmcore.metrics.report_card import batch_metrics
 from rmcore.model import BradleyTerryRM
 from rmcore.optim import make_optimizer, make_schedule
 from rmcore.tracking import Tracker
@@ -59,6 +59,8 @@ class TrainResult:
     token_budget: int
     train_seconds: float
     """Wall seconds in optimizer steps, without evaluations and checkpoints."""
+    peak_memory_bytes: int
+    """Most memory so far: of the device on a GPU, else of this process."""
 
     @property
     def pairs_per_second(self) -> float:
@@ -234,6 +236,7 @@ class Trainer:
             num_real_tokens=totals[2],
             token_budget=self.token_budget,
             train_seconds=seconds,
+            peak_memory_bytes=peak_memory_bytes(self.rm.device),
         )
 
     def _steps(self) -> Iterator[tuple[list[int], list[MicroBatch]]]:

@@ -1,0 +1,14 @@
+"""The commands that need no orchestrator; `rm-opt` mounts them beside its own."""
+
+import typer
+
+from rmcore.cli import data, measure, train
+
+app = typer.Typer(no_args_is_help=True, add_completion=False)
+app.command("train")(train.train)
+app.command("evaluate")(measure.evaluate)
+app.command("analyze")(measure.analyze)
+app.command("readiness")(measure.readiness)
+app.command("score")(measure.score)
+app.command("diff")(measure.diff)
+app.add_typer(data.app, name="data")

@@ -1,0 +1,84 @@
+"""What all commands share: help texts from the config, printing numbers, one way to fail."""
+
+import errno
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+import typer
+from pydantic import BaseModel, ValidationError
+from rich.console import Console
+from rich.table import Table
+
+from rmcore.errors import RmcoreError
+
+FAILED = 2
+INTERRUPTED = 130
+
+
+def setting(model: type[BaseModel], name: str, *flags: str) -> Any:
+    """Make an option whose help is the docstring under the config field `name`."""
+    return typer.Option(*flags, help=model.model_fields[name].description)
+
+
+def guard(run: Callable[[], Any]) -> int:
+    """Run a command line; every expected failure becomes one clear message on standard error, never a traceback.
+
+    Returns:
+        Exit status: 0, 2 for a deliberate refusal or a wrong call, 130 for Ctrl-C.
+    """
+    try:
+        result = run()
+    except RmcoreError as error:
+        return _fail(str(error))
+    except ValidationError as error:
+        return _fail(describe_validation(error))
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (KeyboardInterrupt, click.exceptions.Abort):
+        return _fail("interrupted. Finished stages and written checkpoints are kept.", INTERRUPTED)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
+            raise
+        return _fail(
+            f"{error.strerror}: {error.filename or 'while writing'}. Nothing half-written was kept; free space."
+        )
+    return result if isinstance(result, int) else 0
+
+
+def describe_validation(error: ValidationError) -> str:
+    """One line a wrong setting: where, what was given, what is allowed."""
+    lines = []
+    for item in error.errors():
+        where = ".".join(str(part) for part in item["loc"]) or "config"
+        given = "" if isinstance(item["input"], dict) else f" (given: {item['input']!r})"
+        lines.append(f"{where}: {item['msg']}{given}")
+    return "the configuration cannot be used:\n  " + "\n  ".join(lines)
+
+
+def write_report_json(path: Path | None, record: Mapping[str, Any]) -> None:
+    """Write a command's result for programs, where `--json` asks for it."""
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def print_metrics(title: str, metrics: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print metrics with their 95 % intervals as a table."""
+    table = Table("metric", "value", "95 % interval", "pairs", title=title, title_justify="left")
+    for name, entry in metrics.items():
+        if entry["value"] is None:
+            table.add_row(name, "-", entry.get("reason") or "", str(entry.get("num", "")))
+            continue
+        interval = "" if entry["ci_low"] is None else f"[{entry['ci_low']:.4g}, {entry['ci_high']:.4g}]"
+        table.add_row(name, f"{entry['value']:.4g}", interval.replace("[", r"\["), str(entry.get("num", "")))
+    Console().print(table)
+
+
+def _fail(message: str, status: int = FAILED) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return status

@@ -1,0 +1,44 @@
+"""`rm-opt data ...`: look at preference data before training on it."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rmcore.cli.common import setting, write_report_json
+from rmcore.config import DataConfig
+
+app = typer.Typer(no_args_is_help=True, help="Look at preference data before training on it.")
+
+
+@app.callback()
+def group() -> None:
+    """Look at preference data before training on it."""
+
+
+@app.command()
+def check(
+    file: Annotated[str, typer.Argument(help="A data file, a datasets folder or a hub name.")],
+    split: Annotated[str, setting(DataConfig, "split")] = "train",
+    limit: Annotated[int | None, setting(DataConfig, "limit")] = None,
+    prompt_column: Annotated[str | None, setting(DataConfig, "prompt_column")] = None,
+    chosen_column: Annotated[str | None, setting(DataConfig, "chosen_column")] = None,
+    rejected_column: Annotated[str | None, setting(DataConfig, "rejected_column")] = None,
+    margin_column: Annotated[str | None, setting(DataConfig, "margin_column")] = None,
+    rejected_rows: Annotated[
+        Path | None, typer.Option(help="Write the rows that cannot be used, with reasons, to this JSONL file.")
+    ] = None,
+    json_out: Annotated[Path | None, typer.Option("--json", help="Write the findings as JSON.")] = None,
+) -> None:
+    """Audit preference data: layout, unusable rows, duplicates, prompts, lengths, and what length alone predicts."""
+    from rmcore.data.audit import audit, format_audit
+    from rmcore.data.layouts import ColumnMap
+    from rmcore.data.sources import load_pairs, write_rejected
+
+    columns = ColumnMap(prompt=prompt_column, chosen=chosen_column, rejected=rejected_column, margin=margin_column)
+    loaded = load_pairs(file, split=split, columns=columns, limit=limit)
+    findings = audit({"all": loaded.pairs}, [loaded])
+    print(format_audit(findings))
+    if rejected_rows is not None:
+        write_rejected(loaded.rejected, rejected_rows)
+    write_report_json(json_out, findings)

@@ -1,0 +1,258 @@
+"""`rm-opt evaluate | analyze | readiness | score | diff`: measure checkpoints on a file of pairs."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rmcore.cli.common import print_metrics, setting, write_report_json
+from rmcore.config import DataConfig, EvaluateConfig, LandscapeConfig, PipelineConfig, ReadinessConfig
+from rmcore.data.pair import PreferencePair
+from rmcore.errors import ConfigError
+
+EVALUATE, LANDSCAPE = EvaluateConfig(), LandscapeConfig()
+Checkpoint = Annotated[str, typer.Option(help="A trained checkpoint, or any Hugging Face reward model.")]
+Data = Annotated[str, typer.Option("--data", help="Preference pairs: a file, a datasets folder or a hub name.")]
+JsonOut = Annotated[Path | None, typer.Option("--json", help="Also write the result as JSON.")]
+Limit = Annotated[int | None, setting(DataConfig, "limit")]
+Split = Annotated[str, setting(DataConfig, "split")]
+Device = Annotated[str, setting(PipelineConfig, "device")]
+Seed = Annotated[int, typer.Option(help="Seeds resampling and random vectors.")]
+MaxLen = Annotated[
+    int | None, typer.Option(help="Longest side in tokens; default: what the checkpoint was trained with.")
+]
+NumPairs = Annotated[int, setting(LandscapeConfig, "num_pairs")]
+
+
+def evaluate(
+    checkpoint: Checkpoint,
+    data: Data,
+    json_out: JsonOut = None,
+    rewards: Annotated[Path | None, typer.Option(help="Also write the per-pair rewards to this Parquet file.")] = None,
+    limit: Limit = None,
+    split: Split = "train",
+    num_resamples: Annotated[int, setting(EvaluateConfig, "num_resamples")] = EVALUATE.num_resamples,
+    num_bins: Annotated[int, setting(EvaluateConfig, "num_bins")] = EVALUATE.num_bins,
+    max_seq_len: MaxLen = None,
+    device: Device = "auto",
+    seed: Seed = 0,
+) -> None:
+    """Measure a reward model on preference pairs: accuracy, calibration and margins with 95 % intervals over prompts."""
+    config = EvaluateConfig(num_resamples=num_resamples, num_bins=num_bins)
+    table, cut, metrics = _evaluate(checkpoint, _pairs(data, split, limit), config, max_seq_len, device, seed)
+    if cut["num_cut_sides"]:
+        print(f"{cut['num_cut_sides']} of {2 * cut['num_pairs']} sides were longer than the limit and were cut")
+    print_metrics(f"{checkpoint} on {data}", metrics)
+    if rewards is not None:
+        table.to_parquet(rewards)
+    write_report_json(json_out, {"num_pairs": len(table), "metrics": metrics, "truncation": cut})
+
+
+def analyze(
+    checkpoint: Checkpoint,
+    data: Data,
+    json_out: JsonOut = None,
+    limit: Limit = None,
+    split: Split = "train",
+    method: Annotated[str, setting(LandscapeConfig, "method")] = LANDSCAPE.method,
+    num_pairs: NumPairs = LANDSCAPE.num_pairs,
+    top_k: Annotated[int, setting(LandscapeConfig, "top_k")] = LANDSCAPE.top_k,
+    lanczos_steps: Annotated[int, setting(LandscapeConfig, "lanczos_steps")] = LANDSCAPE.lanczos_steps,
+    trace_probes: Annotated[int, setting(LandscapeConfig, "trace_probes")] = LANDSCAPE.trace_probes,
+    parameters: Annotated[str, setting(LandscapeConfig, "parameters")] = LANDSCAPE.parameters,
+    max_seq_len: MaxLen = None,
+    device: Device = "auto",
+    seed: Seed = 0,
+) -> None:
+    """Measure the curvature of the loss: extreme eigenvalues with residuals, and the trace with its standard error."""
+    config = LandscapeConfig.model_validate(
+        {
+            "method": method,
+            "num_pairs": num_pairs,
+            "top_k": top_k,
+            "lanczos_steps": lanczos_steps,
+            "trace_probes": trace_probes,
+            "parameters": parameters,
+        }
+    )
+    record = _analyze(checkpoint, _pairs(data, split, limit), config, max_seq_len, device, seed)
+    for name, value in record.items():
+        if name not in ("eigenvalues", "residuals", "reasons"):
+            print(f"{name:<22} {record['reasons'].get(name, '-') if value is None else value}")
+    print("eigenvalue ± residual")
+    for value, residual in zip(record["eigenvalues"], record["residuals"], strict=True):
+        print(f"  {value:12.5g} ± {residual:.2g}")
+    write_report_json(json_out, {"num_pairs": record["num_pairs"], "spectrum": record})
+
+
+def readiness(
+    checkpoint: Checkpoint,
+    data: Data,
+    json_out: JsonOut = None,
+    train_data: Annotated[
+        str | None,
+        typer.Option(help="Pairs the model was trained on, for the train-test gap; without, that check fails."),
+    ] = None,
+    limit: Limit = None,
+    split: Split = "train",
+    num_pairs: NumPairs = LANDSCAPE.num_pairs,
+    max_seq_len: MaxLen = None,
+    device: Device = "auto",
+    seed: Seed = 0,
+) -> None:
+    """Judge whether a policy may be optimised against this model: the v1 score, the gate and the verdict."""
+    from rmcore.stages.readiness import judge
+
+    pairs = _pairs(data, split, limit)
+    config = PipelineConfig(landscape=LandscapeConfig(num_pairs=num_pairs))
+    _, _, metrics = _evaluate(checkpoint, pairs, config.evaluate, max_seq_len, device, seed)
+    train_accuracy = None
+    if train_data is not None:
+        seen = _pairs(train_data, split, config.evaluate.train_pairs)
+        train_metrics = _evaluate(checkpoint, seen, config.evaluate, max_seq_len, device, seed)[2]
+        train_accuracy = train_metrics["pairwise_accuracy"]["value"]
+    spectrum = _analyze(checkpoint, pairs, config.landscape, max_seq_len, device, seed)
+    values = {name: entry["value"] for name, entry in metrics.items()}
+    judged = judge(values, train_accuracy, spectrum["lambda_max"], ReadinessConfig())
+    print(judged["verdict"]["headline"])
+    for check in judged["gate"]:
+        print(f"  {'pass' if check['passed'] else 'FAIL'}  {check['text']}")
+    scores = judged["readiness"]
+    print(f"readiness v1: {scores['overall_score']:.3f} ({scores['verdict']})")
+    for advice in scores["recommendations"]:
+        print(f"  advice: {advice}")
+    write_report_json(json_out, {"num_pairs": len(pairs), **judged})
+
+
+def score(
+    checkpoint: Checkpoint,
+    data: Annotated[str, typer.Option("--data", help="Pairs, or rows with columns prompt and response.")],
+    out: Annotated[Path, typer.Option(help="Parquet file for the rewards.")],
+    split: Split = "train",
+    limit: Limit = None,
+    max_seq_len: MaxLen = None,
+    device: Device = "auto",
+) -> None:
+    """Write rewards of preference pairs, or of prompt/response rows, to Parquet."""
+    from rmcore.progress import progress_bar
+    from rmcore.scoring.score import score_pairs_table, score_responses_table
+
+    rm = _load(checkpoint, max_seq_len, device)
+    rows = _response_rows(data, split, limit)
+    with progress_bar("score") as report:
+        if rows is None:
+            table, _ = score_pairs_table(rm, _pairs(data, split, limit), report=report)
+        else:
+            table = score_responses_table(rm, rows, report=report)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    table.to_parquet(out)
+    print(f"{len(table)} rows scored: {out}")
+
+
+def diff(
+    checkpoint_a: Annotated[str, typer.Argument(help="First checkpoint or Hugging Face reward model.")],
+    checkpoint_b: Annotated[str, typer.Argument(help="Second one.")],
+    data: Data,
+    json_out: JsonOut = None,
+    limit: Limit = None,
+    split: Split = "train",
+    max_seq_len: MaxLen = None,
+    device: Device = "auto",
+    seed: Seed = 0,
+) -> None:
+    """Compare two reward models on the same pairs: accuracy difference with interval and a sign-flip test over prompts."""
+    from rmcore.metrics.comparison import paired_comparison
+
+    pairs = _pairs(data, split, limit)
+    tables = [_score(name, pairs, max_seq_len, device)[0] for name in (checkpoint_a, checkpoint_b)]
+    compared = paired_comparison(tables[0], tables[1], seed=seed)
+    print(f"A = {checkpoint_a}\nB = {checkpoint_b}\n{len(pairs)} pairs of {data}")
+    for name, value in compared.items():
+        print(f"  {name:<34} {_shown(value)}")
+    write_report_json(json_out, {"num_pairs": len(pairs), "a": checkpoint_a, "b": checkpoint_b, "comparison": compared})
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict) and "value" in value:
+        if value["value"] is None:
+            return f"- ({value.get('reason')})"
+        interval = "" if value.get("ci_low") is None else f"  [{value['ci_low']:.4f}, {value['ci_high']:.4f}]"
+        return f"{value['value']:.4f}{interval}"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _pairs(data: str, split: str, limit: int | None) -> list[PreferencePair]:
+    from rmcore.data.sources import load_pairs
+
+    return load_pairs(data, split=split, limit=limit).pairs
+
+
+def _load(checkpoint: str, max_seq_len: int | None, device: str) -> Any:
+    from rmcore.model import BradleyTerryRM
+
+    return BradleyTerryRM.from_pretrained(checkpoint, device=device, max_seq_len=max_seq_len)
+
+
+def _score(checkpoint: str, pairs: list[PreferencePair], max_seq_len: int | None, device: str) -> Any:
+    from rmcore.progress import progress_bar
+    from rmcore.scoring.score import score_pairs_table
+
+    with progress_bar("score") as report:
+        return score_pairs_table(_load(checkpoint, max_seq_len, device), pairs, report=report)
+
+
+def _evaluate(
+    checkpoint: str,
+    pairs: list[PreferencePair],
+    config: EvaluateConfig,
+    max_seq_len: int | None,
+    device: str,
+    seed: int,
+) -> tuple[Any, dict[str, int], dict[str, dict[str, Any]]]:
+    from rmcore.stages.evaluate import measure
+
+    table, cut = _score(checkpoint, pairs, max_seq_len, device)
+    return table, cut, {name: value.to_dict() for name, value in measure(table, config, seed=seed).items()}
+
+
+def _analyze(
+    checkpoint: str,
+    pairs: list[PreferencePair],
+    config: LandscapeConfig,
+    max_seq_len: int | None,
+    device: str,
+    seed: int,
+) -> dict[str, Any]:
+    from rmcore.progress import progress_bar
+    from rmcore.stages.landscape import measure_spectrum
+
+    rm = _load(checkpoint, max_seq_len, device)
+    with progress_bar("analyze") as report:
+        spectrum = measure_spectrum(
+            rm,
+            pairs,
+            config,
+            seed=seed,
+            progress=lambda done, total: report(done, total, "Hessian-vector products"),
+        )
+    return spectrum.to_dict()
+
+
+def _response_rows(data: str, split: str, limit: int | None) -> list[tuple[str, str]] | None:
+    """(prompt, response) rows where the file has those columns and no pairs; None for pairs."""
+    from itertools import islice
+
+    from rmcore.data.sources import iter_records
+
+    records = [record.fields for record in islice(iter_records(data, split=split), limit)]
+    if not records or "response" not in records[0]:
+        return None
+    rows = []
+    for number, fields in enumerate(records):
+        prompt, response = fields.get("prompt"), fields.get("response")
+        if not (isinstance(prompt, str) and isinstance(response, str)):
+            raise ConfigError(
+                f"row {number} of {data} lacks a text prompt or response, so its reward is undefined; fix or drop it."
+            )
+        rows.append((prompt, response))
+    return rows

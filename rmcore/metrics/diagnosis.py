@@ -1,0 +1,212 @@
+"""Reading a training run: the specification's symptom table, and its gate before scaling up.
+
+Logged numbers are noisy, so symptoms are judged on means over thirds of the run rather than on single points. The
+thresholds are this module's own reading of "falls", "stuck" and "oscillates" and stand below, named.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+ACCURACY_CHANGE = 0.02
+"""A change of mean accuracy between thirds of the run that counts: two points."""
+STUCK_IMPROVEMENT = 0.02
+"""A loss is stuck when its last third is less than this share below its first third ..."""
+STUCK_LOSS = 0.9 * math.log(2)
+"""... and still within a tenth of the coin flip's loss log 2: a flat low loss is a finished run."""
+EXPLODED_FACTOR = 2.0
+"""A loss exploded when its last third is at this multiple of its best third, and above log 2."""
+OSCILLATION = 0.03
+"""Mean change of eval accuracy from one evaluation to the next, in the last half, that counts as oscillation ..."""
+TURNING_SHARE = 0.5
+"""... when at least this share of the possible turning points turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """One symptom that was seen, what it means and what to do."""
+
+    symptom: str
+    diagnosis: str
+    advice: str
+
+
+def diagnose(history: Sequence[Mapping[str, Any]]) -> list[Diagnosis]:
+    """The symptoms of the specification's table that a training history shows, most urgent first.
+
+    Args:
+        history: rows `{"step": int, "metrics": {"train/loss": ..., "eval/pairwise_accuracy": ..., ...}}` as the JSONL
+            tracker writes them, in any order; a row holds whatever was logged at its step, null for non-finite numbers.
+            Read are train/loss, train/pairwise_accuracy, eval/pairwise_accuracy, eval/mean_margin.
+
+    Returns:
+        Empty where nothing is seen or the history is too short to tell (three points of a metric; six evaluations for
+        oscillation).
+    """
+    found = (_exploding(history), _reversed(history), _overfitting(history), _stuck(history), _oscillating(history))
+    return [diagnosis for diagnosis in found if diagnosis is not None]
+
+
+def _series(history: Sequence[Mapping[str, Any]], name: str) -> list[tuple[int, float]]:
+    """(step, value) of one metric in step order; null becomes NaN."""
+    rows = [(int(row["step"]), row["metrics"][name]) for row in history if name in row["metrics"]]
+    return sorted(((step, math.nan if value is None else float(value)) for step, value in rows), key=lambda row: row[0])
+
+
+def _finite(series: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    return [(step, value) for step, value in series if math.isfinite(value)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Third:
+    """A third of a series: its first and last step, the mean, and the mean's squared standard error."""
+
+    first: int
+    last: int
+    mean: float
+    error2: float
+
+
+def _thirds(series: Sequence[tuple[int, float]]) -> list[_Third]:
+    """The three thirds of a finite series; empty below three points."""
+    size = len(series)
+    if size < 3:
+        return []
+    cuts = [0, size // 3, size - size // 3, size]
+    return [_third(series[start:end]) for start, end in pairwise(cuts)]
+
+
+def _third(part: Sequence[tuple[int, float]]) -> _Third:
+    mean = sum(value for _, value in part) / len(part)
+    squares = sum((value - mean) ** 2 for _, value in part)
+    return _Third(part[0][0], part[-1][0], mean, squares / max(len(part) - 1, 1) / len(part))
+
+
+def _exploding(history: Sequence[Mapping[str, Any]]) -> Diagnosis | None:
+    series = _series(history, "train/loss")
+    broken = [step for step, value in series if not math.isfinite(value)]
+    if broken:
+        symptom = f"train loss is not finite at step {broken[0]}"
+    else:
+        means = [third.mean for third in _thirds(series)]
+        if not means or means[-1] <= math.log(2) or means[-1] < EXPLODED_FACTOR * min(means):
+            return None
+        symptom = f"train loss explodes: {min(means):.3f} at its best third, {means[-1]:.3f} in the last"
+    return Diagnosis(symptom, "learning rate too high", "lower the learning rate; check gradients and clipping")
+
+
+def _reversed(history: Sequence[Mapping[str, Any]]) -> Diagnosis | None:
+    series = _finite(_series(history, "eval/mean_margin"))
+    thirds = _thirds(series)
+    if not series:
+        return None
+    margin = thirds[-1].mean if thirds else series[-1][1]
+    if margin >= 0:
+        return None
+    return Diagnosis(
+        f"eval margin is negative ({margin:.3f} at the end)",
+        "reversed model",
+        "check data loading (are chosen and rejected swapped?); reduce the learning rate drastically",
+    )
+
+
+def _overfitting(history: Sequence[Mapping[str, Any]]) -> Diagnosis | None:
+    thirds = _thirds(_finite(_series(history, "eval/pairwise_accuracy")))
+    train = _finite(_series(history, "train/pairwise_accuracy"))
+    if not thirds:
+        return None
+    best, end = max(thirds, key=lambda third: third.mean), thirds[-1]
+    train_then = [value for step, value in train if best.first <= step <= best.last]
+    train_end = [value for step, value in train if end.first <= step <= end.last]
+    if not train_then or not train_end:
+        return None
+    before, after = sum(train_then) / len(train_then), sum(train_end) / len(train_end)
+    # two standard errors: an accuracy that swings up and down is not one that falls
+    clear = max(ACCURACY_CHANGE, 2 * math.sqrt(best.error2 + end.error2))
+    if best.mean - end.mean < clear or after - before < ACCURACY_CHANGE:
+        return None
+    return Diagnosis(
+        f"eval accuracy falls from {best.mean:.3f} to {end.mean:.3f} "
+        f"while train accuracy rises from {before:.3f} to {after:.3f}",
+        "overfitting",
+        "lower the learning rate, regularise, stop early",
+    )
+
+
+def _stuck(history: Sequence[Mapping[str, Any]]) -> Diagnosis | None:
+    series = _series(history, "train/loss")
+    if len(_finite(series)) < len(series):
+        return None
+    means = [third.mean for third in _thirds(series)]
+    if not means or means[-1] < STUCK_LOSS or means[-1] >= EXPLODED_FACTOR * min(means):
+        return None
+    if means[-1] < (1 - STUCK_IMPROVEMENT) * means[0]:
+        return None
+    return Diagnosis(
+        f"train loss is stuck: {means[0]:.3f} in the first third, {means[-1]:.3f} in the last",
+        "learning rate too low",
+        "raise the learning rate",
+    )
+
+
+def _oscillating(history: Sequence[Mapping[str, Any]]) -> Diagnosis | None:
+    values = [value for _, value in _finite(_series(history, "eval/pairwise_accuracy"))]
+    if len(values) < 6:
+        return None
+    late = values[len(values) // 2 :]
+    changes = [after - before for before, after in pairwise(late)]
+    size = sum(map(abs, changes)) / len(changes)
+    turns = sum(before * after < 0 for before, after in pairwise(changes)) / (len(changes) - 1)
+    if size < OSCILLATION or turns < TURNING_SHARE:
+        return None
+    return Diagnosis(
+        f"eval accuracy oscillates late, by {size:.3f} from one evaluation to the next",
+        "learning rate too high late in the run",
+        "use a decaying schedule (cosine or linear)",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class GateCheck:
+    """One condition of the gate; `value` is None where it was not measured, which does not pass."""
+
+    name: str
+    value: float | None
+    threshold: float
+    passed: bool
+    text: str
+
+
+_GATE = (
+    ("pairwise_accuracy", "above", 0.60, "held-out pairwise accuracy"),
+    ("margin_p50", "above", 0.0, "median held-out margin"),
+    ("negative_margin_rate", "below", 0.40, "share of negative margins"),
+    ("ece", "below", 0.15, "calibration error (ECE)"),
+    ("train_test_gap", "below", 0.15, "train accuracy minus test accuracy"),
+)
+
+
+def gate(values: Mapping[str, float | None]) -> list[GateCheck]:
+    """The specification's gate before scaling up, on point values; all must pass.
+
+    Accuracy > 60 %, median margin > 0, negative-margin rate < 40 %, ECE < 0.15, train-test gap < 15 points. (Its sixth
+    condition compares LoRA with full fine-tuning, so it needs two runs and is not part of this gate.)
+
+    Args:
+        values: pairwise_accuracy, margin_p50, negative_margin_rate, ece as from `evaluate_pairs`, and train_test_gap as
+        a
+            fraction. A missing, None or non-finite value does not pass.
+    """
+    checks = []
+    for name, side, threshold, label in _GATE:
+        value = values.get(name)
+        if value is None or not math.isfinite(value):
+            text = f"{label}: not measured; it has to be {side} {threshold:g}"
+            checks.append(GateCheck(name, None, threshold, False, text))
+            continue
+        passed = value > threshold if side == "above" else value < threshold
+        text = f"{label}: {value:.3f}, {'' if passed else 'not '}{side} {threshold:g}"
+        checks.append(GateCheck(name, float(value), threshold, passed, text))
+    return checks

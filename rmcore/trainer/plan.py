@@ -1,0 +1,63 @@
+"""What a training would cost, measured on two of its own steps and thrown away."""
+
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rmcore.batching import pack_pairs, step_order
+from rmcore.config import PipelineConfig
+from rmcore.data.pair import PreferencePair
+from rmcore.data.rendering import count_cut
+from rmcore.memory import activation_bytes_per_token, free_bytes
+from rmcore.model import BradleyTerryRM, pick_device
+from rmcore.tracking import NullTracker
+from rmcore.trainer.loop import Trainer
+
+PROBE_STEPS = 2
+
+
+def plan(config: PipelineConfig, train: Sequence[PreferencePair], held_out: Sequence[PreferencePair]) -> dict[str, Any]:
+    """Steps, tokens, memory and expected time of a training, by label; nothing is written.
+
+    Padded tokens are exact (every step is packed as it would be); time is extrapolated by tokens from two real steps.
+    """
+    rm = BradleyTerryRM.new(config.model, seed=config.seed, device=pick_device(config.device))
+    pairs = rm.renderer.tokenize_pairs(train)
+    probe = config.train.model_copy(update={"steps": PROBE_STEPS})
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = Trainer(
+            rm, probe, train=pairs, validation=[], folder=Path(folder), tracker=NullTracker(), seed=config.seed
+        )
+        started = time.perf_counter()
+        result = trainer.run()
+        wall = time.perf_counter() - started
+    planned = Trainer(
+        rm, config.train, train=pairs, validation=[], folder=Path(), tracker=NullTracker(), seed=config.seed
+    )
+    tokens = _padded_tokens(planned, [pair.num_tokens for pair in pairs])
+    seconds = result.train_seconds / result.num_tokens * tokens
+    num_evaluations = planned.num_steps // config.train.eval_every + 1 if held_out else 0
+    cut = count_cut(pairs)
+    per_token = activation_bytes_per_token(rm.model.config, config.model.max_seq_len, config.train.precision)
+    memory = 16 * rm.num_parameters + planned.token_budget * per_token
+    return {
+        "model": f"{config.model.name}, {rm.num_parameters / 1e6:.1f} M parameters on {rm.device}",
+        "pairs": f"{len(train)} to train on, {len(held_out)} held out; {cut['num_cut_pairs']} are longer than the limit",
+        "steps": f"{planned.num_steps} of {config.train.pairs_per_step} pairs, {num_evaluations} evaluations",
+        "token budget": f"{planned.token_budget} padded tokens a micro-batch",
+        "tokens": f"{tokens / 1e6:.2f} M padded tokens in training steps",
+        "memory": f"about {memory / 2**30:.1f} GiB at most; {free_bytes(rm.device) / 2**30:.1f} GiB are free",
+        "time": f"about {seconds / 60:.1f} min in training steps (from {PROBE_STEPS} steps measured in {wall:.1f} s)",
+    }
+
+
+def _padded_tokens(trainer: Trainer, lengths: Sequence[int]) -> int:
+    config = trainer.config
+    total = 0
+    for step in step_order(len(lengths), config.pairs_per_step, trainer.num_steps, seed=trainer.seed):
+        in_step = [lengths[index] for index in step]
+        for group in pack_pairs(in_step, trainer.token_budget):
+            total += 2 * len(group) * max(in_step[index] for index in group)
+    return total
