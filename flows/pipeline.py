@@ -10,20 +10,20 @@ from tasks.home import configure_environment, home
 configure_environment()  # before Prefect and MLflow read their settings
 
 # ruff: noqa: E402
-from prefect import flow, runtime
+from prefect import flow, get_client, runtime
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 
 from experiments.presets import PRESETS
 from flows.console import say
-from flows.services import ensure_device_limit
+from flows.prefect_api import ensure_device_limit, run_owner_tags
 from rmcore.config import PipelineConfig
 from rmcore.files import write_json
 from rmcore.report import summary_markdown, write_report
 from rmcore.stages.registry import STAGES
 from rmcore.stages.results import figures, gather_results, run_key
-from rmcore.store import ArtifactRef, Store
+from rmcore.store import ArtifactRef, Store, flatten
 from tasks.stages import StageRun, run_stage
-from tasks.tracking import RunTracker, flatten_params
+from tasks.tracking import RunTracker
 
 
 @flow(name="pipeline", flow_run_name="{config.study}-seed{config.seed}", validate_parameters=True)
@@ -39,6 +39,7 @@ def pipeline(config: PipelineConfig = PRESETS["demo"]) -> dict[str, Any]:
         {"results": everything the report shows, "report": path, "checkpoint": path, "mlflow_url": address or None,
         "executed": names of the stages that ran, "model_version": registry version or None}.
     """
+    _claim_run()
     ensure_device_limit()
     store = Store(home() / "store")
     run_name = f"{config.study}-seed{config.seed}"
@@ -46,7 +47,7 @@ def pipeline(config: PipelineConfig = PRESETS["demo"]) -> dict[str, Any]:
         study=config.study,
         run_name=run_name,
         tags={"rm.kind": "pipeline", "rm.seed": str(config.seed), "prefect.flow_run_id": str(runtime.flow_run.id)},
-        params=flatten_params(config.model_dump(mode="json")),
+        params=flatten(config.model_dump(mode="json")),
     ) as tracker:
         runs = _run_stages(config, store, tracker)
         refs = {name: run.ref for name, run in runs.items()}
@@ -65,6 +66,13 @@ def pipeline(config: PipelineConfig = PRESETS["demo"]) -> dict[str, Any]:
         "executed": [name for name, run in runs.items() if not run.cached],
         "model_version": version,
     }
+
+
+def _claim_run() -> None:
+    """Tag this flow run with its process, so that a later start can tell when it died without a word."""
+    with get_client(sync_client=True) as client:
+        tags = [*runtime.flow_run.tags, *run_owner_tags()]
+        client.update_flow_run(runtime.flow_run.id, tags=tags)
 
 
 def _run_stages(config: PipelineConfig, store: Store, tracker: RunTracker) -> dict[str, StageRun]:

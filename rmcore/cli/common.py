@@ -44,9 +44,8 @@ def guard(run: Callable[[], Any]) -> int:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
             raise
-        return _fail(
-            f"{error.strerror}: {error.filename or 'while writing'}. Nothing half-written was kept; free space."
-        )
+        place = error.filename or "while writing"
+        return _fail(f"{error.strerror}: {place}. Nothing half-written was kept; free space or name another folder.")
     return result if isinstance(result, int) else 0
 
 

@@ -19,7 +19,7 @@ Split = Annotated[str, setting(DataConfig, "split")]
 Device = Annotated[str, setting(PipelineConfig, "device")]
 Seed = Annotated[int, typer.Option(help="Seeds resampling and random vectors.")]
 MaxLen = Annotated[
-    int | None, typer.Option(help="Longest side in tokens; default: what the checkpoint was trained with.")
+    int | None, typer.Option(help="Longest side in tokens; default: as the checkpoint was trained.")
 ]
 NumPairs = Annotated[int, setting(LandscapeConfig, "num_pairs")]
 
@@ -37,7 +37,7 @@ def evaluate(
     device: Device = "auto",
     seed: Seed = 0,
 ) -> None:
-    """Measure a reward model on preference pairs: accuracy, calibration and margins with 95 % intervals over prompts."""
+    """Measure a reward model on preference pairs: accuracy, calibration, margins, with 95 % intervals over prompts."""
     config = EvaluateConfig(num_resamples=num_resamples, num_bins=num_bins)
     table, cut, metrics = _evaluate(checkpoint, _pairs(data, split, limit), config, max_seq_len, device, seed)
     if cut["num_cut_sides"]:
@@ -91,7 +91,7 @@ def readiness(
     json_out: JsonOut = None,
     train_data: Annotated[
         str | None,
-        typer.Option(help="Pairs the model was trained on, for the train-test gap; without, that check fails."),
+        typer.Option(help="Pairs it was trained on, for the train-test gap; without, that check fails."),
     ] = None,
     limit: Limit = None,
     split: Split = "train",
@@ -160,7 +160,7 @@ def diff(
     device: Device = "auto",
     seed: Seed = 0,
 ) -> None:
-    """Compare two reward models on the same pairs: accuracy difference with interval and a sign-flip test over prompts."""
+    """Compare two reward models on the same pairs: accuracy difference, its interval, a sign-flip test."""
     from rmcore.metrics.comparison import paired_comparison
 
     pairs = _pairs(data, split, limit)
@@ -244,7 +244,7 @@ def _response_rows(data: str, split: str, limit: int | None) -> list[tuple[str, 
 
     from rmcore.data.sources import iter_records
 
-    records = [record.fields for record in islice(iter_records(data, split=split), limit)]
+    records = [record.fields or {} for record in islice(iter_records(data, split=split), limit)]
     if not records or "response" not in records[0]:
         return None
     rows = []

@@ -19,10 +19,10 @@ def train(
     output_dir: Annotated[Path, typer.Option(help="Folder for checkpoints and metrics; must not hold a training yet.")],
     data: Annotated[str | None, typer.Option("--data", help="Training pairs: a file or a datasets folder.")] = None,
     eval_data: Annotated[
-        str | None, typer.Option("--eval-data", help="Held-out pairs, evaluated while training.")
+        str | None, typer.Option("--eval-data", help="Held-out pairs, scored while training.")
     ] = None,
     hf_dataset: Annotated[
-        str | None, typer.Option(help="Training pairs from the hub, for example stanfordnlp/SHP.")
+        str | None, typer.Option(help="Training pairs from the hub: stanfordnlp/SHP.")
     ] = None,
     hf_split: Annotated[str, setting(DataConfig, "split")] = DATA.split,
     eval_split: Annotated[str | None, setting(DataConfig, "eval_split")] = None,
@@ -77,8 +77,8 @@ def train(
     """
     if lora or lora_rank is not None:
         raise ConfigError(
-            "LoRA is not part of this version, which trains all weights. Leave --lora and --lora-rank out; if memory is "
-            "short, use --precision bf16, --gradient-checkpointing or a smaller --max-seq-len."
+            "LoRA is not part of this version, which trains all weights. Leave --lora and --lora-rank out; if memory "
+            "is short, use --precision bf16, --gradient-checkpointing or a smaller --max-seq-len."
         )
     config = PipelineConfig.model_validate(
         {
@@ -147,7 +147,7 @@ def _load(config: DataConfig, output_dir: Path | None) -> tuple[list[PreferenceP
 
     if output_dir is not None and (output_dir / "best").exists():
         raise ConfigError(
-            f"{output_dir} already holds a training, which would be overwritten; name another --output-dir or remove it."
+            f"{output_dir} already holds a training, which would be overwritten; name another --output-dir."
         )
     columns = ColumnMap.from_config(config)
     loaded = [load_pairs(config.source, split=config.split, columns=columns, limit=config.limit)]
@@ -156,7 +156,7 @@ def _load(config: DataConfig, output_dir: Path | None) -> tuple[list[PreferenceP
         loaded.append(load_pairs(source, split=split, columns=columns, limit=config.eval_limit))
     for one in loaded:
         print(
-            f"{one.source}: {len(one.pairs)} pairs ({one.layout}), {len(one.rejected)} of {one.num_rows} rows set aside"
+            f"{one.source}: {len(one.pairs)} pairs ({one.layout}), {len(one.rejected)} of {one.num_rows} rows unusable"
         )
     rejected = [row for one in loaded for row in one.rejected]
     if rejected and output_dir is not None:

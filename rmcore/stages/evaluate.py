@@ -53,7 +53,7 @@ def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker,
     train_card = measure(tables["train"], config.evaluate, seed=config.seed)
     metrics["train"] = {name: train_card[name] for name in TRAIN_METRICS}
     audit = json.loads((prepared / "audit.json").read_text())
-    record = {
+    record: dict[str, Any] = {
         "metrics": {name: {key: value.to_dict() for key, value in card.items()} for name, card in metrics.items()},
         "context": _context(metrics, audit.get("label_ceiling", {})),
         "truncation": cut,

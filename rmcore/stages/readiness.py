@@ -14,9 +14,9 @@ from typing import Any
 from rmcore.config import PipelineConfig, ReadinessConfig
 from rmcore.errors import DataError
 from rmcore.files import write_json
-from rmcore.metrics.diagnosis import gate
+from rmcore.metrics.diagnosis import GateCheck, gate
 from rmcore.progress import Report
-from rmcore.rl.readiness import RLReadinessScorer
+from rmcore.rl.readiness import READY_ABOVE, RLReadinessScorer
 from rmcore.stages.interface import Upstream
 from rmcore.tracking import Tracker
 
@@ -66,9 +66,10 @@ def judge(
     report = RLReadinessScorer(weights).compute_score(accuracy, ece, variance, lambda_max)
     gap = None if train_accuracy is None else train_accuracy - accuracy
     checks = gate({**test, "train_test_gap": gap})
+    v1_ready = report.verdict == "ready"
+    v1_text = f"readiness v1: {report.overall_score:.3f}, {'' if v1_ready else 'not '}above {READY_ABOVE:g}"
+    checks.append(GateCheck("readiness_v1", report.overall_score, READY_ABOVE, v1_ready, v1_text))
     failed = [check.text for check in checks if not check.passed]
-    if report.verdict != "ready":
-        failed.append(f"readiness v1: {report.overall_score:.2f}, {report.verdict}; ready is above 0.80")
     status = "not_ready" if failed else "ready"
     headline = (
         f"Not ready: {failed[0]}" + (f" (and {len(failed) - 1} more)" if len(failed) > 1 else "")

@@ -188,7 +188,7 @@ class Trainer:
         try:
             for step, (indices, batches) in enumerate(self._steps(), start=1):
                 started = time.perf_counter()
-                lr = schedule.get_last_lr()[0]
+                lr = float(schedule.get_last_lr()[0])
                 result = self._one_step(optimizer, batches, step, indices)
                 schedule.step()
                 elapsed = time.perf_counter() - started

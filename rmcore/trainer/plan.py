@@ -44,7 +44,7 @@ def plan(config: PipelineConfig, train: Sequence[PreferencePair], held_out: Sequ
     memory = 16 * rm.num_parameters + planned.token_budget * per_token
     return {
         "model": f"{config.model.name}, {rm.num_parameters / 1e6:.1f} M parameters on {rm.device}",
-        "pairs": f"{len(train)} to train on, {len(held_out)} held out; {cut['num_cut_pairs']} are longer than the limit",
+        "pairs": f"{len(train)} to train on, {len(held_out)} held out; {cut['num_cut_pairs']} longer than the limit",
         "steps": f"{planned.num_steps} of {config.train.pairs_per_step} pairs, {num_evaluations} evaluations",
         "token budget": f"{planned.token_budget} padded tokens a micro-batch",
         "tokens": f"{tokens / 1e6:.2f} M padded tokens in training steps",

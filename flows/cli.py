@@ -1,0 +1,198 @@
+"""`rm-opt`: the whole command line. Commands that need no orchestrator come from rmcore.cli."""
+
+import importlib.metadata
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rmcore.cli import app
+from rmcore.cli.common import guard
+from rmcore.errors import ConfigError, ServiceError
+from tasks.home import configure_environment, home
+
+store_app = typer.Typer(no_args_is_help=True, help="List and bound the stored artifacts.")
+app.add_typer(store_app, name="store")
+
+
+@app.callback()
+def root() -> None:
+    """Train reward models, measure them, and know whether a policy may be optimised against them.
+
+    Start with `rm-opt run --preset demo`. Everything it makes lies under $RM_OPT_HOME (default: .rm-opt).
+    """
+
+
+@app.command()
+def run(
+    preset: Annotated[str, typer.Option(help="Start from a named run: demo, smoke or minilm.")] = "demo",
+    config: Annotated[Path | None, typer.Option(help="YAML file with settings that change the preset.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Change one setting: train.lr=1e-4. May be repeated.")
+    ] = None,
+    summary: Annotated[Path | None, typer.Option(help="Write everything that was found to this JSON file.")] = None,
+) -> None:
+    """Run the pipeline: prepare, train, evaluate, landscape, readiness, report, register. Cached stages are not redone.
+
+    Example: rm-opt run --preset minilm --set data.source=pairs.parquet --set study=mine
+    """
+    os.environ["RM_OPT_CONSOLE"] = "1"
+    configure_environment()
+    from flows.settings import load_config
+
+    settings = load_config(preset, config, set_ or [])
+    from flows.pipeline import pipeline, shown_path
+
+    outcome = pipeline(settings)
+    if summary is not None:
+        summary.parent.mkdir(parents=True, exist_ok=True)
+        summary.write_text(json.dumps(outcome, indent=1) + "\n")
+    _print_outcome(outcome, shown_path)
+
+
+def _print_outcome(outcome: dict[str, Any], shown_path: Any) -> None:
+    results = outcome["results"]
+    accuracy = results["metrics"]["pairwise_accuracy"]
+    interval = "" if accuracy["ci_low"] is None else f" [{accuracy['ci_low']:.3f}, {accuracy['ci_high']:.3f}]"
+    executed = outcome["executed"]
+    print()
+    print(f"computed    {', '.join(executed) if executed else 'nothing: every stage was cached'}")
+    print(f"accuracy    {accuracy['value']:.3f}{interval} on {accuracy['num']} held-out pairs")
+    print(f"verdict     {results['verdict']['headline']}")
+    print(f"report      {shown_path(outcome['report'])}")
+    print(f"checkpoint  {shown_path(outcome['checkpoint'])}")
+    if outcome["model_version"] is not None:
+        print(f"registered  rm-{results['study']} version {outcome['model_version']} in MLflow")
+    print("UIs         rm-opt up   starts the Prefect and MLflow UIs on this machine and prints their addresses")
+
+
+@app.command()
+def up(
+    prefect_port: Annotated[int | None, typer.Option(help="Port of the Prefect server and UI; default 4200.")] = None,
+    mlflow_port: Annotated[int | None, typer.Option(help="Port of the MLflow server and UI; default 5000.")] = None,
+) -> None:
+    """Start Prefect server, worker and MLflow server on this machine only, and deploy the flows."""
+    from flows import services
+
+    _print_services(services.up(prefect_port, mlflow_port))
+
+
+@app.command()
+def down() -> None:
+    """End what `rm-opt up` started, and nothing else."""
+    from flows import services
+
+    ended = services.down()
+    print(f"ended: {', '.join(ended)}" if ended else "nothing was running")
+
+
+@app.command()
+def status() -> None:
+    """Show which services run, where, and whether they answer."""
+    from flows import services
+
+    _print_services(services.status())
+
+
+def _print_services(found: list[Any]) -> None:
+    for service in found:
+        print(service)
+
+
+@app.command()
+def sync() -> None:
+    """Send runs to MLflow that could not be sent when they ran."""
+    configure_environment()
+    from tasks.tracking import sync_pending
+
+    sent = sync_pending(home())
+    print(f"sent: {', '.join(sent)}" if sent else "nothing waits to be sent")
+
+
+@app.command()
+def why(key: Annotated[str, typer.Argument(help="First digits of an artifact's key, or its folder's name.")]) -> None:
+    """Show why a stage ran: the inputs that differ from the nearest earlier artifact of the same stage."""
+    from rmcore.store import Store, explain
+
+    store = Store(home() / "store")
+    entry = store.resolve(key)
+    nearest, differing = explain(store, entry)
+    print(f"{entry.stage} {entry.key[:12]}  {entry.path}")
+    if nearest is None:
+        print("nothing like it was computed before: it is the first artifact of this stage in the store.")
+        return
+    print(f"nearest earlier artifact: {nearest.key[:12]}  {nearest.path}")
+    for name, (before, now) in differing.items():
+        print(f"  {name}: {_shown(before)} -> {_shown(now)}")
+
+
+def _shown(value: Any) -> str:
+    return "absent" if value is None else str(value)
+
+
+@store_app.command("ls")
+def store_ls() -> None:
+    """List artifacts, the most recently used first."""
+    from datetime import datetime
+
+    from rmcore.store import Store
+
+    entries = Store(home() / "store").entries()
+    for entry in entries:
+        used = datetime.fromtimestamp(entry.last_used).astimezone().strftime("%Y-%m-%d %H:%M")
+        print(f"{entry.key[:12]}  {entry.stage:<10} {entry.num_bytes / 2**20:8.1f} MiB  used {used}  {entry.path.name}")
+    print(
+        f"{len(entries)} artifacts, {sum(entry.num_bytes for entry in entries) / 2**20:.1f} MiB in {home() / 'store'}"
+    )
+
+
+@store_app.command("gc")
+def store_gc(
+    keep: Annotated[int, typer.Option(min=0, help="Artifacts kept of each stage, the most recently used ones.")],
+) -> None:
+    """Remove old artifacts and what dead writers left behind. A removed artifact is computed again when needed."""
+    from rmcore.store import Store
+
+    removed = Store(home() / "store").collect_garbage(keep)
+    freed = sum(entry.num_bytes for entry in removed) / 2**20
+    print(f"removed {len(removed)} artifacts, {freed:.1f} MiB")
+
+
+@app.command()
+def info() -> None:
+    """Show versions, the device, and where everything lies."""
+    from rmcore.memory import free_bytes
+    from rmcore.model import pick_device
+
+    device = pick_device("auto")
+    for name in ("rm-optimizer", "torch", "transformers", "prefect", "mlflow"):
+        print(f"{name:<14} {importlib.metadata.version(name)}")
+    print(f"{'python':<14} {sys.version.split()[0]}")
+    print(f"{'device':<14} {device}, {free_bytes(device) / 2**30:.1f} GiB free")
+    print(f"{'home':<14} {home()}")
+
+
+@app.command(hidden=True)
+def compare() -> None:
+    """Refuse clearly: comparing optimizers is not part of this version."""
+    raise ConfigError(
+        "`rm-opt compare` is not part of this version. Compare two models with `rm-opt diff A B --data FILE`, or run "
+        " the pipeline with different settings in one study and compare the runs in MLflow."
+    )
+
+
+@app.command(hidden=True)
+def serve() -> None:
+    """Refuse clearly: serving is not part of this version."""
+    raise ServiceError(
+        "`rm-opt serve` is not part of this version. Score files with `rm-opt score`, or load the checkpoint, a plain "
+        "Hugging Face folder, in a server of your own."
+    )
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    sys.exit(guard(lambda: app(standalone_mode=False)))

@@ -1,0 +1,84 @@
+"""From a preset, a YAML file and `--set a.b=c` to one validated config."""
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from experiments.presets import PRESETS
+from rmcore.config import PipelineConfig
+from rmcore.errors import ConfigError
+
+Tree = dict[str, Any]
+
+
+def load_config(preset: str, file: Path | None, assignments: Sequence[str]) -> PipelineConfig:
+    """Apply `file`, then `assignments`, to a preset.
+
+    Args:
+        preset: a name in `experiments.presets`.
+        file: YAML mapping shaped like PipelineConfig; only what it names changes.
+        assignments: `dotted.name=value`; the value is read as YAML (1e-4, null, true, text).
+
+    Raises:
+        ConfigError: unknown preset or key, unreadable file, or a malformed assignment.
+        pydantic.ValidationError: a value is not allowed.
+    """
+    if preset not in PRESETS:
+        raise ConfigError(f"no preset {preset!r}; there are {', '.join(PRESETS)}.{_near(preset, list(PRESETS))}")
+    tree = PRESETS[preset].model_dump()
+    if file is not None:
+        _merge(tree, _read_yaml(file), "")
+    for assignment in assignments:
+        name, separator, text = assignment.partition("=")
+        if not separator or not name.strip():
+            raise ConfigError(f"--set {assignment!r} is not of the form dotted.name=value, for example train.lr=1e-4.")
+        change: Any = _value(text)
+        for part in reversed(name.strip().split(".")):
+            change = {part: change}
+        _merge(tree, change, "")
+    return PipelineConfig.model_validate(tree)
+
+
+def _merge(tree: Tree, change: Tree, path: str) -> None:
+    for name, value in change.items():
+        where = f"{path}.{name}" if path else str(name)
+        if name not in tree:
+            raise ConfigError(f"no setting {where!r}; here are {', '.join(tree)}.{_near(str(name), list(tree))}")
+        if isinstance(tree[name], dict) and isinstance(value, dict):
+            _merge(tree[name], value, where)
+        elif isinstance(tree[name], dict):
+            raise ConfigError(f"{where} is a group of settings, not a value; set one of {', '.join(tree[name])} in it.")
+        else:
+            tree[name] = value
+
+
+def _read_yaml(file: Path) -> Tree:
+    try:
+        loaded = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"the configuration file {file} cannot be read: {error.strerror}.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} is not valid YAML: {str(error).splitlines()[0]}; fix that line.") from error
+    if not isinstance(loaded, dict):
+        raise ConfigError(
+            f"{file} holds a {type(loaded).__name__}; write for example `train: {{lr: 0.0001}}`."
+        )
+    return loaded
+
+
+def _value(text: str) -> Any:
+    value = yaml.safe_load(text)
+    if isinstance(value, str):
+        try:
+            return float(value)  # YAML 1.1 reads 1e-4 as text
+        except ValueError:
+            return value
+    return value
+
+
+def _near(name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""
