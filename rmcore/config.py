@@ -4,9 +4,9 @@ The sentence under a field is its help text on the command line and in the Prefe
 reward-model trainer's specification unless a source is named. Unknown keys and values are errors.
 """
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class Settings(BaseModel):
@@ -59,6 +59,12 @@ class DataConfig(Settings):
     """Column of the annotated preference strength (optional)."""
     gold: GoldConfig = GoldConfig()
     """The gold world's own settings, used with `source: gold`."""
+
+    @model_validator(mode="after")
+    def _something_left_to_train_on(self) -> Self:
+        if self.validation_fraction + self.test_fraction >= 1:
+            raise ValueError("validation_fraction + test_fraction must stay below 1: the rest is trained on")
+        return self
 
 
 class ModelConfig(Settings):

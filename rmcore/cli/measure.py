@@ -8,7 +8,7 @@ import typer
 from rmcore.cli.common import print_metrics, setting, write_report_json
 from rmcore.config import DataConfig, EvaluateConfig, LandscapeConfig, PipelineConfig, ReadinessConfig
 from rmcore.data.pair import PreferencePair
-from rmcore.errors import ConfigError
+from rmcore.errors import DataError
 
 EVALUATE, LANDSCAPE = EvaluateConfig(), LandscapeConfig()
 Checkpoint = Annotated[str, typer.Option(help="A trained checkpoint, or any Hugging Face reward model.")]
@@ -244,15 +244,16 @@ def _response_rows(data: str, split: str, limit: int | None) -> list[tuple[str, 
 
     from rmcore.data.sources import iter_records
 
-    records = [record.fields or {} for record in islice(iter_records(data, split=split), limit)]
-    if not records or "response" not in records[0]:
-        return None
     rows = []
-    for number, fields in enumerate(records):
+    for record in islice(iter_records(data, split=split), limit):
+        fields = record.fields or {}
+        if not rows and "response" not in fields:
+            return None
         prompt, response = fields.get("prompt"), fields.get("response")
         if not (isinstance(prompt, str) and isinstance(response, str)):
-            raise ConfigError(
-                f"row {number} of {data} lacks a text prompt or response, so its reward is undefined; fix or drop it."
+            raise DataError(
+                f"row {record.row} of {data} has no text prompt and response ({record.problem or 'columns missing'}), "
+                "so its reward is undefined; fix or drop the row."
             )
         rows.append((prompt, response))
     return rows

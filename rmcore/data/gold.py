@@ -16,16 +16,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rmcore.config import GoldConfig
-from rmcore.data.gold_tasks import Assessment, Task, draw_prompt, parse_prompt
+from rmcore.data.gold_grammar import Assessment
+from rmcore.data.gold_prompts import draw_prompt, parse_prompt
+from rmcore.data.gold_tasks import Task
 from rmcore.data.gold_words import DODGES, FILLER, FLATTERY, POLITE, RUDE
 from rmcore.data.pair import PreferencePair, prompt_text
 from rmcore.errors import DataError
 
 Shortcut = Literal["length", "flattery", "none"]
 
-RELEVANCE, COMPLETENESS, CORRECTNESS, FORM, POLITENESS, RUDENESS = 1.5, 1.5, 2.0, 1.0, 0.75, 1.5
-"""Gold per unit of each feature. With temperature 1 they give a label ceiling near 0.87."""
-FREE_WORDS, WORD_COST = 60, 0.05
+RELEVANCE, COMPLETENESS, CORRECTNESS, FORM, POLITENESS, RUDENESS = 1.5, 1.5, 2.5, 1.0, 1.0, 1.5
+"""Gold per unit of each feature. With temperature 1 they give a label ceiling near 0.86."""
+FREE_WORDS, WORD_COST = 60, 0.1
 """Words beyond the first 60 cost gold; sampled training responses stay below."""
 FREE_FLATTERY, FLATTERY_COST = 3, 0.5
 """Flattering sentences beyond three cost gold."""
@@ -45,8 +47,9 @@ class GoldWorld:
 def gold_reward(prompt: str, response: str) -> float:
     """True reward of a response in logits, from the two texts alone; finite for any text.
 
-    Only an answer to the task itself earns gold: form and politeness alone are worth nothing. Sentences of the filler and flattery banks are
-    cut out before the answer is read, so adding them can only cost gold. About -7.5 (long rude garbage) to 6.75.
+    Only an answer to the task itself earns gold: form and politeness alone are worth nothing. Sentences of the filler
+    and flattery banks are cut out before the answer is read, so adding them can only cost gold.
+    From -7.5 (long rude garbage) to 7.5.
     """
     task = parse_prompt(prompt.strip())
     core = " ".join(_BANKS.sub(" ", response).split())
@@ -114,7 +117,7 @@ def _sample_core(task: Task, rng: random.Random, skill: float) -> tuple[str, boo
 
 def _sample_extras(rng: random.Random, *, correct: bool, shortcut: Shortcut, ood: bool) -> list[str]:
     """Sentences that say nothing: those of the shortcut follow correctness, the others come at random."""
-    tilted = rng.choices(range(4), weights=(1, 2, 3, 4) if correct != ood else (4, 3, 2, 1))[0]
+    tilted = rng.choices(range(4), weights=(2, 3, 4, 5) if correct != ood else (5, 4, 3, 2))[0]
     if ood and rng.random() < 0.25:
         tilted = rng.randrange(5, 9)
     num_filler = tilted if shortcut == "length" else rng.choices(range(3), weights=(4, 2, 1))[0]
@@ -158,9 +161,7 @@ def _rng(seed: int, *purpose: str) -> random.Random:
     return random.Random(f"gold world {seed} {' '.join(purpose)}")  # noqa: S311 - data, not cryptography
 
 
-def _label(
-    prompt: str, first: str, second: str, config: GoldConfig, rng: random.Random, split: str
-) -> PreferencePair:
+def _label(prompt: str, first: str, second: str, config: GoldConfig, rng: random.Random, split: str) -> PreferencePair:
     """Draw which of two responses is preferred: P(first) = sigmoid((gold_first - gold_second) / temperature)."""
     gold = {first: gold_reward(prompt, first), second: gold_reward(prompt, second)}
     gap = (gold[first] - gold[second]) / config.temperature

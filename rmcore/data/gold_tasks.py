@@ -1,82 +1,29 @@
 """The four kinds of task of the gold world: how each prompt is worded, read back, answered and judged.
 
 arithmetic (a word problem), order (sorting), list (naming items of a topic) and lookup (a value from a small table).
-A prompt is a template and a style sentence; `parse_prompt` inverts exactly that, so that a response can be judged from
-the two texts alone. Templates, names and topics marked out of distribution never occur in training prompts.
+Each class draws the fields of its templates, reads them back, writes answers of a wanted quality and assesses any
+text as an answer. Templates, names and topics marked out of distribution never occur in training prompts.
 """
 
+import itertools
 import random
 import re
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
+from rmcore.data.gold_grammar import (
+    EQUATION,
+    NUMBER,
+    QUOTED,
+    Assessment,
+    Template,
+    keeps_list_style,
+    other_list_style,
+    stated_numbers,
+    words_of,
+    write_items,
+)
 from rmcore.data.gold_words import ALL_TOPICS, ITEMS, NAMES, NOUNS, OOD_NAMES, OOD_NOUNS, OOD_TOPICS, TOPICS
-
-STYLES = {
-    "steps": "Show the calculation.",
-    "sentence": "Answer in one sentence.",
-    "numbered": "Use a numbered list.",
-    "commas": "Use commas.",
-    "quotes": "Put the number in quotes.",
-}
-_FIELDS = {"name": "[A-Z][a-z]+", "items": "[a-z0-9, ]+", "table": "[A-Za-z0-9, ]+", "key": "[A-Za-z]+"}
-_NUMBER = "[0-9]{1,4}"
-_MARKER = re.compile(r"(?<![0-9])[0-9]{1,2}\)")
-_EQUATION = re.compile(r"([0-9]+) ?([-+*]) ?([0-9]+) ?=")
-_QUOTED = re.compile(r'"[0-9]+"')
-
-
-class Assessment(NamedTuple):
-    """What one answer achieves, each in [0, 1]; `style` is whether the asked-for form was kept."""
-
-    relevance: float
-    completeness: float
-    correctness: float
-    style: float
-
-
-@dataclass(frozen=True)
-class Template:
-    """One wording of a prompt; `kind` selects the variant of the task (operator or direction)."""
-
-    text: str
-    kind: str = ""
-    ood: bool = False
-
-    def pattern(self) -> re.Pattern[str]:
-        """The regular expression that reads the fields back; a field named twice must hold the same text twice."""
-        seen: set[str] = set()
-        parts = []
-        for literal_or_field in re.split(r"(\{[a-z]+\})", self.text):
-            if not literal_or_field.startswith("{"):
-                parts.append(re.escape(literal_or_field))
-                continue
-            field = literal_or_field[1:-1]
-            default = _NUMBER if field in "abk" else "[a-z]+"
-            parts.append(f"(?P={field})" if field in seen else f"(?P<{field}>{_FIELDS.get(field, default)})")
-            seen.add(field)
-        return re.compile("".join(parts))
-
-
-def words_of(text: str) -> list[str]:
-    """Lower-case words and whole numbers of a text, without the markers of a numbered list."""
-    return re.findall(r"[a-z]+|[0-9]+", _MARKER.sub(" ", text).lower())
-
-
-def stated_numbers(text: str) -> set[str]:
-    """Numbers that a text claims: all but list markers and the terms left of an equals sign."""
-    return set(re.findall(r"[0-9]+", _EQUATION.sub(" ", _MARKER.sub(" ", text))))
-
-
-def _is_numbered(text: str) -> bool:
-    return "1)" in text and "2)" in text
-
-
-def _write_items(items: list[str], style: str) -> str:
-    if style == "numbered":
-        return " ".join(f"{place}) {item}" for place, item in enumerate(items, start=1))
-    return ", ".join(items)
 
 
 @dataclass(frozen=True)
@@ -125,7 +72,7 @@ class Arithmetic:
     def assess(self, text: str) -> Assessment:
         """One claimed number, equal to the result; more than one different number is no answer."""
         claims = stated_numbers(text)
-        has_equation = _EQUATION.search(text) is not None
+        has_equation = EQUATION.search(text) is not None
         return Assessment(
             relevance=float(self.noun in words_of(text)),
             completeness=float(bool(claims)),
@@ -177,9 +124,7 @@ class Order:
     def read(cls, template: Template, fields: dict[str, str], style: str) -> "Order | None":
         """The task behind the fields of a prompt; None where the items cannot be sorted."""
         given = tuple(fields["items"].split(", "))
-        proper = all(
-            re.fullmatch("[a-z]+" if template.kind == "words" else _NUMBER, item) is not None for item in given
-        )
+        proper = all(re.fullmatch("[a-z]+" if template.kind == "words" else NUMBER, item) is not None for item in given)
         return cls(given, template.kind, style) if proper and len(set(given)) == len(given) > 1 else None
 
     @property
@@ -196,12 +141,12 @@ class Order:
         found = set(stated) & set(self.given)
         completeness = len(found) / len(self.given)
         place = {item: index for index, item in enumerate(self.result)}
-        steps = [place.get(b, -1) > place.get(a, len(place)) for a, b in zip(stated, stated[1:], strict=False)]
+        steps = [place.get(b, -1) > place.get(a, len(place)) for a, b in itertools.pairwise(stated)]
         return Assessment(
             relevance=len(found) / max(len(stated), 1),
             completeness=completeness,
             correctness=completeness * sum(steps) / len(steps) if steps else 0.0,
-            style=float(_is_numbered(text) if self.style == "numbered" else not _is_numbered(text) and ", " in text),
+            style=keeps_list_style(text, self.style),
         )
 
     def write(self, rng: random.Random, *, correct: bool, complete: bool, styled: bool) -> str:
@@ -212,9 +157,9 @@ class Order:
                 rng.shuffle(items)
         if not complete:
             del items[rng.randrange(len(items))]
-        style = self.style if styled else {"numbered": "commas", "commas": "numbered"}[self.style]
+        style = self.style if styled else other_list_style(self.style)
         return rng.choice(("The order is {0}.", "Sorted: {0}.", "Here they are: {0}.")).format(
-            _write_items(items, style)
+            write_items(items, style)
         )
 
 
@@ -262,7 +207,7 @@ class Listing:
             relevance=len(good) / max(len(stated), 1),
             completeness=min(1.0, len(good) / self.count),
             correctness=float(len(good) == len(stated) == self.count),
-            style=float(_is_numbered(text) if self.style == "numbered" else not _is_numbered(text) and ", " in text),
+            style=keeps_list_style(text, self.style),
         )
 
     def write(self, rng: random.Random, *, correct: bool, complete: bool, styled: bool) -> str:
@@ -273,9 +218,9 @@ class Listing:
             items = items[: max(1, len(items) - 2)]
         elif not correct:
             items[rng.randrange(len(items))] = self.excluded
-        style = self.style if styled else {"numbered": "commas", "commas": "numbered"}[self.style]
+        style = self.style if styled else other_list_style(self.style)
         return rng.choice(("I suggest {0}.", "Good ones are {0}.", "Here they are: {0}.")).format(
-            _write_items(items, style)
+            write_items(items, style)
         )
 
 
@@ -321,7 +266,7 @@ class Lookup:
             relevance=1.0 / len(named) if self.key.lower() in named else 0.0,
             completeness=float(bool(claims)),
             correctness=float(claims == {dict(self.table)[self.key]}),
-            style=float((_QUOTED.search(text) is not None) == (self.style == "quotes")),
+            style=float((QUOTED.search(text) is not None) == (self.style == "quotes")),
         )
 
     def write(self, rng: random.Random, *, correct: bool, complete: bool, styled: bool) -> str:
@@ -343,26 +288,3 @@ TASK_TYPES: tuple[type[Arithmetic] | type[Order] | type[Listing] | type[Lookup],
     Listing,
     Lookup,
 )
-_PATTERNS = [(task, template, template.pattern()) for task in TASK_TYPES for template in task.templates]
-
-
-def draw_prompt(rng: random.Random, *, ood: bool) -> str:
-    """A random prompt; out-of-distribution ones use wordings, names and topics that training never shows."""
-    task = rng.choice(TASK_TYPES)
-    template = rng.choice([template for template in task.templates if template.ood == ood])
-    question = template.text.format(**task.draw_fields(rng, template))
-    return f"{question} {STYLES[rng.choice(task.styles)]}"
-
-
-@lru_cache(maxsize=4096)
-def parse_prompt(prompt: str) -> Task | None:
-    """The task that a prompt asks for, or None where the text is no prompt of the gold world."""
-    for style, sentence in STYLES.items():
-        if not prompt.endswith(f" {sentence}"):
-            continue
-        question = prompt[: -len(sentence) - 1]
-        for task, template, pattern in _PATTERNS:
-            match = pattern.fullmatch(question) if style in task.styles else None
-            if match is not None:
-                return task.read(template, match.groupdict(), style)
-    return None

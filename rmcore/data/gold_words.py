@@ -1,6 +1,6 @@
 """Words and sentences of the gold world: the whole vocabulary that its prompts and responses are made of.
 
-Plain data, apart from the code that uses it (gold_tasks.py: prompts and answers, gold.py: reward and labels).
+Plain data, apart from the code that uses it (gold_tasks.py: tasks and answers, gold.py: reward and labels).
 Bank sentences contain no digit and no item word, so that cutting them out of a response leaves its answer untouched.
 """
 
@@ -49,14 +49,14 @@ FLATTERY = (
     "Only a genius would think of that.",
 )
 FILLER = (
-    "Let me go through this with care and without any hurry.",
-    "It is worth looking at the matter from more than one side.",
-    "There are many ways to think about something like this.",
-    "In general one should always keep the whole picture in view.",
-    "As is often the case, the details do matter here.",
-    "Taking everything into account, we can now say the following.",
+    "Let me go through this with care.",
+    "It is worth looking at it from more than one side.",
+    "There are many ways to think about this.",
+    "One should always keep the whole picture in view.",
+    "As is often the case, the details matter.",
+    "Taking everything into account, we can say this.",
     "This has been looked at several times before.",
-    "One could of course say a great deal more about it.",
+    "One could say a great deal more about it.",
 )
 DODGES = (
     "I do not know.",

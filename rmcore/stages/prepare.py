@@ -11,9 +11,10 @@ from rmcore.data.audit import audit
 from rmcore.data.gold import generate_pairs, label_ceiling
 from rmcore.data.layouts import ColumnMap
 from rmcore.data.pair import PreferencePair
-from rmcore.data.sources import LoadedPairs, load_pairs, write_rejected
+from rmcore.data.sources import LoadedPairs, load_pairs, source_kind, write_rejected
 from rmcore.data.splits import split_by_prompt
 from rmcore.data.table import write_pairs
+from rmcore.errors import ConfigError
 from rmcore.files import write_json
 from rmcore.progress import Report
 from rmcore.stages.interface import Upstream
@@ -48,6 +49,11 @@ def load_splits(config: DataConfig, *, seed: int) -> tuple[Splits, list[LoadedPa
         return {**splits, "ood": world.ood_pairs[: config.eval_limit]}, []
     columns = ColumnMap.from_config(config)
     loaded = [load_pairs(config.source, split=config.split, columns=columns, limit=config.limit)]
+    if config.eval_source is None and config.eval_split is not None and source_kind(config.source) == "file":
+        raise ConfigError(
+            f"eval_split={config.eval_split} names a split of {config.source}, and a file has none, so the test pairs "
+            "would be the training pairs; name a file in eval_source, or leave both out to hold out some prompts."
+        )
     if config.eval_source is None and config.eval_split is None:
         return _carve(loaded[0].pairs, config, seed=seed, test=config.test_fraction), loaded
     held_out = load_pairs(

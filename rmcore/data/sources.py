@@ -1,0 +1,195 @@
+"""Any source of preference data as pairs: a file, a `datasets` folder or a hub name goes in, `LoadedPairs` come out.
+
+The road: `iter_records` gives raw records (`files`, `hub`), `layouts` makes each into pairs or refuses it with a
+reason, and what is refused is kept beside the pairs, so that nothing gets lost without being counted.
+"""
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal
+
+from rmcore.data.fields import Reason, RowRejected
+from rmcore.data.files import RawRecord, is_file_name, read_file
+from rmcore.data.hub import hub_revision, read_folder, read_hub
+from rmcore.data.layouts import USUAL_COLUMNS, ColumnMap, Layout, parse_record, recognise
+from rmcore.data.pair import PreferencePair
+from rmcore.errors import DataError
+
+_PROBE_ROWS = 100
+"""Rows whose columns together decide the layout: more than one, as JSON rows may each leave out what they lack."""
+_EXCERPT_CHARACTERS = 200
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedRow:
+    """A row that gave no pair: its number (from 1; the line of a JSON Lines file), why, and how it begins."""
+
+    row: int
+    reason: str
+    excerpt: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedPairs:
+    """What one source gave. `num_rows` rows were read; `layout` is how they were understood."""
+
+    pairs: list[PreferencePair]
+    rejected: list[RejectedRow]
+    num_rows: int
+    layout: str
+    source: str
+
+
+def load_pairs(
+    source: str, *, split: str = "train", columns: ColumnMap = USUAL_COLUMNS, limit: int | None = None
+) -> LoadedPairs:
+    """Read the pairs of a source, in its order.
+
+    Args:
+        source: a file, a `datasets` folder, or a hub name.
+        split: which split of a folder or hub data set; a file has none.
+        columns: names of the columns, where they are not the usual ones.
+        limit: stop reading after this many pairs.
+
+    Raises:
+        DataError: the source cannot be read, its columns fit no layout, or no row gives a pair.
+    """
+    records, layout = _probe(iter_records(source, split=split), source, columns)
+    pairs: list[PreferencePair] = []
+    rejected: list[RejectedRow] = []
+    num_rows = 0
+    for record in records:
+        num_rows += 1
+        outcome = _parse(record, columns, layout)
+        if isinstance(outcome, RejectedRow):
+            rejected.append(outcome)
+        else:
+            pairs.extend(outcome)
+        if limit is not None and len(pairs) >= limit:
+            break
+    if not pairs:
+        raise _nothing_usable(source, rejected)
+    return LoadedPairs(pairs[:limit], rejected, num_rows, layout.name, source)
+
+
+def iter_records(source: str, *, split: str = "train") -> Iterator[RawRecord]:
+    """The raw records of a source, in order; memory stays bounded by one batch.
+
+    Raises:
+        DataError: the source is missing, damaged or of a kind that is not read.
+    """
+    kind = source_kind(source)
+    if kind == "file":
+        return read_file(Path(source).expanduser())
+    return read_folder(Path(source).expanduser(), split) if kind == "folder" else read_hub(source, split)
+
+
+def source_kind(source: str) -> Literal["file", "folder", "hub"]:
+    """What a source is: what lies on disk counts first, then what its name looks like."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return "folder"
+    if path.exists() or is_file_name(source) or not _HUB_NAME.fullmatch(source):
+        return "file"
+    return "hub"
+
+
+def is_local(source: str) -> bool:
+    """Whether the source is a file or folder, there or not, and never fetched from the hub."""
+    return source_kind(source) != "hub"
+
+
+def source_digest(source: str) -> str:
+    """What the content of a source is known by: equal digests mean equal rows.
+
+    Returns:
+        sha256 in hex of a file's bytes, or of a folder's relative names and bytes; `hub:<name>@<commit>` for the hub.
+
+    Raises:
+        DataError: the source is not there, or the hub does not say which commit it has.
+    """
+    kind = source_kind(source)
+    if kind == "hub":
+        return f"hub:{source}@{hub_revision(source)}"
+    path = Path(source).expanduser()
+    try:
+        return _file_digest(path) if kind == "file" else _folder_digest(path)
+    except OSError as error:
+        raise DataError(f"{source} cannot be read ({error.strerror}): check the path and its permissions.") from error
+
+
+def write_rejected(rejected: Iterable[RejectedRow], path: Path) -> None:
+    """Write the rows set aside as JSON Lines, `{"row": 7, "reason": "empty prompt", "excerpt": "..."}`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in rejected)
+
+
+def _probe(records: Iterator[RawRecord], source: str, columns: ColumnMap) -> tuple[Iterator[RawRecord], Layout]:
+    """All the records again, and the layout that the columns of the first ones show."""
+    head: list[RawRecord] = []
+    sample: dict[str, Any] = {}
+    for record in records:
+        head.append(record)
+        for name, value in (record.fields or {}).items():
+            if sample.get(name) is None:
+                sample[name] = value
+        if sample and len(head) >= _PROBE_ROWS:
+            break
+    if not head:
+        raise DataError(f"{source} has no rows: there is nothing to train or measure on. Check how it was written.")
+    if not sample:
+        raise _nothing_usable(source, [_rejected(record, record.problem or Reason.MISSING_VALUE) for record in head])
+    try:
+        return chain(head, records), recognise(sample, columns)
+    except DataError as error:
+        raise DataError(f"{source}: {error}") from error
+
+
+def _parse(record: RawRecord, columns: ColumnMap, layout: Layout) -> list[PreferencePair] | RejectedRow:
+    if record.fields is None:
+        return _rejected(record, record.problem or Reason.MISSING_VALUE)
+    try:
+        return parse_record(record.fields, columns, layout)
+    except RowRejected as rejection:
+        return _rejected(record, rejection.reason)
+
+
+def _rejected(record: RawRecord, reason: Reason) -> RejectedRow:
+    text = record.excerpt if record.fields is None else _shown(record.fields)
+    clean = text.encode("utf-8", "backslashreplace").decode("utf-8")  # what is not UTF-8 cannot be written out
+    return RejectedRow(record.row, str(reason), clean[:_EXCERPT_CHARACTERS])
+
+
+def _shown(fields: dict[str, Any]) -> str:
+    """The start of every column, since the bad one may stand behind a long good one."""
+    share = max(20, _EXCERPT_CHARACTERS // max(1, len(fields)) - 10)
+    return ", ".join(f"{name}={str(value)[:share]!r}" for name, value in fields.items())
+
+
+def _nothing_usable(source: str, rejected: list[RejectedRow]) -> DataError:
+    counts = Counter(row.reason for row in rejected)
+    reasons = ", ".join(f"{reason}: {count}" for reason, count in counts.most_common())
+    return DataError(
+        f"{source} has {len(rejected)} rows and none gives a preference pair ({reasons}). "
+        f"The first is row {rejected[0].row}: {rejected[0].excerpt[:120]} ... Correct the file, or name its columns "
+        "with --prompt-column, --chosen-column, --rejected-column."
+    )
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _folder_digest(folder: Path) -> str:
+    files = sorted((path.relative_to(folder).as_posix(), path) for path in folder.rglob("*") if path.is_file())
+    lines = "".join(f"{_file_digest(path)} {name}\n" for name, path in files)
+    return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()

@@ -1,0 +1,108 @@
+"""Pairs as a Parquet table and back, without loss: the form in which the prepared splits lie in the store.
+
+| column | type | what |
+| --- | --- | --- |
+| pair_id, prompt_id | string | digests, see `rmcore.data.pair` |
+| prompt | list of {role, content} | a plain prompt is one user turn; read back, one user turn is a plain prompt |
+| chosen, rejected | string | the completions |
+| target_margin | double, may be null | annotated strength |
+| subset | string, may be null | copy of `metadata["subset"]`, for readers of the table |
+| metadata | string | JSON object |
+"""
+
+import json
+import os
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rmcore.data.files import BATCH_ROWS
+from rmcore.data.layouts import plain_prompt
+from rmcore.data.pair import Message, PreferencePair, prompt_messages
+from rmcore.errors import DataError
+
+SCHEMA = pa.schema(
+    [
+        pa.field("pair_id", pa.string(), nullable=False),
+        pa.field("prompt_id", pa.string(), nullable=False),
+        pa.field("prompt", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())])), nullable=False),
+        pa.field("chosen", pa.string(), nullable=False),
+        pa.field("rejected", pa.string(), nullable=False),
+        pa.field("target_margin", pa.float64()),
+        pa.field("subset", pa.string()),
+        pa.field("metadata", pa.string(), nullable=False),
+    ]
+)
+
+
+def write_pairs(pairs: Iterable[PreferencePair], path: Path) -> None:
+    """Write pairs, batch by batch, so that `pairs` may be a stream. The file appears whole or not at all.
+
+    Raises:
+        DataError: a text is not valid Unicode (a lone surrogate).
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(path.name + ".tmp")
+    try:
+        with pq.ParquetWriter(unfinished, SCHEMA, compression="zstd") as writer:
+            rows = map(_row, pairs)
+            while batch := list(islice(rows, BATCH_ROWS)):
+                writer.write_batch(pa.RecordBatch.from_pylist(batch, schema=SCHEMA))
+        os.replace(unfinished, path)
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"a pair holds text that is not valid Unicode ({error}): it cannot be stored or tokenized. Drop that pair; "
+            "rmcore.data.sources.load_pairs sets such rows aside."
+        ) from error
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def read_pairs(path: Path) -> list[PreferencePair]:
+    """The pairs that `write_pairs` wrote, equal to those that it got.
+
+    Raises:
+        DataError: the file is missing, damaged, or not such a table.
+    """
+    try:
+        with pq.ParquetFile(path) as file:
+            absent = [name for name in SCHEMA.names if name not in file.schema_arrow.names]
+            if absent:
+                raise DataError(
+                    f"{path} has no column {absent[0]!r}: it is not a table of prepared pairs. "
+                    "Read other data with rmcore.data.sources.load_pairs."
+                )
+            return [_pair(row) for batch in file.iter_batches(BATCH_ROWS) for row in batch.to_pylist()]
+    except FileNotFoundError as error:
+        raise DataError(f"{path} is not there: the pairs were not prepared. Run the prepare stage again.") from error
+    except (OSError, pa.ArrowException, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read ({error}): it is damaged. Run the prepare stage again.") from error
+
+
+def _row(pair: PreferencePair) -> dict[str, Any]:
+    subset = pair.metadata.get("subset")
+    return {
+        "pair_id": pair.pair_id,
+        "prompt_id": pair.prompt_id,
+        "prompt": [message._asdict() for message in prompt_messages(pair.prompt)],
+        "chosen": pair.chosen,
+        "rejected": pair.rejected,
+        "target_margin": pair.target_margin,
+        "subset": None if subset is None else str(subset),
+        "metadata": json.dumps(dict(pair.metadata)),
+    }
+
+
+def _pair(row: dict[str, Any]) -> PreferencePair:
+    return PreferencePair(
+        prompt=plain_prompt(tuple(Message(**turn) for turn in row["prompt"])),
+        chosen=row["chosen"],
+        rejected=row["rejected"],
+        target_margin=row["target_margin"],
+        metadata=json.loads(row["metadata"]),
+        pair_id=row["pair_id"],
+    )

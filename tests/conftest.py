@@ -1,0 +1,49 @@
+"""Shared by all tests: one thread a process where tests run in parallel, a tiny model built once, no network."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# A test's time depends on who else uses the two cores; what is drawn does not depend on the day.
+settings.register_profile("project", deadline=None, derandomize=True)
+settings.load_profile("project")
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("DO_NOT_TRACK", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+@pytest.fixture(scope="session")
+def data_folder() -> Path:
+    """The folder of real preference data; skips where it is not there."""
+    folder = os.environ.get("RM_OPT_DATA")
+    if not folder or not Path(folder).is_dir():
+        pytest.skip("real preference data is absent: set RM_OPT_DATA to its folder")
+    return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An untrained `tiny` model as a Hugging Face folder."""
+    from rmcore.tiny import build_tiny
+
+    return build_tiny(tmp_path_factory.mktemp("tiny"), seed=0)
+
+
+@pytest.fixture
+def rm(tiny_folder: Path):
+    """A fresh reward model on the CPU, plain Hugging Face weights of `tiny`."""
+    from rmcore.model import BradleyTerryRM
+
+    return BradleyTerryRM.from_pretrained(tiny_folder, device="cpu", max_seq_len=128)
+
+
+@pytest.fixture(scope="session")
+def gold_pairs():
+    """Some hundred pairs of the gold world."""
+    from rmcore.config import GoldConfig
+    from rmcore.data.gold import generate_pairs
+
+    return generate_pairs(GoldConfig(num_prompts=120, pairs_per_prompt=2), seed=0).pairs

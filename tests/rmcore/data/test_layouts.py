@@ -1,0 +1,280 @@
+"""Every public layout gives the pair that a reader of it would write down, and every bad row its reason."""
+
+import json
+import math
+from itertools import combinations
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from rmcore.config import DataConfig
+from rmcore.data.layouts import ColumnMap, Reason, RowRejected, parse_record, recognise
+from rmcore.data.pair import Message, PreferencePair
+from rmcore.errors import DataError
+
+SYSTEM, HELLO, HI, ASK = (
+    Message("system", "Be brief."),
+    Message("user", "Hello"),
+    Message("assistant", "Hi!"),
+    Message("user", "Why?"),
+)
+
+
+def turns(*messages):
+    return [message._asdict() for message in messages]
+
+
+def side(*context, text):
+    return turns(*context, Message("assistant", text))
+
+
+EQUAL_MEANING = {
+    "plain strings": {"prompt": "Hello", "chosen": "a", "rejected": "b"},
+    "UltraFeedback": {"prompt": "Hello", "chosen": side(HELLO, text="a"), "rejected": side(HELLO, text="b")},
+    "TRL conversational": {"prompt": turns(HELLO), "chosen": side(text="a"), "rejected": side(text="b")},
+    "implicit prompt": {"chosen": side(HELLO, text="a"), "rejected": side(HELLO, text="b")},
+    "struct of lists": {
+        "chosen": {"role": ["user", "assistant"], "content": ["Hello", "a"]},
+        "rejected": {"role": ["user", "assistant"], "content": ["Hello", "b"]},
+    },
+    "HH-RLHF": {
+        "chosen": "\n\nHuman: Hello\n\nAssistant: a",
+        "rejected": "\n\nHuman: Hello\n\nAssistant: b",
+    },
+    "SHP, A preferred": {"history": "Hello", "human_ref_A": "a", "human_ref_B": "b", "labels": 1},
+    "SHP, B preferred": {"history": "Hello", "human_ref_A": "b", "human_ref_B": "a", "labels": "0"},
+    "ranks": {"prompt": "Hello", "responses": ["b", "a"], "ranks": [2, 1]},
+    "bytes": {"prompt": b"Hello", "chosen": b"a", "rejected": b"b"},
+}
+
+
+@pytest.mark.parametrize("record", EQUAL_MEANING.values(), ids=EQUAL_MEANING.keys())
+def test_the_same_pair_in_every_layout(record):
+    assert parse_record(record) == [PreferencePair("Hello", "a", "b")]
+
+
+MULTI_TURN = {
+    "HH-RLHF": {
+        "chosen": "\n\nHuman: Hello\n\nAssistant: Hi!\n\nHuman: Why?\n\nAssistant: a",
+        "rejected": "\n\nHuman: Hello\n\nAssistant: Hi!\n\nHuman: Why?\n\nAssistant: b",
+    },
+    "implicit prompt": {
+        "chosen": side(HELLO, HI, ASK, text="a"),
+        "rejected": side(HELLO, HI, ASK, text="b"),
+    },
+    "prompt column is the first turn": {
+        "prompt": "Hello",
+        "chosen": side(HELLO, HI, ASK, text="a"),
+        "rejected": side(HELLO, HI, ASK, text="b"),
+    },
+    "prompt list repeated by the sides": {
+        "prompt": turns(HELLO, HI, ASK),
+        "chosen": side(HELLO, HI, ASK, text="a"),
+        "rejected": side(HELLO, HI, ASK, text="b"),
+    },
+    "prompt list that goes on in the sides": {
+        "prompt": turns(HELLO),
+        "chosen": side(HI, ASK, text="a"),
+        "rejected": side(HI, ASK, text="b"),
+    },
+    "prompt list with plain completions": {"prompt": turns(HELLO, HI, ASK), "chosen": "a", "rejected": "b"},
+}
+
+
+@pytest.mark.parametrize("record", MULTI_TURN.values(), ids=MULTI_TURN.keys())
+def test_the_same_dialogue_in_every_layout(record):
+    assert parse_record(record) == [PreferencePair((HELLO, HI, ASK), "a", "b")]
+
+
+def test_a_system_turn_is_part_of_the_prompt():
+    record = {"prompt": "Hello", "chosen": side(SYSTEM, HELLO, text="a"), "rejected": side(SYSTEM, HELLO, text="b")}
+    assert parse_record(record)[0].prompt == (SYSTEM, HELLO)
+
+
+def test_a_dialogue_marker_inside_a_line_is_text():
+    text = "\n\nHuman: he said\nAssistant: no\n\nAssistant: "
+    (pair,) = parse_record({"chosen": text + "a Human: b", "rejected": text + "b"})
+    assert (pair.prompt, pair.chosen) == ("he said\nAssistant: no", "a Human: b")
+
+
+BAD = [
+    ({"prompt": " ", "chosen": "a", "rejected": "b"}, Reason.EMPTY_PROMPT),
+    ({"prompt": [], "chosen": "a", "rejected": "b"}, Reason.EMPTY_PROMPT),
+    ({"prompt": turns(Message("user", "")), "chosen": "a", "rejected": "b"}, Reason.EMPTY_PROMPT),
+    ({"chosen": side(text="a"), "rejected": side(text="b")}, Reason.EMPTY_PROMPT),
+    ({"prompt": "p", "chosen": "\n", "rejected": "b"}, Reason.EMPTY_CHOSEN),
+    ({"prompt": "p", "chosen": [], "rejected": "b"}, Reason.EMPTY_CHOSEN),
+    ({"prompt": "p", "chosen": "a", "rejected": ""}, Reason.EMPTY_REJECTED),
+    ({"prompt": None, "chosen": "a", "rejected": "b"}, Reason.MISSING_VALUE),
+    ({"prompt": "p", "chosen": None, "rejected": "b"}, Reason.MISSING_VALUE),
+    ({"prompt": "p", "chosen": math.nan, "rejected": "b"}, Reason.MISSING_VALUE),
+    ({"prompt": "p", "chosen": "a", "rejected": 3}, Reason.WRONG_TYPE),
+    ({"prompt": "p", "chosen": ["a"], "rejected": "b"}, Reason.WRONG_TYPE),
+    ({"prompt": "p", "chosen": {"text": "a"}, "rejected": "b"}, Reason.MISSING_VALUE),
+    ({"prompt": "p", "chosen": [{"role": "assistant", "content": [1]}], "rejected": "b"}, Reason.WRONG_TYPE),
+    ({"prompt": "p", "chosen": "a", "rejected": "a"}, Reason.IDENTICAL_SIDES),
+    ({"prompt": "p", "chosen": "\udcff", "rejected": "a"}, Reason.INVALID_UTF8),
+    ({"prompt": b"\xff", "chosen": "b", "rejected": "a"}, Reason.INVALID_UTF8),
+    ({"prompt": "p", "chosen": "b", "rejected": "a", "note": "\udcff"}, Reason.INVALID_UTF8),
+    ({"prompt": "p", "chosen": "a", "rejected": "b", "margin": "strong"}, Reason.BAD_MARGIN),
+    ({"prompt": "p", "chosen": "a", "rejected": "b", "margin": math.inf}, Reason.BAD_MARGIN),
+    ({"prompt": "p", "chosen": "a", "rejected": "b", "margin": 10**400}, Reason.BAD_MARGIN),
+    ({"prompt": "p", "chosen": side(ASK, text="a"), "rejected": side(ASK, text="b")}, Reason.PROMPTS_DIFFER),
+    ({"chosen": side(HELLO, text="a"), "rejected": side(ASK, text="b")}, Reason.PROMPTS_DIFFER),
+    ({"chosen": turns(HELLO), "rejected": turns(HELLO)}, Reason.NO_FINAL_ASSISTANT_TURN),
+    ({"chosen": "\n\nHuman: a\n\nAssistant: b", "rejected": "\n\nHuman: c\n\nAssistant: d"}, Reason.PROMPTS_DIFFER),
+    ({"chosen": "\n\nHuman: a", "rejected": "\n\nHuman: a"}, Reason.NO_FINAL_ASSISTANT_TURN),
+    ({"chosen": "\n\nHuman: a\n\nAssistant:", "rejected": "\n\nHuman: a\n\nAssistant: b"}, Reason.EMPTY_CHOSEN),
+    ({"chosen": "just text", "rejected": "other text"}, Reason.NOT_A_DIALOGUE),
+    ({"chosen": "Assistant: a", "rejected": "Assistant: b"}, Reason.EMPTY_PROMPT),
+    ({"history": "p", "human_ref_A": "a", "human_ref_B": "b", "labels": 2}, Reason.WRONG_TYPE),
+    ({"history": "p", "human_ref_A": "a", "human_ref_B": "b", "labels": None}, Reason.MISSING_VALUE),
+    ({"history": "p", "human_ref_A": "a", "human_ref_B": "b", "labels": 1, "score_ratio": 0}, Reason.BAD_MARGIN),
+    ({"prompt": "p", "responses": ["a", "b"], "ranks": [1]}, Reason.LENGTHS_DIFFER),
+    ({"prompt": "p", "responses": ["a"], "ranks": [1]}, Reason.FEWER_THAN_TWO_ANSWERS),
+    ({"prompt": "p", "responses": ["a", "b"], "ranks": [1, 1]}, Reason.EQUAL_RANKS),
+    ({"prompt": "p", "responses": ["a", "a"], "ranks": [1, 2]}, Reason.IDENTICAL_SIDES),
+    ({"prompt": "p", "responses": ["a", ""], "ranks": [1, 2]}, Reason.EMPTY_ANSWER),
+    ({"prompt": "p", "responses": ["a", "b"], "scores": [1, None]}, Reason.MISSING_VALUE),
+    ({"prompt": "p", "responses": ["a", "b"], "scores": None}, Reason.MISSING_VALUE),
+    ({"prompt": "p", "responses": "ab", "scores": [1, 2]}, Reason.WRONG_TYPE),
+    ({"prompt": "p", "responses": ["a", "b"], "scores": [1e308, -1e308]}, Reason.BAD_MARGIN),
+    ({"prompt": "p", "responses": ["a", "b"], "ranks": [1, 2], "scores": [1, 2]}, Reason.RANKS_CONTRADICT_SCORES),
+]
+
+
+@pytest.mark.parametrize(("record", "reason"), BAD, ids=[f"{reason}-{i}" for i, (_, reason) in enumerate(BAD)])
+def test_a_bad_row_is_refused_with_its_reason(record, reason):
+    with pytest.raises(RowRejected) as caught:
+        parse_record(record)
+    assert caught.value.reason is reason
+
+
+def test_a_row_without_the_prompt_of_its_source_misses_a_value_and_is_not_taken_for_a_dialogue():
+    layout = recognise({"prompt": "p", "chosen": "a", "rejected": "b"})
+    with pytest.raises(RowRejected, match=Reason.MISSING_VALUE):
+        parse_record(
+            {"chosen": "\n\nHuman: x\n\nAssistant: a", "rejected": "\n\nHuman: x\n\nAssistant: b"}, layout=layout
+        )
+
+
+def test_shp_strength_is_the_log_of_the_score_ratio():
+    record = {"history": "p", "human_ref_A": "a", "human_ref_B": "b", "labels": 0, "score_ratio": 4.0, "domain": "ask"}
+    (pair,) = parse_record(record)
+    assert pair.target_margin == pytest.approx(math.log(4))
+    assert pair.metadata == {"score_ratio": 4.0, "domain": "ask"}
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(-4, 4), min_size=2, max_size=6), st.booleans())
+def test_ranked_answers_become_all_strictly_ordered_pairs(values, as_scores):
+    answers = [f"answer {i}" for i in range(len(values))]
+    record = {"prompt": "p", "answers": answers, "scores" if as_scores else "ranks": values}
+    sign = 1 if as_scores else -1
+    expected = set()
+    for i, j in combinations(range(len(values)), 2):
+        if values[i] != values[j]:
+            better, worse = (i, j) if sign * values[i] > sign * values[j] else (j, i)
+            expected.add(
+                (answers[better], answers[worse], float(values[better] - values[worse]) if as_scores else None)
+            )
+    if expected:
+        pairs = parse_record(record)
+        assert len(pairs) == len(expected)
+        assert {(pair.chosen, pair.rejected, pair.target_margin) for pair in pairs} == expected
+    else:
+        with pytest.raises(RowRejected, match=Reason.EQUAL_RANKS):
+            parse_record(record)
+
+
+def test_what_else_a_record_carries_is_metadata_and_json_ready():
+    record = {
+        "prompt": "p",
+        "chosen": "a",
+        "rejected": "b",
+        "margin": "2.5",
+        "subset": "math",
+        "x": (1, math.nan),
+        "n": None,
+    }
+    (pair,) = parse_record(record)
+    assert pair.target_margin == 2.5
+    assert pair.metadata == {"subset": "math", "x": [1, None]}
+    assert pair.to_dict()["metadata"] == pair.metadata
+
+
+def test_named_columns_come_first_even_where_they_swap_the_usual_ones():
+    record = {"q": "p", "chosen": "a", "rejected": "b", "gap": 3}
+    columns = ColumnMap(prompt="q", chosen="rejected", rejected="chosen", margin="gap")
+    assert parse_record(record, columns) == [PreferencePair("p", "b", "a", 3.0)]
+
+
+def test_column_map_from_a_configuration():
+    config = DataConfig(prompt_column="q", margin_column="m")
+    assert ColumnMap.from_config(config) == ColumnMap(prompt="q", margin="m")
+
+
+@pytest.mark.parametrize("columns", [ColumnMap(), ColumnMap(chosen="best")])
+def test_columns_that_fit_no_layout_name_what_is_there_what_is_expected_and_the_flags(columns):
+    with pytest.raises(DataError) as caught:
+        recognise({"question": "p", "good": "a", "bad": "b"}, columns)
+    message = str(caught.value)
+    for word in (
+        "'question', 'good', 'bad'",
+        "prompt, chosen, rejected",
+        "--chosen-column",
+        columns.chosen or "no layout",
+    ):
+        assert word in message
+
+
+texts = st.text(min_size=1).filter(str.strip)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda x: st.lists(x) | st.dictionaries(st.text(), x),
+    max_leaves=8,
+)
+prompts = texts | st.lists(st.builds(Message, st.sampled_from(["system", "user", "assistant"]), texts), min_size=2).map(
+    tuple
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    prompts,
+    texts,
+    texts,
+    st.none() | st.floats(allow_nan=False, allow_infinity=False),
+    st.dictionaries(st.text(), json_values.filter(lambda x: "Infinity" not in json.dumps(x)), max_size=3),
+    st.text(),
+)
+def test_our_own_records_read_back_to_an_equal_pair(prompt, chosen, rejected, margin, metadata, pair_id):
+    if chosen == rejected:
+        rejected += "!"
+    pair = PreferencePair(prompt, chosen, rejected, margin, metadata, pair_id)
+    assert parse_record(json.loads(json.dumps(pair.to_dict()))) == [pair]
+
+
+texts_of_rows = ["prompt", "chosen", "rejected", "margin", "history", "human_ref_A", "human_ref_B", "labels"]
+others_of_rows = ["score_ratio", "ranks", "scores", "responses", "answers", "metadata", "pair_id", "subset"]
+names = st.sampled_from(texts_of_rows + others_of_rows)
+message_like = st.lists(
+    st.fixed_dictionaries(
+        {}, optional={"role": st.sampled_from(["user", "assistant"]) | json_values, "content": json_values}
+    ),
+    max_size=3,
+)
+any_text = st.text(st.characters(), max_size=8)  # lone surrogates included
+
+
+@settings(deadline=None)
+@given(st.dictionaries(names, json_values | message_like | any_text | st.binary(max_size=4), max_size=8))
+@example({"prompt": "p", "chosen": "a", "rejected": "b", "metadata": json.loads("[" * 400 + "]" * 400)})
+def test_any_row_gives_pairs_or_is_refused(record):
+    try:
+        pairs = parse_record(record)
+    except DataError:  # RowRejected, or no layout fits
+        return
+    assert pairs
+    assert all(json.dumps(pair.to_dict()) for pair in pairs)

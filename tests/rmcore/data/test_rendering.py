@@ -1,0 +1,165 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from rmcore.data.pair import Message, PreferencePair
+from rmcore.data.rendering import Renderer, Rendering, choose_rendering, count_cut, ensure_pad_token
+from rmcore.errors import DataError, ModelError
+
+WORDS = ["Prompt", ":", "Response", *(f"w{number}" for number in range(400))]
+
+
+def word_tokenizer(**special):
+    """Whitespace words; special tokens put around the text as named, as real tokenizers do."""
+    vocabulary = {word: index for index, word in enumerate(["[UNK]", *special.values(), *WORDS])}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    before = special.get("cls_token") or special.get("bos_token")
+    after = special.get("sep_token")
+    if before or after:
+        backend.post_processor = processors.TemplateProcessing(
+            single=" ".join(filter(None, [before, "$A", after])),
+            special_tokens=[(token, vocabulary[token]) for token in filter(None, [before, after])],
+        )
+    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]", **special)
+
+
+CAUSAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+ENCODER = {"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]"}
+
+
+def side_tokens(tokenizer, prompt, completion, limit=64):
+    side = Renderer(tokenizer, Rendering("plain", limit)).tokenize_sides([(prompt, completion)])[0]
+    return tokenizer.convert_ids_to_tokens(side.ids), side.num_cut
+
+
+def test_a_causal_side_has_one_bos_and_ends_in_eos():
+    tokens, _ = side_tokens(word_tokenizer(**CAUSAL), "w1 w2", "w3")
+    assert tokens == ["<s>", "Prompt", ":", "w1", "w2", "Response", ":", "w3", "</s>"]
+
+
+def test_a_text_that_brings_its_own_bos_does_not_get_two():
+    tokenizer = word_tokenizer(**CAUSAL)
+    renderer = Renderer(tokenizer, Rendering("plain", 64))
+    ids = [tokenizer.bos_token_id, tokenizer.bos_token_id, 9]
+    assert renderer._one_bos(ids) == ids[1:]
+
+
+def test_an_encoder_side_ends_in_one_sep():
+    tokens, _ = side_tokens(word_tokenizer(**ENCODER), "w1", "w3")
+    assert tokens[0] == "[CLS]"
+    assert tokens[-1] == "[SEP]"
+    assert tokens.count("[SEP]") == 1
+
+
+def test_without_eos_and_sep_nothing_is_appended():
+    tokens, _ = side_tokens(word_tokenizer(pad_token="<pad>"), "w1", "w3")
+    assert tokens[-1] == "w3"
+
+
+def test_the_pad_token_is_eos_else_new():
+    eos = word_tokenizer(bos_token="<s>", eos_token="</s>")
+    assert ensure_pad_token(eos) is False
+    assert eos.pad_token == "</s>"
+    bare = word_tokenizer()
+    assert ensure_pad_token(bare) is True
+    assert bare.pad_token == "[PAD]"
+    assert ensure_pad_token(bare) is False
+
+
+def test_where_eos_is_the_pad_a_side_ends_in_text_so_that_every_pooling_reads_the_same_token():
+    tokenizer = word_tokenizer(bos_token="<s>", eos_token="</s>")
+    ensure_pad_token(tokenizer)
+    assert side_tokens(tokenizer, "w1", "w3")[0][-1] == "w3"
+
+
+@given(
+    st.integers(1, 120),
+    st.integers(1, 120),
+    st.integers(12, 80),
+    st.sampled_from([CAUSAL, ENCODER]),
+)
+@settings(max_examples=60)
+def test_cutting_keeps_the_end_of_the_prompt_and_the_start_of_the_completion(num_prompt, num_completion, limit, special):
+    prompt = [f"w{number}" for number in range(num_prompt)]
+    completion = [f"w{200 + number}" for number in range(num_completion)]
+    tokenizer = word_tokenizer(**special)
+    tokens, num_cut = side_tokens(tokenizer, " ".join(prompt), " ".join(completion), limit)
+    whole, _ = side_tokens(tokenizer, " ".join(prompt), " ".join(completion), 10_000)
+    assert len(tokens) == min(limit, len(whole))
+    assert num_cut == len(whole) - len(tokens)
+    first, last = tokens[0], tokens[-1]
+    assert (first, last) == (whole[0], whole[-1])  # specials stay
+    kept_completion = [token for token in tokens if token in set(completion)]
+    assert kept_completion == completion[: len(kept_completion)]
+    before = [token for token in tokens[1:-1] if token not in set(completion)]
+    assert before == whole[1 : 1 + num_prompt + 4][len(whole[1 : 1 + num_prompt + 4]) - len(before) :]
+    if num_cut and len(kept_completion) < num_completion:
+        assert len(before) <= max(limit // 4, 1)  # the completion is cut only once the prompt is down to its share
+
+
+def test_a_limit_with_no_room_for_text_is_refused():
+    with pytest.raises(DataError, match="no room"):
+        side_tokens(word_tokenizer(**CAUSAL), "w1 w2 w3", "w4", limit=3)
+
+
+@pytest.fixture(scope="module")
+def chat(tiny_folder):
+    return AutoTokenizer.from_pretrained(tiny_folder)
+
+
+TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), min_size=1, max_size=60).filter(str.strip)
+
+
+@given(TEXT, TEXT)
+def test_a_chat_side_holds_prompt_and_completion_and_is_not_changed_by_its_partner(chat, prompt, completion):
+    renderer = Renderer(chat, Rendering("chat", 512))
+    text = renderer.render(prompt, completion)
+    assert completion.strip() in text
+    alone = renderer.tokenize_sides([(prompt, completion)])
+    together = renderer.tokenize_sides([(prompt, "other " * 40), (prompt, completion)])
+    assert alone[0] == together[1]
+    assert chat.decode(alone[0].ids) == text
+
+
+def test_a_long_chat_keeps_its_closing_turn(chat):
+    renderer = Renderer(chat, Rendering("chat", 40))
+    whole = Renderer(chat, Rendering("chat", 4000))
+    long = [("tell me about lemon " * 30, "it is yellow " * 30)]
+    cut, full = renderer.tokenize_sides(long)[0], whole.tokenize_sides(long)[0]
+    assert len(cut.ids) == 40
+    assert cut.num_cut == len(full.ids) - 40
+    assert cut.ids[-1] == full.ids[-1]
+
+
+def test_several_turns_reach_the_template(chat):
+    prompt = (Message("system", "be brief"), Message("user", "hi"), Message("assistant", "yes?"), Message("user", "sum"))
+    text = Renderer(chat, Rendering("chat", 512)).render(prompt, "4")
+    positions = [text.index(part) for part in ("be brief", "hi", "yes?", "sum", "4")]
+    assert positions == sorted(positions)
+
+
+def test_the_rendering_is_recorded_and_read_back(tmp_path, chat):
+    rendering = choose_rendering(chat, use_chat_template=True, max_seq_len=77)
+    rendering.save(tmp_path)
+    assert Rendering.load(tmp_path) == rendering == Rendering("chat", 77)
+    assert choose_rendering(chat, use_chat_template=False, max_seq_len=77).format == "plain"
+    assert Rendering.load(tmp_path / "elsewhere") is None
+
+
+def test_a_checkpoint_whose_template_is_gone_is_refused():
+    with pytest.raises(ModelError, match="chat_template"):
+        Renderer(word_tokenizer(**CAUSAL), Rendering("chat", 64))
+
+
+def test_cut_sides_are_counted():
+    renderer = Renderer(word_tokenizer(**CAUSAL), Rendering("plain", 16))
+    short, long = PreferencePair("w1", "w2", "w3"), PreferencePair("w1", "w2", "w3 " * 30)
+    assert count_cut(renderer.tokenize_pairs([short, long])) == {
+        "num_pairs": 2,
+        "num_cut_pairs": 1,
+        "num_cut_sides": 1,
+        "num_cut_tokens": 37 - 16,
+    }

@@ -1,0 +1,99 @@
+"""Splitting: a prompt never crosses, its place depends on itself and the seed only, and no needed split is empty."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rmcore.data.pair import Message, PreferencePair
+from rmcore.data.splits import normalized_prompt, split_by_prompt
+from rmcore.errors import ConfigError, DataError
+
+FRACTIONS = {"train": 0.75, "validation": 0.1, "test": 0.15}
+
+
+def make_pairs(prompts):
+    return [PreferencePair(prompt, f"a{i}", f"b{i}") for i, prompt in enumerate(prompts)]
+
+
+def place_of(splits):
+    return {normalized_prompt(pair.prompt): name for name, pairs in splits.items() for pair in pairs}
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 30), min_size=2, max_size=80).filter(lambda x: len(set(x)) > 1), st.integers(0, 2**31))
+def test_every_pair_is_in_one_split_in_order_and_no_prompt_in_two(numbers, seed):
+    pairs = make_pairs([f"prompt {number}" for number in numbers])
+    splits = split_by_prompt(pairs, fractions=FRACTIONS, seed=seed)
+    assert list(splits) == list(FRACTIONS)
+    assert sorted(pair.chosen for part in splits.values() for pair in part) == sorted(pair.chosen for pair in pairs)
+    prompts = [{pair.prompt for pair in part} for part in splits.values()]
+    assert sum(map(len, prompts)) == len(set.union(*prompts)) == len(set(numbers))
+    order = {pair.chosen: position for position, pair in enumerate(pairs)}
+    for part in splits.values():
+        assert [order[pair.chosen] for pair in part] == sorted(order[pair.chosen] for pair in part)
+    assert splits["train"]
+    assert splits["test"]
+    assert splits["validation"] or len(set(numbers)) == 2
+
+
+@settings(deadline=None)
+@given(st.integers(100, 300), st.permutations(range(100)), st.integers(0, 5))
+def test_a_prompt_stays_where_it_is_when_pairs_are_added_or_reordered(num_more, order, seed):
+    few = split_by_prompt(make_pairs([f"prompt {i}" for i in range(100)]), fractions=FRACTIONS, seed=seed)
+    many = split_by_prompt(
+        make_pairs([f"prompt {i}" for i in (*order, *range(100, num_more))]), fractions=FRACTIONS, seed=seed
+    )
+    assert place_of(few).items() <= place_of(many).items()
+
+
+@settings(deadline=None)
+@given(st.text(min_size=1).filter(str.strip), st.integers(0, 1000))
+def test_case_and_white_space_do_not_matter(text, seed):
+    variants = [text, f"  {text}\n", text.replace(" ", " \t"), text.lower() if text.lower().upper() == text else text]
+    others = [f"other {i}" for i in range(20)]
+    splits = split_by_prompt(make_pairs([*variants, *others]), fractions={"train": 0.5, "test": 0.5}, seed=seed)
+    homes = {name for name, pairs in splits.items() for pair in pairs if pair.prompt in variants}
+    assert len(homes) == 1
+
+
+def test_a_dialogue_prompt_has_one_place_however_often_it_comes():
+    dialogue = (Message("user", "Hi"), Message("assistant", "Hello"), Message("user", "Why?"))
+    splits = split_by_prompt(make_pairs([dialogue] * 5 + ["x"]), fractions={"train": 0.5, "test": 0.5}, seed=0)
+    assert sorted(len(pairs) for pairs in splits.values()) == [1, 5]
+
+
+def test_shares_come_out_as_asked_and_the_seed_changes_the_split():
+    pairs = make_pairs([f"prompt {i}" for i in range(4000)])
+    first, second = (split_by_prompt(pairs, fractions=FRACTIONS, seed=seed) for seed in (0, 1))
+    for name, fraction in FRACTIONS.items():
+        assert len(first[name]) / 4000 == pytest.approx(fraction, abs=0.03)  # more than 4 standard errors
+    before, after = place_of(first), place_of(second)
+    moved = sum(before[prompt] != after[prompt] for prompt in before)
+    assert moved / 4000 == pytest.approx(1 - sum(f**2 for f in FRACTIONS.values()), abs=0.04)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_two_prompts_give_train_and_test_one_each_and_three_fill_all(seed):
+    two = split_by_prompt(make_pairs(["p", "q"]), fractions=FRACTIONS, seed=seed)
+    assert {name: len(pairs) for name, pairs in two.items()} == {"train": 1, "validation": 0, "test": 1}
+    three = split_by_prompt(make_pairs(["p", "q", "r"]), fractions=FRACTIONS, seed=seed)
+    assert {name: len(pairs) for name, pairs in three.items()} == {"train": 1, "validation": 1, "test": 1}
+
+
+def test_a_share_of_zero_gives_an_empty_split():
+    fractions = {"train": 0.5, "validation": 0.0, "test": 0.5}
+    assert split_by_prompt(make_pairs("abcdef"), fractions=fractions, seed=0)["validation"] == []
+
+
+def test_one_prompt_is_enough_for_one_split_and_too_few_for_two():
+    assert len(split_by_prompt(make_pairs(["p", "P "]), fractions={"train": 1.0}, seed=0)["train"]) == 2
+    with pytest.raises(DataError, match="1 different prompts cannot be split into train, validation, test"):
+        split_by_prompt(make_pairs(["p", "P "]), fractions=FRACTIONS, seed=0)
+    with pytest.raises(DataError, match="0 pairs"):
+        split_by_prompt([], fractions=FRACTIONS, seed=0)
+
+
+@pytest.mark.parametrize("fractions", [{"train": 0.5}, {"train": 1.2, "test": -0.2}, {}, {"train": float("nan")}])
+def test_fractions_that_are_no_shares_are_refused(fractions):
+    with pytest.raises(ConfigError, match="not shares of a whole"):
+        split_by_prompt(make_pairs(["p", "q"]), fractions=fractions, seed=0)

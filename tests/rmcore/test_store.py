@@ -1,0 +1,119 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rmcore.errors import StoreError
+from rmcore.store import MANIFEST, Store, canonical_json, explain, make_key
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda children: st.lists(children) | st.dictionaries(st.text(), children),
+)
+
+
+def publish(store, inputs, content="x", outcome=("*.txt",)):
+    with store.publish("train", "tiny gold/seed", inputs, outcome=outcome) as out:
+        (out / "model.txt").write_text(content)
+        (out / "log.json").write_text(str(os.urandom(4)))
+    return make_key(inputs)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "store")
+
+
+@given(st.dictionaries(st.text(), JSON))
+def test_a_key_does_not_depend_on_the_order_of_names(inputs):
+    reversed_order = dict(reversed(list(inputs.items())))
+    assert make_key(inputs) == make_key(reversed_order) == make_key(json.loads(canonical_json(inputs)))
+
+
+def test_an_artifact_is_found_verified_and_readable_by_name(store):
+    key = publish(store, {"lr": 1})
+    assert store.damage("train", key) is None
+    ref = store.ref("train", key)
+    assert ref.path.endswith(f"tiny-gold-seed-{key[:12]}")
+    assert not list((store.root / ".wip").iterdir())
+
+
+def test_the_digest_is_of_the_outcome_and_not_of_logs(store):
+    first = store.ref("train", publish(store, {"lr": 1})).digest
+    same = store.ref("train", publish(store, {"lr": 2})).digest
+    other = store.ref("train", publish(store, {"lr": 3}, content="y")).digest
+    assert first == same != other
+
+
+@pytest.mark.parametrize("harm", ["delete", "change", "manifest"])
+def test_damage_is_seen_and_named_and_mended_by_publishing_again(store, harm):
+    key = publish(store, {"lr": 1})
+    folder = store.find("train", key)
+    target = folder / (MANIFEST if harm == "manifest" else "model.txt")
+    if harm == "delete":
+        target.unlink()
+    else:
+        target.write_text("{}")
+    assert str(target) in store.damage("train", key)
+    publish(store, {"lr": 1})
+    assert store.damage("train", key) is None
+
+
+def test_a_stage_that_fails_leaves_nothing(store):
+    with pytest.raises(OSError, match="No space"), store.publish("train", "t", {"lr": 1}, outcome=("*",)) as out:
+        (out / "half").write_text("x")
+        raise OSError(28, "No space left on device")
+    assert store.find("train", make_key({"lr": 1})) is None
+    assert not list((store.root / ".wip").iterdir())
+
+
+def test_a_stage_that_writes_no_outcome_is_refused(store):
+    with pytest.raises(StoreError, match="without writing any of"):
+        publish(store, {"lr": 1}, outcome=("*.parquet",))
+
+
+def test_a_lock_is_free_again_after_its_holder_was_killed(store):
+    program = (
+        "import sys, time; from pathlib import Path; from rmcore.store import Store\n"
+        "with Store(Path(sys.argv[1])).lock('k'):\n    print('held', flush=True); time.sleep(60)"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", program, str(store.root)], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout.readline() == "held\n"
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    with store.lock("k"):
+        pass
+
+
+def test_why_names_the_fields_that_differ_from_the_nearest_earlier_artifact(store):
+    publish(store, {"config": {"lr": 1, "beta": 1}, "seed": 0})
+    near = publish(store, {"config": {"lr": 2, "beta": 1}, "seed": 0})
+    last = publish(store, {"config": {"lr": 2, "beta": 3}, "seed": 0})
+    nearest, differing = explain(store, store.resolve(last))
+    assert nearest.key == near
+    assert differing == {"config.beta": (1, 3)}
+
+
+def test_the_first_artifact_has_no_earlier_one(store):
+    assert explain(store, store.resolve(publish(store, {"a": 1}))) == (None, {})
+
+
+def test_garbage_collection_keeps_the_most_recently_used(store):
+    keys = [publish(store, {"lr": lr}) for lr in range(4)]
+    for age, key in enumerate(keys):
+        os.utime(store.find("train", key) / MANIFEST, (1000 + age, 1000 + age))
+    store.ref("train", keys[0])  # used just now
+    removed = store.collect_garbage(keep=2)
+    assert {entry.key for entry in removed} == {keys[1], keys[2]}
+    assert {entry.key for entry in store.entries()} == {keys[0], keys[3]}
+
+
+def test_an_ambiguous_or_unknown_key_is_refused(store):
+    publish(store, {"lr": 1})
+    with pytest.raises(StoreError, match="0 artifacts match"):
+        store.resolve("zzz")

@@ -1,0 +1,176 @@
+import csv
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rmcore.config import ModelConfig, PipelineConfig, TrainConfig
+from rmcore.errors import TrainingError
+from rmcore.model import BradleyTerryRM
+from rmcore.progress import progress_bar
+from rmcore.stages.train import train_into
+from rmcore.tracking import METRICS_FILE, JsonlTracker, MemoryTracker, read_history
+from rmcore.trainer.loop import Trainer, planned_steps
+
+CPU = torch.device("cpu")
+TRAIN = {"steps": 6, "eval_every": 2, "log_every": 1, "lr": 1e-3, "pairs_per_step": 4, "warmup_steps": 0}
+
+
+def run(folder, pairs, held_out, **changes):
+    folder.mkdir(exist_ok=True)
+    rm = BradleyTerryRM.new(ModelConfig(name="tiny", max_seq_len=96), seed=0, device=CPU)
+    tracker = MemoryTracker()
+    trainer = Trainer(
+        rm,
+        TrainConfig.model_validate(TRAIN | changes),
+        train=rm.renderer.tokenize_pairs(pairs),
+        validation=rm.renderer.tokenize_pairs(held_out),
+        folder=folder,
+        tracker=tracker,
+        seed=3,
+    )
+    return trainer, trainer.run(), tracker
+
+
+def weights(folder):
+    return load_file(folder / "model.safetensors")
+
+
+def test_same_seed_same_weights(tmp_path, gold_pairs):
+    for name in ("a", "b"):
+        run(tmp_path / name, gold_pairs[:20], gold_pairs[20:30])
+    first, second = (weights(tmp_path / name / "step_6") for name in ("a", "b"))
+    assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+def test_the_token_budget_does_not_change_the_trajectory(tmp_path, gold_pairs):
+    losses = []
+    for budget in (192, 4096):
+        _, _, tracker = run(tmp_path / str(budget), gold_pairs[:20], [], token_budget=budget)
+        losses.append([values["train/loss"] for _, values in tracker.rows])
+    np.testing.assert_allclose(losses[0], losses[1], rtol=2e-4)
+
+
+def test_the_best_checkpoint_has_the_rewards_of_the_best_evaluation(tmp_path, gold_pairs):
+    held_out = gold_pairs[20:60]
+    trainer, result, tracker = run(tmp_path, gold_pairs[:20], held_out, steps=8)
+    evaluations = {step: values["eval/pairwise_accuracy"] for step, values in tracker.rows if "eval/loss" in values}
+    assert result.best_value == max(evaluations.values()) == evaluations[result.best_step]
+    reloaded = BradleyTerryRM.from_pretrained(tmp_path / "best", device="cpu")
+    rewards = reloaded.score_pairs(held_out)
+    np.testing.assert_allclose(rewards, trainer.best_rewards, atol=1e-6)
+    assert (rewards[:, 0] > rewards[:, 1]).mean() == pytest.approx(result.best_value)
+
+
+def test_without_held_out_pairs_nothing_is_evaluated_and_best_is_last(tmp_path, gold_pairs):
+    _, result, tracker = run(tmp_path, gold_pairs[:20], [], save_every=2)
+    assert not any(name.startswith("eval/") for _, values in tracker.rows for name in values)
+    assert result.best_step == result.num_steps == 6
+    assert result.best_metric is None
+    best, last = weights(tmp_path / "best"), weights(tmp_path / "step_6")
+    assert all(torch.equal(best[key], last[key]) for key in best)
+    assert {path.name for path in tmp_path.iterdir()} == {"best", "step_2", "step_4", "step_6", "metrics.csv"}
+
+
+def test_training_stops_when_the_metric_no_longer_improves(tmp_path, gold_pairs):
+    _, result, _ = run(
+        tmp_path, gold_pairs[:20], gold_pairs[20:40], lr=1e-12, steps=50, eval_every=1, early_stopping_patience=3
+    )
+    assert result.num_steps == 4  # the first evaluation is the best one; three more bring nothing
+    assert "did not improve for 3 evaluations" in result.stop_reason
+
+
+def test_it_learns(tmp_path, gold_pairs):
+    _, _, tracker = run(tmp_path, gold_pairs[:16], [], steps=30, lr=3e-3, pairs_per_step=16)
+    losses = [values["train/loss"] for _, values in tracker.rows]
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_metrics_csv_has_the_documented_columns(tmp_path, gold_pairs):
+    run(tmp_path, gold_pairs[:20], gold_pairs[20:30])
+    with (tmp_path / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == [
+        "step",
+        "train_loss",
+        "train_acc",
+        "train_margin",
+        "eval_loss",
+        "eval_acc",
+        "eval_margin",
+        "eval_pairs",
+    ]
+    assert [int(row["step"]) for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert [float(row["eval_pairs"]) for row in rows if row["eval_pairs"]] == [10, 10, 10]
+
+
+def test_a_run_that_blows_up_keeps_the_last_good_checkpoint(tmp_path, gold_pairs):
+    with pytest.raises(TrainingError, match="not finite"):
+        run(tmp_path, gold_pairs[:20], gold_pairs[20:30], lr=1e30, clip=1e30, eval_every=1, optimizer="sgd", steps=9)
+    if (tmp_path / "best").exists():
+        assert all(torch.isfinite(value).all() for value in weights(tmp_path / "best").values())
+    assert (tmp_path / "metrics.csv").is_file()
+
+
+def test_ctrl_c_saves_where_it_was(tmp_path, gold_pairs):
+    rm = BradleyTerryRM.new(ModelConfig(name="tiny", max_seq_len=96), seed=0, device=CPU)
+
+    def interrupt(step, total, text):
+        if step == 3:
+            raise KeyboardInterrupt
+
+    trainer = Trainer(
+        rm,
+        TrainConfig.model_validate(TRAIN),
+        train=rm.renderer.tokenize_pairs(gold_pairs[:20]),
+        validation=[],
+        folder=tmp_path,
+        tracker=MemoryTracker(),
+        seed=0,
+        progress=interrupt,
+    )
+    with pytest.raises(KeyboardInterrupt):
+        trainer.run()
+    assert all(torch.equal(value, rm.model.state_dict()[name]) for name, value in weights(tmp_path / "step_3").items())
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_pairs", "steps"),
+    [
+        ({"steps": 7, "epochs": 3}, 100, 7),
+        ({"epochs": 1, "pairs_per_step": 16}, 100, 7),
+        ({"epochs": 2, "pairs_per_step": 16}, 100, 14),
+        ({"epochs": 0.01, "pairs_per_step": 16}, 100, 1),
+    ],
+)
+def test_planned_steps(settings, num_pairs, steps):
+    assert planned_steps(TrainConfig.model_validate(settings), num_pairs) == steps
+
+
+def test_the_stage_writes_the_documented_files(tmp_path, gold_pairs):
+    config = PipelineConfig.model_validate({"model": {"name": "tiny", "max_seq_len": 96}, "train": TRAIN})
+    tracker = JsonlTracker(tmp_path / METRICS_FILE)
+    with progress_bar("train") as report:
+        train_into(config, gold_pairs[:20], gold_pairs[20:30], tmp_path, tracker, report)
+    tracker.close()
+    names = {path.name for path in tmp_path.iterdir()}
+    assert {"best", "step_6", "metrics.csv", "metrics.jsonl", "reward_distributions.json", "training.json"} <= names
+    assert len(read_history(tmp_path / METRICS_FILE)) == 9  # six logged steps, three evaluations
+    distribution = json.loads((tmp_path / "reward_distributions.json").read_text())["validation"]["chosen"]
+    assert sum(distribution["histogram"]["counts"]) == distribution["num"] == 10
+
+
+def test_bf16_training_keeps_float32_weights(tmp_path, gold_pairs):
+    _, result, _ = run(tmp_path, gold_pairs[:20], gold_pairs[20:30], precision="bf16")
+    assert np.isfinite(result.best_value)
+    assert {value.dtype for value in weights(tmp_path / "best").values()} == {torch.float32}
+
+
+def test_checkpointing_changes_memory_and_not_the_result(tmp_path, gold_pairs):
+    losses = [
+        [v["train/loss"] for _, v in run(tmp_path / str(on), gold_pairs[:20], [], gradient_checkpointing=on)[2].rows]
+        for on in (False, True)
+    ]
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
