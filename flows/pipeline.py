@@ -18,7 +18,7 @@ from flows.console import say
 from flows.prefect_api import ensure_device_limit, run_owner_tags
 from rmcore.config import PipelineConfig
 from rmcore.files import write_json
-from rmcore.report import summary_markdown, write_report
+from rmcore.report import Results, summary_markdown, write_report
 from rmcore.stages.registry import STAGES
 from rmcore.stages.results import figures, gather_results, run_key
 from rmcore.store import ArtifactRef, Store, flatten
@@ -98,7 +98,7 @@ def _track(
     config: PipelineConfig,
     refs: Mapping[str, ArtifactRef],
     cached: Mapping[str, bool],
-    results: dict[str, Any],
+    results: Results,
     report: Path,
 ) -> str | None:
     """Send what belongs to the whole run and register the model; the registry version, None while MLflow is away."""
@@ -126,7 +126,7 @@ def _track(
     )
 
 
-def _describe(results: dict[str, Any], report: Path, mlflow_url: str | None) -> None:
+def _describe(results: Results, report: Path, mlflow_url: str | None) -> None:
     """Leave a readable summary and a link on the flow run's page."""
     create_markdown_artifact(markdown=summary_markdown(results), description=f"Report: {report}")
     if mlflow_url is not None and mlflow_url.startswith("http"):

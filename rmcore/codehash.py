@@ -53,7 +53,7 @@ def _module_file(name: str, base: Path) -> Path | None:
 
 
 @cache
-def _read_module(path: Path, modified_ns: int) -> tuple[str, tuple[str, ...]]:  # noqa: ARG001 - part of the cache key
+def _read_module(path: Path, modified_ns: int) -> tuple[str, tuple[str, ...]]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     imports: list[str] = []
     for node in ast.walk(tree):

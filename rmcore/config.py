@@ -140,8 +140,8 @@ class LandscapeConfig(Settings):
     """Curvature of the loss at the trained weights."""
 
     method: Literal["lanczos", "power_iteration", "full"] = "lanczos"
-    """Lanczos gives signed extremes with residuals; `full` builds the dense Hessian of a very small model."""
-    num_pairs: int = Field(default=64, ge=1)
+    """lanczos: both signed ends with residuals; power_iteration: less memory; full: dense, very small models only."""
+    num_pairs: int = Field(default=32, ge=1)
     """Held-out pairs the loss is averaged over."""
     top_k: int = Field(default=5, ge=1)
     """Eigenvalues reported at each end."""
@@ -164,6 +164,13 @@ class ReadinessConfig(Settings):
     """Weight of reward variance."""
     landscape_weight: float = Field(default=0.15, ge=0)
     """Weight of curvature."""
+
+    @model_validator(mode="after")
+    def _weights_sum_to_one(self) -> Self:
+        total = self.accuracy_weight + self.calibration_weight + self.stability_weight + self.landscape_weight
+        if abs(total - 1) > 1e-6:
+            raise ValueError(f"the four weights sum to {total:g}; they must sum to 1 for scores to compare")
+        return self
 
 
 class PipelineConfig(Settings):

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from huggingface_hub.utils import disable_progress_bars
+from safetensors import SafetensorError
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -257,7 +258,7 @@ def _guard(source: str, load: Callable[[], Any]) -> Any:
     """Turn the loaders' many failures into one clear error."""
     try:
         return load()
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         detail = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(
             f"the model {source!r} could not be loaded ({detail}). It must be a folder with config.json, safetensors "

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rmcore.errors import StoreError
+from rmcore.files import file_digest, fsync_folder, fsync_tree
 
 MANIFEST = "MANIFEST.json"
 KEY_LENGTH = 12
@@ -59,27 +60,6 @@ def canonical_json(value: Any) -> str:
 def make_key(inputs: Mapping[str, Any]) -> str:
     """Digest a stage's inputs: 64 hex digits."""
     return hashlib.sha256(canonical_json(inputs).encode()).hexdigest()
-
-
-def file_digest(path: Path) -> str:
-    """Digest a file's bytes: 64 hex digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def fsync_folder(path: Path) -> None:
-    """Force one file, or the names inside one folder, to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def fsync_tree(folder: Path) -> None:
-    """Force every file below `folder` and the folders themselves to disk."""
-    for path in [*sorted(folder.rglob("*")), folder]:
-        fsync_folder(path)
 
 
 class Store:

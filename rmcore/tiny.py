@@ -1,16 +1,18 @@
-"""`--model tiny`: a byte-level BPE tokenizer and a 1.6 M parameter Qwen2-shaped reward model, built in seconds.
+"""`--model tiny`: a byte-level BPE tokenizer and a 1.3 M parameter Qwen2-shaped reward model, built in seconds.
 
 It lets every stage run for real on a laptop without a model hub. The tokenizer is trained on a fixed corpus of the gold
 world and so is the same for every run; only the random weights depend on the seed. What is written is a plain Hugging
 Face folder, which loads as a sequence classifier (reward model) and as a causal language model (policy).
 """
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast, Qwen2Config
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import AutoModelForSequenceClassification, Qwen2Config, Qwen2Tokenizer
 
 from rmcore.config import GoldConfig
 from rmcore.data.gold import generate_pairs
@@ -53,7 +55,7 @@ def build_tiny(folder: Path, *, seed: int = 0) -> Path:
     return folder
 
 
-def tiny_config(tokenizer: PreTrainedTokenizerFast) -> Qwen2Config:
+def tiny_config(tokenizer: Qwen2Tokenizer) -> Qwen2Config:
     """The shape of the tiny model: Qwen2 with 4 layers of width 160.
 
     `initializer_range` is larger than Qwen2's 0.02, which is meant for widths above a thousand: at width 160 it is
@@ -72,19 +74,21 @@ def tiny_config(tokenizer: PreTrainedTokenizerFast) -> Qwen2Config:
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
-        num_labels=1,
         id2label={0: "reward"},
         label2id={"reward": 0},
         problem_type="regression",
     )
 
 
-def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """The byte-level BPE tokenizer: encodes any text without loss; `<|im_end|>` is EOS, `<pad>` is the padding."""
+def tiny_tokenizer() -> Qwen2Tokenizer:
+    """The byte-level BPE tokenizer; `<|im_end|>` is EOS, `<pad>` is the padding, there is no BOS.
+
+    Any text decodes back to its NFC form. Normalizer and pre-tokenizer are Qwen2's own, because transformers gives
+    every folder with `model_type: qwen2` exactly those on loading, whatever its tokenizer.json says.
+    """
+    blueprint = Qwen2Tokenizer().backend_tokenizer
     bpe = Tokenizer(models.BPE())
-    # No normalizer, so that decoding gives back the exact text; numbers stay whole, which keeps the sides short.
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = decoders.ByteLevel()
+    bpe.normalizer, bpe.pre_tokenizer = blueprint.normalizer, blueprint.pre_tokenizer
     trainer = trainers.BpeTrainer(
         vocab_size=VOCAB_SIZE,
         special_tokens=[PAD, START, END],
@@ -92,11 +96,15 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     bpe.train_from_iterator(_corpus(), trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=bpe,
+    trained: dict[str, Any] = json.loads(bpe.to_str())["model"]
+    merges: Any = [tuple(merge) for merge in trained["merges"]]
+    return Qwen2Tokenizer(
+        vocab=trained["vocab"],
+        merges=merges,
+        unk_token=PAD,  # bytes leave nothing unknown; left out, a token beyond the vocabulary would be added
         pad_token=PAD,
         eos_token=END,
-        additional_special_tokens=[START],
+        extra_special_tokens=[START],
         chat_template=CHAT_TEMPLATE,
         model_max_length=MAX_POSITIONS,
         padding_side="right",
@@ -106,7 +114,8 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 def _corpus() -> Iterator[str]:
     """A fixed sample of the gold world, both shortcuts and both distributions, whatever the run's own settings are."""
-    yield from ("system\n", "user\n", "assistant\n")
+    # The role names open every turn: often enough here to become one token each.
+    yield from ("system\n", "user\n", "assistant\n") * 1000
     for shortcut in ("length", "flattery"):
         config = GoldConfig(num_prompts=400, pairs_per_prompt=2, temperature=1.0, flip_rate=0.0, shortcut=shortcut)
         world = generate_pairs(config, seed=0)

@@ -39,6 +39,7 @@ def run_stage(
     stage = STAGES[name]
     key = make_key(stage_inputs(stage, config, upstream))
     damage = store.damage(name, key)
+    is_new = store.find(name, key) is None
 
     def store_key(context: TaskRunContext, parameters: dict[str, Any]) -> str:
         return key
@@ -55,8 +56,7 @@ def run_stage(
         return _execute_limited(store, stage, config, upstream, follow).to_dict()
 
     stage_task()
-    is_damaged = damage is not None and store.find(name, key) is not None
-    return StageRun(store.ref(name, key), cached=damage is None, damage=damage if is_damaged else None)
+    return StageRun(store.ref(name, key), cached=damage is None, damage=None if is_new else damage)
 
 
 def _execute_limited(

@@ -244,7 +244,7 @@ def _response_rows(data: str, split: str, limit: int | None) -> list[tuple[str, 
 
     from rmcore.data.sources import iter_records
 
-    rows = []
+    rows: list[tuple[str, str]] = []
     for record in islice(iter_records(data, split=split), limit):
         fields = record.fields or {}
         if not rows and "response" not in fields:

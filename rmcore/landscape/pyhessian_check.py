@@ -16,8 +16,11 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from rmcore.errors import CurvatureError
-from rmcore.landscape.eigensolvers import RELATIVE_TOLERANCE, EigenvalueSet
+from rmcore.landscape.eigensolvers import EigenvalueSet
 from rmcore.landscape.operators import LossHessian, measuring
+
+EIGENVALUE_CHANGE = 1e-6
+"""Its eigenvalues stop at this relative change: the error of a value is the square of its vector's, here 0.1 %."""
 
 
 class CountedProduct(Protocol):
@@ -72,7 +75,7 @@ def pyhessian_spectrum(
         CurvatureError: PyHessian is not installed, or the model is not float32 (it draws float32 vectors).
     """
     try:
-        from pyhessian import hessian as pyhessian  # noqa: N813
+        from pyhessian import hessian as pyhessian
     except ImportError as error:
         raise CurvatureError(
             "method='pyhessian' needs the package PyHessian, which is not installed: pip install PyHessian, or use "
@@ -90,7 +93,7 @@ def pyhessian_spectrum(
             tool = pyhessian(
                 _Margins(hessian.module), _mean_loss, dataloader=_Loader(hessian, product), cuda=bool(devices)
             )
-            values, vectors = tool.eigenvalues(maxIter=max_iterations, tol=RELATIVE_TOLERANCE / 10, top_n=top_k)
+            values, vectors = tool.eigenvalues(maxIter=max_iterations, tol=EIGENVALUE_CHANGE, top_n=top_k)
             samples = tool.trace(maxIter=num_probes, tol=-math.inf)  # no early stop: see above
         finally:
             for parameter, gradient in gradients:
@@ -100,6 +103,5 @@ def pyhessian_spectrum(
         vector = torch.cat([part.detach().reshape(-1) for part in parts])
         vector = vector / vector.norm()
         residuals.append(float((product(vector) - value * vector).norm()))
-    order = np.argsort(values)[::-1]
-    error = float(np.std(samples, ddof=1) / math.sqrt(len(samples)))
-    return EigenvalueSet(np.array(values)[order], np.array(residuals)[order], None), float(np.mean(samples)), error
+    trace_error = float(np.std(samples, ddof=1) / math.sqrt(len(samples)))
+    return EigenvalueSet.largest_first(values, residuals), float(np.mean(samples)), trace_error

@@ -1,39 +1,19 @@
-"""The record of a loss Hessian's spectrum, and the analyzer that fills it.
+"""The record of a loss Hessian's spectrum, and how its derived quantities follow from the estimates.
 
 At a trained reward model the Hessian is indefinite and nearly singular, and the largest eigenvalue falls merely because
 margins grow. So the record holds both signed ends with their error bars, says which derived quantities are undefined
 and why, and no number of it is meant to be read alone.
 """
 
-import math
-from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from rmcore.errors import ConfigError, CurvatureError
-from rmcore.landscape.eigensolvers import (
-    RELATIVE_TOLERANCE,
-    EigenvalueSet,
-    Floats,
-    dense_eigenvalues,
-    dense_matrix,
-    hutchinson_trace,
-    lanczos,
-    lanczos_eigenvalues,
-    power_iteration,
-)
-from rmcore.landscape.operators import LossHessian, MicroBatch, ParameterSubset
-from rmcore.landscape.pyhessian_check import pyhessian_spectrum
+from rmcore.landscape.eigensolvers import RELATIVE_TOLERANCE, EigenvalueSet, Floats
+from rmcore.landscape.operators import LossHessian, ParameterSubset
 
 Method = Literal["lanczos", "power_iteration", "full", "pyhessian"]
-Progress = Callable[[int, int], None]
-
-FULL_LIMIT = 20_000
-"""Most parameters of a dense Hessian: at 20,000 it takes 3.2 GB and as many products as parameters."""
 
 
 @dataclass(frozen=True)
@@ -92,142 +72,17 @@ class HessianSpectrum:
         return record | {"eigenvalues": list(self.eigenvalues), "residuals": list(self.residuals)}
 
 
-class HessianAnalyzer:
-    """Spectrum of the loss Hessian of one reward model.
-
-    Args:
-        model: a Hugging Face sequence-classification model with one label, any torch module with the same call, or a
-            BradleyTerryRM. It is left as it was found: modes, gradients, `requires_grad`.
-
-    Example:
-        >>> spectrum = HessianAnalyzer(model).compute_spectrum(micro_batches, top_k=5, num_steps=20)  # doctest: +SKIP
-        >>> spectrum.lambda_max, spectrum.residuals[0]  # doctest: +SKIP
-    """
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-
-    def compute_spectrum(
-        self,
-        loader: Iterable[MicroBatch],
-        method: Method = "lanczos",
-        top_k: int = 20,
-        *,
-        num_steps: int = 40,
-        trace_probes: int = 16,
-        parameters: ParameterSubset = "all",
-        seed: int = 0,
-        progress: Progress | None = None,
-    ) -> HessianSpectrum:
-        """Eigenvalues, trace and what follows from them, over all pairs of `loader`.
-
-        Args:
-            loader: micro-batches of whole pairs, read into memory; see `operators.MicroBatch`.
-            method: `lanczos`: both signed ends, the default. `power_iteration`: the largest in magnitude one by one,
-                for models too large for Lanczos' basis. `full`: the dense Hessian, up to 20,000 parameters.
-                `pyhessian`: the library of that name, as a cross-check.
-            top_k: eigenvalues at each end (lanczos, full) or in all (power_iteration, pyhessian); the default is the
-                specification's.
-            num_steps: products for the spectrum (lanczos; twice `top_k`, so that both ends can hold that many), or at
-                most for each eigenvalue (power_iteration, pyhessian). Unused by `full`.
-            trace_probes: Hutchinson probes, one product each; the standard error falls with its root. Unused by `full`.
-            parameters: `all` trained parameters or the reward `head` only.
-            seed: of the random vectors.
-            progress: called as progress(done, total) after each product; total is an upper bound until the last call.
-
-        Raises:
-            ConfigError: a setting is unknown or too small.
-            CurvatureError: a product is not finite, the data change between passes, the model is narrower than float32
-                or too large for `full`, or PyHessian is missing.
-            DataError, ModelError: see `operators.LossHessian`.
-        """
-        _check_settings(method, top_k=top_k, num_steps=num_steps, trace_probes=trace_probes)
-        hessian = LossHessian.from_loader(self.model, loader, parameters=parameters)
-        size = hessian.num_parameters
-        num_steps = min(num_steps, size) if method == "lanczos" else num_steps
-        counter = _Counter(hessian.product, _most_products(method, size, top_k, num_steps, trace_probes), progress)
-        generator = torch.Generator(hessian.device).manual_seed(seed)
-        trace, trace_error = math.nan, 0.0
-        if method == "full":
-            _refuse_large(size)
-            found = dense_eigenvalues(dense_matrix(counter, size, hessian.dtype, hessian.device))
-            trace = float(found.values.sum())
-        elif method == "pyhessian":
-            found, trace, trace_error = pyhessian_spectrum(
-                hessian, counter, top_k=top_k, max_iterations=num_steps, num_probes=trace_probes, seed=seed
-            )
-        else:
-            if method == "lanczos":
-                start = torch.randn(size, generator=generator, device=hessian.device, dtype=hessian.dtype)
-                found = lanczos_eigenvalues(lanczos(counter, start, num_steps))
-            else:
-                found = power_iteration(
-                    counter, size, top_k=top_k, max_iterations=num_steps, generator=generator, dtype=hessian.dtype
-                )
-            trace, trace_error = hutchinson_trace(
-                counter, size, num_probes=trace_probes, generator=generator, dtype=hessian.dtype
-            )
-        counter.finish()
-        return _spectrum(found, trace, trace_error, hessian, method, parameters, top_k, counter.done)
-
-
-class _Counter:
-    """The product, counted and reported."""
-
-    def __init__(self, product: Callable[[Tensor], Tensor], total: int, progress: Progress | None) -> None:
-        self.product, self.total, self.progress, self.done = product, total, progress, 0
-
-    def __call__(self, vector: Tensor) -> Tensor:
-        result = self.product(vector)
-        self.tick()
-        return result
-
-    def tick(self) -> None:
-        """One more product done."""
-        self.done += 1
-        if self.progress is not None:
-            self.progress(self.done, self.total)
-
-    def finish(self) -> None:
-        """Close the gap where fewer products sufficed."""
-        if self.progress is not None and self.done < self.total:
-            self.progress(self.done, self.done)
-
-
-def _check_settings(method: Method, *, top_k: int, num_steps: int, trace_probes: int) -> None:
-    if method not in get_args(Method):
-        raise ConfigError(f"method={method!r} is unknown; choose one of {', '.join(get_args(Method))}.")
-    for name, value, least in (("top_k", top_k, 1), ("num_steps", num_steps, 2), ("trace_probes", trace_probes, 2)):
-        if value < least:
-            raise ConfigError(f"{name}={value} is too small; use at least {least}.")
-
-
-def _refuse_large(size: int) -> None:
-    if size > FULL_LIMIT:
-        raise CurvatureError(
-            f"method='full' with {size:,} parameters needs {size:,} products and {8 * size * size / 1e9:,.0f} GB: it is "
-            f"meant for at most {FULL_LIMIT:,}. Use method='lanczos', or parameters='head'."
-        )
-
-
-def _most_products(method: Method, size: int, top_k: int, num_steps: int, trace_probes: int) -> int:
-    if method == "full":
-        return size
-    spent = num_steps if method == "lanczos" else min(top_k, size) * num_steps
-    checks = min(top_k, size) if method == "pyhessian" else 0
-    return spent + trace_probes + checks
-
-
-def _spectrum(
+def spectrum_record(
     found: EigenvalueSet,
+    *,
     trace: float,
     trace_error: float,
     hessian: LossHessian,
     method: Method,
-    parameters: ParameterSubset,
     top_k: int,
     num_products: int,
 ) -> HessianSpectrum:
+    """The record of what was found, with a reason for whatever it leaves undefined."""
     reasons: dict[str, str] = {}
     values, residuals = found.values, found.residuals
     both_ends = method in ("lanczos", "full")
@@ -246,15 +101,15 @@ def _spectrum(
         lambda_min=lambda_min,
         trace_estimate=trace,
         trace_standard_error=trace_error,
-        condition_number=_condition_number(values, residuals, reasons),
-        effective_rank=_effective_rank(found, torch.finfo(hessian.dtype).eps * scale, method, reasons),
+        condition_number=_condition_number(found, method, reasons),
+        effective_rank=_effective_rank(found, method, reasons),
         sharpness_score=_sharpness(lambda_max, trace, trace_error, reasons),
         flatness_index=_flatness(lambda_max, reasons),
         num_pairs=hessian.num_pairs,
         num_parameters=hessian.num_parameters,
         num_products=num_products,
         method=method,
-        parameters=parameters,
+        parameters=hessian.subset,
         converged=bool(converged),
         reasons=reasons,
     )
@@ -272,7 +127,11 @@ def _ends(values: Floats, both_ends: bool, reasons: dict[str, str]) -> tuple[flo
     return (largest if largest > 0 else None), (smallest if smallest < 0 else None)
 
 
-def _condition_number(values: Floats, residuals: Floats, reasons: dict[str, str]) -> float | None:
+def _condition_number(found: EigenvalueSet, method: Method, reasons: dict[str, str]) -> float | None:
+    if found.multiplicities is None:
+        reasons["condition_number"] = f"{method} sees the largest eigenvalues only; use method='lanczos' or 'full'."
+        return None
+    values, residuals = found.values, found.residuals
     resolved = values[(values > 0) & (residuals <= RELATIVE_TOLERANCE * values)]
     if len(resolved) >= 2:
         return float(resolved.max() / resolved.min())
@@ -283,12 +142,12 @@ def _condition_number(values: Floats, residuals: Floats, reasons: dict[str, str]
     return None
 
 
-def _effective_rank(found: EigenvalueSet, rounding: float, method: Method, reasons: dict[str, str]) -> float | None:
+def _effective_rank(found: EigenvalueSet, method: Method, reasons: dict[str, str]) -> float | None:
     if found.multiplicities is None:
         reasons["effective_rank"] = f"{method} sees the largest eigenvalues only; use method='lanczos' or 'full'."
         return None
     # Values at the level of rounding stand for millions of zero eigenvalues: counted, they would add up to something.
-    sizes = np.where(np.abs(found.values) > 10 * rounding, np.abs(found.values), 0.0)
+    sizes = np.where(np.abs(found.values) > found.rounding, np.abs(found.values), 0.0)
     squares = float((found.multiplicities * sizes**2).sum())
     if squares == 0.0:
         reasons["effective_rank"] = "the Hessian is zero: the loss is flat in these parameters."

@@ -12,6 +12,7 @@ import pandas as pd
 
 from rmcore.config import PipelineConfig
 from rmcore.metrics.diagnosis import diagnose
+from rmcore.report.schema import Results, Stage, Training
 from rmcore.stages.registry import device_type
 from rmcore.store import ArtifactRef, Store, make_key
 from rmcore.tracking import METRICS_FILE, read_history
@@ -27,7 +28,7 @@ def run_key(refs: Mapping[str, ArtifactRef]) -> str:
 
 def gather_results(
     config: PipelineConfig, store: Store, refs: Mapping[str, ArtifactRef], cached: Mapping[str, bool], *, run_name: str
-) -> dict[str, Any]:
+) -> Results:
     """Read all artifacts of a run.
 
     Args:
@@ -85,7 +86,7 @@ def environment(device: str) -> dict[str, str]:
     }
 
 
-def _training(folder: Path, truncation: dict[str, Any]) -> dict[str, Any]:
+def _training(folder: Path, truncation: dict[str, Any]) -> Training:
     record = _read(folder / "training.json")
     return {
         "steps": record["num_steps"],
@@ -101,7 +102,7 @@ def _training(folder: Path, truncation: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _stage(store: Store, ref: ArtifactRef, cached: bool) -> dict[str, Any]:
+def _stage(store: Store, ref: ArtifactRef, cached: bool) -> Stage:
     manifest = store.manifest(ref.stage, ref.key) or {}
     return {
         "name": ref.stage,

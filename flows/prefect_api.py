@@ -1,0 +1,106 @@
+"""What we ask of Prefect's API beside running flows: the device limit, the worker's presence, and runs that died.
+
+Plain HTTP, because the command line starts servers before Prefect may be imported with their address.
+"""
+
+import os
+import socket
+from typing import Any
+
+import httpx
+import psutil
+
+from rmcore.errors import ServiceError
+from tasks.home import find_process
+
+WORK_POOL = "rm-opt"
+DEVICE_LIMIT = "rm-device"
+"""Prefect's global concurrency limit that a stage takes while it uses the device."""
+
+
+def ask(method: str, url: str, body: dict[str, Any] | None = None, *, tolerate: int | None = None) -> Any:
+    """Send a request to Prefect's API and return its JSON answer; a status of `tolerate` is an answer too.
+
+    Raises:
+        ServiceError: Prefect does not answer, or refuses.
+    """
+    try:
+        answer = httpx.request(method, url, json=body, timeout=30)
+    except httpx.HTTPError as error:
+        raise ServiceError(
+            f"Prefect at {url} does not answer ({error}): the server is down or busy. See `rm-opt status`."
+        ) from error
+    if not answer.is_success and answer.status_code != tolerate:
+        raise ServiceError(
+            f"Prefect refused {url} with {answer.status_code} ({answer.text[:300]}): this version's API differs from "
+            "the tested one. Install the versions of constraints.txt."
+        )
+    return answer.json() if answer.content else None
+
+
+def current_api() -> str:
+    """Address of the API that this process's flows use: the configured server, else Prefect's embedded one."""
+    if configured := os.environ.get("PREFECT_API_URL"):
+        return configured.rstrip("/")
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        return str(client.api_url).rstrip("/")
+
+
+def ensure_device_limit(api: str | None = None) -> None:
+    """Give the device limit its one slot: Prefect lets everybody through a limit that does not exist.
+
+    Args:
+        api: address of Prefect's API, ending in `/api`; default: the one this process's flows use.
+
+    Raises:
+        ServiceError: Prefect does not answer.
+    """
+    api = api or current_api()
+    # Asked first: Prefect's server logs a traceback for a second creation.
+    if ask("GET", f"{api}/v2/concurrency_limits/{DEVICE_LIMIT}", tolerate=404).get("name") != DEVICE_LIMIT:
+        limit = {"name": DEVICE_LIMIT, "limit": 1, "active": True}
+        ask("POST", f"{api}/v2/concurrency_limits/", limit, tolerate=409)
+
+
+def worker_is_online(api: str) -> bool:
+    """Whether a worker polls our work pool (which the worker itself makes)."""
+    workers = ask("POST", f"{api}/work_pools/{WORK_POOL}/workers/filter", {}, tolerate=404)
+    return isinstance(workers, list) and any(worker["status"] == "ONLINE" for worker in workers)
+
+
+def run_owner_tags() -> list[str]:
+    """Prefect tags that name this process, by which `reap_dead_runs` sees that its run has died with it."""
+    created = psutil.Process().create_time()
+    return [f"rm-host:{socket.gethostname()}", f"rm-pid:{os.getpid()}", f"rm-started:{created:.2f}"]
+
+
+def reap_dead_runs(api: str | None = None) -> list[str]:
+    """Mark flow runs of this machine as Crashed whose process has ended; return their names.
+
+    After SIGKILL, or a machine that went down, Prefect shows a run as Running for ever.
+
+    Args:
+        api: address of Prefect's API, ending in `/api`; default: the one this process's flows use.
+
+    Raises:
+        ServiceError: Prefect does not answer.
+    """
+    api = api or current_api()
+    running = {"state": {"type": {"any_": ["RUNNING", "CANCELLING"]}}}
+    mine = {"tags": {"all_": [f"rm-host:{socket.gethostname()}"]}}
+    runs = ask("POST", f"{api}/flow_runs/filter", {"flow_runs": {**running, **mine}})
+    dead = [run for run in runs if _owner_is_dead(run["tags"])]
+    for run in dead:
+        message = "The process of this run has ended without reporting; start the run again."
+        state = {"type": "CRASHED", "name": "Crashed", "message": message}
+        ask("POST", f"{api}/flow_runs/{run['id']}/set_state", {"state": state, "force": True})
+    return [run["name"] for run in dead]
+
+
+def _owner_is_dead(tags: list[str]) -> bool:
+    owner = dict(tag.split(":", 1) for tag in tags if tag.startswith(("rm-pid:", "rm-started:")))
+    if owner.keys() != {"rm-pid", "rm-started"}:
+        return False
+    return find_process(int(owner["rm-pid"]), float(owner["rm-started"])) is None

@@ -1,0 +1,70 @@
+"""Ending processes with all that they started, and saying who holds a port."""
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+import psutil
+
+from rmcore.errors import ServiceError
+
+GRACE_SECONDS = 15.0
+POLL_SECONDS = 0.05
+
+
+def terminate(processes: list[psutil.Process]) -> None:
+    """SIGTERM, a grace, SIGKILL. psutil compares creation times before it signals, so a recycled pid is safe.
+
+    Raises:
+        ServiceError: a process survived SIGKILL.
+    """
+    for send in (psutil.Process.terminate, psutil.Process.kill):
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                send(process)
+        deadline = time.monotonic() + GRACE_SECONDS
+        while (processes := [process for process in processes if _runs(process)]) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+    if processes:
+        raise ServiceError(
+            f"processes {[process.pid for process in processes]} survived SIGKILL: the kernel holds them, probably in "
+            "a device or disk call. Run `rm-opt down` again later."
+        )
+
+
+def _runs(process: psutil.Process) -> bool:
+    """Whether the process has not ended. A zombie has: in a container nobody may ever collect it."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def marked(variable: str, token: str) -> list[psutil.Process]:
+    """Processes of this user whose environment has `variable` = `token`: descendants, orphaned or not."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(variable) == token and process.pid != os.getpid() and _runs(process):
+                found.append(process)
+        except psutil.Error:  # ended meanwhile, or another user's
+            continue
+    return found
+
+
+def owner_of(port: int) -> str:
+    """`, pid 7 (name)` of the program that listens on a port, where the system tells."""
+    try:
+        listening = [
+            c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.laddr.port == port
+        ]
+        return f", pid {listening[0].pid} ({psutil.Process(listening[0].pid).name()})" if listening else ""
+    except psutil.Error:
+        return ""
+
+
+def tail(log: Path, num_lines: int = 15) -> str:
+    """The last lines of a log, with a line that says so."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-num_lines:]
+    return f"The end of its log, {log}:\n" + "\n".join(f"  {line}" for line in lines)

@@ -1,0 +1,179 @@
+"""The analyzer: from a model and pairs to the record of its loss Hessian's spectrum."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from rmcore.errors import ConfigError, CurvatureError
+from rmcore.landscape.eigensolvers import (
+    EigenvalueSet,
+    dense_eigenvalues,
+    dense_matrix,
+    hutchinson_trace,
+    lanczos,
+    lanczos_eigenvalues,
+    power_iteration,
+)
+from rmcore.landscape.operators import LossHessian, ParameterSubset
+from rmcore.landscape.pair_rows import MicroBatch
+from rmcore.landscape.pyhessian_check import pyhessian_spectrum
+from rmcore.landscape.spectrum import HessianSpectrum, Method, spectrum_record
+
+Progress = Callable[[int, int], None]
+
+FULL_LIMIT = 20_000
+"""Most parameters of a dense Hessian: at 20,000 it takes 3.2 GB and as many products as parameters."""
+
+
+class HessianAnalyzer:
+    """Spectrum of the loss Hessian of one reward model.
+
+    Args:
+        model: a Hugging Face sequence-classification model with one label, any torch module with the same call, or a
+            BradleyTerryRM. It is left as it was found: modes, gradients, `requires_grad`.
+
+    Example:
+        >>> spectrum = HessianAnalyzer(model).compute_spectrum(micro_batches, top_k=5, num_steps=20)  # doctest: +SKIP
+        >>> spectrum.lambda_max, spectrum.residuals[0]  # doctest: +SKIP
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def compute_spectrum(
+        self,
+        loader: Iterable[MicroBatch],
+        method: Method = "lanczos",
+        top_k: int = 20,
+        *,
+        num_steps: int = 40,
+        trace_probes: int = 16,
+        parameters: ParameterSubset = "all",
+        seed: int = 0,
+        progress: Progress | None = None,
+    ) -> HessianSpectrum:
+        """Eigenvalues, trace and what follows from them, over all pairs of `loader`.
+
+        Args:
+            loader: micro-batches of whole pairs, read into memory; see `operators.MicroBatch`.
+            method: `lanczos`: both signed ends, the default. `power_iteration`: the largest in magnitude one by one,
+                for models too large for Lanczos' basis. `full`: the dense Hessian, up to 20,000 parameters.
+                `pyhessian`: the library of that name, as a cross-check.
+            top_k: eigenvalues at each end (lanczos, full) or in all (power_iteration, pyhessian); the default is the
+                specification's.
+            num_steps: products for the spectrum (lanczos; twice `top_k`, so that both ends can hold that many), or at
+                most for each eigenvalue (power_iteration, pyhessian). Unused by `full`.
+            trace_probes: Hutchinson probes, one product each; the standard error falls with its root. Unused by `full`.
+            parameters: `all` trained parameters or the reward `head` only.
+            seed: of the random vectors.
+            progress: called as progress(done, total) after each product; total is an upper bound until the last call.
+
+        Raises:
+            ConfigError: a setting is unknown or too small.
+            CurvatureError: a product is not finite, the data change between passes, the model is narrower than float32
+                or too large for `full`, or PyHessian is missing.
+            DataError, ModelError: see `operators.LossHessian`.
+        """
+        _check_settings(method, top_k=top_k, num_steps=num_steps, trace_probes=trace_probes)
+        hessian = LossHessian.from_loader(self.model, loader, parameters=parameters)
+        size = hessian.num_parameters
+        num_steps = min(num_steps, size) if method == "lanczos" else num_steps
+        counter = _Counter(hessian.product, _most_products(method, size, top_k, num_steps, trace_probes), progress)
+        # Only the product differentiates, and no dot product may be cast to bf16 by the caller's autocast.
+        with torch.inference_mode(False), torch.no_grad(), torch.autocast(hessian.device.type, enabled=False):
+            found, trace, trace_error = _estimate(
+                hessian, counter, method, top_k=top_k, num_steps=num_steps, trace_probes=trace_probes, seed=seed
+            )
+        counter.finish()
+        return spectrum_record(
+            found,
+            trace=trace,
+            trace_error=trace_error,
+            hessian=hessian,
+            method=method,
+            top_k=top_k,
+            num_products=counter.done,
+        )
+
+
+class _Counter:
+    """The product, counted and reported."""
+
+    def __init__(self, product: Callable[[Tensor], Tensor], total: int, progress: Progress | None) -> None:
+        self.product, self.total, self.progress, self.done = product, total, progress, 0
+
+    def __call__(self, vector: Tensor) -> Tensor:
+        result = self.product(vector)
+        self.tick()
+        return result
+
+    def tick(self) -> None:
+        """One more product done."""
+        self.done += 1
+        if self.progress is not None:
+            self.progress(self.done, self.total)
+
+    def finish(self) -> None:
+        """Close the gap where fewer products sufficed."""
+        if self.progress is not None and self.done < self.total:
+            self.progress(self.done, self.done)
+
+
+def _estimate(
+    hessian: LossHessian,
+    counter: _Counter,
+    method: Method,
+    *,
+    top_k: int,
+    num_steps: int,
+    trace_probes: int,
+    seed: int,
+) -> tuple[EigenvalueSet, float, float]:
+    """Eigenvalues, trace and the trace's standard error."""
+    size = hessian.num_parameters
+    if method == "full":
+        _refuse_large(size)
+        found = dense_eigenvalues(dense_matrix(counter, size, hessian.dtype, hessian.device))
+        return found, float(found.values.sum()), 0.0
+    if method == "pyhessian":
+        return pyhessian_spectrum(
+            hessian, counter, top_k=top_k, max_iterations=num_steps, num_probes=trace_probes, seed=seed
+        )
+    generator = torch.Generator(hessian.device).manual_seed(seed)
+    if method == "lanczos":
+        start = torch.randn(size, generator=generator, device=hessian.device, dtype=hessian.dtype)
+        found = lanczos_eigenvalues(lanczos(counter, start, num_steps), counter)
+    else:
+        found = power_iteration(
+            counter, size, top_k=top_k, max_iterations=num_steps, generator=generator, dtype=hessian.dtype
+        )
+    trace, trace_error = hutchinson_trace(
+        counter, size, num_probes=trace_probes, generator=generator, dtype=hessian.dtype
+    )
+    return found, trace, trace_error
+
+
+def _check_settings(method: Method, *, top_k: int, num_steps: int, trace_probes: int) -> None:
+    if method not in get_args(Method):
+        raise ConfigError(f"method={method!r} is unknown; choose one of {', '.join(get_args(Method))}.")
+    for name, value, least in (("top_k", top_k, 1), ("num_steps", num_steps, 2), ("trace_probes", trace_probes, 2)):
+        if value < least:
+            raise ConfigError(f"{name}={value} is too small; use at least {least}.")
+
+
+def _refuse_large(size: int) -> None:
+    if size > FULL_LIMIT:
+        raise CurvatureError(
+            f"method='full' with {size:,} parameters needs {size:,} products and {8 * size * size / 1e9:,.0f} GB: it "
+            f"is meant for at most {FULL_LIMIT:,}. Use method='lanczos', or parameters='head'."
+        )
+
+
+def _most_products(method: Method, size: int, top_k: int, num_steps: int, trace_probes: int) -> int:
+    if method == "full":
+        return size
+    spent = num_steps if method == "lanczos" else min(top_k, size) * num_steps
+    checks = {"lanczos": 1, "pyhessian": min(top_k, size)}.get(method, 0)
+    return spent + trace_probes + checks

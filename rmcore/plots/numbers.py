@@ -1,0 +1,78 @@
+"""Numbers as people read them: one set of rules for figures, the HTML report and the Markdown summary."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+MISSING = "–"
+"""Stands for a number that does not exist."""
+_SPACE = "\u00a0"  # a number and its unit stay on one line
+
+
+def finite(value: Any) -> float | None:
+    """`value` as a float, or None where it is None, NaN or infinite."""
+    return float(value) if value is not None and math.isfinite(float(value)) else None
+
+
+def count(value: float | None) -> str:
+    """A whole number with thousands separators: 12,345."""
+    number = finite(value)
+    return MISSING if number is None else f"{number:,.0f}"
+
+
+def percent(value: float | None) -> str:
+    """A share as a percentage with one decimal: 71.2 %."""
+    number = finite(value)
+    return MISSING if number is None else f"{_unsigned_zero(f'{100 * number:.1f}')}{_SPACE}%"
+
+
+def decimal(value: float | None) -> str:
+    """About four significant digits, never more than three decimals; scientific beyond 100,000 or below 0.001."""
+    number = finite(value)
+    if number is None:
+        return MISSING
+    size = abs(number)
+    if size == 0:
+        return "0"
+    if size >= 1e5 or size < 1e-3:
+        mantissa, exponent = f"{number:.2e}".split("e")
+        return f"{mantissa}e{int(exponent)}".replace("-", "−")
+    decimals = 3 if size < 10 else 2 if size < 100 else 1 if size < 1000 else 0
+    return f"{number:,.{decimals}f}".replace("-", "−")
+
+
+def text(value: float | None, unit: str = "") -> str:
+    """`value` in its unit: `%` for shares (given as fractions), `count` for whole numbers, others are appended."""
+    if unit == "%":
+        return percent(value)
+    if unit == "count":
+        return count(value)
+    return f"{decimal(value)}{_SPACE}{unit}" if unit and finite(value) is not None else decimal(value)
+
+
+def interval(item: Mapping[str, Any], unit: str = "") -> str:
+    """`low to high` of the item's ci_low and ci_high, empty where either is missing."""
+    low, high = finite(item.get("ci_low")), finite(item.get("ci_high"))
+    if low is None or high is None:
+        return ""
+    if unit == "%":
+        return f"{percent(low)[:-2]} to {percent(high)}"
+    return f"{text(low)} to {text(high)}"
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as 3.2 s, 4 min 05 s or 2 h 10 min."""
+    number = finite(seconds)
+    if number is None:
+        return MISSING
+    if number < 60:
+        return f"{number:.1f} s"
+    whole = round(number)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    minutes = round(number / 60)
+    return f"{minutes // 60:,} h {minutes % 60:02d} min"
+
+
+def _unsigned_zero(number: str) -> str:
+    return "0.0" if number == "-0.0" else number.replace("-", "−")
