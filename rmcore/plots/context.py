@@ -19,7 +19,6 @@ _LOOK = {
     "reference": (MUTED, "D", 6),
     "subset": (BLUE, "o", 5),
     "ood": (ORANGE, "s", 6),
-    None: (INK, "o", 6),
 }
 _HEADINGS = {"subset": "this model, by subset", "ood": "this model, out of distribution"}
 _ROW = 0.3  # inches
@@ -36,7 +35,7 @@ def accuracy_in_context_figure(items: Sequence[Mapping[str, Any]]) -> Figure:
 
     Args:
         items: {name, value, ci_low, ci_high, kind} each; values are shares, bounds may be None, `kind` is one of KINDS.
-            Items without kind are plain rows among model and yardsticks; items without a value are named with a dash.
+            Items without a value are named with a dash.
             The first item of kind "model" gives the title.
 
     Raises:
@@ -54,7 +53,7 @@ def accuracy_in_context_figure(items: Sequence[Mapping[str, Any]]) -> Figure:
     dress(ax, title="lines: 95 % intervals; diamonds and dotted lines: yardsticks", x="pairwise accuracy", y="")
     ax.set_yticks(range(len(rows)), [label for label, _ in rows], fontsize=SMALL, color=INK)
     for tick, (_, item) in zip(ax.get_yticklabels(), rows, strict=True):
-        if item is None or item.get("kind") == "model":
+        if item is None or item["kind"] == "model":
             tick.set_fontweight("bold")
         if item is None:
             tick.set_color(MUTED)
@@ -66,7 +65,7 @@ def accuracy_in_context_figure(items: Sequence[Mapping[str, Any]]) -> Figure:
     ax.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
     for item in items:
         value = numbers.finite(item["value"])
-        if item.get("kind") == "reference" and value is not None:
+        if item["kind"] == "reference" and value is not None:
             ax.axvline(value, color=MUTED, linewidth=0.9, linestyle=":", zorder=0)
     return figure
 
@@ -77,7 +76,7 @@ def _check(items: Sequence[Mapping[str, Any]]) -> None:
             "no accuracy was given: there is nothing to compare. Pass the model's held-out accuracy at least."
         )
     for item in items:
-        if item.get("kind") not in (*KINDS, None):
+        if item.get("kind") not in KINDS:
             raise DataError(
                 f"accuracy {item.get('name')!r} has kind {item.get('kind')!r}: its place is unknown. "
                 f"Give one of {', '.join(KINDS)}."
@@ -91,12 +90,12 @@ def _rows(items: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, An
         value = numbers.finite(item["value"])
         return -np.inf if value is None else value
 
-    top = [item for item in items if item.get("kind") in ("model", "reference", None)]
+    top = [item for item in items if item["kind"] in ("model", "reference")]
     rows: list[tuple[str, Mapping[str, Any] | None]] = [
         (_label(item), item) for item in sorted(top, key=size, reverse=True)
     ]
     for kind, heading in _HEADINGS.items():
-        group = sorted((item for item in items if item.get("kind") == kind), key=size, reverse=True)
+        group = sorted((item for item in items if item["kind"] == kind), key=size, reverse=True)
         if group:
             rows.append((heading, None))
             rows += [(_label(item), item) for item in group]
@@ -110,11 +109,11 @@ def _label(item: Mapping[str, Any]) -> str:
 
 
 def _draw(ax: Any, position: int, item: Mapping[str, Any]) -> None:
-    colour, marker, size = _LOOK[item.get("kind")]
+    colour, marker, size = _LOOK[item["kind"]]
     value, low, high = (numbers.finite(item.get(key)) for key in ("value", "ci_low", "ci_high"))
     bounds = numbers.interval(item, "%")
     text = numbers.percent(value) + (f"  ({bounds})" if bounds else "")
-    weight = "bold" if item.get("kind") == "model" else "normal"
+    weight = "bold" if item["kind"] == "model" else "normal"
     style = {"transform": ax.get_yaxis_transform(), "va": "center", "ha": "left", "fontsize": SMALL, "color": INK}
     ax.text(1.02, position, text, fontweight=weight, **style)
     ax.axhline(position, color=GRID, linewidth=0.6, zorder=0)
@@ -122,7 +121,7 @@ def _draw(ax: Any, position: int, item: Mapping[str, Any]) -> None:
         return
     if low is not None and high is not None:
         ax.plot([low, high], [position, position], color=colour, linewidth=2.5, solid_capstyle="round", alpha=0.75)
-    hollow = "white" if item.get("kind") == "reference" else colour
+    hollow = "white" if item["kind"] == "reference" else colour
     ax.plot([value], [position], marker, color=colour, markersize=size, markerfacecolor=hollow, markeredgewidth=1.5)
 
 
@@ -137,12 +136,12 @@ def _limits(items: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
 
 def _title(items: Sequence[Mapping[str, Any]]) -> str:
     model = next(
-        (item for item in items if item.get("kind") == "model" and numbers.finite(item["value"]) is not None), None
+        (item for item in items if item["kind"] == "model" and numbers.finite(item["value"]) is not None), None
     )
     if model is None:
         return "Accuracies on the held-out pairs"
     value = float(model["value"])
-    beaten = [item for item in items if item.get("kind") == "reference" and numbers.finite(item["value"]) is not None]
+    beaten = [item for item in items if item["kind"] == "reference" and numbers.finite(item["value"]) is not None]
     below = sorted((item for item in beaten if item["value"] < value), key=lambda item: item["value"])
     above = sorted((item for item in beaten if item["value"] >= value), key=lambda item: item["value"])
     text = f"Held-out accuracy {numbers.percent(value)}"

@@ -194,6 +194,8 @@ def _headline(history: History, best_step: int | None) -> str:
     if best_step is not None and best_step in eval_steps:
         value = accuracy[list(eval_steps).index(best_step)]
         return f"Kept checkpoint: step {numbers.count(best_step)} of {over}, validation accuracy {100 * value:.1f} %"
+    if len(accuracy):
+        return f"Validation accuracy {numbers.percent(accuracy[0])} → {numbers.percent(accuracy[-1])} over {over}"
     loss = series(history, "train/loss")[1]
     if len(loss):
         return f"Training loss {numbers.decimal(loss[0])} → {numbers.decimal(loss[-1])} over {over}, without validation"

@@ -45,7 +45,8 @@ METRICS: dict[str, Term] = {
     "ece_debiased": Term(
         "calibration error (ECE), debiased",
         "",
-        "mean gap between confidence and accuracy (0 is perfect), with the upward bias of binning removed",
+        "mean gap between confidence and accuracy (0 is perfect) without the upward bias of binning; "
+        "a few points below 0 come by chance",
     ),
     "ece_tempered": Term("ECE after temperature", "", "ECE of margin / temperature, on pairs it was not fitted on"),
     "ece_tempered_debiased": Term("ECE after temperature, debiased", "", "the same, upward bias of binning removed"),

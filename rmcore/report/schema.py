@@ -4,7 +4,7 @@ Shares are fractions (0.712), not percentages; undefined numbers are None, never
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, Literal, TypedDict
 
 
 class Verdict(TypedDict):
@@ -45,7 +45,7 @@ class ContextItem(TypedDict):
     value: float | None
     ci_low: float | None
     ci_high: float | None
-    kind: NotRequired[Literal["model", "reference", "subset", "ood"]]
+    kind: Literal["model", "reference", "subset", "ood"]
 
 
 class Readiness(TypedDict):

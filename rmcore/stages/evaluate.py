@@ -93,7 +93,7 @@ def draw(
 ) -> None:
     """Draw the evaluation figures into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    margin_histogram(table, folder / "margin_histogram.png")
+    margin_histogram(table, folder / "margin_histogram.png", negative_rate=card["negative_margin_rate"].to_dict())
     reliability_diagram(
         reliability_bins(table, config.num_bins), card["ece_debiased"].to_dict(), folder / "reliability_diagram.png"
     )
@@ -104,21 +104,26 @@ def draw(
 def _context(metrics: Mapping[str, Mapping[str, MetricValue]], ceilings: Mapping[str, float]) -> list[dict[str, Any]]:
     """Rows of the accuracy figure: this model between what needs no model and what no model can beat."""
 
-    def row(name: str, value: MetricValue) -> dict[str, Any]:
-        return {"name": name, "value": value.value, "ci_low": value.ci_low, "ci_high": value.ci_high}
+    def row(name: str, kind: str, value: MetricValue) -> dict[str, Any]:
+        return {"name": name, "kind": kind, "value": value.value, "ci_low": value.ci_low, "ci_high": value.ci_high}
+
+    def yardstick(name: str, value: float) -> dict[str, Any]:
+        return {"name": name, "kind": "reference", "value": value, "ci_low": None, "ci_high": None}
 
     test = metrics["test"]
     rows = [
-        {"name": "coin flip", "value": 0.5, "ci_low": None, "ci_high": None},
-        row("the longer one wins", test["longer_wins_accuracy"]),
-        row("this model, test pairs", test["pairwise_accuracy"]),
+        row("this model", "model", test["pairwise_accuracy"]),
+        yardstick("guessing", 0.5),
+        row("the longer one wins", "reference", test["longer_wins_accuracy"]),
     ]
     if "test" in ceilings:
-        rows.append({"name": "label ceiling", "value": ceilings["test"], "ci_low": None, "ci_high": None})
-    rows.append(row("length-matched test pairs", test["length_matched_accuracy"]))
-    rows += [row(name, value) for name, value in test.items() if name.startswith("pairwise_accuracy[")]
+        rows.append(yardstick("label ceiling", ceilings["test"]))
+    rows.append(row("length-matched", "subset", test["length_matched_accuracy"]))
+    for name, value in test.items():
+        if name.startswith("pairwise_accuracy["):
+            rows.append(row(name.removeprefix("pairwise_accuracy[").removesuffix("]"), "subset", value))
     if "ood" in metrics:
-        rows.append(row("out of distribution", metrics["ood"]["pairwise_accuracy"]))
+        rows.append(row("out of distribution", "ood", metrics["ood"]["pairwise_accuracy"]))
     return rows
 
 

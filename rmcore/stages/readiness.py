@@ -72,7 +72,7 @@ def judge(
     failed = [check.text for check in checks if not check.passed]
     status = "not_ready" if failed else "ready"
     headline = (
-        f"Not ready: {failed[0]}" + (f" (and {len(failed) - 1} more)" if len(failed) > 1 else "")
+        f"Not ready: {len(failed)} of {len(checks)} checks failed"
         if failed
         else f"Ready: every gate check passed and readiness v1 is {report.overall_score:.2f}"
     )

@@ -79,7 +79,9 @@ def train_into(
     }
     write_json(out / "summary.json", {"metrics": costs})
     (out / "figures").mkdir(exist_ok=True)
-    training_curves(read_history(out / METRICS_FILE), out / "figures" / "training_curves.png")
+    training_curves(
+        read_history(out / METRICS_FILE), out / "figures" / "training_curves.png", best_step=result.best_step
+    )
     return result
 
 

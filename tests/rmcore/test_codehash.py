@@ -21,14 +21,18 @@ def package(tmp_path, **modules):
 
 
 def test_imports_are_followed_and_modules_without_effect_left_out(tmp_path):
-    digests = package(tmp_path, a=SOURCE, b="from rmcore.c import x\ndef helper(): return x", c="x = 1", errors="", d="")
+    digests = package(
+        tmp_path, a=SOURCE, b="from rmcore.c import x\ndef helper(): return x", c="x = 1", errors="", d=""
+    )
     assert set(digests()) == {"rmcore.a", "rmcore.b", "rmcore.c"}
 
 
 def test_comments_docstrings_and_layout_do_not_count(tmp_path):
     modules = {"b": "def helper(): return 1", "errors": ""}
     before = package(tmp_path, a=SOURCE, **modules)()
-    prettier = SOURCE.replace("# a comment", "").replace("Say something", "Say more").replace("helper() + 1", "(helper() + 1)")
+    prettier = (
+        SOURCE.replace("# a comment", "").replace("Say something", "Say more").replace("helper() + 1", "(helper() + 1)")
+    )
     assert package(tmp_path, a=prettier, **modules)() == before
 
 

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import unicodedata
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -24,6 +25,11 @@ DIALOGUE = [
     {"role": "user", "content": "More?"},
     {"role": "assistant", "content": "Kiwi."},
 ]
+
+
+@cache
+def built_tokenizer():
+    return tiny_tokenizer()
 
 
 def digests(folder):
@@ -122,21 +128,13 @@ def test_the_assistant_mask_covers_exactly_the_assistants_turns(tokenizer):
 
 @given(text=st.text())
 def test_any_text_comes_back_in_its_normal_form(text):
-    tokenizer = _loaded()
+    tokenizer = built_tokenizer()  # a fixture would be of narrower scope than the examples
     assert tokenizer.decode(tokenizer(text).input_ids) == unicodedata.normalize("NFC", text)
-
-
-_CACHE = {}
-
-
-def _loaded():
-    """One tokenizer for all examples: hypothesis tests cannot take fixtures of narrower scope."""
-    return _CACHE.setdefault("tokenizer", tiny_tokenizer())
 
 
 def test_loading_gives_the_tokenizer_that_was_built(tokenizer):
     for text in ("There are 1234 apples.\n", "naïve  ٣ 😀 <|im_end|>", "don't\t!!"):
-        assert tokenizer(text).input_ids == _loaded()(text).input_ids
+        assert tokenizer(text).input_ids == built_tokenizer()(text).input_ids
 
 
 def test_sides_of_the_gold_world_are_short(tokenizer):

@@ -82,7 +82,9 @@ def test_where_eos_is_the_pad_a_side_ends_in_text_so_that_every_pooling_reads_th
     st.sampled_from([CAUSAL, ENCODER]),
 )
 @settings(max_examples=60)
-def test_cutting_keeps_the_end_of_the_prompt_and_the_start_of_the_completion(num_prompt, num_completion, limit, special):
+def test_cutting_keeps_the_end_of_the_prompt_and_the_start_of_the_completion(
+    num_prompt, num_completion, limit, special
+):
     prompt = [f"w{number}" for number in range(num_prompt)]
     completion = [f"w{200 + number}" for number in range(num_completion)]
     tokenizer = word_tokenizer(**special)
@@ -135,7 +137,12 @@ def test_a_long_chat_keeps_its_closing_turn(chat):
 
 
 def test_several_turns_reach_the_template(chat):
-    prompt = (Message("system", "be brief"), Message("user", "hi"), Message("assistant", "yes?"), Message("user", "sum"))
+    prompt = (
+        Message("system", "be brief"),
+        Message("user", "hi"),
+        Message("assistant", "yes?"),
+        Message("user", "sum"),
+    )
     text = Renderer(chat, Rendering("chat", 512)).render(prompt, "4")
     positions = [text.index(part) for part in ("be brief", "hi", "yes?", "sum", "4")]
     assert positions == sorted(positions)

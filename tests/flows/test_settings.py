@@ -1,0 +1,57 @@
+import pytest
+from pydantic import ValidationError
+
+from experiments.presets import PRESETS
+from flows.settings import load_config
+from rmcore.config import PipelineConfig
+from rmcore.errors import ConfigError
+
+
+def test_every_preset_is_a_valid_config():
+    for name, preset in PRESETS.items():
+        assert PipelineConfig.model_validate(preset.model_dump()) == preset, name
+
+
+def test_file_then_assignments_change_the_preset(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("train: {lr: 0.1, epochs: 2}\nstudy: mine\n")
+    config = load_config("demo", file, ["train.lr=1e-4", "train.save_every=null", "model.use_chat_template=false"])
+    assert (config.train.lr, config.train.epochs, config.study) == (1e-4, 2, "mine")
+    assert config.train.save_every is None
+    assert config.model.use_chat_template is False
+    assert config.data == PRESETS["demo"].data
+
+
+@pytest.mark.parametrize(
+    ("preset", "text", "assignments", "said"),
+    [
+        ("demp", None, [], "Did you mean 'demo'"),
+        ("demo", None, ["train.lrr=1"], "no setting 'train.lrr'.*Did you mean 'lr'"),
+        ("demo", None, ["train=1"], "train is a group of settings"),
+        ("demo", None, ["lr"], "dotted.name=value"),
+        ("demo", "train: {momentum: 1}", [], "no setting 'train.momentum'"),
+        ("demo", "- a list", [], "holds a list"),
+        ("demo", "a: [", [], "not valid YAML"),
+    ],
+)
+def test_mistakes_are_named(tmp_path, preset, text, assignments, said):
+    file = None
+    if text is not None:
+        file = tmp_path / "config.yaml"
+        file.write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        load_config(preset, file, assignments)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"absent.yaml cannot be read"):
+        load_config("demo", tmp_path / "absent.yaml", [])
+
+
+@pytest.mark.parametrize(
+    "assignment",
+    ["train.lr=-1", "train.optimizer=adamm", "data.validation_fraction=0.9", "readiness.accuracy_weight=0.9", "seed=x"],
+)
+def test_a_value_that_is_not_allowed_is_refused(assignment):
+    with pytest.raises(ValidationError):
+        load_config("demo", None, [assignment])

@@ -1,0 +1,320 @@
+"""The gold world: reward from text alone, Bradley-Terry labels, a shortcut that breaks in the tail."""
+
+import hashlib
+import itertools
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+from functools import lru_cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rmcore.config import GoldConfig
+from rmcore.data import gold
+from rmcore.data.gold import generate_pairs, gold_reward, label_ceiling, sample_response
+from rmcore.data.gold_grammar import STYLES
+from rmcore.data.gold_prompts import draw_prompt, parse_prompt
+from rmcore.data.gold_tasks import TASK_TYPES
+from rmcore.data.gold_words import DODGES, FILLER, FLATTERY, ITEMS, POLITE, RUDE
+from rmcore.data.pair import PreferencePair, prompt_text
+from rmcore.errors import DataError
+
+LOWEST = -gold.RUDENESS - 2 * gold.MAX_COST
+HIGHEST = gold.RELEVANCE + gold.COMPLETENESS + gold.CORRECTNESS + gold.FORM + gold.POLITENESS
+seeds = st.integers(0, 2**32)
+
+
+def seeded(seed):
+    return random.Random(seed)  # noqa: S311 - data, not cryptography
+
+
+def drawn(seed, ood=False):
+    """A prompt and its task."""
+    prompt = draw_prompt(seeded(seed), ood=ood)
+    return prompt, parse_prompt(prompt)
+
+
+def texts(pairs):
+    return {(prompt_text(pair.prompt), frozenset((pair.chosen, pair.rejected))) for pair in pairs}
+
+
+def correlation(pairs, feature):
+    """Correlation of a text feature with the gold reward over all sides."""
+    sides = [(feature(p.chosen), p.metadata["gold_chosen"]) for p in pairs]
+    sides += [(feature(p.rejected), p.metadata["gold_rejected"]) for p in pairs]
+    return float(np.corrcoef(np.array(sides, dtype=float).T)[0, 1])
+
+
+def num_flattering(text):
+    return sum(text.count(sentence) for sentence in FLATTERY)
+
+
+# --- prompts -----------------------------------------------------------------------------------------------------
+
+
+@given(seed=seeds, ood=st.booleans())
+def test_every_drawn_prompt_is_read_back(seed, ood):
+    prompt, task = drawn(seed, ood)
+    assert task is not None
+    assert prompt.endswith(STYLES[task.style])
+    assert task.style in task.styles
+
+
+def test_all_templates_occur_and_ood_prompts_share_none_with_training():
+    patterns = {template: template.pattern() for task in TASK_TYPES for template in task.templates}
+    found = {False: set(), True: set()}
+    for ood, seed in itertools.product((False, True), range(300)):
+        prompt, task = drawn(seed, ood)
+        question = prompt.removesuffix(f" {STYLES[task.style]}")
+        found[ood] |= {template for template, pattern in patterns.items() if pattern.fullmatch(question)}
+    assert found[False] | found[True] == set(patterns)
+    assert not found[False] & found[True]
+
+
+def test_bank_sentences_hold_no_digit_and_no_item_so_that_cutting_them_cannot_change_an_answer():
+    for sentence in FILLER + FLATTERY + POLITE + RUDE + DODGES:
+        words = set(sentence.lower().replace(".", " ").replace("!", " ").split())
+        assert not words & ITEMS
+        assert not any(character.isdigit() for character in sentence)
+
+
+# --- gold reward -------------------------------------------------------------------------------------------------
+
+
+@given(prompt=st.text(), response=st.text())
+def test_arbitrary_text_gets_a_finite_low_reward(prompt, response):
+    reward = gold_reward(prompt, response)
+    assert math.isfinite(reward)
+    assert LOWEST <= reward <= 0  # an arbitrary prompt asks for nothing, so nothing can be earned
+
+
+@given(seed=seeds, ood=st.booleans(), response=st.text(alphabet=st.characters(exclude_categories=["N", "L"])))
+def test_text_without_words_or_numbers_earns_nothing_on_a_real_prompt(seed, ood, response):
+    assert LOWEST <= gold_reward(drawn(seed, ood)[0], response) <= 0
+
+
+@given(seed=seeds, response=st.text(alphabet="0123456789 =+-*),.\"'\n٣²aeiou", max_size=400))
+def test_numeric_garbage_stays_within_the_bounds(seed, response):
+    prompt, _ = drawn(seed)
+    assert LOWEST <= gold_reward(prompt, response * 20) <= HIGHEST
+
+
+def test_a_number_of_ten_thousand_digits_is_only_a_wrong_answer_and_read_in_linear_time():
+    for seed in range(40):
+        prompt, task = drawn(seed)
+        assert gold_reward(prompt, "9" * 10_000) <= HIGHEST - gold.CORRECTNESS, task
+        assert gold_reward(prompt.replace("How many", "9" * 10_000), "1") == 0.0
+
+
+@given(seed=seeds, ood=st.booleans(), styled=st.booleans())
+def test_a_correct_answer_beats_a_wrong_one_of_the_same_form(seed, ood, styled):
+    prompt, task = drawn(seed, ood)
+    right, wrong = (
+        task.write(seeded(seed), correct=correct, complete=True, styled=styled) for correct in (True, False)
+    )
+    assert task.assess(right).correctness == 1.0
+    assert task.assess(wrong).correctness < 1.0
+    assert gold_reward(prompt, right) > gold_reward(prompt, wrong)
+
+
+@given(seed=seeds, ood=st.booleans(), correct=st.booleans())
+def test_the_asked_for_style_and_a_complete_answer_are_worth_gold(seed, ood, correct):
+    prompt, task = drawn(seed, ood)
+
+    def reward(*, correct, complete, styled):
+        answer = task.write(seeded(seed), correct=correct, complete=complete, styled=styled)
+        return gold_reward(prompt, answer)
+
+    plain = reward(correct=correct, complete=True, styled=False)
+    assert reward(correct=correct, complete=True, styled=True) == pytest.approx(plain + gold.FORM / 2)
+    full = reward(correct=True, complete=True, styled=True)
+    assert full > reward(correct=correct, complete=False, styled=True)
+
+
+@given(seed=seeds, ood=st.booleans())
+def test_the_best_answer_reaches_the_top_and_a_dodge_or_a_foreign_answer_nothing(seed, ood):
+    prompt, task = drawn(seed, ood)
+    best = task.write(seeded(seed), correct=True, complete=True, styled=True)
+    assert gold_reward(prompt, f"{POLITE[0]} {best}") == pytest.approx(HIGHEST)
+    for dodge in DODGES:
+        assert gold_reward(prompt, f"{POLITE[0]} {dodge}") == 0.0
+    assert gold_reward("Tell me a joke.", best) == 0.0
+
+
+def test_stating_many_answers_is_no_answer():
+    prompt = "Mia has 12 apples and buys 7 more. How many apples does Mia have now? Answer in one sentence."
+    all_numbers = " ".join(str(number) for number in range(100))
+    hedge = gold_reward(prompt, f"There are {all_numbers} apples.")
+    assert gold_reward(prompt, "There are 19 apples.") - hedge >= gold.CORRECTNESS
+    listing = "Name 3 fruits, but not plum. Use commas."
+    everything = gold_reward(listing, "Good ones are " + ", ".join(sorted(ITEMS)) + ".")
+    assert gold_reward(listing, "Good ones are apple, pear, kiwi.") - everything > gold.CORRECTNESS
+
+
+@given(
+    seed=seeds,
+    text=st.one_of(st.none(), st.text()),
+    padding=st.lists(st.sampled_from(FILLER + FLATTERY), min_size=1, max_size=40),
+    front=st.booleans(),
+)
+def test_filler_and_flattery_never_raise_gold(seed, text, padding, front):
+    prompt, _ = drawn(seed)
+    response = sample_response(prompt, seeded(seed)) if text is None else text
+    extra = " ".join(padding)
+    padded = f"{extra} {response}" if front else f"{response} {extra}"
+    assert gold_reward(prompt, padded) <= gold_reward(prompt, response)
+
+
+@given(seed=seeds)
+def test_the_shortcut_costs_gold_at_the_extreme(seed):
+    prompt, task = drawn(seed)
+    answer = task.write(seeded(seed), correct=True, complete=True, styled=True)
+    for bank in (FILLER, FLATTERY):
+        assert gold_reward(prompt, answer) == gold_reward(prompt, f"{bank[0]} {answer} {bank[1]}")
+        assert gold_reward(prompt, answer) > gold_reward(prompt, " ".join([answer, *bank, *bank])) + 1
+
+
+@given(seed=seeds)
+def test_rudeness_costs_and_politeness_pays_once(seed):
+    prompt, task = drawn(seed)
+    answer = task.write(seeded(seed), correct=True, complete=True, styled=True)
+    plain = gold_reward(prompt, answer)
+    assert gold_reward(prompt, f"{answer} {RUDE[0]}") == pytest.approx(plain - gold.RUDENESS)
+    assert gold_reward(prompt, f"{answer} {POLITE[0]}") == pytest.approx(plain + gold.POLITENESS)
+    assert gold_reward(prompt, f"{POLITE[1]} {answer} {POLITE[0]}") == pytest.approx(plain + gold.POLITENESS)
+
+
+def test_skill_raises_the_gold_of_sampled_responses():
+    rng = seeded(0)
+    prompts = [draw_prompt(rng, ood=False) for _ in range(300)]
+    weak, strong = (np.mean([gold_reward(p, sample_response(p, rng, skill=s)) for p in prompts]) for s in (0.0, 1.0))
+    assert strong > weak + 1
+
+
+def test_sampling_an_answer_to_a_foreign_prompt_is_refused():
+    with pytest.raises(DataError, match="no prompt of the gold world"):
+        sample_response("Tell me a joke.", seeded(0))
+
+
+# --- pairs and labels --------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=6)
+def full_world(shortcut, seed):
+    return generate_pairs(GoldConfig(shortcut=shortcut), seed=seed)
+
+
+@pytest.fixture(scope="module")
+def world():
+    return full_world("length", 0)
+
+
+def test_counts_uniqueness_and_metadata(world):
+    config = GoldConfig()
+    assert len(world.pairs) == config.num_prompts * config.pairs_per_prompt
+    assert len({pair.prompt_id for pair in world.pairs}) == config.num_prompts
+    assert len({pair.pair_id for pair in world.pairs + world.ood_pairs}) == len(world.pairs) + len(world.ood_pairs)
+    assert not {p.prompt_id for p in world.pairs} & {p.prompt_id for p in world.ood_pairs}
+    for pairs, split in ((world.pairs, "in_distribution"), (world.ood_pairs, "ood")):
+        assert {pair.metadata["subset"] for pair in pairs} == {task.name for task in TASK_TYPES}
+        for pair in pairs:
+            assert pair.metadata["split_hint"] == split
+            assert pair.metadata["flipped"] is False
+            assert pair.metadata["gold_chosen"] == gold_reward(pair.prompt, pair.chosen)
+            assert pair.metadata["gold_rejected"] == gold_reward(pair.prompt, pair.rejected)
+            assert pair.to_dict()["metadata"] == pair.metadata
+
+
+def test_the_smallest_world_and_many_pairs_a_prompt():
+    world = generate_pairs(GoldConfig(num_prompts=20, pairs_per_prompt=64), seed=3)
+    assert len(world.pairs) == len(texts(world.pairs)) == 20 * 64
+
+
+def test_the_same_seed_gives_the_same_world_in_processes_with_other_hash_seeds():
+    script = (
+        "import hashlib, json; from rmcore.config import GoldConfig; from rmcore.data.gold import generate_pairs\n"
+        "w = generate_pairs(GoldConfig(num_prompts=60, flip_rate=0.1), seed=5)\n"
+        "print(hashlib.sha256(json.dumps([p.to_dict() for p in w.pairs + w.ood_pairs]).encode()).hexdigest())\n"
+        "import sys; assert 'torch' not in sys.modules"
+    )
+    here = generate_pairs(GoldConfig(num_prompts=60, flip_rate=0.1), seed=5)
+    expected = hashlib.sha256(json.dumps([p.to_dict() for p in here.pairs + here.ood_pairs]).encode()).hexdigest()
+    for hash_seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        done = subprocess.run(
+            [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+        )
+        assert done.stdout.strip() == expected
+
+
+def test_another_seed_gives_other_prompts_and_label_settings_leave_the_texts_alone():
+    base = generate_pairs(GoldConfig(num_prompts=60), seed=1)
+    assert texts(base.pairs) != texts(generate_pairs(GoldConfig(num_prompts=60), seed=2).pairs)
+    noisy = generate_pairs(GoldConfig(num_prompts=60, temperature=3.0, flip_rate=0.3), seed=1)
+    assert texts(base.pairs) == texts(noisy.pairs)
+    assert any(pair.metadata["flipped"] for pair in noisy.pairs)
+
+
+@settings(max_examples=6, deadline=None)
+@given(temperature=st.sampled_from([0.5, 1.0, 3.0]), flip_rate=st.sampled_from([0.0, 0.2]), seed=st.integers(0, 50))
+def test_label_frequencies_follow_bradley_terry(temperature, flip_rate, seed):
+    config = GoldConfig(num_prompts=300, pairs_per_prompt=4, temperature=temperature, flip_rate=flip_rate)
+    pairs = generate_pairs(config, seed=seed).pairs
+    gaps = np.array([p.metadata["gold_chosen"] - p.metadata["gold_rejected"] for p in pairs])
+    win = 1 / (1 + np.exp(-np.abs(gaps) / temperature))
+    win = win * (1 - flip_rate) + (1 - win) * flip_rate
+    for low, high in ((0.0, 0.5), (0.5, 2.0), (2.0, 4.0), (4.0, 99.0)):
+        chosen = (np.abs(gaps) > low) & (np.abs(gaps) <= high)  # ties have no better side
+        deviation = np.sum((gaps > 0)[chosen] - win[chosen])
+        assert abs(deviation) <= 5 * math.sqrt(np.sum((win * (1 - win))[chosen])) + 1e-9
+    flipped = sum(p.metadata["flipped"] for p in pairs)
+    assert abs(flipped - flip_rate * len(pairs)) <= 5 * math.sqrt(len(pairs) * flip_rate * (1 - flip_rate))
+
+
+@pytest.mark.parametrize("flip_rate", [0.0, 0.2])
+def test_the_ceiling_matches_drawn_labels(flip_rate):
+    pairs = generate_pairs(GoldConfig(flip_rate=flip_rate), seed=4).pairs
+    gaps = np.array([p.metadata["gold_chosen"] - p.metadata["gold_rejected"] for p in pairs])
+    rng = np.random.default_rng(0)
+    clean = rng.random((500, len(gaps))) < 1 / (1 + np.exp(-np.abs(gaps)))
+    agrees = clean ^ (rng.random(clean.shape) < flip_rate)
+    standard_error = agrees.mean(axis=1).std() / math.sqrt(500)
+    assert abs(label_ceiling(pairs) - agrees.mean()) < 5 * standard_error
+    once = np.mean(np.where(gaps == 0, 0.5, gaps > 0))  # the one draw that the world itself made
+    assert abs(label_ceiling(pairs) - once) < 5 * 0.5 / math.sqrt(len(pairs))
+
+
+def test_the_ceiling_of_foreign_pairs_or_none_is_refused():
+    with pytest.raises(DataError, match="not from the gold world"):
+        label_ceiling([PreferencePair("a", "b", "c")])
+    with pytest.raises(DataError, match="no pairs"):
+        label_ceiling([])
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(("shortcut", "feature"), [("length", len), ("flattery", num_flattering)])
+def test_the_shortcut_goes_with_gold_in_training_and_not_in_the_tail(seed, shortcut, feature):
+    world = full_world(shortcut, seed)
+    assert correlation(world.pairs, feature) > 0.12
+    assert correlation(world.ood_pairs, feature) < 0.0
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_without_a_shortcut_flattery_is_unrelated_and_length_nearly_so(seed):
+    pairs = full_world("none", seed).pairs
+    assert abs(correlation(pairs, num_flattering)) < 0.06
+    assert abs(correlation(pairs, len)) < 0.15  # complete answers are a little longer
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_default_world_is_neither_trivial_nor_hopeless(seed):
+    pairs = full_world("length", seed).pairs
+    longer = np.mean([np.sign(len(p.chosen) - len(p.rejected)) / 2 + 0.5 for p in pairs])
+    assert 0.55 <= longer <= 0.62
+    assert 0.84 <= label_ceiling(pairs) <= 0.90

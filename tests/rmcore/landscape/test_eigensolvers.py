@@ -1,0 +1,157 @@
+"""Eigensolvers on matrices whose spectrum is known."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rmcore.errors import CurvatureError
+from rmcore.landscape.eigensolvers import (
+    dense_eigenvalues,
+    dense_matrix,
+    hutchinson_trace,
+    lanczos,
+    lanczos_eigenvalues,
+    power_iteration,
+)
+
+
+def with_spectrum(spectrum: list[float], seed: int = 0) -> Tensor:
+    """A symmetric matrix in a random basis."""
+    generator = torch.Generator().manual_seed(seed)
+    size = len(spectrum)
+    basis, _ = torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64))
+    return basis @ torch.diag(torch.tensor(spectrum, dtype=torch.float64)) @ basis.T
+
+
+def start_vector(size: int, seed: int = 0) -> Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+spectra = st.lists(st.floats(-100, 100, allow_nan=False), min_size=6, max_size=24)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(spectrum=spectra, steps=st.integers(2, 24), seed=st.integers(0, 99))
+def test_every_ritz_value_has_an_eigenvalue_within_its_residual_which_is_the_true_one(spectrum, steps, seed):
+    matrix = with_spectrum(spectrum, seed)
+    factorization = lanczos(matrix.matmul, start_vector(len(spectrum), seed), steps)
+    found = lanczos_eigenvalues(factorization, matrix.matmul)
+    scale = max(1.0, float(matrix.abs().max()))
+    truth = np.linalg.eigvalsh(matrix.numpy())
+    distances = np.abs(found.values[:, None] - truth).min(axis=1)
+    assert bool(np.all(distances <= found.residuals + 1e-10 * scale))
+    values, vectors = factorization.ritz()
+    ritz_vectors = factorization.basis.T @ torch.from_numpy(vectors)
+    true_residuals = (matrix @ ritz_vectors - ritz_vectors * torch.from_numpy(values)).norm(dim=0).numpy()
+    assert np.allclose(found.residuals, true_residuals, rtol=1e-6, atol=1e-8 * scale)
+
+
+def test_enough_steps_give_the_whole_spectrum_and_a_basis_without_copies():
+    spectrum = [
+        1e8,
+        1e4,
+        *np.linspace(-50, 60, 30).tolist(),
+        -1e8,
+    ]  # outliers that make ghosts without reorthogonalising
+    matrix = with_spectrum(spectrum)
+    factorization = lanczos(matrix.matmul, start_vector(len(spectrum)), 200)
+    gram = factorization.basis @ factorization.basis.T
+    assert torch.allclose(gram, torch.eye(len(spectrum), dtype=torch.float64), atol=1e-12)
+    found = lanczos_eigenvalues(factorization, matrix.matmul)
+    assert np.allclose(found.values, sorted(spectrum, reverse=True), rtol=0, atol=1e-6)
+
+
+def test_lanczos_stops_at_an_invariant_subspace():
+    calls = []
+    matrix = with_spectrum([5.0, -3.0, 1.0] + [0.0] * 37)
+
+    def product(vector: Tensor) -> Tensor:
+        calls.append(1)
+        return matrix @ vector
+
+    factorization = lanczos(product, start_vector(40), 30)
+    assert len(calls) == 4  # three non-zero eigenvalues and the null space
+    found = lanczos_eigenvalues(factorization, product)
+    assert np.allclose(found.values, [5, 1, 0, -3], atol=1e-12)
+
+
+def test_an_operator_that_is_not_symmetric_is_refused():
+    matrix = with_spectrum(np.linspace(-1, 5, 20).tolist())
+    matrix[3, 11] += 2.0
+    with pytest.raises(CurvatureError, match="not symmetric"):
+        lanczos(matrix.matmul, start_vector(20), 20)
+
+
+def test_measured_rounding_is_the_floor_of_residuals():
+    """A product that rounds like float32 inside must not be credited with float64 residuals."""
+    matrix = with_spectrum(np.linspace(-1, 50, 30).tolist())
+    noise = torch.Generator().manual_seed(0)
+
+    def rounded(vector: Tensor) -> Tensor:
+        return matrix @ vector + 1e-5 * torch.randn(30, generator=noise, dtype=torch.float64)
+
+    found = lanczos_eigenvalues(lanczos(rounded, start_vector(30), 30), rounded)
+    assert found.residuals.min() > 1e-5
+    assert found.residuals.max() < 1e-3
+
+
+def test_power_iteration_finds_the_largest_in_magnitude_with_their_signs():
+    matrix = with_spectrum([9.0, -7.0, 4.0, -2.0] + [0.1] * 30)
+    found = power_iteration(
+        matrix.matmul,
+        34,
+        top_k=3,
+        max_iterations=500,
+        generator=torch.Generator().manual_seed(0),
+        dtype=torch.float64,
+    )
+    assert np.allclose(found.values, [9, 4, -7], rtol=1e-3)
+    assert bool(np.all(found.residuals <= 0.01 * np.abs(found.values)))
+
+
+def test_power_iteration_admits_that_a_tie_of_signs_does_not_converge():
+    matrix = with_spectrum([9.66, -9.65] + [0.1] * 10)
+    found = power_iteration(
+        matrix.matmul, 12, top_k=1, max_iterations=30, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
+    assert found.residuals[0] > 1
+
+
+def test_dense_matrix_and_its_eigenvalues_are_exact():
+    matrix = with_spectrum([3.0, 2.0, -1.0, 0.0])
+    dense = dense_matrix(matrix.matmul, 4, torch.float64, torch.device("cpu"))
+    assert torch.equal(dense, matrix @ torch.eye(4, dtype=torch.float64))
+    assert np.allclose(dense_eigenvalues(dense).values, [3, 2, 0, -1], atol=1e-12)
+    skewed = dense.clone()
+    skewed[0, 1] += 1e-3  # products that round show as asymmetry, and that as residuals
+    assert 1e-4 < dense_eigenvalues(skewed).residuals.max() < 1e-3
+
+
+def test_trace_is_unbiased_and_its_standard_error_covers():
+    matrix = with_spectrum(np.linspace(-20, 40, 30).tolist())
+    truth = float(matrix.trace())
+    runs = [
+        hutchinson_trace(
+            matrix.matmul,
+            30,
+            num_probes=16,
+            generator=torch.Generator().manual_seed(seed),
+            dtype=torch.float64,
+        )
+        for seed in range(300)
+    ]
+    estimates, errors = np.array(runs).T
+    off_diagonal = matrix - torch.diag(matrix.diag())
+    expected_error = float(off_diagonal.norm()) * np.sqrt(2 / 16)
+    assert abs(estimates.mean() - truth) < 4 * expected_error / np.sqrt(300)
+    assert np.sqrt((errors**2).mean()) == pytest.approx(expected_error, rel=0.1)
+    coverage = (np.abs(estimates - truth) <= 2.13 * errors).mean()  # t interval, 15 degrees of freedom
+    assert 0.91 <= coverage <= 0.985
+
+
+def test_one_probe_gives_no_error_and_is_refused():
+    with pytest.raises(CurvatureError, match="at least 2"):
+        hutchinson_trace(lambda v: v, 3, num_probes=1, generator=torch.Generator(), dtype=torch.float64)

@@ -1,0 +1,185 @@
+"""The commands as a user types them. Every failure is one clear message, never a traceback."""
+
+import gzip
+import io
+import json
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+from flows.cli import app
+from rmcore.cli.common import guard
+from rmcore.data.table import write_pairs
+
+
+@dataclass
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def rm_opt(*arguments, check=True):
+    """Run a command line in this process: importing torch again for each would take minutes in all."""
+    stdout, stderr = io.StringIO(), io.StringIO()
+    with redirect_stdout(stdout), redirect_stderr(stderr):
+        status = guard(lambda: app([*map(str, arguments)], standalone_mode=False))
+    done = Done(status, stdout.getvalue(), stderr.getvalue())
+    if check:
+        assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_the_console_script_fails_without_a_traceback(tmp_path):
+    script = Path(sys.executable).with_name("rm-opt")
+    command = [script, "data", "check", tmp_path / "absent.csv"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert "absent.csv" in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory, gold_pairs):
+    folder = tmp_path_factory.mktemp("cli")
+    write_pairs(gold_pairs[:60], folder / "train.parquet")
+    write_pairs(gold_pairs[60:100], folder / "test.parquet")
+    return folder
+
+
+TINY = ["--model", "tiny", "--max-seq-len", "96", "--batch-size", "8", "--log-every", "2", "--warmup-steps", "0"]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(files):
+    """Two runs of the documented command, one step apart."""
+    for name, steps in (("a", 3), ("b", 4)):
+        rm_opt(
+            "train", *TINY, "--data", files / "train.parquet", "--eval-data", files / "test.parquet",
+            "--steps", steps, "--eval-every", 2, "--lr", "1e-3", "--output-dir", files / name, "--profile-memory",
+        )  # fmt: skip
+    return files / "a" / "best"
+
+
+def test_train_writes_the_documented_folder(checkpoint):
+    folder = checkpoint.parent
+    expected = {"metrics.csv", "metrics.jsonl", "reward_distributions.json", "best", "step_3"}
+    assert expected <= {path.name for path in folder.iterdir()}
+
+
+def test_evaluate_writes_values_with_intervals(checkpoint, files):
+    out = files / "metrics.json"
+    done = rm_opt("evaluate", "--checkpoint", checkpoint, "--data", files / "test.parquet", "--json", out)
+    record = json.loads(out.read_text())
+    assert record["num_pairs"] == 40
+    accuracy = record["metrics"]["pairwise_accuracy"]
+    assert accuracy["ci_low"] <= accuracy["value"] <= accuracy["ci_high"]
+    assert "pairwise_accuracy" in done.stdout
+    assert "[" in done.stdout
+
+
+def test_analyze_and_readiness_write_their_records(checkpoint, files):
+    out = files / "spectrum.json"
+    shared = ["--checkpoint", checkpoint, "--data", files / "test.parquet", "--json", out, "--num-pairs", 4]
+    rm_opt("analyze", *shared, "--lanczos-steps", 4, "--trace-probes", 2, "--top-k", 2, "--parameters", "head")
+    spectrum = json.loads(out.read_text())["spectrum"]
+    assert len(spectrum["eigenvalues"]) == len(spectrum["residuals"]) == 4
+    done = rm_opt("readiness", *shared, "--train-data", files / "train.parquet")
+    record = json.loads(out.read_text())
+    assert record["verdict"]["status"] in ("ready", "not_ready")
+    assert {check["name"] for check in record["gate"]} >= {"pairwise_accuracy", "train_test_gap", "readiness_v1"}
+    assert record["verdict"]["headline"] in done.stdout
+
+
+def test_score_keeps_order_and_agrees_between_pairs_and_responses(checkpoint, files, gold_pairs):
+    rm_opt("score", "--checkpoint", checkpoint, "--data", files / "test.parquet", "--out", files / "pairs.parquet")
+    scored = pd.read_parquet(files / "pairs.parquet")
+    assert scored.pair_id.tolist() == [pair.pair_id for pair in gold_pairs[60:100]]
+    rows = [{"prompt": pair.prompt, "response": pair.chosen} for pair in gold_pairs[60:70]]
+    (files / "responses.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    rm_opt("score", "--checkpoint", checkpoint, "--data", files / "responses.jsonl", "--out", files / "r.parquet")
+    rewards = pq.read_table(files / "r.parquet")["reward"].to_pylist()
+    assert rewards == pytest.approx(scored.reward_chosen[:10].tolist(), abs=1e-5)
+
+
+def test_diff_of_a_model_with_itself_is_nothing(checkpoint, files):
+    out = files / "diff.json"
+    rm_opt("diff", checkpoint, checkpoint, "--data", files / "test.parquet", "--json", out)
+    compared = json.loads(out.read_text())["comparison"]
+    assert compared["accuracy_difference"]["value"] == 0
+    assert compared["sign_flip_p"] == 1
+
+
+def test_a_dry_run_tells_the_cost_and_writes_nothing(files):
+    before = set(files.iterdir())
+    done = rm_opt("train", *TINY, "--data", files / "train.parquet", "--output-dir", files / "dry", "--dry-run")
+    assert set(files.iterdir()) == before
+    for word in ("steps", "tokens", "memory", "time"):
+        assert word in done.stdout
+
+
+def test_data_check_tells_what_is_there(files):
+    assert "40" in rm_opt("data", "check", files / "test.parquet").stdout
+
+
+@pytest.fixture(scope="module")
+def broken(files):
+    """Files that cannot be used, by name."""
+    (files / "empty.jsonl").write_text("")
+    (files / "columns.csv").write_text("question,better,worse\na,b,c\n")
+    (files / "cut.jsonl.gz").write_bytes(gzip.compress(b'{"prompt": "a", "chosen": "b", "rejected": "c"}\n' * 99)[:-9])
+    (files / "cut.parquet").write_bytes((files / "train.parquet").read_bytes()[:-99])
+    (files / "nothing.jsonl").write_text('{"prompt": "", "chosen": "b", "rejected": "c"}\n')
+    return files
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--data", "{d}/absent.parquet"], "absent.parquet"),
+        (["--data", "{d}/empty.jsonl"], "empty"),
+        (["--data", "{d}/columns.csv"], "--prompt-column"),
+        (["--data", "{d}/cut.jsonl.gz"], "cut.jsonl.gz"),
+        (["--data", "{d}/cut.parquet"], "cut.parquet"),
+        (["--data", "{d}/nothing.jsonl"], "empty prompt"),
+        (["--data", "{d}/train.parquet", "--lr", "-1"], "train.lr"),
+        (["--data", "{d}/train.parquet", "--optimizer", "adamm"], "train.optimizer"),
+        (["--data", "{d}/train.parquet", "--max-seq-len", "5000"], "positions for 1024"),
+        (["--data", "{d}/train.parquet", "--micro-token-budget", "20"], "cannot hold one pair"),
+        (["--data", "{d}/train.parquet", "--lora"], "LoRA is not part of this version"),
+        (["--data", "{d}/train.parquet", "--hf-dataset", "x/y"], "--data FILE for local data"),
+        (["--hf-dataset", "no/where"], "no/where"),
+        (["--data", "{d}/train.parquet", "--model", "{d}/absent"], "could not be loaded"),
+        (["--data", "{d}/train.parquet", "--lr", "1e30", "--clip", "1e30", "--optimizer", "sgd"], "not finite"),
+        (["--data", "{d}/train.parquet", "--device", "cuda"], "device=cuda"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_bad_input_is_one_clear_error(broken, tmp_path, arguments, said):
+    given = [argument.format(d=broken) for argument in arguments]
+    own = [flag for flag in ("--model", "--max-seq-len") if flag in given]
+    base = [x for flag, value in zip(TINY[::2], TINY[1::2], strict=True) if flag not in own for x in (flag, value)]
+    done = rm_opt("train", *base, "--output-dir", tmp_path / "out", *given, check=False)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert not (tmp_path / "out" / "best").exists()
+
+
+def test_a_finished_training_is_not_overwritten(checkpoint, files):
+    done = rm_opt("train", *TINY, "--data", files / "train.parquet", "--output-dir", files / "a", check=False)
+    assert done.returncode == 2
+    assert "already holds a training" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["serve", "compare"])
+def test_what_is_not_there_yet_is_refused_with_an_alternative(command):
+    done = rm_opt(command, check=False)
+    assert done.returncode == 2
+    assert "not part of this version" in done.stderr
