@@ -1,13 +1,15 @@
 """Whole pipeline runs by name: `rm-opt run --preset NAME`, each one a change of the defaults with its reason."""
 
-from rmcore.config import DataConfig, GoldConfig, LandscapeConfig, ModelConfig, PipelineConfig, TrainConfig
+from rmcore.config import DataConfig, EvaluateConfig, GoldConfig, LandscapeConfig, ModelConfig, PipelineConfig, TrainConfig
 
 PRESETS: dict[str, PipelineConfig] = {
     # The first five minutes: gold world and tiny model, everything measured, under three minutes on two cores.
     "demo": PipelineConfig(
         study="demo",
         model=ModelConfig(name="tiny", max_seq_len=256),
-        train=TrainConfig(lr=2e-3, pairs_per_step=32, epochs=4, label_smoothing=0.0, eval_every=40, warmup_steps=20),
+        train=TrainConfig(lr=1e-3, pairs_per_step=16, steps=150, eval_every=50, warmup_steps=20),
+        evaluate=EvaluateConfig(train_pairs=300),
+        landscape=LandscapeConfig(num_pairs=16, lanczos_steps=16),
     ),
     # The same chain in seconds, to see that everything is wired: no number of it means anything.
     "smoke": PipelineConfig(
@@ -21,6 +23,7 @@ PRESETS: dict[str, PipelineConfig] = {
     "minilm": PipelineConfig(
         study="minilm",
         model=ModelConfig(name="minilm", max_seq_len=256),
-        train=TrainConfig(lr=5e-5, precision="bf16"),
+        train=TrainConfig(lr=5e-5, precision="bf16", eval_every=50),
+        landscape=LandscapeConfig(num_pairs=8, lanczos_steps=10, trace_probes=4, top_k=3),
     ),
 }

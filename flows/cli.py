@@ -62,6 +62,8 @@ def _print_outcome(outcome: dict[str, Any], shown_path: Any) -> None:
     print(f"computed    {', '.join(executed) if executed else 'nothing: every stage was cached'}")
     print(f"accuracy    {accuracy['value']:.3f}{interval} on {accuracy['num']} held-out pairs")
     print(f"verdict     {results['verdict']['headline']}")
+    for reason in results["verdict"]["reasons"]:
+        print(f"            - {reason}")
     print(f"report      {shown_path(outcome['report'])}")
     print(f"checkpoint  {shown_path(outcome['checkpoint'])}")
     if outcome["model_version"] is not None:

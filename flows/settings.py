@@ -63,9 +63,7 @@ def _read_yaml(file: Path) -> Tree:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} is not valid YAML: {str(error).splitlines()[0]}; fix that line.") from error
     if not isinstance(loaded, dict):
-        raise ConfigError(
-            f"{file} holds a {type(loaded).__name__}; write for example `train: {{lr: 0.0001}}`."
-        )
+        raise ConfigError(f"{file} holds a {type(loaded).__name__}; write for example `train: {{lr: 0.0001}}`.")
     return loaded
 
 

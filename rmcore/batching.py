@@ -17,11 +17,11 @@ from torch import Tensor
 from rmcore.data.rendering import TokenizedPair
 from rmcore.errors import ConfigError
 
-MICRO_BATCH_OVERHEAD_TOKENS = 64
+MICRO_BATCH_OVERHEAD_TOKENS = 128
 """Fixed cost of one more forward/backward, in the time of computing that many tokens.
 
-Measured with benchmarks/micro_batch_overhead.py on 2 CPU cores; the optimum is flat, a factor of two either way is
-lost in the noise.
+Measured with benchmarks/micro_batch_overhead.py on 2 CPU cores (table in benchmarks/RESULTS.md): the optimum is flat
+from 64 to 128 for a 1.3 M and a 22 M model alike.
 """
 
 

@@ -19,7 +19,7 @@ class GoldConfig(Settings):
     """The gold world: procedural preferences with a known true reward (rmcore/data/gold.py)."""
 
     num_prompts: int = Field(default=1200, ge=20)
-    """Different prompts, over all splits."""
+    """Different in-distribution prompts; a fifth as many out-of-distribution ones come on top."""
     pairs_per_prompt: int = Field(default=3, ge=1, le=64)
     """Preference pairs drawn for each prompt."""
     temperature: float = Field(default=1.0, gt=0)

@@ -18,9 +18,7 @@ Limit = Annotated[int | None, setting(DataConfig, "limit")]
 Split = Annotated[str, setting(DataConfig, "split")]
 Device = Annotated[str, setting(PipelineConfig, "device")]
 Seed = Annotated[int, typer.Option(help="Seeds resampling and random vectors.")]
-MaxLen = Annotated[
-    int | None, typer.Option(help="Longest side in tokens; default: as the checkpoint was trained.")
-]
+MaxLen = Annotated[int | None, typer.Option(help="Longest side in tokens; default: as the checkpoint was trained.")]
 NumPairs = Annotated[int, setting(LandscapeConfig, "num_pairs")]
 
 

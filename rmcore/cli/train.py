@@ -18,12 +18,8 @@ def train(
     model: Annotated[str, setting(ModelConfig, "name", "--model")],
     output_dir: Annotated[Path, typer.Option(help="Folder for checkpoints and metrics; must not hold a training yet.")],
     data: Annotated[str | None, typer.Option("--data", help="Training pairs: a file or a datasets folder.")] = None,
-    eval_data: Annotated[
-        str | None, typer.Option("--eval-data", help="Held-out pairs, scored while training.")
-    ] = None,
-    hf_dataset: Annotated[
-        str | None, typer.Option(help="Training pairs from the hub: stanfordnlp/SHP.")
-    ] = None,
+    eval_data: Annotated[str | None, typer.Option("--eval-data", help="Held-out pairs, scored while training.")] = None,
+    hf_dataset: Annotated[str | None, typer.Option(help="Training pairs from the hub: stanfordnlp/SHP.")] = None,
     hf_split: Annotated[str, setting(DataConfig, "split")] = DATA.split,
     eval_split: Annotated[str | None, setting(DataConfig, "eval_split")] = None,
     limit: Annotated[int | None, setting(DataConfig, "limit")] = None,

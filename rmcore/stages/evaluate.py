@@ -74,13 +74,16 @@ def measure(
 
 
 def tracked_metrics(metrics: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Name the metrics as trackers show them: `eval/` or `calib/`, other splits with their name in front."""
+    """Name the metrics as trackers show them, for example `eval/test_pairwise_accuracy` and `calib/test_ece`.
+
+    The split is part of the name because `eval/pairwise_accuracy` is the curve of the validation pairs in training.
+    """
     named = {}
     for split, card in metrics.items():
         for name, value in card.items():
             group = "calib" if name.startswith(CALIBRATION_METRICS) else "eval"
             label = name.replace("@", "_at_").replace("[", ".").replace("]", "")
-            named[f"{group}/{label}" if split == "test" else f"{group}/{split}_{label}"] = value
+            named[f"{group}/{split}_{label}"] = value
     return named
 
 

@@ -1,0 +1,158 @@
+"""What a run told its tracker, as plain data, and how an artifact folder becomes metrics. No MLflow in here.
+
+A tracker writes down everything it is told, as a list of events that name files rather than hold them. Sent once, it
+is the live MLflow run; kept in `unsynced/` while MLflow does not answer, it is all that `rm-opt sync` needs.
+
+An artifact folder holds `metrics.jsonl` (metrics by step), `summary.json` (final numbers), `figures/` and `tables/`.
+"""
+
+import json
+import logging
+import math
+import os
+import re
+import time
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rmcore.errors import DataError
+
+logger = logging.getLogger(__name__)
+
+Event = dict[str, Any]
+MetricRow = tuple[int, dict[str, float]]
+"""A step and the values recorded there."""
+
+
+@dataclass
+class RunRecord:
+    """One run from its name to its end. `uid` finds it again in MLflow; `events` are in the order they happened."""
+
+    study: str
+    run_name: str
+    tags: dict[str, str]
+    params: dict[str, str]
+    tracking_uri: str
+    uid: str = field(default_factory=lambda: uuid.uuid4().hex)
+    started_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
+    events: list[Event] = field(default_factory=list)
+
+    def path(self, directory: Path) -> Path:
+        """Where the record waits for MLflow, under the home `directory`. Two runs may share a name, never a uid."""
+        return unsynced_folder(directory) / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', self.run_name)}-{self.uid[:8]}.json"
+
+    def save(self, directory: Path) -> Path:
+        """Write the record below the home `directory`, whole or not at all, and return its path."""
+        path = self.path(directory)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
+        os.replace(partial, path)
+        return path
+
+
+def unsynced_folder(directory: Path) -> Path:
+    """Runs of the home `directory` that MLflow has not got yet."""
+    return directory / "unsynced"
+
+
+def read_record(path: Path) -> RunRecord:
+    """The record saved at `path`.
+
+    Raises:
+        DataError: the file is not a record.
+    """
+    try:
+        return RunRecord(**json.loads(path.read_text(encoding="utf-8")))
+    except (json.JSONDecodeError, TypeError) as error:
+        raise DataError(
+            f"{path} is not a run record ({error}): it was edited or cut short, so this run cannot be sent to MLflow. "
+            "Its metrics are still in the store; remove the file."
+        ) from error
+
+
+def metric_name(stage: str, name: str) -> str:
+    """A name that MLflow takes, with exactly one slash (its charts are grouped by what stands before it).
+
+    >>> metric_name("evaluate", "eval/fpr@0.5"), metric_name("evaluate", "num_pairs")
+    ('eval/fpr_at_0.5', 'evaluate/num_pairs')
+    """
+    group, slash, rest = name.partition("/")
+    if not slash:
+        group, rest = stage, name
+    return f"{group}/{re.sub(r'[^A-Za-z0-9_. :-]', '_', rest.replace('@', '_at_'))}"
+
+
+def parse_metric_lines(lines: Iterable[bytes], *, source: Path) -> list[MetricRow]:
+    """Rows of `metrics.jsonl` lines; nulls (numbers that were not finite) are left out.
+
+    A line that is no JSON object of this form was cut short by a killed writer: it is skipped with a warning.
+    """
+    rows = []
+    for line in lines:
+        try:
+            entry = json.loads(line)
+            values = {name: float(value) for name, value in entry["metrics"].items() if value is not None}
+            step = int(entry["step"])
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            logger.warning(
+                "%s has a line that is no metrics record (%s: %r): its writer was probably killed in mid-line. "
+                "The line is left out of MLflow; the others are sent.",
+                source,
+                error,
+                line[:80],
+            )
+            continue
+        if values.get("train/lr", 0) > 0:
+            # MLflow's chart axes show five decimals, too few for a learning rate.
+            values["train/log10_lr"] = math.log10(values["train/lr"])
+        rows.append((step, values))
+    return rows
+
+
+def summary_metrics(folder: Path, stage: str) -> dict[str, float]:
+    """Final numbers of an artifact folder's `summary.json`, flat.
+
+    Under the key "metrics": a number stays one metric; `{"value", "ci_low", "ci_high"}` becomes three, with the
+    suffixes `_ci_low` and `_ci_high`. Nulls and texts are not metrics and are left out.
+    """
+    path = folder / "summary.json"
+    if not path.is_file():
+        return {}
+    metrics: dict[str, float] = {}
+    for name, entry in json.loads(path.read_text(encoding="utf-8")).get("metrics", {}).items():
+        parts = entry if isinstance(entry, Mapping) else {"value": entry}
+        for part, suffix in (("value", ""), ("ci_low", "_ci_low"), ("ci_high", "_ci_high")):
+            value = parts.get(part)
+            if isinstance(value, int | float) and math.isfinite(value):
+                metrics[metric_name(stage, name) + suffix] = float(value)
+    return metrics
+
+
+class GrowingFile:
+    """Complete lines that a growing file has gained since the last look.
+
+    The file stays open between looks: when its folder is renamed into the store, the last lines are still seen.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: Any = None
+        self._partial = b""
+
+    def new_lines(self) -> list[bytes]:
+        """Lines completed since the last call; a last line without its newline waits for the rest."""
+        if self._file is None:
+            if not self.path.is_file():
+                return []
+            self._file = self.path.open("rb")
+        *lines, self._partial = (self._partial + self._file.read()).split(b"\n")
+        return [line for line in lines if line]
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()

@@ -1,0 +1,234 @@
+"""`rm-opt up`, `status` and `down` with real servers: they run flows, and leave nothing behind that is ours."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from flows import services
+from flows.processes import marked, terminate
+from rmcore.errors import ConfigError, ServiceError
+from tasks import home as home_module
+from tasks.home import Service, find_process, recorded_services, services_folder
+
+pytestmark = pytest.mark.services
+
+PREFECT_YAML = """
+name: trial
+deployments:
+  - name: trial
+    entrypoint: trial.py:trial
+    work_pool: {name: rm-opt}
+"""
+TRIAL_FLOW = '''
+import os, subprocess, sys
+from pathlib import Path
+from prefect import flow
+
+@flow(name="trial")
+def trial(folder: str):
+    """Leaves a child in a session of its own behind, as a torchrun would."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    lines = [str(child.pid), os.environ["MLFLOW_TRACKING_URI"], os.environ["PREFECT_API_URL"]]
+    Path(folder, "seen").write_text("\\n".join(lines))
+'''
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    for name in [*home_module.QUIET_ENVIRONMENT, "PREFECT_HOME", "PREFECT_API_URL", "MLFLOW_TRACKING_URI"]:
+        monkeypatch.setenv(name, "")  # so that monkeypatch takes away what configure_environment sets
+        monkeypatch.delenv(name)
+    directory = tmp_path / "home"
+    monkeypatch.setenv("RM_OPT_HOME", str(directory))
+    yield directory
+    services.down()
+
+
+@pytest.fixture
+def project(tmp_path):
+    root = tmp_path / "project"
+    root.mkdir()
+    (root / "prefect.yaml").write_text(PREFECT_YAML)
+    (root / "trial.py").write_text(TRIAL_FLOW)
+    return root
+
+
+def free_ports(num_ports: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(num_ports)]
+    ports = [listener.getsockname()[1] for listener in sockets]
+    for listener in sockets:
+        listener.close()
+    return ports
+
+
+def wait_for(condition, timeout_s: float = 60.0):
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "timed out"
+        time.sleep(0.1)
+    return value
+
+
+def sleeper(**options) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], **options)
+
+
+def children() -> set[int]:
+    """Live descendants of this test process."""
+    alive = (child for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE)
+    return {child.pid for child in alive}
+
+
+def run_deployment(api: str, folder: Path) -> dict:
+    deployment = httpx.get(f"{api}/deployments/name/trial/trial").raise_for_status().json()
+    body = {"parameters": {"folder": str(folder)}}
+    run = httpx.post(f"{api}/deployments/{deployment['id']}/create_flow_run", json=body).raise_for_status().json()
+
+    def ended():
+        current = httpx.get(f"{api}/flow_runs/{run['id']}").json()
+        return current if current["state_type"] in ("COMPLETED", "FAILED", "CRASHED") else None
+
+    return wait_for(ended)
+
+
+def running_flow(api: str, tags: list[str]) -> str:
+    """A flow run that Prefect believes to be running, with the given owner."""
+    flow_id = httpx.post(f"{api}/flows/", json={"name": "owned"}).json()["id"]
+    body = {"flow_id": flow_id, "tags": tags, "state": {"type": "RUNNING"}}
+    return httpx.post(f"{api}/flow_runs/", json=body).raise_for_status().json()["id"]
+
+
+def test_the_services_run_a_deployment_and_end_without_a_trace(home, project, tmp_path, monkeypatch):
+    before = children()
+    prefect_port, mlflow_port = free_ports(2)
+    started = services.up(prefect_port, mlflow_port, root=project)
+    assert [service.healthy for service in started] == [True, True, True]
+    assert services.up(root=project) == started  # nothing is started twice
+    with pytest.raises(ServiceError, match="--mlflow-port"):
+        services.up(prefect_port, prefect_port + 1, root=project)
+
+    api, mlflow_url = f"http://127.0.0.1:{prefect_port}/api", f"http://127.0.0.1:{mlflow_port}"
+    assert run_deployment(api, tmp_path)["state_type"] == "COMPLETED"
+    left_behind, *addresses = (tmp_path / "seen").read_text().split()
+    assert addresses == [mlflow_url, api]
+    home_module.configure_environment()
+    assert (os.environ["PREFECT_API_URL"], os.environ["MLFLOW_TRACKING_URI"]) == (api, mlflow_url)
+    assert httpx.get(f"{api}/v2/concurrency_limits/rm-device").json()["limit"] == 1
+    services.ensure_device_limit()  # a second time, from a flow's process
+
+    ended = sleeper()
+    created = psutil.Process(ended.pid).create_time()
+    ended.kill()
+    ended.wait()
+    dead_tags = [f"rm-host:{socket.gethostname()}", f"rm-pid:{ended.pid}", f"rm-started:{created:.2f}"]
+    elsewhere_tags = ["rm-host:elsewhere", *dead_tags[1:]]
+    dead, ours, elsewhere = (running_flow(api, tags) for tags in (dead_tags, services.run_owner_tags(), elsewhere_tags))
+    assert len(services.reap_dead_runs()) == 1
+    states = [httpx.get(f"{api}/flow_runs/{run}").json()["state_type"] for run in (dead, ours, elsewhere)]
+    assert states == ["CRASHED", "RUNNING", "RUNNING"]
+
+    assert psutil.pid_exists(int(left_behind))
+    assert services.down() == ["prefect-server", "mlflow-server", "worker"]
+    assert children() == before
+    assert not psutil.pid_exists(int(left_behind)) or psutil.Process(int(left_behind)).status() == "zombie"
+    assert [service.pid for service in services.status()] == [None, None, None]
+    assert services.down() == []
+    for port in (prefect_port, mlflow_port):
+        socket.create_server(("127.0.0.1", port)).close()
+
+
+def test_a_port_of_another_program_is_refused_and_the_program_untouched(home, project):
+    before = children()
+    with socket.create_server(("127.0.0.1", 0)) as foreign:
+        port = foreign.getsockname()[1]
+        with pytest.raises(ServiceError, match=rf"port {port} .*pid {os.getpid()} .*--prefect-port"):
+            services.up(port, free_ports(1)[0], root=project)
+        assert services.down() == []
+        socket.create_connection(("127.0.0.1", port)).close()
+    assert children() == before
+
+
+def test_a_start_that_fails_shows_the_log_and_ends_what_it_began(home, project):
+    before = children()
+    (home / "prefect").mkdir(parents=True)
+    (home / "prefect" / "prefect.db").write_text("this is no database, and Prefect's server will say so")
+    with pytest.raises(ServiceError, match=r"prefect-server ended while starting(.|\n)*not a database"):
+        services.up(*free_ports(2), root=project)
+    assert children() == before
+    assert recorded_services(home) == []
+
+
+def test_the_embedded_api_gets_its_limit_in_a_home_whose_parents_are_missing_too(home):
+    """In a fresh process, inside a flow, without a word on the terminal."""
+    code = """
+from tasks.home import configure_environment
+configure_environment()
+from prefect import flow
+from flows.prefect_api import ask, current_api
+from flows.services import ensure_device_limit, reap_dead_runs
+
+@flow
+def trial():
+    ensure_device_limit()
+    ensure_device_limit()
+    assert ask("GET", current_api() + "/v2/concurrency_limits/rm-device")["limit"] == 1
+    return reap_dead_runs()
+
+assert trial() == []
+"""
+    environment = {**os.environ, "RM_OPT_HOME": str(home / "deeper")}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_home_that_cannot_be_made_is_a_clear_error(home, monkeypatch):
+    home.write_text("a file is in the way")
+    monkeypatch.setenv("RM_OPT_HOME", str(home / "below"))
+    with pytest.raises(ConfigError, match="RM_OPT_HOME"):
+        home_module.configure_environment()
+    home.unlink()
+    monkeypatch.setenv("RM_OPT_HOME", str(home))
+
+
+def test_without_prefect_yaml_nothing_starts(home, tmp_path):
+    with pytest.raises(ServiceError, match=r"no prefect\.yaml"):
+        services.up(root=tmp_path)
+    assert not home.exists()
+
+
+def test_down_spares_a_process_that_got_the_pid_of_a_service(home):
+    innocent = sleeper()
+    service = Service("worker", innocent.pid, psutil.Process(innocent.pid).create_time() - 60, "worker.log")
+    starter = services._Starter(home, timeout_s=1)
+    starter.running = {"worker": service}
+    services_folder(home).mkdir(parents=True)
+    starter._write()
+    assert services.status()[2].pid is None
+    assert services.down() == []
+    assert innocent.poll() is None
+    assert find_process(innocent.pid, service.created + 60) is not None
+    starter.running = {"worker": replace(service, created=service.created + 60)}
+    starter._write()
+    assert services.down() == ["worker"]
+    assert find_process(innocent.pid, service.created + 60) is None
+
+
+def test_marked_finds_an_orphan_by_its_environment_and_terminate_kills_what_ignores_sigterm(monkeypatch):
+    stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(600)"
+    parent = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {stubborn!r}], start_new_session=True)"
+    environment = {**os.environ, "RM_OPT_TEST_TOKEN": f"orphan-{os.getpid()}"}
+    with subprocess.Popen([sys.executable, "-c", parent], env=environment, stdout=subprocess.PIPE) as gone:
+        gone.stdout.readline()  # the orphan ignores SIGTERM from here on
+    orphans = marked("RM_OPT_TEST_TOKEN", environment["RM_OPT_TEST_TOKEN"])
+    assert len(orphans) == 1
+    monkeypatch.setattr("flows.processes.GRACE_SECONDS", 0.3)
+    terminate(orphans)
+    assert marked("RM_OPT_TEST_TOKEN", environment["RM_OPT_TEST_TOKEN"]) == []

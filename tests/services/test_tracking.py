@@ -1,0 +1,359 @@
+"""Runs reach MLflow completely and once: by database file, by server, and after an outage."""
+
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rmcore.errors import ServiceError, StoreError
+from rmcore.tracking import METRICS_FILE, JsonlTracker
+from tasks import home as home_module
+from tasks.mlflow_run import connect
+from tasks.run_record import GrowingFile, metric_name, unsynced_folder
+from tasks.tracking import RunTracker, sync_pending
+
+pytestmark = pytest.mark.services
+
+GATE_PASSED = {
+    "gate": [{"name": "pairwise_accuracy", "value": 0.71, "threshold": 0.6, "passed": True, "text": "above 0.6"}],
+    "readiness": {"overall_score": 0.85, "recommendations": []},
+    "verdict": {"status": "ready", "headline": "Ready", "reasons": []},
+}
+GATE_FAILED = {
+    **GATE_PASSED,
+    "gate": [*GATE_PASSED["gate"], {"name": "ece", "passed": False, "text": "ECE: 0.400, not below 0.15"}],
+}
+
+
+@pytest.fixture(scope="module")
+def migrated_database(tmp_path_factory):
+    """A database with MLflow's tables, made once: the migrations take 5 s."""
+    path = tmp_path_factory.mktemp("database") / "mlflow.db"
+    connect(f"sqlite:///{path}").search_experiments()
+    return path
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch, migrated_database):
+    """An own RM_OPT_HOME with an empty MLflow database."""
+    for name in [*home_module.QUIET_ENVIRONMENT, "RM_OPT_HOME", "PREFECT_HOME", "MLFLOW_TRACKING_URI"]:
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, "")  # so that monkeypatch restores what configure_environment sets
+        monkeypatch.delenv(name)
+    directory = tmp_path / "home"
+    monkeypatch.setenv("RM_OPT_HOME", str(directory))
+    (directory / "mlflow").mkdir(parents=True)
+    (directory / "mlflow" / "mlflow.db").write_bytes(migrated_database.read_bytes())
+    home_module.configure_environment()
+    return directory
+
+
+class Server:
+    """A real MLflow server over the home's database, on a port of its own."""
+
+    def __init__(self, home: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.home = home
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.start()
+
+    def start(self) -> None:
+        database, artifacts = self.home / "mlflow" / "mlflow.db", self.home / "mlflow" / "artifacts"
+        command = [sys.executable, "-m", "mlflow", "server", "--port", str(self.port), "--workers", "1"]
+        command += ["--backend-store-uri", f"sqlite:///{database}", "--no-serve-artifacts"]
+        command += ["--default-artifact-root", artifacts.as_uri()]
+        environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+        with (self.home / "server.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, start_new_session=True, env=environment, cwd=self.home
+            )
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            try:
+                return connect(self.url)
+            except OSError:
+                time.sleep(0.2)
+        raise AssertionError((self.home / "server.log").read_text())
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+
+@pytest.fixture
+def server(home, monkeypatch):
+    running = Server(home)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", running.url)
+    yield running
+    running.kill()
+
+
+@pytest.fixture
+def artifact(tmp_path):
+    """A stage's output: three steps, a summary, a figure and a table."""
+    folder = tmp_path / "artifact"
+    (folder / "figures").mkdir(parents=True)
+    (folder / "tables").mkdir()
+    (folder / "figures" / "curve.png").write_bytes(b"\x89PNG")
+    (folder / "tables" / "mistakes.csv").write_text("pair_id\na\n")
+    write_steps(folder / METRICS_FILE, range(3))
+    summary = {"eval/pairwise_accuracy": {"value": 0.7, "ci_low": 0.6, "ci_high": 0.8}, "calib/ece": None}
+    (folder / "summary.json").write_text(json.dumps({"metrics": summary, "num_pairs": 9}))
+    return folder
+
+
+def write_steps(path: Path, steps) -> None:
+    writer = JsonlTracker(path)
+    for step in steps:
+        writer.metrics(step, {"train/loss": 1.0 / (step + 1), "train/lr": 1e-3, "eval/loss": float("nan")})
+    writer.close()
+
+
+def start(name: str = "seed 0") -> RunTracker:
+    return RunTracker.start("demo", name, {"rm.kind": "pipeline", "rm.seed": "0"}, {"train.lr": 0.001, "seed": 0})
+
+
+def history(client, run_id: str, name: str) -> list[tuple[int, float]]:
+    return [(point.step, point.value) for point in client.get_metric_history(run_id, name)]
+
+
+def only_run(client):
+    """The one run of the study; fails when there are none or several."""
+    experiment = client.get_experiment_by_name("rm/demo")
+    (run,) = client.search_runs([experiment.experiment_id])
+    return run
+
+
+def assert_complete(client, artifact: Path, num_steps: int = 3) -> None:
+    run = only_run(client)
+    assert run.info.status == "FINISHED"
+    assert run.data.tags["rm.study"] == "demo"
+    assert run.data.tags["rm.verdict"] == "ready"
+    assert run.data.params["train.log10_lr"] == "-3.0000"
+    assert history(client, run.info.run_id, "train/loss") == [(step, 1.0 / (step + 1)) for step in range(num_steps)]
+    assert history(client, run.info.run_id, "train/log10_lr") == [(step, -3.0) for step in range(num_steps)]
+    assert history(client, run.info.run_id, "eval/pairwise_accuracy_ci_low") == [(num_steps, 0.6)]
+    assert set(run.data.metrics) == {
+        *("train/loss", "train/lr", "train/log10_lr"),
+        *(f"eval/pairwise_accuracy{suffix}" for suffix in ("", "_ci_low", "_ci_high")),
+    }
+    files = {file.path for file in client.list_artifacts(run.info.run_id, "evaluate/figures")}
+    assert files == {"evaluate/figures/curve.png"}
+    (used,) = run.inputs.dataset_inputs
+    assert (used.dataset.name, json.loads(used.dataset.profile)) == ("train", {"num_rows": 9, "fingerprint": "f" * 64})
+
+
+def tell_everything(tracker: RunTracker, artifact: Path) -> None:
+    tracker.log_dataset("train", "f" * 64, "gold", 9)
+    tracker.log_artifact_folder(artifact, "evaluate")
+    tracker.set_tags({"rm.verdict": "ready"})
+
+
+def test_a_run_in_the_database_file_is_complete(home, artifact):
+    with start() as tracker:
+        tell_everything(tracker, artifact)
+        assert tracker.url.startswith("http://127.0.0.1:5000/#/experiments/")
+    assert_complete(connect(os.environ["MLFLOW_TRACKING_URI"]), artifact)
+    assert not tracker.pending
+    assert not unsynced_folder(home).exists()
+
+
+def test_followed_lines_are_sent_once_though_the_folder_moves(home, artifact, tmp_path):
+    unfinished = tmp_path / "wip" / METRICS_FILE
+    with start() as tracker:
+        with tracker.follow(unfinished):
+            write_steps(unfinished, range(2))
+            (artifact / METRICS_FILE).write_bytes(unfinished.read_bytes())
+            write_steps(artifact / METRICS_FILE, [2])
+        tell_everything(tracker, artifact)
+    assert_complete(connect(os.environ["MLFLOW_TRACKING_URI"]), artifact)
+
+
+def test_a_growing_file_gives_complete_lines_only_and_survives_a_rename(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    growing = GrowingFile(path)
+    assert growing.new_lines() == []
+    with path.open("ab", buffering=0) as file:
+        file.write(b'{"a": 1}\n{"b"')
+        assert growing.new_lines() == [b'{"a": 1}']
+        path.rename(tmp_path / "moved.jsonl")
+        file.write(b": 2}\n")
+    assert growing.new_lines() == [b'{"b": 2}']
+    assert growing.new_lines() == []
+    growing.close()
+
+
+@pytest.mark.parametrize("name", ["eval/fpr@0.5", "num_pairs", "a/b/c", "eval/näh?"])
+def test_metric_names_have_one_slash_and_mlflow_takes_them(name):
+    from mlflow.utils.validation import _validate_metric_name
+
+    clean = metric_name("evaluate", name)
+    assert clean.count("/") == 1
+    _validate_metric_name(clean)
+
+
+def test_a_killed_server_loses_nothing_and_is_told_once(home, server, artifact, caplog):
+    with caplog.at_level(logging.WARNING):
+        tracker = start()
+        with tracker.follow(artifact / METRICS_FILE):
+            pass  # its lines are sent on leaving
+        assert tracker.run_id
+        tracker._results[-1].result()
+        server.kill()
+        began = time.monotonic()
+        tell_everything(tracker, artifact)
+        tracker.end()
+        assert time.monotonic() - began < 10
+    assert tracker.pending
+    assert [record.levelname for record in caplog.records if "rm-opt sync" in record.getMessage()] == ["WARNING"]
+
+    with pytest.raises(ServiceError, match="0 of 1 waiting runs"):
+        sync_pending(home)
+    assert len(list(unsynced_folder(home).iterdir())) == 1
+
+    server.start()
+    (waiting,) = unsynced_folder(home).iterdir()
+    record = waiting.read_text()
+    assert sync_pending(home) == ["seed 0"]
+    assert_complete(connect(server.url), artifact)
+    waiting.write_text(record)  # as if the program had died before it removed the record
+    sync_pending(home)
+    assert_complete(connect(server.url), artifact)
+    assert sync_pending(home) == []
+
+
+def test_an_address_without_a_server_costs_seconds_and_the_model_follows_later(home, monkeypatch, artifact, checkpoint):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    began = time.monotonic()
+    with start() as tracker:
+        tell_everything(tracker, artifact)
+        version = tracker.register_model(checkpoint, name="rm", key="k1", **GATE_PASSED)
+        assert (version, tracker.url) == (None, None)
+    assert time.monotonic() - began < 10
+    database = home_module.default_tracking_uri(home)
+    assert sync_pending(home, database) == ["seed 0"]
+    assert_complete(connect(database), artifact)
+    assert connect(database).get_model_version_by_alias("rm", "ready").version == 1
+
+
+def test_a_file_gone_before_the_sync_is_named_and_the_rest_sent(home, monkeypatch, artifact, tmp_path, caplog):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    report = tmp_path / "report.html"
+    report.write_text("<p>")
+    with start() as tracker:
+        tell_everything(tracker, artifact)
+        tracker.log_file(report, "")
+    report.unlink()
+    database = home_module.default_tracking_uri(home)
+    sync_pending(home, database)
+    assert_complete(connect(database), artifact)
+    assert f"{report} is gone" in caplog.text
+
+
+def test_a_missing_artifact_is_an_error_not_an_outage(home, tmp_path):
+    with pytest.raises(StoreError, match="does not exist"), start() as tracker:
+        tracker.log_artifact_folder(tmp_path / "nowhere", "train")
+    assert only_run(connect(os.environ["MLFLOW_TRACKING_URI"])).info.status == "FAILED"
+    assert not tracker.pending
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """A folder with a file that stands for weights; enough for the registry, which does not open it."""
+    folder = tmp_path / "best"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(os.urandom(1000))
+    return folder
+
+
+def test_registering_twice_makes_one_version_whose_aliases_follow_the_gate(home, server, checkpoint):
+    tracker = start()
+    client = connect(server.url)
+
+    def register(judged, key="k1"):
+        return tracker.register_model(checkpoint, name="rm", key=key, **judged)
+
+    assert register(GATE_PASSED) == "1"
+    assert sorted(client.get_model_version("rm", "1").aliases) == ["candidate", "ready"]
+    assert register(GATE_FAILED) == "1"
+    version = client.get_model_version("rm", "1")
+    assert version.aliases == ["candidate"]
+    assert version.tags["rm.gate.ece"] == "failed: ECE: 0.400, not below 0.15"
+    assert version.tags["rm.readiness.overall_score"] == "0.85"
+    assert register(GATE_PASSED, key="k2") == "2"
+    assert client.get_model_version("rm", "1").aliases == []
+    assert len(client.search_model_versions("name = 'rm'")) == 2
+    assert len(client.search_logged_models([only_run(client).info.experiment_id])) == 2
+    tracker.end()
+
+
+def test_the_registered_model_gives_the_checkpoints_rewards_by_its_own_code(home, tmp_path):
+    """Loaded in a fresh process that finds rmcore only inside the registered model."""
+    import torch
+
+    from rmcore.config import ModelConfig
+    from rmcore.model import BradleyTerryRM
+
+    rows = {"prompt": ["What is 2 + 3?", "Name a colour."], "response": ["2 + 3 is 5.", "Blue."]}
+    model = BradleyTerryRM.new(ModelConfig(name="tiny"), seed=0, device=torch.device("cpu"))
+    model.save(tmp_path / "best")
+    with start() as tracker:
+        tracker.register_model(tmp_path / "best", name="rm", key="k", **GATE_PASSED)
+    code = f"""
+import json, sys
+import mlflow, pandas
+sys.meta_path = [finder for finder in sys.meta_path if "editable" not in str(finder).lower()]
+loaded = mlflow.pyfunc.load_model("models:/rm@ready")
+rewards = loaded.predict(pandas.DataFrame({rows!r}))["reward"].tolist()
+import rmcore
+print(json.dumps([rmcore.__file__, rewards]))
+"""
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    origin, rewards = json.loads(done.stdout)
+    assert "mlflow/artifacts" in origin
+    assert rewards == pytest.approx(model.score(rows["prompt"], rows["response"]).tolist(), abs=1e-5)
+
+
+def test_two_trackers_in_one_process_do_not_mix(home, artifact, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    write_steps(other / METRICS_FILE, [7])
+    first, second = start("a"), start("b")
+    first.log_artifact_folder(artifact, "train")
+    second.log_artifact_folder(other, "train")
+    first.end()
+    second.end()
+    client = connect(os.environ["MLFLOW_TRACKING_URI"])
+    assert [step for step, _ in history(client, first.run_id, "train/loss")] == [0, 1, 2]
+    assert [step for step, _ in history(client, second.run_id, "train/loss")] == [7]
+
+
+def test_starting_a_run_imports_no_torch_and_prints_nothing(home, tmp_path, checkpoint):
+    """In a fresh process with a fresh database, as the first run of a newcomer."""
+    code = f"""
+import os, sys, pathlib
+from tasks.home import configure_environment
+configure_environment()
+from tasks.tracking import RunTracker
+with RunTracker.start("demo", "x", {{}}, {{"train.lr": 1e-3}}) as tracker:
+    tracker.register_model(pathlib.Path({str(checkpoint)!r}), name="rm", key="k", **{GATE_PASSED!r})
+    assert not tracker.pending
+assert "mlflow" in sys.modules and "torch" not in sys.modules
+"""
+    environment = {name: value for name, value in os.environ.items() if name not in home_module.QUIET_ENVIRONMENT}
+    environment.pop("MLFLOW_TRACKING_URI")
+    environment["RM_OPT_HOME"] = str(tmp_path / "fresh")
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert sorted(path.name for path in (tmp_path / "fresh").iterdir()) == ["mlflow"]
