@@ -1,7 +1,7 @@
 """What one more micro-batch costs, in the time of computing that many tokens.
 
-Trains the same pairs, cut by several values of `overhead_tokens`, and prints seconds, micro-batches and padded tokens of
-each; a least-squares line, seconds = a * tokens + b * micro-batches, gives b / a. Alternates the values and repeats, so
+Trains the same pairs, cut by several values of `overhead_tokens`, and prints seconds, micro-batches and padded tokens
+of each; a least-squares line, seconds = a * tokens + b * micro-batches, gives b / a. Alternates the values and repeats, so
 that drift of the machine falls on all alike.
 
     python benchmarks/micro_batch_overhead.py --model tiny

@@ -1,6 +1,14 @@
 """Whole pipeline runs by name: `rm-opt run --preset NAME`, each one a change of the defaults with its reason."""
 
-from rmcore.config import DataConfig, EvaluateConfig, GoldConfig, LandscapeConfig, ModelConfig, PipelineConfig, TrainConfig
+from rmcore.config import (
+    DataConfig,
+    EvaluateConfig,
+    GoldConfig,
+    LandscapeConfig,
+    ModelConfig,
+    PipelineConfig,
+    TrainConfig,
+)
 
 PRESETS: dict[str, PipelineConfig] = {
     # The first five minutes: gold world and tiny model, everything measured, under three minutes on two cores.
@@ -23,7 +31,7 @@ PRESETS: dict[str, PipelineConfig] = {
     "minilm": PipelineConfig(
         study="minilm",
         model=ModelConfig(name="minilm", max_seq_len=256),
-        train=TrainConfig(lr=5e-5, precision="bf16", eval_every=50),
+        train=TrainConfig(lr=5e-5, eval_every=50),
         landscape=LandscapeConfig(num_pairs=8, lanczos_steps=10, trace_probes=4, top_k=3),
     ),
 }

@@ -41,9 +41,11 @@ def run(
     """
     os.environ["RM_OPT_CONSOLE"] = "1"
     configure_environment()
+    from flows.prefect_api import leave_dead_server
     from flows.settings import load_config
 
     settings = load_config(preset, config, set_ or [])
+    leave_dead_server()
     from flows.pipeline import pipeline, shown_path
 
     outcome = pipeline(settings)

@@ -5,17 +5,16 @@ Plain HTTP, because the command line starts servers before Prefect may be import
 
 import os
 import socket
+import sys
 from typing import Any
 
 import httpx
 import psutil
 
 from rmcore.errors import ServiceError
-from tasks.home import find_process
+from tasks.home import DEVICE_LIMIT, find_process
 
 WORK_POOL = "rm-opt"
-DEVICE_LIMIT = "rm-device"
-"""Prefect's global concurrency limit that a stage takes while it uses the device."""
 
 
 def ask(method: str, url: str, body: dict[str, Any] | None = None, *, tolerate: int | None = None) -> Any:
@@ -36,6 +35,25 @@ def ask(method: str, url: str, body: dict[str, Any] | None = None, *, tolerate: 
             "the tested one. Install the versions of constraints.txt."
         )
     return answer.json() if answer.content else None
+
+
+def leave_dead_server() -> None:
+    """Use the embedded API where the configured server does not answer, and say so: the run matters more than its page.
+
+    Call it before Prefect is imported, which reads the address then.
+    """
+    configured = os.environ.get("PREFECT_API_URL")
+    if not configured:
+        return
+    try:
+        httpx.get(f"{configured.rstrip('/')}/health", timeout=10).raise_for_status()
+    except httpx.HTTPError as error:
+        del os.environ["PREFECT_API_URL"]
+        print(
+            f"warning: Prefect at {configured} does not answer ({error}); the embedded API is used, so this run will not "
+            "show on that server. `rm-opt up` starts one here.",
+            file=sys.stderr,
+        )
 
 
 def current_api() -> str:

@@ -23,6 +23,7 @@ import psutil
 from flows.prefect_api import WORK_POOL, ensure_device_limit, reap_dead_runs, run_owner_tags, worker_is_online
 from flows.processes import marked, owner_of, tail, terminate
 from rmcore.errors import ServiceError
+from rmcore.files import exclusive
 from tasks.home import (
     MLFLOW_PORT,
     MLFLOW_SERVER,
@@ -36,7 +37,6 @@ from tasks.home import (
     recorded_services,
     services_folder,
 )
-from tasks.locks import exclusive
 
 __all__ = ["ServiceStatus", "down", "ensure_device_limit", "reap_dead_runs", "run_owner_tags", "status", "up"]
 

@@ -1,8 +1,11 @@
 """Bytes on disk: digests, and writes that survive a power cut."""
 
+import fcntl
 import hashlib
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,3 +39,12 @@ def write_json(path: Path, value: Any) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def exclusive(path: Path) -> Iterator[None]:
+    """Hold the file lock `path` against other threads and processes; the kernel frees it when its holder dies."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

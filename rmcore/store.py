@@ -6,7 +6,6 @@ temporary sibling, synced and renamed, so a half artifact never has a name. A lo
 when its holder dies.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rmcore.errors import StoreError
-from rmcore.files import file_digest, fsync_folder, fsync_tree
+from rmcore.files import exclusive, file_digest, fsync_folder, fsync_tree
 
 MANIFEST = "MANIFEST.json"
 KEY_LENGTH = 12
@@ -112,10 +111,7 @@ class Store:
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
         """Hold an exclusive lock; waits for another holder, on this machine, to finish or die."""
-        folder = self.root / ".locks"
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / f"{name}.lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        with exclusive(self.root / ".locks" / f"{name}.lock"):
             yield
 
     @contextmanager

@@ -18,6 +18,8 @@ PREFECT_PORT = 4200
 MLFLOW_PORT = 5000
 PREFECT_SERVER = "prefect-server"
 MLFLOW_SERVER = "mlflow-server"
+DEVICE_LIMIT = "rm-device"
+"""Prefect's global concurrency limit that a stage takes while it uses the device: one slot."""
 CREATE_TIME_TOLERANCE_S = 1.0
 """psutil derives a process's creation time from the boot time, which moves a little when the clock is corrected."""
 

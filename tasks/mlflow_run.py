@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import rmcore
 from rmcore.tracking import METRICS_FILE
-from tasks.locks import exclusive
+from rmcore.files import exclusive
 from tasks.run_record import Event, MetricRow, RunRecord, parse_metric_lines, summary_metrics
 
 if TYPE_CHECKING:

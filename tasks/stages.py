@@ -18,9 +18,7 @@ from rmcore.config import PipelineConfig
 from rmcore.stages.registry import STAGES, Stage, stage_inputs
 from rmcore.store import ArtifactRef, Store, make_key
 from tasks.execution import Follow, execute
-
-DEVICE_LIMIT = "rm-device"
-"""Prefect's global concurrency limit with one slot for each device."""
+from tasks.home import DEVICE_LIMIT
 
 
 @dataclass(frozen=True, slots=True)

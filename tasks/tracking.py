@@ -19,8 +19,8 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from rmcore.errors import ServiceError, StoreError
+from rmcore.files import exclusive
 from tasks.home import MLFLOW_PORT, default_tracking_uri, home
-from tasks.locks import exclusive
 from tasks.mlflow_run import MlflowRun, outages
 from tasks.run_record import Event, GrowingFile, RunRecord, read_record, unsynced_folder
 
@@ -286,21 +286,6 @@ def _replay(record: RunRecord, directory: Path, tracking_uri: str) -> None:
                 needed,
                 record.run_name,
             )
-
-
-def flatten_params(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings with dotted names.
-
-    >>> flatten_params({"seed": 0, "train": {"lr": 0.001}})
-    {'seed': 0, 'train.lr': 0.001}
-    """
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            flat |= flatten_params(value, f"{prefix}{name}.")
-        else:
-            flat[f"{prefix}{name}"] = value
-    return flat
 
 
 def _passed(passed: bool) -> str:

@@ -1,0 +1,182 @@
+"""The whole pipeline as a user runs it: real Prefect and MLflow on files, each run in a process of its own.
+
+Works in a copy of the packages, so that a test can change a stage's code.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.services
+ROOT = Path(__file__).resolve().parents[2]
+STAGES = ["prepare", "train", "evaluate", "landscape", "readiness"]
+SMOKE = ["--preset", "smoke", "--set", "evaluate.num_resamples=100"]
+
+
+class Workplace:
+    """A copy of the code and an empty home."""
+
+    def __init__(self, folder: Path):
+        self.code, self.home = folder / "code", folder / "home"
+        for package in ("rmcore", "tasks", "flows", "experiments"):
+            shutil.copytree(ROOT / package, self.code / package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "pyproject.toml", self.code)
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
+        self.environment = inherited | {"PYTHONPATH": str(self.code), "RM_OPT_HOME": str(self.home)}
+
+    def rm_opt(self, *arguments, check=True, **environment):
+        command = [sys.executable, "-c", "from flows.cli import main; main()", *map(str, arguments)]
+        done = subprocess.run(
+            command, cwd=self.code, env=self.environment | environment, capture_output=True, text=True, timeout=400
+        )
+        assert "Traceback" not in done.stdout + done.stderr, done.stdout + done.stderr
+        if check:
+            assert done.returncode == 0, done.stdout + done.stderr
+        return done
+
+    def manifests(self):
+        return {path: path.read_bytes() for path in self.home.glob("store/[!.]*/*/MANIFEST.json")}
+
+    def run(self, *changes, **environment):
+        """Run the smoke pipeline; which stages wrote a manifest, the summary and the finished process."""
+        before, out = self.manifests(), self.home / "summary.json"
+        done = self.rm_opt("run", *SMOKE, *changes, "--summary", out, **environment)
+        written = {path.parent.parent.name for path, text in self.manifests().items() if before.get(path) != text}
+        return [name for name in STAGES if name in written], json.loads(out.read_text()), done
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    place = Workplace(tmp_path_factory.mktemp("pipeline"))
+    executed, summary, done = place.run()
+    assert executed == summary["executed"] == STAGES
+    assert done.stderr == ""
+    return place
+
+
+@pytest.fixture(scope="module")
+def finished(place):
+    executed, summary, done = place.run()
+    assert executed == summary["executed"] == []
+    assert "nothing: every stage was cached" in done.stdout
+    return summary
+
+
+def artifact(summary, name):
+    return Path(next(stage["path"] for stage in summary["results"]["stages"] if stage["name"] == name))
+
+
+def test_results_lie_where_the_command_said(finished):
+    assert Path(finished["report"]).read_text().startswith("<!DOCTYPE html>")
+    assert (Path(finished["checkpoint"]) / "model.safetensors").is_file()
+    assert finished["results"]["verdict"]["status"] in ("ready", "not_ready")
+
+
+def test_mlflow_holds_both_runs_complete_and_one_model_version(place, finished):
+    program = """
+import json, sys
+from tasks.home import configure_environment
+configure_environment()
+from mlflow import MlflowClient
+client = MlflowClient()
+[experiment] = client.search_experiments(filter_string="name = 'rm/smoke'")
+runs = client.search_runs([experiment.experiment_id])
+found = [{"tags": run.data.tags, "metrics": run.data.metrics, "params": run.data.params, "status": run.info.status,
+          "inputs": len(run.inputs.dataset_inputs), "artifacts": [f.path for f in client.list_artifacts(run.info.run_id)],
+          "loss": [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, "train/loss")]} for run in runs]
+versions = client.search_model_versions("name = 'rm-smoke'")
+candidate = client.get_model_version_by_alias("rm-smoke", "candidate").version
+json.dump({"runs": found, "versions": len(versions), "candidate": candidate}, sys.stdout)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=place.code,
+        env=place.environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = json.loads(done.stdout)
+    assert found["versions"] == 1
+    assert found["candidate"]
+    second, first = found["runs"]
+    assert [step for step, _ in first["loss"]] == [2, 4, 6]
+    assert first["loss"] == second["loss"]  # the cached run is as complete as the computed one
+    cards = finished["results"]["metrics"]
+    for run, cache in ((first, "none"), (second, ",".join(STAGES))):
+        assert run["status"] == "FINISHED"
+        assert run["inputs"] == 1
+        assert run["tags"]["rm.kind"] == "pipeline"
+        assert run["tags"]["rm.cache"] == cache
+        assert run["metrics"]["eval/test_pairwise_accuracy"] == pytest.approx(cards["pairwise_accuracy"]["value"])
+        assert run["metrics"]["hessian/lambda_max"] == pytest.approx(finished["results"]["spectrum"]["lambda_max"])
+        assert all(name.count("/") == 1 for name in run["metrics"])
+        assert run["params"]["train.steps"] == "6"
+        assert "report" in run["artifacts"]
+
+
+def test_changing_only_readiness_weights_runs_readiness_only(place, finished):
+    changes = ["readiness.accuracy_weight=0.45", "readiness.calibration_weight=0.15"]
+    executed, summary, _ = place.run(*[word for change in changes for word in ("--set", change)])
+    assert executed == ["readiness"]
+    why = place.rm_opt("why", summary["results"]["stages"][-1]["key"][:12]).stdout
+    assert "config.readiness.accuracy_weight: 0.35 -> 0.45" in why
+    assert "config.readiness.calibration_weight: 0.25 -> 0.15" in why
+    assert why.count("->") == 2
+
+
+def test_a_damaged_and_a_deleted_artifact_are_made_again_and_nothing_else(place, finished):
+    rewards = artifact(finished, "evaluate") / "rewards.parquet"
+    rewards.write_bytes(rewards.read_bytes()[:-1])
+    shutil.rmtree(artifact(finished, "readiness"))
+    executed, _, done = place.run()
+    assert executed == ["evaluate", "readiness"]
+    assert f"{rewards} has sha256" in done.stdout
+    shutil.rmtree(artifact(finished, "train"))  # the same weights come out, so what follows stays valid
+    executed, _, _ = place.run()
+    assert executed == ["train"]
+
+
+def test_a_change_in_a_stages_code_runs_it_again_and_a_comment_does_not(place, finished):
+    module = place.code / "rmcore" / "rl" / "readiness.py"
+    text = module.read_text()
+    try:
+        module.write_text(text + "\n# a comment\n")
+        assert place.run()[0] == []
+        module.write_text(text + "\nUNUSED = 1\n")
+        assert place.run()[0] == ["readiness"]
+    finally:
+        module.write_text(text)
+
+
+def test_services_that_do_not_answer_do_not_stop_a_run(place, finished):
+    dead = "http://127.0.0.1:9"
+    executed, _, done = place.run(
+        "--set", "readiness.accuracy_weight=0.3", "--set", "readiness.calibration_weight=0.3",
+        MLFLOW_TRACKING_URI=dead, PREFECT_API_URL=f"{dead}/api",
+    )  # fmt: skip
+    assert executed == ["readiness"]
+    assert "rm-opt sync" in done.stderr
+    assert "the embedded API is used" in done.stderr
+    refused = place.rm_opt("sync", check=False)
+    assert refused.returncode == 2
+    assert "still fails" in refused.stderr
+
+
+def test_a_refusal_inside_a_stage_reaches_the_user_as_it_was_said(place):
+    arguments = ["run", *SMOKE, "--set", "model.max_seq_len=4000"]
+    done = place.rm_opt(*arguments, check=False)
+    assert done.returncode == 2
+    assert "max_seq_len=4000, but tiny has positions for 1024 tokens" in done.stderr
+
+
+def test_the_store_is_listed_and_bounded(place, finished):
+    assert place.rm_opt("store", "ls").stdout.count("readiness") >= 2
+    place.rm_opt("store", "gc", "--keep", 1)
+    assert {path.parent.parent.name for path in place.manifests()} == set(STAGES)
+    assert len(place.manifests()) == len(STAGES)

@@ -1,0 +1,24 @@
+import pkgutil
+import subprocess
+import sys
+
+import rmcore
+
+PROGRAM = """
+import importlib, sys
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+loaded = {"prefect", "mlflow", "vllm", "flows", "tasks", "experiments"} & sys.modules.keys()
+sys.exit(f"rmcore loads {sorted(loaded)}" if loaded else 0)
+"""
+
+
+def test_every_rmcore_module_imports_without_an_orchestrator():
+    names = [module.name for module in pkgutil.walk_packages(rmcore.__path__, "rmcore.")]
+    assert len(names) > 50
+    subprocess.run([sys.executable, "-c", PROGRAM, *names], check=True, timeout=120)
+
+
+def test_a_cached_run_pays_for_no_torch():
+    program = "import sys, rmcore.stages.registry, rmcore.store; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
