@@ -1,8 +1,7 @@
 """What one more micro-batch costs, in the time of computing that many tokens.
 
 Trains the same pairs, cut by several values of `overhead_tokens`, and prints seconds, micro-batches and padded tokens
-of each; a least-squares line, seconds = a * tokens + b * micro-batches, gives b / a. Alternates the values and repeats, so
-that drift of the machine falls on all alike.
+of each. Alternates the values and repeats, so that drift of the machine falls on all alike.
 
     python benchmarks/micro_batch_overhead.py --model tiny
     python benchmarks/micro_batch_overhead.py --model minilm --data $RM_OPT_DATA/alpacaeval_train.parquet
@@ -61,9 +60,6 @@ def main() -> None:
     for overhead in OVERHEADS:
         own = [row for row in rows if row[0] == overhead]
         print(f"| {overhead} | {np.median([row[1] for row in own]):.2f} | {own[0][2]} | {own[0][3]} |")
-    seconds = np.array([row[1] for row in rows])
-    per_token, per_batch = np.linalg.lstsq(np.array([[row[3], row[2]] for row in rows], float), seconds, rcond=None)[0]
-    print(f"one micro-batch costs as much as {per_batch / per_token:.0f} tokens ({1e3 * per_batch:.1f} ms)")
 
 
 if __name__ == "__main__":

@@ -50,8 +50,8 @@ def leave_dead_server() -> None:
     except httpx.HTTPError as error:
         del os.environ["PREFECT_API_URL"]
         print(
-            f"warning: Prefect at {configured} does not answer ({error}); the embedded API is used, so this run will not "
-            "show on that server. `rm-opt up` starts one here.",
+            f"warning: Prefect at {configured} does not answer ({error}); the embedded API is used, so this run will "
+            "not show on that server. `rm-opt up` starts one here.",
             file=sys.stderr,
         )
 

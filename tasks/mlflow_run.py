@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import rmcore
-from rmcore.tracking import METRICS_FILE
 from rmcore.files import exclusive
+from rmcore.tracking import METRICS_FILE
 from tasks.run_record import Event, MetricRow, RunRecord, parse_metric_lines, summary_metrics
 
 if TYPE_CHECKING:

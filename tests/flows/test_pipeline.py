@@ -86,9 +86,18 @@ from mlflow import MlflowClient
 client = MlflowClient()
 [experiment] = client.search_experiments(filter_string="name = 'rm/smoke'")
 runs = client.search_runs([experiment.experiment_id])
-found = [{"tags": run.data.tags, "metrics": run.data.metrics, "params": run.data.params, "status": run.info.status,
-          "inputs": len(run.inputs.dataset_inputs), "artifacts": [f.path for f in client.list_artifacts(run.info.run_id)],
-          "loss": [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, "train/loss")]} for run in runs]
+found = [
+    {
+        "tags": run.data.tags,
+        "metrics": run.data.metrics,
+        "params": run.data.params,
+        "status": run.info.status,
+        "inputs": len(run.inputs.dataset_inputs),
+        "artifacts": [file.path for file in client.list_artifacts(run.info.run_id)],
+        "loss": [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, "train/loss")],
+    }
+    for run in runs
+]
 versions = client.search_model_versions("name = 'rm-smoke'")
 candidate = client.get_model_version_by_alias("rm-smoke", "candidate").version
 json.dump({"runs": found, "versions": len(versions), "candidate": candidate}, sys.stdout)

@@ -98,7 +98,7 @@ def test_two_labels_are_refused(encoder_folder):
 
 
 def test_more_tokens_than_positions_are_refused_with_the_limit(encoder_folder):
-    with pytest.raises(ConfigError, match="max_seq_len=49.*positions for 48 tokens"):
+    with pytest.raises(ConfigError, match=r"max_seq_len=49.*positions for 48 tokens"):
         BradleyTerryRM.new(ModelConfig(name=str(encoder_folder), max_seq_len=49), seed=0, device=CPU)
 
 

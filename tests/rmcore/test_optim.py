@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -25,8 +27,8 @@ def test_warm_up_is_at_most_a_tenth_of_a_short_run():
 def test_schedules_rise_to_the_peak_and_then_never_rise(schedule):
     factors = [lr_factor(step, num_steps=40, warmup_steps=8, schedule=schedule) for step in range(40)]
     assert factors[7] == 1.0
-    assert all(earlier < later for earlier, later in zip(factors[:7], factors[1:8], strict=True))
-    assert all(earlier >= later for earlier, later in zip(factors[8:], factors[9:], strict=False))
+    assert all(earlier < later for earlier, later in itertools.pairwise(factors[:8]))
+    assert all(earlier >= later for earlier, later in itertools.pairwise(factors[8:]))
     assert all(0 < factor <= 1 for factor in factors)
     assert (factors[-1] == 1.0) == (schedule == "constant")
 

@@ -65,9 +65,13 @@ def test_damage_is_seen_and_named_and_mended_by_publishing_again(store, harm):
 
 
 def test_a_stage_that_fails_leaves_nothing(store):
-    with pytest.raises(OSError, match="No space"), store.publish("train", "t", {"lr": 1}, outcome=("*",)) as out:
-        (out / "half").write_text("x")
-        raise OSError(28, "No space left on device")
+    def run_out_of_space():
+        with store.publish("train", "t", {"lr": 1}, outcome=("*",)) as out:
+            (out / "half").write_text("x")
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        run_out_of_space()
     assert store.find("train", make_key({"lr": 1})) is None
     assert not list((store.root / ".wip").iterdir())
 

@@ -1,4 +1,5 @@
 import copy
+import itertools
 
 import pytest
 import torch
@@ -34,7 +35,7 @@ def test_loss_and_gradient_do_not_depend_on_cut_or_order(model_and_pairs, order,
     model, pairs, pad_id = model_and_pairs
     config = TrainConfig(label_smoothing=0.1, regularization_lambda=0.01, beta=1.3)
     bounds = [0, *sorted(cuts), NUM_PAIRS]
-    batches = [collate(pairs, order[start:end], pad_id=pad_id) for start, end in zip(bounds, bounds[1:], strict=False)]
+    batches = [collate(pairs, order[start:end], pad_id=pad_id) for start, end in itertools.pairwise(bounds)]
     sums, grad = gradient(model, batches, config)
     expected_sums, expected = gradient(model, [collate(pairs, range(NUM_PAIRS), pad_id=pad_id)], config)
     torch.testing.assert_close(sums, expected_sums, rtol=1e-5, atol=1e-6)

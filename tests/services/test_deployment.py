@@ -1,0 +1,132 @@
+"""The project's own deployment between `rm-opt up` and `rm-opt down`: triggered as the UI does, seen in a browser."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+
+import httpx
+import pytest
+
+from experiments.presets import PRESETS
+
+pytestmark = pytest.mark.services
+CHROMIUM_FLAGS = [
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--window-size=1400,3000", "--virtual-time-budget=30000",
+]  # fmt: skip
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+class Services:
+    """Both servers and the worker, started by the command line in a home of their own."""
+
+    def __init__(self, home):
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
+        self.environment = inherited | {"RM_OPT_HOME": str(home)}
+        prefect_port, mlflow_port = free_port(), free_port()
+        self.ui, self.mlflow = f"http://127.0.0.1:{prefect_port}", f"http://127.0.0.1:{mlflow_port}"
+        self.api = f"{self.ui}/api"
+        self.printed = self.rm_opt("up", "--prefect-port", prefect_port, "--mlflow-port", mlflow_port)
+
+    def rm_opt(self, *arguments):
+        command = [sys.executable, "-c", "from flows.cli import main; main()", *map(str, arguments)]
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def trigger(self, parameters):
+        deployment = httpx.get(f"{self.api}/deployments/name/pipeline/pipeline").raise_for_status().json()
+        return httpx.post(f"{self.api}/deployments/{deployment['id']}/create_flow_run", json={"parameters": parameters})
+
+    def wait(self, run_id, timeout_s=300):
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            run = httpx.get(f"{self.api}/flow_runs/{run_id}").json()
+            if run["state_type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED"):
+                return run
+            time.sleep(0.5)
+        raise AssertionError(f"the flow run is still {run['state_type']} after {timeout_s} s")
+
+
+@pytest.fixture(scope="module")
+def services(tmp_path_factory):
+    started = Services(tmp_path_factory.mktemp("home"))
+    yield started
+    assert "worker" in started.rm_opt("down")
+    assert started.rm_opt("status").count("not running") == 3
+
+
+@pytest.fixture(scope="module")
+def finished(services):
+    config = PRESETS["smoke"].model_copy(update={"study": "from-ui"}).model_dump(mode="json")
+    config["evaluate"]["num_resamples"] = 100
+    answer = services.trigger({"config": config})
+    return services.wait(answer.raise_for_status().json()["id"])
+
+
+def test_up_prints_both_addresses_and_status_agrees(services):
+    for address in (services.ui, services.mlflow):
+        assert address in services.printed
+        assert address in services.rm_opt("status")
+
+
+def test_the_form_has_choices_bounds_and_help(services):
+    deployment = httpx.get(f"{services.api}/deployments/name/pipeline/pipeline").json()
+    schema = deployment["parameter_openapi_schema"]
+    train = schema["definitions"]["TrainConfig"]["properties"]
+    assert train["optimizer"]["enum"] == ["adamw", "adam", "sgd"]
+    assert train["lr"]["exclusiveMinimum"] == 0
+    assert "Peak learning rate" in train["lr"]["description"]
+    assert "config" in schema["properties"]
+
+
+def test_a_run_triggered_through_the_api_is_complete_in_mlflow_and_described_in_prefect(services, finished):
+    assert finished["state_type"] == "COMPLETED", finished["state"]
+    found = httpx.post(
+        f"{services.mlflow}/api/2.0/mlflow/experiments/search",
+        json={"max_results": 10, "filter": "name = 'rm/from-ui'"},
+    ).json()
+    [experiment] = found["experiments"]
+    search = {"experiment_ids": [experiment["experiment_id"]], "max_results": 10}
+    [run] = httpx.post(f"{services.mlflow}/api/2.0/mlflow/runs/search", json=search).json()["runs"]
+    tags = {tag["key"]: tag["value"] for tag in run["data"]["tags"]}
+    assert run["info"]["status"] == "FINISHED"
+    assert tags["prefect.flow_run_id"] == finished["id"]
+    filtered = {"artifacts": {"flow_run_id": {"any_": [finished["id"]]}}}
+    artifacts = httpx.post(f"{services.api}/artifacts/filter", json=filtered).json()
+    markdown = next(artifact["data"] for artifact in artifacts if "accuracy" in artifact["data"])
+    assert "eady" in markdown
+    assert any(run["info"]["run_id"] in artifact["data"] for artifact in artifacts)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("lr", -1), ("optimizer", "adamm"), ("learning_rate", 0.1)], ids=["bound", "choice", "unknown"]
+)
+def test_a_bad_parameter_is_refused_naming_the_field(services, field, value):
+    answer = services.trigger({"config": {"train": {field: value}}})
+    assert answer.status_code == 409
+    assert field in answer.text
+
+
+def test_the_form_and_the_run_show_in_a_browser(services, finished, tmp_path):
+    browser = shutil.which("chromium")
+    if browser is None:
+        assert os.environ.get("CI") != "true", "CI installs Chromium"
+        pytest.skip("Chromium is not installed")
+    deployment = httpx.get(f"{services.api}/deployments/name/pipeline/pipeline").json()
+    pages = {
+        f"{services.ui}/deployments/deployment/{deployment['id']}/run": ["Custom Run", "Config"],
+        f"{services.ui}/runs/flow-run/{finished['id']}": ["from-ui-seed0", "Completed"],
+    }
+    for address, expected in pages.items():
+        command = [browser, *CHROMIUM_FLAGS, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", address]
+        page = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+        missing = [text for text in expected if text.lower() not in page.lower()]
+        assert not missing, f"{missing} not on {address}"
