@@ -24,7 +24,7 @@ typecheck: $(STAMP)
 
 # Tests that start servers share ports, memory and two cores: they run one after the other, the rest in parallel.
 unit: $(STAMP)
-	@OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) -m "not services"
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile -m "not services"
 	@$(BIN)/pytest -m services
 
 install: $(STAMP)

@@ -70,7 +70,8 @@ def _print_outcome(outcome: dict[str, Any], shown_path: Any) -> None:
     print(f"checkpoint  {shown_path(outcome['checkpoint'])}")
     if outcome["model_version"] is not None:
         print(f"registered  rm-{results['study']} version {outcome['model_version']} in MLflow")
-    print("UIs         rm-opt up   starts the Prefect and MLflow UIs on this machine and prints their addresses")
+    program = shown_path(sys.argv[0]) if os.path.dirname(sys.argv[0]) else "rm-opt"
+    print(f"UIs         `{program} up` starts the Prefect and MLflow UIs on this machine and prints their addresses")
 
 
 @app.command()

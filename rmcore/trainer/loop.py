@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from rmcore.batching import MicroBatch, micro_batches, step_order
 from rmcore.config import TrainConfig
 from rmcore.data.rendering import TokenizedPair
+from rmcore.errors import TrainingError
 from rmcore.memory import choose_token_budget, peak_memory_bytes
 from rmcore.metrics.report_card import batch_metrics
 from rmcore.model import BradleyTerryRM
@@ -255,6 +256,11 @@ class Trainer:
 
     def _evaluate(self, step: int) -> None:
         rewards = score_tokenized(self.rm, self.validation)
+        if not np.isfinite(rewards).all():
+            raise TrainingError(
+                f"step {step}: rewards of held-out pairs are not finite, so the last updates blew the weights up; the "
+                "best checkpoint so far is kept. Lower the learning rate, lengthen the warm-up, or clip harder."
+            )
         margins = rewards[:, 0].astype(np.float64) - rewards[:, 1]
         values = {f"eval/{name}": value for name, value in batch_metrics(margins).items()}
         self._log(step, values | {"eval/num_pairs": float(len(margins))})

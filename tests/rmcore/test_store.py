@@ -13,7 +13,8 @@ from rmcore.store import MANIFEST, Store, canonical_json, explain, make_key
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda children: st.lists(children) | st.dictionaries(st.text(), children),
+    lambda children: st.lists(children, max_size=3) | st.dictionaries(st.text(), children, max_size=3),
+    max_leaves=6,
 )
 
 
@@ -29,7 +30,7 @@ def store(tmp_path):
     return Store(tmp_path / "store")
 
 
-@given(st.dictionaries(st.text(), JSON))
+@given(st.dictionaries(st.text(), JSON, max_size=4))
 def test_a_key_does_not_depend_on_the_order_of_names(inputs):
     reversed_order = dict(reversed(list(inputs.items())))
     assert make_key(inputs) == make_key(reversed_order) == make_key(json.loads(canonical_json(inputs)))

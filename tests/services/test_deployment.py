@@ -14,9 +14,17 @@ from experiments.presets import PRESETS
 
 pytestmark = pytest.mark.services
 CHROMIUM_FLAGS = [
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--window-size=1400,3000", "--virtual-time-budget=30000",
-]  # fmt: skip
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--window-size=1400,3000",
+    "--virtual-time-budget=30000",
+]
 
 
 def free_port() -> int:
