@@ -33,7 +33,7 @@ class Stage:
     on_device: bool = False
     """Runs a model, so the device type enters the key and one slot of the device is taken."""
     content: Callable[[PipelineConfig], dict[str, str]] = lambda config: {}
-    """Digests of what the config names by address."""
+    """Digests of what the config names by address, by dotted setting; they stand in for the address in the key."""
 
     @property
     def module(self) -> str:
@@ -42,12 +42,12 @@ class Stage:
 
 
 def _data_content(config: PipelineConfig) -> dict[str, str]:
-    named = {"source": config.data.source, "eval_source": config.data.eval_source}
+    named = {"data.source": config.data.source, "data.eval_source": config.data.eval_source}
     return {name: source_digest(source) for name, source in named.items() if source not in (None, "gold")}
 
 
 def _model_content(config: PipelineConfig) -> dict[str, str]:
-    return {"model": source_digest(config.model.name)} if Path(config.model.name).is_dir() else {}
+    return {"model.name": source_digest(config.model.name)} if Path(config.model.name).is_dir() else {}
 
 
 TORCH = ("torch", "transformers")
@@ -97,12 +97,16 @@ def device_type(name: str) -> str:
 
 def stage_inputs(stage: Stage, config: PipelineConfig, upstream: Mapping[str, ArtifactRef]) -> dict[str, Any]:
     """Everything that can affect the outcome of a stage: what its key digests and its manifest records."""
+    content = stage.content(config)
     settings = config.model_dump(mode="json")
+    for name in content:
+        group, field = name.split(".")
+        settings[group][field] = "by content"
     inputs: dict[str, Any] = {
         "stage": stage.name,
         "config": {name: settings[name] for name in stage.config_fields},
         "upstream": {name: upstream[name].digest for name in stage.upstream},
-        "content": stage.content(config),
+        "content": content,
         "versions": {name: _minor_version(name) for name in stage.libraries},
         "code": code_digests(stage.module),
     }
