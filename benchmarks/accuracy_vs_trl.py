@@ -1,7 +1,8 @@
 """Train the same model on the same pairs with TRL's RewardTrainer and judge it by the same metrics.
 
-Reads the `prepare` artifact of a finished pipeline run (its summary names it), so that both sides see the same training
-and test pairs, the same learning rate, batch, precision and token limit. TRL is not a dependency: `pip install trl`.
+Reads the `prepare` artifact of a finished pipeline run (its summary names it), so that both sides see the same tokens
+of the same pairs, the same learning rate, schedule, batch and precision; the loss is each side's own default. TRL is not
+a dependency: `pip install trl`.
 
     rm-opt run --preset minilm --config benchmarks/alpacaeval.yaml --summary ours.json \
         --set data.source=$RM_OPT_DATA/alpacaeval_train.parquet \
@@ -19,7 +20,7 @@ from datasets import Dataset
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from trl import RewardConfig, RewardTrainer
 
-from rmcore.data.pair import PreferencePair, prompt_text
+from rmcore.data.pair import PreferencePair
 from rmcore.data.rendering import Rendering
 from rmcore.data.table import read_pairs
 from rmcore.metrics.comparison import paired_comparison
@@ -30,16 +31,13 @@ from rmcore.scoring.score import score_pairs_table
 SHOWN = ("pairwise_accuracy", "length_matched_accuracy", "longer_wins_accuracy", "loss", "ece_debiased")
 
 
-def text_rows(pairs: list[PreferencePair]) -> Dataset:
-    """Whole sides as TRL's implicit-prompt layout, rendered as our plain format is."""
-    rows = []
-    for pair in pairs:
-        prefix = f"Prompt: {prompt_text(pair.prompt)}\n\nResponse: "
-        rows.append({"chosen": prefix + pair.chosen, "rejected": prefix + pair.rejected})
-    return Dataset.from_list(rows)
+def token_rows(pairs: list[PreferencePair], checkpoint: Path) -> Dataset:
+    """The token ids of our own training, cut to the limit: TRL by itself would drop every pair with a longer side."""
+    tokenized = BradleyTerryRM.from_pretrained(checkpoint).renderer.tokenize_pairs(pairs)
+    return Dataset.from_list([{"chosen_ids": pair.chosen.ids, "rejected_ids": pair.rejected.ids} for pair in tokenized])
 
 
-def train_with_trl(config: dict, pairs: list[PreferencePair], out: Path) -> float:
+def train_with_trl(config: dict, rows: Dataset, out: Path) -> float:
     """Train and save; returns the wall seconds of TRL's `train`."""
     source, settings = resolve_model(config["model"]["name"]), config["train"]
     tokenizer = AutoTokenizer.from_pretrained(source)
@@ -64,7 +62,7 @@ def train_with_trl(config: dict, pairs: list[PreferencePair], out: Path) -> floa
         save_strategy="no",
         report_to=[],
     )
-    trainer = RewardTrainer(model=model, args=arguments, processing_class=tokenizer, train_dataset=text_rows(pairs))
+    trainer = RewardTrainer(model=model, args=arguments, processing_class=tokenizer, train_dataset=rows)
     started = time.perf_counter()
     trainer.train()
     seconds = time.perf_counter() - started
@@ -85,7 +83,8 @@ def main() -> None:
     results = ours["results"]
     prepared = Path(next(stage["path"] for stage in results["stages"] if stage["name"] == "prepare"))
     train, test = read_pairs(prepared / "train.parquet"), read_pairs(prepared / "test.parquet")
-    seconds = train_with_trl(results["config"], train, arguments.out)
+    rows = token_rows(train, Path(ours["checkpoint"]))
+    seconds = train_with_trl(results["config"], rows, arguments.out)
     tables = {}
     for name, folder in (("rm-opt", Path(ours["checkpoint"])), ("TRL", arguments.out)):
         tables[name], _ = score_pairs_table(BradleyTerryRM.from_pretrained(folder), test)
