@@ -1,8 +1,8 @@
 """Train the same model on the same pairs with TRL's RewardTrainer and judge it by the same metrics.
 
 Reads the `prepare` artifact of a finished pipeline run (its summary names it), so that both sides see the same tokens
-of the same pairs, the same learning rate, schedule, batch and precision; the loss is each side's own default. TRL is not
-a dependency: `pip install trl`.
+of the same pairs, the same learning rate, schedule, batch and precision; the loss is each side's own default. TRL is no
+dependency: `pip install trl`.
 
     rm-opt run --preset minilm --config benchmarks/alpacaeval.yaml --summary ours.json \
         --set data.source=$RM_OPT_DATA/alpacaeval_train.parquet \

@@ -1,4 +1,7 @@
-"""Whole pipeline runs by name: `rm-opt run --preset NAME`, each one a change of the defaults with its reason."""
+"""Whole pipeline runs by name: `rm-opt run --preset NAME`, each one a change of the defaults with its reason.
+
+They fix the token budget, which is otherwise chosen from free memory: micro-batches then round alike on every machine.
+"""
 
 from rmcore.config import (
     DataConfig,
@@ -15,7 +18,7 @@ PRESETS: dict[str, PipelineConfig] = {
     "demo": PipelineConfig(
         study="demo",
         model=ModelConfig(name="tiny", max_seq_len=256),
-        train=TrainConfig(lr=1e-3, pairs_per_step=16, steps=150, eval_every=50, warmup_steps=20),
+        train=TrainConfig(lr=1e-3, steps=150, eval_every=50, warmup_steps=20, token_budget=8192),
         evaluate=EvaluateConfig(train_pairs=300),
         landscape=LandscapeConfig(num_pairs=16, lanczos_steps=16),
     ),
@@ -24,14 +27,14 @@ PRESETS: dict[str, PipelineConfig] = {
         study="smoke",
         data=DataConfig(gold=GoldConfig(num_prompts=60, pairs_per_prompt=2)),
         model=ModelConfig(name="tiny", max_seq_len=256),
-        train=TrainConfig(lr=1e-3, steps=6, eval_every=3, log_every=2),
+        train=TrainConfig(lr=1e-3, steps=6, eval_every=3, log_every=2, token_budget=8192),
         landscape=LandscapeConfig(num_pairs=4, lanczos_steps=6, trace_probes=2, top_k=3),
     ),
     # A pretrained 22 M encoder that needs no hub; give it your own data with --set data.source=FILE.
     "minilm": PipelineConfig(
         study="minilm",
         model=ModelConfig(name="minilm", max_seq_len=256),
-        train=TrainConfig(lr=5e-5, eval_every=50),
+        train=TrainConfig(lr=5e-5, eval_every=50, token_budget=8192),
         landscape=LandscapeConfig(num_pairs=8, lanczos_steps=10, trace_probes=4, top_k=3),
     ),
 }

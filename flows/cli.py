@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
+import httpx
 import typer
 
 from rmcore.cli import app
@@ -45,14 +46,25 @@ def run(
     from flows.settings import load_config
 
     settings = load_config(preset, config, set_ or [])
-    leave_dead_server()
-    from flows.pipeline import pipeline, shown_path
-
-    outcome = pipeline(settings)
     if summary is not None:
         summary.parent.mkdir(parents=True, exist_ok=True)
-        summary.write_text(json.dumps(outcome, indent=1) + "\n")
+        summary.touch()  # a path that cannot be written is refused before hours are spent
+    leave_dead_server()
+    from prefect.exceptions import PrefectException
+
+    from flows.console import quiet_prefect
+    from flows.pipeline import pipeline, shown_path
+
+    quiet_prefect()
+    try:
+        outcome = pipeline(settings)
+    except (httpx.HTTPError, PrefectException) as error:
+        raise ServiceError(
+            f"Prefect's API failed during the run ({error}). Finished stages are stored: run the same command again."
+        ) from error
     _print_outcome(outcome, shown_path)
+    if summary is not None:
+        summary.write_text(json.dumps(outcome, indent=1) + "\n")
 
 
 def _print_outcome(outcome: dict[str, Any], shown_path: Any) -> None:
@@ -76,8 +88,12 @@ def _print_outcome(outcome: dict[str, Any], shown_path: Any) -> None:
 
 @app.command()
 def up(
-    prefect_port: Annotated[int | None, typer.Option(help="Port of the Prefect server and UI; default 4200.")] = None,
-    mlflow_port: Annotated[int | None, typer.Option(help="Port of the MLflow server and UI; default 5000.")] = None,
+    prefect_port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Port of the Prefect server and UI; default 4200.")
+    ] = None,
+    mlflow_port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Port of the MLflow server and UI; default 5000.")
+    ] = None,
 ) -> None:
     """Start Prefect server, worker and MLflow server on this machine only, and deploy the flows."""
     from flows import services
@@ -108,12 +124,14 @@ def _print_services(found: list[Any]) -> None:
 
 
 @app.command()
-def sync() -> None:
+def sync(
+    to: Annotated[str | None, typer.Option(help="MLflow address; default: the one each run was meant for.")] = None,
+) -> None:
     """Send runs to MLflow that could not be sent when they ran."""
     configure_environment()
     from tasks.tracking import sync_pending
 
-    sent = sync_pending(home())
+    sent = sync_pending(home(), to)
     print(f"sent: {', '.join(sent)}" if sent else "nothing waits to be sent")
 
 

@@ -1,11 +1,19 @@
 """What a flow tells people: to Prefect's log always, to the terminal when the command line started it."""
 
+import logging
 import os
 
 from prefect.logging import get_run_logger
 
 CONSOLE_VARIABLE = "RM_OPT_CONSOLE"
 """Set by `rm-opt run`: print progress lines on standard output."""
+
+
+def quiet_prefect() -> None:
+    """Keep Prefect's own log lines off the terminal: the command line tells failures itself, once and in words."""
+    logger = logging.getLogger("prefect")
+    logger.handlers.clear()
+    logger.propagate = False
 
 
 def say(text: str) -> None:

@@ -15,13 +15,14 @@ from prefect.artifacts import create_link_artifact, create_markdown_artifact
 
 from experiments.presets import PRESETS
 from flows.console import say
-from flows.prefect_api import ensure_device_limit, run_owner_tags
+from flows.prefect_api import ensure_device_limit, free_leaked_device, run_owner_tags
 from rmcore.config import PipelineConfig
 from rmcore.files import write_json
 from rmcore.report import Results, summary_markdown, write_report
 from rmcore.stages.registry import STAGES
 from rmcore.stages.results import figures, gather_results, run_key
 from rmcore.store import ArtifactRef, Store, flatten
+from tasks.execution import DEVICE_LOCK
 from tasks.stages import StageRun, run_stage
 from tasks.tracking import RunTracker
 
@@ -40,8 +41,9 @@ def pipeline(config: PipelineConfig = PRESETS["demo"]) -> dict[str, Any]:
         "executed": names of the stages that ran, "model_version": registry version or None}.
     """
     _claim_run()
-    ensure_device_limit()
     store = Store(home() / "store")
+    ensure_device_limit()
+    free_leaked_device(store.is_free(DEVICE_LOCK))
     run_name = f"{config.study}-seed{config.seed}"
     with RunTracker.start(
         study=config.study,

@@ -82,6 +82,17 @@ def ensure_device_limit(api: str | None = None) -> None:
         ask("POST", f"{api}/v2/concurrency_limits/", limit, tolerate=409)
 
 
+def free_leaked_device(device_is_free: bool) -> None:
+    """Take back the device slot of a run that was killed: Prefect's embedded API would keep it occupied for ever.
+
+    Args:
+        device_is_free: nobody on this machine holds the store's device lock, which the kernel frees with its holder.
+            (Somebody who has the slot and not yet the lock loses the slot, and is still held back by the lock.)
+    """
+    if device_is_free:
+        ask("PATCH", f"{current_api()}/v2/concurrency_limits/{DEVICE_LIMIT}", {"active_slots": 0})
+
+
 def worker_is_online(api: str) -> bool:
     """Whether a worker polls our work pool (which the worker itself makes)."""
     workers = ask("POST", f"{api}/work_pools/{WORK_POOL}/workers/filter", {}, tolerate=404)

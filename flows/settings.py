@@ -68,7 +68,10 @@ def _read_yaml(file: Path) -> Tree:
 
 
 def _value(text: str) -> Any:
-    value = yaml.safe_load(text)
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
     if isinstance(value, str):
         try:
             return float(value)  # YAML 1.1 reads 1e-4 as text

@@ -48,3 +48,15 @@ def exclusive(path: Path) -> Iterator[None]:
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def is_free(path: Path) -> bool:
+    """Whether nobody holds the file lock `path` right now."""
+    if not path.exists():
+        return True
+    with path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True

@@ -1,6 +1,7 @@
 """How many tokens fit into one micro-batch: an estimate from the architecture and the free memory."""
 
 import resource
+from pathlib import Path
 
 import psutil
 import torch
@@ -8,6 +9,7 @@ from transformers import PretrainedConfig
 
 from rmcore.errors import ConfigError
 
+CGROUP = Path("/sys/fs/cgroup")
 BYTES_PER_HIDDEN = 34
 """Activation bytes a token, layer and hidden unit in 16 bit (Korthikanti et al. 2022, arXiv:2205.05198, equation 1)."""
 BYTES_PER_SCORE = 5
@@ -19,10 +21,14 @@ USABLE_SHARE = 0.5
 
 
 def free_bytes(device: torch.device) -> int:
-    """Free memory of the device; on a CPU the memory that can be had without swapping."""
+    """Free memory of the device; on a CPU what can be had without swapping, within a container's limit."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return int(psutil.virtual_memory().available)
+    available = int(psutil.virtual_memory().available)
+    limit, used = (CGROUP / name for name in ("memory.max", "memory.current"))
+    if limit.is_file() and limit.read_text().strip() != "max":
+        available = min(available, int(limit.read_text()) - int(used.read_text()))
+    return available
 
 
 def peak_memory_bytes(device: torch.device) -> int:
@@ -32,16 +38,25 @@ def peak_memory_bytes(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts KiB
 
 
-def activation_bytes_per_token(config: PretrainedConfig, max_seq_len: int, precision: str) -> int:
-    """Bytes that forward keeps for backward, a token, without checkpointing."""
+def activation_bytes_per_token(
+    config: PretrainedConfig, max_seq_len: int, precision: str, *, gradient_checkpointing: bool = False
+) -> int:
+    """Bytes that forward keeps for backward, a token; with checkpointing one layer's, and each layer's input."""
     text = config.get_text_config()
     layers, hidden, heads = text.num_hidden_layers, text.hidden_size, text.num_attention_heads
     width = 1 if precision == "bf16" else 2
-    return int(width * layers * (BYTES_PER_HIDDEN * hidden + BYTES_PER_SCORE * heads * max_seq_len))
+    layer = BYTES_PER_HIDDEN * hidden + BYTES_PER_SCORE * heads * max_seq_len
+    return int(width * (layer + 2 * layers * hidden if gradient_checkpointing else layers * layer))
 
 
 def choose_token_budget(
-    config: PretrainedConfig, *, num_parameters: int, max_seq_len: int, precision: str, device: torch.device
+    config: PretrainedConfig,
+    *,
+    num_parameters: int,
+    max_seq_len: int,
+    precision: str,
+    gradient_checkpointing: bool,
+    device: torch.device,
 ) -> int:
     """Pick the token budget of training micro-batches from the free memory.
 
@@ -50,7 +65,9 @@ def choose_token_budget(
     """
     state = 12 * num_parameters  # gradients and two float32 moments
     room = USABLE_SHARE * max(0, free_bytes(device) - state)
-    per_token = activation_bytes_per_token(config, max_seq_len, precision)
+    per_token = activation_bytes_per_token(
+        config, max_seq_len, precision, gradient_checkpointing=gradient_checkpointing
+    )
     fitting = int(room // per_token)
     if fitting < 2 * max_seq_len:
         raise ConfigError(

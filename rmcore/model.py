@@ -43,12 +43,14 @@ def pick_device(name: str) -> torch.device:
     """Resolve `auto`, `cpu` or `cuda`.
 
     Raises:
-        ConfigError: cuda is asked for and torch sees no GPU.
+        ConfigError: another name, or cuda is asked for and torch sees no GPU.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device=cuda, but torch sees no GPU here; use device=cpu or auto, or check the driver.")
+    if name not in ("cpu", "cuda"):
+        raise ConfigError(f"device={name} is none of auto, cpu, cuda; choose one of them.")
     return torch.device(name)
 
 
@@ -99,7 +101,12 @@ class BradleyTerryRM:
 
     @classmethod
     def from_pretrained(
-        cls, name_or_path: str | Path, *, device: str = "auto", max_seq_len: int | None = None
+        cls,
+        name_or_path: str | Path,
+        *,
+        device: str = "auto",
+        max_seq_len: int | None = None,
+        trust_remote_code: bool = False,
     ) -> "BradleyTerryRM":
         """Load a trained reward model: a checkpoint of this platform or any Hugging Face reward model.
 
@@ -111,20 +118,21 @@ class BradleyTerryRM:
         if name_or_path == "tiny":
             raise ModelError("`tiny` is an untrained model; train it first: rm-opt train --model tiny.")
         recorded = Rendering.load(Path(source))
-        positions = _positions(_read_config(source, trust_remote_code=False)) or 2048
-        limit = max_seq_len or (recorded.max_seq_len if recorded else min(2048, positions))
-        config = ModelConfig(
-            name=source, max_seq_len=limit, use_chat_template=recorded is None or recorded.format == "chat"
-        )
-        if _is_headless(_read_config(source, trust_remote_code=False)):
+        found = _read_config(source, trust_remote_code=trust_remote_code)
+        limit = max_seq_len or (recorded.max_seq_len if recorded else min(2048, _positions(found) or 2048))
+        config = ModelConfig(name=source, max_seq_len=limit, trust_remote_code=trust_remote_code)
+        if _is_headless(found):
             raise ModelError(
                 f"{source} has no reward head, so its rewards would be random; train it first, or name a "
                 "sequence-classification model with one label."
             )
-        return cls._load(source, config, seed=0, device=pick_device(device))
+        rendering = None if recorded is None else Rendering(recorded.format, limit)
+        return cls._load(source, config, seed=0, device=pick_device(device), rendering=rendering)
 
     @classmethod
-    def _load(cls, source: str, config: ModelConfig, *, seed: int, device: torch.device) -> "BradleyTerryRM":
+    def _load(
+        cls, source: str, config: ModelConfig, *, seed: int, device: torch.device, rendering: Rendering | None = None
+    ) -> "BradleyTerryRM":
         model_config = _read_config(source, trust_remote_code=config.trust_remote_code)
         _check_labels(source, model_config)
         positions = _positions(model_config)
@@ -153,7 +161,7 @@ class BradleyTerryRM:
             if ensure_pad_token(tokenizer):
                 model.resize_token_embeddings(len(tokenizer))
         model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
-        rendering = choose_rendering(
+        rendering = rendering or choose_rendering(
             tokenizer, use_chat_template=config.use_chat_template, max_seq_len=config.max_seq_len
         )
         return cls(model.to(device).eval(), tokenizer, rendering)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rmcore.errors import StoreError
-from rmcore.files import exclusive, file_digest, fsync_folder, fsync_tree
+from rmcore.files import exclusive, file_digest, fsync_folder, fsync_tree, is_free
 
 MANIFEST = "MANIFEST.json"
 KEY_LENGTH = 12
@@ -114,6 +114,10 @@ class Store:
         with exclusive(self.root / ".locks" / f"{name}.lock"):
             yield
 
+    def is_free(self, name: str) -> bool:
+        """Whether nobody on this machine holds that lock right now."""
+        return is_free(self.root / ".locks" / f"{name}.lock")
+
     @contextmanager
     def publish(self, stage: str, slug: str, inputs: Mapping[str, Any], *, outcome: tuple[str, ...]) -> Iterator[Path]:
         """Give a folder to write an artifact into; it gets its name when the block ends well, else it is removed.
@@ -207,6 +211,7 @@ class Store:
                 with self.lock(entry.key):
                     shutil.rmtree(entry.path)
                 removed.append(entry)
+        shutil.rmtree(self.root / ".unfinished", ignore_errors=True)
         for folder in (self.root / ".wip").glob("*"):
             pid = folder.name.rsplit("-", 1)[-1]
             if not Path(f"/proc/{pid}").exists():

@@ -1,8 +1,13 @@
 """Run one stage in a child process and publish what it wrote."""
 
+import contextlib
 import json
+import os
+import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -10,6 +15,7 @@ from pathlib import Path
 from rmcore import errors
 from rmcore.config import PipelineConfig
 from rmcore.errors import RmcoreError, TrainingError
+from rmcore.progress import PROGRESS_VARIABLE
 from rmcore.stages.registry import Stage, slug, stage_inputs
 from rmcore.stages.run import DELIBERATE_ERROR, ERROR_FILE
 from rmcore.store import ArtifactRef, Store, make_key
@@ -17,7 +23,11 @@ from rmcore.tracking import METRICS_FILE
 
 Follow = Callable[[Path], AbstractContextManager[None]]
 """Sends a growing metrics.jsonl somewhere while the block runs."""
+DEVICE_LOCK = "device"
+LOG_FILE = "log.txt"
 LOG_TAIL = 15
+SAVING_SECONDS = 30.0
+"""How long an interrupted stage may take to save its last checkpoint."""
 
 
 def execute(
@@ -37,7 +47,7 @@ def execute(
         if store.damage(stage.name, key) is None:
             return store.ref(stage.name, key)
         with (
-            store.lock("device") if stage.on_device else nullcontext(),  # one model at a time on this machine
+            store.lock(DEVICE_LOCK) if stage.on_device else nullcontext(),  # one model at a time on this machine
             store.publish(stage.name, slug(stage, config), inputs, outcome=stage.outcome) as out,
         ):
             (out / METRICS_FILE).touch()
@@ -49,36 +59,82 @@ def execute(
 def run_child(
     store: Store, stage: Stage, config: PipelineConfig, upstream: Mapping[str, ArtifactRef], out: Path
 ) -> None:
-    """Run `python -m rmcore.stages.run` and wait. Output goes to a log beside `out`, progress to a terminal."""
-    place = store.root / ".wip" / f"{out.name}.process"
-    place.mkdir(parents=True, exist_ok=True)
-    spec = {
-        "stage": stage.name,
-        "config": config.model_dump(mode="json"),
-        "upstream": {name: upstream[name].path for name in stage.upstream},
-        "out": str(out),
-    }
-    (place / "spec.json").write_text(json.dumps(spec))
-    (place / ERROR_FILE).unlink(missing_ok=True)
-    command = [sys.executable, "-m", "rmcore.stages.run", str(place / "spec.json")]
-    log_path = place / "log.txt"
-    with log_path.open("w") as log:
-        errors_to = None if sys.stderr.isatty() else subprocess.STDOUT
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=errors_to)
+    """Run `python -m rmcore.stages.run` and wait. What it prints goes to a log, its progress bar to a terminal.
+
+    If it fails, the checkpoints that it had written are kept beside the store and the error names them.
+    """
+    with tempfile.TemporaryDirectory(prefix="rm-opt-") as folder:
+        place = Path(folder)
+        spec = {
+            "stage": stage.name,
+            "config": config.model_dump(mode="json"),
+            "upstream": {name: upstream[name].path for name in stage.upstream},
+            "out": str(out),
+            "parent_pid": os.getpid(),
+        }
+        (place / "spec.json").write_text(json.dumps(spec))
         try:
-            status = process.wait()
+            status = _wait_for_child(place)
+            if status == DELIBERATE_ERROR:
+                raise _stage_error(place / ERROR_FILE)
+            if status:
+                raise TrainingError(_crash_message(stage, status, place / LOG_FILE))
+        except RmcoreError as error:
+            kept = _keep_checkpoints(store, out)
+            if kept is None:
+                raise
+            raise type(error)(f"{error} Checkpoints written before that: {kept}") from error
+        except KeyboardInterrupt:
+            kept = _keep_checkpoints(store, out)
+            if kept is not None:
+                print(f"checkpoints written so far: {kept}", file=sys.stderr)
+            raise
+
+
+def _wait_for_child(place: Path) -> int:
+    # -P: a file of the user's current folder must not be imported in place of a library.
+    command = [sys.executable, "-P", "-m", "rmcore.stages.run", str(place / "spec.json")]
+    terminal = sys.stderr.fileno() if sys.stderr.isatty() else None
+    environment = os.environ | ({PROGRESS_VARIABLE: str(terminal)} if terminal is not None else {})
+    with (place / LOG_FILE).open("w") as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            pass_fds=() if terminal is None else (terminal,),
+        )
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            process.send_signal(signal.SIGINT)  # not everybody who interrupts us reaches the child as a terminal does
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=SAVING_SECONDS)
+            raise
         finally:
             if process.poll() is None:
-                process.terminate()
+                process.kill()
                 process.wait()
-    if status == DELIBERATE_ERROR:
-        raise _stage_error(place / ERROR_FILE)
-    if status:
-        tail = "\n".join(log_path.read_text(errors="replace").splitlines()[-LOG_TAIL:])
-        meaning = "it was killed, often for lack of memory" if status < 0 else "it crashed"
-        raise TrainingError(
-            f"stage {stage.name} ended with status {status}: {meaning}. Nothing of it was kept. Log: {log_path}\n{tail}"
-        )
+
+
+def _crash_message(stage: Stage, status: int, log: Path) -> str:
+    tail = "\n".join(log.read_text(errors="replace").splitlines()[-LOG_TAIL:])
+    meaning = "it was killed, often for lack of memory" if status < 0 else "it crashed"
+    return f"stage {stage.name} ended with status {status}: {meaning}. The end of its output:\n{tail}\n"
+
+
+def _keep_checkpoints(store: Store, out: Path) -> Path | None:
+    """Move checkpoints out of an unfinished artifact, which is about to be removed; None where there are none."""
+    found = [path for path in out.glob("*") if path.name == "best" or path.name.startswith("step_")]
+    if not found:
+        return None
+    target = store.root / ".unfinished" / out.name
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    for path in found:
+        path.rename(target / path.name)
+    return target
 
 
 def _stage_error(path: Path) -> RmcoreError:

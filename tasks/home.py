@@ -100,6 +100,13 @@ def default_tracking_uri(directory: Path) -> str:
     return f"sqlite:///{directory / 'mlflow' / 'mlflow.db'}"
 
 
+def _keep_loopback_off_the_proxy() -> None:
+    """Behind a proxy, HTTP clients would ask it even for servers on this machine."""
+    for name in ("NO_PROXY", "no_proxy"):
+        kept = [host for host in os.environ.get(name, "").split(",") if host]
+        os.environ[name] = ",".join([*kept, *(host for host in ("127.0.0.1", "localhost") if host not in kept)])
+
+
 def configure_environment() -> None:
     """Set what Prefect, MLflow and the Hugging Face libraries read at import; call before importing any of them.
 
@@ -127,4 +134,5 @@ def configure_environment() -> None:
         ) from error
     for name, value in settings.items():
         os.environ.setdefault(name, value)
+    _keep_loopback_off_the_proxy()
     Path(os.environ["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)  # Prefect makes no parents

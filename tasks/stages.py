@@ -63,5 +63,6 @@ def _execute_limited(
     get_run_logger().info("stage %s: artifacts in %s", stage.name, store.root)
     if not stage.on_device:
         return execute(store, stage, config, upstream, follow)
-    with concurrency(DEVICE_LIMIT, occupy=1, strict=True):
+    # A server that dies meanwhile must not end the stage: the lock beneath still holds the device.
+    with concurrency(DEVICE_LIMIT, occupy=1, strict=True, raise_on_lease_renewal_failure=False):
         return execute(store, stage, config, upstream, follow)

@@ -256,6 +256,7 @@ def sync_pending(directory: Path, tracking_uri: str | None = None) -> list[str]:
         ServiceError: MLflow still fails; the runs not sent yet stay.
     """
     sent: list[str] = []
+    failures: list[str] = []
     with exclusive(directory / "unsynced.lock"):
         waiting = sorted(unsynced_folder(directory).glob("*.json"))
         for path in waiting:
@@ -264,13 +265,16 @@ def sync_pending(directory: Path, tracking_uri: str | None = None) -> list[str]:
             try:
                 _replay(record, directory, target)
             except outages() as error:
-                raise ServiceError(
-                    f"MLflow at {target} still fails ({_first_line(error)}): {len(sent)} of {len(waiting)} waiting "
-                    f"runs were sent, the others stay in {path.parent}. Start it (`rm-opt up` for the local one) and "
-                    "run `rm-opt sync` again."
-                ) from error
+                failures.append(f"{record.run_name} to {target}: {_first_line(error)}")
+                continue
             path.unlink()
             sent.append(record.run_name)
+    if failures:
+        raise ServiceError(
+            f"MLflow still fails for {len(failures)} of {len(waiting)} waiting runs ({'; '.join(failures[:3])}); they "
+            f"stay in {unsynced_folder(directory)}, {len(sent)} were sent. Start MLflow (`rm-opt up` for the local "
+            "one) and run `rm-opt sync` again, with --to ADDRESS if it has moved."
+        )
     return sent
 
 

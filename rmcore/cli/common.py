@@ -20,8 +20,10 @@ INTERRUPTED = 130
 
 
 def setting(model: type[BaseModel], name: str, *flags: str) -> Any:
-    """Make an option whose help is the docstring under the config field `name`."""
-    return typer.Option(*flags, help=model.model_fields[name].description)
+    """Make an option whose help and lower bound are those of the config field `name`."""
+    field = model.model_fields[name]
+    least = next((bound.ge for bound in field.metadata if hasattr(bound, "ge")), None)
+    return typer.Option(*flags, help=field.description, min=least)
 
 
 def guard(run: Callable[[], Any]) -> int:
@@ -42,10 +44,9 @@ def guard(run: Callable[[], Any]) -> int:
     except (KeyboardInterrupt, click.exceptions.Abort):
         return _fail("interrupted. Finished stages and written checkpoints are kept.", INTERRUPTED)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
-            raise
         place = error.filename or "while writing"
-        return _fail(f"{error.strerror}: {place}. Nothing half-written was kept; free space or name another folder.")
+        advice = "free space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "name another path or mend that one"
+        return _fail(f"{error.strerror or error}: {place}. No half-written artifact was kept; {advice}.")
     return result if isinstance(result, int) else 0
 
 

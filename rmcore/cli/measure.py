@@ -19,6 +19,9 @@ Split = Annotated[str, setting(DataConfig, "split")]
 Device = Annotated[str, setting(PipelineConfig, "device")]
 Seed = Annotated[int, typer.Option(help="Seeds resampling and random vectors.")]
 MaxLen = Annotated[int | None, typer.Option(help="Longest side in tokens; default: as the checkpoint was trained.")]
+PromptColumn = Annotated[str | None, setting(DataConfig, "prompt_column")]
+ChosenColumn = Annotated[str | None, setting(DataConfig, "chosen_column")]
+RejectedColumn = Annotated[str | None, setting(DataConfig, "rejected_column")]
 NumPairs = Annotated[int, setting(LandscapeConfig, "num_pairs")]
 
 
@@ -29,6 +32,9 @@ def evaluate(
     rewards: Annotated[Path | None, typer.Option(help="Also write the per-pair rewards to this Parquet file.")] = None,
     limit: Limit = None,
     split: Split = "train",
+    prompt_column: PromptColumn = None,
+    chosen_column: ChosenColumn = None,
+    rejected_column: RejectedColumn = None,
     num_resamples: Annotated[int, setting(EvaluateConfig, "num_resamples")] = EVALUATE.num_resamples,
     num_bins: Annotated[int, setting(EvaluateConfig, "num_bins")] = EVALUATE.num_bins,
     max_seq_len: MaxLen = None,
@@ -37,11 +43,19 @@ def evaluate(
 ) -> None:
     """Measure a reward model on preference pairs: accuracy, calibration, margins, with 95 % intervals over prompts."""
     config = EvaluateConfig(num_resamples=num_resamples, num_bins=num_bins)
-    table, cut, metrics = _evaluate(checkpoint, _pairs(data, split, limit), config, max_seq_len, device, seed)
+    table, cut, metrics = _evaluate(
+        checkpoint,
+        _pairs(data, split, limit, (prompt_column, chosen_column, rejected_column)),
+        config,
+        max_seq_len,
+        device,
+        seed,
+    )
     if cut["num_cut_sides"]:
         print(f"{cut['num_cut_sides']} of {2 * cut['num_pairs']} sides were longer than the limit and were cut")
     print_metrics(f"{checkpoint} on {data}", metrics)
     if rewards is not None:
+        rewards.parent.mkdir(parents=True, exist_ok=True)
         table.to_parquet(rewards)
     write_report_json(json_out, {"num_pairs": len(table), "metrics": metrics, "truncation": cut})
 
@@ -52,6 +66,9 @@ def analyze(
     json_out: JsonOut = None,
     limit: Limit = None,
     split: Split = "train",
+    prompt_column: PromptColumn = None,
+    chosen_column: ChosenColumn = None,
+    rejected_column: RejectedColumn = None,
     method: Annotated[str, setting(LandscapeConfig, "method")] = LANDSCAPE.method,
     num_pairs: NumPairs = LANDSCAPE.num_pairs,
     top_k: Annotated[int, setting(LandscapeConfig, "top_k")] = LANDSCAPE.top_k,
@@ -73,7 +90,14 @@ def analyze(
             "parameters": parameters,
         }
     )
-    record = _analyze(checkpoint, _pairs(data, split, limit), config, max_seq_len, device, seed)
+    record = _analyze(
+        checkpoint,
+        _pairs(data, split, limit, (prompt_column, chosen_column, rejected_column)),
+        config,
+        max_seq_len,
+        device,
+        seed,
+    )
     for name, value in record.items():
         if name not in ("eigenvalues", "residuals", "reasons"):
             print(f"{name:<22} {record['reasons'].get(name, '-') if value is None else value}")
@@ -93,6 +117,9 @@ def readiness(
     ] = None,
     limit: Limit = None,
     split: Split = "train",
+    prompt_column: PromptColumn = None,
+    chosen_column: ChosenColumn = None,
+    rejected_column: RejectedColumn = None,
     num_pairs: NumPairs = LANDSCAPE.num_pairs,
     max_seq_len: MaxLen = None,
     device: Device = "auto",
@@ -101,12 +128,12 @@ def readiness(
     """Judge whether a policy may be optimised against this model: the v1 score, the gate and the verdict."""
     from rmcore.stages.readiness import judge
 
-    pairs = _pairs(data, split, limit)
+    pairs = _pairs(data, split, limit, (prompt_column, chosen_column, rejected_column))
     config = PipelineConfig(landscape=LandscapeConfig(num_pairs=num_pairs))
     _, _, metrics = _evaluate(checkpoint, pairs, config.evaluate, max_seq_len, device, seed)
     train_accuracy = None
     if train_data is not None:
-        seen = _pairs(train_data, split, config.evaluate.train_pairs)
+        seen = _pairs(train_data, split, config.evaluate.train_pairs, (prompt_column, chosen_column, rejected_column))
         train_metrics = _evaluate(checkpoint, seen, config.evaluate, max_seq_len, device, seed)[2]
         train_accuracy = train_metrics["pairwise_accuracy"]["value"]
     spectrum = _analyze(checkpoint, pairs, config.landscape, max_seq_len, device, seed)
@@ -127,6 +154,9 @@ def score(
     data: Annotated[str, typer.Option("--data", help="Pairs, or rows with columns prompt and response.")],
     out: Annotated[Path, typer.Option(help="Parquet file for the rewards.")],
     split: Split = "train",
+    prompt_column: PromptColumn = None,
+    chosen_column: ChosenColumn = None,
+    rejected_column: RejectedColumn = None,
     limit: Limit = None,
     max_seq_len: MaxLen = None,
     device: Device = "auto",
@@ -139,7 +169,9 @@ def score(
     rows = _response_rows(data, split, limit)
     with progress_bar("score") as report:
         if rows is None:
-            table, _ = score_pairs_table(rm, _pairs(data, split, limit), report=report)
+            table, _ = score_pairs_table(
+                rm, _pairs(data, split, limit, (prompt_column, chosen_column, rejected_column)), report=report
+            )
         else:
             table = score_responses_table(rm, rows, report=report)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -154,6 +186,9 @@ def diff(
     json_out: JsonOut = None,
     limit: Limit = None,
     split: Split = "train",
+    prompt_column: PromptColumn = None,
+    chosen_column: ChosenColumn = None,
+    rejected_column: RejectedColumn = None,
     max_seq_len: MaxLen = None,
     device: Device = "auto",
     seed: Seed = 0,
@@ -161,7 +196,7 @@ def diff(
     """Compare two reward models on the same pairs: accuracy difference, its interval, a sign-flip test."""
     from rmcore.metrics.comparison import paired_comparison
 
-    pairs = _pairs(data, split, limit)
+    pairs = _pairs(data, split, limit, (prompt_column, chosen_column, rejected_column))
     tables = [_score(name, pairs, max_seq_len, device)[0] for name in (checkpoint_a, checkpoint_b)]
     compared = paired_comparison(tables[0], tables[1], seed=seed)
     print(f"A = {checkpoint_a}\nB = {checkpoint_b}\n{len(pairs)} pairs of {data}")
@@ -179,10 +214,24 @@ def _shown(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _pairs(data: str, split: str, limit: int | None) -> list[PreferencePair]:
+def _pairs(
+    data: str, split: str, limit: int | None, columns: tuple[str | None, str | None, str | None]
+) -> list[PreferencePair]:
+    """Read pairs; say how many rows could not be used."""
+    from rmcore.data.layouts import ColumnMap
     from rmcore.data.sources import load_pairs
 
-    return load_pairs(data, split=split, limit=limit).pairs
+    prompt, chosen, rejected = columns
+    loaded = load_pairs(
+        data, split=split, columns=ColumnMap(prompt=prompt, chosen=chosen, rejected=rejected), limit=limit
+    )
+    if loaded.rejected:
+        _tell_unusable(data, len(loaded.rejected), loaded.num_rows)
+    return loaded.pairs
+
+
+def _tell_unusable(data: str, num_unusable: int, num_rows: int) -> None:
+    print(f"{num_unusable} of {num_rows} rows of {data} cannot be used and are left out; `rm-opt data check` says why")
 
 
 def _load(checkpoint: str, max_seq_len: int | None, device: str) -> Any:
@@ -243,15 +292,19 @@ def _response_rows(data: str, split: str, limit: int | None) -> list[tuple[str, 
     from rmcore.data.sources import iter_records
 
     rows: list[tuple[str, str]] = []
+    num_rows = 0
     for record in islice(iter_records(data, split=split), limit):
         fields = record.fields or {}
-        if not rows and "response" not in fields:
+        if not rows and fields and "response" not in fields:
             return None
+        num_rows += 1
         prompt, response = fields.get("prompt"), fields.get("response")
-        if not (isinstance(prompt, str) and isinstance(response, str)):
-            raise DataError(
-                f"row {record.row} of {data} has no text prompt and response ({record.problem or 'columns missing'}), "
-                "so its reward is undefined; fix or drop the row."
-            )
-        rows.append((prompt, response))
-    return rows
+        if isinstance(prompt, str) and isinstance(response, str) and prompt.strip() and response.strip():
+            rows.append((prompt, response))
+    if num_rows and not rows:
+        raise DataError(
+            f"none of the {num_rows} rows of {data} has a text prompt and response, so nothing can be scored."
+        )
+    if len(rows) < num_rows:
+        _tell_unusable(data, num_rows - len(rows), num_rows)
+    return rows or None

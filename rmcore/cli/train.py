@@ -138,18 +138,14 @@ def _one_source(data: str | None, hf_dataset: str | None) -> str:
 
 def _load(config: DataConfig, output_dir: Path | None) -> tuple[list[PreferencePair], list[PreferencePair]]:
     """Read training and, where named, held-out pairs; note rejected rows in the output folder."""
-    from rmcore.data.layouts import ColumnMap
-    from rmcore.data.sources import load_pairs, write_rejected
+    from rmcore.data.sources import write_rejected
+    from rmcore.stages.prepare import load_sources
 
     if output_dir is not None and (output_dir / "best").exists():
         raise ConfigError(
             f"{output_dir} already holds a training, which would be overwritten; name another --output-dir."
         )
-    columns = ColumnMap.from_config(config)
-    loaded = [load_pairs(config.source, split=config.split, columns=columns, limit=config.limit)]
-    if config.eval_source is not None or config.eval_split is not None:
-        source, split = config.eval_source or config.source, config.eval_split or config.split
-        loaded.append(load_pairs(source, split=split, columns=columns, limit=config.eval_limit))
+    loaded = load_sources(config)
     for one in loaded:
         print(
             f"{one.source}: {len(one.pairs)} pairs ({one.layout}), {len(one.rejected)} of {one.num_rows} rows unusable"

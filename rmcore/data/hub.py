@@ -124,7 +124,11 @@ def _first_line(error: Exception) -> str:
 
 
 def _choose_split(loaded: Any, folder: Path, split: str) -> "Dataset":
-    if not isinstance(loaded, dict):  # a single Dataset has nothing to choose from
+    if not isinstance(loaded, dict):
+        if split != "train":  # it would be the same rows again
+            raise DataError(
+                f"{folder} holds one data set without splits, so there is no {split!r}: leave the split out."
+            )
         return loaded
     if split not in loaded:
         raise DataError(f"{folder} has no split {split!r}, its splits are {', '.join(loaded)}: name one of them.")

@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from jinja2 import TemplateError
+
 from rmcore.data.pair import PreferencePair, Prompt, prompt_messages, prompt_text
 from rmcore.errors import DataError, ModelError
 
@@ -130,7 +132,13 @@ class Renderer:
             return _Text(prefix + completion, len(prefix), len(prefix) + len(completion))
         messages = [message._asdict() for message in prompt_messages(prompt)]
         answer = {"role": "assistant", "content": completion}
-        text = str(self.tokenizer.apply_chat_template([*messages, answer], tokenize=False))
+        try:
+            text = str(self.tokenizer.apply_chat_template([*messages, answer], tokenize=False))
+        except TemplateError as error:
+            raise DataError(
+                f"the chat template refuses a dialogue with the roles {[message['role'] for message in messages]} "
+                f"({error}); train with use_chat_template=false, or drop such dialogues."
+            ) from error
         # A template may strip the completion; it is the last occurrence in any case.
         body = completion if completion in text else completion.strip()
         start = text.rfind(body)
@@ -174,7 +182,6 @@ class Renderer:
             text.text,
             add_special_tokens=self._adds_special_tokens,
             return_offsets_mapping=True,
-            return_special_tokens_mask=True,
             verbose=False,
         )
         ids, offsets = self._one_bos(encoded["input_ids"]), encoded["offset_mapping"]
@@ -182,6 +189,8 @@ class Renderer:
         added = [span[0] == span[1] for span in offsets][dropped:]  # what the tokenizer put around the text is empty
         starts = [span[0] for span in offsets][dropped:]
         first = next((index for index, special in enumerate(added) if not special), len(ids))
+        if ids[:1] == [self.tokenizer.bos_token_id]:
+            first = max(first, 1)  # in the chat format the template writes the BOS, as text
         last = next((index for index in range(len(ids), 0, -1) if not added[index - 1]), first)
         split = next((index for index in range(first, last) if starts[index] >= text.start), last)
         end = next((index for index in range(split, last) if starts[index] >= text.end), last)

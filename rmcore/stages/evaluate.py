@@ -23,7 +23,7 @@ from rmcore.model import BradleyTerryRM, pick_device
 from rmcore.plots.evaluation import accuracy_in_context, margin_histogram, reliability_diagram, reward_by_length
 from rmcore.progress import Report
 from rmcore.scoring.score import score_pairs_table, with_texts
-from rmcore.stages.interface import Upstream
+from rmcore.stages.interface import CEILING_FILE, Upstream
 from rmcore.tracking import Tracker
 
 TRAIN_METRICS = ("pairwise_accuracy", "loss", "mean_margin")
@@ -33,7 +33,11 @@ CALIBRATION_METRICS = ("ece", "brier", "temperature")
 def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
     """Score the splits with the best checkpoint and measure."""
     prepared = upstream["prepare"]
-    rm = BradleyTerryRM.from_pretrained(upstream["train"] / "best", device=pick_device(config.device).type)
+    rm = BradleyTerryRM.from_pretrained(
+        upstream["train"] / "best",
+        device=pick_device(config.device).type,
+        trust_remote_code=config.model.trust_remote_code,
+    )
     splits = {
         name: read_pairs(prepared / f"{name}.parquet")
         for name in ("test", "validation", "ood", "train")
@@ -52,10 +56,10 @@ def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker,
     }
     train_card = measure(tables["train"], config.evaluate, seed=config.seed)
     metrics["train"] = {name: train_card[name] for name in TRAIN_METRICS}
-    audit = json.loads((prepared / "audit.json").read_text())
+    ceilings = json.loads((prepared / CEILING_FILE).read_text()) if (prepared / CEILING_FILE).is_file() else {}
     record: dict[str, Any] = {
         "metrics": {name: {key: value.to_dict() for key, value in card.items()} for name, card in metrics.items()},
-        "context": _context(metrics, audit.get("label_ceiling", {})),
+        "context": _context(metrics, ceilings),
         "truncation": cut,
     }
     write_json(out / "metrics.json", record)

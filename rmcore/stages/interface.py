@@ -13,4 +13,5 @@ from pathlib import Path
 
 Upstream = Mapping[str, Path]
 """Folders of the upstream artifacts by stage name."""
-SUMMARY_FILE = "summary.json"
+CEILING_FILE = "label_ceiling.json"
+"""Best accuracy any model can expect on each split; only the gold world knows it."""

@@ -24,7 +24,11 @@ CURVATURE_TOKEN_BUDGET = 4096
 
 def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
     """Measure the spectrum on the first `num_pairs` test pairs."""
-    rm = BradleyTerryRM.from_pretrained(upstream["train"] / "best", device=pick_device(config.device).type)
+    rm = BradleyTerryRM.from_pretrained(
+        upstream["train"] / "best",
+        device=pick_device(config.device).type,
+        trust_remote_code=config.model.trust_remote_code,
+    )
     pairs = read_pairs(upstream["prepare"] / "test.parquet")
     spectrum = measure_spectrum(
         rm,

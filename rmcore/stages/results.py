@@ -44,7 +44,7 @@ def gather_results(
     folder = {name: Path(ref.path) for name, ref in refs.items()}
     evaluation = _read(folder["evaluate"] / "metrics.json")
     judged = _read(folder["readiness"] / "readiness.json")
-    mistakes = pd.read_csv(folder["evaluate"] / "tables" / "most_confident_mistakes.csv").head(NUM_MISTAKES)
+    mistakes = read_mistakes(folder["evaluate"] / "tables" / "most_confident_mistakes.csv").head(NUM_MISTAKES)
     return {
         "study": config.study,
         "seed": config.seed,
@@ -84,6 +84,12 @@ def environment(device: str) -> dict[str, str]:
         "platform": platform.platform(terse=True),
         "device": device_type(device),
     }
+
+
+def read_mistakes(path: Path) -> pd.DataFrame:
+    """Read the mistakes table, its texts as they are: "None" and "42" are answers, not missing values or numbers."""
+    texts = dict.fromkeys(("pair_id", "prompt", "chosen", "rejected"), "str")
+    return pd.read_csv(path, keep_default_na=False, dtype=texts)
 
 
 def _training(folder: Path, truncation: dict[str, Any]) -> Training:

@@ -6,6 +6,7 @@ specification as JSON, for the parent to raise again.
 """
 
 import ctypes
+import errno
 import importlib
 import json
 import os
@@ -14,7 +15,7 @@ import sys
 from pathlib import Path
 
 from rmcore.config import PipelineConfig
-from rmcore.errors import RmcoreError
+from rmcore.errors import RmcoreError, StoreError
 from rmcore.progress import progress_bar
 from rmcore.stages.registry import STAGES
 from rmcore.tracking import METRICS_FILE, JsonlTracker
@@ -22,14 +23,15 @@ from rmcore.tracking import METRICS_FILE, JsonlTracker
 ERROR_FILE = "error.json"
 DELIBERATE_ERROR = 3
 """Exit status of a stage that refused with an RmcoreError."""
+INTERRUPTED = 130
 PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent() -> None:
+def die_with_parent(parent_pid: int) -> None:
     """Ask the kernel to end this process when its parent dies, so that no training goes on unseen. Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() == 1:
+        if os.getppid() != parent_pid:  # it died before the request was made
             sys.exit("the parent process is gone")
 
 
@@ -45,17 +47,28 @@ def run_stage(name: str, config: PipelineConfig, upstream: dict[str, Path], out:
 
 
 def main(spec_path: str) -> int:
-    """Read the specification, run the stage; 0, or `DELIBERATE_ERROR` with the error beside the specification."""
-    die_with_parent()
+    """Read the specification, run the stage; 0, `INTERRUPTED`, or `DELIBERATE_ERROR` with the error beside it."""
     spec = json.loads(Path(spec_path).read_text())
+    die_with_parent(spec["parent_pid"])
     upstream = {name: Path(folder) for name, folder in spec["upstream"].items()}
     try:
         run_stage(spec["stage"], PipelineConfig.model_validate(spec["config"]), upstream, Path(spec["out"]))
     except RmcoreError as error:
-        described = {"type": type(error).__name__, "message": str(error)}
-        Path(spec_path).with_name(ERROR_FILE).write_text(json.dumps(described))
-        return DELIBERATE_ERROR
+        return _describe(error, spec_path)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        message = f"{error.strerror} while stage {spec['stage']} wrote {error.filename or 'its files'}; free space."
+        return _describe(StoreError(message), spec_path)
+    except KeyboardInterrupt:
+        return INTERRUPTED
     return 0
+
+
+def _describe(error: RmcoreError, spec_path: str) -> int:
+    described = {"type": type(error).__name__, "message": str(error)}
+    Path(spec_path).with_name(ERROR_FILE).write_text(json.dumps(described))
+    return DELIBERATE_ERROR
 
 
 if __name__ == "__main__":

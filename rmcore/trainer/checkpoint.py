@@ -4,6 +4,9 @@ import os
 import shutil
 from pathlib import Path
 
+from safetensors import SafetensorError
+
+from rmcore.errors import StoreError
 from rmcore.files import fsync_tree
 from rmcore.model import BradleyTerryRM
 
@@ -14,7 +17,13 @@ def save_checkpoint(rm: BradleyTerryRM, folder: Path) -> Path:
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)
-        rm.save(temporary)
+        try:
+            rm.save(temporary)
+        except SafetensorError as error:
+            raise StoreError(
+                f"the checkpoint {folder} could not be written ({error}), most often because the disk is full; the one "
+                "before it is untouched. Free space and run again."
+            ) from error
         fsync_tree(temporary)
         if folder.exists():
             retired = folder.with_name(f".{folder.name}.old-{os.getpid()}")

@@ -8,13 +8,14 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch.optim import Optimizer
 
-from rmcore.batching import MicroBatch, micro_batches, step_order
+from rmcore.batching import MicroBatch, micro_batches, pack_pairs, step_order
 from rmcore.config import TrainConfig
 from rmcore.data.rendering import TokenizedPair
 from rmcore.errors import TrainingError
@@ -164,8 +165,10 @@ class Trainer:
             num_parameters=rm.num_parameters,
             max_seq_len=rm.renderer.rendering.max_seq_len,
             precision=config.precision,
+            gradient_checkpointing=config.gradient_checkpointing,
             device=rm.device,
         )
+        pack_pairs([max(pair.num_tokens for pair in train)], self.token_budget)  # refuses now what would fail mid-way
         self._rows: dict[int, dict[str, float]] = {}
         self._best = _Best(config.best_metric)
         self.best_rewards = np.zeros((0, 2), dtype=np.float32)
@@ -190,7 +193,7 @@ class Trainer:
             for step, (indices, batches) in enumerate(self._steps(), start=1):
                 started = time.perf_counter()
                 lr = float(schedule.get_last_lr()[0])
-                result = self._one_step(optimizer, batches, step, indices)
+                result = self._one_step_or_save(optimizer, batches, step, indices)
                 schedule.step()
                 elapsed = time.perf_counter() - started
                 seconds, window.seconds = seconds + elapsed, window.seconds + elapsed
@@ -240,10 +243,27 @@ class Trainer:
             peak_memory_bytes=peak_memory_bytes(self.rm.device),
         )
 
+    def probe(self, num_steps: int) -> int:
+        """Run the first steps to see what they cost: padded tokens computed. Weights change, nothing is saved."""
+        optimizer = make_optimizer(self.rm.model, self.config)
+        steps = enumerate(islice(self._steps(), num_steps), start=1)
+        return sum(self._one_step(optimizer, batches, step, indices).num_tokens for step, (indices, batches) in steps)
+
     def _steps(self) -> Iterator[tuple[list[int], list[MicroBatch]]]:
         for indices in step_order(len(self.train), self.config.pairs_per_step, self.num_steps, seed=self.seed):
             pairs = [self.train[index] for index in indices]
             yield indices, list(micro_batches(pairs, token_budget=self.token_budget, pad_id=self.rm.pad_id))
+
+    def _one_step_or_save(
+        self, optimizer: Optimizer, batches: list[MicroBatch], step: int, indices: Sequence[int]
+    ) -> StepResult:
+        """Run one step; where it is refused, its update was not applied, so the weights are still worth keeping."""
+        try:
+            return self._one_step(optimizer, batches, step, indices)
+        except TrainingError:
+            if step > 1:
+                save_checkpoint(self.rm, self.folder / f"step_{step - 1}")
+            raise
 
     def _one_step(
         self, optimizer: Optimizer, batches: list[MicroBatch], step: int, indices: Sequence[int]

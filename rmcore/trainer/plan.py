@@ -1,6 +1,6 @@
 """What a training would cost, measured on two of its own steps and thrown away."""
 
-import tempfile
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,28 +25,28 @@ def plan(config: PipelineConfig, train: Sequence[PreferencePair], held_out: Sequ
     """
     rm = BradleyTerryRM.new(config.model, seed=config.seed, device=pick_device(config.device))
     pairs = rm.renderer.tokenize_pairs(train)
-    probe = config.train.model_copy(update={"steps": PROBE_STEPS})
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(
-            rm, probe, train=pairs, validation=[], folder=Path(folder), tracker=NullTracker(), seed=config.seed
-        )
-        started = time.perf_counter()
-        result = trainer.run()
-        wall = time.perf_counter() - started
-    planned = Trainer(
+    trainer = Trainer(
         rm, config.train, train=pairs, validation=[], folder=Path(), tracker=NullTracker(), seed=config.seed
     )
-    tokens = _padded_tokens(planned, [pair.num_tokens for pair in pairs])
-    seconds = result.train_seconds / result.num_tokens * tokens
-    num_evaluations = planned.num_steps // config.train.eval_every + 1 if held_out else 0
+    started = time.perf_counter()
+    probed = trainer.probe(PROBE_STEPS)
+    wall = time.perf_counter() - started
+    tokens = _padded_tokens(trainer, [pair.num_tokens for pair in pairs])
+    seconds = wall / probed * tokens
+    num_evaluations = math.ceil(trainer.num_steps / config.train.eval_every) if held_out else 0
     cut = count_cut(pairs)
-    per_token = activation_bytes_per_token(rm.model.config, config.model.max_seq_len, config.train.precision)
-    memory = 16 * rm.num_parameters + planned.token_budget * per_token
+    per_token = activation_bytes_per_token(
+        rm.model.config,
+        config.model.max_seq_len,
+        config.train.precision,
+        gradient_checkpointing=config.train.gradient_checkpointing,
+    )
+    memory = 16 * rm.num_parameters + trainer.token_budget * per_token
     return {
         "model": f"{config.model.name}, {rm.num_parameters / 1e6:.1f} M parameters on {rm.device}",
         "pairs": f"{len(train)} to train on, {len(held_out)} held out; {cut['num_cut_pairs']} longer than the limit",
-        "steps": f"{planned.num_steps} of {config.train.pairs_per_step} pairs, {num_evaluations} evaluations",
-        "token budget": f"{planned.token_budget} padded tokens a micro-batch",
+        "steps": f"{trainer.num_steps} of {config.train.pairs_per_step} pairs, {num_evaluations} evaluations",
+        "token budget": f"{trainer.token_budget} padded tokens a micro-batch",
         "tokens": f"{tokens / 1e6:.2f} M padded tokens in training steps",
         "memory": f"about {memory / 2**30:.1f} GiB at most; {free_bytes(rm.device) / 2**30:.1f} GiB are free",
         "time": f"about {seconds / 60:.1f} min in training steps (from {PROBE_STEPS} steps measured in {wall:.1f} s)",

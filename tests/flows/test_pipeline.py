@@ -6,8 +6,10 @@ Works in a copy of the packages, so that a test can change a stage's code.
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -182,6 +184,48 @@ def test_a_refusal_inside_a_stage_reaches_the_user_as_it_was_said(place):
     done = place.rm_opt(*arguments, check=False)
     assert done.returncode == 2
     assert "max_seq_len=4000, but tiny has positions for 1024 tokens" in done.stderr
+
+
+class Training:
+    """A pipeline run that is in the middle of a long training, in a process group of its own as a terminal makes it."""
+
+    def __init__(self, place):
+        changes = ["train.steps=4000", "train.log_every=1", "train.save_every=2", f"seed={id(self) % 1000 + 1}"]
+        arguments = [word for change in changes for word in ("--set", change)]
+        program = "from flows.cli import main; main()"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", program, "run", *SMOKE, *arguments],
+            cwd=place.code, env=place.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            start_new_session=True,
+        )  # fmt: skip
+        deadline = time.monotonic() + 200
+        while not list(place.home.glob("store/.wip/train-*/step_2")):
+            assert self.process.poll() is None, self.process.communicate()
+            assert time.monotonic() < deadline, "no checkpoint was written"
+            time.sleep(0.1)
+
+    def end(self, number):
+        os.killpg(self.process.pid, number)
+        output, errors = self.process.communicate(timeout=120)
+        return output + errors
+
+
+def test_ctrl_c_keeps_the_checkpoints_and_says_where(place, finished):
+    training = Training(place)
+    said = training.end(signal.SIGINT)
+    assert training.process.returncode == 130
+    assert "Traceback" not in said
+    assert "interrupted" in said
+    [kept] = place.home.glob("store/.unfinished/train-*")
+    assert str(kept) in said
+    assert (kept / "step_2" / "model.safetensors").is_file()
+    assert not list(place.home.glob("store/.wip/train-*"))
+
+
+def test_after_a_kill_the_next_run_gets_the_device(place, finished):
+    Training(place).end(signal.SIGKILL)
+    executed, _, _ = place.run("--set", "evaluate.num_bins=9")
+    assert executed == ["evaluate", "readiness"]
 
 
 def test_the_store_is_listed_and_bounded(place, finished):

@@ -213,7 +213,7 @@ def test_a_killed_server_loses_nothing_and_is_told_once(home, server, artifact, 
         began = time.monotonic()
         tell_everything(tracker, artifact)
         tracker.end()
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 60
     assert tracker.pending
     assert [record.levelname for record in caplog.records if "rm-opt sync" in record.getMessage()] == ["WARNING"]
 
@@ -239,7 +239,7 @@ def test_an_address_without_a_server_costs_seconds_and_the_model_follows_later(h
         tell_everything(tracker, artifact)
         version = tracker.register_model(checkpoint, name="rm", key="k1", **GATE_PASSED)
         assert (version, tracker.url) == (None, None)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     database = home_module.default_tracking_uri(home)
     assert sync_pending(home, database) == ["seed 0"]
     assert_complete(connect(database), artifact)

@@ -1,8 +1,6 @@
 """The audit counts what is there, on data made with known faults and on the public data."""
 
 import json
-import os
-from pathlib import Path
 
 import pytest
 
@@ -98,9 +96,8 @@ def test_an_empty_split_can_be_described_and_printed():
     assert "validation: 0 pairs" in format_audit(result)
 
 
-@pytest.mark.skipif("RM_OPT_DATA" not in os.environ, reason="RM_OPT_DATA does not name the folder of public data")
-def test_public_data_has_its_known_length_bias_and_no_leakage():
-    folder = Path(os.environ.get("RM_OPT_DATA", ""))
+def test_public_data_has_its_known_length_bias_and_no_leakage(data_folder):
+    folder = data_folder
     train, test = (load_pairs(str(folder / f"alpacaeval_{name}.parquet")) for name in ("train", "test"))
     result = audit({"train": train.pairs, "test": test.pairs}, [train, test])
     assert json.loads(json.dumps(result)) == result

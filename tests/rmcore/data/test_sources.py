@@ -3,9 +3,7 @@
 import csv
 import gzip
 import json
-import os
 from itertools import islice
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -388,9 +386,8 @@ def test_folder_digest_follows_names_and_content(tmp_path):
     assert len(set(digests)) == 4
 
 
-@pytest.mark.skipif("RM_OPT_DATA" not in os.environ, reason="RM_OPT_DATA does not name the folder of public data")
-def test_public_data_has_its_known_counts():
-    folder = Path(os.environ.get("RM_OPT_DATA", ""))
+def test_public_data_has_its_known_counts(data_folder):
+    folder = data_folder
     alpaca = load_pairs(str(folder / "alpacaeval_train.parquet"))
     assert (len(alpaca.pairs), alpaca.rejected, alpaca.layout) == (10_591, [], "plain strings")
     assert all(pair.target_margin >= 2 for pair in alpaca.pairs)

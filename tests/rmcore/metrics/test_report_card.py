@@ -1,8 +1,6 @@
 """The report card: what it refuses, what it leaves undefined and why, and that row order does not matter."""
 
 import json
-import os
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -147,9 +145,8 @@ def test_mistakes_are_the_most_negative_margins_first(make_rewards):
     np.testing.assert_allclose(everything.confidence, 1 / (1 + np.exp(everything.margin)))
 
 
-@pytest.mark.skipif("RM_OPT_DATA" not in os.environ, reason="RM_OPT_DATA does not name the folder of preference data")
-def test_alpacaeval_length_baseline_has_the_clustered_error():
-    rows = pd.read_parquet(Path(os.environ["RM_OPT_DATA"]) / "alpacaeval_test.parquet")
+def test_alpacaeval_length_baseline_has_the_clustered_error(data_folder):
+    rows = pd.read_parquet(data_folder / "alpacaeval_test.parquet")
     chars = {"chosen_chars": rows.chosen.str.len(), "rejected_chars": rows.rejected.str.len()}
     frame = pd.DataFrame({"pair_id": rows.index.astype(str), "prompt_id": rows.prompt, "subset": None, **chars})
     frame = frame.assign(reward_chosen=frame.chosen_chars / 500, reward_rejected=frame.rejected_chars / 500)
