@@ -41,6 +41,8 @@ def run(
     Example: rm-opt run --preset minilm --set data.source=pairs.parquet --set study=mine
     """
     os.environ["RM_OPT_CONSOLE"] = "1"
+    # The embedded server logs to this terminal too, and what it says while it is shut down is noise.
+    os.environ.setdefault("PREFECT_LOGGING_ROOT_LEVEL", "CRITICAL")
     configure_environment()
     from flows.prefect_api import leave_dead_server
     from flows.settings import load_config

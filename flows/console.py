@@ -14,6 +14,7 @@ def quiet_prefect() -> None:
     logger = logging.getLogger("prefect")
     logger.handlers.clear()
     logger.propagate = False
+    logging.getLogger().setLevel(logging.WARNING)
 
 
 def say(text: str) -> None:

@@ -1,6 +1,7 @@
 """The pipeline: prepare, train, evaluate, landscape, readiness, report, register. Order only."""
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from tasks.home import configure_environment, home
 configure_environment()  # before Prefect and MLflow read their settings
 
 # ruff: noqa: E402
+import psutil
 from prefect import flow, get_client, runtime
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 
@@ -21,6 +23,7 @@ from rmcore.files import write_json
 from rmcore.report import Results, summary_markdown, write_report
 from rmcore.stages.registry import STAGES
 from rmcore.stages.results import figures, gather_results, run_key
+from rmcore.stages.run import INTERRUPTED
 from rmcore.store import ArtifactRef, Store, flatten
 from tasks.execution import DEVICE_LOCK
 from tasks.stages import StageRun, run_stage
@@ -81,7 +84,7 @@ def _run_stages(config: PipelineConfig, store: Store, tracker: RunTracker) -> di
     runs: dict[str, StageRun] = {}
     for name, stage in STAGES.items():
         upstream = {needed: runs[needed].ref for needed in stage.upstream}
-        run = run_stage(store, name, config, upstream, tracker.follow)
+        run = run_stage(store, name, config, upstream, tracker.follow, lambda: leave_embedded(tracker))
         if run.damage is not None:
             say(f"{name:<10} stored artifact was damaged and made again: {run.damage}")
         seconds = (store.manifest(name, run.ref.key) or {}).get("wall_seconds", 0.0)
@@ -89,6 +92,21 @@ def _run_stages(config: PipelineConfig, store: Store, tracker: RunTracker) -> di
         tracker.log_artifact_folder(Path(run.ref.path), name)
         runs[name] = run
     return runs
+
+
+def leave_embedded(tracker: RunTracker) -> None:
+    """End this process after Ctrl-C where Prefect's API is the embedded one.
+
+    The terminal sent the same Ctrl-C to the embedded server, and Prefect would try for minutes to tell it.
+    """
+    if os.environ.get("PREFECT_API_URL"):
+        return
+    tracker.end("KILLED")
+    for child in psutil.Process().children(recursive=True):
+        child.terminate()
+    print("error: interrupted. Finished stages are stored; run the same command to go on from there.", file=sys.stderr)
+    sys.stderr.flush()
+    os._exit(INTERRUPTED)
 
 
 def _checkpoint(refs: Mapping[str, ArtifactRef]) -> Path:

@@ -5,14 +5,13 @@ damaged. Prefect's own policies would not do: equal inputs collide between tasks
 it imports, and a cached result is not looked at again.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from prefect import task
 from prefect.concurrency.sync import concurrency
 from prefect.context import TaskRunContext
-from prefect.logging import get_run_logger
 
 from rmcore.config import PipelineConfig
 from rmcore.stages.registry import STAGES, Stage, stage_inputs
@@ -31,9 +30,17 @@ class StageRun:
 
 
 def run_stage(
-    store: Store, name: str, config: PipelineConfig, upstream: Mapping[str, ArtifactRef], follow: Follow
+    store: Store,
+    name: str,
+    config: PipelineConfig,
+    upstream: Mapping[str, ArtifactRef],
+    follow: Follow,
+    on_interrupt: Callable[[], None],
 ) -> StageRun:
-    """Run stage `name` as a Prefect task, or take its artifact from the store."""
+    """Run stage `name` as a Prefect task, or take its artifact from the store.
+
+    `on_interrupt` is called on Ctrl-C, after the stage has cleaned up and before Prefect hears of it.
+    """
     stage = STAGES[name]
     key = make_key(stage_inputs(stage, config, upstream))
     damage = store.damage(name, key)
@@ -41,6 +48,13 @@ def run_stage(
 
     def store_key(context: TaskRunContext, parameters: dict[str, Any]) -> str:
         return key
+
+    def work() -> ArtifactRef:
+        try:
+            return execute(store, stage, config, upstream, follow)
+        except KeyboardInterrupt:
+            on_interrupt()
+            raise
 
     @task(
         name=name,
@@ -51,18 +65,15 @@ def run_stage(
         task_run_name=f"{name}-{key[:12]}",
     )
     def stage_task() -> dict[str, str]:
-        return _execute_limited(store, stage, config, upstream, follow).to_dict()
+        return _execute_limited(stage, work).to_dict()
 
     stage_task()
     return StageRun(store.ref(name, key), cached=damage is None, damage=None if is_new else damage)
 
 
-def _execute_limited(
-    store: Store, stage: Stage, config: PipelineConfig, upstream: Mapping[str, ArtifactRef], follow: Follow
-) -> ArtifactRef:
-    get_run_logger().info("stage %s: artifacts in %s", stage.name, store.root)
+def _execute_limited(stage: Stage, work: Callable[[], ArtifactRef]) -> ArtifactRef:
     if not stage.on_device:
-        return execute(store, stage, config, upstream, follow)
+        return work()
     # A server that dies meanwhile must not end the stage: the lock beneath still holds the device.
     with concurrency(DEVICE_LIMIT, occupy=1, strict=True, raise_on_lease_renewal_failure=False):
-        return execute(store, stage, config, upstream, follow)
+        return work()

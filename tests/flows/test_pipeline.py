@@ -74,7 +74,7 @@ def artifact(summary, name):
 
 
 def test_results_lie_where_the_command_said(finished):
-    assert Path(finished["report"]).read_text().startswith("<!DOCTYPE html>")
+    assert Path(finished["report"]).read_text().startswith("<!doctype html>")
     assert (Path(finished["checkpoint"]) / "model.safetensors").is_file()
     assert finished["results"]["verdict"]["status"] in ("ready", "not_ready")
 
@@ -213,7 +213,7 @@ class Training:
 def test_ctrl_c_keeps_the_checkpoints_and_says_where(place, finished):
     training = Training(place)
     said = training.end(signal.SIGINT)
-    assert training.process.returncode == 130
+    assert training.process.returncode == 130, said
     assert "Traceback" not in said
     assert "interrupted" in said
     [kept] = place.home.glob("store/.unfinished/train-*")
