@@ -14,10 +14,11 @@ Report = Callable[[int, int, str], None]
 @contextmanager
 def progress_bar(description: str) -> Iterator[Report]:
     """Show one bar for the block; a function that ignores its arguments where standard error is not a terminal."""
-    descriptor = int(os.environ.get(PROGRESS_VARIABLE, sys.stderr.fileno()))
-    if not os.isatty(descriptor):
+    given = os.environ.get(PROGRESS_VARIABLE)
+    if given is None and not sys.stderr.isatty():
         yield lambda done, total, text: None
         return
+    descriptor = sys.stderr.fileno() if given is None else int(given)
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

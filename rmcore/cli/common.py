@@ -44,6 +44,8 @@ def guard(run: Callable[[], Any]) -> int:
     except (KeyboardInterrupt, click.exceptions.Abort):
         return _fail("interrupted. Finished stages and written checkpoints are kept.", INTERRUPTED)
     except OSError as error:
+        if error.errno is None:  # not the operating system's: a defect of ours
+            raise
         place = error.filename or "while writing"
         advice = "free space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "name another path or mend that one"
         return _fail(f"{error.strerror or error}: {place}. No half-written artifact was kept; {advice}.")
