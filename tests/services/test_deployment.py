@@ -130,7 +130,11 @@ def test_the_form_and_the_run_show_in_a_browser(services, finished, tmp_path):
         pytest.skip("Chromium is not installed")
     deployment = httpx.get(f"{services.api}/deployments/name/pipeline/pipeline").json()
     pages = {
-        f"{services.ui}/deployments/deployment/{deployment['id']}/run": ["Peak learning rate", "eval/pairwise_accuracy", "Submit"],
+        f"{services.ui}/deployments/deployment/{deployment['id']}/run": [
+            "Peak learning rate",
+            "eval/pairwise_accuracy",
+            "Submit",
+        ],
         f"{services.ui}/runs/flow-run/{finished['id']}": ["from-ui-seed0", "Completed"],
     }
     for address, expected in pages.items():
