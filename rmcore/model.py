@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from huggingface_hub.utils import disable_progress_bars
 from safetensors import SafetensorError
-from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
@@ -242,20 +241,6 @@ def quiet_libraries() -> None:
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     disable_progress_bars()
-
-
-def reward_head(model: nn.Module) -> nn.Module:
-    """Find the module that turns pooled features into the reward.
-
-    Raises:
-        ModelError: no child module carries one of `REWARD_HEAD_NAMES`.
-    """
-    for name, module in model.named_children():
-        if name in REWARD_HEAD_NAMES:
-            return module
-    raise ModelError(
-        f"no reward head among {[name for name, _ in model.named_children()]}; expected one of {REWARD_HEAD_NAMES}."
-    )
 
 
 def _read_config(source: str, *, trust_remote_code: bool) -> PretrainedConfig:

@@ -49,6 +49,8 @@ class Entry:
     created: float
     last_used: float
     num_bytes: int
+    inputs: Mapping[str, Any]
+    """What its key digests, as the manifest records it."""
 
 
 def canonical_json(value: Any) -> str:
@@ -181,10 +183,15 @@ class Store:
         for path in self.root.glob(f"[!.]*/*/{MANIFEST}"):
             manifest = _read_manifest(path.parent)
             if manifest is not None:
-                size = sum(entry["size"] for entry in manifest["files"].values())
                 found.append(
                     Entry(
-                        manifest["stage"], manifest["key"], path.parent, manifest["created"], path.stat().st_mtime, size
+                        stage=manifest["stage"],
+                        key=manifest["key"],
+                        path=path.parent,
+                        created=manifest["created"],
+                        last_used=path.stat().st_mtime,
+                        num_bytes=sum(entry["size"] for entry in manifest["files"].values()),
+                        inputs=manifest["inputs"],
                     )
                 )
         return sorted(found, key=lambda entry: entry.last_used, reverse=True)
@@ -243,12 +250,12 @@ def explain(store: Store, entry: Entry) -> tuple[Entry | None, dict[str, tuple[A
     Returns:
         That artifact (None if this was the first) and {dotted input: (value there, value here)}.
     """
-    own = flatten(store.manifest(entry.stage, entry.key)["inputs"])  # type: ignore[index]
+    own = flatten(entry.inputs)
     best: tuple[Entry | None, dict[str, tuple[Any, Any]]] = (None, {})
     for other in store.entries():
         if other.stage != entry.stage or other.created >= entry.created:
             continue
-        theirs = flatten(store.manifest(other.stage, other.key)["inputs"])  # type: ignore[index]
+        theirs = flatten(other.inputs)
         differing = {
             name: (theirs.get(name), own.get(name))
             for name in sorted(own.keys() | theirs.keys())

@@ -11,12 +11,13 @@ import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 from rmcore import errors
 from rmcore.config import PipelineConfig
 from rmcore.errors import RmcoreError, TrainingError
 from rmcore.progress import PROGRESS_VARIABLE
-from rmcore.stages.registry import Stage, slug, stage_inputs
+from rmcore.stages.registry import Stage, slug
 from rmcore.stages.run import DELIBERATE_ERROR, ERROR_FILE
 from rmcore.store import ArtifactRef, Store, make_key
 from rmcore.tracking import METRICS_FILE
@@ -31,17 +32,22 @@ SAVING_SECONDS = 30.0
 
 
 def execute(
-    store: Store, stage: Stage, config: PipelineConfig, upstream: Mapping[str, ArtifactRef], follow: Follow
+    store: Store,
+    stage: Stage,
+    inputs: Mapping[str, Any],
+    config: PipelineConfig,
+    upstream: Mapping[str, ArtifactRef],
+    follow: Follow,
 ) -> ArtifactRef:
     """Give the artifact of a stage: from the store if it is whole there, else by running the stage.
 
-    Two callers with the same inputs do the work once: the second waits for the first.
+    `inputs` are those of `rmcore.stages.registry.stage_inputs`. Two callers with the same ones do the work once: the
+    second waits for the first.
 
     Raises:
         RmcoreError: whatever the stage refused with, of the same class.
         TrainingError: the stage's process died.
     """
-    inputs = stage_inputs(stage, config, upstream)
     key = make_key(inputs)
     with store.lock(key):
         if store.damage(stage.name, key) is None:

@@ -42,7 +42,8 @@ def run_stage(
     `on_interrupt` is called on Ctrl-C, after the stage has cleaned up and before Prefect hears of it.
     """
     stage = STAGES[name]
-    key = make_key(stage_inputs(stage, config, upstream))
+    inputs = stage_inputs(stage, config, upstream)
+    key = make_key(inputs)
     damage = store.damage(name, key)
     is_new = store.find(name, key) is None
 
@@ -51,7 +52,7 @@ def run_stage(
 
     def work() -> ArtifactRef:
         try:
-            return execute(store, stage, config, upstream, follow)
+            return execute(store, stage, inputs, config, upstream, follow)
         except KeyboardInterrupt:
             on_interrupt()
             raise
