@@ -57,6 +57,8 @@ class DataConfig(Settings):
     """Column of the other completion or dialogue."""
     margin_column: str | None = None
     """Column of the annotated preference strength (optional)."""
+    require_complete_pairs: bool = False
+    """Make a pair with a side missing, or with two of one side, an error instead of a counted, rejected row."""
     gold: GoldConfig = GoldConfig()
     """The gold world's own settings, used with `source: gold`."""
 
@@ -65,6 +67,19 @@ class DataConfig(Settings):
         if self.validation_fraction + self.test_fraction >= 1:
             raise ValueError("validation_fraction + test_fraction must stay below 1: the rest is trained on")
         return self
+
+
+class LoraSettings(Settings):
+    """Low-rank adapters (Hu et al. 2021, arXiv:2106.09685) in place of full fine-tuning; the reward head stays trained."""
+
+    rank: int = Field(default=8, ge=1)
+    """Rank of each adapter."""
+    alpha: float = Field(default=16, gt=0)
+    """Scale: an adapter's product is multiplied by alpha / rank."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Dropout before each adapter."""
+    targets: tuple[str, ...] = ()
+    """Names of the linear layers to adapt, e.g. q_proj. Empty: attention and MLP projections, found by inspection."""
 
 
 class ModelConfig(Settings):
@@ -76,6 +91,10 @@ class ModelConfig(Settings):
     """Longest side (prompt + one completion) in tokens; longer ones are cut and counted."""
     use_chat_template: bool = True
     """Render with the tokenizer's chat template where it has one, else as `Prompt: ...\\n\\nResponse: ...`."""
+    render_fn: str | None = Field(default=None, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    """Your own rendering as `module:function`, called as function(prompt, completion) -> text; wins over both formats."""
+    lora: LoraSettings | None = None
+    """Train low-rank adapters and the reward head instead of all weights."""
     trust_remote_code: bool = False
     """Run Python code shipped with the model. Leave off unless you have read that code."""
 
@@ -91,14 +110,20 @@ class TrainConfig(Settings):
     """Preference pairs in one optimizer step."""
     token_budget: int | None = Field(default=None, ge=16)
     """Most padded tokens in one micro-batch. Left out: chosen from free memory."""
-    optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
-    """Optimizer by name."""
+    over_length: Literal["cut", "drop"] = "cut"
+    """A training pair with a side over max_seq_len: cut that side, or drop the pair. Both are counted."""
+    optimizer: Literal["adamw", "adam", "sgd", "muon", "lion", "sam"] = "adamw"
+    """Optimizer by name. muon: 2-D hidden matrices, AdamW for the rest. sam: two passes a step, AdamW inside."""
+    sam_rho: float = Field(default=0.05, gt=0)
+    """Radius of the ascent step of `sam` (Foret et al. 2021, arXiv:2010.01412)."""
     lr: float = Field(default=5e-6, gt=0)
     """Peak learning rate. Small models want more: 5e-5 for MiniLM, 1e-3 for `tiny`."""
     weight_decay: float = Field(default=0.01, ge=0)
     """Decoupled weight decay; 0.01 to 0.05 is usual, 0.1 was too strong."""
-    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    schedule: Literal["cosine", "cosine_with_min", "linear", "constant"] = "cosine"
     """Learning rate after warm-up."""
+    min_lr_ratio: float = Field(default=0.1, ge=0, lt=1)
+    """Share of the peak learning rate that `cosine_with_min` ends at."""
     warmup_steps: int = Field(default=50, ge=0)
     """Linear warm-up; at most a tenth of a run shorter than ten times this."""
     beta: float = Field(default=1.0, gt=0)
@@ -107,22 +132,48 @@ class TrainConfig(Settings):
     """Epsilon: targets become 1 - eps/2 and eps/2."""
     regularization_lambda: float = Field(default=0.001, ge=0)
     """Weight of the mean squared reward, added to the mean loss."""
+    margin_regularization: float = Field(default=0.0, ge=0)
+    """Weight of the mean squared margin, added to the mean loss: holds back over-confident margins."""
+    centering: float = Field(default=0.0, ge=0)
+    """Weight of the mean of (reward_chosen + reward_rejected)^2 (Eisenstein et al. 2023, arXiv:2312.09244)."""
+    target_margin_scale: float | None = Field(default=None, gt=0)
+    """Logits of margin asked for per unit of annotated margin; left out, annotated margins are not used."""
+    target_margin_cap: float = Field(default=3.0, gt=0)
+    """Largest margin asked for, in logits: annotated margins can reach 26."""
     clip: float = Field(default=1.0, gt=0)
     """Largest gradient norm."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16 = autocast; weights, reward head and loss stay float32."""
+    tf32: bool = False
+    """Let a GPU round float32 matrix products to TF32: several times faster, about three digits."""
+    compile: bool = False
+    """torch.compile of model and loss with dynamic shapes; if that fails, training goes on without it and says so."""
     eval_every: int = Field(default=100, ge=1)
     """Steps between evaluations on the validation pairs."""
     early_stopping_patience: int | None = Field(default=5, ge=1)
     """Evaluations without improvement before training stops; null never stops early."""
     best_metric: Literal["eval/pairwise_accuracy", "eval/loss", "eval/ece"] = "eval/pairwise_accuracy"
-    """What the best checkpoint is chosen by."""
+    """What the best checkpoint is chosen by; accuracy is maximised, the other two are minimised."""
+    min_delta: float = Field(default=0.0, ge=0)
+    """Smallest change of that metric that counts as an improvement for early stopping."""
+    callbacks: tuple[Literal["calibration", "curvature"], ...] = ("calibration",)
+    """Measured at each evaluation on the validation pairs: calibration (cheap), curvature (some Hessian products)."""
     log_every: int = Field(default=10, ge=1)
     """Steps between logged training metrics."""
     save_every: int | None = Field(default=None, ge=1)
     """Steps between kept `step_*/` checkpoints; the last step is always kept."""
+    keep_top_k: int = Field(default=1, ge=1)
+    """How many of the best evaluated steps to keep: `best/` alone, or the next ones too as `step_*/`."""
+    resume_every_seconds: float = Field(default=300.0, ge=0)
+    """Seconds between resumable states, of which the newest two are kept: what a kill can cost at most."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
+    num_workers: int | None = Field(default=None, ge=0)
+    """Processes that build micro-batches ahead, into pinned memory on a GPU. Left out: 2 on a GPU, none on a CPU."""
+    fetch_timeout_seconds: float = Field(default=60.0, gt=0)
+    """How long a step waits for such a process before training stops with an error."""
+    profile_memory: bool = False
+    """Log the memory of device and host with the training metrics."""
 
 
 class EvaluateConfig(Settings):

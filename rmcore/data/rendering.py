@@ -65,6 +65,8 @@ class TokenizedPair:
     pair_id: str
     chosen: TokenizedSide
     rejected: TokenizedSide
+    target_margin: float | None = None
+    """Annotated strength of the preference, in the annotator's unit."""
 
     @property
     def num_tokens(self) -> int:
@@ -103,7 +105,7 @@ class Renderer:
         sides = [(pair.prompt, text) for pair in pairs for text in (pair.chosen, pair.rejected)]
         tokenized = self.tokenize_sides(sides)
         return [
-            TokenizedPair(pair.pair_id, tokenized[2 * index], tokenized[2 * index + 1])
+            TokenizedPair(pair.pair_id, tokenized[2 * index], tokenized[2 * index + 1], pair.target_margin)
             for index, pair in enumerate(pairs)
         ]
 
