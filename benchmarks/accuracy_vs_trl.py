@@ -1,105 +1,331 @@
-"""Train the same model on the same pairs with TRL's RewardTrainer and judge it by the same metrics.
+"""Train the same models on the same pairs with this library and with TRL's RewardTrainer; judge both alike.
 
-Reads the `prepare` artifact of a finished pipeline run (its summary names it), so that both sides see the same tokens
-of the same pairs, the same learning rate, schedule, batch and precision; the loss is each side's own default. TRL is no
-dependency: `pip install trl`.
+    PYTHONPATH=<where TRL is> python benchmarks/accuracy_vs_trl.py --out trl_cells
 
-    rm-opt run --preset minilm --config benchmarks/alpacaeval.yaml --summary ours.json \
-        --set data.source=$RM_OPT_DATA/alpacaeval_train.parquet \
-        --set data.eval_source=$RM_OPT_DATA/alpacaeval_test.parquet
-    python benchmarks/accuracy_vs_trl.py --summary ours.json --out trl_checkpoint
+For each model and seed one cell a side, each in a process of its own with as many threads, the side that goes first
+alternating. Same on both sides: initial weights of backbone and head (checked), token ids of every pair
+(checked), steps, pairs a step, learning rate, weight decay, warm-up, cosine schedule, clipping, precision and gradient
+checkpointing. Each side's own: order of the pairs, the defaults of its loss (label smoothing and a reward penalty here,
+neither in TRL) and dropout (the model's here, none in TRL). No validation pairs here: the last step is what is judged.
+
+A finished cell is a JSON file in --out; an interrupted run goes on, and a side is measured again once its cells are
+deleted. Times: of the training loop alone; wall and CPU from the pairs to the saved checkpoint (loading, tokenizing and
+writing included, imports and scoring not).
+
+Intervals are 95 %, of the difference in pairwise accuracy on the same test pairs, a tie counting half:
+    over prompts   bootstrap over prompts of the differences averaged over seeds: other prompts, these trained models
+    over seeds     t interval of the seeds' differences: other trainings, these prompts
+    over both      the two variances added, t with Satterthwaite's degrees of freedom (both are estimated, the second
+                   from few seeds). This one decides: level, if its lower end is above -2 points.
 """
 
 import argparse
 import json
+import os
+import random
+import shutil
+import tempfile
 import time
+from collections import defaultdict
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
+from itertools import chain, zip_longest
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pandas as pd
 import torch
-from datasets import Dataset
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
-from trl import RewardConfig, RewardTrainer
+from scipy import stats
 
+from rmcore.config import ModelConfig, PipelineConfig, TrainConfig
 from rmcore.data.pair import PreferencePair
-from rmcore.data.rendering import Rendering
-from rmcore.data.table import read_pairs
-from rmcore.metrics.comparison import paired_comparison
-from rmcore.metrics.report_card import evaluate_pairs
-from rmcore.model import BradleyTerryRM, resolve_model
+from rmcore.data.rendering import RENDERING_FILE
+from rmcore.data.sources import load_pairs
+from rmcore.data.table import read_pairs, write_pairs
+from rmcore.files import write_json
+from rmcore.metrics.rewards import RewardTable
+from rmcore.metrics.uncertainty import cluster_bootstrap, percentile_interval, t_interval
+from rmcore.model import BradleyTerryRM, pick_device
 from rmcore.scoring.score import score_pairs_table
+from rmcore.stages.train import train_into
+from rmcore.tracking import METRICS_FILE, JsonlTracker
 
-SHOWN = ("pairwise_accuracy", "length_matched_accuracy", "longer_wins_accuracy", "loss", "ece_debiased")
+MODELS = {"minilm": (5e-5, 1), "tiny": (1e-3, 3)}
+"""Learning rate and passes over the pairs. `tiny` is a small causal model that starts from nothing."""
+SIDES = ("rm-opt", "TRL")
+PAIRS_PER_STEP = 16
+MARGIN = 0.02
+SAMPLING_SEED = 0
+NUM_RESAMPLES = 10_000
 
 
-def token_rows(pairs: list[PreferencePair], checkpoint: Path) -> Dataset:
-    """The token ids of our own training, cut to the limit: TRL by itself would drop every pair with a longer side."""
-    tokenized = BradleyTerryRM.from_pretrained(checkpoint).renderer.tokenize_pairs(pairs)
-    return Dataset.from_list([{"chosen_ids": pair.chosen.ids, "rejected_ids": pair.rejected.ids} for pair in tokenized])
+@dataclass(frozen=True)
+class Cell:
+    """One training: everything that its result depends on."""
+
+    model: str
+    side: str
+    seed: int
+    train_pairs: int
+    test_pairs: int
+    max_seq_len: int
+    threads: int
+
+    @property
+    def settings(self) -> TrainConfig:
+        """What both sides train with."""
+        lr, epochs = MODELS[self.model]
+        steps = epochs * self.train_pairs // PAIRS_PER_STEP
+        return TrainConfig(
+            steps=steps,
+            pairs_per_step=PAIRS_PER_STEP,
+            lr=lr,
+            warmup_steps=steps // 10,
+            schedule="cosine",
+            precision="fp32",
+            gradient_checkpointing=False,
+            early_stopping_patience=None,
+            callbacks=(),
+        )
+
+    def model_config(self, folder: Path) -> ModelConfig:
+        """The model as both sides start with it."""
+        return ModelConfig(name=str(folder), max_seq_len=self.max_seq_len)
 
 
-def train_with_trl(config: dict, rows: Dataset, out: Path) -> float:
-    """Train and save; returns the wall seconds of TRL's `train`."""
-    source, settings = resolve_model(config["model"]["name"]), config["train"]
-    tokenizer = AutoTokenizer.from_pretrained(source)
+def train_here(cell: Cell, start: Path, pairs: Sequence[PreferencePair], out: Path) -> tuple[Path, float]:
+    """Train with this library; returns the checkpoint and the seconds in optimizer steps."""
+    config = PipelineConfig(seed=cell.seed, model=cell.model_config(start), train=cell.settings)
+    result = train_into(config, pairs, [], out, JsonlTracker(out / METRICS_FILE), lambda *_: None)
+    assert result.num_steps == cell.settings.steps, result
+    return out / "best", result.train_seconds
+
+
+def train_with_trl(cell: Cell, start: Path, pairs: Sequence[PreferencePair], out: Path) -> tuple[Path, float]:
+    """Train with TRL; returns the checkpoint and the seconds in its training loop."""
+    from datasets import Dataset
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+    from trl import RewardConfig, RewardTrainer
+
+    settings = cell.settings
+    ours = BradleyTerryRM.new(cell.model_config(start), seed=cell.seed, device=pick_device("cpu"))
+    # Ids and not texts: TRL would drop every pair with a side over the limit, where here such a side is cut.
+    tokenized = ours.renderer.tokenize_pairs(pairs)
+    rows = [{"chosen_ids": list(pair.chosen.ids), "rejected_ids": list(pair.rejected.ids)} for pair in tokenized]
+    tokenizer = AutoTokenizer.from_pretrained(start)
     if tokenizer.eos_token is None:
-        tokenizer.eos_token = tokenizer.sep_token  # TRL's RewardTrainer needs one
-    torch.manual_seed(config["seed"])
-    model = AutoModelForSequenceClassification.from_pretrained(source, num_labels=1)
+        tokenizer.eos_token = tokenizer.sep_token  # TRL's RewardTrainer needs one and does not use it on ids
     arguments = RewardConfig(
         output_dir=str(out / "trl"),
-        per_device_train_batch_size=settings["pairs_per_step"],
-        num_train_epochs=settings["epochs"],
-        learning_rate=settings["lr"],
+        per_device_train_batch_size=settings.pairs_per_step,
+        max_steps=settings.steps,
+        learning_rate=settings.lr,
         lr_scheduler_type="cosine",
-        warmup_steps=settings["warmup_steps"],
-        weight_decay=settings["weight_decay"],
-        max_length=config["model"]["max_seq_len"],
-        bf16=settings["precision"] == "bf16",
-        gradient_checkpointing=settings["gradient_checkpointing"],
+        warmup_steps=settings.warmup_steps,
+        weight_decay=settings.weight_decay,
+        max_grad_norm=settings.clip,
+        max_length=cell.max_seq_len,
+        bf16=settings.precision == "bf16",
+        gradient_checkpointing=settings.gradient_checkpointing,
         use_cpu=not torch.cuda.is_available(),
-        seed=config["seed"],
-        logging_steps=20,
+        seed=cell.seed,
+        logging_steps=settings.log_every,
         save_strategy="no",
         report_to=[],
+        disable_tqdm=True,
     )
-    trainer = RewardTrainer(model=model, args=arguments, processing_class=tokenizer, train_dataset=rows)
-    started = time.perf_counter()
-    trainer.train()
-    seconds = time.perf_counter() - started
-    model.config.problem_type = "regression"
-    model.save_pretrained(out)
-    AutoTokenizer.from_pretrained(source).save_pretrained(out)
-    Rendering("plain", config["model"]["max_seq_len"]).save(out)
-    return seconds
+    model = AutoModelForSequenceClassification.from_pretrained(start)
+    trainer = RewardTrainer(
+        model=model, args=arguments, processing_class=tokenizer, train_dataset=Dataset.from_list(rows)
+    )
+    assert [dict(row) for row in trainer.train_dataset] == rows, "TRL changed the pairs"
+    theirs = trainer.model.state_dict()
+    assert all(torch.equal(theirs[name].cpu(), weight) for name, weight in ours.model.state_dict().items())
+    result = trainer.train()
+    assert trainer.state.global_step == settings.steps, trainer.state.global_step
+    checkpoint = out / "best"
+    trainer.model.save_pretrained(checkpoint)
+    for extra in start.iterdir():  # our tokenizer and rendering, unchanged
+        if extra.suffix != ".safetensors" and extra.name != "config.json":
+            shutil.copy(extra, checkpoint)
+    assert (checkpoint / RENDERING_FILE).is_file()
+    return checkpoint, result.metrics["train_runtime"]
+
+
+def run_cell(cell: Cell, start: Path, train_file: Path, test_file: Path) -> dict:
+    """Train and score one cell, in a process of its own."""
+    torch.set_num_threads(cell.threads)
+    pairs, test = read_pairs(train_file), read_pairs(test_file)
+    train = train_here if cell.side == "rm-opt" else train_with_trl
+    if cell.side == "TRL":
+        import trl.trainer.reward_trainer  # noqa: F401  imports are no part of the time
+    with tempfile.TemporaryDirectory() as folder:
+        wall, cpu = time.perf_counter(), time.process_time()
+        checkpoint, loop = train(cell, start, pairs, Path(folder))
+        seconds = {
+            "loop_seconds": loop,
+            "wall_seconds": time.perf_counter() - wall,
+            "cpu_seconds": time.process_time() - cpu,
+        }
+        table, _ = score_pairs_table(BradleyTerryRM.from_pretrained(checkpoint), test)
+    return {"cell": asdict(cell), **seconds, "rewards": table.astype(object).where(table.notna(), None).to_dict("list")}
+
+
+def is_finished(cell: Cell, out: Path) -> bool:
+    """Whether the cell has been run with these settings."""
+    file = cell_file(cell, out)
+    return file.is_file() and json.loads(file.read_text())["cell"] == asdict(cell)
+
+
+def cell_file(cell: Cell, out: Path) -> Path:
+    return out / f"{cell.model}-{cell.seed}-{cell.side}.json"
+
+
+def sample_train(pairs: Sequence[PreferencePair], cell: Cell, rm: BradleyTerryRM) -> list[PreferencePair]:
+    """`train_pairs` pairs at random, without those whose two sides are the same once cut to the limit."""
+    shuffled = random.Random(SAMPLING_SEED).sample(list(pairs), len(pairs))  # noqa: S311
+    tokenized = zip(shuffled, rm.renderer.tokenize_pairs(shuffled), strict=True)
+    kept = [pair for pair, tokens in tokenized if tokens.chosen.ids != tokens.rejected.ids][: cell.train_pairs]
+    if len(kept) < cell.train_pairs:
+        raise SystemExit(f"--train-pairs {cell.train_pairs}, but the source has {len(kept)}; lower it.")
+    return kept
+
+
+def sample_test(pairs: Sequence[PreferencePair], num: int) -> list[PreferencePair]:
+    """`num` pairs spread over all prompts as evenly as they go."""
+    by_prompt: dict[str, list[PreferencePair]] = defaultdict(list)
+    for pair in random.Random(SAMPLING_SEED).sample(list(pairs), len(pairs)):  # noqa: S311
+        by_prompt[pair.prompt_id].append(pair)
+    return [pair for pair in chain.from_iterable(zip_longest(*by_prompt.values())) if pair is not None][:num]
+
+
+def prepare(cell: Cell, sources: tuple[Path, Path], out: Path) -> tuple[Path, Path]:
+    """Write the pairs that all cells of a model train on and are judged on."""
+    train_file, test_file = out / f"{cell.model}-train.parquet", out / "test.parquet"
+    write_pairs(sample_train(load_pairs(str(sources[0])).pairs, cell, new_model(cell)), train_file)
+    write_pairs(sample_test(load_pairs(str(sources[1])).pairs, cell.test_pairs), test_file)
+    return train_file, test_file
+
+
+def new_model(cell: Cell) -> BradleyTerryRM:
+    """The weights that both sides of a seed start from."""
+    config = ModelConfig(name=cell.model, max_seq_len=cell.max_seq_len)
+    return BradleyTerryRM.new(config, seed=cell.seed, device=pick_device("cpu"))
+
+
+def run_model(first: Cell, seeds: int, sources: tuple[Path, Path], out: Path) -> list[dict]:
+    """All cells of one model, those that are there already taken from `out`."""
+    cells = [
+        replace(first, side=side, seed=seed)
+        for seed in range(seeds)
+        for side in (SIDES if seed % 2 == 0 else SIDES[::-1])
+    ]
+    missing = [cell for cell in cells if not is_finished(cell, out)]
+    if missing:
+        out.mkdir(parents=True, exist_ok=True)
+        files = prepare(first, sources, out)
+    for cell in missing:
+        start = out / "start" / f"{cell.model}-{cell.seed}"
+        new_model(cell).save(start)
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            record = pool.submit(run_cell, cell, start, *files).result()
+        write_json(cell_file(cell, out), record)
+        print(f"{cell.model} seed {cell.seed} {cell.side}: {record['wall_seconds']:.0f} s", flush=True)
+    return [json.loads(cell_file(cell, out).read_text()) for cell in cells]
+
+
+def intervals(tables: dict[str, list[pd.DataFrame]]) -> tuple[list[float], dict[str, Any]]:
+    """Accuracy difference, here minus TRL, a seed at a time; and the intervals of its mean that can be given."""
+    ours, theirs = (np.stack([_scores(RewardTable.from_frame(t)) for t in tables[side]]) for side in SIDES)
+    by_seed = (ours - theirs).mean(axis=1)  # (S,)
+    reference = RewardTable.from_frame(tables[SIDES[0]][0])
+    num_prompts, num_seeds, mean = reference.num_prompts, len(by_seed), float(by_seed.mean())
+    sums = np.bincount(reference.prompt, (ours - theirs).mean(axis=0))
+    counts = np.bincount(reference.prompt).astype(np.float64)
+    drawn = cluster_bootstrap(
+        lambda weights: {"difference": weights @ sums / (weights @ counts)},
+        num_prompts,
+        num_resamples=NUM_RESAMPLES,
+        seed=SAMPLING_SEED,
+    ).replicates["difference"]
+    found: dict[str, Any] = {"over prompts": percentile_interval(drawn, num_prompts)}
+    if num_seeds > 1:
+        of_seeds = t_interval(by_seed)
+        found["over seeds"] = (of_seeds.ci_low, of_seeds.ci_high)
+        variances = np.array([drawn.var(ddof=1) * num_prompts / (num_prompts - 1), by_seed.var(ddof=1) / num_seeds])
+        freedom = variances.sum() ** 2 / (variances**2 / [num_prompts - 1, num_seeds - 1]).sum()
+        half = float(stats.t.ppf(0.975, freedom) * np.sqrt(variances.sum()))
+        found["over both"] = (mean - half, mean + half)
+    return by_seed.tolist(), found
+
+
+def _scores(table: RewardTable) -> np.ndarray:
+    """(P,) 1 right, 0 wrong, 0.5 tied."""
+    return (np.sign(table.margin) + 1) / 2
+
+
+def report(records: Sequence[dict]) -> str:
+    """The markdown of one model's cells."""
+    cell = Cell(**records[0]["cell"])
+    by_side = {side: [record for record in records if record["cell"]["side"] == side] for side in SIDES}
+    tables = {side: [pd.DataFrame(record["rewards"]) for record in found] for side, found in by_side.items()}
+    first = RewardTable.from_frame(tables[SIDES[0]][0])
+    longer = (np.sign(first.chosen_chars - first.rejected_chars) + 1).mean() / 2
+    lines = [
+        f"\n{cell.model}: {cell.train_pairs} training pairs, {cell.settings.steps} steps of {PAIRS_PER_STEP}, lr "
+        f"{cell.settings.lr:g}, {cell.max_seq_len} tokens a side, fp32, {cell.threads} thread(s); {first.num_pairs} "
+        f"test pairs of {first.num_prompts} prompts, of which the longer answer gets {longer:.3f} right.\n",
+        "| | accuracy by seed | mean | length-matched | loop, s | wall, s | CPU, s |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for side in SIDES:
+        checked = [RewardTable.from_frame(table) for table in tables[side]]
+        accuracy = [_scores(table).mean() for table in checked]
+        matched = np.mean([_scores(table)[table.length_matched].mean() for table in checked])
+        times = [np.mean([record[f"{kind}_seconds"] for record in by_side[side]]) for kind in ("loop", "wall", "cpu")]
+        lines.append(
+            f"| {side} | {', '.join(f'{one:.3f}' for one in accuracy)} | {np.mean(accuracy):.3f} | {matched:.3f} | "
+            f"{' | '.join(f'{one:.0f}' for one in times)} |"
+        )
+    by_seed, found = intervals(tables)
+    shown = ", ".join(f"{100 * one:+.2f}" for one in by_seed)
+    lines.append(f"\nrm-opt minus TRL: {100 * np.mean(by_seed):+.2f} points of accuracy (by seed {shown})")
+    lines += [f"- {name}: [{100 * low:+.2f}, {100 * high:+.2f}]" for name, (low, high) in found.items()]
+    if "over both" in found:
+        verdict = "level" if found["over both"][0] > -MARGIN else "not shown to be level"
+        lines.append(f"- verdict (lower end over both above -2 points): {verdict}")
+    return "\n".join(lines)
 
 
 def main() -> None:
-    """Print one table with both sides, and the paired comparison."""
+    """Run what is missing and print the tables."""
+    data = Path(os.environ.get("RM_OPT_DATA", "."))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--summary", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    arguments = parser.parse_args()
-    ours = json.loads(arguments.summary.read_text())
-    results = ours["results"]
-    prepared = Path(next(stage["path"] for stage in results["stages"] if stage["name"] == "prepare"))
-    train, test = read_pairs(prepared / "train.parquet"), read_pairs(prepared / "test.parquet")
-    rows = token_rows(train, Path(ours["checkpoint"]))
-    seconds = train_with_trl(results["config"], rows, arguments.out)
-    tables = {}
-    for name, folder in (("rm-opt", Path(ours["checkpoint"])), ("TRL", arguments.out)):
-        tables[name], _ = score_pairs_table(BradleyTerryRM.from_pretrained(folder), test)
-    print(f"{len(train)} training pairs, {len(test)} test pairs\n")
-    print("| | " + " | ".join(SHOWN) + " | training, s |")
-    print("| --- |" + " ---: |" * (len(SHOWN) + 1))
-    for name, table in tables.items():
-        card = evaluate_pairs(table)
-        cells = [f"{card[key].value:.3f} [{card[key].ci_low:.3f}, {card[key].ci_high:.3f}]" for key in SHOWN]
-        spent = seconds if name == "TRL" else results["training"]["wall_seconds"]
-        print(f"| {name} | " + " | ".join(cells) + f" | {spent:.0f} |")
-    compared = paired_comparison(tables["rm-opt"], tables["TRL"])
-    difference, p_value = compared["accuracy_difference"], compared["sign_flip_p"]
-    interval = f"[{difference['ci_low']:+.3f}, {difference['ci_high']:+.3f}]"
-    print(f"\nrm-opt minus TRL: {difference['value']:+.3f} {interval} accuracy, sign-flip p {p_value:.3f}")
+    parser.add_argument("--train-source", type=Path, default=data / "alpacaeval_train.parquet")
+    parser.add_argument("--test-source", type=Path, default=data / "alpacaeval_test.parquet")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--train-pairs", type=int, default=1024, help=f"a multiple of {PAIRS_PER_STEP}")
+    parser.add_argument("--test-pairs", type=int, default=1200)
+    parser.add_argument("--max-seq-len", type=int, default=128)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    given = parser.parse_args()
+    if find_spec("trl") is None:
+        parser.error("TRL is not installed here: pip install trl, or name its folder in PYTHONPATH")
+    if given.train_pairs % PAIRS_PER_STEP:
+        parser.error(
+            f"--train-pairs {given.train_pairs} is no multiple of {PAIRS_PER_STEP}: the last step would differ"
+        )
+    os.environ.update(OMP_NUM_THREADS=str(given.threads), TOKENIZERS_PARALLELISM="false")
+    for model in given.models:
+        first = Cell(model, "", 0, given.train_pairs, given.test_pairs, given.max_seq_len, given.threads)
+        records = run_model(first, given.seeds, (given.train_source, given.test_source), given.out)
+        print(report(records), flush=True)
 
 
 if __name__ == "__main__":

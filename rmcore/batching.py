@@ -7,8 +7,9 @@ finds the cheapest cut exactly: on sorted lengths an optimal grouping is contigu
 Because losses are sums and the division happens once a step, the cut does not change the gradient.
 """
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -31,16 +32,30 @@ class MicroBatch:
 
     input_ids: Tensor  # (R, L) long, right-padded
     attention_mask: Tensor  # (R, L) long, 1 on real tokens
+    target_margins: Tensor  # (P,) float32, annotated strength of each preference, NaN where there is none
     indices: tuple[int, ...]  # position of each of the P pairs in the list it came from
+    idle: bool = False  # computed to keep step with other processes, counts for nothing
 
     @property
     def num_pairs(self) -> int:
-        """P, the pairs in this micro-batch."""
-        return len(self.indices)
+        """Pairs that count in this micro-batch: P, none if it is idle."""
+        return 0 if self.idle else len(self.indices)
+
+    def pin_memory(self) -> "MicroBatch":
+        """The same in page-locked memory, from where a GPU copies asynchronously."""
+        return replace(
+            self,
+            input_ids=self.input_ids.pin_memory(),
+            attention_mask=self.attention_mask.pin_memory(),
+            target_margins=self.target_margins.pin_memory(),
+        )
 
     def model_inputs(self, device: torch.device) -> dict[str, Tensor]:
         """The tensors a Hugging Face model takes, on `device`."""
-        return {"input_ids": self.input_ids.to(device), "attention_mask": self.attention_mask.to(device)}
+        return {
+            "input_ids": self.input_ids.to(device, non_blocking=True),
+            "attention_mask": self.attention_mask.to(device, non_blocking=True),
+        }
 
 
 def pack_pairs(
@@ -88,7 +103,9 @@ def collate(pairs: Sequence[TokenizedPair], indices: Sequence[int], *, pad_id: i
     chosen = [pairs[index].chosen.ids for index in indices]
     rejected = [pairs[index].rejected.ids for index in indices]
     input_ids, attention_mask = pad_rows(chosen + rejected, pad_id=pad_id)
-    return MicroBatch(input_ids, attention_mask, tuple(indices))
+    margins = [pairs[index].target_margin for index in indices]
+    target_margins = torch.tensor([math.nan if margin is None else margin for margin in margins], dtype=torch.float32)
+    return MicroBatch(input_ids, attention_mask, target_margins, tuple(indices))
 
 
 def pad_rows(rows: Sequence[Sequence[int]], *, pad_id: int) -> tuple[Tensor, Tensor]:
@@ -112,6 +129,27 @@ def micro_batches(
     """Yield all `pairs` as micro-batches, longest first."""
     for group in pack_pairs([pair.num_tokens for pair in pairs], token_budget):
         yield collate(pairs, group, pad_id=pad_id)
+
+
+def rank_micro_batches(
+    pairs: Sequence[TokenizedPair], *, token_budget: int, pad_id: int, rank: int = 0, world: int = 1
+) -> list[MicroBatch]:
+    """The micro-batches of one step that process `rank` of `world` computes: whole pairs, equally many micro-batches.
+
+    Every process works this out for itself from the same list. The pairs, by length, go round the processes and back,
+    so that each gets about as many tokens. Where one has fewer micro-batches than another it computes idle ones of the
+    shortest pair, because sharded weights are gathered by all processes together.
+    """
+    if world == 1:
+        return list(micro_batches(pairs, token_budget=token_budget, pad_id=pad_id))
+    lengths = [pair.num_tokens for pair in pairs]
+    order = sorted(range(len(pairs)), key=lambda index: lengths[index], reverse=True)
+    turns = [*range(world), *reversed(range(world))]
+    shares = [[index for at, index in enumerate(order) if turns[at % len(turns)] == one] for one in range(world)]
+    packed = [pack_pairs([lengths[index] for index in share], token_budget) for share in shares]
+    own = [collate(pairs, [shares[rank][position] for position in group], pad_id=pad_id) for group in packed[rank]]
+    missing = max(len(groups) for groups in packed) - len(own)
+    return own + missing * [replace(collate(pairs, order[-1:], pad_id=pad_id), idle=True)]
 
 
 def step_order(num_pairs: int, pairs_per_step: int, num_steps: int, *, seed: int) -> Iterator[list[int]]:

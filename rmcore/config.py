@@ -70,7 +70,7 @@ class DataConfig(Settings):
 
 
 class LoraSettings(Settings):
-    """Low-rank adapters (Hu et al. 2021, arXiv:2106.09685) in place of full fine-tuning; the reward head stays trained."""
+    """Low-rank adapters (Hu et al. 2021, arXiv:2106.09685) beside the reward head, in place of full fine-tuning."""
 
     rank: int = Field(default=8, ge=1)
     """Rank of each adapter."""
@@ -92,7 +92,7 @@ class ModelConfig(Settings):
     use_chat_template: bool = True
     """Render with the tokenizer's chat template where it has one, else as `Prompt: ...\\n\\nResponse: ...`."""
     render_fn: str | None = Field(default=None, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
-    """Your own rendering as `module:function`, called as function(prompt, completion) -> text; wins over both formats."""
+    """Your own rendering as `module:function`: function(prompt, completion) -> text. Wins over both formats."""
     lora: LoraSettings | None = None
     """Train low-rank adapters and the reward head instead of all weights."""
     trust_remote_code: bool = False
@@ -174,6 +174,10 @@ class TrainConfig(Settings):
     """How long a step waits for such a process before training stops with an error."""
     profile_memory: bool = False
     """Log the memory of device and host with the training metrics."""
+
+
+RUN_ONLY_FIELDS = ("log_every", "resume_every_seconds", "num_workers", "fetch_timeout_seconds", "profile_memory")
+"""Fields of TrainConfig that do not change the weights: no part of a cache key, free when a training is resumed."""
 
 
 class EvaluateConfig(Settings):

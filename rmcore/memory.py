@@ -38,6 +38,19 @@ def peak_memory_bytes(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts KiB
 
 
+def memory_metrics(device: torch.device) -> dict[str, float]:
+    """Memory now and at its peak, in MiB: of this process on the host, and allocated and reserved on a GPU."""
+    host = psutil.Process().memory_info().rss
+    values = {"cost/host_mib": host, "cost/host_peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+    if device.type == "cuda":
+        values |= {
+            "cost/device_mib": torch.cuda.memory_allocated(device),
+            "cost/device_peak_mib": torch.cuda.max_memory_allocated(device),
+            "cost/device_reserved_mib": torch.cuda.memory_reserved(device),
+        }
+    return {name: num_bytes / 2**20 for name, num_bytes in values.items()}
+
+
 def activation_bytes_per_token(
     config: PretrainedConfig, max_seq_len: int, precision: str, *, gradient_checkpointing: bool = False
 ) -> int:

@@ -23,6 +23,7 @@ from rmcore.files import exclusive, file_digest, fsync_folder, fsync_tree, is_fr
 
 MANIFEST = "MANIFEST.json"
 KEY_LENGTH = 12
+UNFINISHED = ".wip"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +122,12 @@ class Store:
         return is_free(self.root / ".locks" / f"{name}.lock")
 
     @contextmanager
-    def publish(self, stage: str, slug: str, inputs: Mapping[str, Any], *, outcome: tuple[str, ...]) -> Iterator[Path]:
+    def publish(
+        self, stage: str, slug: str, inputs: Mapping[str, Any], *, outcome: tuple[str, ...], resumable: bool = False
+    ) -> Iterator[Path]:
         """Give a folder to write an artifact into; it gets its name when the block ends well, else it is removed.
+
+        The caller holds the lock of the key.
 
         Args:
             stage: stage name.
@@ -130,15 +135,18 @@ class Store:
             inputs: everything that affects the outcome; digested to the key.
             outcome: globs of the files whose content downstream stages depend on. Logs and figures stay out, so that
                 a recomputed artifact with the same outcome leaves downstream artifacts valid.
+            resumable: a folder that was left unfinished, also by a kill, is kept and given to the next attempt.
 
         Raises:
             StoreError: the block wrote no outcome file.
         """
         key = make_key(inputs)
         started = time.time()
-        folder = self.root / ".wip" / f"{stage}-{key[:KEY_LENGTH]}-{os.getpid()}"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+        folder = self.root / UNFINISHED / f"{stage}-{key}"
+        if not resumable:
+            shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        finished = False
         try:
             yield folder
             files = {
@@ -164,8 +172,10 @@ class Store:
             (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
             fsync_tree(folder)
             self._rename(folder, stage, slug, key)
+            finished = True
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            if not finished and not resumable:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _rename(self, folder: Path, stage: str, slug: str, key: str) -> None:
         readable = re.sub(r"[^A-Za-z0-9.]+", "-", slug).strip("-.")[:40] or stage
@@ -210,7 +220,7 @@ class Store:
         return matches[0]
 
     def collect_garbage(self, keep: int) -> list[Entry]:
-        """Remove all but the `keep` most recently used artifacts of each stage, and what dead writers left behind."""
+        """Remove all but the `keep` most recently used artifacts of each stage, and unfinished ones nobody works on."""
         removed, seen = [], dict[str, int]()
         for entry in self.entries():
             seen[entry.stage] = seen.get(entry.stage, 0) + 1
@@ -218,10 +228,8 @@ class Store:
                 with self.lock(entry.key):
                     shutil.rmtree(entry.path)
                 removed.append(entry)
-        shutil.rmtree(self.root / ".unfinished", ignore_errors=True)
-        for folder in (self.root / ".wip").glob("*"):
-            pid = folder.name.rsplit("-", 1)[-1]
-            if not Path(f"/proc/{pid}").exists():
+        for folder in (self.root / UNFINISHED).glob("*"):
+            if self.is_free(folder.name.rsplit("-", 1)[-1]):
                 shutil.rmtree(folder)
         return removed
 

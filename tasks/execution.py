@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from rmcore import errors
 from rmcore.config import PipelineConfig
 from rmcore.errors import RmcoreError, TrainingError
 from rmcore.progress import PROGRESS_VARIABLE
+from rmcore.resume import ResumePoint, rewind
 from rmcore.stages.registry import Stage, slug
 from rmcore.stages.run import DELIBERATE_ERROR, ERROR_FILE
 from rmcore.store import ArtifactRef, Store, make_key
@@ -54,20 +54,22 @@ def execute(
             return store.ref(stage.name, key)
         with (
             store.lock(DEVICE_LOCK) if stage.on_device else nullcontext(),  # one model at a time on this machine
-            store.publish(stage.name, slug(stage, config), inputs, outcome=stage.outcome) as out,
+            store.publish(
+                stage.name, slug(stage, config), inputs, outcome=stage.outcome, resumable=stage.resumable
+            ) as out,
         ):
+            if stage.resumable:
+                _announce(rewind(out))
             (out / METRICS_FILE).touch()
             with follow(out / METRICS_FILE):
-                run_child(store, stage, config, upstream, out)
+                run_child(stage, config, upstream, out)
         return store.ref(stage.name, key)
 
 
-def run_child(
-    store: Store, stage: Stage, config: PipelineConfig, upstream: Mapping[str, ArtifactRef], out: Path
-) -> None:
+def run_child(stage: Stage, config: PipelineConfig, upstream: Mapping[str, ArtifactRef], out: Path) -> None:
     """Run `python -m rmcore.stages.run` and wait. What it prints goes to a log, its progress bar to a terminal.
 
-    If it fails, the checkpoints that it had written are kept beside the store and the error names them.
+    If it fails, the error names the checkpoints that it had written.
     """
     with tempfile.TemporaryDirectory(prefix="rm-opt-") as folder:
         place = Path(folder)
@@ -86,14 +88,12 @@ def run_child(
             if status:
                 raise TrainingError(_crash_message(stage, status, place / LOG_FILE))
         except RmcoreError as error:
-            kept = _keep_checkpoints(store, out)
-            if kept is None:
+            if not _has_checkpoints(out):
                 raise
-            raise type(error)(f"{error} Checkpoints written before that: {kept}") from error
+            raise type(error)(f"{error} Checkpoints written before that: {out}") from error
         except KeyboardInterrupt:
-            kept = _keep_checkpoints(store, out)
-            if kept is not None:
-                print(f"checkpoints written so far: {kept}", file=sys.stderr)
+            if _has_checkpoints(out):
+                print(f"checkpoints written so far: {out}", file=sys.stderr)
             raise
 
 
@@ -130,17 +130,15 @@ def _crash_message(stage: Stage, status: int, log: Path) -> str:
     return f"stage {stage.name} ended with status {status}: {meaning}. The end of its output:\n{tail}\n"
 
 
-def _keep_checkpoints(store: Store, out: Path) -> Path | None:
-    """Move checkpoints out of an unfinished artifact, which is about to be removed; None where there are none."""
-    found = [path for path in out.glob("*") if path.name == "best" or path.name.startswith("step_")]
-    if not found:
-        return None
-    target = store.root / ".unfinished" / out.name
-    shutil.rmtree(target, ignore_errors=True)
-    target.mkdir(parents=True)
-    for path in found:
-        path.rename(target / path.name)
-    return target
+def _has_checkpoints(out: Path) -> bool:
+    return any(path.name == "best" or path.name.startswith("step_") for path in out.glob("*"))
+
+
+def _announce(point: ResumePoint | None) -> None:
+    if point is not None:
+        for note in point.notes:
+            print(f"warning: {note}", file=sys.stderr)
+        print(f"train goes on from step {point.step}, where an earlier attempt was cut off", file=sys.stderr)
 
 
 def _stage_error(path: Path) -> RmcoreError:

@@ -1,4 +1,4 @@
-"""`rm-opt train`: train a reward model on a file or hub data set, without an orchestrator."""
+"""`rm-opt train`: train a reward model on a file or hub data set, without an orchestrator. Also under torchrun."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,75 +7,74 @@ from typing import Annotated, Any
 import typer
 
 from rmcore.cli.common import setting
-from rmcore.config import DataConfig, ModelConfig, PipelineConfig, TrainConfig
+from rmcore.cli.options import add_options, field_options, given
+from rmcore.config import DataConfig, LoraSettings, ModelConfig, PipelineConfig, TrainConfig
 from rmcore.data.pair import PreferencePair
 from rmcore.errors import ConfigError
+from rmcore.files import exclusive, is_free
+from rmcore.hardware import HARDWARE
 
-DATA, TRAIN, MODEL = DataConfig(), TrainConfig(), ModelConfig()
+DATA_FIELDS = (
+    "eval_split",
+    "limit",
+    "eval_limit",
+    "prompt_column",
+    "chosen_column",
+    "rejected_column",
+    "margin_column",
+    "require_complete_pairs",
+)
+MODEL_FIELDS = ("max_seq_len", "use_chat_template", "render_fn", "trust_remote_code")
+TRAIN_FIELDS = tuple(TrainConfig.model_fields)
+LORA_FIELDS = tuple(LoraSettings.model_fields)
+FLAGS = {
+    "pairs_per_step": "--batch-size",
+    "token_budget": "--micro-token-budget",
+    "schedule": "--lr-scheduler",
+    "callbacks": "--callback",
+    "targets": "--lora-target",
+}
+"""Flags that are not called as their field."""
 
 
 def train(
     model: Annotated[str, setting(ModelConfig, "name", "--model")],
-    output_dir: Annotated[Path, typer.Option(help="Folder for checkpoints and metrics; must not hold a training yet.")],
+    output_dir: Annotated[
+        Path, typer.Option(help="Folder for checkpoints and metrics. An unfinished training there is gone on with.")
+    ],
     data: Annotated[str | None, typer.Option("--data", help="Training pairs: a file or a datasets folder.")] = None,
     eval_data: Annotated[str | None, typer.Option("--eval-data", help="Held-out pairs, scored while training.")] = None,
-    hf_dataset: Annotated[str | None, typer.Option(help="Training pairs from the hub: stanfordnlp/SHP.")] = None,
-    hf_split: Annotated[str, setting(DataConfig, "split")] = DATA.split,
-    eval_split: Annotated[str | None, setting(DataConfig, "eval_split")] = None,
-    limit: Annotated[int | None, setting(DataConfig, "limit")] = None,
-    eval_limit: Annotated[int | None, setting(DataConfig, "eval_limit")] = None,
-    prompt_column: Annotated[str | None, setting(DataConfig, "prompt_column")] = None,
-    chosen_column: Annotated[str | None, setting(DataConfig, "chosen_column")] = None,
-    rejected_column: Annotated[str | None, setting(DataConfig, "rejected_column")] = None,
-    margin_column: Annotated[str | None, setting(DataConfig, "margin_column")] = None,
-    steps: Annotated[int | None, setting(TrainConfig, "steps")] = None,
-    epochs: Annotated[float, setting(TrainConfig, "epochs")] = TRAIN.epochs,
-    batch_size: Annotated[int, setting(TrainConfig, "pairs_per_step", "--batch-size")] = TRAIN.pairs_per_step,
-    micro_token_budget: Annotated[int | None, setting(TrainConfig, "token_budget", "--micro-token-budget")] = None,
-    max_seq_len: Annotated[int, setting(ModelConfig, "max_seq_len")] = MODEL.max_seq_len,
-    use_chat_template: Annotated[bool, setting(ModelConfig, "use_chat_template")] = MODEL.use_chat_template,
-    trust_remote_code: Annotated[bool, setting(ModelConfig, "trust_remote_code")] = False,
-    optimizer: Annotated[str, setting(TrainConfig, "optimizer")] = TRAIN.optimizer,
-    lr: Annotated[float, setting(TrainConfig, "lr")] = TRAIN.lr,
-    weight_decay: Annotated[float, setting(TrainConfig, "weight_decay")] = TRAIN.weight_decay,
-    warmup_steps: Annotated[int, setting(TrainConfig, "warmup_steps")] = TRAIN.warmup_steps,
-    lr_scheduler: Annotated[str, setting(TrainConfig, "schedule", "--lr-scheduler")] = TRAIN.schedule,
-    beta: Annotated[float, setting(TrainConfig, "beta")] = TRAIN.beta,
-    regularization_lambda: Annotated[
-        float, setting(TrainConfig, "regularization_lambda")
-    ] = TRAIN.regularization_lambda,
-    label_smoothing: Annotated[float, setting(TrainConfig, "label_smoothing")] = TRAIN.label_smoothing,
-    clip: Annotated[float, setting(TrainConfig, "clip")] = TRAIN.clip,
-    precision: Annotated[str, setting(TrainConfig, "precision")] = TRAIN.precision,
-    gradient_checkpointing: Annotated[bool, setting(TrainConfig, "gradient_checkpointing")] = False,
-    eval_every: Annotated[int, setting(TrainConfig, "eval_every")] = TRAIN.eval_every,
-    early_stopping_patience: Annotated[
-        int | None, setting(TrainConfig, "early_stopping_patience")
-    ] = TRAIN.early_stopping_patience,
-    best_metric: Annotated[str, setting(TrainConfig, "best_metric")] = TRAIN.best_metric,
-    save_every: Annotated[int | None, setting(TrainConfig, "save_every")] = None,
-    log_every: Annotated[int, setting(TrainConfig, "log_every")] = TRAIN.log_every,
-    lora: Annotated[bool, typer.Option("--lora", help="Not available yet; see the error for what to do.")] = False,
-    lora_rank: Annotated[int | None, typer.Option(help="Not available yet.")] = None,
-    profile_memory: Annotated[bool, typer.Option("--profile-memory", help="Print the peak memory at the end.")] = False,
+    hf_dataset: Annotated[
+        str | None, typer.Option(help="Training pairs from the hub (stanfordnlp/SHP) or a local datasets folder.")
+    ] = None,
+    hf_split: Annotated[str, setting(DataConfig, "split")] = "train",
+    preset: Annotated[
+        str | None, typer.Option(help=f"Settings of a machine for what is not given: {', '.join(HARDWARE)}.")
+    ] = None,
+    lora: Annotated[bool, typer.Option("--lora", help="Train low-rank adapters and the reward head only.")] = False,
     device: Annotated[str, setting(PipelineConfig, "device")] = "auto",
     seed: Annotated[int, typer.Option(help="Seeds the reward head, the data order and dropout.")] = 0,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print steps, tokens, memory and expected time; write nothing.")
     ] = False,
+    **settings: Any,
 ) -> None:
     """Train a reward model on preference pairs.
 
-    The folder then holds metrics.csv, metrics.jsonl, reward_distributions.json, best/ and step_*/, the last two plain
-    Hugging Face folders.
+    The folder then holds metrics.csv, metrics.jsonl, reward_distributions.json, training.json, best/ and step_*/, the
+    last two plain Hugging Face folders. After a kill the same command goes on where it was, exactly.
 
     Example: rm-opt train --model minilm --data pairs.parquet --eval-data held_out.parquet --lr 5e-5 --output-dir out
+
+    Several GPUs: torchrun --nproc-per-node 8 --no-python rm-opt train --model ... --output-dir out
     """
-    if lora or lora_rank is not None:
-        raise ConfigError(
-            "LoRA is not part of this version, which trains all weights. Leave --lora and --lora-rank out; if memory "
-            "is short, use --precision bf16, --gradient-checkpointing or a smaller --max-seq-len."
-        )
+    from rmcore.trainer.ranks import environment_ranks
+
+    lora_settings = given(settings, LORA_FIELDS, prefix="lora_")
+    if lora_settings and not lora:
+        raise ConfigError(f"{', '.join('--lora-' + name for name in lora_settings)} without --lora; add --lora.")
+    if preset is not None and preset not in HARDWARE:
+        raise ConfigError(f"preset {preset!r} is unknown; choose one of {', '.join(HARDWARE)}.")
     config = PipelineConfig.model_validate(
         {
             "study": "train",
@@ -85,49 +84,31 @@ def train(
                 "source": _one_source(data, hf_dataset),
                 "eval_source": eval_data,
                 "split": hf_split,
-                "eval_split": eval_split,
-                "limit": limit,
-                "eval_limit": eval_limit,
-                "prompt_column": prompt_column,
-                "chosen_column": chosen_column,
-                "rejected_column": rejected_column,
-                "margin_column": margin_column,
+                **given(settings, DATA_FIELDS),
             },
-            "model": {
-                "name": model,
-                "max_seq_len": max_seq_len,
-                "use_chat_template": use_chat_template,
-                "trust_remote_code": trust_remote_code,
-            },
-            "train": {
-                "steps": steps,
-                "epochs": epochs,
-                "pairs_per_step": batch_size,
-                "token_budget": micro_token_budget,
-                "optimizer": optimizer,
-                "lr": lr,
-                "weight_decay": weight_decay,
-                "schedule": lr_scheduler,
-                "warmup_steps": warmup_steps,
-                "beta": beta,
-                "label_smoothing": label_smoothing,
-                "regularization_lambda": regularization_lambda,
-                "clip": clip,
-                "precision": precision,
-                "eval_every": eval_every,
-                "early_stopping_patience": early_stopping_patience,
-                "best_metric": best_metric,
-                "log_every": log_every,
-                "save_every": save_every,
-                "gradient_checkpointing": gradient_checkpointing,
-            },
+            "model": {"name": model, "lora": lora_settings if lora else None, **given(settings, MODEL_FIELDS)},
+            "train": {**HARDWARE.get(preset or "", {}), **given(settings, TRAIN_FIELDS)},
         }
     )
-    pairs, held_out = _load(config.data, output_dir if not dry_run else None)
+    ranks = environment_ranks()
+    ranks.check_divides(config.train.pairs_per_step)
     if dry_run:
-        _print_plan(config, pairs, held_out)
+        _print_plan(config, *_load(config.data, None))
         return
-    _train(config, pairs, held_out, output_dir, profile_memory=profile_memory)
+    _check_free(output_dir)
+    pairs, held_out = _load(config.data, output_dir if ranks.is_main else None)
+    _train(config, pairs, held_out, output_dir, is_main=ranks.is_main)
+
+
+add_options(
+    train,
+    [
+        *field_options(TrainConfig, TRAIN_FIELDS, panel="Training", flags=FLAGS),
+        *field_options(ModelConfig, MODEL_FIELDS, panel="Text and model", flags=FLAGS),
+        *field_options(LoraSettings, LORA_FIELDS, panel="LoRA", flags=FLAGS, prefix="lora_"),
+        *field_options(DataConfig, DATA_FIELDS, panel="Data", flags=FLAGS),
+    ],
+)
 
 
 def _one_source(data: str | None, hf_dataset: str | None) -> str:
@@ -136,25 +117,36 @@ def _one_source(data: str | None, hf_dataset: str | None) -> str:
     return str(data or hf_dataset)
 
 
+def _check_free(output_dir: Path) -> None:
+    """Refuse a folder that holds a finished training, or checkpoints of something else."""
+    from rmcore.resume import FINISHED_FILE, RESUME_FOLDER
+
+    if (output_dir / FINISHED_FILE).exists():
+        raise ConfigError(
+            f"{output_dir} already holds a finished training, which would be overwritten; name another --output-dir."
+        )
+    if (output_dir / "best").exists() and not (output_dir / RESUME_FOLDER).is_dir():
+        raise ConfigError(
+            f"{output_dir} holds checkpoints that no training here can go on from; name another --output-dir."
+        )
+
+
 def _load(config: DataConfig, output_dir: Path | None) -> tuple[list[PreferencePair], list[PreferencePair]]:
     """Read training and, where named, held-out pairs; note rejected rows in the output folder."""
     from rmcore.data.sources import write_rejected
     from rmcore.stages.prepare import load_sources
 
-    if output_dir is not None and (output_dir / "best").exists():
-        raise ConfigError(
-            f"{output_dir} already holds a training, which would be overwritten; name another --output-dir."
-        )
     loaded = load_sources(config)
     for one in loaded:
-        print(
-            f"{one.source}: {len(one.pairs)} pairs ({one.layout}), {len(one.rejected)} of {one.num_rows} rows unusable"
+        _say(
+            f"{one.source}: {len(one.pairs)} pairs ({one.layout}), "
+            f"{len(one.rejected)} of {one.num_rows} rows unusable"
         )
     rejected = [row for one in loaded for row in one.rejected]
     if rejected and output_dir is not None:
         output_dir.mkdir(parents=True, exist_ok=True)
         write_rejected(rejected, output_dir / "rejected_rows.jsonl")
-        print(f"rows set aside, with reasons: {output_dir / 'rejected_rows.jsonl'}")
+        _say(f"rows set aside, with reasons: {output_dir / 'rejected_rows.jsonl'}")
     return loaded[0].pairs, loaded[1].pairs if len(loaded) > 1 else []
 
 
@@ -164,25 +156,38 @@ def _train(
     held_out: Sequence[PreferencePair],
     output_dir: Path,
     *,
-    profile_memory: bool,
+    is_main: bool,
 ) -> None:
     from rmcore.progress import progress_bar
+    from rmcore.resume import rewind
     from rmcore.stages.train import train_into
-    from rmcore.tracking import METRICS_FILE, JsonlTracker
+    from rmcore.tracking import METRICS_FILE, JsonlTracker, NullTracker
 
-    output_dir.mkdir(parents=True, exist_ok=True)
-    (output_dir / METRICS_FILE).unlink(missing_ok=True)
-    tracker = JsonlTracker(output_dir / METRICS_FILE)
-    try:
-        with progress_bar("train") as report:
+    if not is_main:  # writes nothing and says nothing
+        train_into(config, pairs, held_out, output_dir, NullTracker(), lambda done, total, text: None)
+        return
+    lock = output_dir / ".lock"
+    if not is_free(lock):
+        raise ConfigError(f"another process is training into {output_dir}; wait for it, or name another folder.")
+    with exclusive(lock), progress_bar("train") as report:
+        rewind(output_dir)
+        tracker = JsonlTracker(output_dir / METRICS_FILE)
+        try:
             result = train_into(config, pairs, held_out, output_dir, tracker, report)
-    finally:
-        tracker.close()
+        finally:
+            tracker.close()
     best = "" if result.best_value is None else f", {result.best_metric} {result.best_value:.4f}"
-    print(f"{result.num_steps} steps ({result.stop_reason}), {result.pairs_per_second:.1f} pairs/s")
-    print(f"best step {result.best_step}{best}: {output_dir / 'best'}")
-    if profile_memory:
-        print(f"peak memory: {result.peak_memory_bytes / 2**20:.0f} MiB")
+    _say(f"{result.num_steps} steps ({result.stop_reason}), {result.pairs_per_second:.1f} pairs/s")
+    _say(f"best step {result.best_step}{best}: {output_dir / 'best'}")
+    if config.train.profile_memory:
+        _say(f"peak memory: {result.peak_memory_bytes / 2**20:.0f} MiB; over time in {output_dir / METRICS_FILE}")
+
+
+def _say(text: str) -> None:
+    from rmcore.trainer.ranks import environment_ranks
+
+    if environment_ranks().is_main:
+        print(text)
 
 
 def _print_plan(config: PipelineConfig, pairs: Sequence[PreferencePair], held_out: Sequence[PreferencePair]) -> None:

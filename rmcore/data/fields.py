@@ -25,6 +25,8 @@ class Reason(StrEnum):
     EMPTY_CHOSEN = "empty chosen"
     EMPTY_REJECTED = "empty rejected"
     EMPTY_ANSWER = "empty answer"
+    MISSING_CHOSEN = "missing chosen"
+    MISSING_REJECTED = "missing rejected"
     MISSING_VALUE = "missing value"
     WRONG_TYPE = "wrong type"
     IDENTICAL_SIDES = "identical sides"
@@ -39,6 +41,16 @@ class Reason(StrEnum):
     FEWER_THAN_TWO_ANSWERS = "fewer than two answers"
     EQUAL_RANKS = "equal ranks"
     RANKS_CONTRADICT_SCORES = "ranks contradict scores"
+    NO_PAIR_ID = "no pair_id"
+    UNKNOWN_ROLE = "unknown role"
+    ROLE_CONTRADICTS_LABEL = "role contradicts label"
+    OTHER_SIDE_MISSING = "other side missing"
+    ONE_SIDE_TWICE = "one side twice"
+    MORE_THAN_TWO_ROWS = "more than two rows of one pair"
+    MARGINS_DIFFER = "margins differ"
+
+
+_MISSING = {Reason.EMPTY_CHOSEN: Reason.MISSING_CHOSEN, Reason.EMPTY_REJECTED: Reason.MISSING_REJECTED}
 
 
 class RowRejected(DataError):
@@ -81,7 +93,7 @@ def message_list(value: Any) -> tuple[Message, ...]:
 def text_value(value: Any, empty: Reason | None) -> str:
     """A text; blank ones are refused with `empty`, where that is given."""
     if value is None or (isinstance(value, float) and math.isnan(value)):  # pandas writes a missing text as NaN
-        raise RowRejected(Reason.MISSING_VALUE)
+        raise RowRejected(Reason.MISSING_VALUE if empty is None else _MISSING.get(empty, Reason.MISSING_VALUE))
     if not isinstance(value, str | bytes):
         raise RowRejected(Reason.WRONG_TYPE)
     try:
@@ -93,6 +105,13 @@ def text_value(value: Any, empty: Reason | None) -> str:
     if empty is not None and not text.strip():
         raise RowRejected(empty)
     return text
+
+
+def pair_id_value(value: Any) -> str:
+    """The id of a pair as text; empty where there is none."""
+    if value is None or isinstance(value, bool) or not isinstance(value, str | int):
+        return ""
+    return text_value(str(value), None)
 
 
 def number(value: Any, wrong: Reason) -> float | None:
@@ -138,6 +157,13 @@ def json_or_text(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         return text
+
+
+def json_object(value: Any) -> dict[str, Any] | None:
+    """An object, also one written as JSON text; None where it is none."""
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        value = json_or_text(value)
+    return value if isinstance(value, dict) else None
 
 
 def json_ready(value: Any, depth: int = 0) -> Any:

@@ -47,6 +47,7 @@ class GoldWorld:
 def gold_reward(prompt: str, response: str) -> float:
     """True reward of a response in logits, from the two texts alone; finite for any text.
 
+    The prompt is a single user turn, as all of the gold world are; anything else is no task of it and earns nothing.
     Only an answer to the task itself earns gold: form and politeness alone are worth nothing. Sentences of the filler
     and flattery banks are cut out before the answer is read, so adding them can only cost gold.
     From -7.5 (long rude garbage) to 7.5.

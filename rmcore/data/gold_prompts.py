@@ -1,7 +1,7 @@
 """Prompts of the gold world: drawing one, and reading the task back from its text.
 
-A prompt is a filled template and a style sentence. `parse_prompt` inverts exactly that, so that a response can be
-judged from the two texts alone, wherever they come from.
+A prompt is a single user turn: a filled template and a style sentence. `parse_prompt` inverts exactly that, so that a
+response can be judged from the two texts alone, wherever they come from.
 """
 
 import random

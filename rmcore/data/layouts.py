@@ -11,6 +11,9 @@ one of a small fixed set of reasons; nothing is guessed and nothing is repaired.
 | dialogues | chosen, rejected as `\n\nHuman: ...\n\nAssistant: ...` | HH-RLHF (Bai et al. 2022, arXiv:2204.05862) |
 | SHP | history, human_ref_A, human_ref_B, labels (, score_ratio) | SHP (Ethayarajh et al. 2022, arXiv:2110.08420) |
 | ranked answers | prompt, responses, ranks or scores | InstructGPT-style K-wise rankings (arXiv:2203.02155) |
+| side rows | pair_id, role (chosen, rejected) or label (1, 0), prompt, response | trainers that batch by pair_id |
+
+All take a prompt of several turns except SHP, whose `history` is one user turn whatever it holds.
 """
 
 import math
@@ -23,20 +26,23 @@ from rmcore.data.fields import (
     Reason,
     RowRejected,
     dialogue_turns,
-    json_or_text,
+    json_object,
     json_ready,
     list_value,
     message_list,
     number,
     number_list,
+    pair_id_value,
     text_value,
 )
-from rmcore.data.pair import Message, PreferencePair, Prompt
+from rmcore.data.pair import Message, PreferencePair, plain_prompt
 from rmcore.errors import DataError
 
 ANSWER_COLUMNS = ("responses", "answers", "completions")
 LIST_COLUMNS = frozenset((*ANSWER_COLUMNS, "ranks", "scores"))
-_MARGIN_COLUMNS = ("target_margin", "margin")
+MARGIN_COLUMNS = ("target_margin", "margin")
+SIDE_ROWS = "side rows"
+SIDE_COLUMNS = ("response", "text", "completion")
 _SHP_COLUMNS = ("history", "human_ref_A", "human_ref_B", "labels")
 _SIDE_REASONS = (("chosen", Reason.EMPTY_CHOSEN), ("rejected", Reason.EMPTY_REJECTED))
 
@@ -99,12 +105,15 @@ def recognise(sample: Row, columns: ColumnMap = USUAL_COLUMNS) -> Layout:
             return Layout("SHP", _parse_shp)
         if "prompt" in row and any(name in row for name in ANSWER_COLUMNS) and ("ranks" in row or "scores" in row):
             return Layout("ranked answers", _parse_ranked)
+        if _is_one_side(side_fields(row)):
+            return Layout(SIDE_ROWS, _parse_prompt_pair)
     there = ", ".join(map(repr, sample)) or "none"
     seen = f"no column {absent[0]!r}" if absent else "no layout fits the columns"
     raise DataError(
         f"{seen}: the columns are {there}. Expected are prompt, chosen, rejected (chosen and rejected alone where they "
-        "are whole dialogues or message lists); history, human_ref_A, human_ref_B, labels; or prompt, responses with "
-        "ranks or scores. Name yours with --prompt-column, --chosen-column, --rejected-column, --margin-column "
+        "are whole dialogues or message lists); history, human_ref_A, human_ref_B, labels; prompt, responses with "
+        "ranks or scores; or, one row a side, pair_id, role (or label), prompt, response. "
+        "Name yours with --prompt-column, --chosen-column, --rejected-column, --margin-column "
         "(data.prompt_column, ... in a configuration)."
     )
 
@@ -120,6 +129,18 @@ def parse_record(row: Row, columns: ColumnMap = USUAL_COLUMNS, layout: Layout | 
     """
     layout = layout if layout is not None else recognise(row, columns)
     return layout.parse(columns.rename(row))
+
+
+def side_fields(row: Row) -> dict[str, Any]:
+    """The columns of a row that is one side; the keys of a `metadata` or `meta` object count as columns."""
+    objects = {name: json_object(row.get(name)) for name in ("metadata", "meta")}
+    columns = {name: value for name, value in row.items() if objects.get(name) is None}
+    return {**(objects["metadata"] or {}), **(objects["meta"] or {}), **columns}
+
+
+def _is_one_side(row: Row) -> bool:
+    has_role = "role" in row or "label" in row
+    return "pair_id" in row and "prompt" in row and has_role and any(name in row for name in SIDE_COLUMNS)
 
 
 def _pair_layout(row: Row) -> Layout:
@@ -216,14 +237,9 @@ def _pair(
         raise RowRejected(Reason.IDENTICAL_SIDES)
     if margin is not None and not math.isfinite(margin):  # the difference of two huge scores
         raise RowRejected(Reason.BAD_MARGIN)
-    pair_id = "" if "pair_id" in used else _pair_id(row.get("pair_id"))
-    used = {"prompt", "chosen", "rejected", *_MARGIN_COLUMNS, *used} | ({"pair_id"} if pair_id else set())
+    pair_id = "" if "pair_id" in used else pair_id_value(row.get("pair_id"))
+    used = {"prompt", "chosen", "rejected", *MARGIN_COLUMNS, *used} | ({"pair_id"} if pair_id else set())
     return PreferencePair(plain_prompt(prompt), chosen, rejected, margin, _metadata(row, used), pair_id)
-
-
-def plain_prompt(prompt: tuple[Message, ...]) -> Prompt:
-    """One form for one meaning: a single user turn is its text, everything else stays a dialogue."""
-    return prompt[0].content if len(prompt) == 1 and prompt[0].role == "user" else prompt
 
 
 def _sides(row: Row) -> tuple[tuple[Message, ...], str, str]:
@@ -266,14 +282,8 @@ def _whole_prompt(row: Row, context: tuple[Message, ...]) -> tuple[Message, ...]
 
 
 def _annotated_margin(row: Row) -> float | None:
-    values = (number(row.get(name), Reason.BAD_MARGIN) for name in _MARGIN_COLUMNS)
+    values = (number(row.get(name), Reason.BAD_MARGIN) for name in MARGIN_COLUMNS)
     return next((value for value in values if value is not None), None)
-
-
-def _pair_id(value: Any) -> str:
-    if value is None or isinstance(value, bool) or not isinstance(value, str | int):
-        return ""
-    return text_value(str(value), None)
 
 
 def _metadata(row: Row, used: set[str]) -> dict[str, Any]:
@@ -281,12 +291,8 @@ def _metadata(row: Row, used: set[str]) -> dict[str, Any]:
 
     In our own tables `prompt_id` and `subset` are copies of what the pair holds anyway, for readers of the table.
     """
-    inner = row.get("metadata")
-    if isinstance(inner, str) and inner.lstrip().startswith("{"):
-        inner = json_or_text(inner)
-    carried: dict[str, Any] = {}
-    if isinstance(inner, dict):
-        carried = inner
+    carried = json_object(row.get("metadata"))
+    if carried is not None:
         used = used | {"metadata"} | ({"prompt_id", "subset"} if "pair_id" in row else set())
     extras = {name: value for name, value in row.items() if name not in used and value is not None}
-    return {str(name): json_ready(value) for name, value in (*carried.items(), *extras.items())}
+    return {str(name): json_ready(value) for name, value in (*(carried or {}).items(), *extras.items())}

@@ -25,6 +25,11 @@ def prompt_messages(prompt: Prompt) -> tuple[Message, ...]:
     return (Message("user", prompt),) if isinstance(prompt, str) else prompt
 
 
+def plain_prompt(prompt: tuple[Message, ...]) -> Prompt:
+    """One form for one meaning: a single user turn is its text, everything else stays a dialogue."""
+    return prompt[0].content if len(prompt) == 1 and prompt[0].role == "user" else prompt
+
+
 def prompt_text(prompt: Prompt) -> str:
     """The prompt as plain text: one user turn is its content, several turns are `Role: content` paragraphs."""
     messages = prompt_messages(prompt)

@@ -6,6 +6,11 @@ Training, evaluation, scoring and serving all go through `Renderer`, and a check
     chat format    the tokenizer's chat template, which is then the authority on special tokens
     plain format   `Prompt: ...` and `Response: ...` paragraphs, with the special tokens the tokenizer adds by itself,
                    closed by EOS (SEP for encoders; nothing where a tokenizer has neither, or pads with EOS)
+    custom format  the text that the user's own function returns (`rmcore.data.render_fn`), treated as plain text:
+                   special tokens and closing are the same, and an EOS that the text ends in is not doubled
+
+All three take prompts of several turns: the template and the function get the turns as they are; the plain format
+writes a lone user turn as its content alone and everything else as `Role: content` paragraphs (`pair.prompt_text`).
 
 A side longer than `max_seq_len` is cut, never dropped: the prompt loses tokens from its left, then the completion
 from its right. A side's tokens depend on that side alone.
@@ -19,7 +24,8 @@ from typing import TYPE_CHECKING, Literal
 
 from jinja2 import TemplateError
 
-from rmcore.data.pair import PreferencePair, Prompt, prompt_messages, prompt_text
+from rmcore.data.pair import PreferencePair, Prompt, plain_prompt, prompt_messages, prompt_text
+from rmcore.data.render_fn import RenderFn
 from rmcore.errors import DataError, ModelError
 
 if TYPE_CHECKING:
@@ -35,8 +41,17 @@ MIN_PROMPT_SHARE = 4
 class Rendering:
     """How a checkpoint wants its text: recorded at training, obeyed at scoring."""
 
-    format: Literal["chat", "plain"]
+    format: Literal["chat", "plain", "custom"]
     max_seq_len: int
+    render_fn: str | None = None
+    """`module:function` of the custom format: a name to compare with, never imported because it is recorded."""
+
+    def __post_init__(self) -> None:
+        if (self.format == "custom") != (self.render_fn is not None):
+            raise ModelError(
+                f"a rendering of format {self.format!r} with render_fn={self.render_fn!r}: the custom format, and only "
+                "it, names a function; restore the checkpoint's rm_rendering.json."
+            )
 
     def save(self, folder: Path) -> None:
         """Write `rm_rendering.json` into a checkpoint folder."""
@@ -69,6 +84,16 @@ class TokenizedPair:
     """Annotated strength of the preference, in the annotator's unit."""
 
     @property
+    def truncation(self) -> dict[str, int]:
+        """Tokens that each side lost to the limit."""
+        return {"chosen": self.chosen.num_cut, "rejected": self.rejected.num_cut}
+
+    @property
+    def equal_after_cut(self) -> bool:
+        """Whether the cut took away everything in which the sides differ: both rewards are then the same."""
+        return any(self.truncation.values()) and self.chosen.ids == self.rejected.ids
+
+    @property
     def num_tokens(self) -> int:
         """Tokens of the longer side: what both of the pair's rows are padded to at least."""
         return max(len(self.chosen.ids), len(self.rejected.ids))
@@ -89,16 +114,24 @@ class Renderer:
     Args:
         tokenizer: a tokenizer with a pad token (see `ensure_pad_token`).
         rendering: format and limit.
+        render_fn: the function of the custom format, which the caller must name: it is code.
+
+    Raises:
+        ModelError: the chat template, or the function, that the rendering asks for is not there or is another one.
     """
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", rendering: Rendering) -> None:
+    def __init__(
+        self, tokenizer: "PreTrainedTokenizerBase", rendering: Rendering, render_fn: RenderFn | None = None
+    ) -> None:
         if rendering.format == "chat" and not tokenizer.chat_template:
             raise ModelError(
                 "this checkpoint was trained with a chat template and its tokenizer has none; "
                 "restore chat_template.jinja in the checkpoint folder."
             )
+        _check_function(rendering, render_fn)
         self.tokenizer = tokenizer
         self.rendering = rendering
+        self._render_fn = render_fn
 
     def tokenize_pairs(self, pairs: Sequence[PreferencePair]) -> list[TokenizedPair]:
         """Tokenize both sides of all pairs."""
@@ -126,9 +159,12 @@ class Renderer:
 
     @property
     def _adds_special_tokens(self) -> bool:
-        return self.rendering.format == "plain"
+        return self.rendering.format != "chat"
 
     def _render(self, prompt: Prompt, completion: str) -> _Text:
+        if self._render_fn is not None:
+            text = self._render_fn(plain_prompt(prompt_messages(prompt)), completion)
+            return _located(text, completion, f"render_fn {self._render_fn.name}")
         if self.rendering.format == "plain":
             prefix = f"Prompt: {prompt_text(prompt)}\n\nResponse: "
             return _Text(prefix + completion, len(prefix), len(prefix) + len(completion))
@@ -141,15 +177,7 @@ class Renderer:
                 f"the chat template refuses a dialogue with the roles {[message['role'] for message in messages]} "
                 f"({error}); train with use_chat_template=false, or drop such dialogues."
             ) from error
-        # A template may strip the completion; it is the last occurrence in any case.
-        body = completion if completion in text else completion.strip()
-        start = text.rfind(body)
-        if start < 0:
-            raise DataError(
-                f"the chat template dropped or rewrote the completion {completion[:60]!r}, so a reward would not be "
-                "of that text; train with use_chat_template=false or fix the template."
-            )
-        return _Text(text, start, start + len(body))
+        return _located(text, completion, "the chat template")
 
     def _finish(self, text: _Text, ids: list[int]) -> TokenizedSide:
         closing = self._closing(ids)
@@ -159,7 +187,7 @@ class Renderer:
         return self._cut(text, closing)
 
     def _closing(self, ids: list[int]) -> list[int]:
-        """Return the ids to append after `ids`: EOS in the plain format, SEP for encoders, where not there already."""
+        """Return the ids to append: EOS, or SEP for encoders, where not there already; none in the chat format."""
         if self.rendering.format == "chat":
             return []
         end = self.tokenizer.eos_token_id
@@ -209,8 +237,40 @@ class Renderer:
         return TokenizedSide(kept, len(ids) + len(closing) - len(kept))
 
 
-def choose_rendering(tokenizer: "PreTrainedTokenizerBase", *, use_chat_template: bool, max_seq_len: int) -> Rendering:
-    """Chat format where wanted and the tokenizer has a template, else plain."""
+def _check_function(rendering: Rendering, render_fn: RenderFn | None) -> None:
+    given = None if render_fn is None else render_fn.name
+    if given == rendering.render_fn:
+        return
+    if rendering.render_fn is None:
+        raise ModelError(
+            f"render_fn {given} was passed to a model of the {rendering.format} format, whose rewards it would change; "
+            "leave render_fn out, or train with it."
+        )
+    raise ModelError(
+        f"this checkpoint was trained on text rendered by {rendering.render_fn}, and "
+        + (f"{given} was passed" if given else "a function is not imported merely because a checkpoint names it")
+        + f"; if you trust it, pass render_fn={rendering.render_fn!r} (--render-fn {rendering.render_fn})."
+    )
+
+
+def _located(text: str, completion: str, renderer: str) -> _Text:
+    """Find the completion, perhaps stripped of white space, in a rendered text: its last occurrence in any case."""
+    body = completion if completion in text else completion.strip()
+    start = text.rfind(body)
+    if start < 0:
+        raise DataError(
+            f"{renderer} dropped or rewrote the completion {completion[:60]!r}, so a reward would not be of that text; "
+            "correct it so that the completion stays as it is, or train with use_chat_template=false and no render_fn."
+        )
+    return _Text(text, start, start + len(body))
+
+
+def choose_rendering(
+    tokenizer: "PreTrainedTokenizerBase", *, use_chat_template: bool, max_seq_len: int, render_fn: str | None = None
+) -> Rendering:
+    """Custom format where a function is named, chat where wanted and the tokenizer has a template, else plain."""
+    if render_fn is not None:
+        return Rendering("custom", max_seq_len, render_fn)
     return Rendering("chat" if use_chat_template and tokenizer.chat_template else "plain", max_seq_len)
 
 
@@ -231,11 +291,12 @@ def ensure_pad_token(tokenizer: "PreTrainedTokenizerBase") -> bool:
 
 
 def count_cut(pairs: Sequence[TokenizedPair]) -> dict[str, int]:
-    """How many pairs and sides were cut to the limit, and how many tokens that cost."""
+    """How many pairs and sides were cut to the limit, how many tokens that cost, and how many pairs became ties."""
     sides = [side for pair in pairs for side in (pair.chosen, pair.rejected)]
     return {
         "num_pairs": len(pairs),
         "num_cut_pairs": sum(1 for pair in pairs if pair.chosen.num_cut or pair.rejected.num_cut),
         "num_cut_sides": sum(1 for side in sides if side.num_cut),
         "num_cut_tokens": sum(side.num_cut for side in sides),
+        "num_equal_after_cut": sum(pair.equal_after_cut for pair in pairs),
     }

@@ -17,23 +17,15 @@ from typing import Any, Literal
 from rmcore.data.fields import Reason, RowRejected
 from rmcore.data.files import RawRecord, is_file_name, read_file
 from rmcore.data.hub import hub_revision, read_folder, read_hub
-from rmcore.data.layouts import USUAL_COLUMNS, ColumnMap, Layout, parse_record, recognise
+from rmcore.data.layouts import SIDE_ROWS, USUAL_COLUMNS, ColumnMap, Layout, parse_record, recognise
 from rmcore.data.pair import PreferencePair
+from rmcore.data.rejected import INCOMPLETE, INCOMPLETE_SIDES, RejectedRow, refuse_incomplete, reject
+from rmcore.data.side_rows import read_side_rows
 from rmcore.errors import DataError
 
 _PROBE_ROWS = 100
 """Rows whose columns together decide the layout: more than one, as JSON rows may each leave out what they lack."""
-_EXCERPT_CHARACTERS = 200
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-
-
-@dataclass(frozen=True, slots=True)
-class RejectedRow:
-    """A row that gave no pair: its number (from 1; the line of a JSON Lines file), why, and how it begins."""
-
-    row: int
-    reason: str
-    excerpt: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +40,12 @@ class LoadedPairs:
 
 
 def load_pairs(
-    source: str, *, split: str = "train", columns: ColumnMap = USUAL_COLUMNS, limit: int | None = None
+    source: str,
+    *,
+    split: str = "train",
+    columns: ColumnMap = USUAL_COLUMNS,
+    limit: int | None = None,
+    require_complete_pairs: bool = False,
 ) -> LoadedPairs:
     """Read the pairs of a source, in its order.
 
@@ -56,12 +53,29 @@ def load_pairs(
         source: a file, a `datasets` folder, or a hub name.
         split: which split of a folder or hub data set; a file has none.
         columns: names of the columns, where they are not the usual ones.
-        limit: stop reading after this many pairs.
+        limit: stop reading after this many pairs; one row a side, as soon as the first so many are whole.
+        require_complete_pairs: make it an error where, in the rows read, a pair lacks a completion (missing, empty, or
+            a dialogue that ends before it) or, with one row a side, is not exactly one chosen and one rejected row of
+            the same prompt. Rows of which only something else is wrong (equal sides, a bad margin, a line that is not
+            JSON) are set aside as ever, and so are ranked answers, which have no sides.
 
     Raises:
-        DataError: the source cannot be read, its columns fit no layout, or no row gives a pair.
+        DataError: the source cannot be read, its columns fit no layout, no row gives a pair, or see above.
     """
     records, layout = _probe(iter_records(source, split=split), source, columns)
+    sided = layout.name == SIDE_ROWS
+    pairs, rejected, num_rows = (read_side_rows if sided else _read_pair_rows)(records, layout, columns, limit)
+    if require_complete_pairs:
+        refuse_incomplete(source, rejected, INCOMPLETE_SIDES if sided else INCOMPLETE)
+    if not pairs:
+        raise _nothing_usable(source, rejected)
+    return LoadedPairs(pairs, rejected, num_rows, layout.name, source)
+
+
+def _read_pair_rows(
+    records: Iterable[RawRecord], layout: Layout, columns: ColumnMap, limit: int | None
+) -> tuple[list[PreferencePair], list[RejectedRow], int]:
+    """Read (pairs, rows set aside, number of rows) from rows that each stand alone."""
     pairs: list[PreferencePair] = []
     rejected: list[RejectedRow] = []
     num_rows = 0
@@ -74,9 +88,7 @@ def load_pairs(
             pairs.extend(outcome)
         if limit is not None and len(pairs) >= limit:
             break
-    if not pairs:
-        raise _nothing_usable(source, rejected)
-    return LoadedPairs(pairs[:limit], rejected, num_rows, layout.name, source)
+    return pairs[:limit], rejected, num_rows
 
 
 def iter_records(source: str, *, split: str = "train") -> Iterator[RawRecord]:
@@ -126,7 +138,7 @@ def source_digest(source: str) -> str:
 
 
 def write_rejected(rejected: Iterable[RejectedRow], path: Path) -> None:
-    """Write the rows set aside as JSON Lines, `{"row": 7, "reason": "empty prompt", "excerpt": "..."}`."""
+    """Write the rows set aside as JSON Lines, `{"row", "reason", "excerpt", "pair_id"}`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in rejected)
@@ -146,7 +158,7 @@ def _probe(records: Iterator[RawRecord], source: str, columns: ColumnMap) -> tup
     if not head:
         raise DataError(f"{source} has no rows: there is nothing to train or measure on. Check how it was written.")
     if not sample:
-        raise _nothing_usable(source, [_rejected(record, record.problem or Reason.MISSING_VALUE) for record in head])
+        raise _nothing_usable(source, [reject(record, record.problem or Reason.MISSING_VALUE) for record in head])
     try:
         return chain(head, records), recognise(sample, columns)
     except DataError as error:
@@ -155,23 +167,11 @@ def _probe(records: Iterator[RawRecord], source: str, columns: ColumnMap) -> tup
 
 def _parse(record: RawRecord, columns: ColumnMap, layout: Layout) -> list[PreferencePair] | RejectedRow:
     if record.fields is None:
-        return _rejected(record, record.problem or Reason.MISSING_VALUE)
+        return reject(record, record.problem or Reason.MISSING_VALUE)
     try:
         return parse_record(record.fields, columns, layout)
     except RowRejected as rejection:
-        return _rejected(record, rejection.reason)
-
-
-def _rejected(record: RawRecord, reason: Reason) -> RejectedRow:
-    text = record.excerpt if record.fields is None else _shown(record.fields)
-    clean = text.encode("utf-8", "backslashreplace").decode("utf-8")  # what is not UTF-8 cannot be written out
-    return RejectedRow(record.row, str(reason), clean[:_EXCERPT_CHARACTERS])
-
-
-def _shown(fields: dict[str, Any]) -> str:
-    """The start of every column, since the bad one may stand behind a long good one."""
-    share = max(20, _EXCERPT_CHARACTERS // max(1, len(fields)) - 10)
-    return ", ".join(f"{name}={str(value)[:share]!r}" for name, value in fields.items())
+        return reject(record, rejection.reason)
 
 
 def _nothing_usable(source: str, rejected: list[RejectedRow]) -> DataError:

@@ -21,8 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rmcore.data.files import BATCH_ROWS
-from rmcore.data.layouts import plain_prompt
-from rmcore.data.pair import Message, PreferencePair, prompt_messages
+from rmcore.data.pair import Message, PreferencePair, plain_prompt, prompt_messages
 from rmcore.errors import DataError
 
 SCHEMA = pa.schema(

@@ -4,6 +4,7 @@ Writes `train.parquet`, `validation.parquet`, `test.parquet`, with the gold worl
 `label_ceiling.json`; `audit.json`; `rejected_rows.jsonl`; `summary.json`.
 """
 
+from functools import partial
 from pathlib import Path
 
 from rmcore.config import DataConfig, PipelineConfig
@@ -69,11 +70,12 @@ def load_sources(config: DataConfig) -> list[LoadedPairs]:
             f"eval_split={config.eval_split} names a split of {config.source}, and a file has none, so the test pairs "
             "would be the training pairs; name a file in eval_source, or leave both out to hold out some prompts."
         )
-    loaded = [load_pairs(config.source, split=config.split, columns=columns, limit=config.limit)]
+    load = partial(load_pairs, columns=columns, require_complete_pairs=config.require_complete_pairs)
+    loaded = [load(config.source, split=config.split, limit=config.limit)]
     if config.eval_source is None and config.eval_split is None:
         return loaded
     source, split = config.eval_source or config.source, config.eval_split or config.split
-    return [*loaded, load_pairs(source, split=split, columns=columns, limit=config.eval_limit)]
+    return [*loaded, load(source, split=split, limit=config.eval_limit)]
 
 
 def _carve(pairs: list[PreferencePair], config: DataConfig, *, seed: int, test: float) -> Splits:

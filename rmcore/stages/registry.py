@@ -8,12 +8,12 @@
 import importlib.metadata
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rmcore.codehash import code_digests
-from rmcore.config import PipelineConfig
+from rmcore.config import RUN_ONLY_FIELDS, PipelineConfig
 from rmcore.data.sources import source_digest
 from rmcore.store import ArtifactRef
 
@@ -30,6 +30,10 @@ class Stage:
     """Globs of the files that downstream stages read; their content is the artifact's digest."""
     libraries: tuple[str, ...] = ()
     """Packages whose major.minor version enters the key."""
+    without: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Settings inside those fields that change no outcome file, by field."""
+    resumable: bool = False
+    """Writes states from which the next attempt goes on after a kill."""
     on_device: bool = False
     """Runs a model, so the device type enters the key and one slot of the device is taken."""
     content: Callable[[PipelineConfig], dict[str, str]] = lambda config: {}
@@ -64,6 +68,8 @@ STAGES: dict[str, Stage] = {
             ("seed", "model", "train"),
             ("best/*",),
             libraries=TORCH,
+            without={"train": RUN_ONLY_FIELDS},
+            resumable=True,
             on_device=True,
             content=_model_content,
         ),
@@ -103,8 +109,10 @@ def stage_inputs(stage: Stage, config: PipelineConfig, upstream: Mapping[str, Ar
     content = stage.content(config)
     settings = config.model_dump(mode="json")
     for name in content:
-        group, field = name.split(".")
-        settings[group][field] = "by content"
+        group, setting = name.split(".")
+        settings[group][setting] = "by content"
+    for group, names in stage.without.items():
+        settings[group] = {name: value for name, value in settings[group].items() if name not in names}
     inputs: dict[str, Any] = {
         "stage": stage.name,
         "config": {name: settings[name] for name in stage.config_fields},

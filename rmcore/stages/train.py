@@ -1,25 +1,33 @@
 """Stage train: prepared pairs in, a checkpoint folder out.
 
 Writes `best/` and `step_*/` (plain Hugging Face folders), `metrics.csv`, `metrics.jsonl`, `reward_distributions.json`,
-`training.json` (how it ended), `summary.json` and the training curves.
+`dropped_pairs.jsonl`, `training.json` (how it ended), `summary.json` and the training curves.
 """
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from rmcore.config import PipelineConfig
+from rmcore.data.integrity import DroppedPair, select_training_pairs
 from rmcore.data.pair import PreferencePair
 from rmcore.data.rendering import count_cut
 from rmcore.data.table import read_pairs
+from rmcore.errors import ConfigError
 from rmcore.files import write_json
+from rmcore.landscape.trajectory import make_callbacks
 from rmcore.model import BradleyTerryRM, pick_device
 from rmcore.plots.training import training_curves
 from rmcore.progress import Report
+from rmcore.resume import FINISHED_FILE, clear
 from rmcore.stages.interface import Upstream
 from rmcore.tracking import METRICS_FILE, Tracker, read_history
-from rmcore.trainer.loop import Trainer, TrainResult
+from rmcore.trainer.loop import Trainer
+from rmcore.trainer.record import TrainResult
+from rmcore.trainer.sharding import process_group
 
 
 def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
@@ -46,29 +54,60 @@ def train_into(
 ) -> TrainResult:
     """Train the model of `config` on `train`, choosing the best step on `validation` (may be empty), into `out`.
 
-    `tracker` must write to `out/metrics.jsonl`, from where the training curves are drawn.
+    `tracker` must write to `out/metrics.jsonl`, from where the training curves are drawn. Under torchrun every process
+    calls this with the same arguments; the first one writes. An unfinished training in `out` is gone on with, after
+    `rmcore.resume.rewind(out)`.
     """
-    out.mkdir(parents=True, exist_ok=True)
-    rm = BradleyTerryRM.new(config.model, seed=config.seed, device=pick_device(config.device))
-    tokenized = rm.renderer.tokenize_pairs(train)
-    tokenized_validation = rm.renderer.tokenize_pairs(validation)
-    trainer = Trainer(
-        rm,
-        config.train,
-        train=tokenized,
-        validation=tokenized_validation,
-        folder=out,
-        tracker=tracker,
-        seed=config.seed,
-        progress=report,
-    )
-    result = trainer.run()
-    record = result.to_dict() | {
+    device = pick_device(config.device)
+    rm = BradleyTerryRM.new(config.model, seed=config.seed, device=device)  # in a group, rank 0 alone could write `tiny`
+    with process_group(device) as ranks:
+        if ranks.world > 1 and "curvature" in config.train.callbacks:
+            raise ConfigError(
+                f"the curvature callback needs the whole model in one process, and {ranks.world} share it; leave it "
+                "out of train.callbacks and analyze the saved step_*/ checkpoints afterwards."
+            )
+        tokenized = rm.renderer.tokenize_pairs(train)
+        kept, dropped = select_training_pairs(tokenized, over_length=config.train.over_length)
+        held_out = rm.renderer.tokenize_pairs(validation)
+        trainer = Trainer(
+            rm,
+            config.train,
+            train=kept,
+            validation=held_out,
+            folder=out,
+            tracker=tracker,
+            seed=config.seed,
+            progress=report,
+            callbacks=make_callbacks(config.train.callbacks, seed=config.seed),
+            settings={f"model.{name}": value for name, value in config.model.model_dump(mode="json").items()},
+            ranks=ranks,
+        )
+        result = trainer.run()
+        if not ranks.is_main:
+            return result
+    truncation = {"train": count_cut(tokenized), "validation": count_cut(held_out), "num_dropped_pairs": len(dropped)}
+    _write_dropped(dropped, out / "dropped_pairs.jsonl")
+    _write_outcome(out, trainer, result)
+    write_json(out / FINISHED_FILE, _record(rm, result, truncation))
+    clear(out)
+    return result
+
+
+def _write_dropped(dropped: Sequence[DroppedPair], path: Path) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(pair.to_dict()) + "\n" for pair in dropped)
+
+
+def _record(rm: BradleyTerryRM, result: TrainResult, truncation: dict[str, Any]) -> dict[str, Any]:
+    return result.to_dict() | {
         "num_parameters": rm.num_parameters,
+        "num_trained_parameters": rm.num_trained_parameters,
         "rendering": rm.renderer.rendering.format,
-        "truncation": {"train": count_cut(tokenized), "validation": count_cut(tokenized_validation)},
+        "truncation": truncation,
     }
-    write_json(out / "training.json", record)
+
+
+def _write_outcome(out: Path, trainer: Trainer, result: TrainResult) -> None:
     distributions = {trainer.best_rewards_split: reward_distribution(trainer.best_rewards)}
     write_json(out / "reward_distributions.json", distributions)
     costs = {
@@ -79,10 +118,8 @@ def train_into(
     }
     write_json(out / "summary.json", {"metrics": costs})
     (out / "figures").mkdir(exist_ok=True)
-    training_curves(
-        read_history(out / METRICS_FILE), out / "figures" / "training_curves.png", best_step=result.best_step
-    )
-    return result
+    history = read_history(out / METRICS_FILE)
+    training_curves(history, out / "figures" / "training_curves.png", best_step=result.best_step)
 
 
 def reward_distribution(rewards: np.ndarray) -> dict[str, dict]:

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -9,16 +10,48 @@ from safetensors import SafetensorError
 from rmcore.errors import StoreError
 from rmcore.files import fsync_tree
 from rmcore.model import BradleyTerryRM
+from rmcore.trainer.ranks import ALONE, Ranks
+from rmcore.trainer.sharding import whole_state_dict
 
 
-def save_checkpoint(rm: BradleyTerryRM, folder: Path) -> Path:
-    """Write `rm` to `folder` atomically; an older checkpoint there is replaced only once the new one is on disk."""
-    temporary = folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
+def save_checkpoint(rm: BradleyTerryRM, folder: Path, ranks: Ranks = ALONE) -> None:
+    """Write `rm` to `folder` atomically, as one plain model; on several ranks every one must call this.
+
+    Raises:
+        StoreError: the disk is full. What was there before is untouched.
+    """
+    state = whole_state_dict(rm.model) if ranks.world > 1 else None
+    if ranks.is_main:
+        _publish(folder, lambda temporary: rm.save(temporary, state_dict=state))
+    ranks.wait()
+
+
+def copy_checkpoint(source: Path, folder: Path) -> None:
+    """Make `folder` the same checkpoint as `source`, atomically and without a second copy on disk."""
+    _publish(folder, lambda temporary: shutil.copytree(source, temporary, copy_function=os.link, dirs_exist_ok=True))
+
+
+def mend(folder: Path) -> None:
+    """Put right what a kill between two renames left: a checkpoint set aside for a newer one that never came."""
+    for retired in folder.glob(".*.old"):
+        place = folder / retired.name[1 : -len(".old")]
+        if place.exists():
+            shutil.rmtree(retired)
+        else:
+            retired.rename(place)
+    for temporary in folder.glob(".*.tmp"):
+        if temporary.is_dir():
+            shutil.rmtree(temporary)
+
+
+def _publish(folder: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` fill a folder beside `folder`, sync it and give it the name; an older one goes only after that."""
+    temporary, retired = (folder.with_name(f".{folder.name}.{suffix}") for suffix in ("tmp", "old"))
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)
         try:
-            rm.save(temporary)
+            write(temporary)
         except SafetensorError as error:
             raise StoreError(
                 f"the checkpoint {folder} could not be written ({error}), most often because the disk is full; the one "
@@ -26,7 +59,7 @@ def save_checkpoint(rm: BradleyTerryRM, folder: Path) -> Path:
             ) from error
         fsync_tree(temporary)
         if folder.exists():
-            retired = folder.with_name(f".{folder.name}.old-{os.getpid()}")
+            shutil.rmtree(retired, ignore_errors=True)
             folder.rename(retired)
             temporary.rename(folder)
             shutil.rmtree(retired)
@@ -34,4 +67,3 @@ def save_checkpoint(rm: BradleyTerryRM, folder: Path) -> Path:
             temporary.rename(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return folder

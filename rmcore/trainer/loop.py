@@ -1,140 +1,62 @@
-"""The training loop: steps, evaluations, the best checkpoint, when to stop.
+"""The training loop: steps, evaluations, the best checkpoint, when to stop, and going on after a kill.
 
 The loop knows pairs, a model and a folder. What its numbers are sent to is the tracker's business.
+
+Resuming is exact: a state holds everything that the next step depends on, and the data order is a pure function of the
+seed, so on a CPU a training that was killed anywhere ends in the same bits as one that was not.
 """
 
-import csv
-import math
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from itertools import islice
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from torch.optim import Optimizer
 
-from rmcore.batching import MicroBatch, micro_batches, pack_pairs, step_order
+from rmcore import resume
+from rmcore.batching import pack_pairs
 from rmcore.config import TrainConfig
 from rmcore.data.rendering import TokenizedPair
 from rmcore.errors import TrainingError
-from rmcore.memory import choose_token_budget, peak_memory_bytes
+from rmcore.losses import make_bradley_terry
+from rmcore.memory import choose_token_budget, memory_metrics, peak_memory_bytes
 from rmcore.metrics.report_card import batch_metrics
-from rmcore.model import BradleyTerryRM
-from rmcore.optim import make_optimizer, make_schedule
+from rmcore.model import BradleyTerryRM, float32_head
+from rmcore.optim import make_optimizer, set_learning_rate
 from rmcore.tracking import Tracker
-from rmcore.trainer.checkpoint import save_checkpoint
-from rmcore.trainer.step import StepResult, train_step
+from rmcore.trainer import state as states
+from rmcore.trainer.callbacks import Callback, Evaluation
+from rmcore.trainer.checkpoint import mend
+from rmcore.trainer.compiling import CompiledForward
+from rmcore.trainer.feed import StepFeed, make_feed, planned_steps, steps_from
+from rmcore.trainer.interruption import Interruption, deferred_interruption
+from rmcore.trainer.keeper import Keeper
+from rmcore.trainer.ranks import ALONE, Ranks
+from rmcore.trainer.record import Progress, TrainResult, Window, write_csv
+from rmcore.trainer.scoring import score_tokenized
+from rmcore.trainer.selection import Selection
+from rmcore.trainer.sharding import shard
+from rmcore.trainer.step import StepContext, make_forward
+from rmcore.trainer.stepper import Stepper
 
-CSV_COLUMNS = {
-    "train_loss": "train/loss",
-    "train_acc": "train/pairwise_accuracy",
-    "train_margin": "train/mean_margin",
-    "eval_loss": "eval/loss",
-    "eval_acc": "eval/pairwise_accuracy",
-    "eval_margin": "eval/mean_margin",
-    "eval_pairs": "eval/num_pairs",
-}
 DISTRIBUTION_PAIRS = 500
 """Training pairs whose rewards are described where there are no validation pairs."""
-HIGHER_IS_BETTER = {"eval/pairwise_accuracy": True, "eval/loss": False, "eval/ece": False}
-
-
-@dataclass(slots=True)
-class TrainResult:
-    """How a training ended."""
-
-    num_steps: int
-    """Optimizer steps done."""
-    planned_steps: int
-    stop_reason: str
-    best_step: int
-    best_metric: str | None
-    """None without validation pairs: best is then the last step."""
-    best_value: float | None
-    num_pairs: int
-    """Pairs seen, with repetition over epochs."""
-    num_tokens: int
-    """Padded tokens computed in training steps."""
-    num_real_tokens: int
-    token_budget: int
-    train_seconds: float
-    """Wall seconds in optimizer steps, without evaluations and checkpoints."""
-    peak_memory_bytes: int
-    """Most memory so far: of the device on a GPU, else of this process."""
-
-    @property
-    def pairs_per_second(self) -> float:
-        """Training throughput."""
-        return self.num_pairs / max(self.train_seconds, 1e-9)
-
-    def to_dict(self) -> dict:
-        """A JSON-ready record."""
-        return asdict(self) | {"pairs_per_second": self.pairs_per_second}
-
-
-@dataclass(slots=True)
-class _Best:
-    """The best evaluation so far and how long ago it was."""
-
-    metric: str
-    value: float | None = None
-    step: int = 0
-    evaluations_since: int = 0
-
-    def improved(self, value: float, step: int) -> bool:
-        """Note one evaluation; True if it is the best so far. An undefined value never is."""
-        sign = 1 if HIGHER_IS_BETTER[self.metric] else -1
-        if math.isfinite(value) and (self.value is None or sign * value > sign * self.value):
-            self.value, self.step, self.evaluations_since = value, step, 0
-            return True
-        self.evaluations_since += 1
-        return False
-
-
-@dataclass(slots=True)
-class _Window:
-    """Step results since the last logged line, averaged by pairs."""
-
-    results: list[StepResult] = field(default_factory=list)
-    seconds: float = 0.0
-
-    def summary(self, lr: float) -> dict[str, float]:
-        pairs = sum(result.num_pairs for result in self.results)
-
-        def mean(name: str) -> float:
-            return sum(getattr(result, name) * result.num_pairs for result in self.results) / pairs
-
-        return {
-            "train/loss": mean("loss"),
-            "train/pairwise_accuracy": mean("pairwise_accuracy"),
-            "train/mean_margin": mean("mean_margin"),
-            "train/grad_norm": mean("grad_norm"),
-            "train/lr": lr,
-            "train/log10_lr": math.log10(max(lr, 1e-30)),
-            "cost/pairs_per_second": pairs / max(self.seconds, 1e-9),
-            "cost/padding_share": 1
-            - sum(r.num_real_tokens for r in self.results) / sum(r.num_tokens for r in self.results),
-        }
-
-
-def planned_steps(config: TrainConfig, num_pairs: int) -> int:
-    """Optimizer steps of a run over `num_pairs` training pairs: `steps`, else `epochs` rounded up to whole steps."""
-    if config.steps is not None:
-        return config.steps
-    per_epoch = math.ceil(num_pairs / config.pairs_per_step)
-    return max(1, round(config.epochs * per_epoch))
+ALL_DONE = "all steps done"
 
 
 class Trainer:
     """Trains one reward model into one folder.
 
-    The folder then holds `metrics.csv`, `best/`, `step_<last>/`, and `step_*/` every `save_every` steps. (The tracker
-    writes `metrics.jsonl`.)
+    The folder then holds `metrics.csv`, `best/`, `step_<last>/`, and `step_*/` every `save_every` steps or among the
+    `keep_top_k` best. (The tracker writes `metrics.jsonl`.) While it trains, `resume/` holds the newest states; a
+    Trainer made for such a folder goes on from there.
 
     Args:
-        rm: the model; trained in place.
+        rm: the model; trained in place, and sharded in place where there are several ranks.
         config: settings.
         train: P tokenized training pairs.
         validation: held-out pairs for choosing the best step; may be empty, then best = last and nothing stops early.
@@ -142,6 +64,12 @@ class Trainer:
         tracker: receives numbers by step.
         seed: data order and dropout.
         progress: called as progress(step, planned_steps, text) after each step.
+        callbacks: called after each evaluation.
+        settings: whatever else made this training what it is, by dotted name; a state of other settings is refused.
+        ranks: the processes that train together.
+
+    Raises:
+        ConfigError: a pair exceeds the token budget, or the world size does not divide `pairs_per_step`.
     """
 
     def __init__(
@@ -155,127 +83,163 @@ class Trainer:
         tracker: Tracker,
         seed: int,
         progress: Callable[[int, int, str], None] | None = None,
+        callbacks: Sequence[Callback] = (),
+        settings: Mapping[str, Any] | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
+        ranks.check_divides(config.pairs_per_step)
         self.rm, self.config, self.folder, self.tracker, self.seed = rm, config, folder, tracker, seed
-        self.train, self.validation = train, validation
-        self.progress = progress
+        self.train, self.validation, self.ranks = train, validation, ranks
+        self.progress, self.callbacks = progress, callbacks
         self.num_steps = planned_steps(config, len(train))
-        self.token_budget = config.token_budget or choose_token_budget(
-            rm.model.config,
-            num_parameters=rm.num_parameters,
-            max_seq_len=rm.renderer.rendering.max_seq_len,
-            precision=config.precision,
-            gradient_checkpointing=config.gradient_checkpointing,
-            device=rm.device,
-        )
-        pack_pairs([max(pair.num_tokens for pair in train)], self.token_budget)  # refuses now what would fail mid-way
-        self._rows: dict[int, dict[str, float]] = {}
-        self._best = _Best(config.best_metric)
+        self.settings = states.training_settings(config, seed, train, validation) | dict(settings or {})
+        beginning = resume.read_beginning(folder, self.settings)
+        self.point = resume.find_resume_point(folder) if beginning else None
+        if self.point is not None:
+            self.at = Progress.from_dict(self.point.record)
+        else:
+            budget = beginning["token_budget"] if beginning else self._choose_budget()
+            self.at = Progress(budget, Selection.of(config))
+        pack_pairs([max(pair.num_tokens for pair in train)], self.at.token_budget)  # refuses now what would fail later
+        self.keeper = Keeper(rm, config, folder, self.at.selection, ranks)
         self.best_rewards = np.zeros((0, 2), dtype=np.float32)
         """(P, 2) rewards, chosen first, under the best weights; of the split named below."""
         self.best_rewards_split = "validation"
+
+    def _choose_budget(self) -> int:
+        return self.config.token_budget or choose_token_budget(
+            self.rm.model.config,
+            num_parameters=self.rm.num_parameters,
+            max_seq_len=self.rm.renderer.rendering.max_seq_len,
+            precision=self.config.precision,
+            gradient_checkpointing=self.config.gradient_checkpointing,
+            device=self.rm.device,
+        )
 
     def run(self) -> TrainResult:
         """Train to the end, to early stopping, or to an error; the last good state is always on disk.
 
         Raises:
-            TrainingError: loss or gradient is not finite.
-            KeyboardInterrupt: passed on after the current weights have been saved as `step_*`.
+            TrainingError: loss or gradient is not finite, memory does not suffice, a worker process failed.
+            KeyboardInterrupt: after Ctrl-C or SIGTERM, when the step is done and its state saved.
         """
-        torch.manual_seed(self.seed)
-        if self.config.gradient_checkpointing:
-            self.rm.model.gradient_checkpointing_enable()
-        optimizer = make_optimizer(self.rm.model, self.config)
-        schedule = make_schedule(optimizer, self.config, self.num_steps)
-        totals, window, seconds = [0, 0, 0], _Window(), 0.0
-        stop_reason, step = "all steps done", 0
-        try:
-            for step, (indices, batches) in enumerate(self._steps(), start=1):
-                started = time.perf_counter()
-                lr = float(schedule.get_last_lr()[0])
-                result = self._one_step_or_save(optimizer, batches, step, indices)
-                schedule.step()
-                elapsed = time.perf_counter() - started
-                seconds, window.seconds = seconds + elapsed, window.seconds + elapsed
-                window.results.append(result)
-                totals = [
-                    totals[0] + result.num_pairs,
-                    totals[1] + result.num_tokens,
-                    totals[2] + result.num_real_tokens,
-                ]
-                last = step == self.num_steps
-                if step % self.config.log_every == 0 or last:
-                    self._log(step, window.summary(lr))
-                    window = _Window()
-                if self.validation and (step % self.config.eval_every == 0 or last):
-                    self._evaluate(step)
-                if self.config.save_every and step % self.config.save_every == 0 and not last:
-                    save_checkpoint(self.rm, self.folder / f"step_{step}")
-                if self.progress is not None:
-                    self.progress(step, self.num_steps, f"loss {result.loss:.3f}")
-                patience = self.config.early_stopping_patience
-                if self.validation and patience is not None and self._best.evaluations_since >= patience and not last:
-                    stop_reason = f"{self.config.best_metric} did not improve for {patience} evaluations"
-                    break
-        except KeyboardInterrupt:
-            save_checkpoint(self.rm, self.folder / f"step_{step}")
-            raise
-        finally:
-            self._write_csv()
-        save_checkpoint(self.rm, self.folder / f"step_{step}")
-        if not self.validation or self._best.value is None:
-            save_checkpoint(self.rm, self.folder / "best")
-            self._best.step = step
-            self.best_rewards = score_tokenized(self.rm, self.train[:DISTRIBUTION_PAIRS])
-            self.best_rewards_split = "train"
-        return TrainResult(
-            num_steps=step,
-            planned_steps=self.num_steps,
-            stop_reason=stop_reason,
-            best_step=self._best.step,
-            best_metric=self.config.best_metric if self.validation else None,
-            best_value=self._best.value,
-            num_pairs=totals[0],
-            num_tokens=totals[1],
-            num_real_tokens=totals[2],
-            token_budget=self.token_budget,
-            train_seconds=seconds,
-            peak_memory_bytes=peak_memory_bytes(self.rm.device),
-        )
+        with ExitStack() as stack:
+            interruption = stack.enter_context(deferred_interruption())
+            if self.config.precision == "bf16":
+                stack.enter_context(float32_head(self.rm.model))
+            if self.config.tf32 and self.rm.device.type == "cuda":
+                stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+                torch.set_float32_matmul_precision("high")
+            context = self._start()
+            if self.ranks.is_main:
+                stack.callback(lambda: write_csv(self.folder / "metrics.csv", self.at.rows))
+            stop_reason = self._steps(context, interruption)
+        return self._finish(context, stop_reason)
 
     def probe(self, num_steps: int) -> int:
         """Run the first steps to see what they cost: padded tokens computed. Weights change, nothing is saved."""
-        optimizer = make_optimizer(self.rm.model, self.config)
-        steps = enumerate(islice(self._steps(), num_steps), start=1)
-        return sum(self._one_step(optimizer, batches, step, indices).num_tokens for step, (indices, batches) in steps)
+        stepper = Stepper(self._context(), self._feed())
+        steps = range(min(num_steps, self.num_steps))
+        return sum(stepper.run(step + 1, *stepper.feed[step]).num_tokens for step in steps)
 
-    def _steps(self) -> Iterator[tuple[list[int], list[MicroBatch]]]:
-        for indices in step_order(len(self.train), self.config.pairs_per_step, self.num_steps, seed=self.seed):
-            pairs = [self.train[index] for index in indices]
-            yield indices, list(micro_batches(pairs, token_budget=self.token_budget, pad_id=self.rm.pad_id))
-
-    def _one_step_or_save(
-        self, optimizer: Optimizer, batches: list[MicroBatch], step: int, indices: Sequence[int]
-    ) -> StepResult:
-        """Run one step; where it is refused, its update was not applied, so the weights are still worth keeping."""
-        try:
-            return self._one_step(optimizer, batches, step, indices)
-        except TrainingError:
-            if step > 1:
-                save_checkpoint(self.rm, self.folder / f"step_{step - 1}")
-            raise
-
-    def _one_step(
-        self, optimizer: Optimizer, batches: list[MicroBatch], step: int, indices: Sequence[int]
-    ) -> StepResult:
-        self.rm.model.train()
-        pair_ids = [self.train[index].pair_id for index in indices]
-        return train_step(
-            self.rm.model, optimizer, batches, self.config, step=step, pair_ids=pair_ids, device=self.rm.device
+    def _context(self) -> StepContext:
+        """Bring the model into its training form; what all steps share."""
+        if self.config.gradient_checkpointing:
+            self.rm.enable_gradient_checkpointing()
+        shard(self.rm.model, self.ranks)
+        device = self.rm.device
+        forward = make_forward(self.rm.model, make_bradley_terry(self.config), self.config.precision, device)
+        return StepContext(
+            model=self.rm.model,
+            forward=CompiledForward(forward) if self.config.compile else forward,
+            optimizer=make_optimizer(self.rm.model, self.config),
+            clip=self.config.clip,
+            device=device,
+            ranks=self.ranks,
         )
 
+    def _start(self) -> StepContext:
+        """Begin, or go on from the newest state."""
+        if self.ranks.is_main:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            mend(self.folder)
+            if self.point is None:
+                resume.begin(self.folder, self.settings, {"token_budget": self.at.token_budget})
+        states.seed_everything(self.seed, self.ranks)
+        context = self._context()
+        if self.point is not None:
+            self._take_up(self.point, context)
+        return context
+
+    def _take_up(self, point: resume.ResumePoint, context: StepContext) -> None:
+        saved = states.load_state(point.state)
+        states.apply_state(saved, self.rm.model, context.optimizer)
+        if len(saved["random"]) == self.ranks.world:
+            states.set_random_state(saved["random"][self.ranks.rank], self.rm.device)
+        self.best_rewards = saved["best_rewards"].numpy()
+        self.at.resumed_from.append(point.step)
+        if self.ranks.is_main:
+            for note in point.notes:
+                print(f"warning: {note}", file=sys.stderr)
+            print(f"resumed from step {point.step} of {self.num_steps} ({point.state.parent})", file=sys.stderr)
+
+    def _feed(self) -> StepFeed:
+        return make_feed(
+            self.train,
+            self.config,
+            num_steps=self.num_steps,
+            seed=self.seed,
+            token_budget=self.at.token_budget,
+            pad_id=self.rm.pad_id,
+            ranks=self.ranks,
+        )
+
+    def _steps(self, context: StepContext, interruption: Interruption) -> str:
+        """Run the steps that are left; why they ended."""
+        stepper = Stepper(context, self._feed())
+        saved_at = time.monotonic()
+        for indices, batches in steps_from(stepper.feed, self.at.step, self.config, self.rm.device):
+            started = time.perf_counter()
+            lr = set_learning_rate(context.optimizer, self.config, self.at.step, self.num_steps)
+            try:
+                result = stepper.run(self.at.step + 1, indices, batches)
+            except TrainingError:  # its update was not applied, so the weights are still worth keeping
+                if self.at.step:
+                    self.keeper.save_step(self.at.step)
+                raise
+            self.at.token_budget = stepper.token_budget
+            self.at.add(result, time.perf_counter() - started)
+            stop_reason = self._after_step(self.at.step, lr)
+            if self.progress is not None:
+                self.progress(self.at.step, self.num_steps, f"loss {result.loss:.3f}")
+            if stop_reason is not None:
+                return stop_reason
+            stop = self.ranks.agree(interruption.asked, context.device)
+            due = time.monotonic() - saved_at >= self.config.resume_every_seconds
+            if self.ranks.agree(stop or due, context.device):
+                self._save_state(context)
+                saved_at = time.monotonic()
+            if stop:
+                raise KeyboardInterrupt
+        return ALL_DONE
+
+    def _after_step(self, step: int, lr: float) -> str | None:
+        """Log, evaluate and save what is due after a step; a reason to stop, if there is one."""
+        last = step == self.num_steps
+        if step % self.config.log_every == 0 or last:
+            self._log(step, self.at.window.summary(lr) | self._memory())
+            self.at.window = Window()
+        if self.validation and (step % self.config.eval_every == 0 or last):
+            self._evaluate(step)
+        if not last:
+            self.keeper.stepped(step)
+        patience = self.config.early_stopping_patience
+        if patience is not None and self.at.selection.evaluations_since >= patience and not last:
+            return f"{self.config.best_metric} did not improve for {patience} evaluations"
+        return None
+
     def _evaluate(self, step: int) -> None:
-        rewards = score_tokenized(self.rm, self.validation)
+        rewards = score_tokenized(self.rm, self.validation, precision=self.config.precision, ranks=self.ranks)
         if not np.isfinite(rewards).all():
             raise TrainingError(
                 f"step {step}: rewards of held-out pairs are not finite, so the last updates blew the weights up; the "
@@ -283,23 +247,54 @@ class Trainer:
             )
         margins = rewards[:, 0].astype(np.float64) - rewards[:, 1]
         values = {f"eval/{name}": value for name, value in batch_metrics(margins).items()}
-        self._log(step, values | {"eval/num_pairs": float(len(margins))})
-        if self._best.improved(values[self.config.best_metric], step):
+        values["eval/num_pairs"] = float(len(margins))
+        for callback in self.callbacks:
+            values |= callback(Evaluation(step, self.rm, self.validation, rewards))
+        self._log(step, values)
+        if self.keeper.evaluated(step, values[self.config.best_metric]):
             self.best_rewards = rewards
-            save_checkpoint(self.rm, self.folder / "best")
+
+    def _memory(self) -> dict[str, float]:
+        return memory_metrics(self.rm.device) if self.config.profile_memory else {}
 
     def _log(self, step: int, values: dict[str, float]) -> None:
-        self.tracker.metrics(step, values)
-        self._rows.setdefault(step, {}).update(values)
+        if self.ranks.is_main:
+            self.tracker.metrics(step, values)
+        self.at.rows.setdefault(step, {}).update(values)
+        self.at.num_rows += 1
 
-    def _write_csv(self) -> None:
-        with (self.folder / "metrics.csv").open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(["step", *CSV_COLUMNS])
-            for step, values in sorted(self._rows.items()):
-                writer.writerow([step, *(values.get(name, "") for name in CSV_COLUMNS.values())])
+    def _save_state(self, context: StepContext) -> None:
+        """Write a resumable state of the present step."""
+        randoms = self.ranks.gather(states.random_state(context.device))
+        tensors = states.collect_state(self.rm.model, context.optimizer, randoms, self.best_rewards)
+        if self.ranks.is_main:
+            save = partial(torch.save, tensors)
+            resume.publish_state(self.folder, self.at.step, save, self.at.to_dict())
+        self.ranks.wait()
 
-
-def score_tokenized(rm: BradleyTerryRM, pairs: Sequence[TokenizedPair]) -> np.ndarray:
-    """Rewards of both sides of P tokenized pairs: (P, 2) float32, chosen first."""
-    return rm.score_sides([side for pair in pairs for side in (pair.chosen, pair.rejected)]).reshape(-1, 2)
+    def _finish(self, context: StepContext, stop_reason: str) -> TrainResult:
+        self.keeper.finished(self.at.step)
+        best = self.at.selection.best
+        if best is None:
+            some = self.train[:DISTRIBUTION_PAIRS]
+            self.best_rewards = score_tokenized(self.rm, some, precision=self.config.precision, ranks=self.ranks)
+            self.best_rewards_split = "train"
+        forward = context.forward
+        return TrainResult(
+            num_steps=self.at.step,
+            planned_steps=self.num_steps,
+            stop_reason=stop_reason,
+            best_step=best[1] if best else self.at.step,
+            best_metric=self.config.best_metric if self.validation else None,
+            best_value=best[0] if best else None,
+            kept_steps=[{"step": step, "value": value} for value, step in self.at.selection.kept],
+            num_pairs=self.at.totals.num_pairs,
+            num_tokens=self.at.totals.num_tokens,
+            num_real_tokens=self.at.totals.num_real_tokens,
+            token_budget=self.at.token_budget,
+            train_seconds=self.at.totals.seconds,
+            peak_memory_bytes=peak_memory_bytes(self.rm.device),
+            num_processes=self.ranks.world,
+            resumed_from=self.at.resumed_from,
+            compiled=isinstance(forward, CompiledForward) and forward.works,
+        )

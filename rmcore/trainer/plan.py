@@ -1,6 +1,7 @@
 """What a training would cost, measured on two of its own steps and thrown away."""
 
 import math
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 from rmcore.batching import pack_pairs, step_order
 from rmcore.config import PipelineConfig
+from rmcore.data.integrity import select_training_pairs
 from rmcore.data.pair import PreferencePair
 from rmcore.data.rendering import count_cut
 from rmcore.memory import activation_bytes_per_token, free_bytes
@@ -24,29 +26,33 @@ def plan(config: PipelineConfig, train: Sequence[PreferencePair], held_out: Sequ
     Padded tokens are exact (every step is packed as it would be); time is extrapolated by tokens from two real steps.
     """
     rm = BradleyTerryRM.new(config.model, seed=config.seed, device=pick_device(config.device))
-    pairs = rm.renderer.tokenize_pairs(train)
-    trainer = Trainer(
-        rm, config.train, train=pairs, validation=[], folder=Path(), tracker=NullTracker(), seed=config.seed
-    )
-    started = time.perf_counter()
-    probed = trainer.probe(PROBE_STEPS)
-    wall = time.perf_counter() - started
+    tokenized = rm.renderer.tokenize_pairs(train)
+    pairs, dropped = select_training_pairs(tokenized, over_length=config.train.over_length)
+    with tempfile.TemporaryDirectory() as nothing:
+        trainer = Trainer(
+            rm, config.train, train=pairs, validation=[], folder=Path(nothing), tracker=NullTracker(), seed=config.seed
+        )
+        started = time.perf_counter()
+        probed = trainer.probe(PROBE_STEPS)
+        wall = time.perf_counter() - started
     tokens = _padded_tokens(trainer, [pair.num_tokens for pair in pairs])
     seconds = wall / probed * tokens
     num_evaluations = math.ceil(trainer.num_steps / config.train.eval_every) if held_out else 0
-    cut = count_cut(pairs)
+    cut = count_cut(tokenized)
     per_token = activation_bytes_per_token(
         rm.model.config,
         config.model.max_seq_len,
         config.train.precision,
         gradient_checkpointing=config.train.gradient_checkpointing,
     )
-    memory = 16 * rm.num_parameters + trainer.token_budget * per_token
+    budget = trainer.at.token_budget
+    memory = 4 * rm.num_parameters + 12 * rm.num_trained_parameters + budget * per_token
     return {
         "model": f"{config.model.name}, {rm.num_parameters / 1e6:.1f} M parameters on {rm.device}",
-        "pairs": f"{len(train)} to train on, {len(held_out)} held out; {cut['num_cut_pairs']} longer than the limit",
+        "pairs": f"{len(pairs)} to train on, {len(held_out)} held out; {cut['num_cut_pairs']} longer than the limit, "
+        f"{len(dropped)} dropped",
         "steps": f"{trainer.num_steps} of {config.train.pairs_per_step} pairs, {num_evaluations} evaluations",
-        "token budget": f"{trainer.token_budget} padded tokens a micro-batch",
+        "token budget": f"{budget} padded tokens a micro-batch",
         "tokens": f"{tokens / 1e6:.2f} M padded tokens in training steps",
         "memory": f"about {memory / 2**30:.1f} GiB at most; {free_bytes(rm.device) / 2**30:.1f} GiB are free",
         "time": f"about {seconds / 60:.1f} min in training steps (from {PROBE_STEPS} steps measured in {wall:.1f} s)",
@@ -58,6 +64,6 @@ def _padded_tokens(trainer: Trainer, lengths: Sequence[int]) -> int:
     total = 0
     for step in step_order(len(lengths), config.pairs_per_step, trainer.num_steps, seed=trainer.seed):
         in_step = [lengths[index] for index in step]
-        for group in pack_pairs(in_step, trainer.token_budget):
+        for group in pack_pairs(in_step, trainer.at.token_budget):
             total += 2 * len(group) * max(in_step[index] for index in group)
     return total

@@ -1,38 +1,54 @@
-"""One optimizer step: whole pairs in, one exact gradient out.
+"""One optimizer step: micro-batches in, one update out.
 
-Every micro-batch adds its *sum* of pair losses divided by the pairs of the whole step. Hence any cut of a step into
-micro-batches gives the same loss and gradient, up to rounding.
+Every micro-batch adds its *sum* of pair losses divided by the pairs of the whole step, over all processes. Hence any
+cut of a step into micro-batches, any order of its pairs and any number of processes gives the same loss and gradient,
+up to rounding.
 """
 
 import contextlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from rmcore.batching import MicroBatch
-from rmcore.config import TrainConfig
 from rmcore.errors import TrainingError
-from rmcore.losses import bradley_terry_loss_sum, reward_penalty_sum, split_rewards
+from rmcore.losses import PairLoss, split_rewards
+from rmcore.optim import OptimizerSet
+from rmcore.trainer.ranks import ALONE, Ranks
+
+Forward = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""(input_ids, attention_mask, target_margins) of a micro-batch -> its summed loss, 0-d, and its (P,) margins."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one optimizer step saw, before its update. Means are over the pairs of the step."""
+    """What one optimizer step saw, before its update. Counts and means are over the pairs of the step, of all ranks."""
 
     num_pairs: int
     num_tokens: int
     """Padded tokens computed."""
     num_real_tokens: int
     loss: float
-    """Mean training loss in nats, smoothing and penalty included."""
+    """Mean training loss in nats, smoothing and penalties included."""
     pairwise_accuracy: float
     mean_margin: float
     grad_norm: float
     """Before clipping."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepContext:
+    """What stays the same from step to step."""
+
+    model: torch.nn.Module
+    forward: Forward
+    optimizer: OptimizerSet
+    clip: float
+    device: torch.device
+    ranks: Ranks = ALONE
 
 
 def precision_context(precision: str, device: torch.device) -> contextlib.AbstractContextManager:
@@ -42,62 +58,101 @@ def precision_context(precision: str, device: torch.device) -> contextlib.Abstra
     return contextlib.nullcontext()
 
 
-def accumulate_gradient(
-    model: torch.nn.Module, batches: Iterable[MicroBatch], config: TrainConfig, *, num_pairs: int, device: torch.device
-) -> Tensor:
-    """Add the gradient of the mean loss over `num_pairs` pairs to `.grad`, micro-batch by micro-batch.
+def make_forward(model: torch.nn.Module, loss: PairLoss, precision: str, device: torch.device) -> Forward:
+    """The whole computation of one micro-batch as one function of tensors."""
+
+    def forward(input_ids: Tensor, attention_mask: Tensor, target_margins: Tensor) -> tuple[Tensor, Tensor]:
+        with precision_context(precision, device):
+            rewards = model(input_ids=input_ids, attention_mask=attention_mask).logits
+        chosen, rejected = split_rewards(rewards)
+        return loss(chosen, rejected, target_margins), chosen - rejected
+
+    return forward
+
+
+def accumulate_gradient(context: StepContext, batches: Sequence[MicroBatch], *, num_pairs: int) -> Tensor:
+    """Add the gradient of the mean loss over `num_pairs` pairs, those of all ranks, to `.grad`.
+
+    Sharded gradients are summed over the ranks once, with the last micro-batch.
 
     Returns:
-        (3,) float64 on the device: summed loss, wins of the chosen side, summed margin. Ties count half.
+        (3,) float64 on the device, of this rank: summed loss, wins of the chosen side, summed margin. Ties count half.
     """
+    device = context.device
     sums = torch.zeros(3, dtype=torch.float64, device=device)
-    for batch in batches:
-        with precision_context(config.precision, device):
-            rewards = model(**batch.model_inputs(device)).logits
-        chosen, rejected = split_rewards(rewards)
-        loss = bradley_terry_loss_sum(chosen, rejected, beta=config.beta, label_smoothing=config.label_smoothing)
-        if config.regularization_lambda:
-            loss = loss + config.regularization_lambda * reward_penalty_sum(chosen, rejected)
-        (loss / num_pairs).backward()
-        margin = (chosen - rejected).detach().double()
-        wins = (margin > 0).sum() + 0.5 * (margin == 0).sum()
-        sums += torch.stack([loss.detach().double(), wins, margin.sum()])
+    for position, batch in enumerate(batches):
+        synchronise_gradients(context.model, position == len(batches) - 1)
+        inputs = batch.model_inputs(device)
+        loss, margins = context.forward(
+            inputs["input_ids"], inputs["attention_mask"], batch.target_margins.to(device, non_blocking=True)
+        )
+        if batch.idle:
+            (0.0 * loss).backward()
+            continue
+        # Sharded data parallelism averages over ranks; what is wanted is the sum.
+        (loss * (context.ranks.world / num_pairs)).backward()
+        margins = margins.detach().double()
+        wins = (margins > 0).sum() + 0.5 * (margins == 0).sum()
+        sums += torch.stack([loss.detach().double(), wins, margins.sum()])
     return sums
 
 
+def synchronise_gradients(model: torch.nn.Module, on: bool) -> None:
+    """Switch the reduction of gradients over ranks on or off, where the model is sharded (FSDP2)."""
+    switch = getattr(model, "set_requires_gradient_sync", None)
+    if switch is not None:
+        switch(on)
+
+
 def train_step(
-    model: torch.nn.Module,
-    optimizer: Optimizer,
-    batches: Sequence[MicroBatch],
-    config: TrainConfig,
-    *,
-    step: int,
-    pair_ids: Sequence[str],
-    device: torch.device,
+    context: StepContext, batches: Sequence[MicroBatch], *, step: int, pair_ids: Sequence[str]
 ) -> StepResult:
-    """Run one optimizer step over `batches`, which together hold the pairs named `pair_ids`.
+    """Run one optimizer step over this rank's `batches`; all ranks' together hold the pairs named `pair_ids`.
 
     Raises:
         TrainingError: loss or gradient is not finite. The weights are left as they were before the step.
     """
-    optimizer.zero_grad(set_to_none=True)
-    num_pairs = sum(batch.num_pairs for batch in batches)
-    sums = accumulate_gradient(model, batches, config, num_pairs=num_pairs, device=device)
-    grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
-    loss_sum, wins, margin_sum, norm = torch.cat([sums, grad_norm.detach().double().reshape(1)]).tolist()
+    optimizer, num_pairs = context.optimizer, len(pair_ids)
+    optimizer.zero_grad()
+    sums = accumulate_gradient(context, batches, num_pairs=num_pairs)
+    tokens = [
+        sum(batch.input_ids.numel() for batch in batches),
+        sum(int(batch.attention_mask.sum()) for batch in batches if not batch.idle),
+    ]
+    totals = context.ranks.sum(torch.cat([sums, sums.new_tensor(tokens)]))
+    norm = _gradient_norm(context)
+    loss_sum, wins, margin_sum, num_tokens, num_real_tokens = totals.tolist()
     if not (math.isfinite(loss_sum) and math.isfinite(norm)):
         named = ", ".join(pair_ids[:4]) + (", ..." if len(pair_ids) > 4 else "")
         raise TrainingError(
             f"step {step}: loss {loss_sum / num_pairs:.4g}, gradient norm {norm:.4g}: not finite (pairs {named}); "
             "the update was not applied. Lower the learning rate, lengthen the warm-up, or look at those pairs."
         )
+    if optimizer.sharpness_aware:
+        optimizer.ascend()
+        try:
+            optimizer.zero_grad()
+            accumulate_gradient(context, batches, num_pairs=num_pairs)
+        finally:
+            optimizer.descend()
+        if not math.isfinite(_gradient_norm(context)):
+            raise TrainingError(
+                f"step {step}: the gradient at the perturbed weights is not finite; the update was not applied. Lower "
+                "sam_rho or the learning rate."
+            )
     optimizer.step()
     return StepResult(
         num_pairs=num_pairs,
-        num_tokens=sum(batch.input_ids.numel() for batch in batches),
-        num_real_tokens=sum(int(batch.attention_mask.sum()) for batch in batches),
+        num_tokens=int(num_tokens),
+        num_real_tokens=int(num_real_tokens),
         loss=loss_sum / num_pairs,
         pairwise_accuracy=wins / num_pairs,
         mean_margin=margin_sum / num_pairs,
         grad_norm=norm,
     )
+
+
+def _gradient_norm(context: StepContext) -> float:
+    """Clip the gradient; its norm before that, over all ranks."""
+    norm = torch.nn.utils.clip_grad_norm_(context.model.parameters(), context.clip)
+    return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)

@@ -169,4 +169,5 @@ def test_cut_sides_are_counted():
         "num_cut_pairs": 1,
         "num_cut_sides": 1,
         "num_cut_tokens": 37 - 16,
+        "num_equal_after_cut": 0,
     }

@@ -161,9 +161,9 @@ BAD_LINES = {
     b"7": "wrong type",
     b"[" * 100_000: "not valid JSON",
     b"9" * 5000: "not valid JSON",
-    b'{"prompt": "p", "chosen": "a"}': "missing value",
-    b'{"prompt": "p", "chosen": "a", "rejected": null}': "missing value",
-    b"{}": "missing value",
+    b'{"prompt": "p", "chosen": "a"}': "missing rejected",
+    b'{"prompt": "p", "chosen": "a", "rejected": null}': "missing rejected",
+    b"{}": "missing chosen",
     b"\x00\x01\x02": "not valid JSON",
 }
 
@@ -177,7 +177,9 @@ def test_one_bad_line_costs_one_line(tmp_path, line, reason):
     assert reasons(loaded) == [(3, reason)]
     write_rejected(loaded.rejected, tmp_path / "out" / "rejected_rows.jsonl")
     (written,) = (tmp_path / "out" / "rejected_rows.jsonl").read_text(encoding="utf-8").splitlines()
-    assert json.loads(written) == {"row": 3, "reason": reason, "excerpt": loaded.rejected[0].excerpt}
+    assert json.loads(written) == {
+        "row": 3, "reason": reason, "excerpt": loaded.rejected[0].excerpt, "pair_id": None
+    }  # fmt: skip
     assert len(loaded.rejected[0].excerpt) <= 200
 
 

@@ -1,0 +1,62 @@
+"""Which tokenized pairs are trained on: the rule for sides over the limit, and a record of every pair left out.
+
+In evaluation nothing is left out: there a pair whose sides became equal is a tie, counted by `rendering.count_cut`.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rmcore.data.rendering import TokenizedPair
+from rmcore.errors import DataError
+
+OVER_LENGTH = "a side is longer than max_seq_len"
+EQUAL_AFTER_CUT = "sides equal after the cut"
+
+
+@dataclass(frozen=True, slots=True)
+class DroppedPair:
+    """A pair that is not trained on, why, and how many tokens each side is over the limit."""
+
+    pair_id: str
+    reason: str
+    truncation: dict[str, int]
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready record, with the numbers under `meta["truncation"]`."""
+        return {"pair_id": self.pair_id, "reason": self.reason, "meta": {"truncation": self.truncation}}
+
+
+def select_training_pairs(
+    tokenized: Sequence[TokenizedPair], *, over_length: Literal["cut", "drop"]
+) -> tuple[list[TokenizedPair], list[DroppedPair]]:
+    """Split pairs into those to train on and those left out, each in their given order.
+
+    Args:
+        tokenized: pairs, already cut to the limit.
+        over_length: `drop` leaves out a pair with a cut side. `cut` keeps it, unless the cut made both sides the same
+            tokens: such a pair has margin 0 whatever the weights.
+
+    Raises:
+        DataError: there were pairs and none is left.
+    """
+    kept: list[TokenizedPair] = []
+    dropped: list[DroppedPair] = []
+    for pair in tokenized:
+        reason = _reason(pair, over_length)
+        if reason is None:
+            kept.append(pair)
+        else:
+            dropped.append(DroppedPair(pair.pair_id, reason, pair.truncation))
+    if dropped and not kept:
+        counts = ", ".join(f"{why}: {n}" for why, n in Counter(pair.reason for pair in dropped).items())
+        remedy = "raise max_seq_len" + (", or cut such sides with over_length=cut" if over_length == "drop" else "")
+        raise DataError(f"none of the {len(dropped)} training pairs is left ({counts}): {remedy}.")
+    return kept, dropped
+
+
+def _reason(pair: TokenizedPair, over_length: Literal["cut", "drop"]) -> str | None:
+    if over_length == "drop" and any(pair.truncation.values()):
+        return OVER_LENGTH
+    return EQUAL_AFTER_CUT if pair.equal_after_cut else None

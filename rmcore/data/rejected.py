@@ -1,0 +1,92 @@
+"""Rows that gave no pair: kept with number, reason and beginning, and the switch that makes half a pair an error."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rmcore.data.fields import Reason, RowRejected, pair_id_value
+from rmcore.data.files import RawRecord
+from rmcore.errors import DataError
+
+_EXCERPT_CHARACTERS = 200
+_NAMED_PAIRS = 5
+INCOMPLETE = frozenset(
+    (
+        Reason.MISSING_CHOSEN,
+        Reason.MISSING_REJECTED,
+        Reason.EMPTY_CHOSEN,
+        Reason.EMPTY_REJECTED,
+        Reason.NO_FINAL_ASSISTANT_TURN,
+    )
+)
+"""Why a record of a whole pair is incomplete: one of its two completions is not there."""
+INCOMPLETE_SIDES = INCOMPLETE | {
+    Reason.NO_PAIR_ID,
+    Reason.UNKNOWN_ROLE,
+    Reason.ROLE_CONTRADICTS_LABEL,
+    Reason.OTHER_SIDE_MISSING,
+    Reason.ONE_SIDE_TWICE,
+    Reason.MORE_THAN_TWO_ROWS,
+    Reason.PROMPTS_DIFFER,
+}
+"""Why rows of one side each are incomplete: they are not one chosen and one rejected completion of one prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedRow:
+    """A row that gave no pair: its number (from 1; the line of a JSON Lines file), why, and how it begins."""
+
+    row: int
+    reason: str
+    excerpt: str
+    pair_id: str | None = None
+    """As the row itself has it; None where it has none."""
+
+
+def reject(record: RawRecord, reason: Reason) -> RejectedRow:
+    """The record set aside."""
+    text = record.excerpt if record.fields is None else _shown(record.fields)
+    return RejectedRow(record.row, str(reason), _encodable(text)[:_EXCERPT_CHARACTERS], _pair_id(record))
+
+
+def refuse_incomplete(source: str, rejected: Sequence[RejectedRow], reasons: frozenset[Reason]) -> None:
+    """Raise where a pair was set aside for one of `reasons`.
+
+    Raises:
+        DataError: names the first such pairs and counts all by reason.
+    """
+    rows = [row for row in rejected if row.reason in reasons]
+    if not rows:
+        return
+    pairs: dict[str, list[RejectedRow]] = {}
+    for row in rows:
+        pairs.setdefault(f"id {row.pair_id}" if row.pair_id else f"row {row.row}", []).append(row)
+    counts = Counter(members[0].reason for members in pairs.values())
+    named = [
+        f"{members[0].pair_id or 'without pair_id'} (row {', '.join(str(row.row) for row in members[:3])})"
+        for members in list(pairs.values())[:_NAMED_PAIRS]
+    ]
+    raise DataError(
+        f"{source}: {len(pairs)} pairs are incomplete ({', '.join(f'{why}: {n}' for why, n in counts.most_common())}); "
+        f"the first are {', '.join(named)}. data.require_complete_pairs makes that an error: add what is missing, or "
+        "turn it off, and such rows are set aside and counted."
+    )
+
+
+def _pair_id(record: RawRecord) -> str | None:
+    try:
+        return pair_id_value((record.fields or {}).get("pair_id")) or None
+    except RowRejected:  # no valid Unicode
+        return None
+
+
+def _shown(fields: Mapping[str, Any]) -> str:
+    """The start of every column, since the bad one may stand behind a long good one."""
+    share = max(20, _EXCERPT_CHARACTERS // max(1, len(fields)) - 10)
+    return ", ".join(f"{name}={str(value)[:share]!r}" for name, value in fields.items())
+
+
+def _encodable(text: str) -> str:
+    """What is not UTF-8 cannot be written out."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

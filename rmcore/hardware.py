@@ -1,0 +1,24 @@
+"""Training settings by machine: where a preset is named, whatever is not given on the command line comes from here."""
+
+from typing import Any
+
+from rmcore.config import TrainConfig
+
+_HOPPER: dict[str, Any] = {"precision": "bf16", "tf32": True, "compile": True, "num_workers": 8}
+"""bf16 matrix units, TF32 for what stays float32, compiled graphs, and processes that pad ahead (specification)."""
+
+HARDWARE: dict[str, dict[str, Any]] = {
+    # 80 GB: activations of billions of parameters do not fit beside float32 moments.
+    "h100": {**_HOPPER, "gradient_checkpointing": True, "pairs_per_step": 32},
+    # 141 GB: the same without recomputing activations, about a third faster.
+    "h200": {**_HOPPER, "gradient_checkpointing": False, "pairs_per_step": 32},
+    # float32, because few CPUs have bf16 units and without them it is slower; micro-batches that stay in cache.
+    "cpu": {"precision": "fp32", "token_budget": 4096, "num_workers": 0, "pairs_per_step": 16},
+    # To see that everything is wired: no number of it means anything.
+    "smoke": {"steps": 6, "eval_every": 3, "log_every": 2, "warmup_steps": 0, "lr": 1e-3, "token_budget": 8192},
+}
+
+
+def hardware_settings(name: str) -> TrainConfig:
+    """The training settings of a machine, the rest as by default."""
+    return TrainConfig.model_validate(HARDWARE[name])

@@ -1,0 +1,101 @@
+"""The micro-batches of every step, in order, built ahead by worker processes where that pays."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from rmcore.batching import MicroBatch, rank_micro_batches, step_order
+from rmcore.config import TrainConfig
+from rmcore.data.rendering import TokenizedPair
+from rmcore.errors import TrainingError
+from rmcore.trainer.ranks import Ranks
+
+WORKERS_ON_GPU = 2
+"""A CPU trains in the time that a worker would take from it; a GPU must not wait for padding."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepFeed(Dataset):
+    """Step by number: the positions of its pairs and this rank's micro-batches. A pure function of its fields."""
+
+    pairs: Sequence[TokenizedPair]
+    order: Sequence[Sequence[int]]
+    """Positions of the pairs of each step."""
+    token_budget: int
+    pad_id: int
+    ranks: Ranks
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __getitem__(self, step: int) -> tuple[list[int], list[MicroBatch]]:
+        indices = list(self.order[step])
+        return indices, self.cut(indices, self.token_budget)
+
+    def cut(self, indices: Sequence[int], token_budget: int) -> list[MicroBatch]:
+        """Cut the pairs at `indices` under some other budget; gives this rank's micro-batches."""
+        return rank_micro_batches(
+            [self.pairs[index] for index in indices],
+            token_budget=token_budget,
+            pad_id=self.pad_id,
+            rank=self.ranks.rank,
+            world=self.ranks.world,
+        )
+
+
+def planned_steps(config: TrainConfig, num_pairs: int) -> int:
+    """Optimizer steps of a run over `num_pairs` training pairs: `steps`, else `epochs` rounded to whole steps."""
+    if config.steps is not None:
+        return config.steps
+    per_epoch = math.ceil(num_pairs / config.pairs_per_step)
+    return max(1, round(config.epochs * per_epoch))
+
+
+def make_feed(
+    pairs: Sequence[TokenizedPair],
+    config: TrainConfig,
+    *,
+    num_steps: int,
+    seed: int,
+    token_budget: int,
+    pad_id: int,
+    ranks: Ranks,
+) -> StepFeed:
+    """The feed of a whole training; the same arguments give the same steps, so a resumed run skips what was done."""
+    order = list(step_order(len(pairs), config.pairs_per_step, num_steps, seed=seed))
+    return StepFeed(pairs, order, token_budget, pad_id, ranks)
+
+
+def steps_from(
+    feed: StepFeed, start: int, config: TrainConfig, device: torch.device
+) -> Iterator[tuple[list[int], list[MicroBatch]]]:
+    """The steps from `start` (steps already done) on.
+
+    Raises:
+        TrainingError: a worker process gave nothing for `fetch_timeout_seconds`, or died.
+    """
+    on_gpu = device.type == "cuda"
+    workers = (WORKERS_ON_GPU if on_gpu else 0) if config.num_workers is None else config.num_workers
+    loader = DataLoader(
+        feed,
+        batch_size=None,
+        sampler=range(start, len(feed)),
+        num_workers=workers,
+        timeout=config.fetch_timeout_seconds if workers else 0,
+        pin_memory=on_gpu,
+        generator=torch.Generator(),  # its own: the loader would draw from the one that dropout uses
+        collate_fn=lambda item: item,
+    )
+    try:
+        yield from loader
+    except RuntimeError as error:
+        if "DataLoader" not in str(error):
+            raise
+        raise TrainingError(
+            f"the next step's micro-batches did not come from the {workers} worker processes ({error}); a worker was "
+            "killed, often for lack of memory, or the machine is overloaded. Lower num_workers (0 builds them in this "
+            "process) or raise fetch_timeout_seconds."
+        ) from error

@@ -1,0 +1,49 @@
+"""Ctrl-C and SIGTERM wait for the end of the step, so that what is saved is a whole step and nothing between."""
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+CAUGHT = (signal.SIGINT, signal.SIGTERM)
+ECHO_SECONDS = 1.0
+"""A signal this soon after the first is the same request, passed on by the parent process as well as the terminal."""
+
+
+class Interruption:
+    """Whether somebody asked this training to stop."""
+
+    def __init__(self) -> None:
+        self.since: float | None = None
+
+    @property
+    def asked(self) -> bool:
+        """Whether a signal came."""
+        return self.since is not None
+
+    def note(self, number: int, frame: FrameType | None) -> None:
+        """Handle one signal: the first is noted, the second one ends the training at once."""
+        if self.since is not None:
+            if time.monotonic() - self.since > ECHO_SECONDS:
+                raise KeyboardInterrupt
+            return
+        self.since = time.monotonic()
+        print("stopping after this step; its state is saved. Once more ends at once.", file=sys.stderr)
+
+
+@contextmanager
+def deferred_interruption() -> Iterator[Interruption]:
+    """Defer Ctrl-C and SIGTERM (a scheduler's notice) inside the block; in other threads than the main one, nothing."""
+    interruption = Interruption()
+    if threading.current_thread() is not threading.main_thread():
+        yield interruption
+        return
+    before = {number: signal.signal(number, interruption.note) for number in CAUGHT}
+    try:
+        yield interruption
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,172 @@
+"""What a training tells: how it ended, averages between logged steps, the table `metrics.csv`."""
+
+import csv
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rmcore.trainer.selection import Selection
+from rmcore.trainer.step import StepResult
+
+CSV_COLUMNS = {
+    "train_loss": "train/loss",
+    "train_acc": "train/pairwise_accuracy",
+    "train_margin": "train/mean_margin",
+    "eval_loss": "eval/loss",
+    "eval_acc": "eval/pairwise_accuracy",
+    "eval_margin": "eval/mean_margin",
+    "eval_pairs": "eval/num_pairs",
+}
+
+
+@dataclass(slots=True)
+class TrainResult:
+    """How a training ended."""
+
+    num_steps: int
+    """Optimizer steps done."""
+    planned_steps: int
+    stop_reason: str
+    best_step: int
+    best_metric: str | None
+    """None without validation pairs: best is then the last step."""
+    best_value: float | None
+    kept_steps: list[dict[str, float]]
+    """Step and value of the best evaluations that were kept, best first."""
+    num_pairs: int
+    """Pairs seen, with repetition over epochs."""
+    num_tokens: int
+    """Padded tokens computed in training steps."""
+    num_real_tokens: int
+    token_budget: int
+    train_seconds: float
+    """Wall seconds in optimizer steps, without evaluations and checkpoints."""
+    peak_memory_bytes: int
+    """Most memory so far: of the device on a GPU, else of this process."""
+    num_processes: int
+    resumed_from: list[int]
+    """Steps from which earlier attempts were taken up, in order; empty for a training in one piece."""
+    compiled: bool
+
+    @property
+    def pairs_per_second(self) -> float:
+        """Training throughput."""
+        return self.num_pairs / max(self.train_seconds, 1e-9)
+
+    def to_dict(self) -> dict:
+        """A JSON-ready record."""
+        return asdict(self) | {"pairs_per_second": self.pairs_per_second}
+
+
+@dataclass(slots=True)
+class Totals:
+    """Sums over the whole training."""
+
+    num_pairs: int = 0
+    num_tokens: int = 0
+    num_real_tokens: int = 0
+    seconds: float = 0.0
+
+    def add(self, result: StepResult, seconds: float) -> None:
+        """Count one step."""
+        self.num_pairs += result.num_pairs
+        self.num_tokens += result.num_tokens
+        self.num_real_tokens += result.num_real_tokens
+        self.seconds += seconds
+
+
+@dataclass(slots=True)
+class Window:
+    """Step results since the last logged line, averaged by pairs."""
+
+    results: list[StepResult] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def add(self, result: StepResult, seconds: float) -> None:
+        """Count one step."""
+        self.results.append(result)
+        self.seconds += seconds
+
+    def summary(self, lr: float) -> dict[str, float]:
+        """The metrics of one logged line; `lr` is that of the last step."""
+        pairs = sum(result.num_pairs for result in self.results)
+
+        def mean(name: str) -> float:
+            return sum(getattr(result, name) * result.num_pairs for result in self.results) / pairs
+
+        return {
+            "train/loss": mean("loss"),
+            "train/pairwise_accuracy": mean("pairwise_accuracy"),
+            "train/mean_margin": mean("mean_margin"),
+            "train/grad_norm": mean("grad_norm"),
+            "train/lr": lr,
+            "train/log10_lr": math.log10(max(lr, 1e-30)),
+            "cost/pairs_per_second": pairs / max(self.seconds, 1e-9),
+            "cost/padding_share": 1
+            - sum(r.num_real_tokens for r in self.results) / sum(r.num_tokens for r in self.results),
+        }
+
+    @classmethod
+    def from_dict(cls, record: Mapping) -> "Window":
+        """Read `asdict` of a window back."""
+        return cls([StepResult(**result) for result in record["results"]], record["seconds"])
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where a training stands, apart from tensors: what a resumable state records beside them."""
+
+    token_budget: int
+    selection: Selection
+    step: int = 0
+    """Optimizer steps done."""
+    totals: Totals = field(default_factory=Totals)
+    window: Window = field(default_factory=Window)
+    rows: dict[int, dict[str, float]] = field(default_factory=dict)
+    """Everything logged, by step."""
+    num_rows: int = 0
+    """Calls of the tracker so far: the lines of `metrics.jsonl` that belong to this state."""
+    resumed_from: list[int] = field(default_factory=list)
+
+    def add(self, result: StepResult, seconds: float) -> None:
+        """Count one step."""
+        self.step += 1
+        self.totals.add(result, seconds)
+        self.window.add(result, seconds)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready record; what is not a number becomes null."""
+        rows = {
+            str(step): {name: value if math.isfinite(value) else None for name, value in values.items()}
+            for step, values in self.rows.items()
+        }
+        return asdict(self) | {"rows": rows, "selection": self.selection.to_dict()}
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> "Progress":
+        """Read a record of `to_dict` back, to the last bit."""
+        rows = {
+            int(step): {name: math.nan if value is None else value for name, value in values.items()}
+            for step, values in record["rows"].items()
+        }
+        return cls(
+            token_budget=record["token_budget"],
+            selection=Selection.from_dict(record["selection"]),
+            step=record["step"],
+            totals=Totals(**record["totals"]),
+            window=Window.from_dict(record["window"]),
+            rows=rows,
+            num_rows=record["num_rows"],
+            resumed_from=list(record["resumed_from"]),
+        )
+
+
+def write_csv(path: Path, rows: Mapping[int, Mapping[str, float]]) -> None:
+    """Write `metrics.csv`: one line a step with the columns of the specification, empty where nothing was measured."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["step", *CSV_COLUMNS])
+        for step, values in sorted(rows.items()):
+            writer.writerow([step, *(values.get(name, "") for name in CSV_COLUMNS.values())])

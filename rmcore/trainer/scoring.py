@@ -1,0 +1,37 @@
+"""Rewards of held-out pairs during training, on one process or several."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from rmcore.data.rendering import TokenizedPair
+from rmcore.model import SCORING_TOKEN_BUDGET, BradleyTerryRM, scoring_chunks
+from rmcore.trainer.ranks import ALONE, Ranks
+from rmcore.trainer.sharding import reshard
+
+
+def score_tokenized(
+    rm: BradleyTerryRM, pairs: Sequence[TokenizedPair], *, precision: str = "fp32", ranks: Ranks = ALONE
+) -> np.ndarray:
+    """Rewards of both sides of P tokenized pairs: (P, 2) float32, chosen first.
+
+    On several ranks each computes a share and all get the result; they compute equally many micro-batches, because
+    sharded weights are gathered by all ranks together.
+    """
+    sides = [side for pair in pairs for side in (pair.chosen, pair.rejected)]
+    if ranks.world == 1:
+        return rm.score_sides(sides, precision=precision).reshape(-1, 2)
+    chunks = scoring_chunks([len(side.ids) for side in sides], SCORING_TOKEN_BUDGET)
+    rewards = torch.zeros(len(sides), dtype=torch.float64, device=rm.device)
+    was_training = rm.model.training
+    rm.model.eval()
+    for start in range(0, len(chunks), ranks.world):
+        mine = start + ranks.rank
+        chunk = chunks[min(mine, len(chunks) - 1)]
+        scored = rm.score_chunk([sides[index] for index in chunk], precision=precision)
+        if mine < len(chunks):
+            rewards[chunk] = scored.double()
+    rm.model.train(was_training)
+    reshard(rm.model)
+    return ranks.sum(rewards).cpu().numpy().astype(np.float32).reshape(-1, 2)

@@ -1,0 +1,64 @@
+"""Steps that survive a GPU's memory running out: again from their start, under half the token budget."""
+
+import sys
+from collections.abc import Sequence
+
+import torch
+
+from rmcore.batching import MicroBatch
+from rmcore.errors import TrainingError
+from rmcore.trainer.feed import StepFeed
+from rmcore.trainer.state import random_state, set_random_state
+from rmcore.trainer.step import StepContext, StepResult, train_step
+
+
+class Stepper:
+    """Runs the steps of one training, one after the other."""
+
+    def __init__(self, context: StepContext, feed: StepFeed) -> None:
+        self.context, self.feed = context, feed
+        self.token_budget = feed.token_budget
+        """Halved whenever a step runs out of memory."""
+
+    def run(self, step: int, indices: Sequence[int], batches: Sequence[MicroBatch]) -> StepResult:
+        """Run step `step` (counted from 1) over the pairs at `indices`, which come cut into `batches`.
+
+        Raises:
+            TrainingError: see `train_step`; or not even single pairs fit into memory.
+        """
+        self.context.model.train()
+        pair_ids = [self.feed.pairs[index].pair_id for index in indices]
+        random = random_state(self.context.device)
+        if self.token_budget != self.feed.token_budget:  # halved since these were cut
+            batches = self.feed.cut(indices, self.token_budget)
+        while True:
+            try:
+                return train_step(self.context, batches, step=step, pair_ids=pair_ids)
+            except torch.OutOfMemoryError as error:
+                self._halve_budget(step, error)
+            # Outside of the handler, whose traceback holds the tensors of the failed attempt.
+            self.context.optimizer.zero_grad()
+            set_random_state(random, self.context.device)
+            if self.context.device.type == "cuda":
+                torch.cuda.empty_cache()
+            batches = self.feed.cut(indices, self.token_budget)
+
+    def _halve_budget(self, step: int, error: torch.OutOfMemoryError) -> None:
+        halved, budget = self.token_budget // 2, self.token_budget
+        least = 2 * max(pair.num_tokens for pair in self.feed.pairs)
+        if self.feed.ranks.world > 1:
+            raise TrainingError(
+                f"step {step}: out of memory with token_budget={budget} on one of {self.feed.ranks.world} processes, "
+                f"which cannot do it again alone ({error}); run again with token_budget={max(halved, least)} or less."
+            ) from error
+        if halved < least:
+            raise TrainingError(
+                f"step {step}: out of memory with token_budget={budget}, and one pair of 2 x {least // 2} tokens needs "
+                f"{least} ({error}); lower max_seq_len, or use bf16, gradient_checkpointing or LoRA."
+            ) from error
+        print(
+            f"warning: step {step} ran out of memory with token_budget={budget}; it is done again with {halved}, which "
+            "is kept. The gradient is the same.",
+            file=sys.stderr,
+        )
+        self.token_budget = halved

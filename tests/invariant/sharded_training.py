@@ -1,0 +1,64 @@
+"""A training of `tiny` in float64 as torchrun starts it: python sharded_training.py FOLDER STOP_AT [changes as JSON].
+
+Writes the loss of every step and the trained model. Stops as by Ctrl-C after STOP_AT steps, if that is not 0.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+
+from rmcore.config import GoldConfig, ModelConfig, TrainConfig
+from rmcore.data.gold import generate_pairs
+from rmcore.model import BradleyTerryRM
+from rmcore.tracking import MemoryTracker
+from rmcore.trainer.loop import Trainer
+from rmcore.trainer.sharding import process_group, whole_state_dict
+
+STEPS = 20
+
+
+def main(folder: Path, stop_at: int, changes: dict) -> None:
+    torch.set_num_threads(1)
+    device = torch.device("cpu")
+    pairs = generate_pairs(GoldConfig(num_prompts=60, pairs_per_prompt=2), seed=0).pairs
+    rm = BradleyTerryRM.new(ModelConfig(name="tiny", max_seq_len=96), seed=0, device=device)
+    rm.model.double()
+    with process_group(device) as ranks:
+        tracker = MemoryTracker()
+
+        def stop(step: int, total: int, text: str) -> None:
+            if step == stop_at:
+                raise KeyboardInterrupt
+
+        settings = {
+            "steps": STEPS, "pairs_per_step": 6, "lr": 1e-3, "warmup_steps": 2, "log_every": 1, "eval_every": 10,
+            "token_budget": 400, "resume_every_seconds": 0, "callbacks": (),
+        }  # fmt: skip
+        trainer = Trainer(
+            rm,
+            TrainConfig.model_validate(settings | changes),
+            train=rm.renderer.tokenize_pairs(pairs[:41]),  # 7 steps an epoch, the last of 5 pairs: shares differ
+            validation=rm.renderer.tokenize_pairs(pairs[50:61]),
+            folder=folder,
+            tracker=tracker,
+            seed=0,
+            progress=stop,
+            ranks=ranks,
+        )
+        try:
+            result = trainer.run()
+        except KeyboardInterrupt:
+            return
+        weights = whole_state_dict(rm.model)
+        if ranks.is_main:
+            torch.save(weights, folder / "weights.pt")
+            np.save(folder / "best_rewards.npy", trainer.best_rewards)
+            (folder / "rows.json").write_text(json.dumps({"rows": trainer.at.rows, "result": result.to_dict()}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3]) if len(sys.argv) > 3 else {})

@@ -1,0 +1,115 @@
+"""A training that is killed again and again ends in the same bits as one that was left alone."""
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import time
+
+import pytest
+
+from rmcore.data.table import write_pairs
+from rmcore.files import file_digest
+
+KILLS = 10
+STEPS = 80
+FORK = multiprocessing.get_context("forkserver")  # a fresh process with torch imported already: seconds saved a kill
+FORK.set_forkserver_preload(["rmcore.stages.train", "rmcore.cli", "peft"])
+
+
+def train(arguments, log):
+    """`rm-opt train` as a process runs it, its output in a file."""
+    import torch
+
+    from rmcore.cli import app
+
+    torch.set_num_threads(1)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    app([str(word) for word in arguments], standalone_mode=False)
+
+
+@pytest.fixture
+def command(tmp_path, gold_pairs):
+    write_pairs(gold_pairs[:60], tmp_path / "train.parquet")
+    write_pairs(gold_pairs[60:80], tmp_path / "eval.parquet")
+
+    def of(folder, *more):
+        return [
+            "train", "--model", "tiny", "--max-seq-len", 64, "--data", tmp_path / "train.parquet",
+            "--eval-data", tmp_path / "eval.parquet", "--output-dir", tmp_path / folder, "--steps", STEPS,
+            "--batch-size", 4, "--lr", 1e-3, "--log-every", 3, "--eval-every", 7, "--keep-top-k", 2, "--save-every", 25,
+            "--micro-token-budget", 512, "--resume-every-seconds", 0, "--early-stopping-patience", 50, *more,
+        ]  # fmt: skip
+
+    return of
+
+
+def start(command, log):
+    process = FORK.Process(target=train, args=(command, log))
+    process.start()
+    return process
+
+
+def outcome(folder):
+    """What must not differ: weights, and everything measured but time."""
+    weights = {str(path.relative_to(folder)): file_digest(path) for path in sorted(folder.rglob("*.safetensors"))}
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    measured = [
+        (row["step"], {name: value for name, value in row["metrics"].items() if not name.startswith("cost/")})
+        for row in rows
+    ]
+    rewards = (folder / "reward_distributions.json").read_text()
+    return weights, measured, rewards, (folder / "metrics.csv").read_text()
+
+
+def wait_for_steps(folder, process, number):
+    """Until the training has saved that many states since it was started."""
+    seen = set()
+    while len(seen) < number:
+        seen |= {path.name for path in (folder / "resume").glob("step_*")}
+        assert process.is_alive(), "the training ended before it was killed"
+        time.sleep(0.002)
+
+
+def test_killed_at_ten_random_moments_it_ends_in_the_same_bits(tmp_path, command):
+    # LoRA with dropout: frozen weights, adapters, optimizer state and random numbers all matter.
+    lora = ["--lora", "--lora-dropout", 0.2]
+    undisturbed = start(command("undisturbed", *lora), tmp_path / "undisturbed.log")
+    undisturbed.join()
+    assert undisturbed.exitcode == 0, (tmp_path / "undisturbed.log").read_text()
+
+    chance = random.Random(0)
+    folder, log = tmp_path / "killed", tmp_path / "killed.log"
+    for attempt in range(KILLS):
+        process = start(command("killed", *lora), log)
+        wait_for_steps(folder, process, 3 if attempt else 1)  # two states are there already from the attempt before
+        time.sleep(chance.uniform(0, 0.15))
+        assert process.is_alive(), log.read_text()
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+    last = start(command("killed", *lora), log)
+    last.join()
+    said = log.read_text()
+    assert last.exitcode == 0, said
+    assert said.count("resumed from step") >= KILLS - 1, said
+    record = json.loads((folder / "training.json").read_text())
+    assert record["num_steps"] == STEPS
+    assert record["resumed_from"] == sorted(record["resumed_from"])
+    assert len(record["resumed_from"]) >= 2
+    assert not (folder / "resume").exists()
+    assert outcome(folder) == outcome(tmp_path / "undisturbed")
+    assert not [path.name for path in folder.iterdir() if path.name.startswith(".") and path.name != ".lock"]
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_one_others(tmp_path, command):
+    digests = []
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        process = start(command(name, "--steps", 5, "--seed", seed), tmp_path / f"{name}.log")
+        process.join()
+        assert process.exitcode == 0, (tmp_path / f"{name}.log").read_text()
+        digests.append(file_digest(tmp_path / name / "best" / "model.safetensors"))
+    assert digests[0] == digests[1] != digests[2]

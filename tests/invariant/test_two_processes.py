@@ -1,0 +1,87 @@
+"""Two processes that share one model follow the trajectory of one, and either can go on from the other's state."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+PROGRAM = Path(__file__).with_name("sharded_training.py")
+
+
+def run(folder, processes, stop_at=0, **changes):
+    folder.mkdir(exist_ok=True)
+    arguments = [str(PROGRAM), str(folder), str(stop_at), json.dumps(changes)]
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes > 1 else []
+    done = subprocess.run(
+        [sys.executable, *launcher, *arguments],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd()},
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stderr
+
+
+def outcome(folder):
+    told = json.loads((folder / "rows.json").read_text())
+    weights = torch.load(folder / "weights.pt", weights_only=True)
+    return told, weights, np.load(folder / "best_rewards.npy")
+
+
+def losses(told):
+    return [values["train/loss"] for values in told["rows"].values() if "train/loss" in values]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("alone")
+    run(folder, 1)
+    return outcome(folder)
+
+
+def assert_follows(folder, alone):
+    told, weights, rewards = outcome(folder)
+    expected_told, expected_weights, expected_rewards = alone
+    assert len(losses(told)) == 20
+    np.testing.assert_allclose(losses(told), losses(expected_told), rtol=1e-5)
+    for step, values in expected_told["rows"].items():
+        for name in ("train/pairwise_accuracy", "train/mean_margin", "train/grad_norm", "eval/loss", "eval/num_pairs"):
+            if name in values:
+                assert told["rows"][step][name] == pytest.approx(values[name], rel=1e-4, abs=1e-6), (step, name)
+    assert weights.keys() == expected_weights.keys()
+    for name, tensor in expected_weights.items():
+        torch.testing.assert_close(weights[name], tensor, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(rewards, expected_rewards, atol=1e-4)
+    return told
+
+
+def test_two_processes_follow_the_trajectory_of_one(tmp_path, alone):
+    run(tmp_path, 2)
+    told = assert_follows(tmp_path, alone)
+    assert told["result"]["num_processes"] == 2
+    assert told["result"]["num_pairs"] == alone[0]["result"]["num_pairs"]
+    assert told["result"]["num_real_tokens"] == alone[0]["result"]["num_real_tokens"]
+    from transformers import AutoModelForSequenceClassification
+
+    # What they leave is a plain checkpoint.
+    plain = AutoModelForSequenceClassification.from_pretrained(tmp_path / "step_20", dtype=torch.float64)
+    for name, tensor in plain.state_dict().items():
+        torch.testing.assert_close(tensor, alone[1][name], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
+def test_a_training_goes_on_with_another_number_of_processes(tmp_path, alone, before, after):
+    run(tmp_path, before, stop_at=12)
+    assert not (tmp_path / "rows.json").exists()
+    said = run(tmp_path, after)
+    assert "resumed from step 11 of 20" in said
+    assert_follows(tmp_path, alone)
+
+
+def test_checkpointing_and_another_budget_follow_too(tmp_path, alone):
+    run(tmp_path, 2, gradient_checkpointing=True, token_budget=1200)
+    assert_follows(tmp_path, alone)

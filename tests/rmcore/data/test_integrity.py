@@ -1,0 +1,81 @@
+"""Over-long pairs in training: by policy cut or dropped, always counted, and never two equal sides."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rmcore.data.integrity import DroppedPair, select_training_pairs
+from rmcore.data.pair import PreferencePair
+from rmcore.data.rendering import Renderer, Rendering, TokenizedPair, TokenizedSide, count_cut
+from rmcore.errors import DataError
+
+tokens = st.lists(st.integers(1, 3), min_size=1, max_size=8)
+
+
+@st.composite
+def cut_pairs(draw):
+    """Pairs of (whole) token rows, cut from the right at a drawn limit as the renderer does to a completion."""
+    limit = draw(st.integers(1, 8))
+    rows = draw(st.lists(st.tuples(tokens, tokens), max_size=12))
+    sides = [[TokenizedSide(ids[:limit], max(0, len(ids) - limit)) for ids in pair] for pair in rows]
+    return limit, rows, [TokenizedPair(str(index), *pair) for index, pair in enumerate(sides)]
+
+
+@given(cut_pairs(), st.sampled_from(["cut", "drop"]))
+def test_every_pair_is_kept_or_recorded_and_for_its_reason(drawn, policy):
+    limit, rows, pairs = drawn
+    is_long = {pair.pair_id: max(map(len, row)) > limit for pair, row in zip(pairs, rows, strict=True)}
+    is_tie = {pair.pair_id: row[0][:limit] == row[1][:limit] for pair, row in zip(pairs, rows, strict=True)}
+    expected = {
+        key: "a side is longer than max_seq_len" if policy == "drop" else "sides equal after the cut"
+        for key, long in is_long.items()
+        if long and (policy == "drop" or is_tie[key])
+    }
+    counts = count_cut(pairs)
+    assert counts["num_equal_after_cut"] == sum(is_long[key] and is_tie[key] for key in is_long)
+    assert counts["num_cut_pairs"] == sum(is_long.values())
+    if pairs and len(expected) == len(pairs):
+        with pytest.raises(DataError, match="raise max_seq_len"):
+            select_training_pairs(pairs, over_length=policy)
+        return
+    kept, dropped = select_training_pairs(pairs, over_length=policy)
+    assert {one.pair_id: one.reason for one in dropped} == expected
+    assert kept == [pair for pair in pairs if pair.pair_id not in expected]
+    for one in dropped:
+        whole = rows[int(one.pair_id)]
+        lost = {name: max(0, len(ids) - limit) for name, ids in zip(("chosen", "rejected"), whole, strict=True)}
+        assert one.to_dict() == {"pair_id": one.pair_id, "reason": expected[one.pair_id], "meta": {"truncation": lost}}
+
+
+def test_equal_tokens_without_a_cut_are_kept():
+    side = TokenizedSide([1, 2], 0)
+    pair = TokenizedPair("a", side, side)
+    assert select_training_pairs([pair], over_length="drop") == ([pair], [])
+    assert count_cut([pair])["num_equal_after_cut"] == 0
+
+
+def test_the_error_names_the_ways_out():
+    cut = TokenizedPair("a", TokenizedSide([1], 3), TokenizedSide([2], 0))
+    with pytest.raises(DataError, match=r"none of the 1 training pairs .*: 1\): raise max_seq_len, or cut .*=cut"):
+        select_training_pairs([cut], over_length="drop")
+    tie = TokenizedPair("a", TokenizedSide([1], 3), TokenizedSide([1], 0))
+    with pytest.raises(DataError, match=r"equal after the cut: 1\): raise max_seq_len\."):
+        select_training_pairs([tie], over_length="cut")
+    assert select_training_pairs([], over_length="drop") == ([], [])
+
+
+def test_a_real_cut_that_makes_both_sides_equal(rm):
+    opening = "the same long beginning of both answers " * 20
+    tie = PreferencePair("why?", opening + "yes", opening + "no", pair_id="tie")
+    good = PreferencePair("why?", "because", opening, pair_id="good")
+    tokenized = Renderer(rm.tokenizer, Rendering("chat", 48)).tokenize_pairs([tie, good])
+    kept, dropped = select_training_pairs(tokenized, over_length="cut")
+    assert [pair.pair_id for pair in kept] == ["good"]
+    assert dropped == [DroppedPair("tie", "sides equal after the cut", tokenized[0].truncation)]
+    assert min(tokenized[0].truncation.values()) > 0
+    assert tokenized[1].truncation["chosen"] == 0 < tokenized[1].truncation["rejected"]
+    counts = count_cut(tokenized)
+    assert (counts["num_equal_after_cut"], counts["num_cut_pairs"], counts["num_cut_sides"]) == (1, 2, 3)
+    assert counts["num_cut_tokens"] == sum(sum(pair.truncation.values()) for pair in tokenized)
+    rewards = rm.score_sides([tokenized[0].chosen, tokenized[0].rejected])
+    assert rewards[0] == rewards[1]  # evaluation keeps it, as a tie

@@ -1,0 +1,260 @@
+"""One row a side: rows of a pair find each other wherever they lie, and what is not one of each is set aside whole."""
+
+import csv
+import json
+from collections import Counter
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rmcore.config import DataConfig
+from rmcore.data.layouts import ColumnMap
+from rmcore.data.pair import Message, PreferencePair
+from rmcore.data.sources import load_pairs, write_rejected
+from rmcore.errors import DataError
+from rmcore.stages.prepare import load_sources
+
+
+def row(pair_id, role, text=None, prompt=None, **extra):
+    text = f"{role} {pair_id}" if text is None else text
+    return {"pair_id": pair_id, "role": role, "prompt": prompt or f"prompt {pair_id}", "response": text, **extra}
+
+
+def whole(pair_id, **extra):
+    return [row(pair_id, "chosen", **extra), row(pair_id, "rejected", **extra)]
+
+
+def pair(pair_id, margin=None, **metadata):
+    return PreferencePair(
+        f"prompt {pair_id}", f"chosen {pair_id}", f"rejected {pair_id}", margin, metadata, str(pair_id)
+    )
+
+
+def write(rows, path):
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    elif path.suffix == ".csv":
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(
+                {name: json.dumps(value) if isinstance(value, list | dict) else value for name, value in one.items()}
+                for one in rows
+            )
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows))
+    else:
+        path.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    return str(path)
+
+
+def load(rows, tmp_path, **options):
+    return load_pairs(write(rows, tmp_path / "sides.jsonl"), **options)
+
+
+def reasons(loaded):
+    return [(one.row, one.reason, one.pair_id) for one in loaded.rejected]
+
+
+@pytest.mark.parametrize("form", ["parquet", "json", "jsonl", "csv"])
+def test_every_file_format_gives_the_same_pairs_in_order_of_first_appearance(tmp_path, form):
+    chosen = [row(str(i), "chosen", margin=i / 2, subset="x") for i in range(700)]
+    rejected = [row(str(i), "rejected", margin=i / 2, subset="x") for i in reversed(range(700))]
+    loaded = load_pairs(write(chosen + rejected, tmp_path / f"sides.{form}"))
+    assert loaded.pairs == [pair(i, i / 2, subset="x") for i in range(700)]
+    assert (loaded.rejected, loaded.num_rows, loaded.layout) == ([], 1400, "side rows")
+
+
+def test_datasets_folders(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    datasets.Dataset.from_list([*whole("a"), *whole("b")]).save_to_disk(str(tmp_path / "saved"))
+    assert load_pairs(str(tmp_path / "saved")).pairs == [pair("a"), pair("b")]
+
+
+@pytest.mark.parametrize("name", ["response", "text", "completion"])
+@pytest.mark.parametrize("labels", [(1, 0), (True, False), ("1", "0"), (1.0, 0.0)])
+def test_labels_and_the_names_of_the_completion(tmp_path, name, labels):
+    rows = [
+        {"pair_id": 7, "label": labels[0], "prompt": "prompt 7", name: "chosen 7"},
+        {"pair_id": 7, "label": labels[1], "prompt": "prompt 7", name: "rejected 7"},
+    ]
+    assert load(rows[::-1], tmp_path).pairs == [pair(7)]
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl", "csv"])
+def test_role_label_and_id_may_be_keys_of_meta(tmp_path, form):
+    rows = [
+        {"prompt": "prompt a", "response": f"{role} a", "meta": {"pair_id": "a", "role": role, "label": label}}
+        for role, label in (("chosen", 1), ("rejected", 0))
+    ]
+    assert load_pairs(write(rows, tmp_path / f"sides.{form}")).pairs == [pair("a")]
+
+
+def test_dialogues_and_message_lists(tmp_path):
+    prompt = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+    answers = [[{"role": "assistant", "content": text}] for text in "ab"]
+    rows = [row("a", "chosen", answers[0], prompt), row("a", "rejected", answers[1], prompt)]
+    turns = (Message("system", "s"), Message("user", "u"))
+    for form in ("parquet", "json", "csv"):
+        loaded = load_pairs(write(rows, tmp_path / f"sides.{form}"))
+        assert loaded.pairs == [PreferencePair(turns, "a", "b", pair_id="a")]
+
+
+def test_what_the_rows_carry_beside_is_kept_for_each_side_where_it_differs(tmp_path):
+    rows = [row("a", "chosen", model="m1", subset="x", n=None), row("a", "rejected", model="m2", subset="x", score=2)]
+    (found,) = load(rows, tmp_path).pairs
+    assert found.metadata == {"chosen_model": "m1", "rejected_model": "m2", "subset": "x", "rejected_score": 2}
+
+
+def test_named_columns_and_a_margin_on_one_row(tmp_path):
+    rows = [{**one, "q": one.pop("prompt")} for one in whole("a")]
+    rows[1]["gap"] = 1.5
+    assert load(rows, tmp_path, columns=ColumnMap(prompt="q", margin="gap")).pairs == [pair("a", 1.5)]
+
+
+BROKEN = {
+    "other side missing": [row("a", "chosen")],
+    "one side twice": [row("a", "chosen"), row("a", "chosen", "another")],
+    "more than two rows of one pair": [*whole("a"), row("a", "chosen", "another")],
+    "prompts differ": [row("a", "chosen"), row("a", "rejected", prompt="other")],
+    "unknown role": [row("a", "chosen"), row("a", "best")],
+    "role contradicts label": [row("a", "chosen", label=0), row("a", "rejected", label=1)],
+    "missing rejected": [row("a", "chosen"), {**row("a", "rejected"), "response": None}],
+    "empty chosen": [row("a", "chosen", " "), row("a", "rejected")],
+}
+OTHERWISE_BAD = {
+    "identical sides": [row("a", "chosen", "same"), row("a", "rejected", "same")],
+    "margins differ": [row("a", "chosen", margin=1), row("a", "rejected", margin=2)],
+    "margin is not a finite number": [row("a", "chosen", margin="big"), row("a", "rejected")],
+    "empty prompt": [row("a", "chosen", prompt=" "), row("a", "rejected", prompt=" ")],
+}
+
+
+@pytest.mark.parametrize(("reason", "rows"), (BROKEN | OTHERWISE_BAD).items(), ids=[*BROKEN, *OTHERWISE_BAD])
+def test_a_group_that_is_no_pair_is_set_aside_whole(tmp_path, reason, rows):
+    loaded = load([*rows[:1], *whole("good"), *rows[1:]], tmp_path)
+    assert loaded.pairs == [pair("good")]
+    numbers = [1, 4, 5][: len(rows)]
+    assert reasons(loaded) == [(number, reason, "a") for number in numbers]
+    assert all("'a'" in one.excerpt for one in loaded.rejected)
+
+
+@pytest.mark.parametrize("reason", BROKEN)
+def test_incomplete_pairs_are_an_error_on_request(tmp_path, reason):
+    with pytest.raises(DataError, match=rf"1 pairs are incomplete \({reason}: 1\); the first are a \(row 3") as caught:
+        load([*whole("good"), *BROKEN[reason]], tmp_path, require_complete_pairs=True)
+    assert "data.require_complete_pairs" in str(caught.value)
+
+
+@pytest.mark.parametrize("reason", OTHERWISE_BAD)
+def test_other_faults_of_a_complete_pair_are_still_counted(tmp_path, reason):
+    loaded = load([*whole("good"), *OTHERWISE_BAD[reason]], tmp_path, require_complete_pairs=True)
+    assert reasons(loaded) == [(3, reason, "a"), (4, reason, "a")]
+
+
+def test_the_error_counts_pairs_and_names_the_first_few(tmp_path):
+    rows = [*whole("good"), *(row(f"p{i}", "chosen") for i in range(9)), *BROKEN["one side twice"]]
+    with pytest.raises(DataError) as caught:
+        load(rows, tmp_path, require_complete_pairs=True)
+    message = str(caught.value)
+    assert "10 pairs are incomplete (other side missing: 9, one side twice: 1)" in message
+    assert "p0 (row 3), p1 (row 4), p2 (row 5), p3 (row 6), p4 (row 7)." in message
+
+
+def test_a_row_without_id_or_that_cannot_be_read_costs_its_pair(tmp_path):
+    path = tmp_path / "sides.jsonl"
+    write([row("a", "chosen"), row(None, "rejected"), *whole("good"), row("b", "chosen")], path)
+    with path.open("a") as file:
+        file.write('{"pair_id": "b", "role"\n')
+        file.write('{"pair_id": "\\ud800", "role": "chosen", "prompt": "p", "response": "x"}\n')
+    loaded = load_pairs(str(path))
+    assert reasons(loaded) == [
+        (1, "other side missing", "a"),
+        (2, "no pair_id", None),
+        (5, "other side missing", "b"),
+        (6, "not valid JSON", None),
+        (7, "invalid UTF-8", None),
+    ]
+    write_rejected(loaded.rejected, tmp_path / "rejected_rows.jsonl")
+    assert json.loads((tmp_path / "rejected_rows.jsonl").read_text().splitlines()[0])["pair_id"] == "a"
+    with pytest.raises(DataError, match=r"3 pairs are incomplete .* a \(row 1\), without pair_id \(row 2\), b \(row 5"):
+        load_pairs(str(path), require_complete_pairs=True)
+
+
+def test_only_incomplete_pairs_is_an_error_in_any_case(tmp_path):
+    with pytest.raises(DataError, match=r"2 rows and none gives .*other side missing: 2"):
+        load([row("a", "chosen"), row("b", "chosen")], tmp_path)
+
+
+def test_pairs_in_one_row_that_lack_a_side_are_an_error_on_request_and_other_faults_are_not(tmp_path):
+    good = {"prompt": "p", "chosen": "a", "rejected": "b"}
+    faults = [good | {"rejected": "a"}, good | {"prompt": " "}, good | {"margin": "x"}, good | {"chosen": 3}]
+    assert len(load([good, *faults], tmp_path, require_complete_pairs=True).rejected) == 4
+    lacking = [good | {"chosen": None}, good | {"rejected": " "}, {"prompt": "p", "chosen": "a", "pair_id": "x9"}]
+    assert len(load([good, *lacking], tmp_path).rejected) == 3
+    with pytest.raises(DataError, match=r"3 pairs are incomplete \(missing chosen: 1, empty rejected: 1") as caught:
+        load([good, *faults, *lacking], tmp_path, require_complete_pairs=True)
+    assert "without pair_id (row 6), without pair_id (row 7), x9 (row 8)" in str(caught.value)
+
+
+def test_the_setting_reaches_the_reader_of_both_sources(tmp_path):
+    good, bad = (
+        write([*whole("good"), *extra], tmp_path / f"{len(extra)}.jsonl") for extra in ([], [row("a", "chosen")])
+    )
+    assert len(load_sources(DataConfig(source=bad, eval_source=good))) == 2
+    for source, eval_source in ((bad, good), (good, bad)):
+        with pytest.raises(DataError, match="incomplete"):
+            load_sources(DataConfig(source=source, eval_source=eval_source, require_complete_pairs=True))
+
+
+def test_limit_reads_on_until_the_first_pairs_are_whole(tmp_path):
+    rows = [
+        row("a", "chosen"),
+        *whole("b"),
+        row("c", "chosen"),
+        row("a", "rejected"),
+        row("c", "rejected"),
+        *whole("d"),
+    ]
+    loaded = load(rows, tmp_path, limit=1, require_complete_pairs=True)
+    assert (loaded.pairs, loaded.rejected, loaded.num_rows) == ([pair("a")], [], 5)
+    loaded = load(rows, tmp_path, limit=3)
+    assert ([one.pair_id for one in loaded.pairs], loaded.rejected, loaded.num_rows) == (["a", "b", "c"], [], 6)
+    loaded = load([row("gone", "chosen"), *rows], tmp_path, limit=1)  # it could still come: all is read
+    assert ([one.pair_id for one in loaded.pairs], loaded.num_rows) == (["a"], 9)
+    assert reasons(loaded) == [(1, "other side missing", "gone")]
+
+
+sides = st.lists(
+    st.tuples(st.integers(0, 6), st.sampled_from(["chosen", "rejected", "chosen", "rejected", "?"]), st.booleans()),
+    min_size=1,
+    max_size=24,
+)
+
+
+@given(sides, st.integers(1, 4))
+def test_any_rows_are_paired_exactly_or_set_aside(tmp_path_factory, drawn, limit):
+    rows = [row(str(key), role, prompt="other" if odd else None) for key, role, odd in drawn]
+    rows += [row("end", "rejected"), row("end", "chosen")]
+    path = write(rows, tmp_path_factory.mktemp("sides") / "sides.jsonl")
+    loaded = load_pairs(path)
+    groups = {}
+    for number, one in enumerate(rows, start=1):
+        groups.setdefault(one["pair_id"], []).append((number, one))
+    good = [
+        key
+        for key, members in groups.items()
+        if sorted(one["role"] for _, one in members) == ["chosen", "rejected"]
+        and len({one["prompt"] for _, one in members}) == 1
+    ]
+    assert [one.pair_id for one in loaded.pairs] == good
+    assert {one.row for one in loaded.rejected} == {n for key in groups.keys() - set(good) for n, _ in groups[key]}
+    assert len(loaded.rejected) + 2 * len(loaded.pairs) == loaded.num_rows == len(rows)
+    assert max(Counter(one.row for one in loaded.rejected).values(), default=1) == 1
+    unfinished = load_pairs(path, limit=limit)
+    if max(Counter(one["pair_id"] for one in rows).values()) < 3:  # a third row may lie behind where reading stops
+        assert unfinished.pairs == loaded.pairs[:limit]
+    assert len(unfinished.pairs) <= limit

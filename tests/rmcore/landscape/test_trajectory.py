@@ -1,0 +1,222 @@
+"""The curvature callback: right numbers, the same pairs each time, and a training that does not notice it."""
+
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn.functional import softplus
+
+from rmcore.batching import collate
+from rmcore.data.rendering import TokenizedPair, TokenizedSide
+from rmcore.errors import ConfigError, CurvatureError
+from rmcore.landscape.trajectory import CURVATURE_TOKEN_BUDGET, CurvatureCallback, curvature_batches, make_callbacks
+from rmcore.trainer.callbacks import Evaluation, calibration
+
+SMALL = CurvatureCallback(num_pairs=3, lanczos_steps=3, trace_probes=2, seed=5)
+
+
+def draw_pairs(lengths, vocabulary=8, seed=0):
+    rng = np.random.default_rng(seed)
+
+    def side(length):
+        return TokenizedSide(rng.integers(1, vocabulary, length).tolist(), 0)
+
+    return [TokenizedPair(f"p{index}", side(a), side(b)) for index, (a, b) in enumerate(lengths)]
+
+
+def evaluation(model, pairs, pad_id=0):
+    """An evaluation of `model` as the trainer makes it."""
+    batch = collate(pairs, range(len(pairs)), pad_id=pad_id)
+    with torch.no_grad():
+        logits = model.eval()(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits[:, 0]
+    rewards = torch.stack(logits.chunk(2), dim=1).double().numpy()
+    return Evaluation(1, SimpleNamespace(model=model, pad_id=pad_id), pairs, rewards)
+
+
+# The numbers.
+
+
+def test_both_ends_trace_and_margins_match_the_dense_hessian_of_the_sample(tiny, world):
+    pairs = draw_pairs([(3, 5), (6, 2), (4, 4), (2, 6), (5, 5), (3, 3)])
+    callback = CurvatureCallback(num_pairs=4, lanczos_steps=63, trace_probes=400, seed=1)
+    sample = callback.sample(len(pairs))
+    at = evaluation(tiny, pairs)
+    found = callback(at)
+    batch = collate([pairs[index] for index in sample], range(4), pad_id=0)
+    _, dense = world.true_hessian(tiny, {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask})
+    values = torch.linalg.eigvalsh(dense)
+    assert found["hessian/lambda_max"] == pytest.approx(float(values[-1]), rel=1e-6)
+    assert found["hessian/lambda_min"] == pytest.approx(float(values[0]), rel=1e-6)
+    assert abs(found["hessian/trace"] - float(values.sum())) < 4 * found["hessian/trace_standard_error"]
+    margins = at.rewards[sample, 0] - at.rewards[sample, 1]
+    assert found["hessian/margin_scale"] == pytest.approx(float(np.sqrt((margins**2).mean())), rel=1e-6)
+
+
+def test_a_true_eigenvalue_lies_within_the_residual_of_few_steps(tiny, world):
+    pairs = draw_pairs([(3, 5), (6, 2), (4, 4), (2, 6)])
+    found = CurvatureCallback(lanczos_steps=5)(evaluation(tiny, pairs))
+    batch = collate(pairs, range(4), pad_id=0)
+    _, dense = world.true_hessian(tiny, {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask})
+    values = torch.linalg.eigvalsh(dense)
+    for end in ("lambda_max", "lambda_min"):
+        assert float((values - found[f"hessian/{end}"]).abs().min()) <= found[f"hessian/{end}_residual"] * (1 + 1e-6)
+
+
+def test_frozen_parameters_are_no_coordinates(tiny, world):
+    pairs = draw_pairs([(3, 5), (6, 2), (4, 4)])
+    batch = collate(pairs, range(3), pad_id=0)
+    _, dense = world.true_hessian(tiny, {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask})
+    head = sum(parameter.numel() for parameter in tiny.score.parameters())  # the last ones in the module's order
+    values = torch.linalg.eigvalsh(dense[-head:, -head:])
+    for parameter in [*tiny.embedding.parameters(), *tiny.hidden.parameters()]:
+        parameter.requires_grad_(False)
+    found = CurvatureCallback(lanczos_steps=head)(evaluation(tiny, pairs))
+    assert found["hessian/lambda_max"] == pytest.approx(float(values[-1]), rel=1e-6)
+
+
+def test_the_same_weights_give_the_same_numbers_and_the_cut_into_micro_batches_none(tiny, monkeypatch):
+    at = evaluation(tiny, draw_pairs([(3, 5), (6, 2), (4, 4), (2, 6)]))
+    first = SMALL(at)
+    assert SMALL(at) == first
+    monkeypatch.setattr("rmcore.landscape.trajectory.CURVATURE_TOKEN_BUDGET", 12)
+    assert SMALL(at) == pytest.approx(first, rel=1e-6, abs=1e-12)
+
+
+@given(num_pairs=st.integers(1, 20), available=st.integers(1, 50), seed=st.integers(0, 9))
+def test_the_sample_is_fixed_distinct_and_as_large_as_it_can_be(num_pairs, available, seed):
+    sample = CurvatureCallback(num_pairs=num_pairs, seed=seed).sample(available)
+    assert sample == CurvatureCallback(num_pairs=num_pairs, seed=seed).sample(available)
+    assert len(set(sample)) == len(sample) == min(num_pairs, available)
+    assert sample == sorted(sample)
+    assert set(sample) <= set(range(available))
+
+
+@given(st.lists(st.tuples(st.integers(1, 2000), st.integers(1, 2500)), min_size=1, max_size=10))
+def test_micro_batches_hold_every_pair_once_and_are_one_where_that_fits(lengths):
+    pairs = draw_pairs(lengths)
+    batches = curvature_batches(pairs, pad_id=0)
+    assert sorted(index for batch in batches for index in batch.indices) == list(range(len(pairs)))
+    longest = max(max(pair) for pair in lengths)
+    assert (len(batches) == 1) or 2 * len(pairs) * longest > CURVATURE_TOKEN_BUDGET
+    assert max(batch.input_ids.numel() for batch in batches) <= max(CURVATURE_TOKEN_BUDGET, 2 * longest)
+
+
+# A training does not notice it.
+
+
+def snapshot(model):
+    """Everything that a callback must leave alone."""
+    return {
+        "weights": {name: tensor.clone() for name, tensor in model.state_dict().items()},
+        "gradients": {
+            name: (p.grad, None if p.grad is None else p.grad.clone()) for name, p in model.named_parameters()
+        },
+        "requires_grad": {name: p.requires_grad for name, p in model.named_parameters()},
+        "modes": {name: module.training for name, module in model.named_modules()},
+        "torch": torch.get_rng_state(),
+        "numpy": np.random.get_state()[1].tolist(),  # noqa: NPY002
+        "python": random.getstate(),
+    }
+
+
+def assert_same(before, after):
+    for name, weight in before["weights"].items():
+        assert torch.equal(weight, after["weights"][name]), name
+    for name, (gradient, values) in before["gradients"].items():
+        assert after["gradients"][name][0] is gradient, name
+        assert gradient is None or torch.equal(values, gradient), name
+    assert torch.equal(before["torch"], after["torch"])
+    for name in ("requires_grad", "modes", "numpy", "python"):
+        assert before[name] == after[name], name
+
+
+def plain(make_qwen):
+    return make_qwen("sdpa")
+
+
+def checkpointing(make_qwen):
+    model = make_qwen("sdpa")
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model
+
+
+def lora(make_qwen):
+    peft = pytest.importorskip("peft")
+    settings = peft.LoraConfig(r=2, lora_dropout=0.2, target_modules=["q_proj", "down_proj"], modules_to_save=["score"])
+    return peft.get_peft_model(make_qwen("sdpa"), settings)
+
+
+def train(make_qwen, build, callback, num_steps=4):
+    """A small training with dropout; `callback` is called after every step, as at an evaluation."""
+    torch.manual_seed(0)
+    model = build(make_qwen)
+    for module in model.modules():
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.3
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    pairs = draw_pairs([(3, 5), (6, 2), (4, 4), (2, 6), (5, 5)])
+    measured = []
+    for _ in range(num_steps):
+        model.train()
+        batch = collate(pairs, range(len(pairs)), pad_id=0)
+        chosen, rejected = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits[:, 0].chunk(2)
+        optimizer.zero_grad()
+        softplus(rejected - chosen).mean().backward()
+        optimizer.step()
+        at = evaluation(model, pairs)
+        model.train()
+        before = snapshot(model)
+        measured.append(callback(at))
+        assert_same(before, snapshot(model))
+    return model.state_dict(), measured
+
+
+@pytest.mark.parametrize("build", [plain, checkpointing, lora])
+def test_a_training_with_it_ends_in_the_same_bits_as_one_without(make_qwen, build):
+    without, _ = train(make_qwen, build, lambda at: {})
+    weights, measured = train(make_qwen, build, SMALL)
+    assert all(torch.equal(weights[name], without[name]) for name in without)
+    assert len({found["hessian/lambda_max"] for found in measured}) == len(measured)  # it saw the weights change
+
+
+def test_dropout_does_change_the_weights_of_that_training(make_qwen):
+    """The test above would see a drawn random number."""
+    without, _ = train(make_qwen, plain, lambda at: {})
+
+    def draw(at):
+        torch.rand(1)
+        return {}
+
+    with pytest.raises(AssertionError):
+        train(make_qwen, plain, draw)
+    torch.manual_seed(1)
+    assert without
+
+
+def test_gradient_checkpointing_changes_no_number(make_qwen):
+    found = []
+    for build in (plain, checkpointing):
+        model = build(make_qwen)
+        model.train()
+        found.append(SMALL(evaluation(model, draw_pairs([(3, 5), (6, 2), (4, 4)]))))
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+
+
+def test_narrow_weights_are_refused(make_qwen):
+    model = make_qwen("sdpa").bfloat16()
+    with pytest.raises(CurvatureError, match="bfloat16"):
+        SMALL(evaluation(model, draw_pairs([(3, 5), (6, 2)])))
+
+
+# By name.
+
+
+def test_callbacks_by_name_in_order():
+    assert make_callbacks((), seed=1) == []
+    assert make_callbacks(("curvature", "calibration"), seed=7) == [CurvatureCallback(seed=7), calibration]
+    with pytest.raises(ConfigError, match="hessian is unknown; choose among calibration, curvature"):
+        make_callbacks(("calibration", "hessian"), seed=0)
