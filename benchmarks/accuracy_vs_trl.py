@@ -49,7 +49,8 @@ from rmcore.data.table import read_pairs, write_pairs
 from rmcore.files import write_json
 from rmcore.metrics.rewards import RewardTable
 from rmcore.metrics.uncertainty import cluster_bootstrap, percentile_interval, t_interval
-from rmcore.model import BradleyTerryRM, pick_device
+from rmcore.loading import pick_device
+from rmcore.model import BradleyTerryRM
 from rmcore.scoring.score import score_pairs_table
 from rmcore.stages.train import train_into
 from rmcore.tracking import METRICS_FILE, JsonlTracker

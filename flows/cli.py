@@ -190,7 +190,7 @@ def store_gc(
 def info() -> None:
     """Show versions, the device, and where everything lies."""
     from rmcore.memory import free_bytes
-    from rmcore.model import pick_device
+    from rmcore.loading import pick_device
 
     device = pick_device("auto")
     for name in ("rm-optimizer", "torch", "transformers", "prefect", "mlflow"):

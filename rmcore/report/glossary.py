@@ -125,8 +125,8 @@ WORDS: dict[str, str] = {
     "calibration, ECE": "whether “80 % sure” is right 80 % of the time; ECE is the mean gap (0 is perfect)",
     "Hessian, eigenvalue": "curvature of the loss around the trained weights; large: sharp, negative: not at a minimum",
     "residual": "error bound of a computed eigenvalue",
-    "curvature along the trajectory": "λmax, λmin and trace at each evaluation of a training, on the same few validation "
-    "pairs each time; λmax falls merely because margins grow, so the size of the margins is drawn beside it",
+    "curvature along the trajectory": "λmax, λmin and trace at each evaluation of a training, on the same few pairs; "
+    "λmax falls merely because margins grow, so the size of the margins is drawn beside it",
     "gate": "conditions that a model must meet before a policy is optimised against it",
     "readiness v1": "one weighted score of accuracy, calibration, stability and landscape; above 0.8 is called ready",
     "optimizer step": "one update of the weights from one batch of pairs",

@@ -16,10 +16,11 @@ from rmcore.config import EvaluateConfig, PipelineConfig
 from rmcore.data.pair import PreferencePair
 from rmcore.data.table import read_pairs
 from rmcore.files import write_json
+from rmcore.loading import pick_device
 from rmcore.metrics.calibration import reliability_bins
 from rmcore.metrics.report_card import evaluate_pairs, most_confident_mistakes
 from rmcore.metrics.uncertainty import MetricValue
-from rmcore.model import BradleyTerryRM, pick_device
+from rmcore.model import BradleyTerryRM
 from rmcore.plots.evaluation import accuracy_in_context, margin_histogram, reliability_diagram, reward_by_length
 from rmcore.progress import Report
 from rmcore.scoring.score import score_pairs_table, with_texts

@@ -12,7 +12,8 @@ from rmcore.data.pair import PreferencePair
 from rmcore.data.table import read_pairs
 from rmcore.files import write_json
 from rmcore.landscape import HessianAnalyzer, HessianSpectrum
-from rmcore.model import BradleyTerryRM, pick_device
+from rmcore.loading import pick_device
+from rmcore.model import BradleyTerryRM
 from rmcore.plots.landscape import eigenvalues
 from rmcore.progress import Report
 from rmcore.stages.interface import Upstream

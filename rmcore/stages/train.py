@@ -19,7 +19,8 @@ from rmcore.data.table import read_pairs
 from rmcore.errors import ConfigError
 from rmcore.files import write_json
 from rmcore.landscape.trajectory import make_callbacks
-from rmcore.model import BradleyTerryRM, pick_device
+from rmcore.loading import pick_device
+from rmcore.model import BradleyTerryRM
 from rmcore.plots.training import training_curves
 from rmcore.progress import Report
 from rmcore.resume import FINISHED_FILE, clear
@@ -59,7 +60,9 @@ def train_into(
     `rmcore.resume.rewind(out)`.
     """
     device = pick_device(config.device)
-    rm = BradleyTerryRM.new(config.model, seed=config.seed, device=device)  # in a group, rank 0 alone could write `tiny`
+    rm = BradleyTerryRM.new(
+        config.model, seed=config.seed, device=device
+    )  # in a group, rank 0 alone could write `tiny`
     with process_group(device) as ranks:
         if ranks.world > 1 and "curvature" in config.train.callbacks:
             raise ConfigError(

@@ -22,7 +22,7 @@ def save_checkpoint(rm: BradleyTerryRM, folder: Path, ranks: Ranks = ALONE) -> N
     """
     state = whole_state_dict(rm.model) if ranks.world > 1 else None
     if ranks.is_main:
-        _publish(folder, lambda temporary: rm.save(temporary, state_dict=state))
+        _publish(folder, lambda temporary: rm.save(temporary, state=state))
     ranks.wait()
 
 

@@ -22,10 +22,11 @@ from rmcore.batching import pack_pairs
 from rmcore.config import TrainConfig
 from rmcore.data.rendering import TokenizedPair
 from rmcore.errors import TrainingError
+from rmcore.heads import float32_head
 from rmcore.losses import make_bradley_terry
 from rmcore.memory import choose_token_budget, memory_metrics, peak_memory_bytes
 from rmcore.metrics.report_card import batch_metrics
-from rmcore.model import BradleyTerryRM, float32_head
+from rmcore.model import BradleyTerryRM
 from rmcore.optim import make_optimizer, set_learning_rate
 from rmcore.tracking import Tracker
 from rmcore.trainer import state as states

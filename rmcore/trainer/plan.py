@@ -12,8 +12,9 @@ from rmcore.config import PipelineConfig
 from rmcore.data.integrity import select_training_pairs
 from rmcore.data.pair import PreferencePair
 from rmcore.data.rendering import count_cut
+from rmcore.loading import pick_device
 from rmcore.memory import activation_bytes_per_token, free_bytes
-from rmcore.model import BradleyTerryRM, pick_device
+from rmcore.model import BradleyTerryRM
 from rmcore.tracking import NullTracker
 from rmcore.trainer.loop import Trainer
 

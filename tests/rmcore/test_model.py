@@ -8,7 +8,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Bert
 from rmcore.config import ModelConfig
 from rmcore.data.rendering import RENDERING_FILE
 from rmcore.errors import ConfigError, ModelError
-from rmcore.model import BradleyTerryRM, pick_device
+from rmcore.loading import pick_device
+from rmcore.model import BradleyTerryRM
 
 CPU = torch.device("cpu")
 PROMPTS = ["What is 2 + 2?", "Sort: pear, fig", "Name a fruit and say why it is good " * 4]

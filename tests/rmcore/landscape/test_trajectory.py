@@ -108,13 +108,15 @@ def test_micro_batches_hold_every_pair_once_and_are_one_where_that_fits(lengths)
 # A training does not notice it.
 
 
+def clone(tensor):
+    return None if tensor is None else tensor.clone()
+
+
 def snapshot(model):
     """Everything that a callback must leave alone."""
     return {
         "weights": {name: tensor.clone() for name, tensor in model.state_dict().items()},
-        "gradients": {
-            name: (p.grad, None if p.grad is None else p.grad.clone()) for name, p in model.named_parameters()
-        },
+        "gradients": {name: (p.grad, clone(p.grad)) for name, p in model.named_parameters()},
         "requires_grad": {name: p.requires_grad for name, p in model.named_parameters()},
         "modes": {name: module.training for name, module in model.named_modules()},
         "torch": torch.get_rng_state(),
@@ -132,6 +134,14 @@ def assert_same(before, after):
     assert torch.equal(before["torch"], after["torch"])
     for name in ("requires_grad", "modes", "numpy", "python"):
         assert before[name] == after[name], name
+
+
+def watched(at):
+    """SMALL, with everything around it compared before and after."""
+    before = snapshot(at.rm.model)
+    found = SMALL(at)
+    assert_same(before, snapshot(at.rm.model))
+    return found
 
 
 def plain(make_qwen):
@@ -169,32 +179,22 @@ def train(make_qwen, build, callback, num_steps=4):
         optimizer.step()
         at = evaluation(model, pairs)
         model.train()
-        before = snapshot(model)
         measured.append(callback(at))
-        assert_same(before, snapshot(model))
     return model.state_dict(), measured
 
 
 @pytest.mark.parametrize("build", [plain, checkpointing, lora])
 def test_a_training_with_it_ends_in_the_same_bits_as_one_without(make_qwen, build):
     without, _ = train(make_qwen, build, lambda at: {})
-    weights, measured = train(make_qwen, build, SMALL)
+    weights, measured = train(make_qwen, build, watched)
     assert all(torch.equal(weights[name], without[name]) for name in without)
     assert len({found["hessian/lambda_max"] for found in measured}) == len(measured)  # it saw the weights change
 
 
-def test_dropout_does_change_the_weights_of_that_training(make_qwen):
-    """The test above would see a drawn random number."""
+def test_that_training_would_show_a_single_random_number_drawn(make_qwen):
     without, _ = train(make_qwen, plain, lambda at: {})
-
-    def draw(at):
-        torch.rand(1)
-        return {}
-
-    with pytest.raises(AssertionError):
-        train(make_qwen, plain, draw)
-    torch.manual_seed(1)
-    assert without
+    weights, _ = train(make_qwen, plain, lambda at: torch.rand(1))
+    assert any(not torch.equal(weights[name], without[name]) for name in without)
 
 
 def test_gradient_checkpointing_changes_no_number(make_qwen):

@@ -13,7 +13,7 @@ from rmcore.trainer.callbacks import CALIBRATION_PAIRS, Evaluation, calibration
 def evaluate(margins):
     """Calibration of rewards with these margins."""
     margins = np.asarray(margins)
-    offsets = np.linspace(-3, 3, len(margins))  # what a prompt adds to both sides
+    offsets = np.arange(len(margins)) % 4 / 4  # what a prompt adds to both sides; exact in float32
     rewards = np.stack([offsets + margins / 2, offsets - margins / 2], axis=1).astype(np.float32)
     return calibration(Evaluation(step=1, rm=None, pairs=[], rewards=rewards))
 
