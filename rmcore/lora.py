@@ -1,11 +1,17 @@
-"""Low-rank adapters (Hu et al. 2021, arXiv:2106.09685) through PEFT: where they go, how they are saved and merged.
+"""Low-rank adapters (Hu et al. 2021, arXiv:2106.09685) through PEFT: put them on, save them, load them, merge them.
 
-The reward head, and a pooler in front of it, are always trained beside the adapters: both are new, or of another task.
+An adapter folder holds PEFT's own two files, so that PEFT and servers read it, plus `rm_base.json`: which base it
+belongs to and what that base's weights looked like. An adapter on another base gives rewards that mean nothing, and
+nothing else would notice.
+
+Merging computes W + delta beside the live weights. PEFT's merge in place followed by its unmerge does not give back
+the same bits, and a training that was saved must go on exactly as one that was not.
 """
 
 import copy
+import hashlib
 import json
-import re
+import warnings
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -13,172 +19,273 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from rmcore.config import LoraSettings
 from rmcore.errors import ConfigError, ModelError
-from rmcore.heads import reward_heads
+from rmcore.heads import is_reward_head
+from rmcore.loading import seeded
+from rmcore.precision import reward_heads
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
 
-PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""The specification's default targets; other architectures get all linear layers of their blocks."""
-ADAPTER_FOLDER, BASE_FILE = "adapter", "rm_base.json"
-ADAPTER_NAME = "default"
+ADAPTER_FOLDER = "adapter"
+"""Where a checkpoint keeps its adapter, beside the merged model."""
+ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_FILE = "adapter_config.json", "adapter_model.safetensors", "rm_base.json"
+PEFT_PREFIX = "base_model.model."
+PROJECTIONS = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
+"""Llama's names, which most causal models share: attention and MLP, and not the router of a mixture of experts."""
+SAMPLED_VALUES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterBase:
-    """What an adapter sits on: recorded beside it, so that it can be loaded alone."""
+    """What an adapter was trained on: `name` with what is missing drawn under `seed`, and a look at its weights."""
 
     name: str
-    """Folder, hub name, alias or `tiny`."""
     seed: int
-    """Of what is initialised rather than loaded."""
+    fingerprint: str
 
     def save(self, folder: Path) -> None:
-        """Write `rm_base.json` into an adapter folder."""
+        """Write `rm_base.json`."""
         (folder / BASE_FILE).write_text(json.dumps(asdict(self), indent=2) + "\n")
-
-    @classmethod
-    def load(cls, folder: Path) -> "AdapterBase":
-        """Read the record; an adapter trained elsewhere has only PEFT's own."""
-        path = folder / BASE_FILE
-        if path.is_file():
-            return cls(**json.loads(path.read_text()))
-        return cls(json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"], 0)
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether a folder holds an adapter rather than a whole model."""
-    return (folder / "adapter_config.json").is_file()
+    """Whether `folder` holds a PEFT adapter instead of a whole model."""
+    return (folder / ADAPTER_CONFIG).is_file()
 
 
-def settings_to_config(settings: LoraSettings, model: nn.Module) -> "LoraConfig":
-    """PEFT's configuration of our settings, with targets found by inspection where none are named."""
+def read_base(folder: Path) -> AdapterBase:
+    """What the adapter in `folder` was trained on; of an adapter made elsewhere only the name is known.
+
+    Raises:
+        ModelError: no base is named.
+    """
+    if (folder / BASE_FILE).is_file():
+        return AdapterBase(**json.loads((folder / BASE_FILE).read_text()))
+    name = json.loads((folder / ADAPTER_CONFIG).read_text()).get("base_model_name_or_path")
+    if not name:
+        raise ModelError(
+            f"the adapter {folder} names no base model, and without one it is nothing; write the folder of its base "
+            f"as base_model_name_or_path into {ADAPTER_CONFIG}."
+        )
+    return AdapterBase(name, 0, "")
+
+
+def fingerprint(model: nn.Module, fresh: frozenset[str]) -> str:
+    """sha256 in hex over names, shapes and some values of each weight, without the freshly drawn ones.
+
+    It tells another model, another training step or another random draw apart, and reads next to nothing.
+    """
+    digest = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        if name not in fresh:
+            flat = tensor.detach().flatten()
+            sample = flat[:: max(1, flat.numel() // SAMPLED_VALUES)].double().cpu().numpy()
+            digest.update(f"{name} {tuple(tensor.shape)}".encode() + sample.tobytes())
+    return digest.hexdigest()
+
+
+def make_lora_config(settings: LoraSettings, model: nn.Module) -> "LoraConfig":
+    """The PEFT configuration of our settings.
+
+    Raises:
+        ConfigError: a target matches no layer.
+    """
     from peft import LoraConfig
 
+    linear = linear_layers(model)
+    absent = [target for target in settings.targets if not any(_matches(name, target) for name in linear)]
+    if absent:
+        raise ConfigError(f"LoRA targets {', '.join(absent)} match no linear layer of this model. {_existing(model)}")
     return LoraConfig(
         r=settings.rank,
-        lora_alpha=settings.alpha,  # type: ignore[arg-type]  # annotated int, used as a factor
+        lora_alpha=settings.alpha,  # type: ignore[arg-type]  # PEFT divides it by the rank
         lora_dropout=settings.dropout,
-        target_modules=list(settings.targets) or default_targets(model),
+        target_modules=list(settings.targets) or None,
     )
 
 
-def add_adapters(model: nn.Module, config: "LoraConfig", *, seed: int) -> "PeftModel":
-    """Put adapters into `model` and freeze the rest but the reward head.
+def attach(
+    model: PreTrainedModel, config: "LoraConfig", *, seed: int, base_name: str | None, fresh: frozenset[str]
+) -> "PeftModel":
+    """Put adapters on `model` in place; they, the reward head and what was freshly drawn are then what is trained.
 
-    A user's configuration is kept attribute by attribute; only what must be set and is not gets filled in: the task
-    type, the targets, and the reward head among the modules to save.
+    The configuration is copied and kept as it is. Filled in is only what must be: the task, the targets if None, and
+    the head among `modules_to_save`. (PEFT itself spells out the target "all-linear".)
+
+    Args:
+        model: a sequence-classification model.
+        config: PEFT's configuration.
+        seed: of the adapters' initial values; random states are left as they were.
+        base_name: what the configuration calls the base, unless it names one.
+        fresh: parameters that the base's checkpoint does not hold; see `Backbone.fresh`.
 
     Raises:
-        ConfigError: the targets match no linear layer.
+        ConfigError: the targets match nothing, or the configuration cannot be trained or saved without its base.
     """
-    from peft import TaskType, get_peft_model
+    from peft import get_peft_model
 
     config = copy.deepcopy(config)
-    config.task_type = config.task_type or TaskType.SEQ_CLS
-    if config.target_modules is None:
-        config.target_modules = default_targets(model)
-    check_targets(model, config.target_modules)
-    heads = [name.rpartition(".")[2] for name in reward_heads(model)] + _poolers(model)
-    config.modules_to_save = sorted({*(config.modules_to_save or []), *heads})
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return get_peft_model(model, config)  # type: ignore[arg-type]
+    _check_usable(config)
+    config.task_type = config.task_type or "SEQ_CLS"
+    if config.target_modules is None and not config.target_parameters:
+        config.target_modules = set(default_targets(model))
+    named, config.base_model_name_or_path = config.base_model_name_or_path or base_name, None
+    heads = list(reward_heads(model))
+    drawn = {name.rpartition(".")[0] for name in fresh if not is_reward_head(name)}
+    wanted = [*(config.modules_to_save or []), *heads, *sorted(drawn)]
+    saved = list(dict.fromkeys(wanted))  # the user's first, each once
+    config.modules_to_save = list(saved)
+    try:
+        with seeded(seed):
+            adapted = get_peft_model(model, config)
+    except ValueError as error:
+        detail = str(error).strip().splitlines()[0]
+        raise ConfigError(f"LoRA cannot be put on this model ({detail}). {_existing(model)}") from error
+    config.modules_to_save = saved  # PEFT adds names of its own, whether they exist or not
+    config.base_model_name_or_path = named
+    return adapted.eval()
 
 
-def default_targets(model: nn.Module) -> str:
-    """A pattern of the layers to adapt: `PROJECTIONS` in the transformer blocks, else every linear layer in them."""
-    prefix, blocks = _blocks(model)
-    names = {name.rpartition(".")[2] for name, module in blocks.named_modules() if isinstance(module, nn.Linear)}
-    chosen = sorted(names & set(PROJECTIONS)) or sorted(names)
-    return rf"{re.escape(prefix)}\.\d+\.(?:.*\.)?(?:{'|'.join(chosen)})"
-
-
-def check_targets(model: nn.Module, targets: Any) -> None:
-    """Refuse targets that match nothing, one by one.
-
-    Raises:
-        ConfigError: names what was not found and which linear layers there are.
-    """
-    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    if targets == "all-linear":
-        return
-    if isinstance(targets, str):
-        missing = [] if any(re.fullmatch(targets, name) for name in linear) else [targets]
-    else:
-        missing = [target for target in targets if not any(f".{name}".endswith(f".{target}") for name in linear)]
-    if missing:
-        counts = Counter(name.rpartition(".")[2] for name in linear)
-        exist = ", ".join(f"{name} ({count})" for name, count in sorted(counts.items()))
+def _check_usable(config: "LoraConfig") -> None:
+    if config.task_type not in (None, "SEQ_CLS"):
         raise ConfigError(
-            f"LoRA targets {', '.join(sorted(missing))} match no linear layer of {type(model).__name__}; there are: "
-            f"{exist}. Name some of these, or leave the targets out."
+            f"this LoraConfig is for task_type={config.task_type}, and a reward model is a sequence classifier; leave "
+            "task_type out or say SEQ_CLS."
+        )
+    if config.inference_mode:
+        raise ConfigError("this LoraConfig has inference_mode=True, which freezes head and adapters; leave it out.")
+    if isinstance(config.init_lora_weights, str) and config.init_lora_weights not in ("gaussian", "orthogonal"):
+        raise ConfigError(
+            f"init_lora_weights={config.init_lora_weights!r} needs data or changes the base's weights, so the adapter "
+            "would not fit the saved base; use True, 'gaussian' or 'orthogonal'."
         )
 
 
-def merged_weights(model: "PeftModel", state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights of the plain model with the adapters added in, W + scale B A, by its own names.
+def linear_layers(model: nn.Module) -> list[str]:
+    """Full names of the layers that can carry an adapter: linear ones outside of the reward head."""
+    kinds = (nn.Linear, Conv1D)
+    return [name for name, part in model.named_modules() if isinstance(part, kinds) and not is_reward_head(name)]
 
-    Computed beside the live weights: merging and unmerging in place would change their last bits.
+
+def default_targets(model: nn.Module) -> list[str]:
+    """Names of the linear layers inside the repeated transformer blocks, as short as they stay unambiguous.
+
+    Where all of Llama's seven projections exist, those; else every linear layer of a block. A pooler between the
+    blocks and the head is never among them.
+
+    Raises:
+        ConfigError: there are no repeated blocks with linear layers.
+    """
+    lists = [name for name, part in model.named_modules() if isinstance(part, nn.ModuleList)]
+    lists = [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]
+    linear = linear_layers(model)
+    inside = {name: name.removeprefix(f"{one}.") for one in lists for name in linear if name.startswith(f"{one}.")}
+    outside = [name for name in linear if name not in inside]
+    if {name.rpartition(".")[2] for name in inside} >= PROJECTIONS:
+        outside += [name for name in inside if name.rpartition(".")[2] not in PROJECTIONS]
+        inside = {name: path for name, path in inside.items() if name.rpartition(".")[2] in PROJECTIONS}
+    if not inside:
+        raise ConfigError(
+            f"{type(model).__name__} has no repeated blocks with linear layers, so LoRA targets cannot be found by "
+            f"inspection; name them (lora.targets). {_existing(model)}"
+        )
+    targets = set()
+    for name, path in inside.items():
+        parts = path.split(".")[1:]  # without the number of the block
+        suffixes = [".".join(parts[-count:]) for count in range(1, len(parts) + 1)]
+        clear = [suffix for suffix in suffixes if not any(_matches(other, suffix) for other in outside)]
+        targets.add(clear[0] if clear else name)
+    return sorted(targets)
+
+
+def _matches(name: str, target: str) -> bool:
+    """PEFT's rule for a list of targets: the whole name or its last parts."""
+    return name == target or name.endswith(f".{target}")
+
+
+def _existing(model: nn.Module) -> str:
+    counts = Counter(name.rpartition(".")[2] for name in linear_layers(model))
+    return "Linear layers that exist: " + ", ".join(f"{name} ({count})" for name, count in sorted(counts.items())) + "."
+
+
+def save_adapter(model: "PeftModel", folder: Path, state: Mapping[str, Tensor] | None, base: AdapterBase) -> None:
+    """Write the adapter with its head and the record of its base; `state` as in `merged_state`."""
+    from peft import get_peft_model_state_dict
+
+    folder.mkdir(parents=True, exist_ok=True)
+    # Embeddings are saved where they are trained; whether they are PEFT would find out from the base's folder.
+    tensors = get_peft_model_state_dict(model, state_dict=_full(model, state), save_embedding_layers=False)
+    on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    save_file(on_cpu, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    config = copy.deepcopy(model.peft_config["default"])
+    config.inference_mode = True  # what PEFT itself writes
+    config.save_pretrained(str(folder))
+    base.save(folder)
+
+
+def load_adapter(model: PreTrainedModel, folder: Path, *, base: AdapterBase, fresh: frozenset[str]) -> "PeftModel":
+    """Put the adapter in `folder` on its base, trainable.
+
+    Raises:
+        ModelError: the base is not the one it was trained on, or the adapter lacks weights, above all the head.
+    """
+    from peft import LoraConfig, PeftModel
+
+    if base.fingerprint and base.fingerprint != fingerprint(model, fresh):
+        raise ModelError(
+            f"the adapter {folder} was trained on other weights than {base.name} has now, so its rewards would mean "
+            "nothing; bring back that base, or use the merged model beside the adapter."
+        )
+    held = {name.removeprefix(PEFT_PREFIX) for name in load_file(folder / ADAPTER_WEIGHTS)}
+    absent = sorted(fresh - held)
+    if absent:
+        raise ModelError(
+            f"neither the adapter {folder} nor its base {base.name} holds {', '.join(absent)}, so rewards would be "
+            "random; train again with those among modules_to_save."
+        )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Found missing adapter keys")
+        try:
+            loaded = PeftModel.from_pretrained(
+                model, str(folder), is_trainable=True, config=LoraConfig.from_pretrained(str(folder))
+            )
+        except UserWarning as error:
+            raise ModelError(
+                f"the adapter {folder} does not fit its base {base.name} ({error}); restore the adapter's files."
+            ) from error
+    return loaded.eval()
+
+
+def merged_state(model: "PeftModel", state: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """The weights of the plain model with the adapters added in, on the CPU, by the plain model's own names.
+
+    The live weights are neither changed nor copied as a whole: an empty shell of the model takes references to them,
+    and PEFT merges into that. New memory is what the adapted layers take, on the host.
 
     Args:
         model: with adapters.
-        state: its whole state dict.
-
-    Raises:
-        ModelError: an adapter is of a kind that is no plain product (DoRA, embeddings, convolutions).
+        state: full tensors by the names of `model.state_dict()`, where the live ones are sharded.
     """
-    from peft.tuners.lora import Linear as LoraLinear
-    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft import get_peft_model
 
-    root = "base_model.model."
-    deltas: dict[str, Tensor] = {}
-    for name, module in model.named_modules():
-        if not isinstance(module, BaseTunerLayer):
-            continue
-        if not isinstance(module, LoraLinear) or any(module.use_dora.values()) or any(module.lora_bias.values()):
-            raise ModelError(
-                f"the adapter of {name} ({type(module).__name__}) is no plain low-rank product, so it cannot be merged "
-                "while training; use plain LoRA on linear layers."
-            )
-        a, b = (state[f"{name}.lora_{part}.{ADAPTER_NAME}.weight"].float() for part in "AB")
-        delta = module.scaling[ADAPTER_NAME] * (b @ a)
-        deltas[f"{name}.base_layer.weight"] = delta.T if module.fan_in_fan_out else delta
-    merged = {}
-    for name, tensor in state.items():
-        if ".lora_" in name or ".original_module." in name:
-            continue
-        plain = name.removeprefix(root).replace(".base_layer.", ".").replace(f".modules_to_save.{ADAPTER_NAME}.", ".")
-        merged[plain] = (tensor + deltas[name].to(tensor)) if name in deltas else tensor
-    return merged
+    base = model.get_base_model()
+    plain = next(kind for kind in type(base).__mro__ if not issubclass(kind, FSDPModule))
+    with torch.device("meta"):
+        config = copy.deepcopy(model.peft_config["default"])
+        shell = get_peft_model(plain(base.config), config, low_cpu_mem_usage=True)
+    on_cpu = {name: tensor.detach().cpu() for name, tensor in _full(model, state).items()}
+    shell.load_state_dict(on_cpu, assign=True)
+    merged: Any = shell.merge_and_unload(safe_merge=True)
+    return {name: tensor.detach() for name, tensor in merged.state_dict().items()}
 
 
-def save_plain(model: "PeftModel", weights: Mapping[str, Tensor], folder: Path) -> None:
-    """Write merged weights as a folder of the plain model's class."""
-    base: Any = model.get_base_model()
-    base.save_pretrained(folder, state_dict=dict(weights))
-
-
-def load_adapter(model: nn.Module, folder: Path) -> "PeftModel":
-    """Put a saved adapter and its reward head on the model it belongs to."""
-    from peft import PeftModel
-
-    return PeftModel.from_pretrained(model, str(folder))  # type: ignore[arg-type]
-
-
-def _blocks(model: nn.Module) -> tuple[str, nn.ModuleList]:
-    """Name and list of the transformer blocks: the longest module list."""
-    lists = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
-    if not lists:
-        raise ConfigError(
-            f"{type(model).__name__} has no list of transformer blocks to look for LoRA targets in; name the targets."
-        )
-    return max(lists, key=lambda entry: len(entry[1]))
-
-
-def _poolers(model: nn.Module) -> list[str]:
-    return sorted({"pooler" for name, _ in model.named_modules() if name.rpartition(".")[2] == "pooler"})
+def _full(model: nn.Module, state: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+    return dict(model.state_dict() if state is None else state)

@@ -1,12 +1,13 @@
 """`rm-opt evaluate | analyze | readiness | score | diff`: measure checkpoints on a file of pairs."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from rmcore.cli.common import print_metrics, setting, write_report_json
-from rmcore.config import DataConfig, EvaluateConfig, LandscapeConfig, PipelineConfig, ReadinessConfig
+from rmcore.config import DataConfig, EvaluateConfig, LandscapeConfig, ModelConfig, PipelineConfig, ReadinessConfig
 from rmcore.data.pair import PreferencePair
 from rmcore.errors import DataError
 
@@ -18,11 +19,30 @@ Limit = Annotated[int | None, setting(DataConfig, "limit")]
 Split = Annotated[str, setting(DataConfig, "split")]
 Device = Annotated[str, setting(PipelineConfig, "device")]
 Seed = Annotated[int, typer.Option(help="Seeds resampling and random vectors.")]
+RenderFn = Annotated[str | None, setting(ModelConfig, "render_fn")]
 MaxLen = Annotated[int | None, typer.Option(help="Longest side in tokens; default: as the checkpoint was trained.")]
 PromptColumn = Annotated[str | None, setting(DataConfig, "prompt_column")]
 ChosenColumn = Annotated[str | None, setting(DataConfig, "chosen_column")]
 RejectedColumn = Annotated[str | None, setting(DataConfig, "rejected_column")]
 NumPairs = Annotated[int, setting(LandscapeConfig, "num_pairs")]
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """Which reward model is measured and how it reads."""
+
+    checkpoint: str
+    max_seq_len: int | None
+    render_fn: str | None
+    device: str
+
+    def load(self) -> Any:
+        """A BradleyTerryRM, imported here: `--help` must not pay for torch."""
+        from rmcore.model import BradleyTerryRM
+
+        return BradleyTerryRM.from_pretrained(
+            self.checkpoint, device=self.device, max_seq_len=self.max_seq_len, render_fn=self.render_fn
+        )
 
 
 def evaluate(
@@ -38,19 +58,15 @@ def evaluate(
     num_resamples: Annotated[int, setting(EvaluateConfig, "num_resamples")] = EVALUATE.num_resamples,
     num_bins: Annotated[int, setting(EvaluateConfig, "num_bins")] = EVALUATE.num_bins,
     max_seq_len: MaxLen = None,
+    render_fn: RenderFn = None,
     device: Device = "auto",
     seed: Seed = 0,
 ) -> None:
     """Measure a reward model on preference pairs: accuracy, calibration, margins, with 95 % intervals over prompts."""
     config = EvaluateConfig(num_resamples=num_resamples, num_bins=num_bins)
-    table, cut, metrics = _evaluate(
-        checkpoint,
-        _pairs(data, split, limit, (prompt_column, chosen_column, rejected_column)),
-        config,
-        max_seq_len,
-        device,
-        seed,
-    )
+    pairs = _pairs(data, split, limit, (prompt_column, chosen_column, rejected_column))
+    model = _Model(checkpoint, max_seq_len, render_fn, device)
+    table, cut, metrics = _evaluate(model, pairs, config, seed)
     if cut["num_cut_sides"]:
         print(f"{cut['num_cut_sides']} of {2 * cut['num_pairs']} sides were longer than the limit and were cut")
     print_metrics(f"{checkpoint} on {data}", metrics)
@@ -76,6 +92,7 @@ def analyze(
     trace_probes: Annotated[int, setting(LandscapeConfig, "trace_probes")] = LANDSCAPE.trace_probes,
     parameters: Annotated[str, setting(LandscapeConfig, "parameters")] = LANDSCAPE.parameters,
     max_seq_len: MaxLen = None,
+    render_fn: RenderFn = None,
     device: Device = "auto",
     seed: Seed = 0,
 ) -> None:
@@ -90,14 +107,8 @@ def analyze(
             "parameters": parameters,
         }
     )
-    record = _analyze(
-        checkpoint,
-        _pairs(data, split, limit, (prompt_column, chosen_column, rejected_column)),
-        config,
-        max_seq_len,
-        device,
-        seed,
-    )
+    pairs = _pairs(data, split, limit, (prompt_column, chosen_column, rejected_column))
+    record = _analyze(_Model(checkpoint, max_seq_len, render_fn, device), pairs, config, seed)
     for name, value in record.items():
         if name not in ("eigenvalues", "residuals", "reasons"):
             print(f"{name:<22} {record['reasons'].get(name, '-') if value is None else value}")
@@ -122,6 +133,7 @@ def readiness(
     rejected_column: RejectedColumn = None,
     num_pairs: NumPairs = LANDSCAPE.num_pairs,
     max_seq_len: MaxLen = None,
+    render_fn: RenderFn = None,
     device: Device = "auto",
     seed: Seed = 0,
 ) -> None:
@@ -130,13 +142,14 @@ def readiness(
 
     pairs = _pairs(data, split, limit, (prompt_column, chosen_column, rejected_column))
     config = PipelineConfig(landscape=LandscapeConfig(num_pairs=num_pairs))
-    _, _, metrics = _evaluate(checkpoint, pairs, config.evaluate, max_seq_len, device, seed)
+    model = _Model(checkpoint, max_seq_len, render_fn, device)
+    _, _, metrics = _evaluate(model, pairs, config.evaluate, seed)
     train_accuracy = None
     if train_data is not None:
         seen = _pairs(train_data, split, config.evaluate.train_pairs, (prompt_column, chosen_column, rejected_column))
-        train_metrics = _evaluate(checkpoint, seen, config.evaluate, max_seq_len, device, seed)[2]
+        train_metrics = _evaluate(model, seen, config.evaluate, seed)[2]
         train_accuracy = train_metrics["pairwise_accuracy"]["value"]
-    spectrum = _analyze(checkpoint, pairs, config.landscape, max_seq_len, device, seed)
+    spectrum = _analyze(model, pairs, config.landscape, seed)
     values = {name: entry["value"] for name, entry in metrics.items()}
     judged = judge(values, train_accuracy, spectrum["lambda_max"], ReadinessConfig())
     print(judged["verdict"]["headline"])
@@ -159,13 +172,14 @@ def score(
     rejected_column: RejectedColumn = None,
     limit: Limit = None,
     max_seq_len: MaxLen = None,
+    render_fn: RenderFn = None,
     device: Device = "auto",
 ) -> None:
     """Write rewards of preference pairs, or of prompt/response rows, to Parquet."""
     from rmcore.progress import progress_bar
     from rmcore.scoring.score import score_pairs_table, score_responses_table
 
-    rm = _load(checkpoint, max_seq_len, device)
+    rm = _Model(checkpoint, max_seq_len, render_fn, device).load()
     rows = _response_rows(data, split, limit)
     with progress_bar("score") as report:
         if rows is None:
@@ -190,6 +204,7 @@ def diff(
     chosen_column: ChosenColumn = None,
     rejected_column: RejectedColumn = None,
     max_seq_len: MaxLen = None,
+    render_fn: RenderFn = None,
     device: Device = "auto",
     seed: Seed = 0,
 ) -> None:
@@ -197,7 +212,7 @@ def diff(
     from rmcore.metrics.comparison import paired_comparison
 
     pairs = _pairs(data, split, limit, (prompt_column, chosen_column, rejected_column))
-    tables = [_score(name, pairs, max_seq_len, device)[0] for name in (checkpoint_a, checkpoint_b)]
+    tables = [_score(_Model(name, max_seq_len, render_fn, device), pairs)[0] for name in (checkpoint_a, checkpoint_b)]
     compared = paired_comparison(tables[0], tables[1], seed=seed)
     print(f"A = {checkpoint_a}\nB = {checkpoint_b}\n{len(pairs)} pairs of {data}")
     for name, value in compared.items():
@@ -234,46 +249,28 @@ def _tell_unusable(data: str, num_unusable: int, num_rows: int) -> None:
     print(f"{num_unusable} of {num_rows} rows of {data} cannot be used and are left out; `rm-opt data check` says why")
 
 
-def _load(checkpoint: str, max_seq_len: int | None, device: str) -> Any:
-    from rmcore.model import BradleyTerryRM
-
-    return BradleyTerryRM.from_pretrained(checkpoint, device=device, max_seq_len=max_seq_len)
-
-
-def _score(checkpoint: str, pairs: list[PreferencePair], max_seq_len: int | None, device: str) -> Any:
+def _score(model: _Model, pairs: list[PreferencePair]) -> Any:
     from rmcore.progress import progress_bar
     from rmcore.scoring.score import score_pairs_table
 
     with progress_bar("score") as report:
-        return score_pairs_table(_load(checkpoint, max_seq_len, device), pairs, report=report)
+        return score_pairs_table(model.load(), pairs, report=report)
 
 
 def _evaluate(
-    checkpoint: str,
-    pairs: list[PreferencePair],
-    config: EvaluateConfig,
-    max_seq_len: int | None,
-    device: str,
-    seed: int,
+    model: _Model, pairs: list[PreferencePair], config: EvaluateConfig, seed: int
 ) -> tuple[Any, dict[str, int], dict[str, dict[str, Any]]]:
     from rmcore.stages.evaluate import measure
 
-    table, cut = _score(checkpoint, pairs, max_seq_len, device)
+    table, cut = _score(model, pairs)
     return table, cut, {name: value.to_dict() for name, value in measure(table, config, seed=seed).items()}
 
 
-def _analyze(
-    checkpoint: str,
-    pairs: list[PreferencePair],
-    config: LandscapeConfig,
-    max_seq_len: int | None,
-    device: str,
-    seed: int,
-) -> dict[str, Any]:
+def _analyze(model: _Model, pairs: list[PreferencePair], config: LandscapeConfig, seed: int) -> dict[str, Any]:
     from rmcore.progress import progress_bar
     from rmcore.stages.landscape import measure_spectrum
 
-    rm = _load(checkpoint, max_seq_len, device)
+    rm = model.load()
     with progress_bar("analyze") as report:
         spectrum = measure_spectrum(
             rm,

@@ -32,7 +32,7 @@ def field_options(
             min=least,
             rich_help_panel=panel,
         )
-        kind = list[str] if get_origin(field.annotation) is tuple else field.annotation
+        kind: Any = list[str] if get_origin(field.annotation) is tuple else field.annotation
         parameters.append(
             inspect.Parameter(
                 prefix + name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]

@@ -31,6 +31,8 @@ CAPTIONS = {
     "completion, and (where the true reward is known) by a perfect model.",
     "training_curves": "Training pairs in blue, validation pairs in orange. A training line that leaves the validation "
     "line behind means overfitting.",
+    "curvature_trajectory": "Curvature at each evaluation on the same few validation pairs. λmax falls merely because "
+    "margins grow.",
     "reliability_diagram": "Pairs grouped by how sure the model is. On the dashed line “80 % sure” is right 80 % of "
     "the time; below it the model is too sure of itself.",
     "margin_histogram": "How far apart the model puts the two sides. Left of zero it prefers the rejected side.",

@@ -57,7 +57,10 @@ def with_texts(table: pd.DataFrame, pairs: Sequence[PreferencePair]) -> pd.DataF
 def score_responses_table(
     rm: BradleyTerryRM, rows: Sequence[tuple[str, str]], *, report: Report | None = None
 ) -> pd.DataFrame:
-    """Score N (prompt, response) rows. Returns them in order with columns prompt, response, reward (logits)."""
+    """Score N (prompt, response) rows, each prompt one user turn.
+
+    Returns them in order with columns prompt, response, reward (logits).
+    """
     sides = rm.renderer.tokenize_sides(rows)
 
     def progress(done: int) -> None:

@@ -38,6 +38,7 @@ def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker,
         upstream["train"] / "best",
         device=pick_device(config.device).type,
         trust_remote_code=config.model.trust_remote_code,
+        render_fn=config.model.render_fn,
     )
     splits = {
         name: read_pairs(prepared / f"{name}.parquet")

@@ -29,6 +29,7 @@ def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker,
         upstream["train"] / "best",
         device=pick_device(config.device).type,
         trust_remote_code=config.model.trust_remote_code,
+        render_fn=config.model.render_fn,
     )
     pairs = read_pairs(upstream["prepare"] / "test.parquet")
     spectrum = measure_spectrum(
@@ -78,6 +79,6 @@ def write_spectrum(spectrum: HessianSpectrum, out: Path) -> None:
         "sharpness_score",
         "flatness_index",
     )
-    write_json(out / "summary.json", {"metrics": {f"hessian/{name}": record[name] for name in names}})
+    write_json(out / "summary.json", {"metrics": {f"hessian/test_{name}": record[name] for name in names}})
     (out / "figures").mkdir(exist_ok=True)
     eigenvalues(record, out / "figures" / "eigenvalues.png")

@@ -14,6 +14,7 @@ from typing import Any
 
 from rmcore.codehash import code_digests
 from rmcore.config import RUN_ONLY_FIELDS, PipelineConfig
+from rmcore.data.render_fn import render_fn_digest
 from rmcore.data.sources import source_digest
 from rmcore.store import ArtifactRef
 
@@ -51,6 +52,16 @@ def _data_content(config: PipelineConfig) -> dict[str, str]:
 
 
 def _model_content(config: PipelineConfig) -> dict[str, str]:
+    """What the model's names stand for; `model.render_fn` keeps its name too, which a checkpoint records."""
+    return _weights_content(config) | _function_content(config)
+
+
+def _function_content(config: PipelineConfig) -> dict[str, str]:
+    named = config.model.render_fn
+    return {} if named is None else {"model.render_fn": f"{named} {render_fn_digest(named)}"}
+
+
+def _weights_content(config: PipelineConfig) -> dict[str, str]:
     if config.model.name == "minilm":
         return {"model.name": f"{MINILM_DISTRIBUTION} {importlib.metadata.version(MINILM_DISTRIBUTION)}"}
     return {"model.name": source_digest(config.model.name)} if Path(config.model.name).is_dir() else {}
@@ -80,6 +91,7 @@ STAGES: dict[str, Stage] = {
             ("rewards.parquet", "metrics.json"),
             libraries=TORCH,
             on_device=True,
+            content=_function_content,
         ),
         Stage(
             "landscape",
@@ -88,6 +100,7 @@ STAGES: dict[str, Stage] = {
             ("spectrum.json",),
             libraries=TORCH,
             on_device=True,
+            content=_function_content,
         ),
         Stage("readiness", ("evaluate", "landscape"), ("readiness",), ("readiness.json",)),
     )

@@ -22,6 +22,7 @@ from rmcore.landscape.trajectory import make_callbacks
 from rmcore.loading import pick_device
 from rmcore.model import BradleyTerryRM
 from rmcore.plots.training import training_curves
+from rmcore.plots.trajectory import curvature_trajectory
 from rmcore.progress import Report
 from rmcore.resume import FINISHED_FILE, clear
 from rmcore.stages.interface import Upstream
@@ -123,6 +124,8 @@ def _write_outcome(out: Path, trainer: Trainer, result: TrainResult) -> None:
     (out / "figures").mkdir(exist_ok=True)
     history = read_history(out / METRICS_FILE)
     training_curves(history, out / "figures" / "training_curves.png", best_step=result.best_step)
+    if "curvature" in trainer.config.callbacks and trainer.validation:
+        curvature_trajectory(history, out / "figures" / "curvature_trajectory.png", best_step=result.best_step)
 
 
 def reward_distribution(rewards: np.ndarray) -> dict[str, dict]:

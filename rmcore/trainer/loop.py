@@ -33,6 +33,7 @@ from rmcore.trainer import state as states
 from rmcore.trainer.callbacks import Callback, Evaluation
 from rmcore.trainer.checkpoint import mend
 from rmcore.trainer.compiling import CompiledForward
+from rmcore.trainer.dropout import without_dropout
 from rmcore.trainer.feed import StepFeed, make_feed, planned_steps, steps_from
 from rmcore.trainer.interruption import Interruption, deferred_interruption
 from rmcore.trainer.keeper import Keeper
@@ -126,6 +127,8 @@ class Trainer:
         """
         with ExitStack() as stack:
             interruption = stack.enter_context(deferred_interruption())
+            if not self.config.dropout:
+                stack.enter_context(without_dropout(self.rm.model))
             if self.config.precision == "bf16":
                 stack.enter_context(float32_head(self.rm.model))
             if self.config.tf32 and self.rm.device.type == "cuda":

@@ -125,7 +125,7 @@ json.dump({"runs": found, "versions": len(versions), "candidate": candidate}, sy
         assert run["tags"]["rm.kind"] == "pipeline"
         assert run["tags"]["rm.cache"] == cache
         assert run["metrics"]["eval/test_pairwise_accuracy"] == pytest.approx(cards["pairwise_accuracy"]["value"])
-        assert run["metrics"]["hessian/lambda_max"] == pytest.approx(finished["results"]["spectrum"]["lambda_max"])
+        assert run["metrics"]["hessian/test_lambda_max"] == pytest.approx(finished["results"]["spectrum"]["lambda_max"])
         assert all(name.count("/") == 1 for name in run["metrics"])
         assert run["params"]["train.steps"] == "6"
         assert "report" in run["artifacts"]
