@@ -8,10 +8,12 @@ from rmcore.config import (
     EvaluateConfig,
     GoldConfig,
     LandscapeConfig,
+    LoraSettings,
     ModelConfig,
     PipelineConfig,
     TrainConfig,
 )
+from rmcore.hardware import HARDWARE
 
 PRESETS: dict[str, PipelineConfig] = {
     # The first five minutes: gold world and tiny model, everything measured, under three minutes on two cores.
@@ -36,5 +38,26 @@ PRESETS: dict[str, PipelineConfig] = {
         model=ModelConfig(name="minilm", max_seq_len=256),
         train=TrainConfig(lr=5e-5, eval_every=50, token_budget=8192),
         landscape=LandscapeConfig(num_pairs=8, lanczos_steps=10, trace_probes=4, top_k=3),
+    ),
+    # By machine, with a model that fits it; data and model are yours to name. Their training settings are also those of
+    # `rm-opt train --preset`, which torchrun and Slurm start.
+    "cpu": PipelineConfig(
+        study="cpu",
+        model=ModelConfig(name="minilm", max_seq_len=256),
+        train=TrainConfig(lr=5e-5, **HARDWARE["cpu"]),
+        landscape=LandscapeConfig(num_pairs=8, lanczos_steps=10, trace_probes=4, top_k=3),
+    ),
+    # 80 GB hold DeBERTa-large whole with 128 pairs a step (the specification's batch).
+    "h100": PipelineConfig(
+        study="h100",
+        model=ModelConfig(name="deberta", max_seq_len=512),
+        train=TrainConfig(**HARDWARE["h100"] | {"pairs_per_step": 128}),
+    ),
+    # 141 GB hold 8 B float32 weights and their activations, not their Adam moments: LoRA.
+    "h200": PipelineConfig(
+        study="h200",
+        model=ModelConfig(name="llama", max_seq_len=2048, lora=LoraSettings()),
+        train=TrainConfig(lr=1e-4, **HARDWARE["h200"]),
+        landscape=LandscapeConfig(parameters="head"),
     ),
 }

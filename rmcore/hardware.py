@@ -1,8 +1,6 @@
-"""Training settings by machine: where a preset is named, whatever is not given on the command line comes from here."""
+"""Training settings by machine, as fields of TrainConfig: what a preset gives where nothing else was said."""
 
 from typing import Any
-
-from rmcore.config import TrainConfig
 
 _HOPPER: dict[str, Any] = {"precision": "bf16", "tf32": True, "compile": True, "num_workers": 8}
 """bf16 matrix units, TF32 for what stays float32, compiled graphs, and processes that pad ahead (specification)."""
@@ -17,8 +15,3 @@ HARDWARE: dict[str, dict[str, Any]] = {
     # To see that everything is wired: no number of it means anything.
     "smoke": {"steps": 6, "eval_every": 3, "log_every": 2, "warmup_steps": 0, "lr": 1e-3, "token_budget": 8192},
 }
-
-
-def hardware_settings(name: str) -> TrainConfig:
-    """The training settings of a machine, the rest as by default."""
-    return TrainConfig.model_validate(HARDWARE[name])

@@ -7,14 +7,15 @@ under the seed and named, so that nobody mistakes random weights for trained one
 import importlib.util
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from huggingface_hub.utils import disable_progress_bars
 from safetensors import SafetensorError
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
@@ -36,13 +37,23 @@ DEFAULT_LIMIT = 2048
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """Where weights came from: enough to load the same ones again."""
+
+    name: str
+    """As `load_backbone` takes it; a folder is an absolute path."""
+    seed: int = 0
+    fresh: frozenset[str] = frozenset()
+    """Parameters that the checkpoint did not hold: drawn under the seed."""
+
+
+@dataclass(frozen=True, slots=True)
 class Backbone:
     """A model with one label in float32 on the CPU, and its tokenizer, which has a pad token."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    fresh: frozenset[str]
-    """Parameters that the checkpoint did not hold: drawn under the seed."""
+    origin: Origin
 
 
 def pick_device(name: str) -> torch.device:
@@ -106,37 +117,40 @@ def load_backbone(
         ModelError: the folder or hub model cannot be read, or has more than one label.
     """
     quiet_libraries()
-    if name == "tiny":
-        with tempfile.TemporaryDirectory() as folder:
-            built = str(build_tiny(Path(folder), seed=seed))
-            return _load(built, seed, trust_remote_code=trust_remote_code, tokenizer_folder=tokenizer_folder)
-    return _load(resolve_model(name), seed, trust_remote_code=trust_remote_code, tokenizer_folder=tokenizer_folder)
+    with ExitStack() as stack:
+        source = resolve_model(name)
+        if name == "tiny":
+            source = str(build_tiny(Path(stack.enter_context(tempfile.TemporaryDirectory())), seed=seed))
+        place = tokenizer_folder or source
+        tokenizer = guard(place, lambda: AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code))
+        with seeded(seed):
+            model, fresh = _load_model(source, trust_remote_code=trust_remote_code)
+            ensure_pad_token(tokenizer)
+            if len(tokenizer) > cast(nn.Embedding, model.get_input_embeddings()).num_embeddings:
+                model.resize_token_embeddings(len(tokenizer))
+    model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+    is_folder = name != "tiny" and Path(name).is_dir()
+    return Backbone(model, tokenizer, Origin(str(Path(name).resolve()) if is_folder else name, seed, fresh))
 
 
-def _load(source: str, seed: int, *, trust_remote_code: bool, tokenizer_folder: str | None) -> Backbone:
+def _load_model(source: str, *, trust_remote_code: bool) -> tuple[PreTrainedModel, frozenset[str]]:
+    """The model, and the names of the parameters that its checkpoint does not hold."""
     config = read_config(source, trust_remote_code=trust_remote_code)
     _check_labels(source, config)
     config.num_labels = 1
     config.problem_type = "regression"  # servers then return the raw reward instead of its sigmoid
-    place = tokenizer_folder or source
-    tokenizer = guard(place, lambda: AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code))
-    with seeded(seed):
-        model, info = guard(
+    model, info = guard(
+        source,
+        lambda: AutoModelForSequenceClassification.from_pretrained(
             source,
-            lambda: AutoModelForSequenceClassification.from_pretrained(
-                source,
-                config=config,
-                dtype=torch.float32,
-                use_safetensors=True,
-                trust_remote_code=trust_remote_code,
-                output_loading_info=True,
-            ),
-        )
-        ensure_pad_token(tokenizer)
-        if len(tokenizer) > model.get_input_embeddings().num_embeddings:
-            model.resize_token_embeddings(len(tokenizer))
-    model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
-    return Backbone(model.eval(), tokenizer, frozenset(info["missing_keys"]))
+            config=config,
+            dtype=torch.float32,
+            use_safetensors=True,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+        ),
+    )
+    return model.eval(), frozenset(info["missing_keys"])
 
 
 def read_config(source: str, *, trust_remote_code: bool) -> PretrainedConfig:

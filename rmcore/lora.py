@@ -12,8 +12,8 @@ import copy
 import hashlib
 import json
 import warnings
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,12 +23,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 
-from rmcore.config import LoraSettings
 from rmcore.errors import ConfigError, ModelError
 from rmcore.heads import is_reward_head
-from rmcore.loading import seeded
+from rmcore.loading import Backbone, Origin, guard, load_backbone, resolve_model, seeded
+from rmcore.lora_targets import default_targets, describe_layers
 from rmcore.precision import reward_heads
 
 if TYPE_CHECKING:
@@ -38,8 +37,6 @@ ADAPTER_FOLDER = "adapter"
 """Where a checkpoint keeps its adapter, beside the merged model."""
 ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_FILE = "adapter_config.json", "adapter_model.safetensors", "rm_base.json"
 PEFT_PREFIX = "base_model.model."
-PROJECTIONS = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
-"""Llama's names, which most causal models share: attention and MLP, and not the router of a mixture of experts."""
 SAMPLED_VALUES = 64
 
 
@@ -50,6 +47,11 @@ class AdapterBase:
     name: str
     seed: int
     fingerprint: str
+
+    @classmethod
+    def of(cls, model: nn.Module, origin: Origin) -> "AdapterBase":
+        """Record `model`, which has no adapters yet."""
+        return cls(origin.name, origin.seed, fingerprint(model, origin.fresh))
 
     def save(self, folder: Path) -> None:
         """Write `rm_base.json`."""
@@ -92,29 +94,7 @@ def fingerprint(model: nn.Module, fresh: frozenset[str]) -> str:
     return digest.hexdigest()
 
 
-def make_lora_config(settings: LoraSettings, model: nn.Module) -> "LoraConfig":
-    """The PEFT configuration of our settings.
-
-    Raises:
-        ConfigError: a target matches no layer.
-    """
-    from peft import LoraConfig
-
-    linear = linear_layers(model)
-    absent = [target for target in settings.targets if not any(_matches(name, target) for name in linear)]
-    if absent:
-        raise ConfigError(f"LoRA targets {', '.join(absent)} match no linear layer of this model. {_existing(model)}")
-    return LoraConfig(
-        r=settings.rank,
-        lora_alpha=settings.alpha,  # type: ignore[arg-type]  # PEFT divides it by the rank
-        lora_dropout=settings.dropout,
-        target_modules=list(settings.targets) or None,
-    )
-
-
-def attach(
-    model: PreTrainedModel, config: "LoraConfig", *, seed: int, base_name: str | None, fresh: frozenset[str]
-) -> "PeftModel":
+def attach(model: PreTrainedModel, config: "LoraConfig", *, seed: int, origin: Origin) -> "PeftModel":
     """Put adapters on `model` in place; they, the reward head and what was freshly drawn are then what is trained.
 
     The configuration is copied and kept as it is. Filled in is only what must be: the task, the targets if None, and
@@ -124,8 +104,7 @@ def attach(
         model: a sequence-classification model.
         config: PEFT's configuration.
         seed: of the adapters' initial values; random states are left as they were.
-        base_name: what the configuration calls the base, unless it names one.
-        fresh: parameters that the base's checkpoint does not hold; see `Backbone.fresh`.
+        origin: of `model`.
 
     Raises:
         ConfigError: the targets match nothing, or the configuration cannot be trained or saved without its base.
@@ -136,19 +115,19 @@ def attach(
     _check_usable(config)
     config.task_type = config.task_type or "SEQ_CLS"
     if config.target_modules is None and not config.target_parameters:
-        config.target_modules = set(default_targets(model))
-    named, config.base_model_name_or_path = config.base_model_name_or_path or base_name, None
+        config.target_modules = default_targets(model)
+    named, config.base_model_name_or_path = config.base_model_name_or_path or resolve_model(origin.name), None
     heads = list(reward_heads(model))
-    drawn = {name.rpartition(".")[0] for name in fresh if not is_reward_head(name)}
+    drawn = {name.rpartition(".")[0] for name in origin.fresh if not is_reward_head(name)}
     wanted = [*(config.modules_to_save or []), *heads, *sorted(drawn)]
     saved = list(dict.fromkeys(wanted))  # the user's first, each once
     config.modules_to_save = list(saved)
     try:
-        with seeded(seed):
+        with seeded(seed), _quiet_peft():
             adapted = get_peft_model(model, config)
     except ValueError as error:
         detail = str(error).strip().splitlines()[0]
-        raise ConfigError(f"LoRA cannot be put on this model ({detail}). {_existing(model)}") from error
+        raise ConfigError(f"LoRA cannot be put on this model ({detail}). {describe_layers(model)}") from error
     config.modules_to_save = saved  # PEFT adds names of its own, whether they exist or not
     config.base_model_name_or_path = named
     return adapted.eval()
@@ -169,54 +148,9 @@ def _check_usable(config: "LoraConfig") -> None:
         )
 
 
-def linear_layers(model: nn.Module) -> list[str]:
-    """Full names of the layers that can carry an adapter: linear ones outside of the reward head."""
-    kinds = (nn.Linear, Conv1D)
-    return [name for name, part in model.named_modules() if isinstance(part, kinds) and not is_reward_head(name)]
-
-
-def default_targets(model: nn.Module) -> list[str]:
-    """Names of the linear layers inside the repeated transformer blocks, as short as they stay unambiguous.
-
-    Where all of Llama's seven projections exist, those; else every linear layer of a block. A pooler between the
-    blocks and the head is never among them.
-
-    Raises:
-        ConfigError: there are no repeated blocks with linear layers.
-    """
-    lists = [name for name, part in model.named_modules() if isinstance(part, nn.ModuleList)]
-    lists = [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]
-    linear = linear_layers(model)
-    inside = {name: name.removeprefix(f"{one}.") for one in lists for name in linear if name.startswith(f"{one}.")}
-    outside = [name for name in linear if name not in inside]
-    if {name.rpartition(".")[2] for name in inside} >= PROJECTIONS:
-        outside += [name for name in inside if name.rpartition(".")[2] not in PROJECTIONS]
-        inside = {name: path for name, path in inside.items() if name.rpartition(".")[2] in PROJECTIONS}
-    if not inside:
-        raise ConfigError(
-            f"{type(model).__name__} has no repeated blocks with linear layers, so LoRA targets cannot be found by "
-            f"inspection; name them (lora.targets). {_existing(model)}"
-        )
-    targets = set()
-    for name, path in inside.items():
-        parts = path.split(".")[1:]  # without the number of the block
-        suffixes = [".".join(parts[-count:]) for count in range(1, len(parts) + 1)]
-        clear = [suffix for suffix in suffixes if not any(_matches(other, suffix) for other in outside)]
-        targets.add(clear[0] if clear else name)
-    return sorted(targets)
-
-
-def _matches(name: str, target: str) -> bool:
-    """PEFT's rule for a list of targets: the whole name or its last parts."""
-    return name == target or name.endswith(f".{target}")
-
-
-def _existing(model: nn.Module) -> str:
-    counts = Counter(name.rpartition(".")[2] for name in linear_layers(model))
-    return "Linear layers that exist: " + ", ".join(f"{name} ({count})" for name, count in sorted(counts.items())) + "."
-
-
-def save_adapter(model: "PeftModel", folder: Path, state: Mapping[str, Tensor] | None, base: AdapterBase) -> None:
+def save_adapter(
+    model: "PeftModel", folder: Path, base: AdapterBase, state: Mapping[str, Tensor] | None = None
+) -> None:
     """Write the adapter with its head and the record of its base; `state` as in `merged_state`."""
     from peft import get_peft_model_state_dict
 
@@ -231,7 +165,29 @@ def save_adapter(model: "PeftModel", folder: Path, state: Mapping[str, Tensor] |
     base.save(folder)
 
 
-def load_adapter(model: PreTrainedModel, folder: Path, *, base: AdapterBase, fresh: frozenset[str]) -> "PeftModel":
+def load_base(base: AdapterBase, folder: Path, *, trust_remote_code: bool) -> Backbone:
+    """Load the base of the adapter in `folder`, with the adapter's tokenizer where it has one.
+
+    Raises:
+        ModelError: the base is gone.
+    """
+    has_tokenizer = (folder / "tokenizer_config.json").is_file()
+    try:
+        return load_backbone(
+            base.name,
+            seed=base.seed,
+            trust_remote_code=trust_remote_code,
+            tokenizer_folder=str(folder) if has_tokenizer else None,
+        )
+    except ModelError as error:
+        record = BASE_FILE if (folder / BASE_FILE).is_file() else ADAPTER_CONFIG
+        raise ModelError(
+            f"the adapter {folder} needs its base model {base.name}, which cannot be had: {error} Bring the base back, "
+            f"write its new place into {record}, or use the merged model beside the adapter."
+        ) from error
+
+
+def load_adapter(loaded: Backbone, folder: Path, base: AdapterBase) -> "PeftModel":
     """Put the adapter in `folder` on its base, trainable.
 
     Raises:
@@ -239,29 +195,29 @@ def load_adapter(model: PreTrainedModel, folder: Path, *, base: AdapterBase, fre
     """
     from peft import LoraConfig, PeftModel
 
-    if base.fingerprint and base.fingerprint != fingerprint(model, fresh):
+    if base.fingerprint and base.fingerprint != fingerprint(loaded.model, loaded.origin.fresh):
         raise ModelError(
             f"the adapter {folder} was trained on other weights than {base.name} has now, so its rewards would mean "
             "nothing; bring back that base, or use the merged model beside the adapter."
         )
-    held = {name.removeprefix(PEFT_PREFIX) for name in load_file(folder / ADAPTER_WEIGHTS)}
-    absent = sorted(fresh - held)
+    held = guard(str(folder), lambda: load_file(folder / ADAPTER_WEIGHTS))
+    absent = sorted(loaded.origin.fresh - {name.removeprefix(PEFT_PREFIX) for name in held})
     if absent:
         raise ModelError(
             f"neither the adapter {folder} nor its base {base.name} holds {', '.join(absent)}, so rewards would be "
             "random; train again with those among modules_to_save."
         )
-    with warnings.catch_warnings():
+    with _quiet_peft():
         warnings.filterwarnings("error", message="Found missing adapter keys")
         try:
-            loaded = PeftModel.from_pretrained(
-                model, str(folder), is_trainable=True, config=LoraConfig.from_pretrained(str(folder))
+            adapted = PeftModel.from_pretrained(
+                loaded.model, str(folder), is_trainable=True, config=LoraConfig.from_pretrained(str(folder))
             )
         except UserWarning as error:
             raise ModelError(
                 f"the adapter {folder} does not fit its base {base.name} ({error}); restore the adapter's files."
             ) from error
-    return loaded.eval()
+    return adapted.eval()
 
 
 def merged_state(model: "PeftModel", state: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
@@ -277,9 +233,10 @@ def merged_state(model: "PeftModel", state: Mapping[str, Tensor] | None = None) 
     from peft import get_peft_model
 
     base = model.get_base_model()
-    plain = next(kind for kind in type(base).__mro__ if not issubclass(kind, FSDPModule))
-    with torch.device("meta"):
+    plain: Any = next(kind for kind in type(base).__mro__ if not issubclass(kind, FSDPModule))
+    with torch.device("meta"), _quiet_peft():
         config = copy.deepcopy(model.peft_config["default"])
+        config.base_model_name_or_path = None  # the shell comes from nowhere, and PEFT would warn
         shell = get_peft_model(plain(base.config), config, low_cpu_mem_usage=True)
     on_cpu = {name: tensor.detach().cpu() for name, tensor in _full(model, state).items()}
     shell.load_state_dict(on_cpu, assign=True)
@@ -289,3 +246,11 @@ def merged_state(model: "PeftModel", state: Mapping[str, Tensor] | None = None) 
 
 def _full(model: nn.Module, state: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
     return dict(model.state_dict() if state is None else state)
+
+
+@contextmanager
+def _quiet_peft() -> Iterator[None]:
+    """Hide that PEFT reads a property which transformers 5.23 has renamed."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
+        yield

@@ -5,7 +5,7 @@ Hugging Face folders, so `AutoModelForSequenceClassification.from_pretrained` gi
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from rmcore import lora
 from rmcore.batching import pad_rows
@@ -21,16 +21,27 @@ from rmcore.config import ModelConfig
 from rmcore.data.pair import PreferencePair, Prompt
 from rmcore.data.render_fn import RenderFn, load_render_fn
 from rmcore.data.rendering import Renderer, Rendering, TokenizedSide, choose_rendering
-from rmcore.errors import ModelError
-from rmcore.heads import float32_head
-from rmcore.loading import load_backbone, num_positions, pick_device, read_config, resolve_model
+from rmcore.errors import ConfigError, ModelError
+from rmcore.loading import (
+    DEFAULT_LIMIT,
+    Origin,
+    check_positions,
+    is_headless,
+    load_backbone,
+    max_positions,
+    pick_device,
+    quiet_libraries,
+    read_config,
+    resolve_model,
+)
+from rmcore.lora_targets import make_lora_config
+from rmcore.precision import Precision, float32_head
 
 if TYPE_CHECKING:
     from peft import LoraConfig
 
 SCORING_TOKEN_BUDGET = 8192
-LONGEST_UNRECORDED = 2048
-"""Tokens a side of a model trained elsewhere, which does not say how long its sides were."""
+"""Padded tokens of one batch where nothing but rewards is computed."""
 
 
 class BradleyTerryRM:
@@ -40,21 +51,31 @@ class BradleyTerryRM:
         >>> rm = BradleyTerryRM.from_pretrained("checkpoints/best")           # doctest: +SKIP
         >>> rm.score_pair("What is 2 + 2?", "4", "5")                         # doctest: +SKIP
         1.37
+
+    Args:
+        model: a sequence-classification model with one label, or PEFT's wrapper around one.
+        tokenizer: its tokenizer, with a pad token.
+        rendering: how text becomes tokens.
+        render_fn: the function of the custom format; see `rmcore.data.rendering`.
+        origin: where the weights came from, which adapters record; left out: `model.name_or_path`.
+        adapter_base: what the model's adapters were put on, where it has some.
     """
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: Any,
         tokenizer: PreTrainedTokenizerBase,
         rendering: Rendering,
         *,
         render_fn: RenderFn | None = None,
-        base: lora.AdapterBase | None = None,
+        origin: Origin | None = None,
+        adapter_base: lora.AdapterBase | None = None,
     ) -> None:
-        self.model: Any = model  # a PeftModel once it has adapters
+        self.model = model
         self.tokenizer = tokenizer
         self.renderer = Renderer(tokenizer, rendering, render_fn)
-        self._base = base
+        self._origin = origin or Origin(model.name_or_path)
+        self._adapter_base = adapter_base
 
     @classmethod
     def new(cls, config: ModelConfig, *, seed: int, device: torch.device) -> "BradleyTerryRM":
@@ -62,27 +83,22 @@ class BradleyTerryRM:
 
         Raises:
             ModelError: the folder or hub model cannot be read, or has more than one label.
-            ConfigError: max_seq_len exceeds the model's positions, or LoRA targets match nothing.
+            ConfigError: max_seq_len exceeds the model's positions, a LoRA target matches nothing, or render_fn cannot
+                be imported.
         """
         render_fn = load_render_fn(config.render_fn) if config.render_fn else None
-        loaded = load_backbone(
-            config.name,
-            seed=seed,
-            max_seq_len=config.max_seq_len,
-            trust_remote_code=config.trust_remote_code,
-            reward_model=False,
-        )
+        loaded = load_backbone(config.name, seed=seed, trust_remote_code=config.trust_remote_code)
+        check_positions(loaded.model.config, config.max_seq_len, name=config.name)
         rendering = choose_rendering(
             loaded.tokenizer,
             use_chat_template=config.use_chat_template,
             max_seq_len=config.max_seq_len,
             render_fn=config.render_fn,
         )
-        base = lora.AdapterBase(_absolute(config.name), seed)
-        rm = cls(loaded.model, loaded.tokenizer, rendering, render_fn=render_fn, base=base)
+        rm = cls(loaded.model, loaded.tokenizer, rendering, render_fn=render_fn, origin=loaded.origin)
         if config.lora is not None:
-            rm.add_lora(lora.settings_to_config(config.lora, rm.model))
-        rm.model.to(device).eval()
+            rm.add_lora(make_lora_config(config.lora, rm.model), seed=seed)
+        rm.model.to(device)
         return rm
 
     @classmethod
@@ -95,56 +111,77 @@ class BradleyTerryRM:
         trust_remote_code: bool = False,
         render_fn: str | None = None,
     ) -> "BradleyTerryRM":
-        """Load a trained reward model: a checkpoint of this platform, an adapter, or any Hugging Face reward model.
+        """Load a trained reward model: a checkpoint of this platform, a LoRA adapter, any Hugging Face reward model.
 
         A checkpoint's own rendering is used; a model trained elsewhere gets its chat template, or the plain format,
-        and as many tokens a side as it has positions (at most 2048). A checkpoint that was trained with a rendering
-        function of its user wants it named again, as `module:function`: a file never decides what code is run.
+        and as many tokens a side as it has positions (at most 2048). An adapter's base is loaded from where it was.
+        A checkpoint that was trained with a rendering function of its user wants it named again, as
+        `module:function`: a file never decides what code is run.
 
         Raises:
-            ModelError: there is no reward model, or its rendering function was not named.
+            ModelError: it cannot be read, has no trained reward head, an adapter's base is missing or another one, or
+                its rendering function was not named.
+            ConfigError: max_seq_len exceeds the model's positions, or render_fn cannot be imported.
         """
-        source = resolve_model(str(name_or_path))
-        if source == "tiny":
+        quiet_libraries()
+        if str(name_or_path) == "tiny":
             raise ModelError("`tiny` is an untrained model; train it first: rm-opt train --model tiny.")
-        adapter = Path(source) if lora.is_adapter(Path(source)) else None
-        base = lora.AdapterBase.load(adapter) if adapter else lora.AdapterBase(source, 0)
-        recorded = Rendering.load(Path(source))
-        limit = max_seq_len or (recorded.max_seq_len if recorded else None) or _longest(base, trust_remote_code)
-        loaded = load_backbone(
-            base.name,
-            seed=base.seed,
-            max_seq_len=limit,
-            trust_remote_code=trust_remote_code,
-            reward_model=adapter is None,
+        source = resolve_model(str(name_or_path))
+        folder = Path(source)
+        recorded = Rendering.load(folder)
+        base = lora.read_base(folder) if lora.is_adapter(folder) else None
+        if base is not None:
+            loaded = lora.load_base(base, folder, trust_remote_code=trust_remote_code)
+        elif is_headless(read_config(source, trust_remote_code=trust_remote_code)):
+            raise ModelError(
+                f"{source} has no reward head, so its rewards would be random; train it first, or name a "
+                "sequence-classification model with one label."
+            )
+        else:
+            loaded = load_backbone(source, seed=0, trust_remote_code=trust_remote_code)
+        found = loaded.model.config
+        limit = max_seq_len or (
+            recorded.max_seq_len if recorded else min(DEFAULT_LIMIT, max_positions(found) or DEFAULT_LIMIT)
         )
-        model = loaded.model if adapter is None else lora.load_adapter(loaded.model, adapter)
+        check_positions(found, limit, name=source)
         rendering = (
             replace(recorded, max_seq_len=limit)
             if recorded
             else choose_rendering(loaded.tokenizer, use_chat_template=True, max_seq_len=limit, render_fn=render_fn)
         )
-        function = load_render_fn(render_fn) if render_fn else None
-        rm = cls(model, loaded.tokenizer, rendering, render_fn=function, base=base)
-        rm.model.to(pick_device(device)).eval()
-        return rm
+        model: Any = loaded.model if base is None else lora.load_adapter(loaded, folder, base)
+        return cls(
+            model.to(pick_device(device)),
+            loaded.tokenizer,
+            rendering,
+            render_fn=load_render_fn(render_fn) if render_fn else None,
+            origin=loaded.origin,
+            adapter_base=base,
+        )
 
-    def add_lora(self, config: "LoraConfig") -> None:
-        """Train adapters from now on, as a full PEFT configuration says; see `rmcore.lora.add_adapters`.
+    def add_lora(self, config: "LoraConfig", *, seed: int = 0) -> None:
+        """Put LoRA adapters on the model: they and the reward head are then what is trained.
+
+        Every attribute of `config` is kept; see `rmcore.lora.attach` for what is filled in where it is unset. Random
+        states are left as they were.
 
         Raises:
-            ConfigError: the targets match no linear layer.
-            ModelError: it has adapters already.
+            ConfigError: there are adapters already, the targets match nothing, or the configuration cannot be used.
         """
         if self.has_adapters:
-            raise ModelError("this reward model has adapters already; load its base anew to give it others.")
-        seed = self._base.seed if self._base else 0
-        self.model = lora.add_adapters(self.model, config, seed=seed)
+            raise ConfigError("this model has LoRA adapters already; load the merged model and add new ones to that.")
+        if not self._origin.name:
+            raise ConfigError(
+                "this model was made in memory, so nothing could say what its adapter belongs to; save it and load it "
+                "with BradleyTerryRM.from_pretrained first."
+            )
+        self._adapter_base = lora.AdapterBase.of(self.model, self._origin)
+        self.model = lora.attach(self.model, config, seed=seed, origin=self._origin)
 
     @property
     def has_adapters(self) -> bool:
-        """Whether adapters are trained in place of all weights."""
-        return hasattr(self.model, "peft_config")
+        """Whether LoRA adapters and the head are trained in place of all weights; then `model` is PEFT's wrapper."""
+        return self._adapter_base is not None
 
     @property
     def device(self) -> torch.device:
@@ -167,13 +204,16 @@ class BradleyTerryRM:
         return int(self.tokenizer.pad_token_id)
 
     def enable_gradient_checkpointing(self) -> None:
-        """Recompute activations in the backward pass; the non-reentrant way, which frozen inputs do not break."""
-        inner = self.model.get_base_model() if self.has_adapters else self.model
-        kwargs = {"use_reentrant": False}
-        if hasattr(inner, "activation_checkpointing_enable"):
-            inner.activation_checkpointing_enable(activation_checkpointing_kwargs=kwargs)
+        """Recompute activations in the backward pass, from now on while in training mode.
+
+        The non-reentrant kind, which needs no gradient at its input: beside adapters the embeddings are frozen.
+        """
+        plain = self.model.get_base_model() if self.has_adapters else self.model
+        how = {"use_reentrant": False}
+        if hasattr(plain, "activation_checkpointing_enable"):
+            plain.activation_checkpointing_enable(activation_checkpointing_kwargs=how)
         else:  # transformers before 5.23
-            inner.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
+            plain.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
 
     def score(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> np.ndarray:
         """Rewards of N responses to their prompts: (N,) float32, in logits. A prompt may be a dialogue of turns.
@@ -195,12 +235,13 @@ class BradleyTerryRM:
         sides = [side for pair in self.renderer.tokenize_pairs(pairs) for side in (pair.chosen, pair.rejected)]
         return self.score_sides(sides, progress=progress).reshape(-1, 2)
 
+    @torch.inference_mode()
     def score_sides(
         self,
         sides: Sequence[TokenizedSide],
         *,
         token_budget: int = SCORING_TOKEN_BUDGET,
-        precision: str = "fp32",
+        precision: Precision = "fp32",
         progress: Callable[[int], None] | None = None,
     ) -> np.ndarray:
         """Rewards of N tokenized sides: (N,) float32. Sorted by length inside; order of the result is the input's.
@@ -219,42 +260,37 @@ class BradleyTerryRM:
         self.model.train(was_training)
         return rewards
 
-    @torch.no_grad()
-    def score_chunk(self, sides: Sequence[TokenizedSide], *, precision: str = "fp32") -> Tensor:
-        """Rewards of the sides of one micro-batch, as the model's mode says: (N,) float32 on the device.
-
-        `bf16` runs the backbone under autocast and the head in float32, as training does.
-        """
+    @torch.no_grad()  # and not inference_mode, whose tensors sharded weights cannot be
+    def score_chunk(self, sides: Sequence[TokenizedSide], *, precision: Precision = "fp32") -> Tensor:
+        """Rewards of N sides as one batch: (N,) float32 on the model's device. The caller sets evaluation mode."""
         ids, mask = pad_rows([side.ids for side in sides], pad_id=self.pad_id)
-        with ExitStack() as stack:
-            if precision == "bf16":
-                stack.enter_context(float32_head(self.model))
-                stack.enter_context(torch.autocast(self.device.type, dtype=torch.bfloat16))
+        narrow = precision == "bf16"
+        with (
+            torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=narrow),
+            float32_head(self.model) if narrow else nullcontext(),
+        ):
             logits = self.model(input_ids=ids.to(self.device), attention_mask=mask.to(self.device)).logits
         return logits[:, 0].float()
 
     def save(self, folder: Path, *, state: Mapping[str, Tensor] | None = None) -> None:
         """Write a plain Hugging Face folder (safetensors, tokenizer) plus the rendering record.
 
-        With adapters that is the merged model, and `adapter/` beside it holds the adapters and the head alone.
+        With LoRA that is the merged model, and `folder/adapter` is the adapter alone, head included, which
+        `from_pretrained` takes as well. The live weights are not touched.
 
         Args:
-            folder: exists; files in it are replaced.
-            state: the whole state dict, where the model itself holds only a share of it.
+            folder: where; files in it are replaced.
+            state: the whole weights by the names of `model.state_dict()`, where the live ones are sharded.
         """
-        if not self.has_adapters:
-            self.model.save_pretrained(folder, state_dict=state)
+        if self._adapter_base is None:
+            self.model.save_pretrained(folder, state_dict=None if state is None else dict(state))
             self._save_text(folder)
             return
-        whole = self.model.state_dict() if state is None else state
-        merged = lora.merged_weights(self.model, whole)
-        lora.save_plain(self.model, merged, folder)
+        self.model.get_base_model().save_pretrained(folder, state_dict=lora.merged_state(self.model, state))
         self._save_text(folder)
         adapter = folder / lora.ADAPTER_FOLDER
-        self.model.save_pretrained(adapter, state_dict=dict(whole), save_embedding_layers=False)
+        lora.save_adapter(self.model, adapter, self._adapter_base, state)
         self._save_text(adapter)
-        if self._base is not None:
-            self._base.save(adapter)
 
     def _save_text(self, folder: Path) -> None:
         self.tokenizer.save_pretrained(folder)
@@ -262,20 +298,11 @@ class BradleyTerryRM:
 
 
 def scoring_chunks(lengths: Sequence[int], token_budget: int) -> list[list[int]]:
-    """Cut N sides, longest first, into micro-batches of at most `token_budget` padded tokens (at least one side)."""
+    """Positions in `lengths` as batches, longest first, each of at most `token_budget` padded tokens or one side."""
     order = sorted(range(len(lengths)), key=lambda index: lengths[index], reverse=True)
-    chunks, done = [], 0
+    chunks: list[list[int]] = []
+    done = 0
     while done < len(order):
-        chunk = order[done : done + max(1, token_budget // lengths[order[done]])]
-        chunks.append(chunk)
-        done += len(chunk)
+        chunks.append(order[done : done + max(1, token_budget // lengths[order[done]])])
+        done += len(chunks[-1])
     return chunks
-
-
-def _absolute(name: str) -> str:
-    return str(Path(name).resolve()) if Path(name).is_dir() else name
-
-
-def _longest(base: lora.AdapterBase, trust_remote_code: bool) -> int:
-    found = read_config(resolve_model(base.name), trust_remote_code=trust_remote_code)
-    return min(LONGEST_UNRECORDED, num_positions(found) or LONGEST_UNRECORDED)

@@ -43,3 +43,50 @@ def test_every_setting_shown_exists(setting):
 @pytest.mark.parametrize("link", re.findall(r"\]\(([^)#]+)\)", README))
 def test_every_link_leads_somewhere(link):
     assert (Path(__file__).resolve().parents[1] / link).exists()
+
+
+def table(text, heading):
+    """The rows of the table whose first header cell is `heading`, as lists of cells."""
+    lines = text.splitlines()
+    start = next(number for number, line in enumerate(lines) if line.strip().startswith(f"| {heading} |"))
+    rows = []
+    for line in lines[start + 2 :]:
+        if not line.strip().startswith("|"):
+            break
+        rows.append([cell.strip() for cell in line.strip().strip("|").split("|")])
+    return rows
+
+
+def choices(name):
+    from typing import get_args
+
+    from rmcore.config import TrainConfig
+
+    return set(get_args(TrainConfig.model_fields[name].annotation))
+
+
+def test_the_training_table_names_what_there_is():
+    from rmcore.hardware import HARDWARE
+
+    rows = dict(table(README, "training"))
+    optimizers, schedules, _ = rows["optimizers, schedules"].split("; ")
+    assert set(optimizers.split(", ")) == choices("optimizer")
+    assert set(schedules.split(", ")) == choices("schedule")
+    assert set(re.findall(r"presets ([\w, ]+)", rows["scale"])[0].split(", ")) == set(HARDWARE)
+
+
+def test_the_trainer_page_gives_the_real_defaults():
+    from rmcore.config import TrainConfig
+    from rmcore.hardware import HARDWARE
+
+    page = (Path(__file__).resolve().parents[1] / "docs" / "training.md").read_text()
+    defaults = TrainConfig()
+    for _, names, given in table(page, "term"):
+        for name, value in zip(re.findall(r"`(\w+)`", names), given.split(", "), strict=True):
+            real = getattr(defaults, name)
+            assert (real is None) if value == "off" else real == float(value), name
+    assert {name for cell, _, _ in table(page, "optimizer") for name in re.findall(r"`(\w+)`", cell)} == choices(
+        "optimizer"
+    )
+    assert {cell.strip("`") for cell, _ in table(page, "preset")} == set(HARDWARE)
+    assert f"`resume_every_seconds` ({defaults.resume_every_seconds:.0f})" in page

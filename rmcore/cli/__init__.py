@@ -2,7 +2,7 @@
 
 import typer
 
-from rmcore.cli import data, measure, train
+from rmcore.cli import data, export, measure, train
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 app.command("train")(train.train)
@@ -11,4 +11,5 @@ app.command("analyze")(measure.analyze)
 app.command("readiness")(measure.readiness)
 app.command("score")(measure.score)
 app.command("diff")(measure.diff)
+app.command("export")(export.export)
 app.add_typer(data.app, name="data")

@@ -4,6 +4,7 @@ Writes `best/` and `step_*/` (plain Hugging Face folders), `metrics.csv`, `metri
 `dropped_pairs.jsonl`, `training.json` (how it ended), `summary.json` and the training curves.
 """
 
+import importlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +19,6 @@ from rmcore.data.rendering import count_cut
 from rmcore.data.table import read_pairs
 from rmcore.errors import ConfigError
 from rmcore.files import write_json
-from rmcore.landscape.trajectory import make_callbacks
 from rmcore.loading import pick_device
 from rmcore.model import BradleyTerryRM
 from rmcore.plots.training import training_curves
@@ -27,6 +27,7 @@ from rmcore.progress import Report
 from rmcore.resume import FINISHED_FILE, clear
 from rmcore.stages.interface import Upstream
 from rmcore.tracking import METRICS_FILE, Tracker, read_history
+from rmcore.trainer.callbacks import Callback
 from rmcore.trainer.loop import Trainer
 from rmcore.trainer.record import TrainResult
 from rmcore.trainer.sharding import process_group
@@ -82,7 +83,7 @@ def train_into(
             tracker=tracker,
             seed=config.seed,
             progress=report,
-            callbacks=make_callbacks(config.train.callbacks, seed=config.seed),
+            callbacks=_callbacks(config),
             settings={f"model.{name}": value for name, value in config.model.model_dump(mode="json").items()},
             ranks=ranks,
         )
@@ -95,6 +96,13 @@ def train_into(
     write_json(out / FINISHED_FILE, _record(rm, result, truncation))
     clear(out)
     return result
+
+
+def _callbacks(config: PipelineConfig) -> list[Callback]:
+    # By name: what is measured on the way changes no weight, so its code must not enter the key of a training.
+    trajectory = importlib.import_module("rmcore.landscape.trajectory")
+    callbacks: list[Callback] = trajectory.make_callbacks(config.train.callbacks, seed=config.seed)
+    return callbacks
 
 
 def _write_dropped(dropped: Sequence[DroppedPair], path: Path) -> None:

@@ -9,11 +9,16 @@ from torch._inductor.exc import CppCompileError
 
 from rmcore.trainer.step import Forward
 
+COMPILE_ERRORS = (TorchDynamoException, CppCompileError)
+"""What a failed compilation raises: in the forward pass, or in the backward pass, which is compiled when first run."""
+
 
 class CompiledForward:
-    """A `Forward` compiled with dynamic shapes; at the first failure it says so and goes on without.
+    """A `Forward` compiled with dynamic shapes, until `give_up`; then the plain one.
 
-    Micro-batches differ in rows and length: with dynamic shapes one compiled graph serves them all.
+    Micro-batches differ in rows and length. With dynamic shapes two compiled graphs serve them all: one for two pairs
+    and more, one for single pairs, because torch.compile always treats a size of 1 as a constant. Each takes minutes
+    of C++ compilation on a CPU, once.
     """
 
     def __init__(self, forward: Forward) -> None:
@@ -25,17 +30,20 @@ class CompiledForward:
         """Whether the compiled form is in use."""
         return self._compiled is not None
 
+    def give_up(self, error: Exception) -> None:
+        """Go on without compilation after `error`, and say so."""
+        reason = next(iter(str(error).strip().splitlines()), "no message")
+        print(
+            f"warning: torch.compile failed ({type(error).__name__}: {reason}); training goes on without it: slower, "
+            "same result. Leave compile off, or mend the compiler (C++ on a CPU, Triton on a GPU).",
+            file=sys.stderr,
+        )
+        self._compiled = None
+
     def __call__(self, input_ids: Tensor, attention_mask: Tensor, target_margins: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute one micro-batch."""
-        if self._compiled is not None:
-            try:
-                return self._compiled(input_ids, attention_mask, target_margins)
-            except (TorchDynamoException, CppCompileError) as error:
-                reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-                print(
-                    f"warning: torch.compile failed ({type(error).__name__}: {reason}); training goes on without it: "
-                    "slower, same result. Leave compile off, or mend the compiler (C++ on a CPU, Triton on a GPU).",
-                    file=sys.stderr,
-                )
-                self._compiled = None
-        return self._eager(input_ids, attention_mask, target_margins)
+        """Compute one micro-batch.
+
+        Raises:
+            one of COMPILE_ERRORS: it could not be compiled.
+        """
+        return (self._compiled or self._eager)(input_ids, attention_mask, target_margins)

@@ -1,6 +1,7 @@
 """The micro-batches of every step, in order, built ahead by worker processes where that pays."""
 
 import math
+import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -79,7 +80,7 @@ def steps_from(
     """
     on_gpu = device.type == "cuda"
     workers = (WORKERS_ON_GPU if on_gpu else 0) if config.num_workers is None else config.num_workers
-    loader = DataLoader(
+    loader: DataLoader = DataLoader(
         feed,
         batch_size=None,
         sampler=range(start, len(feed)),
@@ -87,7 +88,8 @@ def steps_from(
         timeout=config.fetch_timeout_seconds if workers else 0,
         pin_memory=on_gpu,
         generator=torch.Generator(),  # its own: the loader would draw from the one that dropout uses
-        collate_fn=lambda item: item,
+        collate_fn=_unchanged,
+        worker_init_fn=_leave_interruption_to_the_trainer,
     )
     try:
         yield from loader
@@ -99,3 +101,12 @@ def steps_from(
             "killed, often for lack of memory, or the machine is overloaded. Lower num_workers (0 builds them in this "
             "process) or raise fetch_timeout_seconds."
         ) from error
+
+
+def _unchanged(item: tuple[list[int], list[MicroBatch]]) -> tuple[list[int], list[MicroBatch]]:
+    return item
+
+
+def _leave_interruption_to_the_trainer(worker: int) -> None:
+    """Ctrl-C reaches the whole process group, but the step that it lets finish may still need its micro-batches."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,7 +1,7 @@
 """Ctrl-C and SIGTERM wait for the end of the step, so that what is saved is a whole step and nothing between."""
 
+import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -31,7 +31,8 @@ class Interruption:
                 raise KeyboardInterrupt
             return
         self.since = time.monotonic()
-        print("stopping after this step; its state is saved. Once more ends at once.", file=sys.stderr)
+        # Not print: it would raise RuntimeError where it interrupts a print to the same stream, a progress bar's.
+        os.write(2, b"stopping after this step; its state is saved. Once more ends at once.\n")
 
 
 @contextmanager

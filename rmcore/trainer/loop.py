@@ -42,7 +42,7 @@ from rmcore.trainer.record import Progress, TrainResult, Window, write_csv
 from rmcore.trainer.scoring import score_tokenized
 from rmcore.trainer.selection import Selection
 from rmcore.trainer.sharding import shard
-from rmcore.trainer.step import StepContext, make_forward
+from rmcore.trainer.step import HalfUpdateError, StepContext, make_forward
 from rmcore.trainer.stepper import Stepper
 
 DISTRIBUTION_PAIRS = 500
@@ -109,7 +109,7 @@ class Trainer:
         self.best_rewards_split = "validation"
 
     def _choose_budget(self) -> int:
-        return self.config.token_budget or choose_token_budget(
+        own = self.config.token_budget or choose_token_budget(
             self.rm.model.config,
             num_parameters=self.rm.num_parameters,
             max_seq_len=self.rm.renderer.rendering.max_seq_len,
@@ -117,6 +117,7 @@ class Trainer:
             gradient_checkpointing=self.config.gradient_checkpointing,
             device=self.rm.device,
         )
+        return min(self.ranks.gather(own))  # each sees other free memory, and all must cut a step alike
 
     def run(self) -> TrainResult:
         """Train to the end, to early stopping, or to an error; the last good state is always on disk.
@@ -200,6 +201,9 @@ class Trainer:
 
     def _steps(self, context: StepContext, interruption: Interruption) -> str:
         """Run the steps that are left; why they ended."""
+        stop_reason = self._reason_to_stop()  # one that was interrupted just then has nothing left to do
+        if stop_reason is not None:
+            return stop_reason
         stepper = Stepper(context, self._feed())
         saved_at = time.monotonic()
         for indices, batches in steps_from(stepper.feed, self.at.step, self.config, self.rm.device):
@@ -207,28 +211,37 @@ class Trainer:
             lr = set_learning_rate(context.optimizer, self.config, self.at.step, self.num_steps)
             try:
                 result = stepper.run(self.at.step + 1, indices, batches)
-            except TrainingError:  # its update was not applied, so the weights are still worth keeping
-                if self.at.step:
+            except TrainingError as error:  # its update was not applied, so the weights are still worth keeping
+                # Among several processes one alone may have failed, and could not gather the others' weights.
+                if self.at.step and self.ranks.world == 1 and not isinstance(error, HalfUpdateError):
                     self.keeper.save_step(self.at.step)
                 raise
             self.at.token_budget = stepper.token_budget
             self.at.add(result, time.perf_counter() - started)
-            stop_reason = self._after_step(self.at.step, lr)
+            self._after_step(self.at.step, lr)
             if self.progress is not None:
                 self.progress(self.at.step, self.num_steps, f"loss {result.loss:.3f}")
-            if stop_reason is not None:
-                return stop_reason
             stop = self.ranks.agree(interruption.asked, context.device)
-            due = time.monotonic() - saved_at >= self.config.resume_every_seconds
+            stop_reason = self._reason_to_stop()
+            due = stop_reason is None and time.monotonic() - saved_at >= self.config.resume_every_seconds
             if self.ranks.agree(stop or due, context.device):
                 self._save_state(context)
                 saved_at = time.monotonic()
             if stop:
                 raise KeyboardInterrupt
+            if stop_reason is not None:
+                return stop_reason
         return ALL_DONE
 
-    def _after_step(self, step: int, lr: float) -> str | None:
-        """Log, evaluate and save what is due after a step; a reason to stop, if there is one."""
+    def _reason_to_stop(self) -> str | None:
+        """Why no further step is worth it, if so."""
+        patience = self.config.early_stopping_patience
+        if patience is None or self.at.selection.evaluations_since < patience or self.at.step == self.num_steps:
+            return None
+        return f"{self.config.best_metric} did not improve for {patience} evaluations"
+
+    def _after_step(self, step: int, lr: float) -> None:
+        """Log, evaluate and save what is due after a step."""
         last = step == self.num_steps
         if step % self.config.log_every == 0 or last:
             self._log(step, self.at.window.summary(lr) | self._memory())
@@ -237,10 +250,6 @@ class Trainer:
             self._evaluate(step)
         if not last:
             self.keeper.stepped(step)
-        patience = self.config.early_stopping_patience
-        if patience is not None and self.at.selection.evaluations_since >= patience and not last:
-            return f"{self.config.best_metric} did not improve for {patience} evaluations"
-        return None
 
     def _evaluate(self, step: int) -> None:
         rewards = score_tokenized(self.rm, self.validation, precision=self.config.precision, ranks=self.ranks)
@@ -278,27 +287,16 @@ class Trainer:
 
     def _finish(self, context: StepContext, stop_reason: str) -> TrainResult:
         self.keeper.finished(self.at.step)
-        best = self.at.selection.best
-        if best is None:
+        if self.at.selection.best is None:
             some = self.train[:DISTRIBUTION_PAIRS]
             self.best_rewards = score_tokenized(self.rm, some, precision=self.config.precision, ranks=self.ranks)
             self.best_rewards_split = "train"
         forward = context.forward
-        return TrainResult(
-            num_steps=self.at.step,
+        return self.at.result(
             planned_steps=self.num_steps,
             stop_reason=stop_reason,
-            best_step=best[1] if best else self.at.step,
             best_metric=self.config.best_metric if self.validation else None,
-            best_value=best[0] if best else None,
-            kept_steps=[{"step": step, "value": value} for value, step in self.at.selection.kept],
-            num_pairs=self.at.totals.num_pairs,
-            num_tokens=self.at.totals.num_tokens,
-            num_real_tokens=self.at.totals.num_real_tokens,
-            token_budget=self.at.token_budget,
-            train_seconds=self.at.totals.seconds,
             peak_memory_bytes=peak_memory_bytes(self.rm.device),
             num_processes=self.ranks.world,
-            resumed_from=self.at.resumed_from,
             compiled=isinstance(forward, CompiledForward) and forward.works,
         )

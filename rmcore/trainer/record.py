@@ -136,6 +136,23 @@ class Progress:
         self.totals.add(result, seconds)
         self.window.add(result, seconds)
 
+    def result(self, **more: Any) -> TrainResult:
+        """How a training ended that stands here; `more` are the fields of the result that are not known here."""
+        best = self.selection.best
+        return TrainResult(
+            num_steps=self.step,
+            best_step=best[1] if best else self.step,
+            best_value=best[0] if best else None,
+            kept_steps=[{"step": step, "value": value} for value, step in self.selection.kept],
+            num_pairs=self.totals.num_pairs,
+            num_tokens=self.totals.num_tokens,
+            num_real_tokens=self.totals.num_real_tokens,
+            train_seconds=self.totals.seconds,
+            token_budget=self.token_budget,
+            resumed_from=self.resumed_from,
+            **more,
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready record; what is not a number becomes null."""
         rows = {

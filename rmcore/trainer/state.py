@@ -45,11 +45,10 @@ def seed_everything(seed: int, ranks: Ranks) -> None:
 
 def trained_tensors(model: nn.Module) -> dict[str, Tensor]:
     """What training changes, by name: trained parameters and saved buffers. Frozen weights come from the base model."""
-    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    buffers = {
-        name: tensor for name, tensor in model.state_dict().items() if name not in dict(model.named_parameters())
-    }
-    return trained | {name: tensor for name, tensor in buffers.items() if isinstance(tensor, Tensor)}
+    parameters = dict(model.named_parameters())
+    trained = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
+    others = {name: value for name, value in model.state_dict().items() if name not in parameters}
+    return trained | {name: value for name, value in others.items() if isinstance(value, Tensor)}
 
 
 def whole(tensor: Tensor) -> Tensor:

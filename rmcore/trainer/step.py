@@ -23,6 +23,10 @@ Forward = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """(input_ids, attention_mask, target_margins) of a micro-batch -> its summed loss, 0-d, and its (P,) margins."""
 
 
+class HalfUpdateError(TrainingError):
+    """An update stopped half way: the weights are those of no step."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """What one optimizer step saw, before its update. Counts and means are over the pairs of the step, of all ranks."""
@@ -111,6 +115,8 @@ def train_step(
 
     Raises:
         TrainingError: loss or gradient is not finite. The weights are left as they were before the step.
+        HalfUpdateError: the update itself ran out of memory.
+        torch.OutOfMemoryError: a gradient did. The weights are left as they were before the step.
     """
     optimizer, num_pairs = context.optimizer, len(pair_ids)
     optimizer.zero_grad()
@@ -129,8 +135,8 @@ def train_step(
             "the update was not applied. Lower the learning rate, lengthen the warm-up, or look at those pairs."
         )
     if optimizer.sharpness_aware:
-        optimizer.ascend()
         try:
+            optimizer.ascend()
             optimizer.zero_grad()
             accumulate_gradient(context, batches, num_pairs=num_pairs)
         finally:
@@ -140,7 +146,14 @@ def train_step(
                 f"step {step}: the gradient at the perturbed weights is not finite; the update was not applied. Lower "
                 "sam_rho or the learning rate."
             )
-    optimizer.step()
+    try:
+        optimizer.step()
+    except torch.OutOfMemoryError as error:
+        raise HalfUpdateError(
+            f"step {step}: out of memory in the update ({error}); its optimizer's state does not fit beside the model, "
+            "whatever the token budget. Use another optimizer (sgd and lion keep half of what adamw keeps) or LoRA; "
+            "what is on disk is whole."
+        ) from error
     return StepResult(
         num_pairs=num_pairs,
         num_tokens=int(num_tokens),

@@ -1,4 +1,7 @@
-"""Steps that survive a GPU's memory running out: again from their start, under half the token budget."""
+"""Steps that survive what can be survived: again from their start, with the same random numbers.
+
+Where a GPU's memory runs out, under half the token budget; where torch.compile fails, without it.
+"""
 
 import sys
 from collections.abc import Sequence
@@ -7,6 +10,7 @@ import torch
 
 from rmcore.batching import MicroBatch
 from rmcore.errors import TrainingError
+from rmcore.trainer.compiling import COMPILE_ERRORS, CompiledForward
 from rmcore.trainer.feed import StepFeed
 from rmcore.trainer.state import random_state, set_random_state
 from rmcore.trainer.step import StepContext, StepResult, train_step
@@ -24,7 +28,8 @@ class Stepper:
         """Run step `step` (counted from 1) over the pairs at `indices`, which come cut into `batches`.
 
         Raises:
-            TrainingError: see `train_step`; or not even single pairs fit into memory.
+            TrainingError: see `train_step`; or not even single pairs fit into memory. Weights and random state are as
+                before the step, but for a HalfUpdateError.
         """
         self.context.model.train()
         pair_ids = [self.feed.pairs[index].pair_id for index in indices]
@@ -36,6 +41,13 @@ class Stepper:
                 return train_step(self.context, batches, step=step, pair_ids=pair_ids)
             except torch.OutOfMemoryError as error:
                 self._halve_budget(step, error)
+            except COMPILE_ERRORS as error:
+                if not isinstance(self.context.forward, CompiledForward):
+                    raise
+                self.context.forward.give_up(error)
+            except TrainingError:
+                set_random_state(random, self.context.device)
+                raise
             # Outside of the handler, whose traceback holds the tensors of the failed attempt.
             self.context.optimizer.zero_grad()
             set_random_state(random, self.context.device)
@@ -44,14 +56,15 @@ class Stepper:
             batches = self.feed.cut(indices, self.token_budget)
 
     def _halve_budget(self, step: int, error: torch.OutOfMemoryError) -> None:
-        halved, budget = self.token_budget // 2, self.token_budget
+        budget = self.token_budget
         least = 2 * max(pair.num_tokens for pair in self.feed.pairs)
+        halved = max(budget // 2, least)
         if self.feed.ranks.world > 1:
             raise TrainingError(
                 f"step {step}: out of memory with token_budget={budget} on one of {self.feed.ranks.world} processes, "
-                f"which cannot do it again alone ({error}); run again with token_budget={max(halved, least)} or less."
+                f"which cannot do it again alone ({error}); run again with token_budget={halved} or less."
             ) from error
-        if halved < least:
+        if budget <= least:
             raise TrainingError(
                 f"step {step}: out of memory with token_budget={budget}, and one pair of 2 x {least // 2} tokens needs "
                 f"{least} ({error}); lower max_seq_len, or use bf16, gradient_checkpointing or LoRA."
