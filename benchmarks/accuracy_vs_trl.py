@@ -47,9 +47,9 @@ from rmcore.data.rendering import RENDERING_FILE
 from rmcore.data.sources import load_pairs
 from rmcore.data.table import read_pairs, write_pairs
 from rmcore.files import write_json
+from rmcore.loading import pick_device
 from rmcore.metrics.rewards import RewardTable
 from rmcore.metrics.uncertainty import cluster_bootstrap, percentile_interval, t_interval
-from rmcore.loading import pick_device
 from rmcore.model import BradleyTerryRM
 from rmcore.scoring.score import score_pairs_table
 from rmcore.stages.train import train_into

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import click
 import typer
 from pydantic import BaseModel, ValidationError
 from rich.console import Console
@@ -15,6 +14,8 @@ from rich.table import Table
 
 from rmcore.errors import RmcoreError
 
+USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+"""What a wrong call raises: click's own class, or since typer 0.29 the one of its copy of click."""
 FAILED = 2
 INTERRUPTED = 130
 
@@ -38,10 +39,10 @@ def guard(run: Callable[[], Any]) -> int:
         return _fail(str(error))
     except ValidationError as error:
         return _fail(describe_validation(error))
-    except click.ClickException as error:
+    except USAGE_ERROR as error:
         error.show()
         return error.exit_code
-    except (KeyboardInterrupt, click.exceptions.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted. Finished stages and written checkpoints are kept.", INTERRUPTED)
     except OSError as error:
         if error.errno is None:  # not the operating system's: a defect of ours

@@ -60,7 +60,7 @@ def _export(checkpoint: str, out: Path, dtype: Dtype, render_fn: str | None) -> 
 
     source = BradleyTerryRM.from_pretrained(checkpoint, device="cpu", render_fn=render_fn)
     expected = _rewards(source)
-    part = out.with_name(f".{out.name}.part")
+    part = out.resolve().with_name(f".{out.resolve().name}.part")
     shutil.rmtree(part, ignore_errors=True)  # of an export that was killed
     part.mkdir(parents=True)
     try:

@@ -22,12 +22,12 @@ from rmcore.batching import pack_pairs
 from rmcore.config import TrainConfig
 from rmcore.data.rendering import TokenizedPair
 from rmcore.errors import TrainingError
-from rmcore.heads import float32_head
 from rmcore.losses import make_bradley_terry
 from rmcore.memory import choose_token_budget, memory_metrics, peak_memory_bytes
 from rmcore.metrics.report_card import batch_metrics
 from rmcore.model import BradleyTerryRM
 from rmcore.optim import make_optimizer, set_learning_rate
+from rmcore.precision import float32_head
 from rmcore.tracking import Tracker
 from rmcore.trainer import state as states
 from rmcore.trainer.callbacks import Callback, Evaluation
@@ -201,9 +201,8 @@ class Trainer:
 
     def _steps(self, context: StepContext, interruption: Interruption) -> str:
         """Run the steps that are left; why they ended."""
-        stop_reason = self._reason_to_stop()  # one that was interrupted just then has nothing left to do
-        if stop_reason is not None:
-            return stop_reason
+        if (reason := self._reason_to_stop()) is not None:  # interrupted just then
+            return reason
         stepper = Stepper(context, self._feed())
         saved_at = time.monotonic()
         for indices, batches in steps_from(stepper.feed, self.at.step, self.config, self.rm.device):
@@ -291,12 +290,11 @@ class Trainer:
             some = self.train[:DISTRIBUTION_PAIRS]
             self.best_rewards = score_tokenized(self.rm, some, precision=self.config.precision, ranks=self.ranks)
             self.best_rewards_split = "train"
-        forward = context.forward
         return self.at.result(
             planned_steps=self.num_steps,
             stop_reason=stop_reason,
             best_metric=self.config.best_metric if self.validation else None,
             peak_memory_bytes=peak_memory_bytes(self.rm.device),
             num_processes=self.ranks.world,
-            compiled=isinstance(forward, CompiledForward) and forward.works,
+            compiled=isinstance(context.forward, CompiledForward) and context.forward.works,
         )

@@ -7,12 +7,13 @@ import torch
 
 from rmcore.data.rendering import TokenizedPair
 from rmcore.model import SCORING_TOKEN_BUDGET, BradleyTerryRM, scoring_chunks
+from rmcore.precision import Precision
 from rmcore.trainer.ranks import ALONE, Ranks
 from rmcore.trainer.sharding import reshard
 
 
 def score_tokenized(
-    rm: BradleyTerryRM, pairs: Sequence[TokenizedPair], *, precision: str = "fp32", ranks: Ranks = ALONE
+    rm: BradleyTerryRM, pairs: Sequence[TokenizedPair], *, precision: Precision = "fp32", ranks: Ranks = ALONE
 ) -> np.ndarray:
     """Rewards of both sides of P tokenized pairs: (P, 2) float32, chosen first.
 

@@ -186,22 +186,31 @@ def test_a_refusal_inside_a_stage_reaches_the_user_as_it_was_said(place):
     assert "max_seq_len=4000, but tiny has positions for 1024 tokens" in done.stderr
 
 
-class Training:
-    """A pipeline run that is in the middle of a long training, in a process group of its own as a terminal makes it."""
+LONG = {
+    "train.steps": 150, "train.log_every": 1, "train.save_every": 50, "train.pairs_per_step": 2,
+    "train.resume_every_seconds": 0.5, "data.gold.num_prompts": 80,
+}  # fmt: skip
 
-    def __init__(self, place):
-        changes = ["train.steps=4000", "train.log_every=1", "train.save_every=2", f"seed={id(self) % 1000 + 1}"]
-        arguments = [word for change in changes for word in ("--set", change)]
+
+def settings(changes):
+    return [word for name, value in changes.items() for word in ("--set", f"{name}={value}")]
+
+
+class Training:
+    """A pipeline run that is in the middle of a training, in a process group of its own as a terminal makes it."""
+
+    def __init__(self, place, seed):
+        self.arguments = settings(LONG | {"seed": seed})
         program = "from flows.cli import main; main()"
         self.process = subprocess.Popen(
-            [sys.executable, "-c", program, "run", *SMOKE, *arguments],
+            [sys.executable, "-c", program, "run", *SMOKE, *self.arguments],
             cwd=place.code, env=place.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             start_new_session=True,
         )  # fmt: skip
         deadline = time.monotonic() + 200
-        while not list(place.home.glob("store/.wip/train-*/step_2")):
+        while not list(place.home.glob("store/.wip/train-*/resume/step_*")):
             assert self.process.poll() is None, self.process.communicate()
-            assert time.monotonic() < deadline, "no checkpoint was written"
+            assert time.monotonic() < deadline, "no state was written"
             time.sleep(0.1)
 
     def end(self, number):
@@ -210,22 +219,46 @@ class Training:
         return output + errors
 
 
-def test_ctrl_c_keeps_the_checkpoints_and_says_where(place, finished):
-    training = Training(place)
-    said = training.end(signal.SIGINT)
-    assert training.process.returncode == 130, said
-    assert "Traceback" not in said
-    assert "interrupted" in said
-    [kept] = place.home.glob("store/.unfinished/train-*")
-    assert str(kept) in said
-    assert (kept / "step_2" / "model.safetensors").is_file()
-    assert not list(place.home.glob("store/.wip/train-*"))
+def history(artifact):
+    rows = [json.loads(line) for line in (artifact / "metrics.jsonl").read_text().splitlines()]
+    return [(row["step"], row["metrics"].get("train/loss")) for row in rows]
 
 
-def test_after_a_kill_the_next_run_gets_the_device(place, finished):
-    Training(place).end(signal.SIGKILL)
-    executed, _, _ = place.run("--set", "evaluate.num_bins=9")
-    assert executed == ["evaluate", "readiness"]
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_run_that_was_ended_goes_on_where_it_was(place, finished, number):
+    """Ctrl-C in a terminal, or everything killed at once; then the same command again."""
+    training = Training(place, seed=int(number))
+    said = training.end(number)
+    [unfinished] = place.home.glob("store/.wip/train-*")
+    if number == signal.SIGINT:
+        assert training.process.returncode == 130, said
+        assert "Traceback" not in said
+        assert "interrupted" in said
+    executed, summary, done = place.run(*training.arguments)
+    assert executed == STAGES[1:]
+    assert "train goes on from step" in done.stderr
+    trained = artifact(summary, "train")
+    record = json.loads((trained / "training.json").read_text())
+    assert record["num_steps"] == 150
+    [resumed] = record["resumed_from"]
+    assert f"train goes on from step {resumed}" in done.stderr
+    assert [step for step, loss in history(trained) if loss is not None] == list(range(1, 151))  # each step once
+    assert not unfinished.exists()
+    assert not (trained / "resume").exists()
+
+
+def test_how_it_is_run_is_no_part_of_the_key(place, finished):
+    executed, _, _ = place.run("--set", "train.resume_every_seconds=7", "--set", "train.log_every=1")
+    assert executed == []
+
+
+def test_an_unfinished_training_is_garbage_once_nobody_works_on_it(place, finished):
+    training = Training(place, seed=77)
+    place.rm_opt("store", "gc", "--keep", 9)
+    assert list(place.home.glob("store/.wip/train-*"))  # somebody does
+    training.end(signal.SIGKILL)
+    place.rm_opt("store", "gc", "--keep", 9)
+    assert not list(place.home.glob("store/.wip/*"))
 
 
 def test_the_store_is_listed_and_bounded(place, finished):

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-
 from rmcore.config import GoldConfig, ModelConfig, TrainConfig
 from rmcore.data.gold import generate_pairs
 from rmcore.model import BradleyTerryRM

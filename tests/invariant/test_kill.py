@@ -81,7 +81,7 @@ def test_killed_at_ten_random_moments_it_ends_in_the_same_bits(tmp_path, command
     undisturbed.join()
     assert undisturbed.exitcode == 0, (tmp_path / "undisturbed.log").read_text()
 
-    chance = random.Random(0)
+    chance = random.Random(0)  # noqa: S311
     folder, log = tmp_path / "killed", tmp_path / "killed.log"
     for attempt in range(KILLS):
         process = start(command("killed", *lora), log)

@@ -152,6 +152,8 @@ def broken(files):
         (["--data", "{d}/train.parquet", "--lr", "-1"], "train.lr"),
         (["--data", "{d}/train.parquet", "--optimizer", "adamm"], "'adamm' is not one of 'adamw'"),
         (["--data", "{d}/train.parquet", "--lr-scheduler", "cosin"], "'cosin' is not one of 'cosine'"),
+        (["--data", "{d}/train.parquet", "--leraning-rate", "1"], "No such option: --leraning-rate"),
+        (["--data", "{d}/train.parquet", "--steps", "many"], "--steps"),
         (["--data", "{d}/train.parquet", "--preset", "h300"], "choose one of h100, h200, cpu, smoke"),
         (["--data", "{d}/train.parquet", "--render-fn", "nowhere:f"], "nowhere cannot be imported"),
         (["--data", "{d}/train.parquet", "--max-seq-len", "5000"], "positions for 1024"),
@@ -179,7 +181,7 @@ def test_bad_input_is_one_clear_error(broken, tmp_path, arguments, said):
 def test_a_finished_training_is_not_overwritten(checkpoint, files):
     done = rm_opt("train", *TINY, "--data", files / "train.parquet", "--output-dir", files / "a", check=False)
     assert done.returncode == 2
-    assert "already holds a training" in done.stderr
+    assert "already holds a finished training" in done.stderr
 
 
 @pytest.mark.parametrize("command", ["serve", "compare"])

@@ -190,6 +190,9 @@ CONFIGS = {
 }
 
 
+@pytest.mark.filterwarnings(
+    "ignore:Model with `tie_word_embeddings=True`"
+)  # the reward model has no second use of them
 @pytest.mark.parametrize("name", CONFIGS)
 def test_live_reloaded_and_merged_agree_and_saving_touches_nothing(name, tiny_folder, tmp_path):
     rm = adapted(tiny_folder, copy.deepcopy(CONFIGS[name]))

@@ -15,12 +15,25 @@ NUM_TRAIN, NUM_HELD_OUT = 20, 10
 class Training:
     """One Trainer on the gold world with what a test wants to look at: `trainer`, `rm`, `tracker`, `result`."""
 
-    def __init__(self, folder: Path, pairs, held_out, *, model=None, stop=None, callbacks=(), settings=None, **changes):
+    def __init__(
+        self,
+        folder: Path,
+        pairs,
+        held_out,
+        *,
+        model=None,
+        stop=None,
+        callbacks=(),
+        settings=None,
+        ranks=None,
+        **changes,
+    ):
         """`stop` is called with each step done; it may raise a signal. `changes` are settings of the training."""
         from rmcore.config import ModelConfig, TrainConfig
         from rmcore.model import BradleyTerryRM
         from rmcore.tracking import MemoryTracker
         from rmcore.trainer.loop import Trainer
+        from rmcore.trainer.ranks import ALONE
 
         self.folder = folder
         config = ModelConfig.model_validate({"name": "tiny", "max_seq_len": 96} | (model or {}))
@@ -37,6 +50,7 @@ class Training:
             progress=(lambda step, total, text: stop(step)) if stop else None,
             callbacks=callbacks,
             settings=settings,
+            ranks=ranks or ALONE,
         )
 
     def run(self):

@@ -12,7 +12,7 @@ from rmcore.model import BradleyTerryRM
 from rmcore.progress import progress_bar
 from rmcore.stages.train import train_into
 from rmcore.tracking import METRICS_FILE, JsonlTracker, MemoryTracker, read_history
-from rmcore.trainer.loop import Trainer, planned_steps
+from rmcore.trainer.loop import Trainer
 
 CPU = torch.device("cpu")
 TRAIN = {"steps": 6, "eval_every": 2, "log_every": 1, "lr": 1e-3, "pairs_per_step": 4, "warmup_steps": 0}
@@ -71,7 +71,9 @@ def test_without_held_out_pairs_nothing_is_evaluated_and_best_is_last(tmp_path, 
     assert result.best_metric is None
     best, last = weights(tmp_path / "best"), weights(tmp_path / "step_6")
     assert all(torch.equal(best[key], last[key]) for key in best)
-    assert {path.name for path in tmp_path.iterdir()} == {"best", "step_2", "step_4", "step_6", "metrics.csv"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "best", "step_2", "step_4", "step_6", "metrics.csv", "resume",
+    }  # fmt: skip
 
 
 def test_training_stops_when_the_metric_no_longer_improves(tmp_path, gold_pairs):
@@ -114,41 +116,6 @@ def test_a_run_that_blows_up_keeps_the_last_good_checkpoint(tmp_path, gold_pairs
     assert (tmp_path / "metrics.csv").is_file()
 
 
-def test_ctrl_c_saves_where_it_was(tmp_path, gold_pairs):
-    rm = BradleyTerryRM.new(ModelConfig(name="tiny", max_seq_len=96), seed=0, device=CPU)
-
-    def interrupt(step, total, text):
-        if step == 3:
-            raise KeyboardInterrupt
-
-    trainer = Trainer(
-        rm,
-        TrainConfig.model_validate(TRAIN),
-        train=rm.renderer.tokenize_pairs(gold_pairs[:20]),
-        validation=[],
-        folder=tmp_path,
-        tracker=MemoryTracker(),
-        seed=0,
-        progress=interrupt,
-    )
-    with pytest.raises(KeyboardInterrupt):
-        trainer.run()
-    assert all(torch.equal(value, rm.model.state_dict()[name]) for name, value in weights(tmp_path / "step_3").items())
-
-
-@pytest.mark.parametrize(
-    ("settings", "num_pairs", "steps"),
-    [
-        ({"steps": 7, "epochs": 3}, 100, 7),
-        ({"epochs": 1, "pairs_per_step": 16}, 100, 7),
-        ({"epochs": 2, "pairs_per_step": 16}, 100, 14),
-        ({"epochs": 0.01, "pairs_per_step": 16}, 100, 1),
-    ],
-)
-def test_planned_steps(settings, num_pairs, steps):
-    assert planned_steps(TrainConfig.model_validate(settings), num_pairs) == steps
-
-
 def test_the_stage_writes_the_documented_files(tmp_path, gold_pairs):
     config = PipelineConfig.model_validate({"model": {"name": "tiny", "max_seq_len": 96}, "train": TRAIN})
     tracker = JsonlTracker(tmp_path / METRICS_FILE)
@@ -157,6 +124,7 @@ def test_the_stage_writes_the_documented_files(tmp_path, gold_pairs):
     tracker.close()
     names = {path.name for path in tmp_path.iterdir()}
     assert {"best", "step_6", "metrics.csv", "metrics.jsonl", "reward_distributions.json", "training.json"} <= names
+    assert "resume" not in names
     assert len(read_history(tmp_path / METRICS_FILE)) == 9  # six logged steps, three evaluations
     distribution = json.loads((tmp_path / "reward_distributions.json").read_text())["validation"]["chosen"]
     assert sum(distribution["histogram"]["counts"]) == distribution["num"] == 10
@@ -174,3 +142,34 @@ def test_checkpointing_changes_memory_and_not_the_result(tmp_path, gold_pairs):
         for on in (False, True)
     ]
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
+
+
+def test_memory_is_logged_with_the_training_metrics_where_asked_for(tmp_path, gold_pairs):
+    names = {"cost/host_mib", "cost/host_peak_mib"}
+    _, _, tracker = run(tmp_path / "on", gold_pairs[:20], gold_pairs[20:30], profile_memory=True)
+    rows = [values for _, values in tracker.rows if "train/loss" in values]
+    assert len(rows) == 6
+    assert all(0 < values["cost/host_mib"] <= values["cost/host_peak_mib"] * 1.01 for values in rows)
+    _, _, tracker = run(tmp_path / "off", gold_pairs[:20], [], steps=1)
+    assert not any(names & values.keys() for _, values in tracker.rows)
+
+
+def test_callbacks_see_each_evaluation_once_and_what_they_measure_is_logged_there(tmp_path, start):
+    seen = []
+
+    def callback(evaluation):
+        seen.append(evaluation)
+        return {"mine/sum": float(evaluation.rewards.sum())}
+
+    training = start(tmp_path, callbacks=[callback], steps=5).run()
+    assert [evaluation.step for evaluation in seen] == [2, 4, 5]
+    for evaluation in seen:
+        row = training.trainer.at.rows[evaluation.step]
+        margins = evaluation.rewards[:, 0] - evaluation.rewards[:, 1]
+        assert row["mine/sum"] == float(evaluation.rewards.sum())
+        assert row["eval/mean_margin"] == pytest.approx(margins.mean(), abs=1e-5)
+        assert len(evaluation.pairs) == len(margins) == 10
+    logged = [step for step, values in training.tracker.rows if "mine/sum" in values]
+    assert logged == [2, 4, 5]
+    best = [evaluation for evaluation in seen if evaluation.step == training.result.best_step]
+    np.testing.assert_array_equal(best[0].rewards, training.trainer.best_rewards)
