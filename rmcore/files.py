@@ -32,13 +32,15 @@ def fsync_tree(folder: Path) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write readable JSON; NaN and infinity are refused, they are not JSON.
+    """Write readable JSON, whole or not at all; NaN and infinity are refused, they are not JSON.
 
     Raises:
         ValueError: a number is not finite.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    temporary.replace(path)
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from transformers import PreTrainedModel
 from rmcore.errors import ConfigError, ModelError
 from rmcore.heads import is_reward_head
 from rmcore.loading import Backbone, Origin, guard, load_backbone, resolve_model, seeded
-from rmcore.lora_targets import default_targets, describe_layers
+from rmcore.lora_targets import check_names, default_targets, describe_layers
 from rmcore.precision import reward_heads
 
 if TYPE_CHECKING:
@@ -116,6 +116,8 @@ def attach(model: PreTrainedModel, config: "LoraConfig", *, seed: int, origin: O
     config.task_type = config.task_type or "SEQ_CLS"
     if config.target_modules is None and not config.target_parameters:
         config.target_modules = default_targets(model)
+    targets = [] if isinstance(config.target_modules, str) else config.target_modules or []
+    check_names(model, targets, config.modules_to_save or [])
     named, config.base_model_name_or_path = config.base_model_name_or_path or resolve_model(origin.name), None
     heads = list(reward_heads(model))
     drawn = {name.rpartition(".")[0] for name in origin.fresh if not is_reward_head(name)}

@@ -1,6 +1,7 @@
 """Which layers LoRA adapts: found by inspecting the module tree, because every architecture has names of its own."""
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -18,26 +19,37 @@ PROJECTIONS = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "u
 """Llama's names, which most causal models share: attention and MLP, and not the router of a mixture of experts."""
 
 
-def make_lora_config(settings: LoraSettings, model: nn.Module) -> "LoraConfig":
-    """The PEFT configuration of our settings; no targets mean `default_targets`, filled in by `rmcore.lora.attach`.
-
-    Raises:
-        ConfigError: a target matches no layer.
-    """
+def make_lora_config(settings: LoraSettings) -> "LoraConfig":
+    """The PEFT configuration of our settings; no targets mean `default_targets`, filled in by `rmcore.lora.attach`."""
     from peft import LoraConfig
 
-    linear = linear_layers(model)
-    absent = [target for target in settings.targets if not any(matches(name, target) for name in linear)]
-    if absent:
-        raise ConfigError(
-            f"LoRA targets {', '.join(absent)} match no linear layer of this model. {describe_layers(model)}"
-        )
     return LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,  # type: ignore[arg-type]  # PEFT divides it by the rank
         lora_dropout=settings.dropout,
         target_modules=list(settings.targets) or None,
     )
+
+
+def check_names(model: nn.Module, targets: Iterable[str], saved: Iterable[str]) -> None:
+    """Refuse names that match nothing; PEFT itself is content if one of them does.
+
+    Args:
+        model: without adapters.
+        targets: names of layers to adapt, which the reward head is not among: it is trained whole.
+        saved: names of modules to train whole.
+
+    Raises:
+        ConfigError: names those that match nothing, and what exists.
+    """
+    names = [name for name, _ in model.named_modules()]
+    backbone = [name for name in names if not is_reward_head(name)]
+    absent = sorted(target for target in targets if not any(matches(name, target) for name in backbone))
+    absent += sorted(part for part in saved if not any(matches(name, part) for name in names))
+    if absent:
+        raise ConfigError(
+            f"LoRA targets {', '.join(absent)} match no layer of this model's backbone. {describe_layers(model)}"
+        )
 
 
 def linear_layers(model: nn.Module) -> list[str]:

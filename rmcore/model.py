@@ -97,7 +97,7 @@ class BradleyTerryRM:
         )
         rm = cls(loaded.model, loaded.tokenizer, rendering, render_fn=render_fn, origin=loaded.origin)
         if config.lora is not None:
-            rm.add_lora(make_lora_config(config.lora, rm.model), seed=seed)
+            rm.add_lora(make_lora_config(config.lora), seed=seed)
         rm.model.to(device)
         return rm
 

@@ -67,7 +67,11 @@ def publish_state(folder: Path, step: int, write_tensors: Callable[[Path], None]
 
 
 def begin(folder: Path, settings: Mapping[str, Any], chosen: Mapping[str, Any]) -> None:
-    """Note what a training begins with: `settings` by dotted name, and `chosen`, what it found out for itself."""
+    """Note what a training begins with: `settings` by dotted name, and `chosen`, what it found out for itself.
+
+    States of another one that was begun here are removed.
+    """
+    clear(folder)
     write_json(folder / RESUME_FOLDER / BEGINNING_FILE, {"settings": settings, "chosen": chosen})
 
 
@@ -90,7 +94,7 @@ def read_beginning(folder: Path, settings: Mapping[str, Any]) -> Mapping[str, An
     if not differing:
         chosen: Mapping[str, Any] = beginning["chosen"]
         return chosen
-    if not _states(folder) and not (folder / "best").exists():
+    if not _states(folder) and not any(folder.glob("step_*")) and not (folder / "best").exists():
         return None
     raise ConfigError(
         f"{folder} holds an unfinished training with other settings:\n  "

@@ -188,7 +188,7 @@ def test_a_refusal_inside_a_stage_reaches_the_user_as_it_was_said(place):
 
 LONG = {
     "train.steps": 150, "train.log_every": 1, "train.save_every": 50, "train.pairs_per_step": 2,
-    "train.resume_every_seconds": 0.5, "data.gold.num_prompts": 80,
+    "train.resume_every_seconds": 0.5, "train.early_stopping_patience": 99, "data.gold.num_prompts": 80,
 }  # fmt: skip
 
 

@@ -31,8 +31,7 @@ def undisturbed(tmp_path, start):
     return start(tmp_path / "undisturbed").run()
 
 
-@SIGNALS
-@pytest.mark.parametrize("step", [1, 3, 4])
+@pytest.mark.parametrize(("number", "step"), [(signal.SIGINT, 3), (signal.SIGTERM, 4)])
 def test_an_interrupted_training_goes_on_to_the_same_bits(tmp_path, start, undisturbed, number, step, capfd):
     folder = tmp_path / "interrupted"
     interrupted = start(folder, stop=at_step(step, number, times=2))  # the echo of a signal is the same request
