@@ -4,31 +4,21 @@ import json
 import multiprocessing
 import os
 import random
+import runpy
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
 from rmcore.data.table import write_pairs
 from rmcore.files import file_digest
 
+PROGRAM = Path(__file__).with_name("logged_command.py")
 KILLS = 10
-STEPS = 80
+STEPS = 60
 FORK = multiprocessing.get_context("forkserver")  # a fresh process with torch imported already: seconds saved a kill
 FORK.set_forkserver_preload(["rmcore.stages.train", "rmcore.cli", "peft"])
-
-
-def train(arguments, log):
-    """`rm-opt train` as a process runs it, its output in a file."""
-    import torch
-
-    from rmcore.cli import app
-
-    torch.set_num_threads(1)
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    app([str(word) for word in arguments], standalone_mode=False)
 
 
 @pytest.fixture
@@ -48,7 +38,8 @@ def command(tmp_path, gold_pairs):
 
 
 def start(command, log):
-    process = FORK.Process(target=train, args=(command, log))
+    names = {"ARGUMENTS": [str(word) for word in command], "LOG": str(log)}
+    process = FORK.Process(target=runpy.run_path, args=(str(PROGRAM), names, "__main__"))
     process.start()
     return process
 
