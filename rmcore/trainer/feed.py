@@ -3,6 +3,7 @@
 import math
 import signal
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,13 +72,15 @@ def make_feed(
     return StepFeed(pairs, order, token_budget, pad_id, ranks)
 
 
+@contextmanager
 def steps_from(
     feed: StepFeed, start: int, config: TrainConfig, device: torch.device
-) -> Iterator[tuple[list[int], list[MicroBatch]]]:
-    """The steps from `start` (steps already done) on.
+) -> Iterator[Iterator[tuple[list[int], list[MicroBatch]]]]:
+    """The steps from `start` (steps already done) on, for use inside the block.
 
     Raises:
-        TrainingError: a worker process gave nothing for `fetch_timeout_seconds`, or died.
+        TrainingError: a worker process gave nothing for `fetch_timeout_seconds`, or died. torch reports a death by a
+            signal, so it ends the block wherever it happens to be.
     """
     on_gpu = device.type == "cuda"
     workers = (WORKERS_ON_GPU if on_gpu else 0) if config.num_workers is None else config.num_workers
@@ -92,16 +95,20 @@ def steps_from(
         collate_fn=_unchanged,
         worker_init_fn=_leave_interruption_to_the_trainer,
     )
+    steps: Any = iter(loader)
     try:
-        yield from loader
+        yield steps
     except RuntimeError as error:
-        if "DataLoader" not in str(error):
+        if "DataLoader" not in str(error) or isinstance(error, TrainingError):
             raise
         raise TrainingError(
             f"the next step's micro-batches did not come from the {workers} worker processes ({error}); a worker was "
             "killed, often for lack of memory, or the machine is overloaded. Lower num_workers (0 builds them in this "
             "process) or raise fetch_timeout_seconds."
         ) from error
+    finally:
+        if workers:  # else torch goes on watching them, and the death of any child raises anywhere, however much later
+            steps._shutdown_workers()
 
 
 def _unchanged(item: Any) -> Any:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from rmcore import resume
-from rmcore.batching import pack_pairs
+from rmcore.batching import MicroBatch, pack_pairs
 from rmcore.config import TrainConfig
 from rmcore.data.rendering import TokenizedPair
 from rmcore.errors import TrainingError
@@ -205,31 +205,21 @@ class Trainer:
             return reason
         stepper = Stepper(context, self._feed())
         saved_at = time.monotonic()
-        for indices, batches in steps_from(stepper.feed, self.at.step, self.config, self.rm.device):
-            started = time.perf_counter()
-            lr = set_learning_rate(context.optimizer, self.config, self.at.step, self.num_steps)
-            try:
-                result = stepper.run(self.at.step + 1, indices, batches)
-            except TrainingError as error:  # its update was not applied, so the weights are still worth keeping
-                # Among several processes one alone may have failed, and could not gather the others' weights.
-                if self.at.step and self.ranks.world == 1 and not isinstance(error, HalfUpdateError):
-                    self.keeper.save_step(self.at.step)
-                raise
-            self.at.token_budget = stepper.token_budget
-            self.at.add(result, time.perf_counter() - started)
-            self._after_step(self.at.step, lr)
-            if self.progress is not None:
-                self.progress(self.at.step, self.num_steps, f"loss {result.loss:.3f}")
-            stop = self.ranks.agree(interruption.asked, context.device)
-            stop_reason = self._reason_to_stop()
-            due = stop_reason is None and time.monotonic() - saved_at >= self.config.resume_every_seconds
-            if self.ranks.agree(stop or due, context.device):
-                self._save_state(context)
-                saved_at = time.monotonic()
-            if stop:
-                raise KeyboardInterrupt
-            if stop_reason is not None:
-                return stop_reason
+        with steps_from(stepper.feed, self.at.step, self.config, self.rm.device) as steps:
+            for indices, batches in steps:
+                loss = self._step(context, stepper, indices, batches)
+                if self.progress is not None:
+                    self.progress(self.at.step, self.num_steps, f"loss {loss:.3f}")
+                stop = self.ranks.agree(interruption.asked, context.device)
+                stop_reason = self._reason_to_stop()
+                due = stop_reason is None and time.monotonic() - saved_at >= self.config.resume_every_seconds
+                if self.ranks.agree(stop or due, context.device):
+                    self._save_state(context)
+                    saved_at = time.monotonic()
+                if stop:
+                    raise KeyboardInterrupt
+                if stop_reason is not None:
+                    return stop_reason
         return ALL_DONE
 
     def _reason_to_stop(self) -> str | None:
@@ -238,6 +228,24 @@ class Trainer:
         if patience is None or self.at.selection.evaluations_since < patience or self.at.step == self.num_steps:
             return None
         return f"{self.config.best_metric} did not improve for {patience} evaluations"
+
+    def _step(
+        self, context: StepContext, stepper: Stepper, indices: Sequence[int], batches: Sequence[MicroBatch]
+    ) -> float:
+        """Do one step and what is due after it; its loss."""
+        started = time.perf_counter()
+        lr = set_learning_rate(context.optimizer, self.config, self.at.step, self.num_steps)
+        try:
+            result = stepper.run(self.at.step + 1, indices, batches)
+        except TrainingError as error:  # its update was not applied, so the weights are still worth keeping
+            # Among several processes one alone may have failed, and could not gather the others' weights.
+            if self.at.step and self.ranks.world == 1 and not isinstance(error, HalfUpdateError):
+                self.keeper.save_step(self.at.step)
+            raise
+        self.at.token_budget = stepper.token_budget
+        self.at.add(result, time.perf_counter() - started)
+        self._after_step(self.at.step, lr)
+        return result.loss
 
     def _after_step(self, step: int, lr: float) -> None:
         """Log, evaluate and save what is due after a step."""

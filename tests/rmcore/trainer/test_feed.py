@@ -43,10 +43,11 @@ def feed_of(pairs, ranks=ALONE, num_steps=12, pairs_per_step=8):
 
 def walk(pairs, start=0, **changes):
     config = TrainConfig.model_validate({"pairs_per_step": 8} | changes)
-    return [
-        (list(indices), [(b.indices, b.input_ids.tolist(), b.attention_mask.tolist(), b.idle) for b in batches])
-        for indices, batches in steps_from(feed_of(pairs), start, config, CPU)
-    ]
+    with steps_from(feed_of(pairs), start, config, CPU) as steps:
+        return [
+            (list(indices), [(b.indices, b.input_ids.tolist(), b.attention_mask.tolist(), b.idle) for b in batches])
+            for indices, batches in steps
+        ]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
