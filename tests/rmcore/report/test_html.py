@@ -186,7 +186,7 @@ def test_missing_parts_are_said_not_hidden(tmp_path):
     results["training"]["best_value"] = None
     results["spectrum"].update(eigenvalues=[], residuals=[], lambda_max=None, reasons={"lambda_max": "it broke down"})
     page = render(results, {}, tmp_path)
-    assert page.text.count("was not drawn in this run") == len(CAPTIONS)
+    assert page.text.count("was not drawn in this run") == len(CAPTIONS.keys() - {"curvature_trajectory"})  # asked for
     for text in (
         "no validation pairs",
         "No check was made",
