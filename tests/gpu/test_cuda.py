@@ -30,3 +30,45 @@ def test_training_lowers_the_loss(tmp_path, gold_pairs, precision):
     losses = [values["train/loss"] for _, values in tracker.rows]
     assert losses[-1] < 0.8 * losses[0]
     assert result.peak_memory_bytes > 0
+
+
+def trained(folder, gold_pairs, stop_at=0, **changes):
+    rm = BradleyTerryRM.new(ModelConfig(name="tiny", max_seq_len=96), seed=0, device=torch.device("cuda"))
+    config = TrainConfig(
+        steps=12, lr=1e-3, pairs_per_step=4, log_every=1, warmup_steps=0, resume_every_seconds=0, **changes
+    )
+    tracker = MemoryTracker()
+
+    def stop(step, total, text):
+        if step == stop_at:
+            raise KeyboardInterrupt
+
+    pairs = rm.renderer.tokenize_pairs(gold_pairs[:32])
+    trainer = Trainer(
+        rm, config, train=pairs, validation=[], folder=folder, tracker=tracker, seed=0, progress=stop
+    )  # fmt: skip
+    if stop_at:
+        with pytest.raises(KeyboardInterrupt):
+            trainer.run()
+    else:
+        trainer.run()
+    return {step: values["train/loss"] for step, values in tracker.rows}
+
+
+def test_workers_with_pinned_memory_give_the_same_training(tmp_path, gold_pairs):
+    losses = [trained(tmp_path / str(workers), gold_pairs, num_workers=workers) for workers in (0, 2)]
+    np.testing.assert_allclose(list(losses[0].values()), list(losses[1].values()), rtol=1e-3)
+
+
+def test_a_stopped_training_goes_on(tmp_path, gold_pairs):
+    whole = trained(tmp_path / "whole", gold_pairs)
+    trained(tmp_path / "stopped", gold_pairs, stop_at=7)
+    rest = trained(tmp_path / "stopped", gold_pairs)
+    assert list(rest) == list(range(7, 13))  # the state of step 6 was the last one saved
+    np.testing.assert_allclose(list(rest.values()), [whole[step] for step in rest], rtol=1e-2)
+
+
+def test_compiled_and_tf32_training_stay_close(tmp_path, gold_pairs):
+    plain = trained(tmp_path / "plain", gold_pairs)
+    fast = trained(tmp_path / "fast", gold_pairs, compile=True, tf32=True)
+    np.testing.assert_allclose(list(fast.values())[:3], list(plain.values())[:3], rtol=2e-2)
