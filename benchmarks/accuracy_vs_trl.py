@@ -4,9 +4,9 @@
 
 For each model and seed one cell a side, each in a process of its own with as many threads, the side that goes first
 alternating. Same on both sides: initial weights of backbone and head (checked), token ids of every pair
-(checked), steps, pairs a step, learning rate, weight decay, warm-up, cosine schedule, clipping, precision and gradient
-checkpointing. Each side's own: order of the pairs, the defaults of its loss (label smoothing and a reward penalty here,
-neither in TRL) and dropout (the model's here, none in TRL). No validation pairs here: the last step is what is judged.
+(checked), steps, pairs a step, learning rate, weight decay, warm-up, cosine schedule, clipping, precision, gradient
+checkpointing and no dropout. Each side's own: order of the pairs and the defaults of its loss (label smoothing and a
+reward penalty here, neither in TRL). No validation pairs here: the last step is what is judged.
 
 A finished cell is a JSON file in --out; an interrupted run goes on, and a side is measured again once its cells are
 deleted. Times: of the training loop alone; wall and CPU from the pairs to the saved checkpoint (loading, tokenizing and

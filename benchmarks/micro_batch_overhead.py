@@ -16,10 +16,11 @@ import torch
 from rmcore.batching import collate, pack_pairs, step_order
 from rmcore.config import DataConfig, ModelConfig, TrainConfig
 from rmcore.data.rendering import TokenizedPair
+from rmcore.losses import make_bradley_terry
 from rmcore.model import BradleyTerryRM
 from rmcore.optim import make_optimizer
 from rmcore.stages.prepare import load_splits
-from rmcore.trainer.step import train_step
+from rmcore.trainer.step import StepContext, make_forward, train_step
 
 OVERHEADS = (0, 64, 128, 256, 512, 2048)
 
@@ -27,7 +28,8 @@ OVERHEADS = (0, 64, 128, 256, 512, 2048)
 def measure(rm: BradleyTerryRM, pairs: list[TokenizedPair], overhead: int, steps: int) -> tuple[float, int, int]:
     """Seconds, micro-batches and padded tokens of `steps` optimizer steps of 16 pairs."""
     config = TrainConfig()
-    optimizer = make_optimizer(rm.model, config)
+    forward = make_forward(rm.model, make_bradley_terry(config), config.precision, rm.device)
+    context = StepContext(rm.model, forward, make_optimizer(rm.model, config), config.clip, rm.device)
     rm.model.train()
     num_batches = num_tokens = 0
     started = time.perf_counter()
@@ -35,7 +37,7 @@ def measure(rm: BradleyTerryRM, pairs: list[TokenizedPair], overhead: int, steps
         chosen = [pairs[index] for index in indices]
         groups = pack_pairs([pair.num_tokens for pair in chosen], 16384, overhead_tokens=overhead)
         batches = [collate(chosen, group, pad_id=rm.pad_id) for group in groups]
-        result = train_step(rm.model, optimizer, batches, config, step=number, pair_ids=[], device=rm.device)
+        result = train_step(context, batches, step=number, pair_ids=[pair.pair_id for pair in chosen])
         num_batches, num_tokens = num_batches + len(batches), num_tokens + result.num_tokens
     return time.perf_counter() - started, num_batches, num_tokens
 

@@ -1,6 +1,7 @@
 """Whole pipeline runs by name: `rm-opt run --preset NAME`, each one a change of the defaults with its reason.
 
-They fix the token budget, which is otherwise chosen from free memory: micro-batches then round alike on every machine.
+All but h100 and h200 fix the token budget, which is otherwise chosen from free memory: micro-batches then round alike
+on every machine.
 """
 
 from rmcore.config import (
@@ -39,8 +40,8 @@ PRESETS: dict[str, PipelineConfig] = {
         train=TrainConfig(lr=5e-5, eval_every=50, token_budget=8192),
         landscape=LandscapeConfig(num_pairs=8, lanczos_steps=10, trace_probes=4, top_k=3),
     ),
-    # By machine, with a model that fits it; data and model are yours to name. Their training settings are also those of
-    # `rm-opt train --preset`, which torchrun and Slurm start.
+    # By machine, with a model that fits it; data and model are yours to name. The training settings are those of
+    # `rm-opt train --preset`, which torchrun and Slurm start, but for h100's larger batch.
     "cpu": PipelineConfig(
         study="cpu",
         model=ModelConfig(name="minilm", max_seq_len=256),

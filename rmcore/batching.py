@@ -119,13 +119,7 @@ def pad_rows(rows: Sequence[Sequence[int]], *, pad_id: int) -> tuple[Tensor, Ten
     return torch.from_numpy(input_ids), torch.from_numpy(attention_mask)
 
 
-def micro_batches(
-    pairs: Sequence[TokenizedPair],
-    *,
-    token_budget: int,
-    pad_id: int,
-    overhead_tokens: int = MICRO_BATCH_OVERHEAD_TOKENS,
-) -> Iterator[MicroBatch]:
+def micro_batches(pairs: Sequence[TokenizedPair], *, token_budget: int, pad_id: int) -> Iterator[MicroBatch]:
     """Yield all `pairs` as micro-batches, longest first."""
     for group in pack_pairs([pair.num_tokens for pair in pairs], token_budget):
         yield collate(pairs, group, pad_id=pad_id)

@@ -153,13 +153,13 @@ class TrainConfig(Settings):
     eval_every: int = Field(default=100, ge=1)
     """Steps between evaluations on the validation pairs."""
     early_stopping_patience: int | None = Field(default=5, ge=1)
-    """Evaluations without improvement before training stops; null never stops early."""
+    """Evaluations without improvement before training stops; null (--no-early-stopping) never stops early."""
     best_metric: Literal["eval/pairwise_accuracy", "eval/loss", "eval/ece"] = "eval/pairwise_accuracy"
     """What the best checkpoint is chosen by; accuracy is maximised, the other two are minimised."""
     min_delta: float = Field(default=0.0, ge=0)
     """Smallest change of that metric that counts as an improvement for early stopping."""
     callbacks: tuple[Literal["calibration", "curvature"], ...] = ("calibration",)
-    """Measured at each evaluation on the validation pairs: calibration (cheap), curvature (some Hessian products)."""
+    """Measured at each evaluation on validation pairs: calibration (cheap), curvature (Hessian products); or none."""
     log_every: int = Field(default=10, ge=1)
     """Steps between logged training metrics."""
     save_every: int | None = Field(default=None, ge=1)

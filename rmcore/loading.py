@@ -5,6 +5,7 @@ under the seed and named, so that nobody mistakes random weights for trained one
 """
 
 import importlib.util
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -57,18 +58,19 @@ class Backbone:
 
 
 def pick_device(name: str) -> torch.device:
-    """Resolve `auto`, `cpu` or `cuda`.
+    """Resolve `auto`, `cpu` or `cuda`; each process that torchrun starts gets the GPU of its LOCAL_RANK.
 
     Raises:
         ConfigError: another name, or cuda is asked for and torch sees no GPU.
     """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device=cuda, but torch sees no GPU here; use device=cpu or auto, or check the driver.")
-    if name not in ("cpu", "cuda"):
+    if name not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"device={name} is none of auto, cpu, cuda; choose one of them.")
-    return torch.device(name)
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError("device=cuda, but torch sees no GPU here; use device=cpu or auto, or check the driver.")
+    local_rank = os.environ.get("LOCAL_RANK")
+    return torch.device("cuda") if local_rank is None else torch.device("cuda", int(local_rank))
 
 
 def resolve_model(name: str) -> str:
@@ -129,7 +131,7 @@ def load_backbone(
             if len(tokenizer) > cast(nn.Embedding, model.get_input_embeddings()).num_embeddings:
                 model.resize_token_embeddings(len(tokenizer))
     model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
-    is_folder = name != "tiny" and Path(name).is_dir()
+    is_folder = name == resolve_model(name) != "tiny" and Path(name).is_dir()  # an alias stays one beside such a folder
     return Backbone(model, tokenizer, Origin(str(Path(name).resolve()) if is_folder else name, seed, fresh))
 
 

@@ -70,7 +70,13 @@ def read_base(folder: Path) -> AdapterBase:
         ModelError: no base is named.
     """
     if (folder / BASE_FILE).is_file():
-        return AdapterBase(**json.loads((folder / BASE_FILE).read_text()))
+        try:
+            return AdapterBase(**json.loads((folder / BASE_FILE).read_text()))
+        except (ValueError, TypeError) as error:
+            raise ModelError(
+                f"{folder / BASE_FILE} is damaged ({error}), so the adapter's base is not known; restore it from the "
+                "folder it was trained into."
+            ) from error
     name = json.loads((folder / ADAPTER_CONFIG).read_text()).get("base_model_name_or_path")
     if not name:
         raise ModelError(

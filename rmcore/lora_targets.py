@@ -45,11 +45,13 @@ def check_names(model: nn.Module, targets: Iterable[str], saved: Iterable[str]) 
     names = [name for name, _ in model.named_modules()]
     backbone = [name for name in names if not is_reward_head(name)]
     absent = sorted(target for target in targets if not any(matches(name, target) for name in backbone))
-    absent += sorted(part for part in saved if not any(matches(name, part) for name in names))
     if absent:
         raise ConfigError(
             f"LoRA targets {', '.join(absent)} match no layer of this model's backbone. {describe_layers(model)}"
         )
+    unknown = sorted(part for part in saved if not any(matches(name, part) for name in names))
+    if unknown:
+        raise ConfigError(f"modules_to_save {', '.join(unknown)} are no modules of this model; name existing ones.")
 
 
 def linear_layers(model: nn.Module) -> list[str]:

@@ -65,18 +65,20 @@ def activation_bytes_per_token(
 def choose_token_budget(
     config: PretrainedConfig,
     *,
-    num_parameters: int,
+    num_trained: int,
     max_seq_len: int,
     precision: str,
     gradient_checkpointing: bool,
     device: torch.device,
 ) -> int:
-    """Pick the token budget of training micro-batches from the free memory.
+    """Pick the token budget of training micro-batches from the free memory, with the weights loaded already.
+
+    `num_trained` parameters get gradients and optimizer moments in this process.
 
     Raises:
         ConfigError: not even one pair of two longest sides fits.
     """
-    state = 12 * num_parameters  # gradients and two float32 moments
+    state = 12 * num_trained  # gradients and two float32 moments
     room = USABLE_SHARE * max(0, free_bytes(device) - state)
     per_token = activation_bytes_per_token(
         config, max_seq_len, precision, gradient_checkpointing=gradient_checkpointing

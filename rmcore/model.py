@@ -4,6 +4,7 @@
 Hugging Face folders, so `AutoModelForSequenceClassification.from_pretrained` gives the same rewards anywhere.
 """
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -22,6 +23,7 @@ from rmcore.data.pair import PreferencePair, Prompt
 from rmcore.data.render_fn import RenderFn, load_render_fn
 from rmcore.data.rendering import Renderer, Rendering, TokenizedSide, choose_rendering
 from rmcore.errors import ConfigError, ModelError
+from rmcore.heads import is_reward_head
 from rmcore.loading import (
     DEFAULT_LIMIT,
     Origin,
@@ -95,6 +97,13 @@ class BradleyTerryRM:
             max_seq_len=config.max_seq_len,
             render_fn=config.render_fn,
         )
+        drawn = sorted(name for name in loaded.origin.fresh if not is_reward_head(name) and "pooler" not in name)
+        if drawn:
+            print(
+                f"warning: {config.name} holds no weights for {len(drawn)} parameters of its backbone, which start at "
+                f"random (first {drawn[0]}); its files may be of another class than config.json says.",
+                file=sys.stderr,
+            )
         rm = cls(loaded.model, loaded.tokenizer, rendering, render_fn=render_fn, origin=loaded.origin)
         if config.lora is not None:
             rm.add_lora(make_lora_config(config.lora), seed=seed)
@@ -139,6 +148,11 @@ class BradleyTerryRM:
             )
         else:
             loaded = load_backbone(source, seed=0, trust_remote_code=trust_remote_code)
+            if loaded.origin.fresh:
+                raise ModelError(
+                    f"{source} lacks the weights {', '.join(sorted(loaded.origin.fresh)[:4])}, so its rewards would be "
+                    "random; restore its weight files, or train it first."
+                )
         found = loaded.model.config
         limit = max_seq_len or (
             recorded.max_seq_len if recorded else min(DEFAULT_LIMIT, max_positions(found) or DEFAULT_LIMIT)

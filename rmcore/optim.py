@@ -90,15 +90,16 @@ class OptimizerSet:
             parameter.copy_(before)
         self._before_ascent.clear()
 
-    def named_state(self) -> NamedState:
+    def named_state(self, *, keep: bool = True) -> NamedState:
         """A copy of the state on the CPU, whole tensors by parameter name; {} for a parameter never updated.
 
-        On several ranks all must call it: sharded tensors are gathered.
+        On several ranks all must call it: sharded tensors are gathered. `keep` as in `whole`.
         """
         state_of = {parameter: part.state.get(parameter, {}) for part, parameter in self._placed()}
         return {
             name: {
-                key: _whole(value) if isinstance(value, Tensor) else value for key, value in state_of[parameter].items()
+                key: whole(value, keep=keep) if isinstance(value, Tensor) else value
+                for key, value in state_of[parameter].items()
             }
             for name, parameter in self._parameters.items()
         }
@@ -127,9 +128,13 @@ class OptimizerSet:
         return [(part, p) for part in self._parts for group in part.param_groups for p in group["params"]]
 
 
-def _whole(tensor: Tensor) -> Tensor:
+def whole(tensor: Tensor, *, keep: bool = True) -> Tensor:
+    """A copy of a tensor on the CPU, gathered from all ranks where it is sharded; then all must call this.
+
+    Ranks that do not `keep` it get an empty tensor: one copy in a host's memory is enough.
+    """
     full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return full.detach().to("cpu", copy=True)
+    return full.detach().to("cpu", copy=True) if keep else torch.empty(0)
 
 
 def _place(value: Any, parameter: nn.Parameter, *, key: str, name: str) -> Any:

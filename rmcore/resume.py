@@ -11,12 +11,13 @@ one damaged by the disk does not cost the training.
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rmcore.errors import ConfigError
+from rmcore.errors import ConfigError, StoreError
 from rmcore.files import file_digest, fsync_folder, fsync_tree, write_json
 from rmcore.tracking import METRICS_FILE
 
@@ -46,6 +47,10 @@ def find_resume_point(folder: Path) -> ResumePoint | None:
         if record is not None:
             return ResumePoint(int(record["step"]), place / STATE_FILE, record, tuple(notes))
         notes.append(f"{place}: {problem}; it was passed over")
+    for note in notes:
+        print(f"warning: {note}", file=sys.stderr)
+    if notes:
+        print("warning: no whole state is left; the training starts anew", file=sys.stderr)
     return None
 
 
@@ -56,10 +61,19 @@ def publish_state(folder: Path, step: int, write_tensors: Callable[[Path], None]
         shutil.rmtree(abandoned)
     temporary = place.with_name(f".{place.name}.tmp")
     temporary.mkdir(parents=True)
-    write_tensors(temporary / STATE_FILE)
+    try:
+        write_tensors(temporary / STATE_FILE)
+    except (OSError, RuntimeError) as error:  # torch tells of a full disk by a RuntimeError
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise StoreError(
+            f"the state of step {step} could not be written ({error}), most often because the disk is full; the one "
+            "before it is untouched. Free space and run again."
+        ) from error
     write_json(temporary / RECORD_FILE, {**record, "step": step, "sha256": file_digest(temporary / STATE_FILE)})
     fsync_tree(temporary)
-    shutil.rmtree(place, ignore_errors=True)  # a damaged one that was passed over
+    for passed_over in _states(folder):
+        if int(passed_over.name[5:]) >= step:  # damaged, or this one would not have been gone on from an older one
+            shutil.rmtree(passed_over)
     temporary.rename(place)
     fsync_folder(place.parent)
     for old in _states(folder)[KEPT_STATES:]:
@@ -84,7 +98,13 @@ def read_beginning(folder: Path, settings: Mapping[str, Any]) -> Mapping[str, An
     place = folder / RESUME_FOLDER / BEGINNING_FILE
     if not place.is_file():
         return None
-    beginning: Mapping[str, Any] = json.loads(place.read_text(encoding="utf-8"))
+    try:
+        beginning: Mapping[str, Any] = json.loads(place.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise StoreError(
+            f"{place} is damaged ({error}), so it is not known what the training there began with; name another "
+            "folder, or remove this one to start anew."
+        ) from error
     theirs, own = beginning["settings"], json.loads(json.dumps(settings))  # tuples become lists, as in the file
     differing = [
         f"{name}: {theirs.get(name, 'absent')!r} there, {own.get(name, 'absent')!r} here"
@@ -108,6 +128,8 @@ def rewind(folder: Path) -> ResumePoint | None:
 
     Lines that `metrics.jsonl` gained after the state are cut off, because those steps will be done again.
     """
+    if not (folder / RESUME_FOLDER).is_dir():
+        return None  # no training was begun here, so whatever lies here is not one's own
     point = find_resume_point(folder)
     metrics = folder / METRICS_FILE
     if metrics.is_file():

@@ -146,6 +146,7 @@ class Store:
         if not resumable:
             shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
+        (folder / MANIFEST).unlink(missing_ok=True)  # of an attempt that died just before its artifact got a name
         finished = False
         try:
             yield folder
@@ -229,8 +230,10 @@ class Store:
                     shutil.rmtree(entry.path)
                 removed.append(entry)
         for folder in (self.root / UNFINISHED).glob("*"):
-            if self.is_free(folder.name.rsplit("-", 1)[-1]):
-                shutil.rmtree(folder)
+            key = folder.name.rsplit("-", 1)[-1]
+            if self.is_free(key):
+                with self.lock(key):
+                    shutil.rmtree(folder)
         return removed
 
 

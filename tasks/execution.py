@@ -16,7 +16,7 @@ from rmcore import errors
 from rmcore.config import PipelineConfig
 from rmcore.errors import RmcoreError, TrainingError
 from rmcore.progress import PROGRESS_VARIABLE
-from rmcore.resume import ResumePoint, rewind
+from rmcore.resume import FINISHED_FILE, RESUME_FOLDER, ResumePoint, clear, rewind
 from rmcore.stages.registry import Stage, slug
 from rmcore.stages.run import DELIBERATE_ERROR, ERROR_FILE
 from rmcore.store import ArtifactRef, Store, make_key
@@ -58,11 +58,14 @@ def execute(
                 stage.name, slug(stage, config), inputs, outcome=stage.outcome, resumable=stage.resumable
             ) as out,
         ):
-            if stage.resumable:
-                _announce(rewind(out))
-            (out / METRICS_FILE).touch()
-            with follow(out / METRICS_FILE):
-                run_child(stage, config, upstream, out)
+            if stage.resumable and (out / FINISHED_FILE).is_file():
+                clear(out)  # an earlier attempt died between the end of its work and here
+            else:
+                if stage.resumable:
+                    _announce(rewind(out))
+                (out / METRICS_FILE).touch()
+                with follow(out / METRICS_FILE):
+                    run_child(stage, config, upstream, out)
         return store.ref(stage.name, key)
 
 
@@ -131,7 +134,7 @@ def _crash_message(stage: Stage, status: int, log: Path) -> str:
 
 
 def _has_checkpoints(out: Path) -> bool:
-    return any(path.name == "best" or path.name.startswith("step_") for path in out.glob("*"))
+    return any(path.name in ("best", RESUME_FOLDER) or path.name.startswith("step_") for path in out.glob("*"))
 
 
 def _announce(point: ResumePoint | None) -> None:

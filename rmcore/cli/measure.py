@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from rmcore.cli.common import print_metrics, setting, write_report_json
-from rmcore.config import DataConfig, EvaluateConfig, LandscapeConfig, ModelConfig, PipelineConfig, ReadinessConfig
+from rmcore.config import DataConfig, EvaluateConfig, LandscapeConfig, PipelineConfig, ReadinessConfig
 from rmcore.data.pair import PreferencePair
 from rmcore.errors import DataError
 
@@ -19,7 +19,10 @@ Limit = Annotated[int | None, setting(DataConfig, "limit")]
 Split = Annotated[str, setting(DataConfig, "split")]
 Device = Annotated[str, setting(PipelineConfig, "device")]
 Seed = Annotated[int, typer.Option(help="Seeds resampling and random vectors.")]
-RenderFn = Annotated[str | None, setting(ModelConfig, "render_fn")]
+RenderFn = Annotated[
+    str | None,
+    typer.Option(help="`module:function` the checkpoint was trained with, which it names and never imports by itself."),
+]
 MaxLen = Annotated[int | None, typer.Option(help="Longest side in tokens; default: as the checkpoint was trained.")]
 PromptColumn = Annotated[str | None, setting(DataConfig, "prompt_column")]
 ChosenColumn = Annotated[str | None, setting(DataConfig, "chosen_column")]
@@ -292,7 +295,8 @@ def _response_rows(data: str, split: str, limit: int | None) -> list[tuple[str, 
     num_rows = 0
     for record in islice(iter_records(data, split=split), limit):
         fields = record.fields or {}
-        if not rows and fields and "response" not in fields:
+        is_side = "pair_id" in fields and ("role" in fields or "label" in fields)
+        if not rows and fields and ("response" not in fields or is_side):
             return None
         num_rows += 1
         prompt, response = fields.get("prompt"), fields.get("response")

@@ -54,6 +54,9 @@ def train(
     lora: Annotated[bool, typer.Option("--lora", help="Train low-rank adapters and the reward head only.")] = False,
     device: Annotated[str, setting(PipelineConfig, "device")] = "auto",
     seed: Annotated[int, typer.Option(help="Seeds the reward head, the data order and dropout.")] = 0,
+    no_early_stopping: Annotated[
+        bool, typer.Option("--no-early-stopping", help="Train to the last step, whatever the validation pairs say.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print steps, tokens, memory and expected time; write nothing.")
     ] = False,
@@ -72,7 +75,8 @@ def train(
 
     lora_settings = given(settings, LORA_FIELDS, prefix="lora_")
     if lora_settings and not lora:
-        raise ConfigError(f"{', '.join('--lora-' + name for name in lora_settings)} without --lora; add --lora.")
+        flags = [FLAGS.get(name, f"--lora-{name}") for name in lora_settings]
+        raise ConfigError(f"{', '.join(flags)} without --lora; add --lora.")
     if preset is not None and preset not in HARDWARE:
         raise ConfigError(f"preset {preset!r} is unknown; choose one of {', '.join(HARDWARE)}.")
     config = PipelineConfig.model_validate(
@@ -87,7 +91,12 @@ def train(
                 **given(settings, DATA_FIELDS),
             },
             "model": {"name": model, "lora": lora_settings if lora else None, **given(settings, MODEL_FIELDS)},
-            "train": {**HARDWARE.get(preset or "", {}), **given(settings, TRAIN_FIELDS)},
+            "train": {
+                **HARDWARE.get(preset or "", {}),
+                **given(settings, TRAIN_FIELDS),
+                **({"early_stopping_patience": None} if no_early_stopping else {}),
+                **({"callbacks": ()} if settings["callbacks"] == ["none"] else {}),
+            },
         }
     )
     ranks = environment_ranks()
@@ -119,9 +128,10 @@ def _one_source(data: str | None, hf_dataset: str | None) -> str:
 
 def _check_free(output_dir: Path) -> None:
     """Refuse a folder that holds a finished training, or checkpoints of something else."""
-    from rmcore.resume import FINISHED_FILE, RESUME_FOLDER
+    from rmcore.resume import FINISHED_FILE, RESUME_FOLDER, clear
 
     if (output_dir / FINISHED_FILE).exists():
+        clear(output_dir)  # left by a kill just after the end
         raise ConfigError(
             f"{output_dir} already holds a finished training, which would be overwritten; name another --output-dir."
         )
@@ -195,4 +205,4 @@ def _print_plan(config: PipelineConfig, pairs: Sequence[PreferencePair], held_ou
     lines: dict[str, Any] = plan(config, pairs, held_out)
     width = max(len(name) for name in lines)
     for name, value in lines.items():
-        print(f"{name:<{width}}  {value}")
+        _say(f"{name:<{width}}  {value}")

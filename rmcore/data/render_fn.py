@@ -86,7 +86,7 @@ def render_fn_digest(name: str) -> str:
 
 def _parts(name: str) -> tuple[str, str]:
     module, colon, function = name.partition(":")
-    if not (module and colon and function):
+    if not (module and colon and function) or module.startswith("."):
         raise ConfigError(f"render_fn={name!r} does not name a function. {_FORM}.")
     return module, function
 

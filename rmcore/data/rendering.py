@@ -47,6 +47,10 @@ class Rendering:
     """`module:function` of the custom format: a name to compare with, never imported because it is recorded."""
 
     def __post_init__(self) -> None:
+        if self.format not in ("chat", "plain", "custom"):
+            raise ModelError(
+                f"a rendering of format {self.format!r} is unknown; restore the checkpoint's {RENDERING_FILE}."
+            )
         if (self.format == "custom") != (self.render_fn is not None):
             raise ModelError(
                 f"a rendering of format {self.format!r} with render_fn={self.render_fn!r}: the custom format, and only "
@@ -61,7 +65,15 @@ class Rendering:
     def load(cls, folder: Path) -> "Rendering | None":
         """Read a checkpoint's record; None where the folder has none (a model trained elsewhere)."""
         path = folder / RENDERING_FILE
-        return cls(**json.loads(path.read_text())) if path.is_file() else None
+        if not path.is_file():
+            return None
+        try:
+            return cls(**json.loads(path.read_text()))
+        except (ValueError, TypeError) as error:
+            raise ModelError(
+                f"{path} is damaged ({error}), so it is not known how this model reads text; restore it from the "
+                "folder the model was trained into."
+            ) from error
 
 
 @dataclass(frozen=True, slots=True)

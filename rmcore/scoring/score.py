@@ -17,7 +17,8 @@ def score_pairs_table(
 
     Returns:
         P rows in the order of `pairs`: pair_id, prompt_id, subset, reward_chosen, reward_rejected (logits),
-        chosen_chars, rejected_chars; and the counts of sides cut to the limit (`rendering.count_cut`).
+        chosen_chars, rejected_chars, chosen_cut, rejected_cut (tokens over the limit); and the counts of sides cut to
+        the limit (`rendering.count_cut`).
     """
     tokenized = rm.renderer.tokenize_pairs(pairs)
     sides = [side for pair in tokenized for side in (pair.chosen, pair.rejected)]
@@ -36,6 +37,8 @@ def score_pairs_table(
             "reward_rejected": rewards[:, 1],
             "chosen_chars": [len(pair.chosen) for pair in pairs],
             "rejected_chars": [len(pair.rejected) for pair in pairs],
+            "chosen_cut": [pair.truncation["chosen"] for pair in tokenized],
+            "rejected_cut": [pair.truncation["rejected"] for pair in tokenized],
         }
     )
     return frame, count_cut(tokenized)

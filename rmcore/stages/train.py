@@ -16,6 +16,7 @@ from rmcore.config import PipelineConfig
 from rmcore.data.integrity import DroppedPair, select_training_pairs
 from rmcore.data.pair import PreferencePair
 from rmcore.data.rendering import count_cut
+from rmcore.data.sources import source_digest
 from rmcore.data.table import read_pairs
 from rmcore.errors import ConfigError
 from rmcore.files import write_json
@@ -84,7 +85,7 @@ def train_into(
             seed=config.seed,
             progress=report,
             callbacks=_callbacks(config),
-            settings={f"model.{name}": value for name, value in config.model.model_dump(mode="json").items()},
+            settings=_model_settings(config, device.type),
             ranks=ranks,
         )
         result = trainer.run()
@@ -96,6 +97,14 @@ def train_into(
     write_json(out / FINISHED_FILE, _record(rm, result, truncation))
     clear(out)
     return result
+
+
+def _model_settings(config: PipelineConfig, device_type: str) -> dict[str, Any]:
+    """What else must be the same when a training is gone on with; a folder counts by its content, not by its path."""
+    settings = {f"model.{name}": value for name, value in config.model.model_dump(mode="json").items()}
+    if Path(config.model.name).is_dir():
+        settings["model.name"] = source_digest(config.model.name)
+    return settings | {"device": device_type}
 
 
 def _callbacks(config: PipelineConfig) -> list[Callback]:

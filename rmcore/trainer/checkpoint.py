@@ -1,6 +1,7 @@
 """Checkpoint folders: plain Hugging Face models that appear whole or not at all."""
 
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ def save_checkpoint(rm: BradleyTerryRM, folder: Path, ranks: Ranks = ALONE) -> N
     Raises:
         StoreError: the disk is full. What was there before is untouched.
     """
-    state = whole_state_dict(rm.model) if ranks.world > 1 else None
+    state = whole_state_dict(rm.model, keep=ranks.is_main) if ranks.world > 1 else None
     if ranks.is_main:
         _publish(folder, lambda temporary: rm.save(temporary, state=state))
     ranks.wait()
@@ -33,15 +34,18 @@ def copy_checkpoint(source: Path, folder: Path) -> None:
 
 def mend(folder: Path) -> None:
     """Put right what a kill between two renames left: a checkpoint set aside for a newer one that never came."""
-    for retired in folder.glob(".*.old"):
+    for retired in filter(_is_ours, folder.glob(".*.old")):
         place = folder / retired.name[1 : -len(".old")]
         if place.exists():
             shutil.rmtree(retired)
         else:
             retired.rename(place)
-    for temporary in folder.glob(".*.tmp"):
-        if temporary.is_dir():
-            shutil.rmtree(temporary)
+    for temporary in filter(_is_ours, folder.glob(".*.tmp")):
+        shutil.rmtree(temporary)
+
+
+def _is_ours(path: Path) -> bool:
+    return re.fullmatch(r"\.(best|step_\d+)\.(tmp|old)", path.name) is not None and path.is_dir()
 
 
 def _publish(folder: Path, write: Callable[[Path], object]) -> None:

@@ -17,12 +17,12 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
     for name, module in model.named_modules():
         if "lora_dropout" in name:
             continue
-        # Attention layers hand their probability to a fused kernel instead of having a Dropout module.
-        attribute = "p" if isinstance(module, nn.Dropout) else "attention_dropout"
-        value = getattr(module, attribute, None)
-        if isinstance(value, float):
-            before.append((module, attribute, value))
-            setattr(module, attribute, 0.0)
+        # Many layers hand a probability to a fused kernel or a function instead of having a Dropout module.
+        for attribute, value in list(vars(module).items()):
+            is_probability = attribute == "p" if isinstance(module, nn.Dropout) else "drop" in attribute
+            if is_probability and isinstance(value, float):
+                before.append((module, attribute, value))
+                setattr(module, attribute, 0.0)
     try:
         yield
     finally:

@@ -25,7 +25,7 @@ from rmcore.errors import TrainingError
 from rmcore.losses import make_bradley_terry
 from rmcore.memory import choose_token_budget, memory_metrics, peak_memory_bytes
 from rmcore.metrics.report_card import batch_metrics
-from rmcore.model import BradleyTerryRM
+from rmcore.model import SCORING_TOKEN_BUDGET, BradleyTerryRM
 from rmcore.optim import make_optimizer, set_learning_rate
 from rmcore.precision import float32_head
 from rmcore.tracking import Tracker
@@ -95,8 +95,10 @@ class Trainer:
         self.progress, self.callbacks = progress, callbacks
         self.num_steps = planned_steps(config, len(train))
         self.settings = states.training_settings(config, seed, train, validation) | dict(settings or {})
-        beginning = resume.read_beginning(folder, self.settings)
-        self.point = resume.find_resume_point(folder) if beginning else None
+        found = resume.read_beginning(folder, self.settings)
+        # What the first rank finds counts for all: another may look while that one begins.
+        beginning, self.point = ranks.gather((found, resume.find_resume_point(folder) if found else None))[0]
+        self.is_new = beginning is None
         if self.point is not None:
             self.at = Progress.from_dict(self.point.record)
         else:
@@ -111,7 +113,7 @@ class Trainer:
     def _choose_budget(self) -> int:
         own = self.config.token_budget or choose_token_budget(
             self.rm.model.config,
-            num_parameters=self.rm.num_parameters,
+            num_trained=self.rm.num_trained_parameters // self.ranks.world,
             max_seq_len=self.rm.renderer.rendering.max_seq_len,
             precision=self.config.precision,
             gradient_checkpointing=self.config.gradient_checkpointing,
@@ -168,7 +170,7 @@ class Trainer:
         if self.ranks.is_main:
             self.folder.mkdir(parents=True, exist_ok=True)
             mend(self.folder)
-            if self.point is None:
+            if self.is_new:
                 resume.begin(self.folder, self.settings, {"token_budget": self.at.token_budget})
         states.seed_everything(self.seed, self.ranks)
         context = self._context()
@@ -259,7 +261,7 @@ class Trainer:
             self.keeper.stepped(step)
 
     def _evaluate(self, step: int) -> None:
-        rewards = score_tokenized(self.rm, self.validation, precision=self.config.precision, ranks=self.ranks)
+        rewards = self._score(self.validation)
         if not np.isfinite(rewards).all():
             raise TrainingError(
                 f"step {step}: rewards of held-out pairs are not finite, so the last updates blew the weights up; the "
@@ -274,6 +276,10 @@ class Trainer:
         if self.keeper.evaluated(step, values[self.config.best_metric]):
             self.best_rewards = rewards
 
+    def _score(self, pairs: Sequence[TokenizedPair]) -> np.ndarray:
+        budget = min(SCORING_TOKEN_BUDGET, self.at.token_budget)  # what training fits into, scoring does
+        return score_tokenized(self.rm, pairs, token_budget=budget, precision=self.config.precision, ranks=self.ranks)
+
     def _memory(self) -> dict[str, float]:
         return memory_metrics(self.rm.device) if self.config.profile_memory else {}
 
@@ -286,7 +292,9 @@ class Trainer:
     def _save_state(self, context: StepContext) -> None:
         """Write a resumable state of the present step."""
         randoms = self.ranks.gather(states.random_state(context.device))
-        tensors = states.collect_state(self.rm.model, context.optimizer, randoms, self.best_rewards)
+        tensors = states.collect_state(
+            self.rm.model, context.optimizer, randoms, self.best_rewards, keep=self.ranks.is_main
+        )
         if self.ranks.is_main:
             save = partial(torch.save, tensors)
             resume.publish_state(self.folder, self.at.step, save, self.at.to_dict())
@@ -296,7 +304,7 @@ class Trainer:
         self.keeper.finished(self.at.step)
         if self.at.selection.best is None:
             some = self.train[:DISTRIBUTION_PAIRS]
-            self.best_rewards = score_tokenized(self.rm, some, precision=self.config.precision, ranks=self.ranks)
+            self.best_rewards = self._score(some)
             self.best_rewards_split = "train"
         return self.at.result(
             planned_steps=self.num_steps,

@@ -13,7 +13,12 @@ from rmcore.trainer.sharding import reshard
 
 
 def score_tokenized(
-    rm: BradleyTerryRM, pairs: Sequence[TokenizedPair], *, precision: Precision = "fp32", ranks: Ranks = ALONE
+    rm: BradleyTerryRM,
+    pairs: Sequence[TokenizedPair],
+    *,
+    token_budget: int = SCORING_TOKEN_BUDGET,
+    precision: Precision = "fp32",
+    ranks: Ranks = ALONE,
 ) -> np.ndarray:
     """Rewards of both sides of P tokenized pairs: (P, 2) float32, chosen first.
 
@@ -22,8 +27,8 @@ def score_tokenized(
     """
     sides = [side for pair in pairs for side in (pair.chosen, pair.rejected)]
     if ranks.world == 1:
-        return rm.score_sides(sides, precision=precision).reshape(-1, 2)
-    chunks = scoring_chunks([len(side.ids) for side in sides], SCORING_TOKEN_BUDGET)
+        return rm.score_sides(sides, token_budget=token_budget, precision=precision).reshape(-1, 2)
+    chunks = scoring_chunks([len(side.ids) for side in sides], token_budget)
     rewards = torch.zeros(len(sides), dtype=torch.float64, device=rm.device)
     was_training = rm.model.training
     rm.model.eval()

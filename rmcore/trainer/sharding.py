@@ -5,19 +5,21 @@ layer's weights when it computes that layer, and sees other pairs than the rest.
 once a step, with the last micro-batch.
 """
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor
 
 from rmcore.errors import ModelError
+from rmcore.optim import whole
 from rmcore.trainer.ranks import Ranks, environment_ranks
+
+LONGEST_WAIT = timedelta(hours=2)
+"""The others wait while the first process writes a large state to a slow disk."""
 
 
 @contextmanager
@@ -31,8 +33,8 @@ def process_group(device: torch.device) -> Iterator[Ranks]:
         yield ranks
         return
     if device.type == "cuda":
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=LONGEST_WAIT)
     try:
         yield ranks
     finally:
@@ -69,10 +71,7 @@ def reshard(model: nn.Module) -> None:
             module.reshard()
 
 
-def whole_state_dict(model: nn.Module) -> dict[str, Any]:
-    """The unsharded weights on the CPU, by name. Every rank must call this; all get the result."""
-    return {
-        name: (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().cpu()
-        for name, tensor in model.state_dict().items()
-        if isinstance(tensor, Tensor)
-    }
+def whole_state_dict(model: nn.Module, *, keep: bool = True) -> dict[str, Tensor]:
+    """The unsharded weights on the CPU, by name. Every rank must call this; those that do not `keep` get empty ones."""
+    state = model.state_dict()
+    return {name: whole(tensor, keep=keep) for name, tensor in state.items() if isinstance(tensor, Tensor)}

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from rmcore.config import RUN_ONLY_FIELDS, TrainConfig
 from rmcore.data.rendering import TokenizedPair
 from rmcore.errors import TrainingError
-from rmcore.optim import OptimizerSet
+from rmcore.optim import OptimizerSet, whole
 from rmcore.trainer.ranks import Ranks
 
 RandomState = dict[str, Tensor]
@@ -51,19 +51,13 @@ def trained_tensors(model: nn.Module) -> dict[str, Tensor]:
     return trained | {name: value for name, value in others.items() if isinstance(value, Tensor)}
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """A copy of a tensor on the CPU, gathered from all ranks where it is sharded (then every rank must call this)."""
-    full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return full.detach().to("cpu", copy=True)
-
-
 def collect_state(
-    model: nn.Module, optimizer: OptimizerSet, random_states: list[RandomState], best_rewards: np.ndarray
+    model: nn.Module, optimizer: OptimizerSet, random_states: list[RandomState], best_rewards: np.ndarray, *, keep: bool
 ) -> dict[str, Any]:
-    """Everything with tensors in it. On several ranks every one must call this."""
+    """Everything with tensors in it. On several ranks every one must call this; the one that writes it keeps it."""
     return {
-        "model": {name: whole(tensor) for name, tensor in trained_tensors(model).items()},
-        "optimizer": optimizer.named_state(),
+        "model": {name: whole(tensor, keep=keep) for name, tensor in trained_tensors(model).items()},
+        "optimizer": optimizer.named_state(keep=keep),
         "random": random_states,
         "best_rewards": torch.from_numpy(best_rewards.copy()),
     }
@@ -71,7 +65,7 @@ def collect_state(
 
 def load_state(path: Path) -> dict[str, Any]:
     """Read what `collect_state` gave and `torch.save` wrote."""
-    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     return state
 
 

@@ -44,6 +44,11 @@ class Stepper:
             except COMPILE_ERRORS as error:
                 if not isinstance(self.context.forward, CompiledForward):
                     raise
+                if self.feed.ranks.world > 1:
+                    raise TrainingError(
+                        f"step {step}: torch.compile failed on one of {self.feed.ranks.world} processes ({error}), "
+                        "which cannot do the step again alone; run again without compile."
+                    ) from error
                 self.context.forward.give_up(error)
             except TrainingError:
                 set_random_state(random, self.context.device)

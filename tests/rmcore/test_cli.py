@@ -189,3 +189,13 @@ def test_what_is_not_there_yet_is_refused_with_an_alternative(command):
     done = rm_opt(command, check=False)
     assert done.returncode == 2
     assert "not part of this version" in done.stderr
+
+
+def test_early_stopping_and_callbacks_can_be_switched_off(files, tmp_path):
+    out = tmp_path / "out"
+    rm_opt(
+        "train", *TINY, "--data", files / "train.parquet", "--eval-data", files / "test.parquet", "--steps", 8,
+        "--eval-every", 1, "--lr", "1e-12", "--no-early-stopping", "--callback", "none", "--output-dir", out,
+    )  # fmt: skip
+    assert json.loads((out / "training.json").read_text())["num_steps"] == 8
+    assert "calib/" not in (out / "metrics.jsonl").read_text()

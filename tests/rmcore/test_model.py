@@ -136,3 +136,21 @@ def test_a_model_trained_elsewhere_has_no_record_and_gets_a_default(rm, tmp_path
     loaded = BradleyTerryRM.from_pretrained(tmp_path, device="cpu")
     assert loaded.renderer.rendering.format == "chat"
     assert loaded.renderer.rendering.max_seq_len == 1024
+
+
+def test_a_checkpoint_that_lacks_its_head_is_refused(rm, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    rm.save(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["score.weight"]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"lacks the weights score\.weight"):
+        BradleyTerryRM.from_pretrained(tmp_path, device="cpu")
+
+
+def test_a_damaged_rendering_record_is_a_clear_error(rm, tmp_path):
+    rm.save(tmp_path)
+    (tmp_path / "rm_rendering.json").write_text('{"format": "chat"')
+    with pytest.raises(ModelError, match=r"rm_rendering\.json is damaged"):
+        BradleyTerryRM.from_pretrained(tmp_path, device="cpu")

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from rmcore.errors import ConfigError
-from rmcore.resume import begin, clear, find_resume_point, publish_state, read_beginning, rewind
+from rmcore.errors import ConfigError, StoreError
+from rmcore.resume import begin, find_resume_point, publish_state, read_beginning, rewind
 from rmcore.tracking import METRICS_FILE
 
 SETTINGS = {"train.lr": 0.1, "seed": 0, "train.callbacks": ("calibration",)}
@@ -61,9 +61,15 @@ def test_rewinding_cuts_what_will_be_done_again(tmp_path):
     publish(tmp_path, 3, num_rows=3)
     assert rewind(tmp_path).step == 3
     assert [json.loads(line)["step"] for line in metrics.read_text().splitlines()] == [0, 1, 2]
-    clear(tmp_path)
+    begin(tmp_path, SETTINGS, {})
     assert rewind(tmp_path) is None
     assert metrics.read_text() == ""
+
+
+def test_metrics_of_something_else_are_left_alone(tmp_path):
+    (tmp_path / METRICS_FILE).write_text("mine\n")
+    assert rewind(tmp_path) is None
+    assert (tmp_path / METRICS_FILE).read_text() == "mine\n"
 
 
 def test_other_settings_are_refused_field_by_field(tmp_path):
@@ -82,3 +88,36 @@ def test_other_settings_are_refused_field_by_field(tmp_path):
 def test_a_training_with_nothing_to_lose_may_be_begun_anew(tmp_path):
     begin(tmp_path, SETTINGS, {"token_budget": 512})
     assert read_beginning(tmp_path, {**SETTINGS, "train.lr": 0.2}) is None
+
+
+def test_where_every_state_is_damaged_that_is_said(tmp_path, capsys):
+    publish(tmp_path, 4)
+    publish(tmp_path, 6)
+    for state in (tmp_path / "resume").glob("step_*/state.pt"):
+        state.write_bytes(b"")
+    assert find_resume_point(tmp_path) is None
+    said = capsys.readouterr().err
+    assert "step_6" in said
+    assert "starts anew" in said
+
+
+def test_a_state_after_a_damaged_newer_one_leaves_two_whole_ones(tmp_path):
+    for step in (8, 100):
+        publish(tmp_path, step)
+    (tmp_path / "resume" / "step_100" / "state.pt").write_bytes(b"")
+    assert find_resume_point(tmp_path).step == 8
+    publish(tmp_path, 9)
+    assert {path.name for path in (tmp_path / "resume").iterdir()} == {"step_8", "step_9"}
+
+
+def test_a_state_that_cannot_be_written_leaves_the_one_before(tmp_path):
+    publish(tmp_path, 4)
+
+    def full(path):
+        path.write_bytes(b"ten")
+        raise RuntimeError("unexpected pos 64 vs 0")
+
+    with pytest.raises(StoreError, match="Free space"):
+        publish_state(tmp_path, 6, full, {"num_rows": 0})
+    assert find_resume_point(tmp_path).step == 4
+    assert {path.name for path in (tmp_path / "resume").iterdir()} == {"step_4"}

@@ -122,3 +122,22 @@ def test_an_ambiguous_or_unknown_key_is_refused(store):
     publish(store, {"lr": 1})
     with pytest.raises(StoreError, match="0 artifacts match"):
         store.resolve("zzz")
+
+
+def test_an_unfinished_folder_is_kept_for_the_next_attempt_and_an_old_manifest_is_not_part_of_it(store):
+    inputs = {"stage": "train", "lr": 9}
+    out = None
+
+    def cut_off():
+        nonlocal out
+        with store.publish("train", "t", inputs, outcome=("*",), resumable=True) as out:
+            (out / "state").write_text("half")
+            (out / "MANIFEST.json").write_text("{}")  # as a kill just before the rename leaves it
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cut_off()
+    with store.publish("train", "t", inputs, outcome=("*",), resumable=True) as again:
+        assert again == out
+        assert (again / "state").read_text() == "half"
+    assert store.damage("train", make_key(inputs)) is None

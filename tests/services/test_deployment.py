@@ -89,7 +89,7 @@ def test_the_form_has_choices_bounds_and_help(services):
     deployment = httpx.get(f"{services.api}/deployments/name/pipeline/pipeline").json()
     schema = deployment["parameter_openapi_schema"]
     train = schema["definitions"]["TrainConfig"]["properties"]
-    assert train["optimizer"]["enum"] == ["adamw", "adam", "sgd"]
+    assert train["optimizer"]["enum"] == ["adamw", "adam", "sgd", "muon", "lion", "sam"]
     assert train["lr"]["exclusiveMinimum"] == 0
     assert "Peak learning rate" in train["lr"]["description"]
     assert "config" in schema["properties"]

@@ -34,3 +34,18 @@ def test_the_dropout_of_adapters_was_asked_for_and_stays(gold_pairs):
             torch.nn.init.normal_(parameter, std=0.1)
     with without_dropout(rm.model):
         assert not torch.equal(rewards(rm, gold_pairs[:4]), rewards(rm, gold_pairs[:4]))
+
+
+def test_dropout_that_is_a_function_and_no_module_is_off_too():
+    from transformers import OPTConfig, OPTForSequenceClassification
+
+    config = OPTConfig(
+        vocab_size=32, hidden_size=16, ffn_dim=32, num_hidden_layers=2, num_attention_heads=2, dropout=0.5,
+        word_embed_proj_dim=16, max_position_embeddings=32, num_labels=1, pad_token_id=1,
+    )  # fmt: skip
+    model = OPTForSequenceClassification(config).train()
+    ids = torch.arange(4, 12).view(1, -1)
+    assert not torch.equal(model(ids).logits, model(ids).logits)
+    with without_dropout(model):
+        assert torch.equal(model(ids).logits, model(ids).logits)
+    assert not torch.equal(model(ids).logits, model(ids).logits)

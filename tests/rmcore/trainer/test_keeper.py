@@ -96,3 +96,12 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path, rm)
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert marked(tmp_path / "best") == 1
     assert [path.name for path in Path(tmp_path).iterdir()] == ["best"]
+
+
+def test_mending_leaves_what_is_not_ours(tmp_path):
+    from rmcore.trainer.checkpoint import mend
+
+    for name in (".cache.tmp", ".work.old", ".best.tmp", ".step_7.old"):
+        (tmp_path / name).mkdir()
+    mend(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {".cache.tmp", ".work.old", "step_7"}
