@@ -4,9 +4,9 @@
 
 For each model and seed one cell a side, each in a process of its own with as many threads, the side that goes first
 alternating. Same on both sides: initial weights of backbone and head (checked), token ids of every pair
-(checked), steps, pairs a step, learning rate, weight decay, warm-up, cosine schedule, clipping, precision, gradient
-checkpointing and no dropout. Each side's own: order of the pairs and the defaults of its loss (label smoothing and a
-reward penalty here, neither in TRL). No validation pairs here: the last step is what is judged.
+(checked), the pairs of every step, learning rate, weight decay, warm-up, cosine schedule, clipping, precision, gradient
+checkpointing and no dropout. Each side's own: the defaults of its loss (label smoothing and a reward penalty here,
+neither in TRL). No validation pairs here: the last step is what is judged.
 
 A finished cell is a JSON file in --out; an interrupted run goes on, and a side is measured again once its cells are
 deleted. Times: of the training loop alone; wall and CPU from the pairs to the saved checkpoint (loading, tokenizing and
@@ -41,6 +41,7 @@ import pandas as pd
 import torch
 from scipy import stats
 
+from rmcore.batching import step_order
 from rmcore.config import ModelConfig, PipelineConfig, TrainConfig
 from rmcore.data.pair import PreferencePair
 from rmcore.data.rendering import RENDERING_FILE
@@ -115,7 +116,8 @@ def train_with_trl(cell: Cell, start: Path, pairs: Sequence[PreferencePair], out
     settings = cell.settings
     ours = BradleyTerryRM.new(cell.model_config(start), seed=cell.seed, device=pick_device("cpu"))
     # Ids and not texts: TRL would drop every pair with a side over the limit, where here such a side is cut.
-    tokenized = ours.renderer.tokenize_pairs(pairs)
+    order = step_order(len(pairs), settings.pairs_per_step, settings.steps or 0, seed=cell.seed)
+    tokenized = ours.renderer.tokenize_pairs([pairs[index] for step in order for index in step])
     rows = [{"chosen_ids": list(pair.chosen.ids), "rejected_ids": list(pair.rejected.ids)} for pair in tokenized]
     tokenizer = AutoTokenizer.from_pretrained(start)
     if tokenizer.eos_token is None:
@@ -134,6 +136,7 @@ def train_with_trl(cell: Cell, start: Path, pairs: Sequence[PreferencePair], out
         gradient_checkpointing=settings.gradient_checkpointing,
         use_cpu=not torch.cuda.is_available(),
         seed=cell.seed,
+        train_sampling_strategy="sequential",  # the rows are in the order of our own steps
         logging_steps=settings.log_every,
         save_strategy="no",
         report_to=[],
