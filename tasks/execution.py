@@ -18,7 +18,7 @@ from rmcore.errors import RmcoreError, TrainingError
 from rmcore.progress import PROGRESS_VARIABLE
 from rmcore.resume import FINISHED_FILE, RESUME_FOLDER, ResumePoint, clear, rewind
 from rmcore.stages.registry import Stage, slug
-from rmcore.stages.run import DELIBERATE_ERROR, ERROR_FILE
+from rmcore.stages.run import DELIBERATE_ERROR, ERROR_FILE, INTERRUPTED
 from rmcore.store import ArtifactRef, Store, make_key
 from rmcore.tracking import METRICS_FILE
 
@@ -88,6 +88,8 @@ def run_child(stage: Stage, config: PipelineConfig, upstream: Mapping[str, Artif
             status = _wait_for_child(place)
             if status == DELIBERATE_ERROR:
                 raise _stage_error(place / ERROR_FILE)
+            if status == INTERRUPTED:
+                raise TrainingError(f"stage {stage.name} was asked to stop; run the same command again to go on.")
             if status:
                 raise TrainingError(_crash_message(stage, status, place / LOG_FILE))
         except RmcoreError as error:

@@ -256,6 +256,8 @@ def _completion(value: Any, empty: Reason) -> tuple[tuple[Message, ...], str]:
     """(earlier turns, completion) of one side: a text, or a message list that ends with the assistant's turn."""
     if not isinstance(value, list | dict):
         return (), text_value(value, empty)
+    if isinstance(value, list) and value and isinstance(value[-1], dict) and value[-1].get("content") is None:
+        raise RowRejected(empty)  # a turn with nothing in it is no completion
     messages = message_list(value)
     if not messages:
         raise RowRejected(empty)

@@ -28,8 +28,15 @@ def save_checkpoint(rm: BradleyTerryRM, folder: Path, ranks: Ranks = ALONE) -> N
 
 
 def copy_checkpoint(source: Path, folder: Path) -> None:
-    """Make `folder` the same checkpoint as `source`, atomically and without a second copy on disk."""
-    _publish(folder, lambda temporary: shutil.copytree(source, temporary, copy_function=os.link, dirs_exist_ok=True))
+    """Make `folder` the same checkpoint as `source`, atomically, and by hard links where the disk has them."""
+    _publish(folder, lambda place: shutil.copytree(source, place, copy_function=_link_or_copy, dirs_exist_ok=True))
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def mend(folder: Path) -> None:

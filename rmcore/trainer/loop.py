@@ -27,14 +27,13 @@ from rmcore.memory import choose_token_budget, memory_metrics, peak_memory_bytes
 from rmcore.metrics.report_card import batch_metrics
 from rmcore.model import SCORING_TOKEN_BUDGET, BradleyTerryRM
 from rmcore.optim import make_optimizer, set_learning_rate
-from rmcore.precision import float32_head
 from rmcore.tracking import Tracker
 from rmcore.trainer import state as states
 from rmcore.trainer.callbacks import Callback, Evaluation
 from rmcore.trainer.checkpoint import mend
 from rmcore.trainer.compiling import CompiledForward
-from rmcore.trainer.dropout import without_dropout
 from rmcore.trainer.feed import StepFeed, make_feed, planned_steps, steps_from
+from rmcore.trainer.form import training_form
 from rmcore.trainer.interruption import Interruption, deferred_interruption
 from rmcore.trainer.keeper import Keeper
 from rmcore.trainer.ranks import ALONE, Ranks
@@ -130,13 +129,7 @@ class Trainer:
         """
         with ExitStack() as stack:
             interruption = stack.enter_context(deferred_interruption())
-            if not self.config.dropout:
-                stack.enter_context(without_dropout(self.rm.model))
-            if self.config.precision == "bf16":
-                stack.enter_context(float32_head(self.rm.model))
-            if self.config.tf32 and self.rm.device.type == "cuda":
-                stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
-                torch.set_float32_matmul_precision("high")
+            stack.enter_context(training_form(self.rm, self.config))
             context = self._start()
             if self.ranks.is_main:
                 stack.callback(lambda: write_csv(self.folder / "metrics.csv", self.at.rows))
@@ -145,9 +138,10 @@ class Trainer:
 
     def probe(self, num_steps: int) -> int:
         """Run the first steps to see what they cost: padded tokens computed. Weights change, nothing is saved."""
-        stepper = Stepper(self._context(), self._feed())
-        steps = range(min(num_steps, self.num_steps))
-        return sum(stepper.run(step + 1, *stepper.feed[step]).num_tokens for step in steps)
+        with training_form(self.rm, self.config):
+            stepper = Stepper(self._context(), self._feed())
+            steps = range(min(num_steps, self.num_steps))
+            return sum(stepper.run(step + 1, *stepper.feed[step]).num_tokens for step in steps)
 
     def _context(self) -> StepContext:
         """Bring the model into its training form; what all steps share."""

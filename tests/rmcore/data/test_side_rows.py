@@ -258,3 +258,16 @@ def test_any_rows_are_paired_exactly_or_set_aside(tmp_path_factory, drawn, limit
     if max(Counter(one["pair_id"] for one in rows).values()) < 3:  # a third row may lie behind where reading stops
         assert unfinished.pairs == loaded.pairs[:limit]
     assert len(unfinished.pairs) <= limit
+
+
+def test_a_dialogue_whose_last_turn_is_empty_lacks_its_completion(tmp_path):
+    def dialogue(answer):
+        return [{"role": "user", "content": "p"}, {"role": "assistant", "content": answer}]
+
+    rows = [
+        {"chosen": dialogue("a"), "rejected": dialogue("b")},
+        {"chosen": dialogue(None), "rejected": dialogue("b")},
+    ]
+    assert len(load(rows, tmp_path).rejected) == 1
+    with pytest.raises(DataError, match="1 pair"):
+        load(rows, tmp_path, require_complete_pairs=True)

@@ -3,7 +3,7 @@ import torch
 
 from rmcore.config import LoraSettings, ModelConfig
 from rmcore.model import BradleyTerryRM
-from rmcore.trainer.dropout import without_dropout
+from rmcore.trainer.form import without_dropout
 
 
 def rewards(rm, pairs):

@@ -1,9 +1,28 @@
-"""Switching a model's own dropout off while it trains on pairs."""
+"""The form in which a model trains on pairs, for as long as it trains: dropout, the head's precision, TF32."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
+import torch
 from torch import nn
+
+from rmcore.config import TrainConfig
+from rmcore.model import BradleyTerryRM
+from rmcore.precision import float32_head
+
+
+@contextmanager
+def training_form(rm: BradleyTerryRM, config: TrainConfig) -> Iterator[None]:
+    """Give the model and the process what `config` asks for inside the block; afterwards both are as before."""
+    with ExitStack() as stack:
+        if not config.dropout:
+            stack.enter_context(without_dropout(rm.model))
+        if config.precision == "bf16":
+            stack.enter_context(float32_head(rm.model))
+        if config.tf32 and rm.device.type == "cuda":
+            stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+            torch.set_float32_matmul_precision("high")
+        yield
 
 
 @contextmanager
