@@ -37,12 +37,16 @@ class Interruption:
 
 @contextmanager
 def deferred_interruption() -> Iterator[Interruption]:
-    """Defer Ctrl-C and SIGTERM (a scheduler's notice) inside the block; in other threads than the main one, nothing."""
+    """Defer Ctrl-C and SIGTERM (a scheduler's notice) inside the block; in other threads than the main one, nothing.
+
+    What is ignored stays so: a job that a shell started in the background is not to hear the terminal's Ctrl-C.
+    """
     interruption = Interruption()
     if threading.current_thread() is not threading.main_thread():
         yield interruption
         return
-    before = {number: signal.signal(number, interruption.note) for number in CAUGHT}
+    heard = [number for number in CAUGHT if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, interruption.note) for number in heard}
     try:
         yield interruption
     finally:

@@ -206,6 +206,8 @@ class Training:
             [sys.executable, "-c", program, "run", *SMOKE, *self.arguments],
             cwd=place.code, env=place.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             start_new_session=True,
+            # A shell that starts the tests in the background has them ignore Ctrl-C, and whatever they start too.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
         deadline = time.monotonic() + 200
         while not list(place.home.glob("store/.wip/train-*/resume/step_*")):

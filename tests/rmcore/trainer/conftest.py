@@ -1,5 +1,6 @@
 """A small training that a test can start, stop and go on with."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -79,3 +80,11 @@ def start(gold_pairs):
         return Training(folder, some, rest, **more)
 
     return make
+
+
+@pytest.fixture(autouse=True)
+def audible_interruption():
+    """Ctrl-C as in a terminal: a shell that starts the tests in the background would have them ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

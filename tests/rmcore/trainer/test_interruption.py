@@ -112,3 +112,12 @@ def test_in_another_thread_nothing_is_caught():
 
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(enter).result() == (False, signal.getsignal(signal.SIGINT))
+
+
+def test_what_is_ignored_stays_ignored():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with deferred_interruption() as interruption:
+        signal.raise_signal(signal.SIGINT)
+        assert not interruption.asked
+        signal.raise_signal(signal.SIGTERM)
+        assert interruption.asked
