@@ -201,13 +201,13 @@ class Training:
 
     def __init__(self, place, seed):
         self.arguments = settings(LONG | {"seed": seed})
-        program = "from flows.cli import main; main()"
+        # A shell that starts the tests in the background has them ignore Ctrl-C, and whatever they start too.
+        audible = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+        program = f"{audible}; from flows.cli import main; main()"
         self.process = subprocess.Popen(
             [sys.executable, "-c", program, "run", *SMOKE, *self.arguments],
             cwd=place.code, env=place.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             start_new_session=True,
-            # A shell that starts the tests in the background has them ignore Ctrl-C, and whatever they start too.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
         deadline = time.monotonic() + 200
         while not list(place.home.glob("store/.wip/train-*/resume/step_*")):
