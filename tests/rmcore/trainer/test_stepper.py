@@ -10,8 +10,8 @@ from rmcore.config import TrainConfig
 from rmcore.errors import TrainingError
 from rmcore.losses import make_bradley_terry
 from rmcore.optim import make_optimizer
-from rmcore.trainer.dropout import without_dropout
 from rmcore.trainer.feed import make_feed
+from rmcore.trainer.form import without_dropout
 from rmcore.trainer.ranks import ALONE, Ranks
 from rmcore.trainer.step import HalfUpdateError, StepContext, make_forward
 from rmcore.trainer.stepper import Stepper
