@@ -3,7 +3,7 @@
 import math
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,7 +108,8 @@ def steps_from(
         ) from error
     finally:
         if workers:  # else torch goes on watching them, and the death of any child raises anywhere, however much later
-            steps._shutdown_workers()
+            with suppress(RuntimeError):  # the death that is being reported may be signalled once more meanwhile
+                steps._shutdown_workers()
 
 
 def _unchanged(item: Any) -> Any:
