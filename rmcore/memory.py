@@ -35,13 +35,17 @@ def peak_memory_bytes(device: torch.device) -> int:
     """Most memory used so far: allocated on a GPU, resident in this process on a CPU."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
+    return _host_peak_bytes()
+
+
+def _host_peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts KiB
 
 
 def memory_metrics(device: torch.device) -> dict[str, float]:
     """Memory now and at its peak, in MiB: of this process on the host, and allocated and reserved on a GPU."""
     host = psutil.Process().memory_info().rss
-    values = {"cost/host_mib": host, "cost/host_peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+    values = {"cost/host_mib": host, "cost/host_peak_mib": _host_peak_bytes()}
     if device.type == "cuda":
         values |= {
             "cost/device_mib": torch.cuda.memory_allocated(device),

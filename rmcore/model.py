@@ -37,7 +37,7 @@ from rmcore.loading import (
     resolve_model,
 )
 from rmcore.lora_targets import make_lora_config
-from rmcore.precision import Precision, float32_head
+from rmcore.precision import Precision, float32_head, precision_context
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -278,10 +278,9 @@ class BradleyTerryRM:
     def score_chunk(self, sides: Sequence[TokenizedSide], *, precision: Precision = "fp32") -> Tensor:
         """Rewards of N sides as one batch: (N,) float32 on the model's device. The caller sets evaluation mode."""
         ids, mask = pad_rows([side.ids for side in sides], pad_id=self.pad_id)
-        narrow = precision == "bf16"
         with (
-            torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=narrow),
-            float32_head(self.model) if narrow else nullcontext(),
+            precision_context(precision, self.device),
+            float32_head(self.model) if precision == "bf16" else nullcontext(),
         ):
             logits = self.model(input_ids=ids.to(self.device), attention_mask=mask.to(self.device)).logits
         return logits[:, 0].float()
@@ -298,15 +297,16 @@ class BradleyTerryRM:
         """
         if self._adapter_base is None:
             self.model.save_pretrained(folder, state_dict=None if state is None else dict(state))
-            self._save_text(folder)
+            self.save_text(folder)
             return
         self.model.get_base_model().save_pretrained(folder, state_dict=lora.merged_state(self.model, state))
-        self._save_text(folder)
+        self.save_text(folder)
         adapter = folder / lora.ADAPTER_FOLDER
         lora.save_adapter(self.model, adapter, self._adapter_base, state)
-        self._save_text(adapter)
+        self.save_text(adapter)
 
-    def _save_text(self, folder: Path) -> None:
+    def save_text(self, folder: Path) -> None:
+        """Write what turns text into tokens: the tokenizer and the rendering record."""
         self.tokenizer.save_pretrained(folder)
         self.renderer.rendering.save(folder)
 

@@ -148,10 +148,13 @@ def _place(value: Any, parameter: nn.Parameter, *, key: str, name: str) -> Any:
             f"the saved optimizer state has {key} of shape {tuple(value.shape)} for {name}, which is "
             f"{tuple(parameter.shape)}: it belongs to another model. Start anew in another folder."
         )
-    value = value.to(parameter.device, parameter.dtype, copy=True)
-    if isinstance(parameter, DTensor):
-        return distribute_tensor(value, parameter.device_mesh, parameter.placements)
-    return value
+    return placed_like(value, parameter)
+
+
+def placed_like(value: Tensor, like: Tensor) -> Tensor:
+    """A copy of a whole tensor as `like` is: device, dtype and, where `like` is sharded, this rank's share of it."""
+    value = value.to(like.device, like.dtype, copy=True)
+    return distribute_tensor(value, like.device_mesh, like.placements) if isinstance(like, DTensor) else value
 
 
 def make_optimizer(model: nn.Module, config: TrainConfig) -> OptimizerSet:

@@ -5,7 +5,7 @@ head is a tiny part of the work, so it always computes in full precision.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MethodType
 from typing import Any, Literal
 
@@ -17,6 +17,13 @@ from rmcore.heads import REWARD_HEAD_PATTERNS, is_reward_head
 
 Precision = Literal["fp32", "bf16"]
 """fp32: as the weights are. bf16: autocast, with the head in float32."""
+
+
+def precision_context(precision: str, device: torch.device) -> AbstractContextManager:
+    """Autocast to bfloat16 for `bf16`; nothing for `fp32`."""
+    if precision == "bf16":
+        return torch.autocast(device.type, dtype=torch.bfloat16)
+    return nullcontext()
 
 
 def reward_heads(model: nn.Module) -> dict[str, nn.Module]:

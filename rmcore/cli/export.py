@@ -92,5 +92,4 @@ def _write(rm: Any, folder: Path, dtype: Dtype) -> None:
 
     plain = rm.model.merge_and_unload(safe_merge=True) if rm.has_adapters else rm.model
     plain.to(getattr(torch, dtype)).save_pretrained(folder)
-    rm.tokenizer.save_pretrained(folder)
-    rm.renderer.rendering.save(folder)
+    rm.save_text(folder)

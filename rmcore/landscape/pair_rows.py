@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from rmcore.errors import DataError, ModelError
 from rmcore.losses import bradley_terry_loss_sum, split_rewards
 
+CURVATURE_TOKEN_BUDGET = 4096
+"""Padded tokens of a micro-batch of the Hessian: double backward keeps about twice the activations of training."""
+
 
 class PairRows(Protocol):
     """The rows of P whole pairs, R = 2P: the P chosen rows first, then the P rejected ones, in the same order.

@@ -14,10 +14,8 @@ from rmcore.batching import MicroBatch, collate, micro_batches
 from rmcore.data.rendering import TokenizedPair
 from rmcore.errors import ConfigError
 from rmcore.landscape.analyzer import HessianAnalyzer
+from rmcore.landscape.pair_rows import CURVATURE_TOKEN_BUDGET
 from rmcore.trainer.callbacks import Callback, Evaluation, calibration
-
-CURVATURE_TOKEN_BUDGET = 4096
-"""Padded tokens of a micro-batch of the Hessian: double backward keeps about twice the activations of training."""
 
 
 @dataclass(frozen=True, slots=True)

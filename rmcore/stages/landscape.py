@@ -12,15 +12,13 @@ from rmcore.data.pair import PreferencePair
 from rmcore.data.table import read_pairs
 from rmcore.files import write_json
 from rmcore.landscape import HessianAnalyzer, HessianSpectrum
+from rmcore.landscape.pair_rows import CURVATURE_TOKEN_BUDGET
 from rmcore.loading import pick_device
 from rmcore.model import BradleyTerryRM
 from rmcore.plots.landscape import eigenvalues
 from rmcore.progress import Report
 from rmcore.stages.interface import Upstream
 from rmcore.tracking import Tracker
-
-CURVATURE_TOKEN_BUDGET = 4096
-"""Micro-batches of the Hessian: double backward keeps about twice the activations of training."""
 
 
 def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:

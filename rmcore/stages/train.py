@@ -63,9 +63,8 @@ def train_into(
     `rmcore.resume.rewind(out)`.
     """
     device = pick_device(config.device)
-    rm = BradleyTerryRM.new(
-        config.model, seed=config.seed, device=device
-    )  # in a group, rank 0 alone could write `tiny`
+    # Before joining a group, in which rank 0 alone could write `tiny`.
+    rm = BradleyTerryRM.new(config.model, seed=config.seed, device=device)
     with process_group(device) as ranks:
         if ranks.world > 1 and "curvature" in config.train.callbacks:
             raise ConfigError(

@@ -95,8 +95,9 @@ class Trainer:
         self.num_steps = planned_steps(config, len(train))
         self.settings = states.training_settings(config, seed, train, validation) | dict(settings or {})
         found = resume.read_beginning(folder, self.settings)
-        # What the first rank finds counts for all: another may look while that one begins.
-        beginning, self.point = ranks.gather((found, resume.find_resume_point(folder) if found else None))[0]
+        # What the first rank finds counts for all: another may look while that one begins, and a state is long to read.
+        point = resume.find_resume_point(folder) if found and ranks.is_main else None
+        beginning, self.point = ranks.gather((found, point))[0]
         self.is_new = beginning is None
         if self.point is not None:
             self.at = Progress.from_dict(self.point.record)

@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from rmcore.config import RUN_ONLY_FIELDS, TrainConfig
 from rmcore.data.rendering import TokenizedPair
 from rmcore.errors import TrainingError
-from rmcore.optim import OptimizerSet, whole
+from rmcore.optim import OptimizerSet, placed_like, whole
 from rmcore.trainer.ranks import Ranks
 
 RandomState = dict[str, Tensor]
@@ -84,10 +83,7 @@ def apply_state(state: dict[str, Any], model: nn.Module, optimizer: OptimizerSet
             "to another model or library version. Start anew in another folder."
         )
     for name, tensor in targets.items():
-        saved = state["model"][name]
-        if isinstance(tensor, DTensor):
-            saved = distribute_tensor(saved.to(tensor.device), tensor.device_mesh, tensor.placements)
-        tensor.copy_(saved)
+        tensor.copy_(placed_like(state["model"][name], tensor))
     optimizer.load_named_state(state["optimizer"])
 
 

@@ -5,7 +5,6 @@ cut of a step into micro-batches, any order of its pairs and any number of proce
 up to rounding.
 """
 
-import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from rmcore.batching import MicroBatch
 from rmcore.errors import TrainingError
 from rmcore.losses import PairLoss, split_rewards
 from rmcore.optim import OptimizerSet
+from rmcore.precision import precision_context
 from rmcore.trainer.ranks import ALONE, Ranks
 
 Forward = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -53,13 +53,6 @@ class StepContext:
     clip: float
     device: torch.device
     ranks: Ranks = ALONE
-
-
-def precision_context(precision: str, device: torch.device) -> contextlib.AbstractContextManager:
-    """Autocast to bfloat16 for `bf16`; nothing for `fp32`."""
-    if precision == "bf16":
-        return torch.autocast(device.type, dtype=torch.bfloat16)
-    return contextlib.nullcontext()
 
 
 def make_forward(model: torch.nn.Module, loss: PairLoss, precision: str, device: torch.device) -> Forward:
