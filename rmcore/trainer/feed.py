@@ -97,19 +97,31 @@ def steps_from(
     )
     steps: Any = iter(loader)
     try:
-        yield steps
+        yield _fetched(steps, workers)
     except RuntimeError as error:
         if "DataLoader" not in str(error) or isinstance(error, TrainingError):
             raise
-        raise TrainingError(
-            f"the next step's micro-batches did not come from the {workers} worker processes ({error}); a worker was "
-            "killed, often for lack of memory, or the machine is overloaded. Lower num_workers (0 builds them in this "
-            "process) or raise fetch_timeout_seconds."
-        ) from error
+        raise _lost(workers, error) from error
     finally:
         if workers:  # else torch goes on watching them, and the death of any child raises anywhere, however much later
             with suppress(RuntimeError):  # the death that is being reported may be signalled once more meanwhile
                 steps._shutdown_workers()
+
+
+def _fetched(steps: Iterator[Any], workers: int) -> Iterator[tuple[list[int], list[MicroBatch]]]:
+    """The steps as they come. A tensor is handed over by a socket of the worker's, so a death may show there first."""
+    try:
+        yield from steps
+    except (ConnectionError, EOFError, FileNotFoundError) as error:
+        raise _lost(workers, error) from error
+
+
+def _lost(workers: int, error: Exception) -> TrainingError:
+    return TrainingError(
+        f"the next step's micro-batches did not come from the {workers} worker processes ({error}); a worker was "
+        "killed, often for lack of memory, or the machine is overloaded. Lower num_workers (0 builds them in this "
+        "process) or raise fetch_timeout_seconds."
+    )
 
 
 def _unchanged(item: Any) -> Any:
