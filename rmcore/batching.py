@@ -1,12 +1,17 @@
 """Token-budget micro-batches that never cut a pair.
 
-The pairs of one optimizer step are sorted by length and cut into micro-batches, each padded to its own longest side.
-Two forces oppose: more, smaller micro-batches compute less padding; each one costs a fixed overhead. `pack_pairs`
-finds the cheapest cut exactly: on sorted lengths an optimal grouping is contiguous, so it is a shortest path.
+Where the model allows it, a micro-batch is one packed row (`rmcore.packing`): no padding, a pair's common prompt once.
+Then any cut computes the same tokens, so the pairs of a step are shared out evenly over as few micro-batches as the
+budget allows (`even_shares`).
+
+Where it does not, the pairs are sorted by length and cut into micro-batches, each padded to its own longest side. Two
+forces oppose: more, smaller micro-batches compute less padding; each one costs a fixed overhead. `pack_pairs` finds
+the cheapest cut exactly: on sorted lengths an optimal grouping is contiguous, so it is a shortest path.
 
 Because losses are sums and the division happens once a step, the cut does not change the gradient.
 """
 
+import heapq
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +22,7 @@ from torch import Tensor
 
 from rmcore.data.rendering import TokenizedPair
 from rmcore.errors import ConfigError
+from rmcore.packing import PackedRow, Packing, find_groups, group_tokens, pack_sides
 
 MICRO_BATCH_OVERHEAD_TOKENS = 128
 """Fixed cost of one more forward/backward, in the time of computing that many tokens.
@@ -26,12 +32,48 @@ from 64 to 128 for a 1.3 M and a 22 M model alike.
 """
 
 
+PACKED_TOKENS_ON_CPU = 4096
+"""Tokens of a packed micro-batch beyond which a CPU gets no faster, measured with benchmarks/train_throughput.py."""
+
+
 @dataclass(frozen=True, slots=True)
-class MicroBatch:
-    """One forward/backward: P whole pairs as R = 2P rows, the P chosen rows first, then their rejected rows."""
+class PaddedRows:
+    """R sides as rows of one length L."""
 
     input_ids: Tensor  # (R, L) long, right-padded
     attention_mask: Tensor  # (R, L) long, 1 on real tokens
+    num_real_tokens: int
+    """Tokens that are not padding."""
+
+    @property
+    def num_sides(self) -> int:
+        """R."""
+        return len(self.input_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """R x L: tokens computed."""
+        return self.input_ids.numel()
+
+    def to(self, device: torch.device) -> "PaddedRows":
+        """The same on `device`; from page-locked memory without waiting."""
+        ids, mask = (tensor.to(device, non_blocking=True) for tensor in (self.input_ids, self.attention_mask))
+        return PaddedRows(ids, mask, self.num_real_tokens)
+
+    def pin_memory(self) -> "PaddedRows":
+        """The same in page-locked memory, from where a GPU copies asynchronously."""
+        return PaddedRows(self.input_ids.pin_memory(), self.attention_mask.pin_memory(), self.num_real_tokens)
+
+
+Rows = PaddedRows | PackedRow
+"""The sides that one forward pass computes, in either form."""
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """One forward/backward: P whole pairs as R = 2P sides, the P chosen sides first, then their rejected sides."""
+
+    rows: Rows
     target_margins: Tensor  # (P,) float32, annotated strength of each preference, NaN where there is none
     indices: tuple[int, ...]  # position of each of the P pairs in the list it came from
     idle: bool = False  # computed to keep step with other processes, counts for nothing
@@ -41,21 +83,14 @@ class MicroBatch:
         """Pairs that count in this micro-batch: P, none if it is idle."""
         return 0 if self.idle else len(self.indices)
 
+    def to(self, device: torch.device) -> "MicroBatch":
+        """The same on `device`; from page-locked memory without waiting."""
+        margins = self.target_margins.to(device, non_blocking=True)
+        return replace(self, rows=self.rows.to(device), target_margins=margins)
+
     def pin_memory(self) -> "MicroBatch":
         """The same in page-locked memory, from where a GPU copies asynchronously."""
-        return replace(
-            self,
-            input_ids=self.input_ids.pin_memory(),
-            attention_mask=self.attention_mask.pin_memory(),
-            target_margins=self.target_margins.pin_memory(),
-        )
-
-    def model_inputs(self, device: torch.device) -> dict[str, Tensor]:
-        """The tensors a Hugging Face model takes, on `device`."""
-        return {
-            "input_ids": self.input_ids.to(device, non_blocking=True),
-            "attention_mask": self.attention_mask.to(device, non_blocking=True),
-        }
+        return replace(self, rows=self.rows.pin_memory(), target_margins=self.target_margins.pin_memory())
 
 
 def pack_pairs(
@@ -98,52 +133,148 @@ def pack_pairs(
     return groups
 
 
-def collate(pairs: Sequence[TokenizedPair], indices: Sequence[int], *, pad_id: int) -> MicroBatch:
-    """Stack the pairs at `indices` into one right-padded micro-batch."""
+def even_shares(costs: Sequence[int], token_budget: int, *, num_ranks: int, aim: int) -> list[list[list[int]]]:
+    """Share pairs out over ranks and micro-batches so that all micro-batches cost about the same.
+
+    Longest first, each to the emptiest micro-batch (Graham 1969): at most 4/3 of the best largest one.
+
+    Args:
+        costs: (P,) tokens of each pair.
+        token_budget: most tokens in one micro-batch.
+        num_ranks: processes that compute a step together.
+        aim: tokens that a micro-batch need not exceed; one that cannot be cut may, up to the budget.
+
+    Returns:
+        For each rank equally many micro-batches as lists of positions in `costs`, largest first; some may be empty
+        where there are fewer pairs than micro-batches.
+
+    Raises:
+        ConfigError: one pair alone exceeds the budget.
+    """
+    order = sorted(range(len(costs)), key=lambda index: costs[index], reverse=True)
+    if order and costs[order[0]] > token_budget:
+        raise ConfigError(
+            f"token_budget={token_budget} cannot hold one pair of {costs[order[0]]} tokens; raise token_budget to at "
+            f"least {costs[order[0]]} or lower max_seq_len."
+        )
+    count = max(1, math.ceil(sum(costs) / (num_ranks * min(aim, token_budget))))
+    while True:
+        emptiest = [(0, number) for number in range(num_ranks * count)]
+        bins: list[list[int]] = [[] for _ in emptiest]
+        for index in order:
+            load, number = heapq.heappop(emptiest)
+            bins[number].append(index)
+            heapq.heappush(emptiest, (load + costs[index], number))
+        if max(load for load, _ in emptiest) <= token_budget:
+            break
+        count += 1
+    largest_first = [bins[number] for _, number in sorted(emptiest, reverse=True)]
+    return [largest_first[rank::num_ranks] for rank in range(num_ranks)]
+
+
+def collate(
+    pairs: Sequence[TokenizedPair], indices: Sequence[int], *, pad_id: int, packing: Packing | None = None
+) -> MicroBatch:
+    """One micro-batch of the pairs at `indices`: packed as the model wants it, else right-padded."""
     chosen = [pairs[index].chosen.ids for index in indices]
     rejected = [pairs[index].rejected.ids for index in indices]
-    input_ids, attention_mask = pad_rows(chosen + rejected, pad_id=pad_id)
+    if packing is None:
+        rows: Rows = pad_rows(chosen + rejected, pad_id=pad_id)
+    else:
+        rows = pack_sides(chosen + rejected, [(at, len(chosen) + at) for at in range(len(chosen))], packing)
     margins = [pairs[index].target_margin for index in indices]
     target_margins = torch.tensor([math.nan if margin is None else margin for margin in margins], dtype=torch.float32)
-    return MicroBatch(input_ids, attention_mask, target_margins, tuple(indices))
+    return MicroBatch(rows, target_margins, tuple(indices))
 
 
-def pad_rows(rows: Sequence[Sequence[int]], *, pad_id: int) -> tuple[Tensor, Tensor]:
-    """Right-pad token rows to the longest. Returns ids and mask, both (R, L) long; the mask alone says what is real."""
-    longest = max(len(row) for row in rows)
-    input_ids = np.full((len(rows), longest), pad_id, dtype=np.int64)
-    attention_mask = np.zeros((len(rows), longest), dtype=np.int64)
-    for position, row in enumerate(rows):
-        input_ids[position, : len(row)] = row
-        attention_mask[position, : len(row)] = 1
-    return torch.from_numpy(input_ids), torch.from_numpy(attention_mask)
+def padded_pairs(pairs: Sequence[TokenizedPair], *, token_budget: int, pad_id: int) -> list[PaddedRows]:
+    """Pairs as padded rows under a budget, chosen sides first: for what needs the model's own forward pass."""
+    groups = pack_pairs([pair.num_tokens for pair in pairs], token_budget)
+    members = [[pairs[index] for index in group] for group in groups]
+    return [
+        pad_rows([pair.chosen.ids for pair in group] + [pair.rejected.ids for pair in group], pad_id=pad_id)
+        for group in members
+    ]
 
 
-def micro_batches(pairs: Sequence[TokenizedPair], *, token_budget: int, pad_id: int) -> Iterator[MicroBatch]:
-    """Yield all `pairs` as micro-batches, longest first."""
-    for group in pack_pairs([pair.num_tokens for pair in pairs], token_budget):
-        yield collate(pairs, group, pad_id=pad_id)
+def pad_rows(sides: Sequence[Sequence[int]], *, pad_id: int) -> PaddedRows:
+    """Right-pad R sides to the longest; the mask alone says what is real."""
+    longest = max(len(side) for side in sides)
+    input_ids = np.full((len(sides), longest), pad_id, dtype=np.int64)
+    attention_mask = np.zeros((len(sides), longest), dtype=np.int64)
+    for position, side in enumerate(sides):
+        input_ids[position, : len(side)] = side
+        attention_mask[position, : len(side)] = 1
+    return PaddedRows(torch.from_numpy(input_ids), torch.from_numpy(attention_mask), sum(len(side) for side in sides))
 
 
-def rank_micro_batches(
-    pairs: Sequence[TokenizedPair], *, token_budget: int, pad_id: int, rank: int = 0, world: int = 1
+def micro_batches(
+    pairs: Sequence[TokenizedPair],
+    *,
+    token_budget: int,
+    pad_id: int,
+    packing: Packing | None = None,
+    rank: int = 0,
+    world: int = 1,
 ) -> list[MicroBatch]:
     """The micro-batches of one step that process `rank` of `world` computes: whole pairs, equally many micro-batches.
 
-    Every process works this out for itself from the same list. The pairs, by length, go round the processes and back,
-    so that each gets about as many tokens. Where one has fewer micro-batches than another it computes idle ones of the
-    shortest pair, because sharded weights are gathered by all processes together.
+    Every process works this out for itself from the same list. Where one has fewer micro-batches than another it
+    computes idle ones of the shortest pair, because sharded weights are gathered by all processes together.
     """
+    if packing is None:
+        lengths = [pair.num_tokens for pair in pairs]
+        shares = _padded_shares(lengths, token_budget, world)
+    else:
+        lengths = [group_tokens((pair.chosen.ids, pair.rejected.ids), packing) for pair in pairs]
+        aim = PACKED_TOKENS_ON_CPU if packing.kernel == "sdpa" else token_budget
+        shares = even_shares(lengths, token_budget, num_ranks=world, aim=aim)
+    own = [collate(pairs, group, pad_id=pad_id, packing=packing) for group in shares[rank] if group]
+    shortest = [min(range(len(pairs)), key=lambda index: lengths[index])]
+    missing = max(len(share) for share in shares) - len(own)
+    return own + missing * [replace(collate(pairs, shortest, pad_id=pad_id, packing=packing), idle=True)]
+
+
+def _padded_shares(lengths: Sequence[int], token_budget: int, world: int) -> list[list[list[int]]]:
+    """For each rank its micro-batches. The pairs, by length, go round the ranks and back: about as many tokens each."""
     if world == 1:
-        return list(micro_batches(pairs, token_budget=token_budget, pad_id=pad_id))
-    lengths = [pair.num_tokens for pair in pairs]
-    order = sorted(range(len(pairs)), key=lambda index: lengths[index], reverse=True)
+        return [pack_pairs(lengths, token_budget)]
+    order = sorted(range(len(lengths)), key=lambda index: lengths[index], reverse=True)
     turns = [*range(world), *reversed(range(world))]
-    shares = [[index for at, index in enumerate(order) if turns[at % len(turns)] == one] for one in range(world)]
-    packed = [pack_pairs([lengths[index] for index in share], token_budget) for share in shares]
-    own = [collate(pairs, [shares[rank][position] for position in group], pad_id=pad_id) for group in packed[rank]]
-    missing = max(len(groups) for groups in packed) - len(own)
-    return own + missing * [replace(collate(pairs, order[-1:], pad_id=pad_id), idle=True)]
+    owned = [[index for at, index in enumerate(order) if turns[at % len(turns)] == rank] for rank in range(world)]
+    return [
+        [[share[position] for position in group] for group in pack_pairs([lengths[i] for i in share], token_budget)]
+        for share in owned
+    ]
+
+
+def scoring_chunks(sides: Sequence[list[int]], *, token_budget: int, packing: Packing | None) -> list[list[list[int]]]:
+    """Cut S sides into batches for scoring, each of at most `token_budget` computed tokens or one side.
+
+    Returns:
+        Batches as lists of groups, groups as lists of positions in `sides`. Those of a group share a prefix where rows
+        are packed, whatever pair they belong to. Longest first; every position exactly once.
+    """
+    if packing is None:
+        order = sorted(range(len(sides)), key=lambda index: len(sides[index]), reverse=True)
+        chunks: list[list[list[int]]] = []
+        done = 0
+        while done < len(order):
+            count = max(1, token_budget // len(sides[order[done]]))
+            chunks.append([[index] for index in order[done : done + count]])
+            done += count
+        return chunks
+    most = min(token_budget, PACKED_TOKENS_ON_CPU) if packing.kernel == "sdpa" else token_budget
+    groups = find_groups(sides, most_tokens=most) if packing.causal else [[index] for index in range(len(sides))]
+    costs = [group_tokens([sides[index] for index in group], packing) for group in groups]
+    chunks, room = [], 0
+    for cost, group in sorted(zip(costs, groups, strict=True), reverse=True):
+        if cost > room:
+            chunks.append([])
+            room = most
+        chunks[-1].append(group)
+        room -= cost
+    return chunks
 
 
 def step_order(num_pairs: int, pairs_per_step: int, num_steps: int, *, seed: int) -> Iterator[list[int]]:

@@ -108,8 +108,10 @@ class TrainConfig(Settings):
     """Passes over the training pairs, where steps is not given."""
     pairs_per_step: int = Field(default=16, ge=1)
     """Preference pairs in one optimizer step."""
+    packing: bool = True
+    """Compute a pair's common prompt once and pad nothing, where the model allows it; the gradient is the same."""
     token_budget: int | None = Field(default=None, ge=16)
-    """Most padded tokens in one micro-batch. Left out: chosen from free memory."""
+    """Most tokens computed in one micro-batch, padding included. Left out: chosen from free memory."""
     over_length: Literal["cut", "drop"] = "cut"
     """A training pair with a side over max_seq_len: cut that side, or drop the pair. Both are counted."""
     optimizer: Literal["adamw", "adam", "sgd", "muon", "lion", "sam"] = "adamw"

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from rmcore import lora
-from rmcore.batching import pad_rows
+from rmcore.batching import Rows, pad_rows, scoring_chunks
 from rmcore.config import ModelConfig
 from rmcore.data.pair import PreferencePair, Prompt
 from rmcore.data.render_fn import RenderFn, load_render_fn
@@ -37,13 +37,15 @@ from rmcore.loading import (
     resolve_model,
 )
 from rmcore.lora_targets import make_lora_config
+from rmcore.packed_forward import find_packing, rewards_of
+from rmcore.packing import Packing, pack_sides
 from rmcore.precision import Precision, float32_head, precision_context
 
 if TYPE_CHECKING:
     from peft import LoraConfig
 
 SCORING_TOKEN_BUDGET = 8192
-"""Padded tokens of one batch where nothing but rewards is computed."""
+"""Computed tokens of one batch where nothing but rewards is computed."""
 
 
 class BradleyTerryRM:
@@ -78,6 +80,9 @@ class BradleyTerryRM:
         self.renderer = Renderer(tokenizer, rendering, render_fn)
         self._origin = origin or Origin(model.name_or_path)
         self._adapter_base = adapter_base
+        self.allow_packing = True
+        """Whether rows are packed where the model can be; off: always padded."""
+        self._packing: dict[Precision, Packing | None] = {}
 
     @classmethod
     def new(cls, config: ModelConfig, *, seed: int, device: torch.device) -> "BradleyTerryRM":
@@ -249,6 +254,24 @@ class BradleyTerryRM:
         sides = [side for pair in self.renderer.tokenize_pairs(pairs) for side in (pair.chosen, pair.rejected)]
         return self.score_sides(sides, progress=progress).reshape(-1, 2)
 
+    def packing(self, precision: Precision = "fp32") -> Packing | None:
+        """How rows are packed in this precision; None where they are padded, which is said once with the reason."""
+        if not self.allow_packing:
+            return None
+        if precision not in self._packing:
+            try:
+                found = find_packing(
+                    self.model,
+                    longest_side=self.renderer.rendering.max_seq_len,
+                    precision=precision,
+                    pad_id=self.pad_id,
+                )
+            except ModelError as refusal:
+                print(f"note: sides are padded, not packed: {refusal}.", file=sys.stderr)
+                found = None
+            self._packing[precision] = found
+        return self._packing[precision]
+
     @torch.inference_mode()
     def score_sides(
         self,
@@ -258,32 +281,51 @@ class BradleyTerryRM:
         precision: Precision = "fp32",
         progress: Callable[[int], None] | None = None,
     ) -> np.ndarray:
-        """Rewards of N tokenized sides: (N,) float32. Sorted by length inside; order of the result is the input's.
+        """Rewards of N tokenized sides: (N,) float32, in the order of `sides`.
 
-        `progress` is called with the number of sides done so far.
+        Inside, sides with a common prefix are computed together where the model allows it, so N answers to one prompt
+        cost one prompt. `progress` is called with the number of sides done so far.
         """
         rewards = np.zeros(len(sides), dtype=np.float32)
         was_training = self.model.training
         self.model.eval()
         done = 0
-        for chunk in scoring_chunks([len(side.ids) for side in sides], token_budget):
-            rewards[chunk] = self.score_chunk([sides[index] for index in chunk], precision=precision).cpu().numpy()
-            done += len(chunk)
+        for chunk in self.scoring_chunks(sides, token_budget=token_budget, precision=precision):
+            indices = [index for group in chunk for index in group]
+            rewards[indices] = self.score_chunk(sides, chunk, precision=precision).cpu().numpy()
+            done += len(indices)
             if progress is not None:
                 progress(done)
         self.model.train(was_training)
         return rewards
 
+    def scoring_chunks(
+        self, sides: Sequence[TokenizedSide], *, token_budget: int, precision: Precision
+    ) -> list[list[list[int]]]:
+        """Positions of N sides as batches of groups; see `rmcore.batching.scoring_chunks`."""
+        ids = [side.ids for side in sides]
+        return scoring_chunks(ids, token_budget=token_budget, packing=self.packing(precision))
+
     @torch.no_grad()  # and not inference_mode, whose tensors sharded weights cannot be
-    def score_chunk(self, sides: Sequence[TokenizedSide], *, precision: Precision = "fp32") -> Tensor:
-        """Rewards of N sides as one batch: (N,) float32 on the model's device. The caller sets evaluation mode."""
-        ids, mask = pad_rows([side.ids for side in sides], pad_id=self.pad_id)
+    def score_chunk(
+        self, sides: Sequence[TokenizedSide], chunk: Sequence[Sequence[int]], *, precision: Precision = "fp32"
+    ) -> Tensor:
+        """Rewards of the sides of one batch of groups, in its order: float32 on the model's device.
+
+        The caller sets evaluation mode.
+        """
+        ids = [sides[index].ids for group in chunk for index in group]
+        packing = self.packing(precision)
+        if packing is None:
+            rows: Rows = pad_rows(ids, pad_id=self.pad_id)
+        else:
+            places = iter(range(len(ids)))
+            rows = pack_sides(ids, [[next(places) for _ in group] for group in chunk], packing)
         with (
             precision_context(precision, self.device),
             float32_head(self.model) if precision == "bf16" else nullcontext(),
         ):
-            logits = self.model(input_ids=ids.to(self.device), attention_mask=mask.to(self.device)).logits
-        return logits[:, 0].float()
+            return rewards_of(self.model, rows.to(self.device)).float()
 
     def save(self, folder: Path, *, state: Mapping[str, Tensor] | None = None) -> None:
         """Write a plain Hugging Face folder (safetensors, tokenizer) plus the rendering record.
@@ -309,14 +351,3 @@ class BradleyTerryRM:
         """Write what turns text into tokens: the tokenizer and the rendering record."""
         self.tokenizer.save_pretrained(folder)
         self.renderer.rendering.save(folder)
-
-
-def scoring_chunks(lengths: Sequence[int], token_budget: int) -> list[list[int]]:
-    """Positions in `lengths` as batches, longest first, each of at most `token_budget` padded tokens or one side."""
-    order = sorted(range(len(lengths)), key=lambda index: lengths[index], reverse=True)
-    chunks: list[list[int]] = []
-    done = 0
-    while done < len(order):
-        chunks.append(order[done : done + max(1, token_budget // lengths[order[done]])])
-        done += len(chunks[-1])
-    return chunks

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rmcore.batching import MicroBatch, collate, micro_batches
+from rmcore.batching import PaddedRows, pad_rows, padded_pairs
 from rmcore.data.rendering import TokenizedPair
 from rmcore.errors import ConfigError
 from rmcore.landscape.analyzer import HessianAnalyzer
@@ -81,12 +81,12 @@ class CurvatureCallback:
         return sorted(drawn.tolist())
 
 
-def curvature_batches(pairs: Sequence[TokenizedPair], pad_id: int) -> list[MicroBatch]:
-    """The micro-batches of a Hessian: one where memory allows, because products then share one graph."""
-    lengths = [pair.num_tokens for pair in pairs]
-    if 2 * len(pairs) * max(lengths) <= CURVATURE_TOKEN_BUDGET:
-        return [collate(pairs, range(len(pairs)), pad_id=pad_id)]
-    return list(micro_batches(pairs, token_budget=max(CURVATURE_TOKEN_BUDGET, 2 * max(lengths)), pad_id=pad_id))
+def curvature_batches(pairs: Sequence[TokenizedPair], pad_id: int) -> list[PaddedRows]:
+    """The rows of a Hessian: one micro-batch where memory allows, because products then share one graph."""
+    longest = max(pair.num_tokens for pair in pairs)
+    if 2 * len(pairs) * longest <= CURVATURE_TOKEN_BUDGET:
+        return [pad_rows([p.chosen.ids for p in pairs] + [p.rejected.ids for p in pairs], pad_id=pad_id)]
+    return padded_pairs(pairs, token_budget=max(CURVATURE_TOKEN_BUDGET, 2 * longest), pad_id=pad_id)
 
 
 def make_callbacks(names: Sequence[str], *, seed: int) -> list[Callback]:

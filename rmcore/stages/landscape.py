@@ -6,7 +6,7 @@ Writes `spectrum.json`, `summary.json` and the eigenvalue figure.
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rmcore.batching import micro_batches
+from rmcore.batching import padded_pairs
 from rmcore.config import LandscapeConfig, PipelineConfig
 from rmcore.data.pair import PreferencePair
 from rmcore.data.table import read_pairs
@@ -52,7 +52,7 @@ def measure_spectrum(
     tokenized = rm.renderer.tokenize_pairs(pairs[: config.num_pairs])
     budget = max(CURVATURE_TOKEN_BUDGET, 2 * max(pair.num_tokens for pair in tokenized))
     return HessianAnalyzer(rm).compute_spectrum(
-        list(micro_batches(tokenized, token_budget=budget, pad_id=rm.pad_id)),
+        padded_pairs(tokenized, token_budget=budget, pad_id=rm.pad_id),
         method=config.method,
         top_k=config.top_k,
         num_steps=config.lanczos_steps,

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch._dynamo.exc import TorchDynamoException
 from torch._inductor.exc import CppCompileError
 
+from rmcore.batching import Rows
 from rmcore.trainer.step import Forward
 
 COMPILE_ERRORS = (TorchDynamoException, CppCompileError)
@@ -40,10 +41,10 @@ class CompiledForward:
         )
         self._compiled = None
 
-    def __call__(self, input_ids: Tensor, attention_mask: Tensor, target_margins: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, rows: Rows, target_margins: Tensor) -> tuple[Tensor, Tensor]:
         """Compute one micro-batch.
 
         Raises:
             one of COMPILE_ERRORS: it could not be compiled.
         """
-        return (self._compiled or self._eager)(input_ids, attention_mask, target_margins)
+        return (self._compiled or self._eager)(rows, target_margins)

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from rmcore.batching import MicroBatch, rank_micro_batches, step_order
+from rmcore.batching import MicroBatch, micro_batches, step_order
 from rmcore.config import TrainConfig
 from rmcore.data.rendering import TokenizedPair
 from rmcore.errors import TrainingError
+from rmcore.packing import Packing
 from rmcore.trainer.ranks import Ranks
 
 WORKERS_ON_GPU = 2
@@ -30,6 +31,7 @@ class StepFeed(Dataset):
     token_budget: int
     pad_id: int
     ranks: Ranks
+    packing: Packing | None = None
 
     def __len__(self) -> int:
         return len(self.order)
@@ -40,10 +42,11 @@ class StepFeed(Dataset):
 
     def cut(self, indices: Sequence[int], token_budget: int) -> list[MicroBatch]:
         """Cut the pairs at `indices` under some other budget; gives this rank's micro-batches."""
-        return rank_micro_batches(
+        return micro_batches(
             [self.pairs[index] for index in indices],
             token_budget=token_budget,
             pad_id=self.pad_id,
+            packing=self.packing,
             rank=self.ranks.rank,
             world=self.ranks.world,
         )
@@ -66,10 +69,11 @@ def make_feed(
     token_budget: int,
     pad_id: int,
     ranks: Ranks,
+    packing: Packing | None = None,
 ) -> StepFeed:
     """The feed of a whole training; the same arguments give the same steps, so a resumed run skips what was done."""
     order = list(step_order(len(pairs), config.pairs_per_step, num_steps, seed=seed))
-    return StepFeed(pairs, order, token_budget, pad_id, ranks)
+    return StepFeed(pairs, order, token_budget, pad_id, ranks, packing)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from rmcore import resume
-from rmcore.batching import MicroBatch, pack_pairs
+from rmcore.batching import MicroBatch
 from rmcore.config import TrainConfig
 from rmcore.data.rendering import TokenizedPair
 from rmcore.errors import TrainingError
@@ -27,6 +27,7 @@ from rmcore.memory import choose_token_budget, memory_metrics, peak_memory_bytes
 from rmcore.metrics.report_card import batch_metrics
 from rmcore.model import SCORING_TOKEN_BUDGET, BradleyTerryRM
 from rmcore.optim import make_optimizer, set_learning_rate
+from rmcore.packing import Packing
 from rmcore.tracking import Tracker
 from rmcore.trainer import state as states
 from rmcore.trainer.callbacks import Callback, Evaluation
@@ -94,6 +95,8 @@ class Trainer:
         self.progress, self.callbacks = progress, callbacks
         self.num_steps = planned_steps(config, len(train))
         self.settings = states.training_settings(config, seed, train, validation) | dict(settings or {})
+        rm.allow_packing = config.packing
+        self.packing = self._choose_packing()
         found = resume.read_beginning(folder, self.settings)
         # What the first rank finds counts for all: another may look while that one begins, and a state is long to read.
         point = resume.find_resume_point(folder) if found and ranks.is_main else None
@@ -104,11 +107,22 @@ class Trainer:
         else:
             budget = beginning["token_budget"] if beginning else self._choose_budget()
             self.at = Progress(budget, Selection.of(config))
-        pack_pairs([max(pair.num_tokens for pair in train)], self.at.token_budget)  # refuses now what would fail later
+        longest = max(range(len(train)), key=lambda index: train[index].num_tokens)
+        self._feed().cut([longest], self.at.token_budget)  # refuses now what would fail later
         self.keeper = Keeper(rm, config, folder, self.at.selection, ranks)
         self.best_rewards = np.zeros((0, 2), dtype=np.float32)
         """(P, 2) rewards, chosen first, under the best weights; of the split named below."""
         self.best_rewards_split = "validation"
+
+    def _choose_packing(self) -> Packing | None:
+        """Asked before the model is sharded, when a part of it can still be run on its own."""
+        found = self.rm.packing(self.config.precision)
+        if found is not None and self.config.compile and found.kernel == "sdpa":
+            print(
+                "note: pairs are padded, not packed: torch.compile needs attention as one operation.", file=sys.stderr
+            )
+            return None
+        return found
 
     def _choose_budget(self) -> int:
         own = self.config.token_budget or choose_token_budget(
@@ -194,6 +208,7 @@ class Trainer:
             token_budget=self.at.token_budget,
             pad_id=self.rm.pad_id,
             ranks=self.ranks,
+            packing=self.packing,
         )
 
     def _steps(self, context: StepContext, interruption: Interruption) -> str:

@@ -11,10 +11,11 @@ from rmcore.batching import pack_pairs, step_order
 from rmcore.config import PipelineConfig
 from rmcore.data.integrity import select_training_pairs
 from rmcore.data.pair import PreferencePair
-from rmcore.data.rendering import count_cut
+from rmcore.data.rendering import TokenizedPair, count_cut
 from rmcore.loading import pick_device
 from rmcore.memory import activation_bytes_per_token, free_bytes
 from rmcore.model import BradleyTerryRM
+from rmcore.packing import group_tokens
 from rmcore.tracking import NullTracker
 from rmcore.trainer.loop import Trainer
 
@@ -24,7 +25,7 @@ PROBE_STEPS = 2
 def plan(config: PipelineConfig, train: Sequence[PreferencePair], held_out: Sequence[PreferencePair]) -> dict[str, Any]:
     """Steps, tokens, memory and expected time of a training, by label; nothing is written.
 
-    Padded tokens are exact (every step is packed as it would be); time is extrapolated by tokens from two real steps.
+    Tokens are exact (every step is cut as it would be); time is extrapolated by tokens from two real steps.
     """
     rm = BradleyTerryRM.new(config.model, seed=config.seed, device=pick_device(config.device))
     tokenized = rm.renderer.tokenize_pairs(train)
@@ -36,7 +37,7 @@ def plan(config: PipelineConfig, train: Sequence[PreferencePair], held_out: Sequ
         started = time.perf_counter()
         probed = trainer.probe(PROBE_STEPS)
         wall = time.perf_counter() - started
-    tokens = _padded_tokens(trainer, [pair.num_tokens for pair in pairs])
+    tokens = _computed_tokens(trainer, pairs)
     seconds = wall / probed * tokens
     num_evaluations = math.ceil(trainer.num_steps / config.train.eval_every) if held_out else 0
     cut = count_cut(tokenized)
@@ -53,18 +54,22 @@ def plan(config: PipelineConfig, train: Sequence[PreferencePair], held_out: Sequ
         "pairs": f"{len(pairs)} to train on, {len(held_out)} held out; {cut['num_cut_pairs']} longer than the limit, "
         f"{len(dropped)} dropped",
         "steps": f"{trainer.num_steps} of {config.train.pairs_per_step} pairs, {num_evaluations} evaluations",
-        "token budget": f"{budget} padded tokens a micro-batch",
-        "tokens": f"{tokens / 1e6:.2f} M padded tokens in training steps",
+        "token budget": f"{budget} tokens a micro-batch, {'packed, prompts once' if trainer.packing else 'padded'}",
+        "tokens": f"{tokens / 1e6:.2f} M tokens computed in training steps",
         "memory": f"about {memory / 2**30:.1f} GiB at most; {free_bytes(rm.device) / 2**30:.1f} GiB are free",
         "time": f"about {seconds / 60:.1f} min in training steps (from {PROBE_STEPS} steps measured in {wall:.1f} s)",
     }
 
 
-def _padded_tokens(trainer: Trainer, lengths: Sequence[int]) -> int:
-    config = trainer.config
+def _computed_tokens(trainer: Trainer, pairs: Sequence[TokenizedPair]) -> int:
+    config, packing = trainer.config, trainer.packing
+    steps = step_order(len(pairs), config.pairs_per_step, trainer.num_steps, seed=trainer.seed)
+    if packing is not None:
+        costs = [group_tokens((pair.chosen.ids, pair.rejected.ids), packing) for pair in pairs]
+        return sum(costs[index] for step in steps for index in step)
     total = 0
-    for step in step_order(len(lengths), config.pairs_per_step, trainer.num_steps, seed=trainer.seed):
-        in_step = [lengths[index] for index in step]
-        for group in pack_pairs(in_step, trainer.at.token_budget):
-            total += 2 * len(group) * max(in_step[index] for index in group)
+    for step in steps:
+        lengths = [pairs[index].num_tokens for index in step]
+        for group in pack_pairs(lengths, trainer.at.token_budget):
+            total += 2 * len(group) * max(lengths[index] for index in group)
     return total

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from rmcore.data.rendering import TokenizedPair
-from rmcore.model import SCORING_TOKEN_BUDGET, BradleyTerryRM, scoring_chunks
+from rmcore.model import SCORING_TOKEN_BUDGET, BradleyTerryRM
 from rmcore.precision import Precision
 from rmcore.trainer.ranks import ALONE, Ranks
 from rmcore.trainer.sharding import reshard
@@ -28,16 +28,16 @@ def score_tokenized(
     sides = [side for pair in pairs for side in (pair.chosen, pair.rejected)]
     if ranks.world == 1:
         return rm.score_sides(sides, token_budget=token_budget, precision=precision).reshape(-1, 2)
-    chunks = scoring_chunks([len(side.ids) for side in sides], token_budget)
+    chunks = rm.scoring_chunks(sides, token_budget=token_budget, precision=precision)
     rewards = torch.zeros(len(sides), dtype=torch.float64, device=rm.device)
     was_training = rm.model.training
     rm.model.eval()
     for start in range(0, len(chunks), ranks.world):
         mine = start + ranks.rank
         chunk = chunks[min(mine, len(chunks) - 1)]
-        scored = rm.score_chunk([sides[index] for index in chunk], precision=precision)
+        scored = rm.score_chunk(sides, chunk, precision=precision)
         if mine < len(chunks):
-            rewards[chunk] = scored.double()
+            rewards[[index for group in chunk for index in group]] = scored.double()
     rm.model.train(was_training)
     reshard(rm.model)
     return ranks.sum(rewards).cpu().numpy().astype(np.float32).reshape(-1, 2)

@@ -8,14 +8,17 @@ once a step, with the last micro-batch.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from types import MethodType
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
 from rmcore.errors import ModelError
 from rmcore.optim import whole
+from rmcore.packed_forward import FORWARD_METHOD, packed_rewards
 from rmcore.trainer.ranks import Ranks, environment_ranks
 
 LONGEST_WAIT = timedelta(hours=2)
@@ -59,6 +62,9 @@ def shard(model: nn.Module, ranks: Ranks) -> None:
     for block in longest:
         fully_shard(block)
     fully_shard(model)
+    sharded: Any = model
+    setattr(sharded, FORWARD_METHOD, MethodType(packed_rewards, model))
+    register_fsdp_forward_method(sharded, FORWARD_METHOD)
 
 
 def reshard(model: nn.Module) -> None:

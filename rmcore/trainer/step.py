@@ -12,15 +12,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rmcore.batching import MicroBatch
+from rmcore.batching import MicroBatch, Rows
 from rmcore.errors import TrainingError
 from rmcore.losses import PairLoss, split_rewards
 from rmcore.optim import OptimizerSet
+from rmcore.packed_forward import rewards_of
 from rmcore.precision import precision_context
 from rmcore.trainer.ranks import ALONE, Ranks
 
-Forward = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""(input_ids, attention_mask, target_margins) of a micro-batch -> its summed loss, 0-d, and its (P,) margins."""
+Forward = Callable[[Rows, Tensor], tuple[Tensor, Tensor]]
+"""(rows, target_margins) of a micro-batch -> its summed loss, 0-d, and its (P,) margins."""
 
 
 class HalfUpdateError(TrainingError):
@@ -33,8 +34,9 @@ class StepResult:
 
     num_pairs: int
     num_tokens: int
-    """Padded tokens computed."""
+    """Tokens computed: padding included, a prompt that both sides share once where rows are packed."""
     num_real_tokens: int
+    """Tokens of both sides of each pair."""
     loss: float
     """Mean training loss in nats, smoothing and penalties included."""
     pairwise_accuracy: float
@@ -56,11 +58,11 @@ class StepContext:
 
 
 def make_forward(model: torch.nn.Module, loss: PairLoss, precision: str, device: torch.device) -> Forward:
-    """The whole computation of one micro-batch as one function of tensors."""
+    """The whole computation of one micro-batch as one function."""
 
-    def forward(input_ids: Tensor, attention_mask: Tensor, target_margins: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(rows: Rows, target_margins: Tensor) -> tuple[Tensor, Tensor]:
         with precision_context(precision, device):
-            rewards = model(input_ids=input_ids, attention_mask=attention_mask).logits
+            rewards = rewards_of(model, rows)
         chosen, rejected = split_rewards(rewards)
         return loss(chosen, rejected, target_margins), chosen - rejected
 
@@ -79,10 +81,8 @@ def accumulate_gradient(context: StepContext, batches: Sequence[MicroBatch], *, 
     sums = torch.zeros(3, dtype=torch.float64, device=device)
     for position, batch in enumerate(batches):
         synchronise_gradients(context.model, position == len(batches) - 1)
-        inputs = batch.model_inputs(device)
-        loss, margins = context.forward(
-            inputs["input_ids"], inputs["attention_mask"], batch.target_margins.to(device, non_blocking=True)
-        )
+        moved = batch.to(device)
+        loss, margins = context.forward(moved.rows, moved.target_margins)
         if batch.idle:
             (0.0 * loss).backward()
             continue
@@ -115,8 +115,8 @@ def train_step(
     optimizer.zero_grad()
     sums = accumulate_gradient(context, batches, num_pairs=num_pairs)
     tokens = [
-        sum(batch.input_ids.numel() for batch in batches),
-        sum(int(batch.attention_mask.sum()) for batch in batches if not batch.idle),
+        sum(batch.rows.num_tokens for batch in batches),
+        sum(batch.rows.num_real_tokens for batch in batches if not batch.idle),
     ]
     totals = context.ranks.sum(torch.cat([sums, sums.new_tensor(tokens)]))
     norm = _gradient_norm(context)

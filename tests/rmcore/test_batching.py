@@ -59,8 +59,14 @@ def test_micro_batches_hold_whole_pairs_chosen_rows_first(sides):
     pairs = [TokenizedPair(str(i), TokenizedSide(c, 0), TokenizedSide(r, 0)) for i, (c, r) in enumerate(sides)]
     seen = []
     for batch in micro_batches(pairs, token_budget=64, pad_id=0):
-        assert batch.input_ids.shape == batch.attention_mask.shape == (2 * batch.num_pairs, batch.input_ids.shape[1])
-        rows = [ids[mask.bool()].tolist() for ids, mask in zip(batch.input_ids, batch.attention_mask, strict=True)]
+        assert (
+            batch.rows.input_ids.shape
+            == batch.rows.attention_mask.shape
+            == (2 * batch.num_pairs, batch.rows.input_ids.shape[1])
+        )
+        rows = [
+            ids[mask.bool()].tolist() for ids, mask in zip(batch.rows.input_ids, batch.rows.attention_mask, strict=True)
+        ]
         assert rows[: batch.num_pairs] == [pairs[index].chosen.ids for index in batch.indices]
         assert rows[batch.num_pairs :] == [pairs[index].rejected.ids for index in batch.indices]
         seen += batch.indices
@@ -70,7 +76,7 @@ def test_micro_batches_hold_whole_pairs_chosen_rows_first(sides):
 def test_the_mask_and_not_the_pad_id_says_what_is_real():
     pair = TokenizedPair("a", TokenizedSide([5, 0, 0], 0), TokenizedSide([0], 0))
     batch = collate([pair], [0], pad_id=0)
-    assert torch.equal(batch.attention_mask, torch.tensor([[1, 1, 1], [1, 0, 0]]))
+    assert torch.equal(batch.rows.attention_mask, torch.tensor([[1, 1, 1], [1, 0, 0]]))
 
 
 @given(st.integers(1, 30), st.integers(1, 8), st.integers(1, 25), st.integers(0, 5))

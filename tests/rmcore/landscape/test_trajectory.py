@@ -30,7 +30,7 @@ def draw_pairs(lengths, vocabulary=8, seed=0):
 
 def evaluation(model, pairs, pad_id=0):
     """An evaluation of `model` as the trainer makes it."""
-    batch = collate(pairs, range(len(pairs)), pad_id=pad_id)
+    batch = collate(pairs, range(len(pairs)), pad_id=pad_id).rows
     with torch.no_grad():
         logits = model.eval()(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits[:, 0]
     rewards = torch.stack(logits.chunk(2), dim=1).double().numpy()
@@ -46,7 +46,7 @@ def test_both_ends_trace_and_margins_match_the_dense_hessian_of_the_sample(tiny,
     sample = callback.sample(len(pairs))
     at = evaluation(tiny, pairs)
     found = callback(at)
-    batch = collate([pairs[index] for index in sample], range(4), pad_id=0)
+    batch = collate([pairs[index] for index in sample], range(4), pad_id=0).rows
     _, dense = world.true_hessian(tiny, {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask})
     values = torch.linalg.eigvalsh(dense)
     assert found["hessian/lambda_max"] == pytest.approx(float(values[-1]), rel=1e-6)
@@ -59,7 +59,7 @@ def test_both_ends_trace_and_margins_match_the_dense_hessian_of_the_sample(tiny,
 def test_a_true_eigenvalue_lies_within_the_residual_of_few_steps(tiny, world):
     pairs = draw_pairs([(3, 5), (6, 2), (4, 4), (2, 6)])
     found = CurvatureCallback(lanczos_steps=5)(evaluation(tiny, pairs))
-    batch = collate(pairs, range(4), pad_id=0)
+    batch = collate(pairs, range(4), pad_id=0).rows
     _, dense = world.true_hessian(tiny, {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask})
     values = torch.linalg.eigvalsh(dense)
     for end in ("lambda_max", "lambda_min"):
@@ -68,7 +68,7 @@ def test_a_true_eigenvalue_lies_within_the_residual_of_few_steps(tiny, world):
 
 def test_frozen_parameters_are_no_coordinates(tiny, world):
     pairs = draw_pairs([(3, 5), (6, 2), (4, 4)])
-    batch = collate(pairs, range(3), pad_id=0)
+    batch = collate(pairs, range(3), pad_id=0).rows
     _, dense = world.true_hessian(tiny, {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask})
     head = sum(parameter.numel() for parameter in tiny.score.parameters())  # the last ones in the module's order
     values = torch.linalg.eigvalsh(dense[-head:, -head:])
@@ -99,10 +99,15 @@ def test_the_sample_is_fixed_distinct_and_as_large_as_it_can_be(num_pairs, avail
 def test_micro_batches_hold_every_pair_once_and_are_one_where_that_fits(lengths):
     pairs = draw_pairs(lengths)
     batches = curvature_batches(pairs, pad_id=0)
-    assert sorted(index for batch in batches for index in batch.indices) == list(range(len(pairs)))
+    found = [
+        pair
+        for rows in batches
+        for pair in zip(*(mask.sum(1).tolist() for mask in rows.attention_mask.chunk(2)), strict=True)
+    ]
+    assert sorted(found) == sorted(lengths)
     longest = max(max(pair) for pair in lengths)
     assert (len(batches) == 1) or 2 * len(pairs) * longest > CURVATURE_TOKEN_BUDGET
-    assert max(batch.input_ids.numel() for batch in batches) <= max(CURVATURE_TOKEN_BUDGET, 2 * longest)
+    assert max(rows.num_tokens for rows in batches) <= max(CURVATURE_TOKEN_BUDGET, 2 * longest)
 
 
 # A training does not notice it.
@@ -172,7 +177,7 @@ def train(make_qwen, build, callback, num_steps=4):
     measured = []
     for _ in range(num_steps):
         model.train()
-        batch = collate(pairs, range(len(pairs)), pad_id=0)
+        batch = collate(pairs, range(len(pairs)), pad_id=0).rows
         chosen, rejected = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits[:, 0].chunk(2)
         optimizer.zero_grad()
         softplus(rejected - chosen).mean().backward()

@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch._inductor.config as inductor
 
+from rmcore.batching import PaddedRows
 from rmcore.trainer.compiling import CompiledForward
 
 
@@ -34,17 +35,17 @@ def test_without_a_compiler_training_goes_on_with_the_same_losses(tmp_path, star
 
 
 def test_a_compiled_forward_computes_the_same_and_says_that_it_works():
-    def forward(input_ids, attention_mask, target_margins):
-        rewards = (weight[input_ids] * attention_mask).sum(1)
+    def forward(rows, target_margins):
+        rewards = (weight[rows.input_ids] * rows.attention_mask).sum(1)
         margins = rewards[::2] - rewards[1::2]
         return torch.nn.functional.softplus(target_margins - margins).sum(), margins
 
     weight = torch.randn(9, generator=torch.Generator().manual_seed(0), requires_grad=True)
     torch._dynamo.reset()
     compiled = CompiledForward(forward)
-    for rows, length in ((4, 5), (6, 3)):
-        ids = torch.arange(rows * length).view(rows, length) % 9
-        batch = ids, torch.ones_like(ids), torch.zeros(rows // 2)
+    for count, length in ((4, 5), (6, 3)):
+        ids = torch.arange(count * length).view(count, length) % 9
+        batch = PaddedRows(ids, torch.ones_like(ids), ids.numel()), torch.zeros(count // 2)
         gradients = []
         for function in (forward, compiled):
             loss, margins = function(*batch)

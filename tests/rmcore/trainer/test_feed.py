@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmcore.batching import rank_micro_batches
+from rmcore.batching import micro_batches
 from rmcore.config import TrainConfig
 from rmcore.data.rendering import TokenizedPair, TokenizedSide
 from rmcore.errors import ConfigError, TrainingError
@@ -46,7 +46,10 @@ def walk(pairs, start=0, **changes):
     config = TrainConfig.model_validate({"pairs_per_step": 8} | changes)
     with steps_from(feed_of(pairs), start, config, CPU) as steps:
         return [
-            (list(indices), [(b.indices, b.input_ids.tolist(), b.attention_mask.tolist(), b.idle) for b in batches])
+            (
+                list(indices),
+                [(b.indices, b.rows.input_ids.tolist(), b.rows.attention_mask.tolist(), b.idle) for b in batches],
+            )
             for indices, batches in steps
         ]
 
@@ -96,14 +99,14 @@ def test_a_worker_in_trouble_ends_training_with_advice(kind):
 @settings(max_examples=60)
 def test_the_ranks_share_every_step_without_cutting_a_pair(lengths, world):
     pairs = make_pairs(lengths)
-    shares = [rank_micro_batches(pairs, token_budget=BUDGET, pad_id=0, rank=rank, world=world) for rank in range(world)]
+    shares = [micro_batches(pairs, token_budget=BUDGET, pad_id=0, rank=rank, world=world) for rank in range(world)]
     assert len({len(share) for share in shares}) == 1  # gathered weights are gathered by all together
     seen = Counter()
     for batch in (batch for share in shares for batch in share):
-        assert batch.input_ids.numel() <= BUDGET
-        half = len(batch.input_ids) // 2
+        assert batch.rows.input_ids.numel() <= BUDGET
+        half = len(batch.rows.input_ids) // 2
         for chosen, rejected in zip(
-            batch.input_ids[:half, 0].tolist(), batch.input_ids[half:, 0].tolist(), strict=True
+            batch.rows.input_ids[:half, 0].tolist(), batch.rows.input_ids[half:, 0].tolist(), strict=True
         ):
             assert rejected == chosen + 1  # both sides of one pair, one process
             if not batch.idle:
@@ -115,10 +118,10 @@ def test_the_ranks_share_every_step_without_cutting_a_pair(lengths, world):
 def test_a_feed_of_a_rank_is_its_share():
     for rank in range(2):
         indices, batches = feed_of(PAIRS, Ranks(rank, 2))[3]
-        expected = rank_micro_batches(
-            [PAIRS[index] for index in indices], token_budget=BUDGET, pad_id=0, rank=rank, world=2
-        )
-        assert [batch.input_ids.tolist() for batch in batches] == [batch.input_ids.tolist() for batch in expected]
+        expected = micro_batches([PAIRS[index] for index in indices], token_budget=BUDGET, pad_id=0, rank=rank, world=2)
+        assert [batch.rows.input_ids.tolist() for batch in batches] == [
+            batch.rows.input_ids.tolist() for batch in expected
+        ]
 
 
 def test_a_number_of_processes_that_does_not_divide_a_step_is_refused(tmp_path, start):

@@ -9,7 +9,7 @@ from rmcore.trainer.form import without_dropout
 def rewards(rm, pairs):
     sides = [pair.chosen for pair in rm.renderer.tokenize_pairs(pairs)]
     rm.model.train()
-    return rm.score_chunk(sides)
+    return rm.score_chunk(sides, [range(len(sides))])
 
 
 @pytest.mark.parametrize("name", ["minilm", "tiny"])

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmcore.batching import collate, rank_micro_batches
+from rmcore.batching import collate, micro_batches
 from rmcore.config import TrainConfig
 from rmcore.errors import TrainingError
 from rmcore.losses import PairLoss, make_bradley_terry
@@ -58,7 +58,7 @@ def test_the_ranks_shares_add_up_to_the_same_gradient(model_and_pairs, world):
     """What the ranks compute apart, idle micro-batches included, is together what one process computes."""
     model, pairs, pad_id = model_and_pairs
     parts = [
-        gradient(model, rank_micro_batches(pairs, token_budget=300, pad_id=pad_id, rank=rank, world=world))
+        gradient(model, micro_batches(pairs, token_budget=300, pad_id=pad_id, rank=rank, world=world))
         for rank in range(world)
     ]
     expected_sums, expected = gradient(model, [collate(pairs, range(NUM_PAIRS), pad_id=pad_id)])
@@ -100,8 +100,6 @@ def test_annotated_margins_reach_the_loss(rm, gold_pairs):
     batch = collate(pairs, range(4), pad_id=rm.pad_id)
     bare = TrainConfig(label_smoothing=0, regularization_lambda=0, target_margin_scale=1.0, target_margin_cap=2.0)
     with torch.no_grad():
-        loss, margins = make_forward(rm.model, make_bradley_terry(bare), "fp32", CPU)(
-            batch.input_ids, batch.attention_mask, batch.target_margins
-        )
+        loss, margins = make_forward(rm.model, make_bradley_terry(bare), "fp32", CPU)(batch.rows, batch.target_margins)
     asked = torch.tensor([0.4, 2.0, 0.0, -1.0])
     torch.testing.assert_close(loss, torch.nn.functional.softplus(asked - margins).sum())
