@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
@@ -33,6 +34,8 @@ FORWARD_METHOD = "packed_rewards"
 """Where a sharded model carries the packed forward as a method, because only there its weights get gathered."""
 WINDOWS = ("sliding_window", "attention_chunk_size", "attention_window_size", "local_attention", "window_size")
 """Names of the config field that limits how far back a token sees."""
+KERNEL_SHARES_KEY_HEADS = "enable_gqa" in signature(varlen_attn).parameters
+"""Whether torch's varlen kernel takes fewer key heads than query heads by itself; not in torch 2.11."""
 UNSUPPORTED = ("softcap", "s_aux", "position_bias")
 """Terms of some models' attention that no kernel used here computes."""
 
@@ -154,14 +157,15 @@ def _all_at_once(
 
     Where a sequence has more keys than queries, its causal mask is aligned at the ends: the last query sees all keys.
     """
-    from torch.nn.attention.varlen import varlen_attn
-
-    query, key, value = (tensor[0].transpose(0, 1) for tensor in rows)  # (T, heads, D)
+    kind = rows[0].device.type
+    # Rotary positions leave queries and keys in float32 under autocast, which knows torch's own operations only.
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else rows[0].dtype
+    query, key, value = (tensor[0].transpose(0, 1).to(dtype) for tensor in rows)  # (T, heads, D)
     repeats = query.shape[1] // key.shape[1]
     options: dict[str, Any] = {}
-    if repeats > 1 and "enable_gqa" in signature(varlen_attn).parameters:
+    if repeats > 1 and KERNEL_SHARES_KEY_HEADS:
         options["enable_gqa"] = True
-    elif repeats > 1:  # torch 2.11
+    elif repeats > 1:
         key, value = (tensor.repeat_interleave(repeats, dim=1) for tensor in (key, value))
     if index.key_at is not None:
         key, value = key.index_select(0, index.key_at), value.index_select(0, index.key_at)
