@@ -1,0 +1,61 @@
+"""Packed rows through the varlen kernel of a GPU; skipped where there is none."""
+
+import numpy as np
+import pytest
+import torch
+
+from rmcore.batching import micro_batches
+from rmcore.config import ModelConfig, TrainConfig
+from rmcore.losses import make_bradley_terry
+from rmcore.model import BradleyTerryRM
+from rmcore.trainer.compiling import CompiledForward
+from rmcore.trainer.step import StepContext, accumulate_gradient, make_forward
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")]
+GPU = torch.device("cuda")
+
+
+def gradient(rm, pairs, packing, *, compiled=False, precision="bf16"):
+    """Sum of losses and the whole gradient as one vector."""
+    forward = make_forward(rm.model, make_bradley_terry(TrainConfig()), precision, rm.device)
+    context = StepContext(rm.model, CompiledForward(forward) if compiled else forward, None, 1.0, rm.device)
+    batches = micro_batches(pairs, token_budget=1500, pad_id=rm.pad_id, packing=packing)
+    rm.model.zero_grad()
+    sums = accumulate_gradient(context, batches, num_pairs=len(pairs))
+    return float(sums[0]), torch.cat([p.grad.flatten() for p in rm.model.parameters() if p.grad is not None]).double()
+
+
+def error(found, expected):
+    return float((found - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("name", ["tiny", "minilm"])
+def test_bf16_gradients_are_as_near_to_float32_as_padded_ones(name, gold_pairs):
+    rm = BradleyTerryRM.new(ModelConfig(name=name, max_seq_len=128), seed=0, device=GPU)
+    rm.model.eval()
+    pairs = rm.renderer.tokenize_pairs(gold_pairs[:24])
+    packing = rm.packing("bf16")
+    assert packing is not None
+    assert packing.kernel == "varlen"
+    truth_loss, truth = gradient(rm, pairs, None, precision="fp32")
+    _, padded = gradient(rm, pairs, None)
+    loss, packed = gradient(rm, pairs, packing)
+    assert loss == pytest.approx(truth_loss, rel=2e-2)
+    assert error(packed, truth) < 2 * error(padded, truth) + 1e-3
+
+
+def test_a_compiled_packed_step_is_the_same(gold_pairs):
+    rm = BradleyTerryRM.new(ModelConfig(name="tiny", max_seq_len=128), seed=0, device=GPU)
+    pairs = rm.renderer.tokenize_pairs(gold_pairs[:24])
+    loss, plain = gradient(rm, pairs, rm.packing("bf16"))
+    compiled_loss, compiled = gradient(rm, pairs, rm.packing("bf16"), compiled=True)
+    assert compiled_loss == pytest.approx(loss, rel=1e-2)
+    assert error(compiled, plain) < 5e-2
+
+
+def test_float32_on_a_gpu_is_padded_and_says_why(tiny_folder, gold_pairs, capsys):
+    here = BradleyTerryRM.from_pretrained(tiny_folder, device="cuda", max_seq_len=128)
+    assert here.packing("fp32") is None
+    assert "bf16" in capsys.readouterr().err
+    there = BradleyTerryRM.from_pretrained(tiny_folder, device="cpu", max_seq_len=128)
+    np.testing.assert_allclose(here.score_pairs(gold_pairs[:16]), there.score_pairs(gold_pairs[:16]), atol=1e-4)
