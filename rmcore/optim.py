@@ -56,14 +56,26 @@ class OptimizerSet:
         """Whether a step takes `ascend`, a second gradient and `descend` before it."""
         return self._ascent_radius is not None
 
+    @property
+    def can_skip(self) -> bool:
+        """Whether `step` takes `skip`: fused kernels look at it. SAM's second pass needs the host's eyes anyway."""
+        return not self.sharpness_aware and all(group.get("fused") for group in self.param_groups)
+
     def zero_grad(self) -> None:
         """Drop all gradients (they become None)."""
         for part in self._parts:
             part.zero_grad()
 
-    def step(self) -> None:
-        """Update the weights from their gradients."""
+    def step(self, *, skip: Tensor | None = None) -> None:
+        """Update the weights from their gradients.
+
+        Args:
+            skip: 0-d float32 on the weights' device, 0 or 1; only where `can_skip`. If it is 1, weights, moments and
+                step counts stay as they are (the moments of a very first step are then without meaning). The host
+                does not look at it.
+        """
         for part in self._parts:
+            vars(part).update(found_inf=skip, grad_scale=None)  # as torch.amp.GradScaler hands them to fused kernels
             part.step()
 
     # pytorch_optimizer's SAM restores exactly too, but ties restoring to the update (second_step), so there is no room
@@ -138,11 +150,11 @@ def whole(tensor: Tensor, *, keep: bool = True) -> Tensor:
 
 
 def _place(value: Any, parameter: nn.Parameter, *, key: str, name: str) -> Any:
-    """A saved value as the optimizer keeps it: Adam's step count 0-d on the CPU, all else like the parameter."""
+    """A saved value as the optimizer keeps it: fused Adam's step count 0-d on the device, all else like `parameter`."""
     if not isinstance(value, Tensor):
         return value
     if key == "step":
-        return value.clone()
+        return value.to(parameter.device, copy=True)
     if value.shape != parameter.shape:
         raise TrainingError(
             f"the saved optimizer state has {key} of shape {tuple(value.shape)} for {name}, which is "
@@ -162,6 +174,7 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> OptimizerSet:
 
     adamw, muon, lion and sam decay weights directly; adam and sgd add the decay to the gradient. A `muon` step moves a
     matrix by about as much as AdamW does at the same learning rate; `lion` wants one 3 to 10 times smaller than AdamW.
+    adam, adamw and, in one process, sgd `can_skip` an update; the others do not.
 
     Raises:
         ConfigError: the model is sharded over processes and the optimizer is not exact there.
@@ -176,11 +189,13 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> OptimizerSet:
 
         return OptimizerSet(trained, [Lion(groups, lr=lr, betas=LION_BETAS, weight_decouple=True)])
     if name == "adam":
-        return OptimizerSet(trained, [Adam(groups, lr=lr, betas=ADAM_BETAS)])
+        return OptimizerSet(trained, [Adam(groups, lr=lr, betas=ADAM_BETAS, fused=True)])
     if name == "sgd":
-        return OptimizerSet(trained, [SGD(groups, lr=lr, momentum=SGD_MOMENTUM)])
+        sharded = any(isinstance(parameter, DTensor) for parameter in trained.values())
+        # torch (2.13) has no fused SGD of sharded tensors.
+        return OptimizerSet(trained, [SGD(groups, lr=lr, momentum=SGD_MOMENTUM, fused=not sharded)])
     radius = config.sam_rho if name == "sam" else None
-    return OptimizerSet(trained, [AdamW(groups, lr=lr, betas=ADAM_BETAS)], ascent_radius=radius)
+    return OptimizerSet(trained, [AdamW(groups, lr=lr, betas=ADAM_BETAS, fused=True)], ascent_radius=radius)
 
 
 def decay_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
@@ -229,7 +244,7 @@ def _muon_parts(model: nn.Module, config: TrainConfig) -> list[Optimizer]:
             momentum=MUON_MOMENTUM,
             adjust_lr_fn="match_rms_adamw",
         ),
-        AdamW(decay_groups(rest, config.weight_decay), lr=config.lr, betas=ADAM_BETAS),
+        AdamW(decay_groups(rest, config.weight_decay), lr=config.lr, betas=ADAM_BETAS, fused=True),
     ]
 
 

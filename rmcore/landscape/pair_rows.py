@@ -20,7 +20,7 @@ CURVATURE_TOKEN_BUDGET = 4096
 class PairRows(Protocol):
     """The rows of P whole pairs, R = 2P: the P chosen rows first, then the P rejected ones, in the same order.
 
-    `rmcore.batching.MicroBatch` is one.
+    `rmcore.batching.PaddedRows` is one.
     """
 
     @property
@@ -59,12 +59,12 @@ def checked_rows(micro_batch: MicroBatch) -> Rows:
     if not isinstance(ids, Tensor) or not isinstance(mask, Tensor):
         raise DataError(
             f"a micro-batch ({type(micro_batch).__name__}) lacks the tensors input_ids and attention_mask: "
-            "it cannot be scored. Build micro-batches with rmcore.batching."
+            "it cannot be scored. Build them with rmcore.batching.padded_pairs."
         )
     if ids.ndim != 2 or len(ids) == 0 or len(ids) % 2 or mask.shape != ids.shape:
         raise DataError(
             f"a micro-batch has input_ids {tuple(ids.shape)} and attention_mask {tuple(mask.shape)}: both must be "
-            "(2P, tokens), chosen rows first. Build micro-batches with rmcore.batching, which never cuts a pair."
+            "(2P, tokens), chosen rows first. Build them with rmcore.batching.padded_pairs, which never cuts a pair."
         )
     return Rows(ids, mask)
 

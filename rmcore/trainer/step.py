@@ -3,14 +3,19 @@
 Every micro-batch adds its *sum* of pair losses divided by the pairs of the whole step, over all processes. Hence any
 cut of a step into micro-batches, any order of its pairs and any number of processes gives the same loss and gradient,
 up to rounding.
+
+A step whose loss or gradient is not finite must not change the weights. Either the host reads both before the update,
+which on a GPU costs it the lead over the device; or the update looks at a flag on the device, which once raised stays
+so, and the host reads what many steps saw at once, later (`StepContext.failed`).
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from rmcore.batching import MicroBatch, Rows
 from rmcore.errors import TrainingError
@@ -55,6 +60,28 @@ class StepContext:
     clip: float
     device: torch.device
     ranks: Ranks = ALONE
+    failed: Tensor | None = None
+    """0-d float32 on the device, for an optimizer that `can_skip`: 1 once a step was not finite; no later update is
+    applied. None: the host reads each step before its update."""
+
+    @property
+    def deferred(self) -> bool:
+        """Whether steps are read later, many at once."""
+        return self.failed is not None
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadStep:
+    """One step's numbers where they were computed."""
+
+    step: int
+    pair_ids: Sequence[str]
+    numbers: Tensor
+    """(6,) float64, of all ranks: summed loss, wins, summed margin, tokens, real tokens; gradient norm."""
+
+    def not_finite(self) -> Tensor:
+        """0-d bool: the step must not change the weights."""
+        return ~(self.numbers[0].isfinite() & self.numbers[5].isfinite())
 
 
 def make_forward(model: torch.nn.Module, loss: PairLoss, precision: str, device: torch.device) -> Forward:
@@ -103,8 +130,10 @@ def synchronise_gradients(model: torch.nn.Module, on: bool) -> None:
 
 def train_step(
     context: StepContext, batches: Sequence[MicroBatch], *, step: int, pair_ids: Sequence[str]
-) -> StepResult:
+) -> UnreadStep:
     """Run one optimizer step over this rank's `batches`; all ranks' together hold the pairs named `pair_ids`.
+
+    Where the context is deferred, nothing here waits for the device, and `read_steps` raises what this would have.
 
     Raises:
         TrainingError: loss or gradient is not finite. The weights are left as they were before the step.
@@ -114,51 +143,77 @@ def train_step(
     optimizer, num_pairs = context.optimizer, len(pair_ids)
     optimizer.zero_grad()
     sums = accumulate_gradient(context, batches, num_pairs=num_pairs)
-    tokens = [
-        sum(batch.rows.num_tokens for batch in batches),
-        sum(batch.rows.num_real_tokens for batch in batches if not batch.idle),
-    ]
-    totals = context.ranks.sum(torch.cat([sums, sums.new_tensor(tokens)]))
-    norm = _gradient_norm(context)
-    loss_sum, wins, margin_sum, num_tokens, num_real_tokens = totals.tolist()
-    if not (math.isfinite(loss_sum) and math.isfinite(norm)):
-        named = ", ".join(pair_ids[:4]) + (", ..." if len(pair_ids) > 4 else "")
-        raise TrainingError(
-            f"step {step}: loss {loss_sum / num_pairs:.4g}, gradient norm {norm:.4g}: not finite (pairs {named}); "
-            "the update was not applied. Lower the learning rate, lengthen the warm-up, or look at those pairs."
-        )
-    if optimizer.sharpness_aware:
-        try:
-            optimizer.ascend()
-            optimizer.zero_grad()
-            accumulate_gradient(context, batches, num_pairs=num_pairs)
-        finally:
-            optimizer.descend()
-        if not math.isfinite(_gradient_norm(context)):
-            raise TrainingError(
-                f"step {step}: the gradient at the perturbed weights is not finite; the update was not applied. Lower "
-                "sam_rho or the learning rate."
-            )
+    # Filled on the device: a tensor made of Python numbers would be copied there, and waited for.
+    tokens = sums.new_full((1,), sum(batch.rows.num_tokens for batch in batches))
+    real_tokens = sums.new_full((1,), sum(batch.rows.num_real_tokens for batch in batches if not batch.idle))
+    totals = context.ranks.sum(torch.cat([sums, tokens, real_tokens]))
+    numbers = torch.cat([totals, _gradient_norm(context).double()[None]])
+    if context.failed is None:
+        seen = UnreadStep(step, pair_ids, numbers.cpu())
+        list(read_steps([seen]))
+        if optimizer.sharpness_aware:
+            _sharpness_aware_gradient(context, batches, step=step, num_pairs=num_pairs)
+    else:
+        seen = UnreadStep(step, pair_ids, numbers)
+        context.failed.logical_or_(seen.not_finite())
     try:
-        optimizer.step()
+        optimizer.step(skip=context.failed)
     except torch.OutOfMemoryError as error:
         raise HalfUpdateError(
             f"step {step}: out of memory in the update ({error}); its optimizer's state does not fit beside the model, "
             "whatever the token budget. Use another optimizer (sgd and lion keep half of what adamw keeps) or LoRA; "
             "what is on disk is whole."
         ) from error
-    return StepResult(
-        num_pairs=num_pairs,
-        num_tokens=int(num_tokens),
-        num_real_tokens=int(num_real_tokens),
-        loss=loss_sum / num_pairs,
-        pairwise_accuracy=wins / num_pairs,
-        mean_margin=margin_sum / num_pairs,
-        grad_norm=norm,
-    )
+    return seen
 
 
-def _gradient_norm(context: StepContext) -> float:
-    """Clip the gradient; its norm before that, over all ranks."""
-    norm = torch.nn.utils.clip_grad_norm_(context.model.parameters(), context.clip)
-    return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+def read_steps(steps: Sequence[UnreadStep]) -> Iterator[StepResult]:
+    """What some consecutive steps saw, in order; waits for the device once.
+
+    Raises:
+        TrainingError: after the results of the steps before it, where a step was not finite. It was not applied, nor
+            was any after it.
+    """
+    for seen, numbers in zip(steps, torch.stack([seen.numbers for seen in steps]).tolist(), strict=True):
+        loss_sum, wins, margin_sum, num_tokens, num_real_tokens, norm = numbers
+        num_pairs = len(seen.pair_ids)
+        if not (math.isfinite(loss_sum) and math.isfinite(norm)):
+            named = ", ".join(seen.pair_ids[:4]) + (", ..." if num_pairs > 4 else "")
+            raise TrainingError(
+                f"step {seen.step}: loss {loss_sum / num_pairs:.4g}, gradient norm {norm:.4g}: not finite (pairs "
+                f"{named}); the update was not applied. Lower the learning rate, lengthen the warm-up, or look at "
+                "those pairs."
+            )
+        yield StepResult(
+            num_pairs=num_pairs,
+            num_tokens=int(num_tokens),
+            num_real_tokens=int(num_real_tokens),
+            loss=loss_sum / num_pairs,
+            pairwise_accuracy=wins / num_pairs,
+            mean_margin=margin_sum / num_pairs,
+            grad_norm=norm,
+        )
+
+
+def _sharpness_aware_gradient(
+    context: StepContext, batches: Sequence[MicroBatch], *, step: int, num_pairs: int
+) -> None:
+    """Replace the gradient by the one at the weights that SAM perturbs; the weights come back."""
+    optimizer = context.optimizer
+    try:
+        optimizer.ascend()
+        optimizer.zero_grad()
+        accumulate_gradient(context, batches, num_pairs=num_pairs)
+    finally:
+        optimizer.descend()
+    if not _gradient_norm(context).isfinite():
+        raise TrainingError(
+            f"step {step}: the gradient at the perturbed weights is not finite; the update was not applied. Lower "
+            "sam_rho or the learning rate."
+        )
+
+
+def _gradient_norm(context: StepContext) -> Tensor:
+    """Clip the gradient; its norm before that, over all ranks: 0-d on the device."""
+    norm: Tensor = torch.nn.utils.clip_grad_norm_(context.model.parameters(), context.clip)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm

@@ -4,7 +4,8 @@ Where a GPU's memory runs out, under half the token budget; where torch.compile 
 """
 
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -13,7 +14,7 @@ from rmcore.errors import TrainingError
 from rmcore.trainer.compiling import COMPILE_ERRORS, CompiledForward
 from rmcore.trainer.feed import StepFeed
 from rmcore.trainer.state import random_state, set_random_state
-from rmcore.trainer.step import StepContext, StepResult, train_step
+from rmcore.trainer.step import StepContext, StepResult, UnreadStep, read_steps, train_step
 
 
 class Stepper:
@@ -23,22 +24,27 @@ class Stepper:
         self.context, self.feed = context, feed
         self.token_budget = feed.token_budget
         """Halved whenever a step runs out of memory."""
+        self._unread: list[UnreadStep] = []
+        self._since = 0.0
 
-    def run(self, step: int, indices: Sequence[int], batches: Sequence[MicroBatch]) -> StepResult:
+    def run(self, step: int, indices: Sequence[int], batches: Sequence[MicroBatch]) -> None:
         """Run step `step` (counted from 1) over the pairs at `indices`, which come cut into `batches`.
 
         Raises:
             TrainingError: see `train_step`; or not even single pairs fit into memory. Weights and random state are as
                 before the step, but for a HalfUpdateError.
         """
+        if not self._unread:
+            self._since = time.perf_counter()
         self.context.model.train()
         pair_ids = [self.feed.pairs[index].pair_id for index in indices]
         random = random_state(self.context.device)
         if self.token_budget != self.feed.token_budget:  # halved since these were cut
-            batches = self.feed.cut(indices, self.token_budget)
+            batches = self._cut(indices)
         while True:
             try:
-                return train_step(self.context, batches, step=step, pair_ids=pair_ids)
+                self._unread.append(train_step(self.context, batches, step=step, pair_ids=pair_ids))
+                return
             except torch.OutOfMemoryError as error:
                 self._halve_budget(step, error)
             except COMPILE_ERRORS as error:
@@ -58,7 +64,21 @@ class Stepper:
             set_random_state(random, self.context.device)
             if self.context.device.type == "cuda":
                 torch.cuda.empty_cache()
-            batches = self.feed.cut(indices, self.token_budget)
+            batches = self._cut(indices)
+
+    def results(self) -> Iterator[tuple[StepResult, float]]:
+        """What the steps since the last call saw, in order, and the wall seconds of each: equal shares of their time.
+
+        Waits for the device.
+
+        Raises:
+            TrainingError: see `read_steps`. The weights are those of the last result; the random state is not.
+        """
+        unread, self._unread = self._unread, []
+        if not unread:
+            return
+        for result in read_steps(unread):
+            yield result, self._seconds... 
 
     def _halve_budget(self, step: int, error: torch.OutOfMemoryError) -> None:
         budget = self.token_budget
