@@ -1,0 +1,302 @@
+"""One cell of benchmarks/train_throughput.py: one training by one side, watched while it runs.
+
+All sides train the same weights on the same pairs in the same steps with the same loss, optimizer, precision and
+checkpointing. What is their own: how a step is cut into micro-batches, and what is computed in them.
+"""
+
+import json
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForSequenceClassification, PretrainedConfig, Qwen2Config
+
+from rmcore.batching import step_order
+from rmcore.config import ModelConfig, TrainConfig
+from rmcore.data.rendering import Rendering, TokenizedPair
+from rmcore.loading import pick_device, read_config, resolve_model
+from rmcore.model import BradleyTerryRM
+from rmcore.precision import Precision
+from rmcore.tiny import tiny_tokenizer
+from rmcore.tracking import MemoryTracker
+from rmcore.trainer.loop import Trainer
+
+SIDES = ("TRL", "padded", "packed")
+PAIRS_PER_STEP = 16
+SEED = 0
+QWEN_SHAPES = {
+    "6.5m": (1024, 256, 1024, 6, 4, 4),
+    "qwen2.5-0.5b": (151936, 896, 4864, 24, 14, 2),
+    "qwen2.5-1.5b": (151936, 1536, 8960, 28, 12, 2),
+}
+"""Vocabulary, width, width inside the MLP, layers, heads, key-value heads."""
+MODELS = ("minilm", *QWEN_SHAPES)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training: everything that its result depends on."""
+
+    data: str
+    model: str
+    side: str
+    repeat: int
+    steps: int
+    max_seq_len: int
+    trl_batch: int
+    precision: Precision
+    gradient_checkpointing: bool
+    threads: int
+
+    def file(self, out: Path) -> Path:
+        """Where what was measured is kept."""
+        checkpointing = "-checkpointing" if self.gradient_checkpointing else ""
+        return out / f"{self.data}-{self.model}-{self.precision}{checkpointing}-{self.repeat}-{self.side}.json"
+
+    def is_finished(self, out: Path) -> bool:
+        """Whether the cell has been run with these settings."""
+        file = self.file(out)
+        return file.is_file() and json.loads(file.read_text())["cell"] == asdict(self)
+
+    @property
+    def settings(self) -> TrainConfig:
+        """What all sides train with. No smoothing and no penalty: the losses are then the same."""
+        return TrainConfig(
+            steps=self.steps,
+            pairs_per_step=PAIRS_PER_STEP,
+            schedule="constant",
+            warmup_steps=0,
+            beta=1.0,
+            label_smoothing=0.0,
+            regularization_lambda=0.0,
+            precision=self.precision,
+            gradient_checkpointing=self.gradient_checkpointing,
+            packing=self.side == "packed",
+            early_stopping_patience=None,
+            callbacks=(),
+            resume_every_seconds=86_400,  # TRL saves nothing on the way either
+        )
+
+
+class Watch:
+    """Time and memory of a training loop, from the end of its first step, which warms up, to that of its last."""
+
+    def __init__(self, num_steps: int, device: torch.device) -> None:
+        self.num_steps, self.device = num_steps, device
+        self._started = self._seconds = 0.0
+        self._peak_bytes = self._resident = 0
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        else:
+            Path("/proc/self/clear_refs").write_text("5")  # the resident peak begins anew
+            self._resident = _status_bytes("VmRSS")
+
+    def step_ended(self, step: int) -> None:
+        """Note the end of a step, counted from 1."""
+        if step not in (1, self.num_steps):
+            return
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        if step == 1:
+            self._started = time.perf_counter()
+            return
+        self._seconds = time.perf_counter() - self._started
+        on_gpu = self.device.type == "cuda"
+        self._peak_bytes = (
+            torch.cuda.max_memory_allocated(self.device) if on_gpu else _status_bytes("VmHWM") - self._resident
+        )
+
+    def seen(self, num_tokens: int, first_loss: float) -> dict[str, Any]:
+        """What a side did; `num_tokens` were computed after the first step."""
+        pairs = (self.num_steps - 1) * PAIRS_PER_STEP
+        return {
+            "pairs_per_second": pairs / self._seconds,
+            "tokens_per_pair": num_tokens / pairs,
+            "peak_bytes": self._peak_bytes,
+            "first_loss": first_loss,
+        }
+
+
+def _status_bytes(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
+
+
+def model_config(model: str) -> PretrainedConfig:
+    """The architecture of one of MODELS."""
+    if model == "minilm":
+        return read_config(resolve_model(model), trust_remote_code=False)
+    tokenizer = tiny_tokenizer()
+    vocabulary, width, inner, layers, heads, kv_heads = QWEN_SHAPES[model]
+    config = Qwen2Config(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    config.num_labels = 1
+    return config
+
+
+def make_rm(cell: Cell, device: torch.device) -> BradleyTerryRM:
+    """The model that all sides of a cell start from: the same weights in every process."""
+    if cell.model == "minilm":
+        return BradleyTerryRM.new(ModelConfig(name="minilm", max_seq_len=cell.max_seq_len), seed=SEED, device=device)
+    torch.manual_seed(SEED)
+    with device:  # drawing 1.5 billion weights on a CPU takes minutes
+        model = AutoModelForSequenceClassification.from_config(model_config(cell.model), dtype=torch.float32)
+    return BradleyTerryRM(model, tiny_tokenizer(), Rendering("plain", cell.max_seq_len))
+
+
+def steps_of(pairs: Sequence[TokenizedPair], num_steps: int) -> list[list[TokenizedPair]]:
+    """The pairs of each optimizer step, which are the same on all sides."""
+    order = step_order(len(pairs), PAIRS_PER_STEP, num_steps, seed=SEED)
+    return [[pairs[index] for index in step] for step in order]
+
+
+class _LoopEndedError(Exception):
+    """All steps are done and measured; the checkpoint and what comes after are no part of it."""
+
+
+def _train_here(
+    cell: Cell, pairs: Sequence[TokenizedPair], config: TrainConfig, device: torch.device
+) -> tuple[Trainer, Watch, MemoryTracker]:
+    """Train with this library as a user would, up to the end of the last step."""
+    tracker = MemoryTracker()
+
+    def progress(step: int, num_steps: int, _: str) -> None:
+        watch.step_ended(step)
+        if step == num_steps:
+            raise _LoopEndedError
+
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = Trainer(
+            make_rm(cell, device),
+            config,
+            train=pairs,
+            validation=[],
+            folder=Path(folder),
+            tracker=tracker,
+            seed=SEED,
+            progress=progress,
+        )
+        watch = Watch(trainer.num_steps, device)
+        try:
+            trainer.run()
+        except _LoopEndedError:
+            return trainer, watch, tracker
+    raise AssertionError(f"{cell}: the training ended before its last step")
+
+
+def measure_here(cell: Cell, pairs: Sequence[TokenizedPair], device: torch.device) -> dict[str, Any]:
+    """Train with this library, packed or padded; then the first step once more, to see it alone."""
+    trainer, watch, _ = _train_here(cell, pairs, cell.settings, device)
+    again = cell.settings.model_copy(update={"steps": 1})
+    short, _, tracker = _train_here(cell, steps_of(pairs, 1)[0], again, device)
+    tokens = trainer.at.totals.num_tokens - short.at.totals.num_tokens
+    packing = trainer.packing.kernel if trainer.packing else None
+    return watch.seen(tokens, tracker.rows[0][1]["train/loss"]) | {"packing": packing}
+
+
+def measure_trl(cell: Cell, pairs: Sequence[TokenizedPair], device: torch.device) -> dict[str, Any]:
+    """Train with TRL's RewardTrainer."""
+    from datasets import Dataset
+    from transformers import TrainerCallback
+    from trl import RewardConfig, RewardTrainer
+
+    rm, settings = make_rm(cell, device), cell.settings
+    assert rm.model.config._attn_implementation == "sdpa"
+    if rm.tokenizer.eos_token is None:
+        rm.tokenizer.eos_token = rm.tokenizer.sep_token  # TRL's RewardTrainer needs one and does not use it on ids
+    # Ids and not texts: TRL would drop every pair with a side over the limit, where here such a side is cut.
+    rows = [
+        {"chosen_ids": list(pair.chosen.ids), "rejected_ids": list(pair.rejected.ids)}
+        for step in steps_of(pairs, cell.steps)
+        for pair in step
+    ]
+    batches_per_step = PAIRS_PER_STEP // cell.trl_batch
+    first_losses: list[torch.Tensor] = []
+    tokens: list[int] = []
+
+    class Counting(RewardTrainer):
+        """Counts what is computed."""
+
+        def compute_loss(self, model: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
+            tokens.append(inputs["input_ids"].numel())
+            loss = super().compute_loss(model, inputs, *arguments, **options)
+            if len(first_losses) < batches_per_step:
+                first_losses.append(loss.detach().clone())
+            return loss
+
+    class Watching(TrainerCallback):
+        """Tells the watch."""
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            watch.step_ended(state.global_step)
+
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = RewardConfig(
+            output_dir=folder,
+            per_device_train_batch_size=cell.trl_batch,
+            gradient_accumulation_steps=batches_per_step,
+            max_steps=cell.steps,
+            learning_rate=settings.lr,
+            lr_scheduler_type="constant",
+            warmup_steps=0,
+            weight_decay=settings.weight_decay,
+            max_grad_norm=settings.clip,
+            max_length=cell.max_seq_len,
+            bf16=cell.precision == "bf16",
+            gradient_checkpointing=cell.gradient_checkpointing,
+            use_cpu=device.type == "cpu",
+            seed=SEED,
+            train_sampling_strategy="sequential",  # the rows are in the order of our own steps
+            logging_steps=settings.log_every,
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+        )
+        trainer = Counting(
+            model=rm.model,
+            args=arguments,
+            processing_class=rm.tokenizer,
+            train_dataset=Dataset.from_list(rows),
+            callbacks=[Watching()],
+        )
+        assert [dict(row) for row in trainer.train_dataset] == rows, "TRL changed the pairs"
+        watch = Watch(cell.steps, device)
+        trainer.train()
+    assert trainer.state.global_step == cell.steps, trainer.state.global_step
+    return watch.seen(sum(tokens[batches_per_step:]), float(torch.stack(first_losses).mean()))
+
+
+def run_cell(cell: Cell, pairs: Sequence[TokenizedPair]) -> dict[str, Any]:
+    """Measure one cell; to be called in a process of its own."""
+    torch.set_num_threads(cell.threads)
+    device = pick_device("auto")
+    measure = measure_trl if cell.side == "TRL" else measure_here
+    seen = measure(cell, pairs, device)
+    return {"cell": asdict(cell), "device": device.type, "machine": machine(cell.threads)} | seen
+
+
+def machine(threads: int) -> str:
+    """What is measured on and with, as one line."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    cpu = next((line.split(":")[1].strip() for line in lines if "model name" in line), platform.machine())
+    gpu = f"{torch.cuda.get_device_name()}, " if torch.cuda.is_available() else ""
+    found = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "trl") if find_spec(name))
+    return f"{gpu}{os.cpu_count()} cores of {cpu}, {threads} thread(s), Python {platform.python_version()}, {found}"
