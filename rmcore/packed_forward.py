@@ -11,33 +11,27 @@ numbers there and is left to padding, with the reason.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
-from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention.varlen import varlen_attn
-from torch.nn.functional import scaled_dot_product_attention
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from rmcore.batching import PaddedRows, Rows, pad_rows
 from rmcore.errors import ModelError
-from rmcore.packing import AttentionPlan, PackedRow, Packing, VarlenIndex, pack_sides
+from rmcore.packed_attention import ATTENTION
+from rmcore.packing import PackedRow, Packing, pack_sides, reading_place
 from rmcore.precision import precision_context
 
-ATTENTION = "rm_packed"
-"""Name under which Hugging Face's layers find `packed_attention`."""
 FORWARD_METHOD = "packed_rewards"
 """Where a sharded model carries the packed forward as a method, because only there its weights get gathered."""
 WINDOWS = ("sliding_window", "attention_chunk_size", "attention_window_size", "local_attention", "window_size")
 """Names of the config field that limits how far back a token sees."""
-KERNEL_SHARES_KEY_HEADS = "enable_gqa" in signature(varlen_attn).parameters
-"""Whether torch's varlen kernel takes fewer key heads than query heads by itself; not in torch 2.11."""
-UNSUPPORTED = ("softcap", "s_aux", "position_bias")
-"""Terms of some models' attention that no kernel used here computes."""
+FOREIGN_ERRORS = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError)
+"""What a model raises on a row that it is not made for."""
+ROW_MIXERS = (nn.Conv1d, nn.RNNBase)
+"""Layers that mix neighbouring places of a row."""
 
 
 def rewards_of(model: nn.Module, rows: Rows) -> Tensor:
@@ -77,113 +71,6 @@ def _packed_states(plain: Any, row: PackedRow) -> Tensor:
     return output.last_hidden_state[0, row.read_at]
 
 
-def packed_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    packing: AttentionPlan | None = None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    **options: Any,
-) -> tuple[Tensor, None]:
-    """Attention as Hugging Face's layers call it: along the plan of a packed row, and `sdpa` where there is none.
-
-    Args:
-        module: the attention layer.
-        query: (1, heads, T, D).
-        key: (1, key heads, T, D).
-        value: (1, key heads, T, D).
-        attention_mask: meant for rows that are not packed.
-        packing: which tokens see which.
-        dropout: probability for attention weights.
-        scaling: factor of the scores; 1 / sqrt(D) if left out.
-        **options: what else the layer says, passed on where rows are not packed.
-
-    Returns:
-        (1, T, heads, D), and no weights.
-
-    Raises:
-        ModelError: the layer asks for a term that is not computed here.
-    """
-    if packing is None:
-        return sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
-        )
-    asked = [name for name in UNSUPPORTED if options.get(name) is not None]
-    if asked:
-        raise ModelError(f"its attention uses {', '.join(asked)}, which packed attention does not compute")
-    if packing.varlen is not None:
-        if dropout:
-            raise ModelError("its attention uses dropout, which the varlen kernel does not compute")
-        return _all_at_once((query, key, value), packing.varlen, packing.causal, scaling), None
-    return _one_by_one(query, key, value, packing, dropout, scaling), None
-
-
-ALL_ATTENTION_FUNCTIONS.register(ATTENTION, packed_attention)
-ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, sdpa_mask)
-
-
-def _one_by_one(
-    query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, dropout: float, scaling: float | None
-) -> Tensor:
-    """Each query sequence with its keys through `scaled_dot_product_attention`."""
-    repeats = query.shape[1] // key.shape[1]
-    if repeats > 1:
-        key, value = (tensor.repeat_interleave(repeats, dim=1) for tensor in (key, value))
-    lengths = [length for prefix, first, *others in plan.groups for length in (prefix + first, *others)]
-    # Split once: its backward is one concatenation, where a slice a sequence would fill a whole row with zeros each.
-    pieces = zip(*(tensor.split(lengths, dim=2) for tensor in (query, key, value)), strict=True)
-    attend = partial(scaled_dot_product_attention, dropout_p=dropout, scale=scaling)
-    outputs = []
-    for prefix, _, *others in plan.groups:
-        own_query, first_key, first_value = next(pieces)
-        outputs.append(attend(own_query, first_key, first_value, is_causal=plan.causal))
-        for length in others:
-            own_query, own_key, own_value = next(pieces)
-            keys = torch.cat([first_key[:, :, :prefix], own_key], dim=2)
-            values = torch.cat([first_value[:, :, :prefix], own_value], dim=2)
-            sees = torch.ones(length, prefix + length, dtype=torch.bool, device=query.device).tril(prefix)
-            outputs.append(attend(own_query, keys, values, attn_mask=sees))
-    return torch.cat(outputs, dim=2).transpose(1, 2)
-
-
-def _all_at_once(
-    rows: tuple[Tensor, Tensor, Tensor], index: VarlenIndex, causal: bool, scaling: float | None
-) -> Tensor:
-    """All query sequences in one call of torch's varlen kernel (FlashAttention, Dao 2023, arXiv:2307.08691).
-
-    Where a sequence has more keys than queries, its causal mask is aligned at the ends: the last query sees all keys.
-    """
-    kind = rows[0].device.type
-    # Rotary positions leave queries and keys in float32 under autocast, which knows torch's own operations only.
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else rows[0].dtype
-    query, key, value = (tensor[0].transpose(0, 1).to(dtype) for tensor in rows)  # (T, heads, D)
-    repeats = query.shape[1] // key.shape[1]
-    options: dict[str, Any] = {}
-    if repeats > 1 and KERNEL_SHARES_KEY_HEADS:
-        options["enable_gqa"] = True
-    elif repeats > 1:
-        key, value = (tensor.repeat_interleave(repeats, dim=1) for tensor in (key, value))
-    if index.key_at is not None:
-        key, value = key.index_select(0, index.key_at), value.index_select(0, index.key_at)
-    output = varlen_attn(
-        query.contiguous(),
-        key.contiguous(),
-        value.contiguous(),
-        index.query_ends,
-        index.key_ends,
-        index.longest_query,
-        index.longest_key,
-        scale=scaling,
-        window_size=(-1, 0) if causal else (-1, -1),
-        **options,
-    )
-    return output[None]
-
-
 def find_packing(model: nn.Module, *, longest_side: int, precision: str, pad_id: int) -> Packing:
     """How the rows of `model` are to be packed; from then on its attention is `packed_attention`.
 
@@ -191,28 +78,33 @@ def find_packing(model: nn.Module, *, longest_side: int, precision: str, pad_id:
         model: a Hugging Face sequence classifier, or PEFT's wrapper around one, on its device, not sharded.
         longest_side: most tokens of a side.
         precision: fp32 or bf16.
-        pad_id: token id of padding, which the trial avoids.
+        pad_id: token id of padding.
 
     Raises:
         ModelError: it cannot be packed; the message is the reason, as part of a sentence.
+        torch.OutOfMemoryError: the model does not even leave room for the trial.
     """
     plain = _without_adapters(model)
-    device = plain.device
-    _refuse_windows(plain.config.get_text_config(), longest_side)
+    device, config, before = plain.device, plain.config.get_text_config(), plain.config._attn_implementation
+    packing = Packing(
+        causal=hasattr(plain, "score"), kernel="sdpa", first_position=_first_position(plain), pad_id=config.pad_token_id
+    )
+    _refuse_windows(config, longest_side, causal=packing.causal)
+    _refuse_recurrence(plain, config)
     if device.type == "cuda" and precision != "bf16":
         raise ModelError("on a GPU the packed attention kernel computes in bf16 only (train.precision=bf16)")
-    if plain.config._attn_implementation not in ("sdpa", ATTENTION):
-        raise ModelError(f"its attention is {plain.config._attn_implementation}, not sdpa")
-    packing = Packing(causal=hasattr(plain, "score"), kernel="sdpa", first_position=_first_position(plain))
-    before = plain.config._attn_implementation
+    if before not in ("sdpa", ATTENTION):
+        raise ModelError(f"its attention is {before}, not sdpa")
     plain.set_attn_implementation(ATTENTION)
     try:
         with torch.no_grad(), _evaluation_mode(model):
             _compare(model, packing, "fp32", pad_id)
             if device.type == "cuda":
-                packing = Packing(packing.causal, "varlen", packing.first_position)
+                packing = replace(packing, kernel="varlen")
                 _compare(model, packing, precision, pad_id)
-    except (ModelError, RuntimeError, TypeError, AttributeError, IndexError) as error:
+    except torch.OutOfMemoryError:
+        raise
+    except (ModelError, *FOREIGN_ERRORS) as error:
         plain.set_attn_implementation(before)
         if isinstance(error, ModelError):
             raise
@@ -221,14 +113,27 @@ def find_packing(model: nn.Module, *, longest_side: int, precision: str, pad_id:
     return packing
 
 
-def _refuse_windows(config: Any, longest_side: int) -> None:
+def _refuse_windows(config: Any, longest_side: int, *, causal: bool) -> None:
     """A window counts places in the row, where a later side stands far from the prefix that it continues."""
     if getattr(config, "use_sliding_window", True) is False:
         return
     for name in WINDOWS:
         window = getattr(config, name, None)
-        if isinstance(window, int) and 0 < window < longest_side:
-            raise ModelError(f"its attention sees {window} tokens back ({name}), sides have up to {longest_side}")
+        if not isinstance(window, int) or window <= 0:
+            continue
+        reach = window if causal else window // 2  # an encoder's window lies half before, half after
+        if reach < longest_side:
+            raise ModelError(f"its attention sees {reach} tokens back ({name}), sides have up to {longest_side}")
+
+
+def _refuse_recurrence(plain: nn.Module, config: Any) -> None:
+    """Layers that hand a state or a convolution along the row would carry it from one side into the next."""
+    kinds = {str(kind) for kind in getattr(config, "layer_types", None) or ()}
+    kinds |= {str(kind) for kind in getattr(config, "layers_block_type", None) or ()}
+    recurrent = sorted(kind for kind in kinds if "attention" not in kind or "linear" in kind)
+    mixing = next((type(module).__name__ for module in plain.modules() if isinstance(module, ROW_MIXERS)), None)
+    if recurrent or mixing:
+        raise ModelError(f"its layers carry a state along the row ({', '.join(recurrent) or mixing})")
 
 
 def _first_position(plain: nn.Module) -> int:
@@ -241,41 +146,55 @@ def _first_position(plain: nn.Module) -> int:
 
 @contextmanager
 def _evaluation_mode(model: nn.Module) -> Iterator[None]:
-    was_training = model.training
+    training = [module for module in model.modules() if module.training]
     model.eval()
     try:
         yield
     finally:
-        model.train(was_training)
+        for module in training:
+            module.training = True
 
 
 def _compare(model: nn.Module, packing: Packing, precision: str, pad_id: int) -> None:
     """Compute a few random sides packed, padded and alone; refuse unless all three agree.
 
-    Rewards, and where a head is the identity or zero the states as well, may differ by rounding: by what padding
-    changes, twenty times over, or a little more than one unit in the last place.
+    Rewards, and the states that they are read from in case the head makes nothing of them, may differ by rounding: by
+    twenty times what padding changes, or a little more than one unit in the last place.
     """
     plain = _without_adapters(model)
     sides, groups = _trial_sides(plain.config.get_text_config().vocab_size, pad_id)
     device = plain.device
+    row = pack_sides(sides, groups, packing).to(device)
+    together = pad_rows(sides, pad_id=pad_id).to(device)
+    singles = [pad_rows([side], pad_id=pad_id).to(device) for side in sides]
+    places = torch.tensor([reading_place(side, packing) for side in sides], device=device)
+
+    def states(rows: PaddedRows, at: Tensor) -> Tensor:
+        found = plain.base_model(input_ids=rows.input_ids, attention_mask=rows.attention_mask).last_hidden_state
+        return found[torch.arange(len(at), device=device), at]
+
     with precision_context(precision, device):
-        packed_row = pack_sides(sides, groups, packing).to(device)
-        padded = rewards_of(model, pad_rows(sides, pad_id=pad_id).to(device)).double()
-        alone = torch.cat([rewards_of(model, pad_rows([side], pad_id=pad_id).to(device)) for side in sides]).double()
-        packed = packed_rewards(model, packed_row).double()
-    epsilon = torch.finfo(torch.bfloat16 if precision == "bf16" else plain.dtype).eps
-    scale = alone.abs().max()
-    allowed = 20 * (padded - alone).abs().max() + max(4 * epsilon, 1e-5) * scale
-    difference = (packed - alone).abs().max()
-    if packed.shape != alone.shape or not difference <= allowed:
-        raise ModelError(
-            f"rewards of a packed trial differ by {difference:.2g} of {scale:.2g} from those one by one, so its "
-            "positions or its attention depend on more than what a packed row can say"
+        rewards = packed_rewards(model, row), rewards_of(model, together), [rewards_of(model, one) for one in singles]
+        read = (
+            _packed_states(plain, row),
+            states(together, places),
+            [states(one, place[None]) for one, place in zip(singles, places, strict=True)],
         )
+    epsilon = torch.finfo(torch.bfloat16 if precision == "bf16" else plain.dtype).eps
+    for name, (packed, padded, parts) in {"rewards": rewards, "states": read}.items():
+        alone = torch.cat(parts).double()
+        scale = alone.abs().max()
+        rounding = min(20 * (padded.double() - alone).abs().max(), max(16 * epsilon, 1e-3) * scale)
+        difference = (packed.double() - alone).abs().max()
+        if packed.shape != alone.shape or not difference <= rounding + max(4 * epsilon, 1e-5) * scale:
+            raise ModelError(
+                f"{name} of a packed trial differ by {difference:.2g} of {scale:.2g} from those one by one, so its "
+                "positions or its attention depend on more than what a packed row can say"
+            )
 
 
 def _trial_sides(vocabulary: int, pad_id: int) -> tuple[list[list[int]], list[list[int]]]:
-    """Two pairs, three answers to one prompt and a lone side, of random tokens."""
+    """Two pairs, three answers to one prompt and a lone side, of random tokens; one ends in the pad token."""
     generator = torch.Generator().manual_seed(0)
 
     def draw(count: int) -> list[int]:
@@ -288,4 +207,5 @@ def _trial_sides(vocabulary: int, pad_id: int) -> tuple[list[list[int]], list[li
         start = draw(prefix)
         groups.append(list(range(len(sides), len(sides) + len(lengths))))
         sides += [start + draw(length) for length in lengths]
+    sides[1].append(pad_id)
     return sides, groups

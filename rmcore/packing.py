@@ -39,6 +39,8 @@ class Packing:
     """What computes attention: `scaled_dot_product_attention` by sequence, or torch's varlen kernel for all at once."""
     first_position: int = 0
     """Position of a side's first token: RoBERTa and its kin begin behind the pad token's id."""
+    pad_id: int | None = None
+    """What the model takes for padding even where it stands in a text: see `reading_place` and `_positions`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,22 +145,42 @@ def pack_sides(sides: Sequence[Sequence[int]], groups: Sequence[Sequence[int]], 
     lengths: list[tuple[int, ...]] = []
     end = 0
     for group in groups if packing.causal else [[index] for members in groups for index in members]:
+        group_start = end
         prefix = group_prefix([sides[index] for index in group])
         lengths.append((prefix, *(len(sides[index]) - prefix for index in group)))
         for place, index in enumerate(group):
             start = prefix if place else 0
             ids.append(np.asarray(sides[index][start:], dtype=np.int64))
-            positions.append(np.arange(start, len(sides[index]), dtype=np.int64))
-            read_at[index] = end + len(ids[-1]) - 1 if packing.causal else end
+            positions.append(_positions(ids[-1], start, packing))
+            reads = reading_place(sides[index], packing)
+            read_at[index] = reads + (group_start if reads < start else end - start)
             end += len(ids[-1])
     plan = AttentionPlan(tuple(lengths), packing.causal)
     return PackedRow(
         input_ids=torch.from_numpy(np.concatenate(ids))[None],
-        position_ids=torch.from_numpy(np.concatenate(positions) + packing.first_position)[None],
+        position_ids=torch.from_numpy(np.concatenate(positions))[None],
         read_at=torch.from_numpy(read_at),
         plan=replace(plan, varlen=_varlen_index(plan.groups)) if packing.kernel == "varlen" else plan,
         num_real_tokens=sum(len(side) for side in sides),
     )
+
+
+def reading_place(side: Sequence[int], packing: Packing) -> int:
+    """Place in a side of the token whose state becomes its reward, as Hugging Face's classes choose it.
+
+    An encoder's first token; a causal model's last one that is not the pad token, wherever that came from.
+    """
+    if not packing.causal:
+        return 0
+    return next((place for place in range(len(side) - 1, 0, -1) if side[place] != packing.pad_id), 0)
+
+
+def _positions(own: np.ndarray, start: int, packing: Packing) -> np.ndarray:
+    """Positions of a side's own tokens, which `start` tokens precede."""
+    if packing.first_position == 0:
+        return np.arange(start, start + len(own), dtype=np.int64)
+    counted = own != packing.pad_id  # RoBERTa gives a pad token no position; an encoder, so nothing precedes
+    return np.cumsum(counted) * counted + packing.first_position - 1
 
 
 def group_prefix(sides: Sequence[Sequence[int]]) -> int:
@@ -206,8 +228,8 @@ def _places(groups: Sequence[tuple[int, ...]]) -> Iterator[tuple[int, int, int, 
 def find_groups(sides: Sequence[list[int]], *, most_tokens: int) -> list[list[int]]:
     """Group sides so that sharing prefixes saves most tokens.
 
-    Sides with a long common prefix are neighbours in lexicographic order, and there the best cut into runs is a
-    shortest path: a run of n sides with common prefix p saves (n - 1) p tokens.
+    Sides with a long common prefix are neighbours in lexicographic order. Of the ways to cut that order into runs the
+    best one is found, as a shortest path: a run of n sides with common prefix p saves (n - 1) p tokens.
 
     Args:
         sides: S token lists.

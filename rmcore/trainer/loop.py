@@ -6,7 +6,6 @@ Resuming is exact: a state holds everything that the next step depends on, and t
 seed, so on a CPU a training that was killed anywhere ends in the same bits as one that was not.
 """
 
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -22,12 +21,10 @@ from rmcore.batching import MicroBatch
 from rmcore.config import TrainConfig
 from rmcore.data.rendering import TokenizedPair
 from rmcore.errors import TrainingError
-from rmcore.losses import make_bradley_terry
-from rmcore.memory import choose_token_budget, memory_metrics, peak_memory_bytes
+from rmcore.memory import memory_metrics, peak_memory_bytes
 from rmcore.metrics.report_card import batch_metrics
 from rmcore.model import SCORING_TOKEN_BUDGET, BradleyTerryRM
-from rmcore.optim import make_optimizer, set_learning_rate
-from rmcore.packing import Packing
+from rmcore.optim import set_learning_rate
 from rmcore.tracking import Tracker
 from rmcore.trainer import state as states
 from rmcore.trainer.callbacks import Callback, Evaluation
@@ -41,8 +38,8 @@ from rmcore.trainer.ranks import ALONE, Ranks
 from rmcore.trainer.record import Progress, TrainResult, Window, write_csv
 from rmcore.trainer.scoring import score_tokenized
 from rmcore.trainer.selection import Selection
-from rmcore.trainer.sharding import shard
-from rmcore.trainer.step import HalfUpdateError, StepContext, make_forward
+from rmcore.trainer.setup import choose_budget, choose_packing, make_context, take_up
+from rmcore.trainer.step import HalfUpdateError, StepContext
 from rmcore.trainer.stepper import Stepper
 
 DISTRIBUTION_PAIRS = 500
@@ -95,8 +92,7 @@ class Trainer:
         self.progress, self.callbacks = progress, callbacks
         self.num_steps = planned_steps(config, len(train))
         self.settings = states.training_settings(config, seed, train, validation) | dict(settings or {})
-        rm.allow_packing = config.packing
-        self.packing = self._choose_packing()
+        self.packing = choose_packing(rm, config)
         found = resume.read_beginning(folder, self.settings)
         # What the first rank finds counts for all: another may look while that one begins, and a state is long to read.
         point = resume.find_resume_point(folder) if found and ranks.is_main else None
@@ -105,7 +101,7 @@ class Trainer:
         if self.point is not None:
             self.at = Progress.from_dict(self.point.record)
         else:
-            budget = beginning["token_budget"] if beginning else self._choose_budget()
+            budget = beginning["token_budget"] if beginning else choose_budget(rm, config, ranks)
             self.at = Progress(budget, Selection.of(config))
         longest = max(range(len(train)), key=lambda index: train[index].num_tokens)
         self._feed().cut([longest], self.at.token_budget)  # refuses now what would fail later
@@ -113,27 +109,7 @@ class Trainer:
         self.best_rewards = np.zeros((0, 2), dtype=np.float32)
         """(P, 2) rewards, chosen first, under the best weights; of the split named below."""
         self.best_rewards_split = "validation"
-
-    def _choose_packing(self) -> Packing | None:
-        """Asked before the model is sharded, when a part of it can still be run on its own."""
-        found = self.rm.packing(self.config.precision)
-        if found is not None and self.config.compile and found.kernel == "sdpa":
-            print(
-                "note: pairs are padded, not packed: torch.compile needs attention as one operation.", file=sys.stderr
-            )
-            return None
-        return found
-
-    def _choose_budget(self) -> int:
-        own = self.config.token_budget or choose_token_budget(
-            self.rm.model.config,
-            num_trained=self.rm.num_trained_parameters // self.ranks.world,
-            max_seq_len=self.rm.renderer.rendering.max_seq_len,
-            precision=self.config.precision,
-            gradient_checkpointing=self.config.gradient_checkpointing,
-            device=self.rm.device,
-        )
-        return min(self.ranks.gather(own))  # each sees other free memory, and all must cut a step alike
+        self._loss = ""  # of the last step that was read
 
     def run(self) -> TrainResult:
         """Train to the end, to early stopping, or to an error; the last good state is always on disk.
@@ -154,25 +130,10 @@ class Trainer:
     def probe(self, num_steps: int) -> int:
         """Run the first steps to see what they cost: padded tokens computed. Weights change, nothing is saved."""
         with training_form(self.rm, self.config):
-            stepper = Stepper(self._context(), self._feed())
-            steps = range(min(num_steps, self.num_steps))
-            return sum(stepper.run(step + 1, *stepper.feed[step]).num_tokens for step in steps)
-
-    def _context(self) -> StepContext:
-        """Bring the model into its training form; what all steps share."""
-        if self.config.gradient_checkpointing:
-            self.rm.enable_gradient_checkpointing()
-        shard(self.rm.model, self.ranks)
-        device = self.rm.device
-        forward = make_forward(self.rm.model, make_bradley_terry(self.config), self.config.precision, device)
-        return StepContext(
-            model=self.rm.model,
-            forward=CompiledForward(forward) if self.config.compile else forward,
-            optimizer=make_optimizer(self.rm.model, self.config),
-            clip=self.config.clip,
-            device=device,
-            ranks=self.ranks,
-        )
+            stepper = Stepper(make_context(self.rm, self.config, self.ranks), self._feed())
+            for step in range(min(num_steps, self.num_steps)):
+                stepper.run(step + 1, *stepper.feed[step])
+            return sum(result.num_tokens for result, _ in stepper.results())
 
     def _start(self) -> StepContext:
         """Begin, or go on from the newest state."""
@@ -182,22 +143,11 @@ class Trainer:
             if self.is_new:
                 resume.begin(self.folder, self.settings, {"token_budget": self.at.token_budget})
         states.seed_everything(self.seed, self.ranks)
-        context = self._context()
+        context = make_context(self.rm, self.config, self.ranks)
         if self.point is not None:
-            self._take_up(self.point, context)
+            self.best_rewards = take_up(self.point, self.rm, context, num_steps=self.num_steps)
+            self.at.resumed_from.append(self.point.step)
         return context
-
-    def _take_up(self, point: resume.ResumePoint, context: StepContext) -> None:
-        saved = states.load_state(point.state)
-        states.apply_state(saved, self.rm.model, context.optimizer)
-        if len(saved["random"]) == self.ranks.world:
-            states.set_random_state(saved["random"][self.ranks.rank], self.rm.device)
-        self.best_rewards = saved["best_rewards"].numpy()
-        self.at.resumed_from.append(point.step)
-        if self.ranks.is_main:
-            for note in point.notes:
-                print(f"warning: {note}", file=sys.stderr)
-            print(f"resumed from step {point.step} of {self.num_steps} ({point.state.parent})", file=sys.stderr)
 
     def _feed(self) -> StepFeed:
         return make_feed(
@@ -218,14 +168,22 @@ class Trainer:
         stepper = Stepper(context, self._feed())
         saved_at = time.monotonic()
         with steps_from(stepper.feed, self.at.step, self.config, self.rm.device) as steps:
-            for indices, batches in steps:
-                loss = self._step(context, stepper, indices, batches)
+            for step, (indices, batches) in enumerate(steps, self.at.step + 1):
+                lr = set_learning_rate(context.optimizer, self.config, step - 1, self.num_steps)
+                self._step(stepper, step, indices, batches)
+                settled = not context.deferred or self._is_due(step)
+                if settled:
+                    self._settle(stepper)
+                    self._after_step(step, lr)
                 if self.progress is not None:
-                    self.progress(self.at.step, self.num_steps, f"loss {loss:.3f}")
+                    self.progress(step, self.num_steps, self._loss)
+                if not settled and self.ranks.world > 1:
+                    continue  # agreeing waits for the device
                 stop = self.ranks.agree(interruption.asked, context.device)
                 stop_reason = self._reason_to_stop()
                 due = stop_reason is None and time.monotonic() - saved_at >= self.config.resume_every_seconds
                 if self.ranks.agree(stop or due, context.device):
+                    self._settle(stepper)
                     self._save_state(context)
                     saved_at = time.monotonic()
                 if stop:
@@ -241,29 +199,42 @@ class Trainer:
             return None
         return f"{self.config.best_metric} did not improve for {patience} evaluations"
 
-    def _step(
-        self, context: StepContext, stepper: Stepper, indices: Sequence[int], batches: Sequence[MicroBatch]
-    ) -> float:
-        """Do one step and what is due after it; its loss."""
-        started = time.perf_counter()
-        lr = set_learning_rate(context.optimizer, self.config, self.at.step, self.num_steps)
+    def _step(self, stepper: Stepper, step: int, indices: Sequence[int], batches: Sequence[MicroBatch]) -> None:
         try:
-            result = stepper.run(self.at.step + 1, indices, batches)
-        except TrainingError as error:  # its update was not applied, so the weights are still worth keeping
-            # Among several processes one alone may have failed, and could not gather the others' weights.
-            if self.at.step and self.ranks.world == 1 and not isinstance(error, HalfUpdateError):
-                self.keeper.save_step(self.at.step)
+            stepper.run(step, indices, batches)
+        except TrainingError as error:
+            self._settle(stepper)  # where a step before this one failed, that is the error to tell
+            self._keep_weights(error)
             raise
         self.at.token_budget = stepper.token_budget
-        self.at.add(result, time.perf_counter() - started)
-        self._after_step(self.at.step, lr)
-        return result.loss
+
+    def _settle(self, stepper: Stepper) -> None:
+        """Count the steps that were not read yet; waits for the device. Then `at` tells of the present weights."""
+        try:
+            for result, seconds in stepper.results():
+                self.at.add(result, seconds)
+                self._loss = f"loss {result.loss:.3f}"
+        except TrainingError as error:
+            self._keep_weights(error)
+            raise
+
+    def _keep_weights(self, error: TrainingError) -> None:
+        """After an update that was not applied the weights are still worth keeping."""
+        # Among several processes one alone may have failed, and could not gather the others' weights.
+        if self.at.step and self.ranks.world == 1 and not isinstance(error, HalfUpdateError):
+            self.keeper.save_step(self.at.step)
+
+    def _is_due(self, step: int) -> bool:
+        """Whether what comes after a step logs, evaluates or saves."""
+        every = (self.config.log_every, self.config.eval_every if self.validation else None, self.config.save_every)
+        return step == self.num_steps or any(number and step % number == 0 for number in every)
 
     def _after_step(self, step: int, lr: float) -> None:
         """Log, evaluate and save what is due after a step."""
         last = step == self.num_steps
         if step % self.config.log_every == 0 or last:
-            self._log(step, self.at.window.summary(lr) | self._memory())
+            memory = memory_metrics(self.rm.device) if self.config.profile_memory else {}
+            self._log(step, self.at.window.summary(lr) | memory)
             self.at.window = Window()
         if self.validation and (step % self.config.eval_every == 0 or last):
             self._evaluate(step)
@@ -289,9 +260,6 @@ class Trainer:
     def _score(self, pairs: Sequence[TokenizedPair]) -> np.ndarray:
         budget = min(SCORING_TOKEN_BUDGET, self.at.token_budget)  # what training fits into, scoring does
         return score_tokenized(self.rm, pairs, token_budget=budget, precision=self.config.precision, ranks=self.ranks)
-
-    def _memory(self) -> dict[str, float]:
-        return memory_metrics(self.rm.device) if self.config.profile_memory else {}
 
     def _log(self, step: int, values: dict[str, float]) -> None:
         if self.ranks.is_main:

@@ -42,7 +42,8 @@ class TrainResult:
     num_real_tokens: int
     token_budget: int
     train_seconds: float
-    """Wall seconds in optimizer steps, without evaluations and checkpoints."""
+    """Wall seconds in optimizer steps, without evaluations and checkpoints. On a GPU, which the host does not wait for
+    after each step, from the first step that was not read to their reading."""
     peak_memory_bytes: int
     """Most memory so far: of the device on a GPU, else of this process."""
     num_processes: int

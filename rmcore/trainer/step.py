@@ -83,6 +83,31 @@ class UnreadStep:
         """0-d bool: the step must not change the weights."""
         return ~(self.numbers[0].isfinite() & self.numbers[5].isfinite())
 
+    def result(self, numbers: Sequence[float]) -> StepResult:
+        """What the step saw, `numbers` having been read.
+
+        Raises:
+            TrainingError: the step was not finite.
+        """
+        loss_sum, wins, margin_sum, num_tokens, num_real_tokens, norm = numbers
+        num_pairs = len(self.pair_ids)
+        if not (math.isfinite(loss_sum) and math.isfinite(norm)):
+            named = ", ".join(self.pair_ids[:4]) + (", ..." if num_pairs > 4 else "")
+            raise TrainingError(
+                f"step {self.step}: loss {loss_sum / num_pairs:.4g}, gradient norm {norm:.4g}: not finite (pairs "
+                f"{named}); the update was not applied. Lower the learning rate, lengthen the warm-up, or look at "
+                "those pairs."
+            )
+        return StepResult(
+            num_pairs=num_pairs,
+            num_tokens=int(num_tokens),
+            num_real_tokens=int(num_real_tokens),
+            loss=loss_sum / num_pairs,
+            pairwise_accuracy=wins / num_pairs,
+            mean_margin=margin_sum / num_pairs,
+            grad_norm=norm,
+        )
+
 
 def make_forward(model: torch.nn.Module, loss: PairLoss, precision: str, device: torch.device) -> Forward:
     """The whole computation of one micro-batch as one function."""
@@ -150,7 +175,7 @@ def train_step(
     numbers = torch.cat([totals, _gradient_norm(context).double()[None]])
     if context.failed is None:
         seen = UnreadStep(step, pair_ids, numbers.cpu())
-        list(read_steps([seen]))
+        seen.result(seen.numbers.tolist())
         if optimizer.sharpness_aware:
             _sharpness_aware_gradient(context, batches, step=step, num_pairs=num_pairs)
     else:
@@ -168,31 +193,13 @@ def train_step(
 
 
 def read_steps(steps: Sequence[UnreadStep]) -> Iterator[StepResult]:
-    """What some consecutive steps saw, in order; waits for the device once.
+    """Wait for the device, once, then give what these consecutive steps saw, one by one.
 
     Raises:
-        TrainingError: after the results of the steps before it, where a step was not finite. It was not applied, nor
-            was any after it.
+        TrainingError: in the place of the first step that was not finite. Neither it nor any after it was applied.
     """
-    for seen, numbers in zip(steps, torch.stack([seen.numbers for seen in steps]).tolist(), strict=True):
-        loss_sum, wins, margin_sum, num_tokens, num_real_tokens, norm = numbers
-        num_pairs = len(seen.pair_ids)
-        if not (math.isfinite(loss_sum) and math.isfinite(norm)):
-            named = ", ".join(seen.pair_ids[:4]) + (", ..." if num_pairs > 4 else "")
-            raise TrainingError(
-                f"step {seen.step}: loss {loss_sum / num_pairs:.4g}, gradient norm {norm:.4g}: not finite (pairs "
-                f"{named}); the update was not applied. Lower the learning rate, lengthen the warm-up, or look at "
-                "those pairs."
-            )
-        yield StepResult(
-            num_pairs=num_pairs,
-            num_tokens=int(num_tokens),
-            num_real_tokens=int(num_real_tokens),
-            loss=loss_sum / num_pairs,
-            pairwise_accuracy=wins / num_pairs,
-            mean_margin=margin_sum / num_pairs,
-            grad_norm=norm,
-        )
+    rows = torch.stack([seen.numbers for seen in steps]).tolist()
+    return (seen.result(numbers) for seen, numbers in zip(steps, rows, strict=True))
 
 
 def _sharpness_aware_gradient(

@@ -77,8 +77,14 @@ class Stepper:
         unread, self._unread = self._unread, []
         if not unread:
             return
-        for result in read_steps(unread):
-            yield result, self._seconds... 
+        results = read_steps(unread)
+        seconds = (time.perf_counter() - self._since) / len(unread)
+        for result in results:
+            yield result, seconds
+
+    def _cut(self, indices: Sequence[int]) -> list[MicroBatch]:
+        batches = self.feed.cut(indices, self.token_budget)
+        return [batch.pin_memory() for batch in batches] if self.context.device.type == "cuda" else batches
 
     def _halve_budget(self, step: int, error: torch.OutOfMemoryError) -> None:
         budget = self.token_budget

@@ -24,7 +24,7 @@ def small_folder(tiny_folder, tmp_path_factory):
 
 
 def test_without_a_compiler_training_goes_on_with_the_same_losses(tmp_path, start, small_folder, capsys):
-    plain = start(tmp_path / "plain", model={"name": small_folder}, steps=3).run()
+    plain = start(tmp_path / "plain", model={"name": small_folder}, steps=3, packing=False).run()
     torch._dynamo.reset()
     with inductor.patch({"cpp.cxx": ("/nowhere/c++",), "force_disable_caches": True, "compile_threads": 1}):
         compiled = start(tmp_path / "compiled", model={"name": small_folder}, steps=3, compile=True).run()

@@ -12,7 +12,7 @@ from rmcore.config import TrainConfig
 from rmcore.errors import TrainingError
 from rmcore.losses import PairLoss, make_bradley_terry
 from rmcore.optim import make_optimizer
-from rmcore.trainer.step import StepContext, accumulate_gradient, make_forward, train_step
+from rmcore.trainer.step import StepContext, accumulate_gradient, make_forward, read_steps, train_step
 
 CPU = torch.device("cpu")
 NUM_PAIRS = 6
@@ -84,7 +84,7 @@ def test_a_step_reports_means_over_its_pairs(rm, gold_pairs):
     rewards = torch.from_numpy(rm.score_pairs(gold_pairs[:5]))
     batches = [collate(pairs, [0, 1], pad_id=rm.pad_id), collate(pairs, [2, 3, 4], pad_id=rm.pad_id)]
     config = TrainConfig(label_smoothing=0, regularization_lambda=0, optimizer="sgd")
-    result = train_step(context(rm.model, config), batches, step=1, pair_ids=["a"] * 5)
+    [result] = read_steps([train_step(context(rm.model, config), batches, step=1, pair_ids=["a"] * 5)])
     margins = rewards[:, 0] - rewards[:, 1]
     assert result.num_pairs == 5
     assert result.mean_margin == pytest.approx(margins.mean().item(), abs=1e-5)

@@ -1,0 +1,87 @@
+"""Before the first step: the form of the rows, the token budget, what all steps share, taking up a saved state."""
+
+import sys
+
+import numpy as np
+import torch
+
+from rmcore.config import TrainConfig
+from rmcore.losses import make_bradley_terry
+from rmcore.memory import choose_token_budget
+from rmcore.model import BradleyTerryRM
+from rmcore.optim import OptimizerSet, make_optimizer
+from rmcore.packing import Packing
+from rmcore.resume import ResumePoint
+from rmcore.trainer import state as states
+from rmcore.trainer.compiling import CompiledForward
+from rmcore.trainer.ranks import Ranks
+from rmcore.trainer.sharding import shard
+from rmcore.trainer.step import StepContext, make_forward
+
+
+def choose_packing(rm: BradleyTerryRM, config: TrainConfig) -> Packing | None:
+    """How rows are packed in training; None: padded. For the model as it is before it is sharded."""
+    rm.allow_packing = config.packing
+    found = rm.packing(config.precision)
+    if found is None:
+        return None
+    reason = None
+    if config.compile and found.kernel == "sdpa":
+        reason = "torch.compile needs attention as one operation"
+    elif config.dropout and found.kernel == "varlen":
+        reason = "the kernel that packs on a GPU has no dropout (train.dropout=false)"
+    if reason:
+        print(f"note: pairs are padded, not packed: {reason}.", file=sys.stderr)
+    return None if reason else found
+
+
+def choose_budget(rm: BradleyTerryRM, config: TrainConfig, ranks: Ranks) -> int:
+    """Tokens of a micro-batch: as configured, else what memory allows; the same on all ranks, which must all ask."""
+    own = config.token_budget or choose_token_budget(
+        rm.model.config,
+        num_trained=rm.num_trained_parameters // ranks.world,
+        max_seq_len=rm.renderer.rendering.max_seq_len,
+        precision=config.precision,
+        gradient_checkpointing=config.gradient_checkpointing,
+        device=rm.device,
+    )
+    return min(ranks.gather(own))  # each sees other free memory, and all must cut a step alike
+
+
+def make_context(rm: BradleyTerryRM, config: TrainConfig, ranks: Ranks) -> StepContext:
+    """Bring the model into its training form, sharded where there are several ranks; what all steps share."""
+    if config.gradient_checkpointing:
+        rm.enable_gradient_checkpointing()
+    shard(rm.model, ranks)
+    device = rm.device
+    forward = make_forward(rm.model, make_bradley_terry(config), config.precision, device)
+    optimizer = make_optimizer(rm.model, config)
+    return StepContext(
+        model=rm.model,
+        forward=CompiledForward(forward) if config.compile else forward,
+        optimizer=optimizer,
+        clip=config.clip,
+        device=device,
+        ranks=ranks,
+        failed=torch.zeros((), device=device) if can_defer(optimizer, device) else None,
+    )
+
+
+def can_defer(optimizer: OptimizerSet, device: torch.device) -> bool:
+    """Whether steps need not be read before their update. On a CPU reading is free, so a bad step ends at once."""
+    return device.type == "cuda" and optimizer.can_skip
+
+
+def take_up(point: ResumePoint, rm: BradleyTerryRM, context: StepContext, *, num_steps: int) -> np.ndarray:
+    """Put weights, optimizer and, for as many ranks as then, random states back; the rewards under the best weights."""
+    saved = states.load_state(point.state)
+    states.apply_state(saved, rm.model, context.optimizer)
+    ranks = context.ranks
+    if len(saved["random"]) == ranks.world:
+        states.set_random_state(saved["random"][ranks.rank], context.device)
+    if ranks.is_main:
+        for note in point.notes:
+            print(f"warning: {note}", file=sys.stderr)
+        print(f"resumed from step {point.step} of {num_steps} ({point.state.parent})", file=sys.stderr)
+    rewards: np.ndarray = saved["best_rewards"].numpy()
+    return rewards
