@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rmcore.data.rendering import TokenizedPair
+from rmcore.data.rendering import TokenizedPair, TokenizedSide
 from rmcore.errors import ConfigError
 from rmcore.packing import PackedRow, Packing, find_groups, group_tokens, pack_sides
 
@@ -246,6 +246,17 @@ def _padded_shares(lengths: Sequence[int], token_budget: int, world: int) -> lis
         [[share[position] for position in group] for group in pack_pairs([lengths[i] for i in share], token_budget)]
         for share in owned
     ]
+
+
+def distinct_sides(sides: Sequence[TokenizedSide]) -> tuple[list[TokenizedSide], np.ndarray]:
+    """The D different ones of N sides, and for each side which of them it is: (N,) int.
+
+    Each is computed once: equal sides then have equal rewards to the last bit, so a tie is a tie wherever they stand.
+    """
+    numbers: dict[tuple[int, ...], int] = {}
+    which = [numbers.setdefault(tuple(side.ids), len(numbers)) for side in sides]
+    firsts = {number: position for position, number in reversed(list(enumerate(which)))}
+    return [sides[firsts[number]] for number in range(len(numbers))], np.asarray(which, dtype=np.int64)
 
 
 def scoring_chunks(sides: Sequence[list[int]], *, token_budget: int, packing: Packing | None) -> list[list[list[int]]]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from rmcore import lora
-from rmcore.batching import Rows, pad_rows, scoring_chunks
+from rmcore.batching import Rows, distinct_sides, pad_rows, scoring_chunks
 from rmcore.config import ModelConfig
 from rmcore.data.pair import PreferencePair, Prompt
 from rmcore.data.render_fn import RenderFn, load_render_fn
@@ -286,18 +286,20 @@ class BradleyTerryRM:
         Inside, sides with a common prefix are computed together where the model allows it, so N answers to one prompt
         cost one prompt. `progress` is called with the number of sides done so far.
         """
-        rewards = np.zeros(len(sides), dtype=np.float32)
+        different, which = distinct_sides(sides)
+        times = np.bincount(which, minlength=len(different))
+        rewards = np.zeros(len(different), dtype=np.float32)
         was_training = self.model.training
         self.model.eval()
         done = 0
-        for chunk in self.scoring_chunks(sides, token_budget=token_budget, precision=precision):
+        for chunk in self.scoring_chunks(different, token_budget=token_budget, precision=precision):
             indices = [index for group in chunk for index in group]
-            rewards[indices] = self.score_chunk(sides, chunk, precision=precision).cpu().numpy()
-            done += len(indices)
+            rewards[indices] = self.score_chunk(different, chunk, precision=precision).cpu().numpy()
+            done += int(times[indices].sum())
             if progress is not None:
                 progress(done)
         self.model.train(was_training)
-        return rewards
+        return rewards[which]
 
     def scoring_chunks(
         self, sides: Sequence[TokenizedSide], *, token_budget: int, precision: Precision

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from rmcore.batching import distinct_sides
 from rmcore.data.rendering import TokenizedPair
 from rmcore.model import SCORING_TOKEN_BUDGET, BradleyTerryRM
 from rmcore.precision import Precision
@@ -28,6 +29,7 @@ def score_tokenized(
     sides = [side for pair in pairs for side in (pair.chosen, pair.rejected)]
     if ranks.world == 1:
         return rm.score_sides(sides, token_budget=token_budget, precision=precision).reshape(-1, 2)
+    sides, which = distinct_sides(sides)
     chunks = rm.scoring_chunks(sides, token_budget=token_budget, precision=precision)
     rewards = torch.zeros(len(sides), dtype=torch.float64, device=rm.device)
     was_training = rm.model.training
@@ -40,4 +42,4 @@ def score_tokenized(
             rewards[[index for group in chunk for index in group]] = scored.double()
     rm.model.train(was_training)
     reshard(rm.model)
-    return ranks.sum(rewards).cpu().numpy().astype(np.float32).reshape(-1, 2)
+    return ranks.sum(rewards).cpu().numpy().astype(np.float32)[which].reshape(-1, 2)

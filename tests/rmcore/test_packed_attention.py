@@ -114,9 +114,7 @@ def test_the_varlen_kernel_is_told_the_same(shared_key_heads, groups, causal, he
     tensors = draw(len(sees), *heads)
     expected = results(lambda *t: dense(*t, sees, scaling), tensors)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            module, "varlen_attn", varlen_reference if shared_key_heads else without_shared_key_heads
-        )
+        patch.setattr(module, "varlen_attn", varlen_reference if shared_key_heads else without_shared_key_heads)
         patch.setattr(module, "KERNEL_SHARES_KEY_HEADS", shared_key_heads)
         found = results(
             lambda *t: packed_attention(SimpleNamespace(), *t, None, packing=plan, scaling=scaling)[0], tensors

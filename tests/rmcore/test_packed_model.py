@@ -113,3 +113,13 @@ def test_packing_can_be_switched_off(rm):
     assert rm.packing() is not None
     rm.allow_packing = False
     assert rm.packing() is None
+
+
+def test_equal_sides_have_equal_rewards_to_the_last_bit_wherever_they_stand(rm, gold_pairs):
+    sides = [side for pair in rm.renderer.tokenize_pairs(gold_pairs[:12]) for side in (pair.chosen, pair.rejected)]
+    done: list[int] = []
+    rewards = rm.score_sides([*sides, *reversed(sides), sides[5]], progress=done.append)
+    assert np.array_equal(rewards[: len(sides)], rewards[len(sides) : -1][::-1])
+    assert rewards[-1] == rewards[5]
+    assert done == sorted(done)
+    assert done[-1] == 2 * len(sides) + 1
