@@ -33,7 +33,10 @@ from 64 to 128 for a 1.3 M and a 22 M model alike.
 
 
 PACKED_TOKENS_ON_CPU = 4096
-"""Tokens of a packed micro-batch beyond which a CPU gets no faster, measured with benchmarks/train_throughput.py."""
+"""Tokens of a packed micro-batch beyond which a CPU gets no faster.
+
+Measured with benchmarks/micro_batch_overhead.py --packed (table in benchmarks/RESULTS.md).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +160,8 @@ def even_shares(costs: Sequence[int], token_budget: int, *, num_ranks: int, aim:
             f"token_budget={token_budget} cannot hold one pair of {costs[order[0]]} tokens; raise token_budget to at "
             f"least {costs[order[0]]} or lower max_seq_len."
         )
-    count = max(1, math.ceil(sum(costs) / (num_ranks * min(aim, token_budget))))
+    enough = math.ceil(sum(costs) / (num_ranks * min(aim, token_budget)))
+    count = max(1, min(enough, math.ceil(len(costs) / num_ranks)))  # more would stay empty
     while True:
         emptiest = [(0, number) for number in range(num_ranks * count)]
         bins: list[list[int]] = [[] for _ in emptiest]
@@ -231,7 +235,7 @@ def micro_batches(
         shares = even_shares(lengths, token_budget, num_ranks=world, aim=aim)
     own = [collate(pairs, group, pad_id=pad_id, packing=packing) for group in shares[rank] if group]
     shortest = [min(range(len(pairs)), key=lambda index: lengths[index])]
-    missing = max(len(share) for share in shares) - len(own)
+    missing = max(sum(map(bool, share)) for share in shares) - len(own)
     return own + missing * [replace(collate(pairs, shortest, pad_id=pad_id, packing=packing), idle=True)]
 
 

@@ -82,7 +82,7 @@ class BradleyTerryRM:
         self._adapter_base = adapter_base
         self.allow_packing = True
         """Whether rows are packed where the model can be; off: always padded."""
-        self._packing: dict[Precision, Packing | None] = {}
+        self._packing: dict[tuple[Precision, str], Packing | None] = {}
 
     @classmethod
     def new(cls, config: ModelConfig, *, seed: int, device: torch.device) -> "BradleyTerryRM":
@@ -258,7 +258,8 @@ class BradleyTerryRM:
         """How rows are packed in this precision; None where they are padded, which is said once with the reason."""
         if not self.allow_packing:
             return None
-        if precision not in self._packing:
+        place = (precision, self.device.type)
+        if place not in self._packing:
             try:
                 found = find_packing(
                     self.model,
@@ -269,8 +270,8 @@ class BradleyTerryRM:
             except ModelError as refusal:
                 print(f"note: sides are padded, not packed: {refusal}.", file=sys.stderr)
                 found = None
-            self._packing[precision] = found
-        return self._packing[precision]
+            self._packing[place] = found
+        return self._packing[place]
 
     @torch.inference_mode()
     def score_sides(

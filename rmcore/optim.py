@@ -74,6 +74,8 @@ class OptimizerSet:
                 step counts stay as they are (the moments of a very first step are then without meaning). The host
                 does not look at it.
         """
+        if skip is not None and not self.can_skip:
+            raise TrainingError("this optimizer cannot skip an update on the device; read the step before its update.")
         for part in self._parts:
             vars(part).update(found_inf=skip, grad_scale=None)  # as torch.amp.GradScaler hands them to fused kernels
             part.step()

@@ -93,11 +93,25 @@ def _one_by_one(
         outputs.append(attend(own_query, first_key, first_value, is_causal=plan.causal))
         for length in others:
             own_query, own_key, own_value = next(pieces)
+            if not prefix:
+                outputs.append(attend(own_query, own_key, own_value, is_causal=plan.causal))
+                continue
             keys = torch.cat([first_key[:, :, :prefix], own_key], dim=2)
             values = torch.cat([first_value[:, :, :prefix], own_value], dim=2)
-            sees = torch.ones(length, prefix + length, dtype=torch.bool, device=query.device).tril(prefix)
-            outputs.append(attend(own_query, keys, values, attn_mask=sees))
+            outputs.append(attend(own_query, keys, values, attn_mask=_mask(plan, length, prefix, query)))
     return torch.cat(outputs, dim=2).transpose(1, 2)
+
+
+def _mask(plan: AttentionPlan, length: int, prefix: int, like: Tensor) -> Tensor:
+    """What a further side of `length` tokens adds to its scores: (length, prefix + length).
+
+    In floating point, because a boolean one is turned into that by every layer, and kept for its backward pass.
+    """
+    name = (length, prefix, like.dtype)
+    if name not in plan.masks:
+        unseen = like.new_full((length, prefix + length), -torch.inf)
+        plan.masks[name] = unseen.triu(prefix + 1)
+    return plan.masks[name]
 
 
 def _all_at_once(

@@ -63,8 +63,9 @@ def _packed_states(plain: Any, row: PackedRow) -> Tensor:
     output = plain.base_model(
         input_ids=row.input_ids,
         position_ids=row.position_ids,
-        # Four dimensions mean to Hugging Face that there is nothing to work out; the plan says all.
-        attention_mask=torch.zeros((1, 1, 1, 1), device=row.input_ids.device),
+        # Four dimensions mean to Hugging Face that there is nothing to work out: the plan says all. A layer that does
+        # not get the plan would use this mask, and its result must not pass for one.
+        attention_mask=torch.full((1, 1, 1, 1), torch.nan, device=row.input_ids.device),
         packing=row.plan,
         **options,
     )
@@ -91,25 +92,28 @@ def find_packing(model: nn.Module, *, longest_side: int, precision: str, pad_id:
     )
     _refuse_windows(config, longest_side, causal=packing.causal)
     _refuse_recurrence(plain, config)
+    _refuse_moving_positions(config, longest_side)
     if device.type == "cuda" and precision != "bf16":
         raise ModelError("on a GPU the packed attention kernel computes in bf16 only (train.precision=bf16)")
     if before not in ("sdpa", ATTENTION):
         raise ModelError(f"its attention is {before}, not sdpa")
     plain.set_attn_implementation(ATTENTION)
+    accepted = False
     try:
         with torch.no_grad(), _evaluation_mode(model):
             _compare(model, packing, "fp32", pad_id)
             if device.type == "cuda":
                 packing = replace(packing, kernel="varlen")
                 _compare(model, packing, precision, pad_id)
-    except torch.OutOfMemoryError:
+        accepted = True
+    except (ModelError, torch.OutOfMemoryError):
         raise
-    except (ModelError, *FOREIGN_ERRORS) as error:
-        plain.set_attn_implementation(before)
-        if isinstance(error, ModelError):
-            raise
+    except FOREIGN_ERRORS as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ModelError(f"a packed row does not pass through {type(plain).__name__} ({reason})") from error
+    finally:
+        if not accepted:
+            plain.set_attn_implementation(before)
     return packing
 
 
@@ -134,6 +138,19 @@ def _refuse_recurrence(plain: nn.Module, config: Any) -> None:
     mixing = next((type(module).__name__ for module in plain.modules() if isinstance(module, ROW_MIXERS)), None)
     if recurrent or mixing:
         raise ModelError(f"its layers carry a state along the row ({', '.join(recurrent) or mixing})")
+
+
+def _refuse_moving_positions(config: Any, longest_side: int) -> None:
+    """Rotary positions whose frequencies follow the longest position of a batch, beyond the original length."""
+    settings = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    by_layer = [value for value in settings.values() if isinstance(value, dict)] or [settings]
+    for rope in by_layer:
+        kind = rope.get("rope_type", rope.get("type"))
+        if kind not in ("dynamic", "longrope"):
+            continue
+        limit = rope.get("original_max_position_embeddings") or config.max_position_embeddings
+        if longest_side > limit:
+            raise ModelError(f"its {kind} positions change beyond {limit} tokens, sides have up to {longest_side}")
 
 
 def _first_position(plain: nn.Module) -> int:

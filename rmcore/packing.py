@@ -17,7 +17,7 @@ Attention runs over the query sequences of `AttentionPlan`, so no mask of row x 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -25,8 +25,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rmcore.errors import DataError
+
 LARGEST_GROUP = 64
 """Most sides of one group. Sharing among more saves little: with 64 the prefix costs 1/64 a side."""
+MOST_REPEATED = 4
+"""Keys of one group in attention, where the prefix is repeated for each side, as a multiple of its tokens' limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,8 @@ class AttentionPlan:
     groups: tuple[tuple[int, ...], ...]
     causal: bool
     varlen: VarlenIndex | None = None
+    masks: dict[tuple[int, int, torch.dtype], Tensor] = field(default_factory=dict, compare=False)
+    """Of further sides, by their own tokens, their prefix and dtype: made by the first layer, used by all."""
 
     def map_tensors(self, change: Callable[[Tensor], Tensor]) -> "AttentionPlan":
         """The same with `change` applied to its tensors, if it has any."""
@@ -138,7 +144,12 @@ def pack_sides(sides: Sequence[Sequence[int]], groups: Sequence[Sequence[int]], 
         sides: S token lists.
         groups: positions in `sides` of those that may share a prefix; every position exactly once.
         packing: the form that the model wants.
+
+    Raises:
+        DataError: a side has no tokens, so there is nothing to read its reward at.
     """
+    if not all(sides):
+        raise DataError("a side has no tokens at all, so it cannot have a reward; look at the text or the render_fn.")
     ids: list[np.ndarray] = []
     positions: list[np.ndarray] = []
     read_at = np.zeros(len(sides), dtype=np.int64)
@@ -248,7 +259,7 @@ def find_groups(sides: Sequence[list[int]], *, most_tokens: int) -> list[list[in
             prefix = min(prefix, common[first + 1])
             total += len(sides[order[first]])
             gain = (end - first - 1) * prefix
-            if prefix == 0 or total - gain > most_tokens:
+            if prefix == 0 or total - gain > most_tokens or total > MOST_REPEATED * most_tokens:
                 break
             if saved[first] + gain > best:
                 best, start = saved[first] + gain, first

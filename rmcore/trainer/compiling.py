@@ -17,9 +17,9 @@ COMPILE_ERRORS = (TorchDynamoException, CppCompileError)
 class CompiledForward:
     """A `Forward` compiled with dynamic shapes, until `give_up`; then the plain one.
 
-    Micro-batches differ in rows and length. With dynamic shapes two compiled graphs serve them all: one for two pairs
-    and more, one for single pairs, because torch.compile always treats a size of 1 as a constant. Each takes minutes
-    of C++ compilation on a CPU, once.
+    Micro-batches differ in rows and length. With dynamic shapes few compiled graphs serve them all: one for two pairs
+    and more, one for single pairs, because torch.compile always treats a size of 1 as a constant, and for packed rows
+    one more where no pair shares a prompt. Each takes minutes of C++ compilation on a CPU, once.
     """
 
     def __init__(self, forward: Forward) -> None:

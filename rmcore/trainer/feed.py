@@ -14,11 +14,11 @@ from rmcore.batching import MicroBatch, micro_batches, step_order
 from rmcore.config import TrainConfig
 from rmcore.data.rendering import TokenizedPair
 from rmcore.errors import TrainingError
-from rmcore.packing import Packing
+from rmcore.packing import Packing, group_tokens
 from rmcore.trainer.ranks import Ranks
 
 WORKERS_ON_GPU = 2
-"""A CPU trains in the time that a worker would take from it; a GPU must not wait for padding."""
+"""A CPU trains in the time that a worker would take from it; a GPU must not wait for packing or padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,18 @@ class StepFeed(Dataset):
         indices = list(self.order[step])
         return indices, self.cut(indices, self.token_budget)
 
+    def least_budget(self) -> int:
+        """Tokens of the largest micro-batch of a single pair: a smaller token budget cannot hold every pair."""
+        if self.packing is None:
+            return 2 * max(pair.num_tokens for pair in self.pairs)
+        sides = sorted(([pair.chosen.ids, pair.rejected.ids] for pair in self.pairs), key=_total, reverse=True)
+        most = 0
+        for both in sides:  # longest first: what is shorter in all than the largest so far cannot be larger
+            if _total(both) <= most:
+                break
+            most = max(most, group_tokens(both, self.packing))
+        return most
+
     def cut(self, indices: Sequence[int], token_budget: int) -> list[MicroBatch]:
         """Cut the pairs at `indices` under some other budget; gives this rank's micro-batches."""
         return micro_batches(
@@ -50,6 +62,10 @@ class StepFeed(Dataset):
             rank=self.ranks.rank,
             world=self.ranks.world,
         )
+
+
+def _total(sides: Sequence[Sequence[int]]) -> int:
+    return sum(len(side) for side in sides)
 
 
 def planned_steps(config: TrainConfig, num_pairs: int) -> int:

@@ -20,7 +20,7 @@ from rmcore import resume
 from rmcore.batching import MicroBatch
 from rmcore.config import TrainConfig
 from rmcore.data.rendering import TokenizedPair
-from rmcore.errors import TrainingError
+from rmcore.errors import ConfigError, TrainingError
 from rmcore.memory import memory_metrics, peak_memory_bytes
 from rmcore.metrics.report_card import batch_metrics
 from rmcore.model import SCORING_TOKEN_BUDGET, BradleyTerryRM
@@ -55,7 +55,8 @@ class Trainer:
     Trainer made for such a folder goes on from there.
 
     Args:
-        rm: the model; trained in place, and sharded in place where there are several ranks.
+        rm: the model; trained in place, and sharded in place where there are several ranks. `config.packing` holds
+            for its scoring too, from then on.
         config: settings.
         train: P tokenized training pairs.
         validation: held-out pairs for choosing the best step; may be empty, then best = last and nothing stops early.
@@ -92,7 +93,8 @@ class Trainer:
         self.progress, self.callbacks = progress, callbacks
         self.num_steps = planned_steps(config, len(train))
         self.settings = states.training_settings(config, seed, train, validation) | dict(settings or {})
-        self.packing = choose_packing(rm, config)
+        rm.allow_packing = rm.allow_packing and config.packing
+        self.packing = choose_packing(rm, config, ranks)
         found = resume.read_beginning(folder, self.settings)
         # What the first rank finds counts for all: another may look while that one begins, and a state is long to read.
         point = resume.find_resume_point(folder) if found and ranks.is_main else None
@@ -103,8 +105,12 @@ class Trainer:
         else:
             budget = beginning["token_budget"] if beginning else choose_budget(rm, config, ranks)
             self.at = Progress(budget, Selection.of(config))
-        longest = max(range(len(train)), key=lambda index: train[index].num_tokens)
-        self._feed().cut([longest], self.at.token_budget)  # refuses now what would fail later
+        least = self._feed().least_budget()
+        if self.at.token_budget < least:
+            raise ConfigError(
+                f"token_budget={self.at.token_budget} cannot hold one pair of {least} tokens; raise token_budget to at "
+                f"least {least} or lower max_seq_len."
+            )
         self.keeper = Keeper(rm, config, folder, self.at.selection, ranks)
         self.best_rewards = np.zeros((0, 2), dtype=np.float32)
         """(P, 2) rewards, chosen first, under the best weights; of the split named below."""
@@ -128,7 +134,7 @@ class Trainer:
         return self._finish(context, stop_reason)
 
     def probe(self, num_steps: int) -> int:
-        """Run the first steps to see what they cost: padded tokens computed. Weights change, nothing is saved."""
+        """Run the first steps to see what they cost: tokens computed. Weights change, nothing is saved."""
         with training_form(self.rm, self.config):
             stepper = Stepper(make_context(self.rm, self.config, self.ranks), self._feed())
             for step in range(min(num_steps, self.num_steps)):
@@ -171,18 +177,15 @@ class Trainer:
             for step, (indices, batches) in enumerate(steps, self.at.step + 1):
                 lr = set_learning_rate(context.optimizer, self.config, step - 1, self.num_steps)
                 self._step(stepper, step, indices, batches)
-                settled = not context.deferred or self._is_due(step)
-                if settled:
+                if not context.deferred or self._is_due(step):
                     self._settle(stepper)
                     self._after_step(step, lr)
                 if self.progress is not None:
                     self.progress(step, self.num_steps, self._loss)
-                if not settled and self.ranks.world > 1:
-                    continue  # agreeing waits for the device
-                stop = self.ranks.agree(interruption.asked, context.device)
+                stop = self.ranks.agree(interruption.asked)
                 stop_reason = self._reason_to_stop()
                 due = stop_reason is None and time.monotonic() - saved_at >= self.config.resume_every_seconds
-                if self.ranks.agree(stop or due, context.device):
+                if self.ranks.agree(stop or due):
                     self._settle(stepper)
                     self._save_state(context)
                     saved_at = time.monotonic()
@@ -213,7 +216,7 @@ class Trainer:
         try:
             for result, seconds in stepper.results():
                 self.at.add(result, seconds)
-                self._loss = f"loss {result.loss:.3f}"
+                self._loss = f"loss {result.loss:.3f} at step {self.at.step}"
         except TrainingError as error:
             self._keep_weights(error)
             raise

@@ -54,11 +54,17 @@ def plan(config: PipelineConfig, train: Sequence[PreferencePair], held_out: Sequ
         "pairs": f"{len(pairs)} to train on, {len(held_out)} held out; {cut['num_cut_pairs']} longer than the limit, "
         f"{len(dropped)} dropped",
         "steps": f"{trainer.num_steps} of {config.train.pairs_per_step} pairs, {num_evaluations} evaluations",
-        "token budget": f"{budget} tokens a micro-batch, {'packed, prompts once' if trainer.packing else 'padded'}",
+        "token budget": f"{budget} tokens a micro-batch, {_form(trainer)}",
         "tokens": f"{tokens / 1e6:.2f} M tokens computed in training steps",
         "memory": f"about {memory / 2**30:.1f} GiB at most; {free_bytes(rm.device) / 2**30:.1f} GiB are free",
         "time": f"about {seconds / 60:.1f} min in training steps (from {PROBE_STEPS} steps measured in {wall:.1f} s)",
     }
+
+
+def _form(trainer: Trainer) -> str:
+    if trainer.packing is None:
+        return "padded"
+    return "packed, a common prompt once" if trainer.packing.causal else "packed"
 
 
 def _computed_tokens(trainer: Trainer, pairs: Sequence[TokenizedPair]) -> int:

@@ -28,11 +28,11 @@ class Ranks:
             dist.all_reduce(values)
         return values
 
-    def agree(self, decision: bool, device: torch.device) -> bool:
-        """What rank 0 decided, on every rank: clocks and signals differ between processes."""
+    def agree(self, decision: bool) -> bool:
+        """What rank 0 decided, on every rank: clocks and signals differ between processes. Waits for no device."""
         if self.world == 1:
             return decision
-        flag = torch.tensor(int(decision), device=device)
+        flag = torch.tensor(int(decision))
         dist.broadcast(flag, src=0)
         return bool(flag)
 

@@ -38,8 +38,9 @@ class TrainResult:
     num_pairs: int
     """Pairs seen, with repetition over epochs."""
     num_tokens: int
-    """Padded tokens computed in training steps."""
+    """Tokens computed in training steps: padding included, a shared prompt once."""
     num_real_tokens: int
+    """Tokens of both sides of every pair seen."""
     token_budget: int
     train_seconds: float
     """Wall seconds in optimizer steps, without evaluations and checkpoints. On a GPU, which the host does not wait for
@@ -105,8 +106,8 @@ class Window:
             "train/lr": lr,
             "train/log10_lr": math.log10(max(lr, 1e-30)),
             "cost/pairs_per_second": pairs / max(self.seconds, 1e-9),
-            "cost/padding_share": 1
-            - sum(r.num_real_tokens for r in self.results) / sum(r.num_tokens for r in self.results),
+            "cost/computed_share": sum(r.num_tokens for r in self.results)
+            / sum(r.num_real_tokens for r in self.results),
         }
 
     @classmethod

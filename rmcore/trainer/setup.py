@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from rmcore.config import TrainConfig
+from rmcore.errors import ConfigError
 from rmcore.losses import make_bradley_terry
 from rmcore.memory import choose_token_budget
 from rmcore.model import BradleyTerryRM
@@ -19,9 +20,23 @@ from rmcore.trainer.sharding import shard
 from rmcore.trainer.step import StepContext, make_forward
 
 
-def choose_packing(rm: BradleyTerryRM, config: TrainConfig) -> Packing | None:
-    """How rows are packed in training; None: padded. For the model as it is before it is sharded."""
-    rm.allow_packing = config.packing
+def choose_packing(rm: BradleyTerryRM, config: TrainConfig, ranks: Ranks) -> Packing | None:
+    """How rows are packed in training; None: padded. For the model as it is before it is sharded.
+
+    Raises:
+        ConfigError: some ranks can pack and others cannot, so they would cut a step differently and wait for ever.
+    """
+    found = _own_packing(rm, config)
+    by_rank = ranks.gather(found)
+    if any(other != found for other in by_rank):
+        raise ConfigError(
+            f"of {ranks.world} processes some can pack rows and some cannot ({by_rank}): their devices or libraries "
+            "differ. Train with packing=false, or on machines that are alike."
+        )
+    return found
+
+
+def _own_packing(rm: BradleyTerryRM, config: TrainConfig) -> Packing | None:
     found = rm.packing(config.precision)
     if found is None:
         return None

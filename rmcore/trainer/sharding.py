@@ -29,7 +29,7 @@ LONGEST_WAIT = timedelta(hours=2)
 def process_group(device: torch.device) -> Iterator[Ranks]:
     """Join the processes that torchrun started (RANK, WORLD_SIZE); alone where it did not.
 
-    gloo on a CPU, NCCL on GPUs, one GPU a process (LOCAL_RANK).
+    gloo on a CPU. On GPUs, one a process (LOCAL_RANK), NCCL for what lies there and gloo for what the hosts agree on.
     """
     ranks = environment_ranks()
     if ranks.world == 1:
@@ -37,7 +37,7 @@ def process_group(device: torch.device) -> Iterator[Ranks]:
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=LONGEST_WAIT)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=LONGEST_WAIT)
     try:
         yield ranks
     finally:

@@ -31,8 +31,8 @@ class Stepper:
         """Run step `step` (counted from 1) over the pairs at `indices`, which come cut into `batches`.
 
         Raises:
-            TrainingError: see `train_step`; or not even single pairs fit into memory. Weights and random state are as
-                before the step, but for a HalfUpdateError.
+            TrainingError: see `train_step`; or not even single pairs fit into memory. The weights are as before the
+                step, but for a HalfUpdateError.
         """
         if not self._unread:
             self._since = time.perf_counter()
@@ -46,7 +46,7 @@ class Stepper:
                 self._unread.append(train_step(self.context, batches, step=step, pair_ids=pair_ids))
                 return
             except torch.OutOfMemoryError as error:
-                self._halve_budget(step, error)
+                self._halve_budget(step, max(batch.rows.num_tokens for batch in batches), error)
             except COMPILE_ERRORS as error:
                 if not isinstance(self.context.forward, CompiledForward):
                     raise
@@ -56,9 +56,6 @@ class Stepper:
                         "which cannot do the step again alone; run again without compile."
                     ) from error
                 self.context.forward.give_up(error)
-            except TrainingError:
-                set_random_state(random, self.context.device)
-                raise
             # Outside of the handler, whose traceback holds the tensors of the failed attempt.
             self.context.optimizer.zero_grad()
             set_random_state(random, self.context.device)
@@ -86,23 +83,23 @@ class Stepper:
         batches = self.feed.cut(indices, self.token_budget)
         return [batch.pin_memory() for batch in batches] if self.context.device.type == "cuda" else batches
 
-    def _halve_budget(self, step: int, error: torch.OutOfMemoryError) -> None:
-        budget = self.token_budget
-        least = 2 * max(pair.num_tokens for pair in self.feed.pairs)
-        halved = max(budget // 2, least)
+    def _halve_budget(self, step: int, largest: int, error: torch.OutOfMemoryError) -> None:
+        """Allow half of `largest`, the tokens of the largest micro-batch that was tried."""
+        least = self.feed.least_budget()
+        if largest <= least:
+            raise TrainingError(
+                f"step {step}: out of memory with {largest} tokens in a micro-batch, and one pair needs up to {least} "
+                f"({error}); lower max_seq_len, or use bf16, gradient_checkpointing or LoRA."
+            ) from error
+        halved = max(largest // 2, least)
         if self.feed.ranks.world > 1:
             raise TrainingError(
-                f"step {step}: out of memory with token_budget={budget} on one of {self.feed.ranks.world} processes, "
-                f"which cannot do it again alone ({error}); run again with token_budget={halved} or less."
-            ) from error
-        if budget <= least:
-            raise TrainingError(
-                f"step {step}: out of memory with token_budget={budget}, and one pair of 2 x {least // 2} tokens needs "
-                f"{least} ({error}); lower max_seq_len, or use bf16, gradient_checkpointing or LoRA."
+                f"step {step}: out of memory with {largest} tokens in a micro-batch on one of {self.feed.ranks.world} "
+                f"processes, which cannot do it again alone ({error}); run again with token_budget={halved} or less."
             ) from error
         print(
-            f"warning: step {step} ran out of memory with token_budget={budget}; it is done again with {halved}, which "
-            "is kept. The gradient is the same.",
+            f"warning: step {step} ran out of memory with {largest} tokens in a micro-batch; it is done again with "
+            f"token_budget={halved}, which is kept. The gradient is the same.",
             file=sys.stderr,
         )
         self.token_budget = halved

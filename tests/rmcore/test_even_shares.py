@@ -1,6 +1,7 @@
 """Pairs shared out over ranks and micro-batches of about equal cost."""
 
 import itertools
+import math
 
 import pytest
 from hypothesis import assume, given, settings
@@ -59,3 +60,11 @@ def test_more_processes_than_pairs_leave_some_empty():
 def test_a_pair_that_does_not_fit_is_refused_with_the_budget_it_needs():
     with pytest.raises(ConfigError, match=r"token_budget=100 cannot hold one pair of 101 tokens.*at least 101"):
         even_shares([3, 101], 100, num_ranks=1, aim=100)
+
+
+def test_no_more_micro_batches_than_pairs_even_where_each_is_larger_than_the_aim():
+    """Empty ones would be computed as idle ones."""
+    for num_ranks, num_pairs in ((1, 16), (3, 6)):
+        shares = even_shares([6000] * num_pairs, 12000, num_ranks=num_ranks, aim=4096)
+        assert [len(share) for share in shares] == [math.ceil(num_pairs / num_ranks)] * num_ranks
+        assert all(group for share in shares for group in share)

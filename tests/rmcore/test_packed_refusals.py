@@ -127,6 +127,44 @@ def test_a_window_shorter_than_a_side_is_refused_and_a_longer_one_packed_exactly
         torch.testing.assert_close(packed_rewards(model, row), alone(model), rtol=1e-4, atol=1e-5)
 
 
+def test_an_encoders_window_lies_half_before_and_half_after():
+    for window, fits in ((2 * LONGEST - 2, False), (2 * LONGEST, True)):
+        config = hf.BertConfig(**SHAPE, local_attention=window)
+        if fits:
+            assert not find(build(config)).causal
+        else:
+            with pytest.raises(ModelError, match=rf"sees {LONGEST - 1} tokens back \(local_attention\)"):
+                find(build(config))
+
+
+@pytest.mark.parametrize(("original", "fits"), [(LONGEST - 1, False), (LONGEST, True)])
+def test_positions_that_stretch_with_the_longest_side_are_refused_where_they_would(original, fits):
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": original}
+    model = build(hf.LlamaConfig(**SHAPE, rope_parameters=rope))
+    if fits:
+        assert find(model).causal
+    else:
+        with pytest.raises(ModelError, match=rf"dynamic positions change beyond {original} tokens"):
+            find(model)
+
+
+def test_a_layer_that_does_not_pass_the_plan_on_cannot_go_unnoticed():
+    """Later too: code that only training runs may lose it, and every token would see the whole row."""
+    model = build(hf.LlamaConfig(**SHAPE))
+    packing = find(model)
+    attention = model.model.layers[0].self_attn
+    forward = attention.forward
+
+    def losing(*args, packing=None, **rest):
+        return forward(*args, **rest)
+
+    attention.forward = losing
+    with torch.no_grad():
+        assert packed_rewards(model, pack_sides(sides(), [[0, 1], [2, 3], [4]], packing)).isnan().all()
+    with pytest.raises(ModelError, match="differ by nan"):
+        find(model)
+
+
 def test_a_window_that_is_switched_off_does_not_count():
     config = hf.Qwen2Config(**SHAPE, **GROUPED, use_sliding_window=False, sliding_window=8)
     assert find(build(config)).causal

@@ -5,6 +5,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from rmcore.data.pair import Message, PreferencePair
+from rmcore.data.render_fn import RenderFn
 from rmcore.data.rendering import Renderer, Rendering, choose_rendering, count_cut, ensure_pad_token
 from rmcore.errors import DataError, ModelError
 
@@ -41,10 +42,14 @@ def test_a_causal_side_has_one_bos_and_ends_in_eos():
 
 
 def test_a_text_that_brings_its_own_bos_does_not_get_two():
-    tokenizer = word_tokenizer(**CAUSAL)
-    renderer = Renderer(tokenizer, Rendering("plain", 64))
-    ids = [tokenizer.bos_token_id, tokenizer.bos_token_id, 9]
-    assert renderer._one_bos(ids) == ids[1:]
+    function = RenderFn("own:render", lambda prompt, completion: f"<s> {prompt} {completion}")
+    for limit, expected in ((64, ["<s>", "w1", "w2", "w3", "</s>"]), (4, ["<s>", "w2", "w3", "</s>"])):
+        tokenizer = word_tokenizer(**CAUSAL)
+        (side,) = Renderer(tokenizer, Rendering("custom", limit, "own:render"), function).tokenize_sides(
+            [("w1 w2", "w3")]
+        )
+        assert tokenizer.convert_ids_to_tokens(side.ids) == expected
+        assert side.num_cut == 5 - len(expected)
 
 
 def test_an_encoder_side_ends_in_one_sep():
@@ -134,6 +139,25 @@ def test_a_long_chat_keeps_its_closing_turn(chat):
     assert len(cut.ids) == 40
     assert cut.num_cut == len(full.ids) - 40
     assert cut.ids[-1] == full.ids[-1]
+
+
+@given(
+    sides=st.lists(st.tuples(TEXT, TEXT | st.just("again")), min_size=1, max_size=6),
+    limit=st.sampled_from([24, 40, 512]),
+    form=st.sampled_from(["chat", "plain"]),
+)
+def test_sides_are_what_the_tokenizer_gives_for_the_rendered_text_wherever_they_stand(chat, sides, limit, form):
+    renderer = Renderer(chat, Rendering(form, limit))
+    together = renderer.tokenize_sides(sides + sides[:2])
+    for (prompt, completion), side in zip(sides + sides[:2], together, strict=True):
+        whole = chat(renderer.render(prompt, completion), add_special_tokens=form == "plain").input_ids
+        if form == "plain" and whole[-1] != chat.eos_token_id:
+            whole.append(chat.eos_token_id)
+        assert len(side.ids) == min(limit, len(whole))
+        assert side.num_cut == len(whole) - len(side.ids)
+        assert side == renderer.tokenize_sides([(prompt, completion)])[0]
+        if not side.num_cut:
+            assert side.ids == whole
 
 
 def test_several_turns_reach_the_template(chat):

@@ -111,9 +111,10 @@ def test_a_bad_step_leaves_everything_as_the_step_before_it_did(one_by_one, bad,
 def test_the_common_time_of_steps_is_shared_out(rm, gold_pairs):
     stepper = make_stepper(rm, rm.renderer.tokenize_pairs(gold_pairs[:16]), "adamw")
     stepper.context = replace(stepper.context, failed=torch.zeros(()))
+    steps = [stepper.feed[step] for step in range(2)]
     began = time.perf_counter()
     for step in range(2):
-        stepper.run(step + 1, *stepper.feed[step])
+        stepper.run(step + 1, *steps[step])
     ended = time.perf_counter()
     seconds = [share for _, share in stepper.results()]
     assert len(seconds) == 2
