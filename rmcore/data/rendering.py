@@ -20,21 +20,20 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from jinja2 import TemplateError
 
 from rmcore.data.pair import PreferencePair, Prompt, plain_prompt, prompt_messages, prompt_text
 from rmcore.data.render_fn import RenderFn
+from rmcore.data.rendered import RenderedSide, cut, locate
 from rmcore.errors import DataError, ModelError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 RENDERING_FILE = "rm_rendering.json"
 TOKENIZER_BATCH = 2048
-MIN_PROMPT_SHARE = 4
-"""A cut prompt keeps at least 1/4 of the limit: even a very long completion is read as an answer to something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +110,13 @@ class TokenizedPair:
         return max(len(self.chosen.ids), len(self.rejected.ids))
 
 
-@dataclass(frozen=True, slots=True)
-class _Text:
-    """A rendered side and where its completion lies: text[start:end]."""
+class _Ends(NamedTuple):
+    """The special tokens that are put around a side here."""
 
-    text: str
-    start: int
-    end: int
+    bos: int | None
+    closing: list[int]
+    """What is appended where a side does not end so already: EOS, or SEP for encoders, or nothing."""
+    closed_by: tuple[int | None, ...]
 
 
 class Renderer:
@@ -158,28 +157,20 @@ class Renderer:
         """Tokenize (prompt, completion) sides; order is kept."""
         result: list[TokenizedSide] = []
         for start in range(0, len(sides), TOKENIZER_BATCH):
-            texts = [self._render(prompt, completion) for prompt, completion in sides[start : start + TOKENIZER_BATCH]]
-            encoded = self.tokenizer(
-                [text.text for text in texts], add_special_tokens=self._adds_special_tokens, verbose=False
-            )
-            result.extend(self._finish(text, ids) for text, ids in zip(texts, encoded["input_ids"], strict=True))
+            result += self._tokenize([self._render(*side) for side in sides[start : start + TOKENIZER_BATCH]])
         return result
 
     def render(self, prompt: Prompt, completion: str) -> str:
         """The text of one side exactly as it is tokenized, without the special tokens a tokenizer adds by itself."""
         return self._render(prompt, completion).text
 
-    @property
-    def _adds_special_tokens(self) -> bool:
-        return self.rendering.format != "chat"
-
-    def _render(self, prompt: Prompt, completion: str) -> _Text:
+    def _render(self, prompt: Prompt, completion: str) -> RenderedSide:
         if self._render_fn is not None:
             text = self._render_fn(plain_prompt(prompt_messages(prompt)), completion)
-            return _located(text, completion, f"render_fn {self._render_fn.name}")
+            return locate(text, completion, f"render_fn {self._render_fn.name}")
         if self.rendering.format == "plain":
             prefix = f"Prompt: {prompt_text(prompt)}\n\nResponse: "
-            return _Text(prefix + completion, len(prefix), len(prefix) + len(completion))
+            return RenderedSide(prefix + completion, len(prefix), len(prefix) + len(completion))
         messages = [message._asdict() for message in prompt_messages(prompt)]
         answer = {"role": "assistant", "content": completion}
         try:
@@ -189,64 +180,46 @@ class Renderer:
                 f"the chat template refuses a dialogue with the roles {[message['role'] for message in messages]} "
                 f"({error}); train with use_chat_template=false, or drop such dialogues."
             ) from error
-        return _located(text, completion, "the chat template")
+        return locate(text, completion, "the chat template")
 
-    def _finish(self, text: _Text, ids: list[int]) -> TokenizedSide:
-        closing = self._closing(ids)
-        limit = self.rendering.max_seq_len
-        if len(ids) + len(closing) <= limit:
-            return TokenizedSide(self._one_bos(ids) + closing, 0)
-        return self._cut(text, closing)
+    def _tokenize(self, sides: Sequence[RenderedSide]) -> list[TokenizedSide]:
+        unique = list(dict.fromkeys(sides))  # one completion often stands in several pairs of its prompt
+        encoded = self.tokenizer(
+            [side.text for side in unique],
+            add_special_tokens=self.rendering.format != "chat",
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,
+        )
+        ends, limit = self._ends(), self.rendering.max_seq_len
+        tokenized: dict[RenderedSide, TokenizedSide] = {}
+        for index, (side, ids) in enumerate(zip(unique, encoded["input_ids"], strict=True)):
+            doubled = ends.bos is not None and ids[:2] == [ends.bos, ends.bos]  # the text itself began with one
+            own = ids[1:] if doubled else ids
+            closing = [] if own and own[-1] in ends.closed_by else ends.closing
+            kept = own + closing
+            if len(kept) > limit:
+                spans = self._spans(encoded, index)[doubled:]
+                kept = cut(side, own, spans, bos=ends.bos, closing=closing, limit=limit)
+            tokenized[side] = TokenizedSide(kept, len(own) + len(closing) - len(kept))
+        return [tokenized[side] for side in sides]
 
-    def _closing(self, ids: list[int]) -> list[int]:
-        """Return the ids to append: EOS, or SEP for encoders, where not there already; none in the chat format."""
-        if self.rendering.format == "chat":
-            return []
-        end = self.tokenizer.eos_token_id
-        end = self.tokenizer.sep_token_id if end is None else end
-        if end is None or end == self.tokenizer.pad_token_id or (ids and ids[-1] in (end, self.tokenizer.sep_token_id)):
-            return []
-        return [end]
+    def _ends(self) -> _Ends:
+        """Find the special tokens; the chat template is the authority on how a side ends."""
+        bos, eos, sep = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id, self.tokenizer.sep_token_id
+        end = sep if eos is None else eos
+        if self.rendering.format == "chat" or end is None or end == self.tokenizer.pad_token_id:
+            return _Ends(bos, [], ())
+        return _Ends(bos, [end], (end, sep))
 
-    def _one_bos(self, ids: list[int]) -> list[int]:
-        """Drop a second BOS: the text itself began with one and the tokenizer added its own."""
-        bos = self.tokenizer.bos_token_id
-        return ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids
-
-    def _cut(self, text: _Text, closing: list[int]) -> TokenizedSide:
-        """Cut the prompt from the left, then the completion from the right; specials and the closing turn stay."""
+    def _spans(self, encoded: "BatchEncoding", index: int) -> list[tuple[int, int]]:
+        """Which characters of a text its tokens stand for."""
         if not self.tokenizer.is_fast:
             raise ModelError(
                 f"a side is longer than max_seq_len={self.rendering.max_seq_len} and this tokenizer is a slow one, "
                 "which does not say where the prompt ends; use its fast version or raise max_seq_len."
             )
-        encoded = self.tokenizer(
-            text.text,
-            add_special_tokens=self._adds_special_tokens,
-            return_offsets_mapping=True,
-            verbose=False,
-        )
-        ids, offsets = self._one_bos(encoded["input_ids"]), encoded["offset_mapping"]
-        dropped = len(encoded["input_ids"]) - len(ids)
-        added = [span[0] == span[1] for span in offsets][dropped:]  # what the tokenizer put around the text is empty
-        starts = [span[0] for span in offsets][dropped:]
-        first = next((index for index, special in enumerate(added) if not special), len(ids))
-        if ids[:1] == [self.tokenizer.bos_token_id]:
-            first = max(first, 1)  # in the chat format the template writes the BOS, as text
-        last = next((index for index in range(len(ids), 0, -1) if not added[index - 1]), first)
-        split = next((index for index in range(first, last) if starts[index] >= text.start), last)
-        end = next((index for index in range(split, last) if starts[index] >= text.end), last)
-        head, prompt, completion = ids[:first], ids[first:split], ids[split:end]
-        tail = ids[end:] + closing
-        room = self.rendering.max_seq_len - len(head) - len(tail)
-        if room < 2:
-            raise DataError(
-                f"max_seq_len={self.rendering.max_seq_len} leaves no room for text beside the special tokens; raise it."
-            )
-        keep_prompt = min(len(prompt), max(room - len(completion), room // MIN_PROMPT_SHARE))
-        keep_completion = min(len(completion), room - keep_prompt)
-        kept = head + prompt[len(prompt) - keep_prompt :] + completion[:keep_completion] + tail
-        return TokenizedSide(kept, len(ids) + len(closing) - len(kept))
+        return encoded[index].offsets
 
 
 def _check_function(rendering: Rendering, render_fn: RenderFn | None) -> None:
@@ -263,18 +236,6 @@ def _check_function(rendering: Rendering, render_fn: RenderFn | None) -> None:
         + (f"{given} was passed" if given else "a function is not imported merely because a checkpoint names it")
         + f"; if you trust it, pass render_fn={rendering.render_fn!r} (--render-fn {rendering.render_fn})."
     )
-
-
-def _located(text: str, completion: str, renderer: str) -> _Text:
-    """Find the completion, perhaps stripped of white space, in a rendered text: its last occurrence in any case."""
-    body = completion if completion in text else completion.strip()
-    start = text.rfind(body)
-    if start < 0:
-        raise DataError(
-            f"{renderer} dropped or rewrote the completion {completion[:60]!r}, so a reward would not be of that text; "
-            "correct it so that the completion stays as it is, or train with use_chat_template=false and no render_fn."
-        )
-    return _Text(text, start, start + len(body))
 
 
 def choose_rendering(

@@ -195,3 +195,16 @@ def test_cut_sides_are_counted():
         "num_cut_tokens": 37 - 16,
         "num_equal_after_cut": 0,
     }
+
+
+WORD_TEXTS = st.lists(st.sampled_from(WORDS), max_size=12).map(" ".join)
+
+
+@pytest.mark.parametrize("special", [CAUSAL, ENCODER])
+@given(sides=st.lists(st.tuples(WORD_TEXTS, WORD_TEXTS), min_size=1, max_size=8))
+def test_many_sides_together_have_the_tokenizers_own_ids_of_each_rendered_text(special, sides):
+    tokenizer = word_tokenizer(**special)
+    renderer = Renderer(tokenizer, Rendering("plain", 1000))
+    closing = [tokenizer.eos_token_id] if special is CAUSAL else []
+    expected = [tokenizer(renderer.render(*side)).input_ids + closing for side in sides]
+    assert [side.ids for side in renderer.tokenize_sides([*sides, *sides])] == [*expected, *expected]

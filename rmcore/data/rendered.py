@@ -1,0 +1,77 @@
+"""One rendered side: where its completion lies in the text, and how its tokens are cut to a limit."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rmcore.errors import DataError
+
+MIN_PROMPT_SHARE = 4
+"""A cut prompt keeps at least 1/4 of the limit: even a very long completion is read as an answer to something."""
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedSide:
+    """The text of one side and where its completion lies: text[start:end]."""
+
+    text: str
+    start: int
+    end: int
+
+
+def locate(text: str, completion: str, renderer: str) -> RenderedSide:
+    """Find the completion, perhaps stripped of white space, in a rendered text: its last occurrence in any case.
+
+    Args:
+        text: what was rendered.
+        completion: what has to be in it.
+        renderer: who rendered it, for the message.
+
+    Raises:
+        DataError: it is not there.
+    """
+    body = completion if completion in text else completion.strip()
+    start = text.rfind(body)
+    if start < 0:
+        raise DataError(
+            f"{renderer} dropped or rewrote the completion {completion[:60]!r}, so a reward would not be of that text; "
+            "correct it so that the completion stays as it is, or train with use_chat_template=false and no render_fn."
+        )
+    return RenderedSide(text, start, start + len(body))
+
+
+def cut(
+    side: RenderedSide,
+    ids: list[int],
+    spans: Sequence[tuple[int, int]],
+    *,
+    bos: int | None,
+    closing: list[int],
+    limit: int,
+) -> list[int]:
+    """Cut the prompt from the left, then the completion from the right; specials and the closing turn stay.
+
+    Args:
+        side: what the tokens are of.
+        ids: N token ids.
+        spans: which characters each of them stands for; empty where the tokenizer added the token by itself.
+        bos: an id that stays where it comes first, also if the text itself holds it.
+        closing: ids to append, within the limit.
+        limit: most tokens, `closing` included.
+
+    Raises:
+        DataError: the special tokens alone leave no room for text.
+    """
+    first = next((index for index, (start, end) in enumerate(spans) if start != end), len(ids))
+    if ids[:1] == [bos]:
+        first = max(first, 1)  # in the chat format the template writes the BOS, as text
+    last = next((index for index in range(len(ids), 0, -1) if spans[index - 1][0] != spans[index - 1][1]), first)
+    split = next((index for index in range(first, last) if spans[index][0] >= side.start), last)
+    stop = next((index for index in range(split, last) if spans[index][0] >= side.end), last)
+    head, prompt, completion = ids[:first], ids[first:split], ids[split:stop]
+    tail = ids[stop:] + closing
+    room = limit - len(head) - len(tail)
+    if room < 2:
+        raise DataError(f"max_seq_len={limit} leaves no room for text beside the special tokens; raise it.")
+    keep_prompt = min(len(prompt), max(room - len(completion), room // MIN_PROMPT_SHARE))
+    keep_completion = min(len(completion), room - keep_prompt)
+    return head + prompt[len(prompt) - keep_prompt :] + completion[:keep_completion] + tail
