@@ -41,7 +41,7 @@ QUIET_ENVIRONMENT = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "DO_NOT_TRACK": "1",
     "GIT_PYTHON_REFRESH": "quiet",
-    # Named, it works in threads without a warning at each fork; what we fork builds micro-batches and tokenizes nothing.
+    # Said aloud, it works in threads without a warning at each fork: what we fork builds micro-batches, and no tokens.
     "TOKENIZERS_PARALLELISM": "true",
 }
 
