@@ -7,7 +7,6 @@ Hugging Face folders, so `AutoModelForSequenceClassification.from_pretrained` gi
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,23 +22,12 @@ from rmcore.data.pair import PreferencePair, Prompt
 from rmcore.data.render_fn import RenderFn, load_render_fn
 from rmcore.data.rendering import Renderer, Rendering, TokenizedSide, choose_rendering
 from rmcore.errors import ConfigError, ModelError
-from rmcore.heads import is_reward_head
-from rmcore.loading import (
-    DEFAULT_LIMIT,
-    Origin,
-    check_positions,
-    is_headless,
-    load_backbone,
-    max_positions,
-    pick_device,
-    quiet_libraries,
-    read_config,
-    resolve_model,
-)
+from rmcore.loading import Origin, check_positions, load_backbone, pick_device, quiet_libraries
 from rmcore.lora_targets import make_lora_config
 from rmcore.packed_forward import find_packing, rewards_of
 from rmcore.packing import Packing, pack_sides
 from rmcore.precision import Precision, float32_head, precision_context
+from rmcore.trained import load_trained, warn_of_random_weights
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -102,13 +90,7 @@ class BradleyTerryRM:
             max_seq_len=config.max_seq_len,
             render_fn=config.render_fn,
         )
-        drawn = sorted(name for name in loaded.origin.fresh if not is_reward_head(name) and "pooler" not in name)
-        if drawn:
-            print(
-                f"warning: {config.name} holds no weights for {len(drawn)} parameters of its backbone, which start at "
-                f"random (first {drawn[0]}); its files may be of another class than config.json says.",
-                file=sys.stderr,
-            )
+        warn_of_random_weights(loaded, config.name)
         rm = cls(loaded.model, loaded.tokenizer, rendering, render_fn=render_fn, origin=loaded.origin)
         if config.lora is not None:
             rm.add_lora(make_lora_config(config.lora), seed=seed)
@@ -140,42 +122,16 @@ class BradleyTerryRM:
         quiet_libraries()
         if str(name_or_path) == "tiny":
             raise ModelError("`tiny` is an untrained model; train it first: rm-opt train --model tiny.")
-        source = resolve_model(str(name_or_path))
-        folder = Path(source)
-        recorded = Rendering.load(folder)
-        base = lora.read_base(folder) if lora.is_adapter(folder) else None
-        if base is not None:
-            loaded = lora.load_base(base, folder, trust_remote_code=trust_remote_code)
-        elif is_headless(read_config(source, trust_remote_code=trust_remote_code)):
-            raise ModelError(
-                f"{source} has no reward head, so its rewards would be random; train it first, or name a "
-                "sequence-classification model with one label."
-            )
-        else:
-            loaded = load_backbone(source, seed=0, trust_remote_code=trust_remote_code)
-            if loaded.origin.fresh:
-                raise ModelError(
-                    f"{source} lacks the weights {', '.join(sorted(loaded.origin.fresh)[:4])}, so its rewards would be "
-                    "random; restore its weight files, or train it first."
-                )
-        found = loaded.model.config
-        limit = max_seq_len or (
-            recorded.max_seq_len if recorded else min(DEFAULT_LIMIT, max_positions(found) or DEFAULT_LIMIT)
+        loaded = load_trained(
+            str(name_or_path), max_seq_len=max_seq_len, trust_remote_code=trust_remote_code, render_fn=render_fn
         )
-        check_positions(found, limit, name=source)
-        rendering = (
-            replace(recorded, max_seq_len=limit)
-            if recorded
-            else choose_rendering(loaded.tokenizer, use_chat_template=True, max_seq_len=limit, render_fn=render_fn)
-        )
-        model: Any = loaded.model if base is None else lora.load_adapter(loaded, folder, base)
         return cls(
-            model.to(pick_device(device)),
+            loaded.model.to(pick_device(device)),
             loaded.tokenizer,
-            rendering,
+            loaded.rendering,
             render_fn=load_render_fn(render_fn) if render_fn else None,
             origin=loaded.origin,
-            adapter_base=base,
+            adapter_base=loaded.adapter_base,
         )
 
     def add_lora(self, config: "LoraConfig", *, seed: int = 0) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -64,8 +65,13 @@ def execute(
                 if stage.resumable:
                     _announce(rewind(out))
                 (out / METRICS_FILE).touch()
-                with follow(out / METRICS_FILE):
-                    run_child(stage, config, upstream, out)
+                try:
+                    with follow(out / METRICS_FILE):
+                        run_child(stage, config, upstream, out)
+                except RmcoreError:
+                    if not _has_checkpoints(out):  # refused before it began: nothing that could be gone on with
+                        shutil.rmtree(out)
+                    raise
         return store.ref(stage.name, key)
 
 

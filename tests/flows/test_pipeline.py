@@ -184,6 +184,7 @@ def test_a_refusal_inside_a_stage_reaches_the_user_as_it_was_said(place):
     done = place.rm_opt(*arguments, check=False)
     assert done.returncode == 2
     assert "max_seq_len=4000, but tiny has positions for 1024 tokens" in done.stderr
+    assert not list(place.home.glob("store/.wip/*"))  # nothing was begun
 
 
 LONG = {
