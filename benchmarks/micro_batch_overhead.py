@@ -16,13 +16,12 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from rmcore.batching import MicroBatch, collate, even_shares, pack_pairs, step_order
+from rmcore.batching import MicroBatch, collate, even_shares, pack_pairs, pair_tokens, step_order
 from rmcore.config import DataConfig, ModelConfig, TrainConfig
 from rmcore.data.rendering import TokenizedPair
 from rmcore.losses import make_bradley_terry
 from rmcore.model import BradleyTerryRM
 from rmcore.optim import make_optimizer
-from rmcore.packing import group_tokens
 from rmcore.stages.prepare import load_splits
 from rmcore.trainer.step import StepContext, make_forward, train_step
 
@@ -49,7 +48,7 @@ def packed_cut(rm: BradleyTerryRM, row_tokens: int) -> Cut:
     assert packing is not None
 
     def cut(pairs: list[TokenizedPair]) -> list[MicroBatch]:
-        costs = [group_tokens((pair.chosen.ids, pair.rejected.ids), packing) for pair in pairs]
+        costs = [pair_tokens(pair, packing) for pair in pairs]
         (groups,) = even_shares(costs, 16384, num_ranks=1, aim=row_tokens)
         return [collate(pairs, group, pad_id=rm.pad_id, packing=packing) for group in groups if group]
 

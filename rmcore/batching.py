@@ -22,7 +22,7 @@ from torch import Tensor
 
 from rmcore.data.rendering import TokenizedPair, TokenizedSide
 from rmcore.errors import ConfigError
-from rmcore.packing import PackedRow, Packing, find_groups, group_tokens, pack_sides
+from rmcore.packing import PackedRow, Packing, cut_into_runs, find_groups, group_tokens, pack_sides
 
 MICRO_BATCH_OVERHEAD_TOKENS = 128
 """Fixed cost of one more forward/backward, in the time of computing that many tokens.
@@ -47,11 +47,6 @@ class PaddedRows:
     attention_mask: Tensor  # (R, L) long, 1 on real tokens
     num_real_tokens: int
     """Tokens that are not padding."""
-
-    @property
-    def num_sides(self) -> int:
-        """R."""
-        return len(self.input_ids)
 
     @property
     def num_tokens(self) -> int:
@@ -129,11 +124,7 @@ def pack_pairs(
         start = min(range(first, end), key=lambda s: cost[s] + 2 * (end - s) * longest)
         cost.append(cost[start] + 2 * (end - start) * longest + overhead_tokens)
         cut.append(start)
-    groups, end = [], len(order)
-    while end:
-        groups.append(order[cut[end] : end])
-        end = cut[end]
-    return groups
+    return cut_into_runs(order, cut)
 
 
 def even_shares(costs: Sequence[int], token_budget: int, *, num_ranks: int, aim: int) -> list[list[list[int]]]:
@@ -155,11 +146,7 @@ def even_shares(costs: Sequence[int], token_budget: int, *, num_ranks: int, aim:
         ConfigError: one pair alone exceeds the budget.
     """
     order = sorted(range(len(costs)), key=lambda index: costs[index], reverse=True)
-    if order and costs[order[0]] > token_budget:
-        raise ConfigError(
-            f"token_budget={token_budget} cannot hold one pair of {costs[order[0]]} tokens; raise token_budget to at "
-            f"least {costs[order[0]]} or lower max_seq_len."
-        )
+    check_budget(token_budget, max(costs, default=0))
     enough = math.ceil(sum(costs) / (num_ranks * min(aim, token_budget)))
     count = max(1, min(enough, math.ceil(len(costs) / num_ranks)))  # more would stay empty
     while True:
@@ -174,6 +161,24 @@ def even_shares(costs: Sequence[int], token_budget: int, *, num_ranks: int, aim:
         count += 1
     largest_first = [bins[number] for _, number in sorted(emptiest, reverse=True)]
     return [largest_first[rank::num_ranks] for rank in range(num_ranks)]
+
+
+def check_budget(token_budget: int, largest: int) -> None:
+    """Refuse a budget under which the `largest` pair, in computed tokens, does not fit.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    if largest > token_budget:
+        raise ConfigError(
+            f"token_budget={token_budget} cannot hold one pair of {largest} tokens; raise token_budget to at least "
+            f"{largest} or lower max_seq_len."
+        )
+
+
+def pair_tokens(pair: TokenizedPair, packing: Packing) -> int:
+    """Tokens that a pair takes in a packed row."""
+    return group_tokens((pair.chosen.ids, pair.rejected.ids), packing)
 
 
 def collate(
@@ -194,11 +199,12 @@ def collate(
 def padded_pairs(pairs: Sequence[TokenizedPair], *, token_budget: int, pad_id: int) -> list[PaddedRows]:
     """Pairs as padded rows under a budget, chosen sides first: for what needs the model's own forward pass."""
     groups = pack_pairs([pair.num_tokens for pair in pairs], token_budget)
-    members = [[pairs[index] for index in group] for group in groups]
-    return [
-        pad_rows([pair.chosen.ids for pair in group] + [pair.rejected.ids for pair in group], pad_id=pad_id)
-        for group in members
-    ]
+    return [pad_pairs([pairs[index] for index in group], pad_id=pad_id) for group in groups]
+
+
+def pad_pairs(pairs: Sequence[TokenizedPair], *, pad_id: int) -> PaddedRows:
+    """All `pairs` as the padded rows of one micro-batch, chosen sides first."""
+    return pad_rows([pair.chosen.ids for pair in pairs] + [pair.rejected.ids for pair in pairs], pad_id=pad_id)
 
 
 def pad_rows(sides: Sequence[Sequence[int]], *, pad_id: int) -> PaddedRows:
@@ -230,13 +236,17 @@ def micro_batches(
         lengths = [pair.num_tokens for pair in pairs]
         shares = _padded_shares(lengths, token_budget, world)
     else:
-        lengths = [group_tokens((pair.chosen.ids, pair.rejected.ids), packing) for pair in pairs]
-        aim = PACKED_TOKENS_ON_CPU if packing.kernel == "sdpa" else token_budget
-        shares = even_shares(lengths, token_budget, num_ranks=world, aim=aim)
+        lengths = [pair_tokens(pair, packing) for pair in pairs]
+        shares = even_shares(lengths, token_budget, num_ranks=world, aim=_row_tokens(token_budget, packing))
     own = [collate(pairs, group, pad_id=pad_id, packing=packing) for group in shares[rank] if group]
     shortest = [min(range(len(pairs)), key=lambda index: lengths[index])]
     missing = max(sum(map(bool, share)) for share in shares) - len(own)
     return own + missing * [replace(collate(pairs, shortest, pad_id=pad_id, packing=packing), idle=True)]
+
+
+def _row_tokens(token_budget: int, packing: Packing) -> int:
+    """Tokens of a packed row beyond which nothing is gained."""
+    return min(token_budget, PACKED_TOKENS_ON_CPU) if packing.kernel == "sdpa" else token_budget
 
 
 def _padded_shares(lengths: Sequence[int], token_budget: int, world: int) -> list[list[list[int]]]:
@@ -279,7 +289,7 @@ def scoring_chunks(sides: Sequence[list[int]], *, token_budget: int, packing: Pa
             chunks.append([[index] for index in order[done : done + count]])
             done += count
         return chunks
-    most = min(token_budget, PACKED_TOKENS_ON_CPU) if packing.kernel == "sdpa" else token_budget
+    most = _row_tokens(token_budget, packing)
     groups = find_groups(sides, most_tokens=most) if packing.causal else [[index] for index in range(len(sides))]
     costs = [group_tokens([sides[index] for index in group], packing) for group in groups]
     chunks, room = [], 0

@@ -44,7 +44,11 @@ def rewards_of(model: nn.Module, rows: Rows) -> Tensor:
 def packed_rewards(model: nn.Module, row: PackedRow) -> Tensor:
     """Rewards of the S sides of a packed row: (S,)."""
     plain = _without_adapters(model)
-    states = _packed_states(plain, row)
+    return _rewards_of_states(plain, _packed_states(plain, row))
+
+
+def _rewards_of_states(plain: Any, states: Tensor) -> Tensor:
+    """What the model's own head makes of S states (S, H): (S,)."""
     if hasattr(plain, "score"):
         return plain.score(states)[:, 0]
     firsts = states[:, None]  # an encoder's head reads the first token of each of S sequences
@@ -191,9 +195,14 @@ def _compare(model: nn.Module, packing: Packing, precision: str, pad_id: int) ->
         return found[torch.arange(len(at), device=device), at]
 
     with precision_context(precision, device):
-        rewards = packed_rewards(model, row), rewards_of(model, together), [rewards_of(model, one) for one in singles]
+        packed_states = _packed_states(plain, row)
+        rewards = (
+            _rewards_of_states(plain, packed_states),
+            rewards_of(model, together),
+            [rewards_of(model, one) for one in singles],
+        )
         read = (
-            _packed_states(plain, row),
+            packed_states,
             states(together, places),
             [states(one, place[None]) for one, place in zip(singles, places, strict=True)],
         )

@@ -98,11 +98,6 @@ class PackedRow:
     """Tokens of all sides, each counted whole: more than T where prompts are shared."""
 
     @property
-    def num_sides(self) -> int:
-        """S."""
-        return len(self.read_at)
-
-    @property
     def num_tokens(self) -> int:
         """T: tokens computed."""
         return self.input_ids.shape[1]
@@ -265,8 +260,13 @@ def find_groups(sides: Sequence[list[int]], *, most_tokens: int) -> list[list[in
                 best, start = saved[first] + gain, first
         saved.append(best)
         cut.append(start)
-    groups, end = [], len(order)
+    return cut_into_runs(order, cut)
+
+
+def cut_into_runs(order: list[int], starts: Sequence[int]) -> list[list[int]]:
+    """Follow a shortest path back, the last run of `order` first; `starts[end]`: where the run before `end` begins."""
+    runs, end = [], len(order)
     while end:
-        groups.append(order[cut[end] : end])
-        end = cut[end]
-    return groups
+        runs.append(order[starts[end] : end])
+        end = starts[end]
+    return runs

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rmcore.batching import PaddedRows, pad_rows, padded_pairs
+from rmcore.batching import PaddedRows, pad_pairs, padded_pairs
 from rmcore.data.rendering import TokenizedPair
 from rmcore.errors import ConfigError
 from rmcore.landscape.analyzer import HessianAnalyzer
@@ -85,7 +85,7 @@ def curvature_batches(pairs: Sequence[TokenizedPair], pad_id: int) -> list[Padde
     """The rows of a Hessian: one micro-batch where memory allows, because products then share one graph."""
     longest = max(pair.num_tokens for pair in pairs)
     if 2 * len(pairs) * longest <= CURVATURE_TOKEN_BUDGET:
-        return [pad_rows([p.chosen.ids for p in pairs] + [p.rejected.ids for p in pairs], pad_id=pad_id)]
+        return [pad_pairs(pairs, pad_id=pad_id)]
     return padded_pairs(pairs, token_budget=max(CURVATURE_TOKEN_BUDGET, 2 * longest), pad_id=pad_id)
 
 

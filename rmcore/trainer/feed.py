@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from rmcore.batching import MicroBatch, micro_batches, step_order
+from rmcore.batching import MicroBatch, micro_batches, pair_tokens, step_order
 from rmcore.config import TrainConfig
 from rmcore.data.rendering import TokenizedPair
 from rmcore.errors import TrainingError
-from rmcore.packing import Packing, group_tokens
+from rmcore.packing import Packing
 from rmcore.trainer.ranks import Ranks
 
 WORKERS_ON_GPU = 2
@@ -44,12 +44,11 @@ class StepFeed(Dataset):
         """Tokens of the largest micro-batch of a single pair: a smaller token budget cannot hold every pair."""
         if self.packing is None:
             return 2 * max(pair.num_tokens for pair in self.pairs)
-        sides = sorted(([pair.chosen.ids, pair.rejected.ids] for pair in self.pairs), key=_total, reverse=True)
         most = 0
-        for both in sides:  # longest first: what is shorter in all than the largest so far cannot be larger
-            if _total(both) <= most:
+        for pair in sorted(self.pairs, key=_total, reverse=True):
+            if _total(pair) <= most:  # longest first: what is shorter in all than the largest so far cannot be larger
                 break
-            most = max(most, group_tokens(both, self.packing))
+            most = max(most, pair_tokens(pair, self.packing))
         return most
 
     def cut(self, indices: Sequence[int], token_budget: int) -> list[MicroBatch]:
@@ -64,8 +63,8 @@ class StepFeed(Dataset):
         )
 
 
-def _total(sides: Sequence[Sequence[int]]) -> int:
-    return sum(len(side) for side in sides)
+def _total(pair: TokenizedPair) -> int:
+    return len(pair.chosen.ids) + len(pair.rejected.ids)
 
 
 def planned_steps(config: TrainConfig, num_pairs: int) -> int:

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 
 from rmcore import resume
-from rmcore.batching import MicroBatch
+from rmcore.batching import MicroBatch, check_budget
 from rmcore.config import TrainConfig
 from rmcore.data.rendering import TokenizedPair
-from rmcore.errors import ConfigError, TrainingError
+from rmcore.errors import TrainingError
 from rmcore.memory import memory_metrics, peak_memory_bytes
 from rmcore.metrics.report_card import batch_metrics
 from rmcore.model import SCORING_TOKEN_BUDGET, BradleyTerryRM
@@ -30,7 +30,7 @@ from rmcore.trainer import state as states
 from rmcore.trainer.callbacks import Callback, Evaluation
 from rmcore.trainer.checkpoint import mend
 from rmcore.trainer.compiling import CompiledForward
-from rmcore.trainer.feed import StepFeed, make_feed, planned_steps, steps_from
+from rmcore.trainer.feed import make_feed, planned_steps, steps_from
 from rmcore.trainer.form import training_form
 from rmcore.trainer.interruption import Interruption, deferred_interruption
 from rmcore.trainer.keeper import Keeper
@@ -105,12 +105,17 @@ class Trainer:
         else:
             budget = beginning["token_budget"] if beginning else choose_budget(rm, config, ranks)
             self.at = Progress(budget, Selection.of(config))
-        least = self._feed().least_budget()
-        if self.at.token_budget < least:
-            raise ConfigError(
-                f"token_budget={self.at.token_budget} cannot hold one pair of {least} tokens; raise token_budget to at "
-                f"least {least} or lower max_seq_len."
-            )
+        self.feed = make_feed(
+            train,
+            config,
+            num_steps=self.num_steps,
+            seed=seed,
+            token_budget=self.at.token_budget,
+            pad_id=rm.pad_id,
+            ranks=ranks,
+            packing=self.packing,
+        )
+        check_budget(self.at.token_budget, self.feed.least_budget())  # refuses now what would fail later
         self.keeper = Keeper(rm, config, folder, self.at.selection, ranks)
         self.best_rewards = np.zeros((0, 2), dtype=np.float32)
         """(P, 2) rewards, chosen first, under the best weights; of the split named below."""
@@ -136,7 +141,7 @@ class Trainer:
     def probe(self, num_steps: int) -> int:
         """Run the first steps to see what they cost: tokens computed. Weights change, nothing is saved."""
         with training_form(self.rm, self.config):
-            stepper = Stepper(make_context(self.rm, self.config, self.ranks), self._feed())
+            stepper = Stepper(make_context(self.rm, self.config, self.ranks), self.feed)
             for step in range(min(num_steps, self.num_steps)):
                 stepper.run(step + 1, *stepper.feed[step])
             return sum(result.num_tokens for result, _ in stepper.results())
@@ -155,23 +160,11 @@ class Trainer:
             self.at.resumed_from.append(self.point.step)
         return context
 
-    def _feed(self) -> StepFeed:
-        return make_feed(
-            self.train,
-            self.config,
-            num_steps=self.num_steps,
-            seed=self.seed,
-            token_budget=self.at.token_budget,
-            pad_id=self.rm.pad_id,
-            ranks=self.ranks,
-            packing=self.packing,
-        )
-
     def _steps(self, context: StepContext, interruption: Interruption) -> str:
         """Run the steps that are left; why they ended."""
         if (reason := self._reason_to_stop()) is not None:  # interrupted just then
             return reason
-        stepper = Stepper(context, self._feed())
+        stepper = Stepper(context, self.feed)
         saved_at = time.monotonic()
         with steps_from(stepper.feed, self.at.step, self.config, self.rm.device) as steps:
             for step, (indices, batches) in enumerate(steps, self.at.step + 1):

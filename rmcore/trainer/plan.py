@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rmcore.batching import pack_pairs, step_order
+from rmcore.batching import pack_pairs, pair_tokens, step_order
 from rmcore.config import PipelineConfig
 from rmcore.data.integrity import select_training_pairs
 from rmcore.data.pair import PreferencePair
@@ -15,7 +15,6 @@ from rmcore.data.rendering import TokenizedPair, count_cut
 from rmcore.loading import pick_device
 from rmcore.memory import activation_bytes_per_token, free_bytes
 from rmcore.model import BradleyTerryRM
-from rmcore.packing import group_tokens
 from rmcore.tracking import NullTracker
 from rmcore.trainer.loop import Trainer
 
@@ -71,7 +70,7 @@ def _computed_tokens(trainer: Trainer, pairs: Sequence[TokenizedPair]) -> int:
     config, packing = trainer.config, trainer.packing
     steps = step_order(len(pairs), config.pairs_per_step, trainer.num_steps, seed=trainer.seed)
     if packing is not None:
-        costs = [group_tokens((pair.chosen.ids, pair.rejected.ids), packing) for pair in pairs]
+        costs = [pair_tokens(pair, packing) for pair in pairs]
         return sum(costs[index] for step in steps for index in step)
     total = 0
     for step in steps:

@@ -55,7 +55,7 @@ def varlen_reference(
 ):
     """What torch's kernel computes, sequence by sequence."""
     assert query.dtype == key.dtype == value.dtype
-    assert query.is_contiguous() and key.is_contiguous() and value.is_contiguous()  # noqa: PT018
+    assert all(tensor.is_contiguous() for tensor in (query, key, value))
     assert cu_seq_q.dtype == cu_seq_k.dtype == torch.int32
     assert cu_seq_q[0] == cu_seq_k[0] == 0
     assert (cu_seq_q[-1], cu_seq_k[-1]) == (len(query), len(key))

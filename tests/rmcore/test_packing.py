@@ -67,7 +67,7 @@ def test_every_side_can_be_read_back_with_its_positions(drawn, packing):
     sides, groups = drawn
     row = pack_sides(sides, groups, packing)
     found = rebuilt(row, itertools.chain.from_iterable(groups))
-    assert row.num_sides == len(sides) == len(found)
+    assert len(row.read_at) == len(sides) == len(found)
     for index, side in enumerate(sides):
         tokens, positions, first, last = found[index]
         assert tokens == side
@@ -197,7 +197,7 @@ def test_a_packed_micro_batch_reads_chosen_sides_first(sides, packing):
     pairs = tokenized(sides)
     batch = collate(pairs, range(len(pairs)), pad_id=0, packing=packing)
     assert batch.num_pairs == len(pairs)
-    assert batch.rows.num_sides == 2 * len(pairs)
+    assert len(batch.rows.read_at) == 2 * len(pairs)
     both = [c for c, _ in sides] + [r for _, r in sides]
     found = rebuilt(batch.rows, itertools.chain.from_iterable((at, len(pairs) + at) for at in range(len(pairs))))
     assert [found[index][0] for index in range(len(both))] == both

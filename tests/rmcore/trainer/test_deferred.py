@@ -239,7 +239,11 @@ def test_reading_later_changes_nothing(tmp_path, start, request):
 def test_an_interrupted_training_has_read_its_steps_and_goes_on_exactly(tmp_path, start, deferred):
     changes = {"log_every": 4, "held_out": [], "steps": 5}
     undisturbed = start(tmp_path / "undisturbed", **changes).run()
-    stop = lambda step: signal.raise_signal(signal.SIGINT) if step == 3 else None  # noqa: E731
+
+    def stop(step):
+        if step == 3:
+            signal.raise_signal(signal.SIGINT)
+
     with pytest.raises(KeyboardInterrupt):
         start(tmp_path / "stopped", stop=stop, **changes).run()
     resumed = start(tmp_path / "stopped", **changes).run()

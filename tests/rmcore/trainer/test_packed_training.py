@@ -37,6 +37,6 @@ def test_ten_steps_are_the_same_packed_and_padded(model, checkpointing, tmp_path
 
 def test_the_token_budget_changes_nothing_but_the_number_of_micro_batches(tmp_path, start):
     small, large = (start(tmp_path / str(budget), **TEN | {"token_budget": budget}) for budget in (200, 2048))
-    cuts = [len(training.trainer._feed()[0][1]) for training in (small, large)]
+    cuts = [len(training.trainer.feed[0][1]) for training in (small, large)]
     assert cuts[0] > cuts[1] == 1
     assert_same(small.run(), large.run())
