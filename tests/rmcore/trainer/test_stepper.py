@@ -67,8 +67,10 @@ def test_halving_leads_to_the_trajectory_of_the_small_budget(rm, gold_pairs, cap
     for mine, theirs in zip(survived, small, strict=True):
         assert mine.num_tokens == theirs.num_tokens
         np.testing.assert_allclose([mine.loss, mine.grad_norm], [theirs.loss, theirs.grad_norm], rtol=1e-5)
+    # Sums may round by where memory happens to lie, and Adam moves a weight whose gradient is nearly 0 by up to lr.
+    hundredth_of_an_update = 0.01 * 1e-3
     for name, value in other.model.state_dict().items():
-        torch.testing.assert_close(rm.model.state_dict()[name], value, rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(rm.model.state_dict()[name], value, rtol=1e-5, atol=hundredth_of_an_update)
 
 
 def test_packed_rows_are_halved_down_to_the_dearest_pair(rm, gold_pairs, capsys):
