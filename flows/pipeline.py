@@ -25,7 +25,7 @@ from rmcore.stages.registry import STAGES
 from rmcore.stages.results import figures, gather_results, run_key
 from rmcore.stages.run import INTERRUPTED
 from rmcore.store import ArtifactRef, Store, flatten
-from tasks.execution import DEVICE_LOCK
+from tasks.device import is_idle
 from tasks.stages import StageRun, run_stage
 from tasks.tracking import RunTracker
 
@@ -43,10 +43,10 @@ def pipeline(config: PipelineConfig = PRESETS["demo"]) -> dict[str, Any]:
         {"results": everything the report shows, "report": path, "checkpoint": path, "mlflow_url": address or None,
         "executed": names of the stages that ran, "model_version": registry version or None}.
     """
-    _claim_run()
+    claim_run()
     store = Store(home() / "store")
     ensure_device_limit()
-    free_leaked_device(store.is_free(DEVICE_LOCK))
+    free_leaked_device(is_idle(store))
     run_name = f"{config.study}-seed{config.seed}"
     with RunTracker.start(
         study=config.study,
@@ -73,7 +73,7 @@ def pipeline(config: PipelineConfig = PRESETS["demo"]) -> dict[str, Any]:
     }
 
 
-def _claim_run() -> None:
+def claim_run() -> None:
     """Tag this flow run with its process, so that a later start can tell when it died without a word."""
     with get_client(sync_client=True) as client:
         tags = [*runtime.flow_run.tags, *run_owner_tags()]

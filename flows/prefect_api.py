@@ -12,6 +12,7 @@ import httpx
 import psutil
 
 from rmcore.errors import ServiceError
+from tasks.device import device_slots
 from tasks.home import DEVICE_LIMIT, find_process
 
 WORK_POOL = "rm-opt"
@@ -67,7 +68,7 @@ def current_api() -> str:
 
 
 def ensure_device_limit(api: str | None = None) -> None:
-    """Give the device limit its one slot: Prefect lets everybody through a limit that does not exist.
+    """Give the device limit its slots: Prefect lets everybody through a limit that does not exist.
 
     Args:
         api: address of Prefect's API, ending in `/api`; default: the one this process's flows use.
@@ -75,11 +76,13 @@ def ensure_device_limit(api: str | None = None) -> None:
     Raises:
         ServiceError: Prefect does not answer.
     """
-    api = api or current_api()
+    url, slots = f"{api or current_api()}/v2/concurrency_limits/", device_slots()
     # Asked first: Prefect's server logs a traceback for a second creation.
-    if ask("GET", f"{api}/v2/concurrency_limits/{DEVICE_LIMIT}", tolerate=404).get("name") != DEVICE_LIMIT:
-        limit = {"name": DEVICE_LIMIT, "limit": 1, "active": True}
-        ask("POST", f"{api}/v2/concurrency_limits/", limit, tolerate=409)
+    found = ask("GET", url + DEVICE_LIMIT, tolerate=404)
+    if found.get("name") != DEVICE_LIMIT:
+        ask("POST", url, {"name": DEVICE_LIMIT, "limit": slots, "active": True}, tolerate=409)
+    elif found["limit"] != slots:
+        ask("PATCH", url + DEVICE_LIMIT, {"limit": slots})
 
 
 def free_leaked_device(device_is_free: bool) -> None:

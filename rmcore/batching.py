@@ -75,6 +75,7 @@ class MicroBatch:
     target_margins: Tensor  # (P,) float32, annotated strength of each preference, NaN where there is none
     indices: tuple[int, ...]  # position of each of the P pairs in the list it came from
     idle: bool = False  # computed to keep step with other processes, counts for nothing
+    weight: float = 1.0  # of its pairs in the gradient; logged means count all pairs alike
 
     @property
     def num_pairs(self) -> int:

@@ -45,6 +45,10 @@ class DataConfig(Settings):
     """Use at most this many pairs of `source`, in file order."""
     eval_limit: int | None = Field(default=None, ge=1)
     """Use at most this many held-out pairs."""
+    pairs_per_prompt: int | None = Field(default=None, ge=1)
+    """Use at most this many pairs of one prompt of `source`: the first ones. SHP's authors advise 5."""
+    eval_pairs_per_prompt: int | None = Field(default=None, ge=1)
+    """The same for held-out pairs of their own source."""
     validation_fraction: float = Field(default=0.1, ge=0, lt=0.9)
     """Share of the training prompts kept for choosing the checkpoint and fitting the temperature."""
     test_fraction: float = Field(default=0.15, gt=0, lt=0.9)
@@ -110,6 +114,8 @@ class TrainConfig(Settings):
     """Preference pairs in one optimizer step."""
     packing: bool = True
     """Compute a pair's common prompt once and pad nothing, where the model allows it; the gradient is the same."""
+    batching: Literal["pairs", "plain"] = "pairs"
+    """plain: the usual loop, to compare with: padded, pairs as drawn, the mean of micro-batch means as the loss."""
     token_budget: int | None = Field(default=None, ge=16)
     """Most tokens computed in one micro-batch, padding included. Left out: chosen from free memory."""
     over_length: Literal["cut", "drop"] = "cut"
@@ -156,8 +162,8 @@ class TrainConfig(Settings):
     """Steps between evaluations on the validation pairs."""
     early_stopping_patience: int | None = Field(default=5, ge=1)
     """Evaluations without improvement before training stops; null (--no-early-stopping) never stops early."""
-    best_metric: Literal["eval/pairwise_accuracy", "eval/loss", "eval/ece"] = "eval/pairwise_accuracy"
-    """What the best checkpoint is chosen by; accuracy is maximised, the other two are minimised."""
+    best_metric: Literal["eval/pairwise_accuracy", "eval/loss", "eval/ece", "last"] = "eval/pairwise_accuracy"
+    """What the best checkpoint is chosen by: highest accuracy, lowest loss or ECE; last: no choice, the last step."""
     min_delta: float = Field(default=0.0, ge=0)
     """Smallest change of that metric that counts as an improvement for early stopping."""
     callbacks: tuple[Literal["calibration", "curvature"], ...] = ("calibration",)
@@ -178,6 +184,21 @@ class TrainConfig(Settings):
     """How long a step waits for such a process before training stops with an error."""
     profile_memory: bool = False
     """Log the memory of device and host with the training metrics."""
+
+    @model_validator(mode="after")
+    def _nothing_is_chosen_by_the_last_step(self) -> Self:
+        if self.best_metric == "last" and self.early_stopping_patience is not None:
+            raise ValueError(
+                f"best_metric=last chooses no step, so nothing could improve, but early_stopping_patience="
+                f"{self.early_stopping_patience} waits for it; set early_stopping_patience to null "
+                "(--no-early-stopping)."
+            )
+        if self.best_metric == "last" and self.keep_top_k > 1:
+            raise ValueError(
+                f"best_metric=last ranks no steps, but keep_top_k={self.keep_top_k} asks for the best of them; leave "
+                "keep_top_k at 1, or keep steps with save_every."
+            )
+        return self
 
 
 RUN_ONLY_FIELDS = ("log_every", "resume_every_seconds", "num_workers", "fetch_timeout_seconds", "profile_memory")

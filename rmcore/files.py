@@ -53,13 +53,22 @@ def exclusive(path: Path) -> Iterator[None]:
         yield
 
 
-def is_free(path: Path) -> bool:
-    """Whether nobody holds the file lock `path` right now."""
-    if not path.exists():
-        return True
+@contextmanager
+def try_exclusive(path: Path) -> Iterator[bool]:
+    """Hold the file lock `path` inside the block if nobody else does; gives whether it is held. Never waits."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return False
-    return True
+            yield False
+        else:
+            yield True
+
+
+def is_free(path: Path) -> bool:
+    """Whether nobody holds the file lock `path` right now."""
+    if not path.exists():
+        return True
+    with try_exclusive(path) as held:
+        return held

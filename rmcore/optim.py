@@ -61,6 +61,12 @@ class OptimizerSet:
         """Whether `step` takes `skip`: fused kernels look at it. SAM's second pass needs the host's eyes anyway."""
         return not self.sharpness_aware and all(group.get("fused") for group in self.param_groups)
 
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of what is kept from step to step: moments, step counts. On several ranks those of whole tensors."""
+        kept = (value for part in self._parts for state in part.state.values() for value in state.values())
+        return sum(value.nbytes for value in kept if isinstance(value, Tensor))
+
     def zero_grad(self) -> None:
         """Drop all gradients (they become None)."""
         for part in self._parts:

@@ -12,14 +12,14 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rmcore.errors import StoreError
-from rmcore.files import exclusive, file_digest, fsync_folder, fsync_tree, is_free
+from rmcore.files import exclusive, file_digest, fsync_folder, fsync_tree, is_free, try_exclusive
 
 MANIFEST = "MANIFEST.json"
 KEY_LENGTH = 12
@@ -50,6 +50,10 @@ class Entry:
     created: float
     last_used: float
     num_bytes: int
+    wall_seconds: float
+    """That making it took."""
+    digest: str
+    """Of its outcome files."""
     inputs: Mapping[str, Any]
     """What its key digests, as the manifest records it."""
 
@@ -74,6 +78,10 @@ class Store:
         """Folder of an artifact, whole or not; None where there is none."""
         found = sorted((self.root / stage).glob(f"*-{key[:KEY_LENGTH]}"))
         return found[0] if found else None
+
+    def unfinished(self, stage: str, key: str) -> Path:
+        """Where an artifact is written before it gets its name; there only while, or after, somebody worked on it."""
+        return self.root / UNFINISHED / f"{stage}-{key}"
 
     def manifest(self, stage: str, key: str) -> dict[str, Any] | None:
         """Read the manifest; None where it is missing or unreadable."""
@@ -117,6 +125,12 @@ class Store:
         with exclusive(self.root / ".locks" / f"{name}.lock"):
             yield
 
+    @contextmanager
+    def try_lock(self, name: str) -> Iterator[bool]:
+        """Hold an exclusive lock if nobody else does; gives whether it is held. Never waits."""
+        with try_exclusive(self.root / ".locks" / f"{name}.lock") as held:
+            yield held
+
     def is_free(self, name: str) -> bool:
         """Whether nobody on this machine holds that lock right now."""
         return is_free(self.root / ".locks" / f"{name}.lock")
@@ -142,7 +156,7 @@ class Store:
         """
         key = make_key(inputs)
         started = time.time()
-        folder = self.root / UNFINISHED / f"{stage}-{key}"
+        folder = self.unfinished(stage, key)
         if not resumable:
             shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
@@ -202,6 +216,8 @@ class Store:
                         created=manifest["created"],
                         last_used=path.stat().st_mtime,
                         num_bytes=sum(entry["size"] for entry in manifest["files"].values()),
+                        wall_seconds=manifest["wall_seconds"],
+                        digest=manifest["digest"],
                         inputs=manifest["inputs"],
                     )
                 )
@@ -255,17 +271,25 @@ def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def explain(store: Store, entry: Entry) -> tuple[Entry | None, dict[str, tuple[Any, Any]]]:
+Differences = dict[str, tuple[Any, Any]]
+"""{dotted input: (value there, value here)}."""
+
+
+def explain(store: Store, entry: Entry) -> tuple[Entry | None, Differences]:
     """Why an artifact was computed: the nearest earlier artifact of its stage and the inputs that differ from it.
 
     Returns:
-        That artifact (None if this was the first) and {dotted input: (value there, value here)}.
+        That artifact (None if this was the first) and the inputs that differ.
     """
-    own = flatten(entry.inputs)
-    best: tuple[Entry | None, dict[str, tuple[Any, Any]]] = (None, {})
-    for other in store.entries():
-        if other.stage != entry.stage or other.created >= entry.created:
-            continue
+    earlier = [other for other in store.entries() if other.stage == entry.stage and other.created < entry.created]
+    return explain_inputs(earlier, entry.inputs)
+
+
+def explain_inputs(entries: Iterable[Entry], inputs: Mapping[str, Any]) -> tuple[Entry | None, Differences]:
+    """The one of `entries` with the fewest inputs that differ from `inputs`, the most recently used of several."""
+    own = flatten(inputs)
+    best: tuple[Entry | None, Differences] = (None, {})
+    for other in entries:
         theirs = flatten(other.inputs)
         differing = {
             name: (theirs.get(name), own.get(name))

@@ -22,10 +22,12 @@ from rmcore.stages.registry import Stage, slug
 from rmcore.stages.run import DELIBERATE_ERROR, ERROR_FILE, INTERRUPTED
 from rmcore.store import ArtifactRef, Store, make_key
 from rmcore.tracking import METRICS_FILE
+from tasks.device import device_slot, slot_environment
 
 Follow = Callable[[Path], AbstractContextManager[None]]
 """Sends a growing metrics.jsonl somewhere while the block runs."""
-DEVICE_LOCK = "device"
+SHARED_TERMINAL = "RM_OPT_SHARED_TERMINAL"
+"""Set where several stages run side by side, whose progress bars would overwrite each other."""
 LOG_FILE = "log.txt"
 LOG_TAIL = 15
 SAVING_SECONDS = 30.0
@@ -54,7 +56,7 @@ def execute(
         if store.damage(stage.name, key) is None:
             return store.ref(stage.name, key)
         with (
-            store.lock(DEVICE_LOCK) if stage.on_device else nullcontext(),  # one model at a time on this machine
+            device_slot(store) if stage.on_device else nullcontext() as slot,
             store.publish(
                 stage.name, slug(stage, config), inputs, outcome=stage.outcome, resumable=stage.resumable
             ) as out,
@@ -67,7 +69,7 @@ def execute(
                 (out / METRICS_FILE).touch()
                 try:
                     with follow(out / METRICS_FILE):
-                        run_child(stage, config, upstream, out)
+                        run_child(stage, config, upstream, out, {} if slot is None else slot_environment(slot))
                 except RmcoreError:
                     if not _has_checkpoints(out):  # refused before it began: nothing that could be gone on with
                         shutil.rmtree(out)
@@ -75,7 +77,13 @@ def execute(
         return store.ref(stage.name, key)
 
 
-def run_child(stage: Stage, config: PipelineConfig, upstream: Mapping[str, ArtifactRef], out: Path) -> None:
+def run_child(
+    stage: Stage,
+    config: PipelineConfig,
+    upstream: Mapping[str, ArtifactRef],
+    out: Path,
+    environment: Mapping[str, str],
+) -> None:
     """Run `python -m rmcore.stages.run` and wait. What it prints goes to a log, its progress bar to a terminal.
 
     If it fails, the error names the checkpoints that it had written.
@@ -91,7 +99,7 @@ def run_child(stage: Stage, config: PipelineConfig, upstream: Mapping[str, Artif
         }
         (place / "spec.json").write_text(json.dumps(spec))
         try:
-            status = _wait_for_child(place)
+            status = _wait_for_child(place, environment)
             if status == DELIBERATE_ERROR:
                 raise _stage_error(place / ERROR_FILE)
             if status == INTERRUPTED:
@@ -108,18 +116,18 @@ def run_child(stage: Stage, config: PipelineConfig, upstream: Mapping[str, Artif
             raise
 
 
-def _wait_for_child(place: Path) -> int:
+def _wait_for_child(place: Path, environment: Mapping[str, str]) -> int:
     # -P: a file of the user's current folder must not be imported in place of a library.
     command = [sys.executable, "-P", "-m", "rmcore.stages.run", str(place / "spec.json")]
-    terminal = sys.stderr.fileno() if sys.stderr.isatty() else None
-    environment = os.environ | ({PROGRESS_VARIABLE: str(terminal)} if terminal is not None else {})
+    terminal = sys.stderr.fileno() if sys.stderr.isatty() and SHARED_TERMINAL not in os.environ else None
+    progress = {PROGRESS_VARIABLE: str(terminal)} if terminal is not None else {}
     with (place / LOG_FILE).open("w") as log:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=environment,
+            env=os.environ | environment | progress,
             pass_fds=() if terminal is None else (terminal,),
         )
         try:

@@ -19,7 +19,7 @@ MLFLOW_PORT = 5000
 PREFECT_SERVER = "prefect-server"
 MLFLOW_SERVER = "mlflow-server"
 DEVICE_LIMIT = "rm-device"
-"""Prefect's global concurrency limit that a stage takes while it uses the device: one slot."""
+"""Prefect's global concurrency limit of which a stage takes a slot while it uses the device (tasks/device.py)."""
 CREATE_TIME_TOLERANCE_S = 1.0
 """psutil derives a process's creation time from the boot time, which moves a little when the clock is corrected."""
 

@@ -18,6 +18,8 @@ DATA_FIELDS = (
     "eval_split",
     "limit",
     "eval_limit",
+    "pairs_per_prompt",
+    "eval_pairs_per_prompt",
     "prompt_column",
     "chosen_column",
     "rejected_column",

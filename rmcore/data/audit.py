@@ -68,6 +68,7 @@ def audit(
                 "num_rows": source.num_rows,
                 "num_pairs": len(source.pairs),
                 "num_rejected": len(source.rejected),
+                "num_over_cap": source.num_over_cap,
             }
             for source in loaded
         ],

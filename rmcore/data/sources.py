@@ -9,7 +9,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -37,6 +37,8 @@ class LoadedPairs:
     num_rows: int
     layout: str
     source: str
+    num_over_cap: int = 0
+    """Usable pairs left out because their prompt had enough (`cap_prompts`)."""
 
 
 def load_pairs(
@@ -70,6 +72,19 @@ def load_pairs(
     if not pairs:
         raise _nothing_usable(source, rejected)
     return LoadedPairs(pairs, rejected, num_rows, layout.name, source)
+
+
+def cap_prompts(loaded: LoadedPairs, most: int | None) -> LoadedPairs:
+    """Keep the first `most` pairs of each prompt, in order; None keeps all. What is left out is counted."""
+    if most is None:
+        return loaded
+    seen: Counter[str] = Counter()
+    kept = []
+    for pair in loaded.pairs:
+        seen[pair.prompt_id] += 1
+        if seen[pair.prompt_id] <= most:
+            kept.append(pair)
+    return replace(loaded, pairs=kept, num_over_cap=len(loaded.pairs) - len(kept))
 
 
 def _read_pair_rows(

@@ -72,6 +72,20 @@ def series(history: History, name: str) -> tuple[FloatArray, FloatArray]:
     return np.array(steps, dtype=np.float64), np.array([found[step] for step in steps], dtype=np.float64)
 
 
+def smoothing_window(num_points: int) -> int:
+    """Points of the running mean of a line of `num_points`: a 25th of the run, 1 (none) below 60 points."""
+    return 1 if num_points < _SMOOTH_FROM else max(3, num_points // 25) | 1
+
+
+def running_mean(values: FloatArray, window: int) -> FloatArray:
+    """Mean of the `window` points around each point, (points,) as given."""
+    if len(values) == 0:
+        return values
+    kernel = np.ones(min(window, (len(values) - 1) | 1))
+    ends = np.convolve(np.ones(len(values)), kernel, mode="same")  # fewer points under the window at either end
+    return np.convolve(values, kernel, mode="same") / ends
+
+
 def _compared(ax: Axes, history: History, metric: str, label: str, best_step: int | None) -> None:
     """Training and validation values of one metric."""
     last = []
@@ -130,10 +144,7 @@ def _train_line(ax: Axes, steps: FloatArray, values: FloatArray) -> None:
         ax.plot(steps, values, "-" if len(values) > 1 else "o", color=BLUE, linewidth=1.6)
         return
     ax.plot(steps, values, color=BLUE, alpha=0.25, linewidth=0.9)
-    window = max(3, len(values) // 25) | 1
-    kernel = np.ones(window)
-    ends = np.convolve(np.ones(len(values)), kernel, mode="same")  # fewer points under the window at either end
-    ax.plot(steps, np.convolve(values, kernel, mode="same") / ends, color=BLUE, linewidth=1.8)
+    ax.plot(steps, running_mean(values, smoothing_window(len(values))), color=BLUE, linewidth=1.8)
 
 
 def _shade(ax: Axes, history: History, name: str) -> None:

@@ -62,11 +62,11 @@ class Readiness(TypedDict):
 
 
 class Training(TypedDict):
-    """How training went; `best_value` is None without validation pairs."""
+    """How training went; `best_metric` and `best_value` are None where no step was chosen."""
 
     steps: int
     best_step: int
-    best_metric: str
+    best_metric: str | None
     best_value: float | None
     num_pairs: int
     num_parameters: int

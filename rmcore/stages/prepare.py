@@ -12,7 +12,7 @@ from rmcore.data.audit import audit
 from rmcore.data.gold import generate_pairs, label_ceiling
 from rmcore.data.layouts import ColumnMap
 from rmcore.data.pair import PreferencePair
-from rmcore.data.sources import LoadedPairs, load_pairs, source_kind, write_rejected
+from rmcore.data.sources import LoadedPairs, cap_prompts, load_pairs, source_kind, write_rejected
 from rmcore.data.splits import split_by_prompt
 from rmcore.data.table import write_pairs
 from rmcore.errors import ConfigError
@@ -71,11 +71,11 @@ def load_sources(config: DataConfig) -> list[LoadedPairs]:
             "would be the training pairs; name a file in eval_source, or leave both out to hold out some prompts."
         )
     load = partial(load_pairs, columns=columns, require_complete_pairs=config.require_complete_pairs)
-    loaded = [load(config.source, split=config.split, limit=config.limit)]
+    loaded = [cap_prompts(load(config.source, split=config.split, limit=config.limit), config.pairs_per_prompt)]
     if config.eval_source is None and config.eval_split is None:
         return loaded
     source, split = config.eval_source or config.source, config.eval_split or config.split
-    return [*loaded, load(source, split=split, limit=config.eval_limit)]
+    return [*loaded, cap_prompts(load(source, split=split, limit=config.eval_limit), config.eval_pairs_per_prompt)]
 
 
 def _carve(pairs: list[PreferencePair], config: DataConfig, *, seed: int, test: float) -> Splits:

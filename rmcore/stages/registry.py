@@ -119,24 +119,29 @@ def device_type(name: str) -> str:
 
 def stage_inputs(stage: Stage, config: PipelineConfig, upstream: Mapping[str, ArtifactRef]) -> dict[str, Any]:
     """Everything that can affect the outcome of a stage: what its key digests and its manifest records."""
-    content = stage.content(config)
+    surroundings = stage_surroundings(stage, config)
     settings = config.model_dump(mode="json")
-    for name in content:
+    for name in surroundings["content"]:
         group, setting = name.split(".")
         settings[group][setting] = "by content"
     for group, names in stage.without.items():
         settings[group] = {name: value for name, value in settings[group].items() if name not in names}
-    inputs: dict[str, Any] = {
+    return {
         "stage": stage.name,
         "config": {name: settings[name] for name in stage.config_fields},
         "upstream": {name: upstream[name].digest for name in stage.upstream},
-        "content": content,
+        **surroundings,
+    }
+
+
+def stage_surroundings(stage: Stage, config: PipelineConfig) -> dict[str, Any]:
+    """What affects the outcome of a stage beside settings and upstream: named content, libraries, code, device."""
+    surroundings: dict[str, Any] = {
+        "content": stage.content(config),
         "versions": {name: _minor_version(name) for name in stage.libraries},
         "code": code_digests(stage.module),
     }
-    if stage.on_device:
-        inputs["device"] = device_type(config.device)
-    return inputs
+    return surroundings | ({"device": device_type(config.device)} if stage.on_device else {})
 
 
 def slug(stage: Stage, config: PipelineConfig) -> str:

@@ -136,6 +136,8 @@ def _write_outcome(out: Path, trainer: Trainer, result: TrainResult) -> None:
         "train/best_step": result.best_step,
         "train/num_steps": result.num_steps,
     }
+    if result.peak_training_bytes is not None:
+        costs["cost/peak_training_mib"] = result.peak_training_bytes / 2**20
     write_json(out / "summary.json", {"metrics": costs})
     (out / "figures").mkdir(exist_ok=True)
     history = read_history(out / METRICS_FILE)

@@ -13,8 +13,9 @@ from torch.utils.data import DataLoader, Dataset
 from rmcore.batching import MicroBatch, micro_batches, pair_tokens, step_order
 from rmcore.config import TrainConfig
 from rmcore.data.rendering import TokenizedPair
-from rmcore.errors import TrainingError
+from rmcore.errors import ConfigError, TrainingError
 from rmcore.packing import Packing
+from rmcore.plain_batching import plain_micro_batches
 from rmcore.trainer.ranks import Ranks
 
 WORKERS_ON_GPU = 2
@@ -32,6 +33,8 @@ class StepFeed(Dataset):
     pad_id: int
     ranks: Ranks
     packing: Packing | None = None
+    plain: bool = False
+    """Cut as the usual loop does, see `rmcore.plain_batching`."""
 
     def __len__(self) -> int:
         return len(self.order)
@@ -53,8 +56,11 @@ class StepFeed(Dataset):
 
     def cut(self, indices: Sequence[int], token_budget: int) -> list[MicroBatch]:
         """Cut the pairs at `indices` under some other budget; gives this rank's micro-batches."""
+        pairs = [self.pairs[index] for index in indices]
+        if self.plain:
+            return plain_micro_batches(pairs, token_budget=token_budget, pad_id=self.pad_id)
         return micro_batches(
-            [self.pairs[index] for index in indices],
+            pairs,
             token_budget=token_budget,
             pad_id=self.pad_id,
             packing=self.packing,
@@ -86,9 +92,19 @@ def make_feed(
     ranks: Ranks,
     packing: Packing | None = None,
 ) -> StepFeed:
-    """The feed of a whole training; the same arguments give the same steps, so a resumed run skips what was done."""
+    """The feed of a whole training; the same arguments give the same steps, so a resumed run skips what was done.
+
+    Raises:
+        ConfigError: plain batching on several processes.
+    """
+    plain = config.batching == "plain"
+    if plain and ranks.world > 1:
+        raise ConfigError(
+            f"batching=plain on {ranks.world} processes: its loss is a mean over the micro-batches of a step, which "
+            "would depend on how pairs are shared out. Train in one process, or use batching=pairs."
+        )
     order = list(step_order(len(pairs), config.pairs_per_step, num_steps, seed=seed))
-    return StepFeed(pairs, order, token_budget, pad_id, ranks, packing)
+    return StepFeed(pairs, order, token_budget, pad_id, ranks, packing, plain)
 
 
 @contextmanager

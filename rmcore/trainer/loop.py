@@ -34,10 +34,11 @@ from rmcore.trainer.feed import make_feed, planned_steps, steps_from
 from rmcore.trainer.form import training_form
 from rmcore.trainer.interruption import Interruption, deferred_interruption
 from rmcore.trainer.keeper import Keeper
+from rmcore.trainer.peak import PeakMeter
 from rmcore.trainer.ranks import ALONE, Ranks
 from rmcore.trainer.record import Progress, TrainResult, Window, write_csv
 from rmcore.trainer.scoring import score_tokenized
-from rmcore.trainer.selection import Selection
+from rmcore.trainer.selection import LAST, Selection
 from rmcore.trainer.setup import choose_budget, choose_packing, make_context, take_up
 from rmcore.trainer.step import HalfUpdateError, StepContext
 from rmcore.trainer.stepper import Stepper
@@ -59,7 +60,8 @@ class Trainer:
             for its scoring too, from then on.
         config: settings.
         train: P tokenized training pairs.
-        validation: held-out pairs for choosing the best step; may be empty, then best = last and nothing stops early.
+        validation: held-out pairs for choosing the best step; may be empty, then best = last and nothing stops early,
+            as with `best_metric="last"`.
         folder: where checkpoints go.
         tracker: receives numbers by step.
         seed: data order and dropout.
@@ -120,6 +122,7 @@ class Trainer:
         self.best_rewards = np.zeros((0, 2), dtype=np.float32)
         """(P, 2) rewards, chosen first, under the best weights; of the split named below."""
         self.best_rewards_split = "validation"
+        self._chooses = bool(validation) and config.best_metric != LAST
         self._loss = ""  # of the last step that was read
 
     def run(self) -> TrainResult:
@@ -155,6 +158,7 @@ class Trainer:
                 resume.begin(self.folder, self.settings, {"token_budget": self.at.token_budget})
         states.seed_everything(self.seed, self.ranks)
         context = make_context(self.rm, self.config, self.ranks)
+        self._peak = PeakMeter(context, self.at, self.num_steps)
         if self.point is not None:
             self.best_rewards = take_up(self.point, self.rm, context, num_steps=self.num_steps)
             self.at.resumed_from.append(self.point.step)
@@ -197,7 +201,8 @@ class Trainer:
 
     def _step(self, stepper: Stepper, step: int, indices: Sequence[int], batches: Sequence[MicroBatch]) -> None:
         try:
-            stepper.run(step, indices, batches)
+            with self._peak.around(step):
+                stepper.run(step, indices, batches)
         except TrainingError as error:
             self._settle(stepper)  # where a step before this one failed, that is the error to tell
             self._keep_weights(error)
@@ -247,10 +252,11 @@ class Trainer:
         margins = rewards[:, 0].astype(np.float64) - rewards[:, 1]
         values = {f"eval/{name}": value for name, value in batch_metrics(margins).items()}
         values["eval/num_pairs"] = float(len(margins))
+        values["cost/train_seconds"] = self.at.totals.seconds
         for callback in self.callbacks:
             values |= callback(Evaluation(step, self.rm, self.validation, rewards))
         self._log(step, values)
-        if self.keeper.evaluated(step, values[self.config.best_metric]):
+        if not self._chooses or self.keeper.evaluated(step, values[self.config.best_metric]):
             self.best_rewards = rewards
 
     def _score(self, pairs: Sequence[TokenizedPair]) -> np.ndarray:
@@ -265,6 +271,7 @@ class Trainer:
 
     def _save_state(self, context: StepContext) -> None:
         """Write a resumable state of the present step."""
+        self._peak.note()
         randoms = self.ranks.gather(states.random_state(context.device))
         tensors = states.collect_state(
             self.rm.model, context.optimizer, randoms, self.best_rewards, keep=self.ranks.is_main
@@ -275,15 +282,16 @@ class Trainer:
         self.ranks.wait()
 
     def _finish(self, context: StepContext, stop_reason: str) -> TrainResult:
+        self._peak.note()
         self.keeper.finished(self.at.step)
-        if self.at.selection.best is None:
+        if not len(self.best_rewards):  # nothing was evaluated, or the metric was never defined
             some = self.train[:DISTRIBUTION_PAIRS]
             self.best_rewards = self._score(some)
             self.best_rewards_split = "train"
         return self.at.result(
             planned_steps=self.num_steps,
             stop_reason=stop_reason,
-            best_metric=self.config.best_metric if self.validation else None,
+            best_metric=self.config.best_metric if self._chooses else None,
             peak_memory_bytes=peak_memory_bytes(self.rm.device),
             num_processes=self.ranks.world,
             compiled=isinstance(context.forward, CompiledForward) and context.forward.works,

@@ -15,6 +15,7 @@ from rmcore.data.rendering import TokenizedPair, count_cut
 from rmcore.loading import pick_device
 from rmcore.memory import activation_bytes_per_token, free_bytes
 from rmcore.model import BradleyTerryRM
+from rmcore.plain_batching import plain_groups
 from rmcore.tracking import NullTracker
 from rmcore.trainer.loop import Trainer
 
@@ -73,8 +74,9 @@ def _computed_tokens(trainer: Trainer, pairs: Sequence[TokenizedPair]) -> int:
         costs = [pair_tokens(pair, packing) for pair in pairs]
         return sum(costs[index] for step in steps for index in step)
     total = 0
+    cut = plain_groups if config.batching == "plain" else pack_pairs
     for step in steps:
         lengths = [pairs[index].num_tokens for index in step]
-        for group in pack_pairs(lengths, trainer.at.token_budget):
+        for group in cut(lengths, trainer.at.token_budget):
             total += 2 * len(group) * max(lengths[index] for index in group)
     return total

@@ -31,7 +31,7 @@ class TrainResult:
     stop_reason: str
     best_step: int
     best_metric: str | None
-    """None without validation pairs: best is then the last step."""
+    """None where no step was chosen, without validation pairs or by best_metric=last: best is then the last step."""
     best_value: float | None
     kept_steps: list[dict[str, float]]
     """Step and value of the best evaluations that were kept, best first."""
@@ -46,7 +46,10 @@ class TrainResult:
     """Wall seconds in optimizer steps, without evaluations and checkpoints. On a GPU, which the host does not wait for
     after each step, from the first step that was not read to their reading."""
     peak_memory_bytes: int
-    """Most memory so far: of the device on a GPU, else of this process."""
+    """Most memory: allocated on a GPU since training began, else of this process so far."""
+    peak_training_bytes: int | None
+    """Most bytes of tensors beside the model at once: gradients, activations, temporaries, optimizer state. On a CPU of
+    the second step (the first, if alone); None there for several processes or with compile: see rmcore.trainer.peak."""
     num_processes: int
     resumed_from: list[int]
     """Steps from which earlier attempts were taken up, in order; empty for a training in one piece."""
@@ -131,6 +134,8 @@ class Progress:
     num_rows: int = 0
     """Calls of the tracker so far: the lines of `metrics.jsonl` that belong to this state."""
     resumed_from: list[int] = field(default_factory=list)
+    peak_training_bytes: int | None = None
+    """See TrainResult; kept here because a training that goes on from a later step does not measure it again."""
 
     def add(self, result: StepResult, seconds: float) -> None:
         """Count one step."""
@@ -150,6 +155,7 @@ class Progress:
             num_tokens=self.totals.num_tokens,
             num_real_tokens=self.totals.num_real_tokens,
             train_seconds=self.totals.seconds,
+            peak_training_bytes=self.peak_training_bytes,
             token_budget=self.token_budget,
             resumed_from=self.resumed_from,
             **more,
@@ -179,6 +185,7 @@ class Progress:
             rows=rows,
             num_rows=record["num_rows"],
             resumed_from=list(record["resumed_from"]),
+            peak_training_bytes=record["peak_training_bytes"],
         )
 
 

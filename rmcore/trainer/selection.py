@@ -7,6 +7,8 @@ from typing import Any
 
 from rmcore.config import TrainConfig
 
+LAST = "last"
+"""The `best_metric` that chooses no step: no evaluation is noted then."""
 HIGHER_IS_BETTER = {"eval/pairwise_accuracy": True, "eval/loss": False, "eval/ece": False}
 
 

@@ -37,6 +37,8 @@ def choose_packing(rm: BradleyTerryRM, config: TrainConfig, ranks: Ranks) -> Pac
 
 
 def _own_packing(rm: BradleyTerryRM, config: TrainConfig) -> Packing | None:
+    if config.batching == "plain":  # which is padded by definition
+        return None
     found = rm.packing(config.precision)
     if found is None:
         return None

@@ -2,7 +2,7 @@
 
 Every micro-batch adds its *sum* of pair losses divided by the pairs of the whole step, over all processes. Hence any
 cut of a step into micro-batches, any order of its pairs and any number of processes gives the same loss and gradient,
-up to rounding.
+up to rounding. (Plain batching is there to show what happens otherwise: see `rmcore.plain_batching`.)
 
 A step whose loss or gradient is not finite must not change the weights. Either the host reads both before the update,
 which on a GPU costs it the lead over the device; or the update looks at a flag on the device, which once raised stays
@@ -124,7 +124,8 @@ def make_forward(model: torch.nn.Module, loss: PairLoss, precision: str, device:
 def accumulate_gradient(context: StepContext, batches: Sequence[MicroBatch], *, num_pairs: int) -> Tensor:
     """Add the gradient of the mean loss over `num_pairs` pairs, those of all ranks, to `.grad`.
 
-    Sharded gradients are summed over the ranks once, with the last micro-batch.
+    Pairs count by the weight of their micro-batch (1 but for plain batching), in the gradient alone. Sharded gradients
+    are summed over the ranks once, with the last micro-batch.
 
     Returns:
         (3,) float64 on the device, of this rank: summed loss, wins of the chosen side, summed margin. Ties count half.
@@ -139,7 +140,7 @@ def accumulate_gradient(context: StepContext, batches: Sequence[MicroBatch], *, 
             (0.0 * loss).backward()
             continue
         # Sharded data parallelism averages over ranks; what is wanted is the sum.
-        (loss * (context.ranks.world / num_pairs)).backward()
+        (loss * (batch.weight * context.ranks.world / num_pairs)).backward()
         margins = margins.detach().double()
         wins = (margins > 0).sum() + 0.5 * (margins == 0).sum()
         sums += torch.stack([loss.detach().double(), wins, margins.sum()])

@@ -97,9 +97,10 @@ class Stepper:
                 f"step {step}: out of memory with {largest} tokens in a micro-batch on one of {self.feed.ranks.world} "
                 f"processes, which cannot do it again alone ({error}); run again with token_budget={halved} or less."
             ) from error
+        plain = self.feed.plain  # its loss depends on the cut
         print(
             f"warning: step {step} ran out of memory with {largest} tokens in a micro-batch; it is done again with "
-            f"token_budget={halved}, which is kept. The gradient is the same.",
+            f"token_budget={halved}, which is kept. The gradient is {'another one' if plain else 'the same'}.",
             file=sys.stderr,
         )
         self.token_budget = halved

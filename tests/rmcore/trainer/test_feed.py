@@ -130,6 +130,24 @@ def test_a_number_of_processes_that_does_not_divide_a_step_is_refused(tmp_path, 
     Ranks(0, 2).check_divides(4)
 
 
+def plain_feed(ranks=ALONE, packing=None):
+    config = TrainConfig(pairs_per_step=8, batching="plain")
+    return make_feed(PAIRS, config, num_steps=12, seed=4, token_budget=BUDGET, pad_id=0, ranks=ranks, packing=packing)
+
+
+def test_a_plain_feed_takes_the_same_pairs_in_each_step_as_they_were_drawn():
+    for (indices, batches), (others, _) in zip(plain_feed(), feed_of(PAIRS), strict=True):
+        assert indices == others
+        assert [position for batch in batches for position in batch.indices] == list(range(len(indices)))
+        assert sum(batch.weight * batch.num_pairs for batch in batches) == pytest.approx(len(indices))
+        assert all(batch.rows.num_tokens <= BUDGET for batch in batches)
+
+
+def test_a_plain_feed_is_refused_among_several_processes():
+    with pytest.raises(ConfigError, match=r"batching=plain on 2 processes.*batching=pairs"):
+        plain_feed(Ranks(0, 2))
+
+
 @pytest.mark.parametrize(
     ("given_settings", "num_pairs", "steps"),
     [

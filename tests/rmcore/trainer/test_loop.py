@@ -4,6 +4,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from safetensors.torch import load_file
 
 from rmcore.config import ModelConfig, PipelineConfig, TrainConfig
@@ -74,6 +75,47 @@ def test_without_held_out_pairs_nothing_is_evaluated_and_best_is_last(tmp_path, 
     assert {path.name for path in tmp_path.iterdir()} == {
         "best", "step_2", "step_4", "step_6", "metrics.csv", "resume",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", [{}, {"batching": "plain"}], ids=str)
+def test_where_no_step_is_chosen_the_last_one_is_kept_and_evaluations_still_run(tmp_path, gold_pairs, changes):
+    held_out = gold_pairs[20:60]
+    settings = {"best_metric": "last", "early_stopping_patience": None, **changes}
+    trainer, result, tracker = run(tmp_path, gold_pairs[:20], held_out, steps=7, **settings)
+    assert [step for step, values in tracker.rows if "eval/pairwise_accuracy" in values] == [2, 4, 6, 7]
+    assert (result.best_step, result.best_metric, result.best_value, result.kept_steps) == (7, None, None, [])
+    best, last = weights(tmp_path / "best"), weights(tmp_path / "step_7")
+    assert all(torch.equal(best[key], last[key]) for key in best)
+    rewards = BradleyTerryRM.from_pretrained(tmp_path / "best", device="cpu").score_pairs(held_out)
+    np.testing.assert_allclose(rewards, trainer.best_rewards, atol=1e-6)
+    assert trainer.best_rewards_split == "validation"
+
+
+def test_choosing_no_step_changes_no_weight(tmp_path, gold_pairs):
+    for name in ("last", "eval/loss"):
+        folder = tmp_path / name.replace("/", "_")
+        run(folder, gold_pairs[:20], gold_pairs[20:30], best_metric=name, early_stopping_patience=None)
+    first, second = (weights(tmp_path / name / "step_6") for name in ("last", "eval_loss"))
+    assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+@pytest.mark.parametrize(
+    ("settings", "advice"),
+    [
+        ({}, r"early_stopping_patience=5 .*set early_stopping_patience to null \(--no-early-stopping\)"),
+        ({"early_stopping_patience": None, "keep_top_k": 2}, "keep_top_k=2 .*save_every"),
+    ],
+)
+def test_what_needs_a_choice_is_refused_without_one(settings, advice):
+    with pytest.raises(ValidationError, match=advice):
+        TrainConfig.model_validate({"best_metric": "last"} | settings)
+
+
+def test_each_evaluation_tells_the_seconds_of_training_so_far(tmp_path, gold_pairs):
+    _, result, tracker = run(tmp_path, gold_pairs[:20], gold_pairs[20:30])
+    seconds = [values["cost/train_seconds"] for _, values in tracker.rows if "eval/loss" in values]
+    assert len(seconds) == 3
+    assert 0 < seconds[0] < seconds[1] < seconds[2] == result.train_seconds
 
 
 def test_training_stops_when_the_metric_no_longer_improves(tmp_path, gold_pairs):

@@ -79,6 +79,15 @@ def test_a_training_stopped_at_every_step_is_the_same_too(tmp_path, start):
     assert_same(resumed, undisturbed)
 
 
+def test_without_a_choice_and_with_plain_batching_too(tmp_path, start):
+    changes = {"best_metric": "last", "early_stopping_patience": None, "batching": "plain", "eval_every": 5}
+    undisturbed = start(tmp_path / "undisturbed", **changes).run()
+    stopped(start, tmp_path / "stopped", 6, **changes)  # after the last evaluation
+    resumed = start(tmp_path / "stopped", **changes).run()
+    assert resumed.result.resumed_from == [6]
+    assert_same(resumed, undisturbed)
+
+
 def test_patience_counts_across_an_interruption(tmp_path, start):
     changes = {"lr": 1e-12, "steps": 50, "eval_every": 1, "early_stopping_patience": 4}
     stopped(start, tmp_path, 3, **changes)  # one best evaluation and two without improvement

@@ -73,6 +73,14 @@ def test_halving_leads_to_the_trajectory_of_the_small_budget(rm, gold_pairs, cap
     assert (mine - theirs).norm() < 1e-3 * (theirs - start).norm()
 
 
+@pytest.mark.parametrize(("batching", "said"), [("pairs", "the same"), ("plain", "another one")])
+def test_it_says_whether_smaller_pieces_change_the_gradient(rm, gold_pairs, capsys, batching, said):
+    stepper = make_stepper(rm, gold_pairs, batching=batching)
+    limit_memory(rm.model, LARGE // 4)
+    run_steps(stepper, 1)
+    assert f"The gradient is {said}." in capsys.readouterr().err
+
+
 def test_packed_rows_are_halved_down_to_the_dearest_pair(rm, gold_pairs, capsys):
     """A pair that shares its prompt needs less than two of its longest sides, and is tried at that."""
     stepper = make_stepper(rm, gold_pairs, packing=rm.packing())

@@ -1,0 +1,82 @@
+"""Slots of the device: as many holders as slots, never more, and none left behind by a dead one."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from rmcore.errors import ConfigError
+from rmcore.store import Store
+from tasks.device import SLOTS_VARIABLE, device_slot, device_slots, is_idle, slot_environment
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3])
+def test_no_more_holders_than_slots(tmp_path, monkeypatch, slots):
+    monkeypatch.setenv(SLOTS_VARIABLE, str(slots))
+    store, holding, most, guard = Store(tmp_path), set(), [], threading.Lock()
+    full = threading.Barrier(slots, timeout=30)
+
+    def use():
+        with device_slot(store) as slot:
+            with guard:
+                assert slot not in holding
+                holding.add(slot)
+                most.append(len(holding))
+            full.wait()  # passes only when all slots are held at once
+            with guard:
+                holding.remove(slot)
+
+    users = [threading.Thread(target=use) for _ in range(2 * slots)]
+    for user in users:
+        user.start()
+    for user in users:
+        user.join(60)
+    assert max(most) == slots
+    assert len(most) == 2 * slots
+    assert is_idle(store)
+
+
+def test_a_slot_of_a_killed_holder_is_free_again(tmp_path, monkeypatch):
+    monkeypatch.setenv(SLOTS_VARIABLE, "1")
+    code = (
+        "import sys; from pathlib import Path; from rmcore.store import Store; from tasks.device import device_slot\n"
+        f"with device_slot(Store(Path({str(tmp_path)!r}))): print('held', flush=True); sys.stdin.read()"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=dict(os.environ)
+    )
+    assert holder.stdout.readline() == "held\n"
+    assert not is_idle(Store(tmp_path))
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    with device_slot(Store(tmp_path)) as slot:
+        assert slot == 0
+    holder.communicate()
+
+
+@pytest.mark.parametrize("named", ["0", "two", "-1", ""])
+def test_a_number_of_slots_that_is_none_is_refused(monkeypatch, named):
+    monkeypatch.setenv(SLOTS_VARIABLE, named)
+    with pytest.raises(ConfigError, match=SLOTS_VARIABLE):
+        device_slots()
+
+
+def test_each_gpu_is_a_slot_of_its_own(monkeypatch):
+    monkeypatch.delenv(SLOTS_VARIABLE, raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    assert device_slots() == 2
+    assert [slot_environment(slot)["CUDA_VISIBLE_DEVICES"] for slot in range(2)] == ["2", "5"]
+
+
+def test_slots_on_a_cpu_share_the_cores(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv(SLOTS_VARIABLE, "1")
+    assert slot_environment(0) == {}
+    monkeypatch.setenv(SLOTS_VARIABLE, "1000")
+    assert slot_environment(0) == {"OMP_NUM_THREADS": "1"}
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")  # what the user says stands
+    assert slot_environment(0) == {}
