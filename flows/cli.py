@@ -10,13 +10,15 @@ from typing import Annotated, Any
 import httpx
 import typer
 
+from flows import cli_experiment
 from rmcore.cli import app
 from rmcore.cli.common import guard
-from rmcore.errors import ConfigError, ServiceError
+from rmcore.errors import ServiceError
 from tasks.home import configure_environment, home
 
 store_app = typer.Typer(no_args_is_help=True, help="List and bound the stored artifacts.")
 app.add_typer(store_app, name="store")
+cli_experiment.add_to(app)
 
 
 @app.callback()
@@ -131,7 +133,7 @@ def sync(
 ) -> None:
     """Send runs to MLflow that could not be sent when they ran."""
     configure_environment()
-    from tasks.tracking import sync_pending
+    from tasks.sync import sync_pending
 
     sent = sync_pending(home(), to)
     print(f"sent: {', '.join(sent)}" if sent else "nothing waits to be sent")
@@ -198,15 +200,6 @@ def info() -> None:
     print(f"{'python':<14} {sys.version.split()[0]}")
     print(f"{'device':<14} {device}, {free_bytes(device) / 2**30:.1f} GiB free")
     print(f"{'home':<14} {home()}")
-
-
-@app.command(hidden=True)
-def compare() -> None:
-    """Refuse clearly: comparing optimizers is not part of this version."""
-    raise ConfigError(
-        "`rm-opt compare` is not part of this version. Compare two models with `rm-opt diff A B --data FILE`, or run "
-        " the pipeline with different settings in one study and compare the runs in MLflow."
-    )
 
 
 @app.command(hidden=True)

@@ -1,7 +1,17 @@
-"""What a run found, for people: a self-contained HTML page and a short Markdown summary."""
+"""What a run or an experiment found, for people: a self-contained HTML page and a short Markdown summary."""
 
+from rmcore.report.experiment import write_experiment_report
+from rmcore.report.experiment_schema import ExperimentResults
+from rmcore.report.experiment_summary import experiment_markdown
 from rmcore.report.html import write_report
 from rmcore.report.schema import Results
 from rmcore.report.summary import summary_markdown
 
-__all__ = ["Results", "summary_markdown", "write_report"]
+__all__ = [
+    "ExperimentResults",
+    "Results",
+    "experiment_markdown",
+    "summary_markdown",
+    "write_experiment_report",
+    "write_report",
+]

@@ -1,30 +1,21 @@
-"""The report of a run: one HTML file that opens anywhere, without network, scripts or other files.
+"""The report of a run: one HTML file that opens anywhere, without network, scripts or other files."""
 
-Every text goes through Jinja2's autoescape: completions come from the data and may hold any markup.
-"""
-
-import base64
-import struct
 from collections.abc import Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jinja2
 import yaml
 
-from rmcore.errors import DataError
 from rmcore.plots import numbers
 from rmcore.report import glossary
 from rmcore.report.cards import headline_cards, largest_eigenvalue, metric_interval
+from rmcore.report.page import date, gate_row, image, write_page
 from rmcore.report.schema import Results
 from rmcore.report.tree import blocks
 
 TEMPLATE = "report.html.j2"
 LONGEST_TEXT = 700
 """Characters of a mistake's text that are shown."""
-_PNG = b"\x89PNG\r\n\x1a\n"
-_DENSITY = 1.5  # pixels of a figure a CSS pixel
 
 CAPTIONS = {
     "accuracy_in_context": "The same held-out pairs judged by this model, by guessing, by always taking the longer "
@@ -70,29 +61,19 @@ def write_report(results: Results, figures: Mapping[str, Path], out: Path) -> Pa
     Raises:
         DataError: a figure is not a readable PNG file.
     """
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    page = environment.get_template(TEMPLATE).render(view(results, figures))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(page, encoding="utf-8")
-    return out
+    return write_page(TEMPLATE, view(results, figures), out)
 
 
 def view(results: Results, figures: Mapping[str, Path]) -> dict[str, Any]:
     """What the template prints: numbers as text, figures as images in the page."""
-    images = {name: _image(path) for name, path in figures.items()}
+    images = {name: image(path) for name, path in figures.items()}
     audit = {AUDIT_TITLES.get(key, key): value for key, value in results["audit"].items()}
     return {
         "results": results,
-        "created": _date(results["created"]),
+        "created": date(results["created"]),
         "question": _question(results),
         "cards": headline_cards(results),
-        "gate": [_gate_row(check) for check in results["gate"]],
+        "gate": [gate_row(check) for check in results["gate"]],
         "metrics": metric_rows(results),
         "has_ood": results["ood_metrics"] is not None,
         "images": images,
@@ -141,33 +122,6 @@ def shorten(text: str, longest: int = LONGEST_TEXT) -> str:
     return f"{text[: longest // 2]} […{left_out:,} characters…] {text[len(text) - (longest - longest // 2) :]}"
 
 
-class Image(NamedTuple):
-    """A figure inside the page; size in CSS pixels, two thirds of its own, so that it is sharp on dense screens."""
-
-    address: str
-    width: int
-    height: int
-
-
-def _image(path: Path) -> Image:
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise DataError(
-            f"figure {path} cannot be read ({error.strerror}): the report needs it. Draw it again."
-        ) from error
-    if not content.startswith(_PNG) or len(content) < 24:
-        raise DataError(f"figure {path} is not a PNG file: the report cannot show it. Draw it again.")
-    width, height = struct.unpack(">II", content[16:24])  # of the IHDR chunk, always the first
-    address = "data:image/png;base64," + base64.b64encode(content).decode("ascii")
-    return Image(address, round(width / _DENSITY), round(height / _DENSITY))
-
-
-def _date(created: str) -> str:
-    moment = datetime.fromisoformat(created)
-    return f"{moment.day} {moment:%B %Y, %H:%M} {moment.tzname() or ''}".strip()
-
-
 def _question(results: Results) -> str:
     """What was asked, in one sentence, from the configuration."""
     config, training = results["config"], results["training"]
@@ -181,18 +135,14 @@ def _question(results: Results) -> str:
     )
 
 
-def _gate_row(check: Mapping[str, Any]) -> dict[str, Any]:
-    term = glossary.metric_term(check["name"])
-    values = {key: numbers.text(check[key], term.unit) for key in ("value", "threshold")}
-    return {**check, **values, "label": term.label}
-
-
 def _training_rows(results: Results) -> list[tuple[str, str]]:
     training = results["training"]
     best = training["best_value"]
     metric = training["best_metric"]
-    unit = glossary.metric_term(metric.rpartition("/")[2]).unit
-    chosen = "no validation pairs: the last step was kept" if best is None else f"{metric} {numbers.text(best, unit)}"
+    if metric is None or best is None:
+        chosen = "none was chosen by validation pairs: the last step was kept"
+    else:
+        chosen = f"{metric} {numbers.text(best, glossary.metric_term(metric.rpartition('/')[2]).unit)}"
     return [
         ("optimizer steps", numbers.count(training["steps"])),
         ("kept checkpoint", f"step {numbers.count(training['best_step'])} ({chosen})"),

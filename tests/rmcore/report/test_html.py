@@ -183,12 +183,12 @@ def test_any_text_stays_text(tmp_path_factory, text):
 def test_missing_parts_are_said_not_hidden(tmp_path):
     results = sample.results()
     results.update(ood_metrics=None, diagnoses=[], mistakes=[], gate=[], metrics={}, audit={}, context=[], stages=[])
-    results["training"]["best_value"] = None
+    results["training"].update(best_metric=None, best_value=None)
     results["spectrum"].update(eigenvalues=[], residuals=[], lambda_max=None, reasons={"lambda_max": "it broke down"})
     page = render(results, {}, tmp_path)
     assert page.text.count("was not drawn in this run") == len(CAPTIONS.keys() - {"curvature_trajectory"})  # asked for
     for text in (
-        "no validation pairs",
+        "none was chosen by validation pairs: the last step was kept",
         "No check was made",
         "not measured",
         "it broke down",

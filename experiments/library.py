@@ -1,0 +1,128 @@
+"""Experiments by name: the shipped ones in three sizes, and anybody's own from a YAML file."""
+
+import difflib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from experiments import ablation, baseline, lora, optimizers, sensitivity
+from experiments.schema import Experiment
+from experiments.sizes import Size
+from rmcore.errors import ConfigError
+
+ExperimentName = Literal["baseline", "ablation", "lora", "sensitivity", "optimizers"]
+SHIPPED: dict[str, Callable[[Size], Experiment]] = {
+    "baseline": baseline.experiment,
+    "ablation": ablation.experiment,
+    "lora": lora.experiment,
+    "sensitivity": sensitivity.experiment,
+    "optimizers": optimizers.experiment,
+}
+
+
+def load_experiment(name: str, size: Size = "smoke") -> Experiment:
+    """A shipped experiment by name, or one declared in a YAML file shaped like `experiments.schema.Experiment`.
+
+    Raises:
+        ConfigError: neither is there, or the file cannot be read.
+        pydantic.ValidationError: the declaration does not hold together; names the field.
+    """
+    if name in SHIPPED:
+        return SHIPPED[name](size)
+    if Path(name).suffix in (".yaml", ".yml"):
+        return Experiment.model_validate(_read_yaml(Path(name)))
+    near = difflib.get_close_matches(name, list(SHIPPED), n=1)
+    raise ConfigError(
+        f"no experiment {name!r}; there are {', '.join(SHIPPED)}, and files that end in .yaml."
+        f"{f' Did you mean {near[0]!r}?' if near else ''}"
+    )
+
+
+def restrict(
+    experiment: Experiment,
+    *,
+    arms: Sequence[str] | None = None,
+    seeds: int | None = None,
+    grid: bool = False,
+    budget_minutes: float | None = None,
+) -> Experiment:
+    """The same experiment with some of its arms, another number of seeds, the full grid, or another budget.
+
+    Hypotheses about arms that are left out are left out too. If the control is, the first arm named takes its place.
+
+    Raises:
+        ConfigError: there is no such arm, or arms are chosen of several factors.
+        pydantic.ValidationError: what is left is no experiment.
+    """
+    changed = experiment.model_dump()
+    if seeds is not None:
+        changed["seeds"] = tuple(range(seeds))
+    if budget_minutes is not None:
+        changed["budget_minutes"] = budget_minutes
+    if grid:
+        changed |= _as_grid(experiment)
+    if arms is not None:
+        changed |= _with_arms(experiment, arms)
+    return Experiment.model_validate(changed)
+
+
+def _with_arms(experiment: Experiment, arms: Sequence[str]) -> dict[str, Any]:
+    if len(experiment.factors) != 1:
+        raise ConfigError(
+            f"arms can be chosen of an experiment with one factor; {experiment.name} varies "
+            f"{', '.join(factor.name for factor in experiment.factors)}. Declare your own in a YAML file."
+        )
+    [factor] = experiment.factors
+    unknown = [arm for arm in arms if arm not in factor.levels]
+    if unknown or not arms:
+        named = f"no {factor.name} {', '.join(map(repr, unknown))}" if unknown else f"no {factor.name} was named"
+        raise ConfigError(f"{named} in {experiment.name}; there are {', '.join(factor.levels)}.")
+    control = experiment.control if experiment.control in arms else arms[0]
+    kept = [
+        hypothesis.model_dump()
+        for hypothesis in experiment.hypotheses
+        if hypothesis.arm in arms and (hypothesis.comparison == "level" or (hypothesis.versus or control) in arms)
+        if hypothesis.comparison == "level" or hypothesis.versus or control == experiment.control
+    ]
+    tuning = experiment.tuning and experiment.tuning.model_dump()
+    if tuning:
+        tuning["ranges"] = {arm: range_ for arm, range_ in tuning["ranges"].items() if arm in arms}
+    return {
+        "factors": ({"name": factor.name, "levels": {arm: factor.levels[arm] for arm in dict.fromkeys(arms)}},),
+        "control": control,
+        "hypotheses": kept,
+        "tuning": tuning,
+    }
+
+
+def _as_grid(experiment: Experiment) -> dict[str, Any]:
+    """Every combination of levels; the control is the combination that equals the base."""
+    grid = Experiment.model_validate(
+        experiment.model_dump() | {"design": "grid", "hypotheses": (), "control": _first_cell(experiment)}
+    )
+    same = experiment.base.model_copy(update={"study": experiment.name})
+    control = next((arm.name for arm in grid.arms() if arm.config == same), grid.control)
+    return {"design": "grid", "hypotheses": (), "control": control}
+
+
+def _first_cell(experiment: Experiment) -> str:
+    levels = [next(iter(factor.levels)) for factor in experiment.factors]
+    if len(levels) == 1:
+        return levels[0]
+    return ", ".join(f"{factor.name}={level}" for factor, level in zip(experiment.factors, levels, strict=True))
+
+
+def _read_yaml(file: Path) -> dict[str, Any]:
+    try:
+        loaded = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"the experiment {file} cannot be read: {error.strerror}.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} is not valid YAML: {str(error).splitlines()[0]}; fix that line.") from error
+    if not isinstance(loaded, dict):
+        raise ConfigError(
+            f"{file} holds a {type(loaded).__name__}; an experiment is a mapping, see experiments/README."
+        )
+    return loaded

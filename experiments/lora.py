@@ -1,0 +1,76 @@
+"""LoRA: low-rank adapters against full fine-tuning, each at its own best learning rate."""
+
+from experiments.schema import Experiment, Factor, Hypothesis, Tuning
+from experiments.sizes import BUDGET_MINUTES, SEEDS, Size, base
+
+FULL_RANGE = {"smoke": (3e-4, 3e-3), "small": (2e-5, 5e-4), "paper": (1e-6, 3e-5)}
+"""Learning rates of full fine-tuning; adapters start at zero and want about ten times more (Hu et al. 2021)."""
+
+
+def experiment(size: Size) -> Experiment:
+    """Hypothesis H4 of the validation plan."""
+    accuracy = "eval/test_pairwise_accuracy"
+    low, high = FULL_RANGE[size]
+    return Experiment(
+        name="lora",
+        size=size,
+        title="LoRA against full fine-tuning",
+        question="Are low-rank adapters as accurate as full fine-tuning, how much faster are they, and how much memory "
+        "do they save?",
+        base=base(size),
+        factors=(
+            Factor(
+                name="weights",
+                levels={
+                    "full": {},
+                    "r8": {"model.lora": {"rank": 8, "alpha": 16}},
+                    "r16": {"model.lora": {"rank": 16, "alpha": 32}},
+                },
+            ),
+        ),
+        control="full",
+        seeds=SEEDS[size],
+        metrics=(
+            accuracy,
+            "calib/test_ece",
+            "eval/train_test_gap",
+            "cost/train_pairs_per_second",
+            "cost/peak_training_mib",
+            "cost/train_seconds",
+        ),
+        tuning=Tuning(
+            trials=2 if size == "smoke" else 3,
+            ranges={"full": (low, high), "r8": (10 * low, 10 * high), "r16": (10 * low, 10 * high)},
+        ),
+        hypotheses=(
+            Hypothesis(
+                name="H4a",
+                claim="LoRA of rank 8 loses less than 3 points of accuracy against full fine-tuning.",
+                metric=accuracy,
+                comparison="difference",
+                arm="r8",
+                direction="above",
+                threshold=-0.03,
+            ),
+            Hypothesis(
+                name="H4b",
+                claim="LoRA of rank 8 trains over 3 times as many pairs a second.",
+                metric="cost/train_pairs_per_second",
+                comparison="ratio",
+                arm="r8",
+                direction="above",
+                threshold=3.0,
+            ),
+            Hypothesis(
+                name="H4c",
+                claim="LoRA of rank 8 needs less than 60 % of the memory that full fine-tuning takes above the "
+                "weights.",
+                metric="cost/peak_training_mib",
+                comparison="ratio",
+                arm="r8",
+                direction="below",
+                threshold=0.6,
+            ),
+        ),
+        budget_minutes=BUDGET_MINUTES[size],
+    )

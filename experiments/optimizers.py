@@ -1,0 +1,83 @@
+"""Optimizers: same model, data order and initial weights; each at the best of equally many tuned learning rates."""
+
+from experiments.schema import Experiment, Factor, Hypothesis, Tuning
+from experiments.sizes import BUDGET_MINUTES, SEEDS, Size, base
+
+RELATIVE_RANGES = {
+    "adam": (0.2, 5.0),
+    "adamw": (0.2, 5.0),
+    "sgd": (30.0, 3000.0),
+    "muon": (0.5, 20.0),
+    "lion": (0.02, 1.0),
+}
+"""Ranges of the learning rate in units of the base's, which suits AdamW. Lion wants 3 to 10 times less (Chen et al.
+2023, arXiv:2302.06675), Muon somewhat more (Jordan et al. 2024), SGD orders of magnitude more."""
+TARGET_ACCURACY = {"smoke": 0.55, "small": 0.70, "paper": 0.60}
+
+
+def experiment(size: Size) -> Experiment:
+    """Accuracy, time to a target accuracy, and curvature at the end, by optimizer."""
+    accuracy, top = "eval/test_pairwise_accuracy", "hessian/test_lambda_max"
+    lr = base(size).train.lr
+
+    def beats_adamw(name: str, arm: str, words: str) -> Hypothesis:
+        return Hypothesis(
+            name=name,
+            claim=f"{words} is more accurate than AdamW at the same number of steps.",
+            metric=accuracy,
+            comparison="difference",
+            arm=arm,
+            direction="above",
+            threshold=0.0,
+        )
+
+    return Experiment(
+        name="optimizers",
+        size=size,
+        title="Optimizers for reward models",
+        question="Which optimizer gives the most accurate reward model at the same number of steps, which one reaches "
+        "a target accuracy first, and does it change the curvature where it ends?",
+        base=base(size),
+        factors=(Factor(name="optimizer", levels={name: {"train.optimizer": name} for name in RELATIVE_RANGES}),),
+        control="adamw",
+        seeds=SEEDS[size],
+        metrics=(
+            accuracy,
+            "calib/test_ece",
+            "eval/test_loss",
+            "train/steps_to_target",
+            "cost/seconds_to_target",
+            top,
+            "hessian/test_trace_estimate",
+            "cost/train_seconds",
+            "cost/peak_training_mib",
+        ),
+        tuning=Tuning(
+            trials=2 if size == "smoke" else 3,
+            ranges={arm: (low * lr, high * lr) for arm, (low, high) in RELATIVE_RANGES.items()},
+        ),
+        target_accuracy=TARGET_ACCURACY[size],
+        hypotheses=(
+            beats_adamw("O1", "muon", "Muon"),
+            beats_adamw("O2", "lion", "Lion"),
+            Hypothesis(
+                name="O3",
+                claim="SGD is over 2 points less accurate than AdamW.",
+                metric=accuracy,
+                comparison="difference",
+                arm="sgd",
+                direction="below",
+                threshold=-0.02,
+            ),
+            Hypothesis(
+                name="O4",
+                claim="Muon ends where the largest curvature is smaller than where AdamW ends.",
+                metric=top,
+                comparison="ratio",
+                arm="muon",
+                direction="below",
+                threshold=1.0,
+            ),
+        ),
+        budget_minutes=BUDGET_MINUTES[size],
+    )

@@ -1,0 +1,95 @@
+"""What the shipped experiments run on, in three sizes, and the two ends of the recipe.
+
+smoke   the gold world and the model `tiny`: a matrix in minutes on a laptop; shows that everything is wired
+small   real AlpacaEval preferences and the pretrained 22 M encoder MiniLM; a cell in about a minute on two cores
+paper   the specification's model and data, for a GPU machine with access to a model hub
+"""
+
+import os
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from rmcore.config import (
+    DataConfig,
+    EvaluateConfig,
+    GoldConfig,
+    LandscapeConfig,
+    ModelConfig,
+    PipelineConfig,
+    TrainConfig,
+)
+from rmcore.errors import ConfigError
+
+Size = Literal["smoke", "small", "paper"]
+SIZES: tuple[Size, ...] = get_args(Size)
+SEEDS: dict[Size, tuple[int, ...]] = {"smoke": (0, 1), "small": (0, 1, 2), "paper": (0, 1, 2)}
+BUDGET_MINUTES: dict[Size, float] = {"smoke": 30, "small": 120, "paper": 2880}
+
+NOTHING: dict[str, Any] = {
+    "train.schedule": "constant",
+    "train.warmup_steps": 0,
+    "train.label_smoothing": 0.0,
+    "train.regularization_lambda": 0.0,
+    "train.early_stopping_patience": None,
+    "train.best_metric": "last",
+}
+"""A recipe without any help: constant learning rate, no smoothing, no penalty, the last weights (ablation A1)."""
+
+
+def base(size: Size) -> PipelineConfig:
+    """The config that all arms of a shipped experiment start from: the full recipe.
+
+    Raises:
+        ConfigError: the real data of `small` is not there.
+    """
+    return {"smoke": _smoke, "small": _small, "paper": _paper}[size]()
+
+
+def _smoke() -> PipelineConfig:
+    return PipelineConfig(
+        data=DataConfig(gold=GoldConfig(num_prompts=80, pairs_per_prompt=2), validation_fraction=0.2),
+        model=ModelConfig(name="tiny", max_seq_len=256),
+        train=TrainConfig(
+            lr=1e-3, steps=20, warmup_steps=1, pairs_per_step=8, eval_every=4, log_every=4, token_budget=8192
+        ),
+        evaluate=EvaluateConfig(num_resamples=200, train_pairs=60),
+        landscape=LandscapeConfig(num_pairs=4, lanczos_steps=6, trace_probes=2, top_k=2),
+    )
+
+
+def _small() -> PipelineConfig:
+    folder = os.environ.get("RM_OPT_DATA")
+    files = [Path(folder or ".") / f"alpacaeval_{part}.parquet" for part in ("train", "test")]
+    if folder is None or not all(file.is_file() for file in files):
+        raise ConfigError(
+            f"size small needs {files[0].name} and {files[1].name}, and they are not in RM_OPT_DATA "
+            f"({folder or 'which is not set'}): it compares recipes on real preferences. experiments/README.md says "
+            "how to build the files; size smoke needs none."
+        )
+    return PipelineConfig(
+        # One pair of each of 550 prompts, so that a step sees 16 different prompts; three of each of 137 to test on.
+        data=DataConfig(
+            source=str(files[0]),
+            eval_source=str(files[1]),
+            pairs_per_prompt=1,
+            eval_pairs_per_prompt=3,
+            validation_fraction=0.15,
+        ),
+        model=ModelConfig(name="minilm", max_seq_len=96),
+        # 40 steps pass over the training pairs 1.4 times. bf16: current CPUs compute it several times faster.
+        train=TrainConfig(
+            lr=1e-4, steps=40, warmup_steps=2, eval_every=4, log_every=4, token_budget=8192, precision="bf16"
+        ),
+        evaluate=EvaluateConfig(num_resamples=200, train_pairs=200),
+        landscape=LandscapeConfig(num_pairs=8, lanczos_steps=8, trace_probes=2, top_k=2),
+    )
+
+
+def _paper() -> PipelineConfig:
+    return PipelineConfig(
+        data=DataConfig(
+            source="stanfordnlp/SHP", split="train", limit=5000, eval_split="test", eval_limit=1000, pairs_per_prompt=5
+        ),
+        model=ModelConfig(name="Qwen/Qwen2.5-0.5B", max_seq_len=1024),
+        train=TrainConfig(steps=1000, eval_every=100, token_budget=8192, precision="bf16", tf32=True),
+    )

@@ -1,0 +1,183 @@
+"""`rm-opt experiment` and `rm-opt compare`: plan, run and read a comparison of recipes."""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from experiments.library import SHIPPED, load_experiment, restrict
+from experiments.sizes import Size
+from flows.planning import MatrixPlan, make_plan
+from rmcore.errors import ServiceError
+from tasks.home import configure_environment, home
+
+NameArgument = Annotated[str, typer.Argument(help=f"One of {', '.join(SHIPPED)}, or a YAML file.")]
+SizeOption = Annotated[
+    Size,
+    typer.Option(
+        help="smoke: gold world, minutes. small: real pairs from RM_OPT_DATA and a pretrained encoder. paper: the "
+        "specification's model and data, for a GPU."
+    ),
+]
+SeedsOption = Annotated[int | None, typer.Option(min=1, max=100, help="Replicates of every arm; default: as declared.")]
+PlanOption = Annotated[
+    bool, typer.Option("--plan", help="Only show what is cached, what would run and why, and how long it would take.")
+]
+BudgetOption = Annotated[
+    float | None, typer.Option("--budget", help="Refuse to start if the missing cells would take more minutes.")
+]
+SummaryOption = Annotated[Path | None, typer.Option(help="Write everything that was found to this JSON file.")]
+
+
+def experiment(
+    name: NameArgument,
+    size: SizeOption = "smoke",
+    seeds: SeedsOption = None,
+    arms: Annotated[str | None, typer.Option(help="Compare only these arms, separated by commas.")] = None,
+    grid: Annotated[
+        bool, typer.Option("--grid", help="Every combination of levels instead of one factor at a time.")
+    ] = False,
+    plan: PlanOption = False,
+    budget: BudgetOption = None,
+    summary: SummaryOption = None,
+) -> int:
+    """Compare recipes on pre-registered hypotheses: only missing cells run, verdicts follow from intervals.
+
+    Example: rm-opt experiment ablation --plan, then the same without --plan.
+    """
+    chosen = None if arms is None else [arm.strip() for arm in arms.split(",") if arm.strip()]
+    return run_or_plan(name, size, seeds, chosen, grid=grid, plan=plan, budget=budget, summary=summary)
+
+
+def compare(
+    optimizers: Annotated[str, typer.Option(help="Optimizers to compare, separated by commas.")] = "adam,muon,lion",
+    seeds: SeedsOption = 3,
+    size: SizeOption = "smoke",
+    plan: PlanOption = False,
+    budget: BudgetOption = None,
+    summary: SummaryOption = None,
+) -> int:
+    """Compare optimizers: same model, data order and initial weights, each at its own tuned learning rate.
+
+    Example: rm-opt compare --optimizers adam,muon,lion --seeds 3
+    """
+    chosen = [name.strip() for name in optimizers.split(",") if name.strip()]
+    return run_or_plan("optimizers", size, seeds, chosen, grid=False, plan=plan, budget=budget, summary=summary)
+
+
+def run_or_plan(
+    name: str,
+    size: Size,
+    seeds: int | None,
+    arms: Sequence[str] | None,
+    *,
+    grid: bool,
+    plan: bool,
+    budget: float | None,
+    summary: Path | None,
+) -> int:
+    """Show the plan, or run what is missing; 1 where a cell failed, else 0."""
+    declared = restrict(load_experiment(name, size), arms=arms, seeds=seeds, grid=grid, budget_minutes=budget)
+    if plan:
+        from rmcore.store import Store
+
+        found = make_plan(declared, Store(home() / "store"), home())
+        print_plan(found)
+        found.check_budget()
+        return 0
+    if summary is not None:
+        summary.parent.mkdir(parents=True, exist_ok=True)
+        summary.touch()  # a path that cannot be written is refused before hours are spent
+    outcome = _run(name, size, seeds, arms, grid, budget)
+    print_outcome(outcome)
+    if summary is not None:
+        summary.write_text(json.dumps(outcome, indent=1) + "\n")
+    return 1 if outcome["failed"] else 0
+
+
+def _run(
+    name: str, size: Size, seeds: int | None, arms: Sequence[str] | None, grid: bool, budget: float | None
+) -> dict[str, Any]:
+    os.environ["RM_OPT_CONSOLE"] = "1"
+    # The embedded server logs to this terminal too, and what it says while it is shut down is noise.
+    os.environ.setdefault("PREFECT_LOGGING_ROOT_LEVEL", "CRITICAL")
+    configure_environment()
+    from flows.prefect_api import leave_dead_server
+
+    leave_dead_server()
+    from prefect.exceptions import PrefectException
+
+    from flows.console import quiet_prefect
+    from flows.experiment import experiment as flow
+
+    quiet_prefect()
+    try:
+        outcome: dict[str, Any] = flow(name, size, seeds, None if arms is None else list(arms), grid, budget)
+    except (httpx.HTTPError, PrefectException) as error:
+        raise ServiceError(
+            f"Prefect's API failed during the run ({error}). Finished cells are stored: run the same command again."
+        ) from error
+    return outcome
+
+
+def print_plan(plan: MatrixPlan) -> None:
+    """Show every trial and cell: its state, why it would run, and the expected time."""
+    declared = plan.experiment
+    table = Table("cell", "state", "expected", "why", title=f"{declared.title}, size {declared.size}")
+    for one in (*plan.trials, *plan.cells):
+        known = [stage.seconds for stage in one.stages]
+        seconds = None if None in known else sum(value for value in known if value is not None)
+        expected = "" if one.state == "cached" else _duration(seconds)
+        table.add_row(escape(one.cell.label), one.state, expected, escape(one.why))
+    console = Console()
+    console.print(table)
+    for arm in declared.arms():
+        if arm.merged:
+            console.print(escape(f"{', '.join(arm.merged)}: the same settings as {arm.name}; merged into it"))
+    for problem in plan.problems:
+        console.print(f"[yellow]time unknown:[/] {escape(problem)}")
+    total = "nothing to run" if not plan.due else f"{len(plan.due)} to run, about {_duration(plan.seconds)}"
+    console.print(f"{total}; budget {declared.budget_minutes:g} min; shared stages run once")
+
+
+def print_outcome(outcome: dict[str, Any]) -> None:
+    """Show the verdicts, what failed, and where to look."""
+    from flows.pipeline import shown_path
+
+    results = outcome["results"]
+    cost = results["cost"]
+    print()
+    print(f"computed    {cost['num_computed']} cells; {cost['num_cached']} were cached, {cost['num_failed']} failed")
+    for one in results["hypotheses"]:
+        interval = "" if one["ci_low"] is None else f" [{one['ci_low']:.4g}, {one['ci_high']:.4g}]"
+        value = "-" if one["value"] is None else f"{one['value']:.4g}{interval}"
+        print(f"{one['name']:<11} {one['verdict']:<13} {value}, claimed {one['direction']} {one['threshold']:g}")
+    if not results["hypotheses"]:
+        print("verdicts    none: this experiment has no hypothesis")
+    for cell in results["cells"]:
+        if cell["error"] is not None:
+            print(f"failed      {cell['arm']} seed {cell['seed']}: {cell['error']}", file=sys.stderr)
+    print(f"registered  {results['registration']['hash'][:12]} at {results['registration']['frozen_at']}")
+    print(f"report      {shown_path(outcome['report'])}")
+    if outcome["mlflow_url"] is not None:
+        print(f"MLflow      {outcome['mlflow_url']}")
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "unknown"
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def add_to(app: typer.Typer) -> None:
+    """Mount both commands."""
+    app.command()(experiment)
+    app.command()(compare)

@@ -1,0 +1,231 @@
+"""An experiment: register, plan, tune, run the cells, judge, report. Order only."""
+
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from tasks.home import configure_environment, home
+
+configure_environment()  # before Prefect and MLflow read their settings
+
+# ruff: noqa: E402
+from prefect import flow, runtime
+from prefect.artifacts import create_link_artifact, create_markdown_artifact
+from prefect.task_runners import ThreadPoolTaskRunner
+from pydantic import Field
+
+from experiments.library import SHIPPED, load_experiment, restrict
+from experiments.schema import Experiment
+from experiments.sizes import Size
+from flows.console import say
+from flows.matrix import MatrixRunner, Outcome
+from flows.pipeline import claim_run, leave_embedded
+from flows.planning import MatrixPlan, decide_tuning, make_plan, matrix_key
+from flows.prefect_api import ensure_device_limit, free_leaked_device
+from flows.results import command, gather
+from rmcore.files import write_json
+from rmcore.plots.experiment import draw_experiment
+from rmcore.report.experiment import write_experiment_report
+from rmcore.report.experiment_schema import ExperimentResults, Registration
+from rmcore.report.experiment_summary import experiment_markdown
+from rmcore.stages.results import run_key
+from rmcore.store import ArtifactRef, Store, flatten
+from rmcore.study.cells import Measured, read_cell
+from rmcore.study.plan import Cell, folders
+from rmcore.study.registration import register
+from tasks.comparison_view import publish_view
+from tasks.device import device_slots, is_idle
+from tasks.tracking import RunTracker
+
+ExperimentChoice = Annotated[str, Field(json_schema_extra={"enum": list(SHIPPED)})]
+
+
+@flow(
+    name="experiment",
+    flow_run_name="{experiment}-{size}",
+    validate_parameters=True,
+    task_runner=ThreadPoolTaskRunner(max_workers=device_slots()),  # type: ignore[arg-type]
+)
+def experiment(
+    experiment: ExperimentChoice = "ablation",
+    size: Size = "smoke",
+    seeds: Annotated[int | None, Field(ge=1, le=100)] = None,
+    arms: list[str] | None = None,
+    grid: bool = False,
+    budget_minutes: Annotated[float | None, Field(gt=0)] = None,
+) -> dict[str, Any]:
+    """Compare recipes for reward models on pre-registered hypotheses; only cells that are missing run.
+
+    Args:
+        experiment: which question: baseline, ablation, lora, sensitivity or optimizers (the command line also takes a
+            YAML file).
+        size: smoke (gold world, minutes), small (real pairs and a pretrained encoder) or paper (the specification's
+            model and data, for a GPU).
+        seeds: replicates of every arm; left out, as declared.
+        arms: compare only these arms; left out, all of them.
+        grid: every combination of levels instead of one factor at a time (sensitivity).
+        budget_minutes: refuse to start if the missing cells would take longer; left out, as declared.
+
+    Returns:
+        {"results": everything the report shows, "report": path, "mlflow_url": the comparison in MLflow or None,
+        "computed": labels of the cells that ran, "failed": labels of those that failed}.
+    """
+    claim_run()
+    declared = restrict(
+        load_experiment(experiment, size), arms=arms, seeds=seeds, grid=grid, budget_minutes=budget_minutes
+    )
+    store = Store(home() / "store")
+    ensure_device_limit()
+    free_leaked_device(is_idle(store))
+    plan = make_plan(declared, store, home())
+    plan.check_budget()
+    registration = register(home() / "registrations" / f"{declared.name}-{declared.size}", declared.frozen())
+    return Matrix(declared, store, registration, command(declared, experiment, arms, seeds, grid)).run(plan)
+
+
+@dataclass
+class Matrix:
+    """One run of a registered experiment."""
+
+    declared: Experiment
+    store: Store
+    registration: Registration
+    command: str
+
+    def __post_init__(self) -> None:
+        self.key = matrix_key(self.declared, self.registration["hash"])
+        self.study = f"{self.declared.name}-{self.declared.size}"
+        self.measured: dict[str, Measured] = {}
+        self.started = time.monotonic()
+
+    def run(self, plan: MatrixPlan) -> dict[str, Any]:
+        """Tune, run what is missing, judge and report."""
+        say(f"registration {self.registration['hash'][:12]} of {self.registration['frozen_at']}")
+        expected = "" if plan.seconds is None else f", about {plan.seconds / 60:.0f} min"
+        say(f"{len(plan.cells)} cells and {len(plan.trials)} trials, {len(plan.due)} to run{expected}")
+        with RunTracker.start(
+            self.study,
+            f"{self.study} {self.registration['hash'][:8]}",
+            {
+                "rm.kind": "matrix",
+                "rm.matrix": self.key,
+                "rm.registration": self.registration["hash"],
+                "rm.registered_at": self.registration["frozen_at"],
+                "prefect.flow_run_id": str(runtime.flow_run.id),
+            },
+            flatten(self.declared.base.model_dump(mode="json", exclude={"study", "seed"})),
+            uid=self.key,
+        ) as tracker:
+            tracker.log_file(Path(self.registration["path"]), "registration")
+            try:
+                outcomes, tuned = self._run_cells(plan)
+            except KeyboardInterrupt:
+                leave_embedded(tracker)
+                raise
+            results = gather(self, plan, outcomes, tuned)
+            report = self._report(tracker, results)
+        return self._outcome(outcomes, results, report, tracker)
+
+    def _run_cells(self, plan: MatrixPlan) -> tuple[dict[str, Outcome], dict[str, Any]]:
+        runner = MatrixRunner(self.store, self._start_tracker, self._finish_tracker)
+        trials = runner.run(plan.trials)
+        if not plan.trials:
+            return runner.run(plan.cells), {}
+        failed = frozenset(label for label, outcome in trials.items() if outcome.error)
+        resolved = make_plan(self.declared, self.store, home(), measure=False)
+        tuned = decide_tuning(self.declared, resolved.trials, failed)
+        ready = [cell for cell in resolved.cells if not cell.waits_for or cell.cell.arm in tuned]
+        return runner.run(ready), tuned
+
+    def _start_tracker(self, cell: Cell, refs: dict[str, ArtifactRef]) -> RunTracker:
+        return RunTracker.start(
+            self.study,
+            cell.label,
+            {
+                "rm.kind": "cell" if cell.trial is None else "trial",
+                "rm.matrix": self.key,
+                "rm.arm": cell.arm,
+                "rm.seed": str(cell.seed),
+                **({"rm.key": run_key(refs)} if refs else {}),
+            },
+            flatten(cell.config.model_dump(mode="json")),
+            uid=f"{self.key}-{re.sub('[^A-Za-z0-9]+', '-', cell.label)}",
+            parent_uid=self.key,
+        )
+
+    def _finish_tracker(self, tracker: RunTracker, cell: Cell, refs: dict[str, ArtifactRef]) -> None:
+        tracker.set_tags({"rm.key": run_key(refs)})
+        if cell.trial is None:
+            found = read_cell(
+                cell.arm,
+                cell.seed,
+                folders(refs),
+                self.declared.metrics,
+                target_accuracy=self.declared.target_accuracy,
+            )
+            self.measured[cell.label] = found
+            tracker.log_metrics({name: sample.value for name, sample in found.samples.items()})
+
+    def _report(self, tracker: RunTracker, results: ExperimentResults) -> Path:
+        """Figures, report, MLflow's tables and links, and the summary on the flow run's page."""
+        publish_view(tracker, matrix_key=self.key, params=self._varied(), metrics=list(self.declared.metrics))
+        results["mlflow_url"] = tracker.comparison_url
+        folder = home() / "reports" / f"{self.study}-{self.key}"
+        figures = draw_experiment(results, folder / "figures")
+        report = write_experiment_report(results, figures, folder / "report.html")
+        markdown = experiment_markdown(results)
+        (folder / "summary.md").write_text(markdown, encoding="utf-8")
+        write_json(folder / "summary.json", results)
+        for figure in figures.values():
+            tracker.log_file(figure, "figures")
+        tracker.log_file(report, "report")
+        tracker.log_table([_arm_row(arm) for arm in results["arms"]], "arms")
+        if results["hypotheses"]:
+            tracker.log_table([dict(one) for one in results["hypotheses"]], "hypotheses")
+        tracker.log_metrics(summary_metrics(results))
+        tracker.set_tags({f"rm.verdict.{one['name']}": one["verdict"] for one in results["hypotheses"]})
+        create_markdown_artifact(markdown=markdown, description=f"Report: {report}")
+        if results["mlflow_url"] is not None:
+            create_link_artifact(link=results["mlflow_url"], link_text="The cells side by side in MLflow")
+        return report
+
+    def _varied(self) -> list[str]:
+        """Settings in which the arms differ, as MLflow names them."""
+        flat = [flatten(arm.config.model_dump(mode="json")) for arm in self.declared.arms()]
+        names = list(dict.fromkeys(name for one in flat for name in one))
+        varied = [name for name in names if len({str(one.get(name)) for one in flat}) > 1]
+        tuned = self.declared.tuning.setting if self.declared.tuning else None
+        return [*varied, *([tuned] if tuned and tuned not in varied else [])]
+
+    def _outcome(
+        self, outcomes: dict[str, Outcome], results: ExperimentResults, report: Path, tracker: RunTracker
+    ) -> dict[str, Any]:
+        return {
+            "results": results,
+            "report": str(report),
+            "mlflow_url": tracker.comparison_url,
+            "computed": [label for label, outcome in outcomes.items() if outcome.computed],
+            "failed": [label for label, outcome in outcomes.items() if outcome.error],
+        }
+
+
+def _arm_row(arm: Any) -> dict[str, Any]:
+    row: dict[str, Any] = {"arm": arm["name"]}
+    for name, entry in arm["metrics"].items():
+        row |= {name: entry["value"], f"{name}_ci_low": entry["ci_low"], f"{name}_ci_high": entry["ci_high"]}
+    return row
+
+
+def summary_metrics(results: ExperimentResults) -> dict[str, float]:
+    """The parent run's own numbers: each arm's means with intervals, each hypothesis' value with its interval."""
+    found: dict[str, float | None] = {}
+    for arm in results["arms"]:
+        for name, entry in arm["metrics"].items():
+            for part, suffix in (("value", ""), ("ci_low", "_ci_low"), ("ci_high", "_ci_high")):
+                found[f"{name}.{arm['name']}{suffix}"] = entry[part]  # type: ignore[literal-required]
+    for one in results["hypotheses"]:
+        for part, suffix in (("value", ""), ("ci_low", "_ci_low"), ("ci_high", "_ci_high")):
+            found[f"verdict/{one['name']}{suffix}"] = one[part]  # type: ignore[literal-required]
+    return {name: value for name, value in found.items() if value is not None}

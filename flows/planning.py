@@ -1,0 +1,159 @@
+"""The plan of an experiment: its cells, its tuning trials, what of them is there, and what the rest would take."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from experiments.arms import Arm, change_config
+from experiments.schema import TUNING_SEED, Experiment
+from rmcore.errors import ConfigError
+from rmcore.report.experiment_schema import Tuned
+from rmcore.stages.registry import STAGES, stage_surroundings
+from rmcore.store import Store, make_key
+from rmcore.study.plan import Cell, CellPlan, Planner, total_seconds
+from rmcore.study.tuning import choose, trial_score
+from tasks.device import device_slots
+from tasks.probe import estimates, probe_unknown
+
+TRIAL_STAGES = ("prepare", "train")
+
+
+@dataclass(frozen=True)
+class MatrixPlan:
+    """All that an experiment consists of, and where it stands."""
+
+    experiment: Experiment
+    cells: tuple[CellPlan, ...]
+    trials: tuple[CellPlan, ...] = ()
+    tuned: Mapping[str, Tuned] = field(default_factory=dict)
+    """Arms whose tuning is decided."""
+    problems: tuple[str, ...] = ()
+    """Why a time is not known."""
+
+    @property
+    def seconds(self) -> float | None:
+        """Expected wall seconds of what has to run, on all slots of the device; None: unknown."""
+        alone = total_seconds([*self.trials, *self.cells])
+        return None if alone is None else alone / device_slots()
+
+    @property
+    def due(self) -> list[CellPlan]:
+        """Cells and trials of which something has to run."""
+        return [plan for plan in (*self.trials, *self.cells) if plan.state != "cached"]
+
+    def check_budget(self) -> None:
+        """Refuse a plan that would take longer than the experiment may.
+
+        Raises:
+            ConfigError: it would, or nobody knows.
+        """
+        budget = self.experiment.budget_minutes
+        if self.due and self.seconds is None:
+            raise ConfigError(
+                f"budget_minutes={budget:g} cannot be kept: how long this matrix takes is not known "
+                f"({'; '.join(self.problems) or 'nothing like it has run here'}). Mend that and look at --plan."
+            )
+        if self.due and (self.seconds or 0) > 60 * budget:
+            raise ConfigError(
+                f"budget_minutes={budget:g}: this matrix would take about {(self.seconds or 0) / 60:.0f} minutes "
+                f"({len(self.due)} cells and trials are not in the store). Raise the budget, or take fewer arms, seeds "
+                "or steps; nothing was run."
+            )
+
+
+def make_plan(experiment: Experiment, store: Store, home: Path, *, measure: bool = True) -> MatrixPlan:
+    """Resolve every cell and trial; where nothing is known about their speed, two real steps are timed first.
+
+    Args:
+        experiment: what is declared.
+        store: what there is.
+        home: `$RM_OPT_HOME`; probes of throughput are kept in it.
+        measure: whether unknown speeds may be measured now.
+    """
+    arms = experiment.arms()
+    folder = home / "throughput"
+    due = _resolve(experiment, arms, Planner(store, estimates(store, folder)))
+    unknown = [plan.cell.config for plan in due.due] if measure and due.seconds is None else []
+    if not unknown:
+        return due
+    problems = tuple(probe_unknown(store, folder, unknown))
+    found = _resolve(experiment, arms, Planner(store, estimates(store, folder)))
+    return MatrixPlan(experiment, found.cells, found.trials, found.tuned, problems)
+
+
+def _resolve(experiment: Experiment, arms: list[Arm], planner: Planner) -> MatrixPlan:
+    trials = tuple(planner.plan(cell) for arm in arms for cell in trial_cells(experiment, arm))
+    tuned = decide_tuning(experiment, trials)
+    cells = []
+    for arm in arms:
+        waits = _waits_for(experiment, arm, tuned)
+        cells += [planner.plan(cell, waits_for=waits) for cell in arm_cells(experiment, arm, tuned.get(arm.name))]
+    return MatrixPlan(experiment, tuple(cells), trials, tuned)
+
+
+def arm_cells(experiment: Experiment, arm: Arm, tuned: Tuned | None) -> list[Cell]:
+    """The cells of an arm, one a seed, with its tuned setting where that is decided."""
+    config = arm.config if tuned is None else change_config(arm.config, {tuned["setting"]: tuned["chosen"]})
+    stages = tuple(experiment.stages())
+    return [Cell(arm.name, arm.name, seed, change_config(config, {"seed": seed}), stages) for seed in experiment.seeds]
+
+
+def trial_cells(experiment: Experiment, arm: Arm) -> list[Cell]:
+    """The trials of an arm's tuning, if it has one."""
+    tuning = experiment.tuning
+    if tuning is None or arm.name not in tuning.ranges:
+        return []
+    short = tuning.setting.rpartition(".")[2]
+    return [
+        Cell(
+            f"{arm.name} {short}={value:g}",
+            arm.name,
+            TUNING_SEED,
+            change_config(arm.config, {tuning.setting: value, "seed": TUNING_SEED}),
+            TRIAL_STAGES,
+            trial=value,
+        )
+        for value in tuning.values(arm.name)
+    ]
+
+
+def decide_tuning(
+    experiment: Experiment, trials: tuple[CellPlan, ...], failed: frozenset[str] = frozenset()
+) -> dict[str, Tuned]:
+    """The chosen value of every arm all of whose trials are in the store or have `failed` (labels)."""
+    tuning, decided = experiment.tuning, dict[str, Tuned]()
+    if tuning is None:
+        return decided
+    for arm in tuning.ranges:
+        own = [plan for plan in trials if plan.cell.arm == arm]
+        if any(plan.state != "cached" and plan.cell.label not in failed for plan in own):
+            continue
+        scores = {
+            plan.cell.trial: trial_score(Path(plan.refs["train"].path), tuning.metric)
+            if plan.state == "cached"
+            else None
+            for plan in own
+            if plan.cell.trial is not None
+        }
+        if found := choose(tuning.setting, tuning.ranges[arm], tuning.metric, scores):
+            decided[arm] = found
+    return decided
+
+
+def _score(trial: CellPlan, metric: str) -> float | None:
+    return trial_score(Path(trial.refs["train"].path), metric) if trial.state == "cached" else None
+
+
+def _waits_for(experiment: Experiment, arm: Arm, tuned: Mapping[str, Tuned]) -> str:
+    tuning = experiment.tuning
+    if tuning is None or arm.name not in tuning.ranges or arm.name in tuned:
+        return ""
+    return f"{tuning.setting} is tuned first"
+
+
+def matrix_key(experiment: Experiment, registration_hash: str) -> str:
+    """12 hex digits that name a matrix: what is registered, its data, and the code and libraries that run it."""
+    made: dict[str, object] = {"registration": registration_hash}
+    for name in experiment.stages():
+        made[name] = stage_surroundings(STAGES[name], experiment.base)
+    return make_key(made)[:12]

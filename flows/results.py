@@ -1,0 +1,166 @@
+"""From the outcomes of a matrix to the one record that report, MLflow and the command line show."""
+
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from experiments.arms import Arm, shown_changes
+from experiments.catalogue import CATALOGUE
+from experiments.schema import Experiment
+from flows.matrix import Outcome
+from flows.planning import MatrixPlan
+from rmcore.report.experiment_schema import ArmResult, CellResult, Cost, Curve, ExperimentResults, MetricInfo, Tuned
+from rmcore.stages.results import environment, run_key
+from rmcore.store import Store
+from rmcore.study.analysis import Cells, arm_bands, arm_metrics, judge_hypotheses
+from rmcore.study.cells import Measured
+
+if TYPE_CHECKING:
+    from flows.experiment import Matrix
+
+CURVES = ("eval/pairwise_accuracy", "train/loss")
+
+
+def gather(
+    matrix: "Matrix", plan: MatrixPlan, outcomes: Mapping[str, Outcome], tuned: Mapping[str, Tuned]
+) -> ExperimentResults:
+    """Judge the hypotheses and describe every arm and cell."""
+    declared = matrix.declared
+    arms = declared.arms()
+    measured: Cells = {(cell.arm, cell.seed): cell for cell in matrix.measured.values()}
+    hypotheses = [
+        one.model_dump() | {"arm": declared.arm_name(one.arm), "versus": one.versus and declared.arm_name(one.versus)}
+        for one in declared.hypotheses
+    ]
+    control = declared.arm_name(declared.control)
+    return {
+        "name": declared.name,
+        "size": declared.size,
+        "title": declared.title,
+        "question": declared.question,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "control": control,
+        "seeds": list(declared.seeds),
+        "metrics": {name: _info(name) for name in declared.metrics},
+        "registration": matrix.registration,
+        "hypotheses": judge_hypotheses(hypotheses, measured, declared.seeds, control=control),
+        "arms": [_arm(arm, declared, control, measured, tuned.get(arm.name)) for arm in arms],
+        "cells": [_cell(outcome, matrix.measured.get(label), matrix) for label, outcome in outcomes.items()],
+        "curves": {metric: _curves(metric, list(matrix.measured.values())) for metric in CURVES},
+        "notes": _notes(matrix, arms, outcomes, tuned),
+        "cost": _cost(matrix, plan, outcomes),
+        "command": matrix.command,
+        "base": declared.base.model_dump(mode="json"),
+        "environment": environment(declared.base.device),
+        "mlflow_url": None,
+    }
+
+
+def command(declared: Experiment, named: str, arms: Sequence[str] | None, seeds: int | None, grid: bool) -> str:
+    """The command line that runs the same matrix."""
+    words = ["rm-opt", "experiment", named]
+    if declared.size != "custom":
+        words += ["--size", declared.size]
+    if seeds is not None:
+        words += ["--seeds", str(seeds)]
+    if arms is not None:
+        words += ["--arms", ",".join(arms)]
+    return shlex.join([*words, *(["--grid"] if grid else [])])
+
+
+def _info(name: str) -> MetricInfo:
+    spec = CATALOGUE[name]
+    return {"label": spec.label, "unit": spec.unit, "higher_is_better": spec.higher_is_better}
+
+
+def _arm(arm: Arm, declared: Experiment, control: str, measured: Cells, tuned: Tuned | None) -> ArmResult:
+    metrics = arm_metrics(measured, arm.name, declared.seeds, declared.metrics)
+    base = declared.base.model_copy(update={"study": declared.name})
+    return {
+        "name": arm.name,
+        "is_control": arm.name == control,
+        "changes": shown_changes(base, arm.config) | ({tuned["setting"]: tuned["chosen"]} if tuned else {}),
+        "merged": list(arm.merged),
+        "metrics": metrics,
+        "tuned": tuned,
+        "bands": arm_bands(metrics),
+    }
+
+
+def _cell(outcome: Outcome, measured: Measured | None, matrix: "Matrix") -> CellResult:
+    failed = outcome.error is not None
+    return {
+        "arm": outcome.cell.arm,
+        "seed": outcome.cell.seed,
+        "status": "failed" if failed else "computed" if outcome.computed else "cached",
+        "error": outcome.error,
+        "key": None if failed else run_key(outcome.refs),
+        "metrics": {name: None if measured is None else measured.value(name) for name in matrix.declared.metrics},
+        "seconds": None if failed else sum(_seconds(matrix.store, outcome).values()),
+        "diagnoses": [] if measured is None else [asdict(found) for found in measured.diagnoses],  # type: ignore[misc]
+        "gate": [] if measured is None else [asdict(check) for check in measured.gate],  # type: ignore[misc]
+        "paths": {name: ref.path for name, ref in outcome.refs.items()},
+    }
+
+
+def _seconds(store: Store, outcome: Outcome) -> dict[str, float]:
+    """Wall seconds of each artifact of a cell when it was made, by key."""
+    manifests = {ref.key: store.manifest(ref.stage, ref.key) or {} for ref in outcome.refs.values()}
+    return {key: float(manifest.get("wall_seconds", 0.0)) for key, manifest in manifests.items()}
+
+
+def _curves(metric: str, cells: Sequence[Measured]) -> list[Curve]:
+    curves: list[Curve] = []
+    for cell in cells:
+        points = {int(row["step"]): row["metrics"].get(metric) for row in cell.history if metric in row["metrics"]}
+        kept = {step: float(value) for step, value in sorted(points.items()) if value is not None}
+        if kept:
+            curves.append({"arm": cell.arm, "seed": cell.seed, "steps": list(kept), "values": list(kept.values())})
+    return curves
+
+
+def _notes(
+    matrix: "Matrix", arms: Sequence[Arm], outcomes: Mapping[str, Outcome], tuned: Mapping[str, Tuned]
+) -> list[str]:
+    notes = [f"{', '.join(arm.merged)}: the same settings as {arm.name}; merged into it." for arm in arms if arm.merged]
+    declared = matrix.declared
+    for arm in declared.tuning.ranges if declared.tuning else ():
+        if arm not in tuned:
+            notes.append(f"{arm}: every trial of its tuning failed, so none of its cells could run.")
+        elif any(trial["score"] is None for trial in tuned[arm]["trials"]):
+            notes.append(f"{arm}: a trial of its tuning failed; the best of the others was chosen.")
+    early = sum(_made_before(matrix.store, outcome, matrix.registration["frozen_at"]) for outcome in outcomes.values())
+    if early:
+        notes.append(
+            f"{early} of {len(outcomes)} cells had been trained before this registration was frozen, by an earlier run "
+            "that shared them: for these the claims were not written down before the data."
+        )
+    failed = [label for label, outcome in outcomes.items() if outcome.error]
+    if failed:
+        notes.append(f"{len(failed)} of {len(outcomes)} cells failed and are missing everywhere: {', '.join(failed)}.")
+    return notes
+
+
+def _made_before(store: Store, outcome: Outcome, frozen_at: str) -> bool:
+    ref = outcome.refs.get("train")
+    manifest = (store.manifest("train", ref.key) if ref else None) or {}
+    return "created" in manifest and manifest["created"] < datetime.fromisoformat(frozen_at).timestamp()
+
+
+def _cost(matrix: "Matrix", plan: MatrixPlan, outcomes: Mapping[str, Outcome]) -> Cost:
+    unique: dict[str, float] = {}
+    for outcome in outcomes.values():
+        unique |= _seconds(matrix.store, outcome)
+    failed = sum(outcome.error is not None for outcome in outcomes.values())
+    computed = sum(outcome.computed and outcome.error is None for outcome in outcomes.values())
+    return {
+        "estimated_seconds": plan.seconds,
+        "measured_seconds": sum(unique.values()),
+        "run_seconds": time.monotonic() - matrix.started,
+        "num_computed": computed,
+        "num_cached": len(outcomes) - computed - failed,
+        "num_failed": failed,
+    }

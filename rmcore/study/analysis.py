@@ -1,0 +1,186 @@
+"""From measured cells to arms with intervals and hypotheses with verdicts."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from rmcore.metrics.bands import bands
+from rmcore.metrics.uncertainty import FloatArray, sign_flip_test
+from rmcore.report.experiment_schema import HypothesisResult
+from rmcore.report.schema import Metric
+from rmcore.study.cells import Measured, prompt_scores
+from rmcore.verdicts import Claim, Estimate, SeedSample, estimate_over_seeds, judge
+
+Cells = Mapping[tuple[str, int], Measured]
+"""Measured cells by arm and seed; a failed cell is absent."""
+
+
+def arm_metrics(cells: Cells, arm: str, seeds: Sequence[int], metrics: Sequence[str]) -> dict[str, Metric]:
+    """Mean over seeds of every metric of one arm, with its interval; `num` counts the seeds."""
+    return {metric: _metric(_level(cells, arm, seeds, metric), len(seeds)) for metric in metrics}
+
+
+def arm_bands(metrics: Mapping[str, Metric]) -> dict[str, str]:
+    """The specification's bands of an arm's means."""
+    return bands({name: entry["value"] for name, entry in metrics.items()})
+
+
+def judge_hypotheses(
+    hypotheses: Sequence[Mapping[str, Any]], cells: Cells, seeds: Sequence[int], *, control: str
+) -> list[HypothesisResult]:
+    """The verdict of each hypothesis, all of them sharing one error rate.
+
+    Args:
+        hypotheses: as declared: name, claim, metric, comparison, arm, versus, direction, threshold.
+        cells: what was measured.
+        seeds: the declared seeds, in order.
+        control: what an arm is compared with where `versus` is None.
+    """
+    resolved = [
+        {**one, "versus": None if one["comparison"] == "level" else one["versus"] or control} for one in hypotheses
+    ]
+    estimates = {one["name"]: _estimate(one, cells, seeds) for one in resolved}
+    claims = {one["name"]: (_claim(one), estimates[one["name"]]) for one in resolved}
+    judgements = judge(claims) if claims else {}
+    results: list[HypothesisResult] = []
+    for one in resolved:
+        estimate, judgement = estimates[one["name"]], judgements[one["name"]]
+        shown = math.exp if one["comparison"] == "ratio" else float
+        results.append(
+            {
+                "name": one["name"],
+                "claim": one["claim"],
+                "metric": one["metric"],
+                "comparison": one["comparison"],
+                "arm": one["arm"],
+                "versus": one["versus"],
+                "direction": one["direction"],
+                "threshold": one["threshold"],
+                "value": None if math.isnan(estimate.value) else shown(estimate.value),
+                "ci_low": None if estimate.ci_low is None else shown(estimate.ci_low),
+                "ci_high": None if estimate.ci_high is None else shown(estimate.ci_high),
+                "num_seeds": estimate.num_seeds,
+                "num_prompts": estimate.num_prompts,
+                "p": judgement.p,
+                "p_holm": judgement.p_holm,
+                "sign_flip_p": _sign_flip(one, cells, seeds),
+                "smallest_detectable": _detectable(one, judgement.smallest_detectable),
+                "verdict": judgement.verdict,
+                "reason": judgement.reason,
+                "method": estimate.method,
+            }
+        )
+    return results
+
+
+def _claim(one: Mapping[str, Any]) -> Claim:
+    ratio = one["comparison"] == "ratio"
+    threshold = math.log(one["threshold"]) if ratio else one["threshold"]
+    return Claim(one["name"], one["direction"], threshold)
+
+
+def _detectable(one: Mapping[str, Any], distance: float | None) -> float | None:
+    """In units of the metric; of a ratio, the distance of the ratio from its threshold on the claimed side."""
+    if distance is None or one["comparison"] != "ratio":
+        return distance
+    sign = 1 if one["direction"] == "above" else -1
+    return abs(one["threshold"] * math.expm1(sign * distance))
+
+
+def _estimate(one: Mapping[str, Any], cells: Cells, seeds: Sequence[int]) -> Estimate:
+    if one["comparison"] == "level":
+        return _level(cells, one["arm"], seeds, one["metric"])
+    pairs = [(cells.get((one["arm"], seed)), cells.get((one["versus"], seed))) for seed in seeds]
+    both = [(arm, versus) for arm, versus in pairs if arm is not None and versus is not None]
+    combined = [_combine(arm, versus, one["metric"], one["comparison"]) for arm, versus in both]
+    return _over_seeds(combined, [arm for arm, _ in both], len(seeds), one["metric"])
+
+
+def _level(cells: Cells, arm: str, seeds: Sequence[int], metric: str) -> Estimate:
+    found = [cells[arm, seed] for seed in seeds if (arm, seed) in cells]
+    return _over_seeds([cell.samples.get(metric) for cell in found], found, len(seeds), metric)
+
+
+def _combine(arm: Measured, versus: Measured, metric: str, comparison: str) -> SeedSample | None:
+    """Difference or log ratio of one seed; None where either side has no value, or a ratio is undefined."""
+    ours, theirs = arm.samples.get(metric), versus.samples.get(metric)
+    if ours is None or theirs is None:
+        return None
+    if comparison == "difference":
+        return SeedSample(ours.value - theirs.value, _both(np.subtract, ours, theirs))
+    if ours.value <= 0 or theirs.value <= 0:
+        return None
+    return SeedSample(math.log(ours.value / theirs.value), _both(_log_ratio, ours, theirs))
+
+
+def _both(operation: Any, ours: SeedSample, theirs: SeedSample) -> FloatArray | None:
+    if ours.replicates is None or theirs.replicates is None:
+        return None
+    combined: FloatArray = operation(ours.replicates, theirs.replicates)
+    return combined
+
+
+def _log_ratio(ours: FloatArray, theirs: FloatArray) -> FloatArray:
+    defined = (ours > 0) & (theirs > 0)
+    return np.log(np.divide(ours, theirs, out=np.full_like(ours, np.nan), where=defined))
+
+
+def _over_seeds(
+    samples: Sequence[SeedSample | None], cells: Sequence[Measured], num_declared: int, metric: str
+) -> Estimate:
+    defined = [sample for sample in samples if sample is not None]
+    if not defined:
+        why = "no seed has a value" if cells else "no cell of it finished"
+        return _missing(f"{why} of {metric}")
+    if len(defined) < len(samples):
+        # A mean over the seeds that reached a target, say, would be of the lucky ones.
+        return _missing(f"{metric} has a value in only {len(defined)} of {len(samples)} seeds")
+    tables = [cell.test for cell in cells if cell.test is not None]
+    estimate = estimate_over_seeds(
+        defined,
+        num_prompts=min(table.num_prompts for table in tables) if defined[0].replicates is not None else None,
+        prompts_shared=len({cell.prompts for cell in cells}) == 1,
+    )
+    if len(defined) == num_declared:
+        return estimate
+    failed = f"{num_declared - len(defined)} of {num_declared} declared seeds failed and are not in it."
+    return replace(estimate, method=f"{estimate.method} {failed}")
+
+
+def _missing(reason: str) -> Estimate:
+    return Estimate(math.nan, None, None, 0, None, "No estimate.", reason, None)
+
+
+def _metric(estimate: Estimate, num_declared: int) -> Metric:
+    defined = not math.isnan(estimate.value)
+    return {
+        "value": estimate.value if defined else None,
+        "ci_low": estimate.ci_low,
+        "ci_high": estimate.ci_high,
+        "num": estimate.num_seeds,
+        "reason": estimate.reason if estimate.num_seeds == num_declared else estimate.reason or estimate.method,
+    }
+
+
+def _sign_flip(one: Mapping[str, Any], cells: Cells, seeds: Sequence[int]) -> float | None:
+    """P over prompts that arm and versus do not differ: whole prompts change sides, the seeds being averaged.
+
+    It says nothing about other seeds, so no verdict rests on it; None where pairs are not shared or have no scores.
+    """
+    if one["comparison"] != "difference":
+        return None
+    totals: dict[tuple[str, int], float] = {}
+    for seed in seeds:
+        arm, versus = cells.get((one["arm"], seed)), cells.get((one["versus"], seed))
+        if arm is None or versus is None or arm.test is None or versus.test is None or arm.prompts != versus.prompts:
+            return None
+        ours, theirs = prompt_scores(arm.test, one["metric"]), prompt_scores(versus.test, one["metric"])
+        if ours is None or theirs is None:
+            return None
+        for prompt, difference in enumerate(ours - theirs):
+            key = (arm.prompts, prompt)
+            totals[key] = totals.get(key, 0.0) + float(difference)
+    return sign_flip_test(list(totals.values())) if totals else None

@@ -1,0 +1,207 @@
+"""What one cell of an experiment measured, read from its artifacts.
+
+Numbers over held-out pairs come with bootstrap replicates over prompts. The weights of resample b are a function of the
+prompts alone, so arms and seeds that share their test prompts are resampled together: differences are paired.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from rmcore.metrics.calibration import BinnedCalibration
+from rmcore.metrics.diagnosis import Diagnosis, GateCheck, diagnose, gate
+from rmcore.metrics.ranking import PairMean, mean_statistic, pair_means
+from rmcore.metrics.rewards import RewardTable
+from rmcore.metrics.uncertainty import FloatArray, cluster_bootstrap
+from rmcore.tracking import METRICS_FILE, read_history
+from rmcore.verdicts import SeedSample
+
+NUM_RESAMPLES = 1000
+NUM_BINS = 10
+VALIDATION_ACCURACY = "eval/pairwise_accuracy"
+TEST_METRICS = {
+    "eval/test_pairwise_accuracy": "pairwise_accuracy",
+    "eval/test_length_matched_accuracy": "length_matched_accuracy",
+    "eval/test_negative_margin_rate": "negative_margin_rate",
+    "eval/test_mean_margin": "mean_margin",
+    "eval/test_loss": "loss",
+    "calib/test_ece": "ece",
+    "calib/test_ece_debiased": "ece_debiased",
+    "calib/test_brier": "brier",
+}
+"""Metrics of the test pairs, by the name under which `rmcore.metrics` computes them."""
+GAP = "eval/train_test_gap"
+SUMMARIES = {
+    "cost/train_seconds": "train",
+    "cost/train_pairs_per_second": "train",
+    "cost/peak_training_mib": "train",
+    "hessian/test_lambda_max": "landscape",
+    "hessian/test_lambda_min": "landscape",
+    "hessian/test_trace_estimate": "landscape",
+}
+"""Metrics that stand in a stage's `summary.json` as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One arm under one seed."""
+
+    arm: str
+    seed: int
+    samples: Mapping[str, SeedSample]
+    """By metric; a metric without a value is absent."""
+    test: RewardTable | None = None
+    """Rewards of the test pairs; None where the cell was not evaluated."""
+    prompts: str = ""
+    """Digest of the test prompts: equal where cells were tested on the same ones."""
+    history: Sequence[Mapping[str, Any]] = ()
+    """Rows of `metrics.jsonl`."""
+    gate: Sequence[GateCheck] = ()
+    diagnoses: Sequence[Diagnosis] = field(default=())
+
+    def value(self, metric: str) -> float | None:
+        """The cell's number, None where it has none."""
+        sample = self.samples.get(metric)
+        return None if sample is None else sample.value
+
+
+def read_cell(
+    arm: str, seed: int, folders: Mapping[str, Path], metrics: Sequence[str], *, target_accuracy: float | None = None
+) -> Measured:
+    """Read the metrics of one finished cell.
+
+    Args:
+        arm: its arm.
+        seed: its seed.
+        folders: the artifact of each stage that it ran.
+        metrics: names to read.
+        target_accuracy: validation accuracy that steps and seconds to the target are measured to.
+    """
+    history = read_history(folders["train"] / METRICS_FILE)
+    samples = dict(_summaries(folders, metrics)) | dict(_training(folders["train"], history, target_accuracy))
+    if "evaluate" not in folders:
+        kept = {name: sample for name, sample in samples.items() if name in metrics}
+        return Measured(arm, seed, kept, history=history, diagnoses=diagnose(history))
+    rewards = pd.read_parquet(folders["evaluate"] / "rewards.parquet")
+    test = rewards[rewards["split"] == "test"]
+    table, prompts = RewardTable.from_frame(test), prompts_digest(test)
+    samples |= _over_prompts(table, prompts)
+    train = rewards[rewards["split"] == "train"]
+    if GAP in metrics and len(train):
+        samples[GAP] = _gap(samples["eval/test_pairwise_accuracy"], train)
+    kept = {name: sample for name, sample in samples.items() if name in metrics and math.isfinite(sample.value)}
+    return Measured(arm, seed, kept, table, prompts, history, _gate(folders["evaluate"]), diagnose(history))
+
+
+def prompts_digest(rewards: pd.DataFrame) -> str:
+    """Digest of which prompts a reward table is about, whatever their order."""
+    return hashlib.sha256("\n".join(sorted(set(rewards["prompt_id"].astype(str)))).encode()).hexdigest()
+
+
+def _over_prompts(table: RewardTable, prompts: str) -> dict[str, SeedSample]:
+    """Every metric of `TEST_METRICS` with its replicates; undefined ones are left out."""
+    means = [mean for mean in pair_means(table) if mean.name in TEST_METRICS.values()]
+    binned = BinnedCalibration(table.margin, table.prompt, table.num_prompts, NUM_BINS)
+    found = _bootstrap(table, means, prompts, binned)
+    return {metric: found[name] for metric, name in TEST_METRICS.items() if name in found}
+
+
+def _bootstrap(
+    table: RewardTable,
+    means: Sequence[PairMean],
+    prompts: str,
+    more: Callable[[FloatArray], dict[str, FloatArray]] | None = None,
+) -> dict[str, SeedSample]:
+    def compute(weights: FloatArray) -> dict[str, FloatArray]:
+        values = {mean.name: mean_statistic(mean, table.prompt, weights) for mean in means}
+        return values | (more(weights) if more else {})
+
+    resampled = cluster_bootstrap(
+        compute,
+        table.num_prompts,
+        num_resamples=NUM_RESAMPLES,
+        seed=int(prompts[:15], 16),  # the same prompts are drawn alike in every cell, others independently
+        row_size=table.num_pairs,
+    )
+    return {
+        name: SeedSample(value, resampled.replicates.get(name))
+        for name, value in resampled.point.items()
+        if math.isfinite(value)
+    }
+
+
+def _gap(test: SeedSample, train: pd.DataFrame) -> SeedSample:
+    """Train accuracy minus test accuracy; the two have different prompts, so their errors are independent."""
+    table = RewardTable.from_frame(train)
+    [accuracy] = [mean for mean in pair_means(table) if mean.name == "pairwise_accuracy"]
+    trained = _bootstrap(table, [accuracy], prompts_digest(train))["pairwise_accuracy"]
+    if trained.replicates is None or test.replicates is None:
+        return SeedSample(trained.value - test.value, None)
+    return SeedSample(trained.value - test.value, trained.replicates - test.replicates)
+
+
+def _summaries(folders: Mapping[str, Path], metrics: Sequence[str]) -> Mapping[str, SeedSample]:
+    found = {}
+    for name, stage in SUMMARIES.items():
+        if name in metrics and stage in folders:
+            value = json.loads((folders[stage] / "summary.json").read_text())["metrics"].get(name)
+            if value is not None:
+                found[name] = SeedSample(float(value), None)
+    return found
+
+
+def _training(
+    folder: Path, history: Sequence[Mapping[str, Any]], target_accuracy: float | None
+) -> Mapping[str, SeedSample]:
+    record = json.loads((folder / "training.json").read_text())
+    values = {
+        "train/num_steps": record["num_steps"],
+        "train/stop_share": record["num_steps"] / record["planned_steps"],
+        "train/best_step": record["best_step"],
+    }
+    reached = None if target_accuracy is None else first_reaching(history, target_accuracy)
+    if reached is not None:
+        values["train/steps_to_target"], values["cost/seconds_to_target"] = reached
+    return {name: SeedSample(float(value), None) for name, value in values.items()}
+
+
+def first_reaching(history: Sequence[Mapping[str, Any]], target: float) -> tuple[int, float] | None:
+    """Step and training seconds of the first evaluation whose accuracy is at least `target`; None if there is none."""
+    for row in sorted(history, key=lambda row: row["step"]):
+        accuracy = row["metrics"].get(VALIDATION_ACCURACY)
+        if accuracy is not None and accuracy >= target:
+            return row["step"], row["metrics"]["cost/train_seconds"]
+    return None
+
+
+def _gate(evaluation: Path) -> list[GateCheck]:
+    """The specification's gate before scaling up, on this cell's point values."""
+    metrics = json.loads((evaluation / "metrics.json").read_text())["metrics"]
+    values = {name: entry["value"] for name, entry in metrics["test"].items()}
+    accuracy, trained = values["pairwise_accuracy"], metrics["train"]["pairwise_accuracy"]["value"]
+    gap = None if accuracy is None or trained is None else trained - accuracy
+    return gate({**values, "train_test_gap": gap})
+
+
+def prompt_scores(table: RewardTable, metric: str) -> FloatArray | None:
+    """(C,) sum of the per-pair scores of each prompt, for the metrics that are means over pairs; else None.
+
+    In an accuracy a tie scores one half, so that it speaks for neither of two models.
+    """
+    name = TEST_METRICS.get(metric, "")
+    if name in ("pairwise_accuracy", "length_matched_accuracy"):
+        scores = (np.sign(table.margin) + 1) / 2
+        mask = table.length_matched if name.startswith("length") else np.ones(table.num_pairs, dtype=bool)
+    else:
+        found = [mean for mean in pair_means(table) if mean.name == name]
+        if not found:
+            return None
+        scores, mask = found[0].values, found[0].mask
+    return np.bincount(table.prompt[mask], scores[mask], minlength=table.num_prompts).astype(np.float64)

@@ -1,0 +1,143 @@
+"""How long a stage would take, from what such stages took before on this machine.
+
+Training time is the pairs that it sees over the throughput of the nearest training in the store, plus what that one
+spent outside of its steps. Where the store has none of the same kind, a probe of two real steps stands in
+(rmcore/study/probe.py).
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from rmcore.config import PipelineConfig
+from rmcore.resume import FINISHED_FILE
+from rmcore.stages.registry import STAGES, device_type
+from rmcore.store import Entry, canonical_json
+
+KIND_FIELDS = ("precision", "batching", "packing", "gradient_checkpointing", "pairs_per_step")
+"""Settings of training that change its throughput; what is left out moves it by some percent."""
+FORWARD_SHARE = 1 / 3
+"""Of a training pass: a backward pass costs two forward ones (Kaplan et al. 2020, arXiv:2001.08361, section 2.1)."""
+PRODUCT_PASSES = 3
+"""Training passes that a Hessian-vector product costs; about what 24.9 ms to 7.7 ms a gradient come to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Two real steps of a training, and the size of its data."""
+
+    pairs_per_second: float
+    start_seconds: float
+    """Until the first step: imports, loading, tokenizing."""
+    num_train: int
+    num_scored: int
+    """Test and validation pairs."""
+
+
+def kind(config: PipelineConfig) -> str:
+    """What trainings share whose throughput is about the same, as canonical JSON."""
+    settings = config.model_dump(mode="json")
+    name = STAGES["train"].content(config).get("model.name", config.model.name)
+    return _kind(name, settings["model"], settings["train"], device_type(config.device))
+
+
+def _kind(name: str, model: Mapping[str, Any], train: Mapping[str, Any], device: str) -> str:
+    shared = {field: train.get(field) for field in KIND_FIELDS}
+    sides = {"max_seq_len": model["max_seq_len"], "lora": model["lora"] is not None}
+    return canonical_json({"model": name, "device": device, "twice": train["optimizer"] == "sam", **sides, **shared})
+
+
+@dataclass
+class Estimates:
+    """Expected seconds of stages, from store entries and probes by `kind`."""
+
+    entries: Sequence[Entry]
+    probes: Mapping[str, Probe]
+
+    def knows(self, config: PipelineConfig) -> bool:
+        """Whether the training time of `config` can be told."""
+        return self.seconds(config, "train") is not None
+
+    def seconds(self, config: PipelineConfig, stage: str) -> float | None:
+        """Expected wall seconds of one stage; None: nothing like it was measured."""
+        if stage == "prepare":
+            return self._newest(entry for entry in self._of("prepare") if _same_source(entry, config)) or self._start(
+                config
+            )
+        trained = self._trained.get(kind(config), [])
+        if stage == "train":
+            return self._train_seconds(config, trained)
+        outcomes = {entry.digest for entry in trained}
+        measured = self._newest(
+            entry
+            for entry in self._of(stage)
+            if entry.inputs["upstream"].get("train") in outcomes
+            and entry.inputs["config"][stage] == _part(config, stage)
+        )
+        return measured if measured is not None else self._from_probe(config, stage)
+
+    def _train_seconds(self, config: PipelineConfig, trained: Sequence[Entry]) -> float | None:
+        for entry in trained:
+            record = json.loads((entry.path / FINISHED_FILE).read_text())
+            pairs = _planned_pairs(config, entry, record)
+            outside = max(0.0, entry.wall_seconds - record["train_seconds"])
+            return pairs / record["pairs_per_second"] + outside
+        probe = self.probes.get(kind(config))
+        if probe is None:
+            return None
+        steps = config.train.steps
+        pairs = steps * config.train.pairs_per_step if steps else config.train.epochs * probe.num_train
+        return probe.start_seconds + pairs / probe.pairs_per_second
+
+    def _from_probe(self, config: PipelineConfig, stage: str) -> float | None:
+        probe = self.probes.get(kind(config))
+        if probe is None:
+            return None
+        if stage == "landscape":
+            products = config.landscape.lanczos_steps + config.landscape.trace_probes
+            passes = float(PRODUCT_PASSES * products * config.landscape.num_pairs)
+        else:
+            passes = FORWARD_SHARE * (probe.num_scored + min(config.evaluate.train_pairs, probe.num_train))
+        return probe.start_seconds + passes / probe.pairs_per_second
+
+    def _start(self, config: PipelineConfig) -> float | None:
+        probe = self.probes.get(kind(config))
+        return None if probe is None else probe.start_seconds
+
+    def _of(self, stage: str) -> list[Entry]:
+        return [entry for entry in self.entries if entry.stage == stage]
+
+    def _newest(self, entries: Iterable[Entry]) -> float | None:
+        newest = max(entries, key=lambda entry: entry.created, default=None)
+        return None if newest is None else newest.wall_seconds
+
+    @cached_property
+    def _trained(self) -> dict[str, list[Entry]]:
+        """Finished trainings by kind, newest first."""
+        found: dict[str, list[Entry]] = {}
+        for entry in sorted(self._of("train"), key=lambda entry: entry.created, reverse=True):
+            settings = entry.inputs["config"]
+            name = entry.inputs["content"].get("model.name", settings["model"]["name"])
+            own = _kind(name, settings["model"], settings["train"], entry.inputs["device"])
+            found.setdefault(own, []).append(entry)
+        return found
+
+
+def _planned_pairs(config: PipelineConfig, entry: Entry, record: Mapping[str, Any]) -> float:
+    """Pairs that a training would see; its number of pairs an epoch is taken from the one that was measured."""
+    if config.train.steps is not None:
+        return config.train.steps * config.train.pairs_per_step
+    before = entry.inputs["config"]["train"]
+    planned = record["num_pairs"] / record["num_steps"] * record["planned_steps"]
+    return planned if before["steps"] is not None else planned * config.train.epochs / before["epochs"]
+
+
+def _same_source(entry: Entry, config: PipelineConfig) -> bool:
+    own = STAGES["prepare"].content(config).get("data.source", config.data.source)
+    return bool(own == entry.inputs["content"].get("data.source", entry.inputs["config"]["data"]["source"]))
+
+
+def _part(config: PipelineConfig, stage: str) -> Any:
+    return config.model_dump(mode="json")[stage]

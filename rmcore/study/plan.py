@@ -1,0 +1,159 @@
+"""What an experiment would run: each cell cached, partial or to run, why, and how long it would take.
+
+Nothing runs here. A stage's key depends on the content of what comes before it, so the stages of a cell are resolved in
+order for as long as those are in the store; what follows the first missing one has to run in any case.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from rmcore.config import PipelineConfig
+from rmcore.resume import RESUME_FOLDER
+from rmcore.stages.registry import STAGES, stage_inputs
+from rmcore.store import ArtifactRef, Store, explain_inputs, make_key
+from rmcore.study.estimates import Estimates
+
+SHOWN_DIFFERENCES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One pipeline run of an experiment: an arm under a seed, or a trial of an arm's tuning."""
+
+    name: str
+    """Arm, with the trial's value where it is a trial."""
+    arm: str
+    seed: int
+    config: PipelineConfig
+    stages: tuple[str, ...]
+    trial: float | None = None
+    """Value of the tuned setting, of a trial."""
+
+    @property
+    def label(self) -> str:
+        """Short name of its run."""
+        return f"{self.name} trial" if self.trial is not None else f"{self.name} seed {self.seed}"
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """One stage of one cell."""
+
+    name: str
+    ref: ArtifactRef | None
+    """Where it is; None: it has to run."""
+    key: str | None
+    """None where it cannot be known before an earlier stage has run."""
+    why: str
+    """Why it has to run; empty where it does not."""
+    seconds: float | None
+    """Expected wall seconds, 0 where nothing runs; None: unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class CellPlan:
+    """One cell and its stages in order."""
+
+    cell: Cell
+    stages: tuple[StagePlan, ...]
+    waits_for: str = ""
+    """What has to be known first, for example the arm's tuning."""
+
+    @property
+    def state(self) -> Literal["cached", "partial", "run"]:
+        """cached: nothing runs; partial: something is there beside the prepared data; run: all of it runs."""
+        if all(stage.ref for stage in self.stages) and not self.waits_for:
+            return "cached"
+        return "partial" if any(stage.ref and stage.name != "prepare" for stage in self.stages) else "run"
+
+    @property
+    def why(self) -> str:
+        """Why the first missing stage has to run."""
+        return self.waits_for or next((f"{stage.name}: {stage.why}" for stage in self.stages if stage.why), "")
+
+    @property
+    def refs(self) -> dict[str, ArtifactRef]:
+        """The artifacts that are there, by stage."""
+        return {stage.name: stage.ref for stage in self.stages if stage.ref is not None}
+
+
+@dataclass
+class Planner:
+    """Resolves cells against a store; an artifact that several cells share is looked at once."""
+
+    store: Store
+    estimates: Estimates
+    _checked: dict[tuple[str, str], str | None] = field(default_factory=dict)
+
+    @cached_property
+    def _entries(self) -> list:
+        return self.store.entries()
+
+    def plan(self, cell: Cell, *, waits_for: str = "") -> CellPlan:
+        """What of a cell is there and what has to run."""
+        return CellPlan(cell, tuple(self._stages(cell)), waits_for)
+
+    def _stages(self, cell: Cell) -> Iterator[StagePlan]:
+        refs: dict[str, ArtifactRef] = {}
+        missing = ""
+        for name in cell.stages:
+            stage = STAGES[name]
+            if missing:
+                yield StagePlan(name, None, None, f"follows {missing}", self.estimates.seconds(cell.config, name))
+                continue
+            inputs = stage_inputs(stage, cell.config, refs)
+            key = make_key(inputs)
+            damage = self._damage(name, key)
+            if damage is None:
+                refs[name] = self.store.ref(name, key)
+                yield StagePlan(name, refs[name], key, "", 0.0)
+                continue
+            missing = name
+            found = self.store.find(name, key) is not None
+            why = f"damaged: {damage}" if found else self._why(name, key, inputs)
+            yield StagePlan(name, None, key, why, self.estimates.seconds(cell.config, name))
+
+    def _damage(self, name: str, key: str) -> str | None:
+        if (name, key) not in self._checked:
+            self._checked[name, key] = self.store.damage(name, key)
+        return self._checked[name, key]
+
+    def _why(self, name: str, key: str, inputs: Mapping) -> str:
+        unfinished = self.store.unfinished(name, key) / RESUME_FOLDER
+        if states := sorted(unfinished.glob("step_*")):
+            return f"an earlier attempt was cut off; goes on from {states[-1].name.replace('_', ' ')}"
+        nearest, differing = explain_inputs([entry for entry in self._entries if entry.stage == name], inputs)
+        if nearest is None:
+            return "nothing like it is in the store"
+        shown = [f"{place} {_value(before)} -> {_value(now)}" for place, (before, now) in differing.items()]
+        more = len(shown) - SHOWN_DIFFERENCES
+        listed = ", ".join(shown[:SHOWN_DIFFERENCES]) + (f" and {more} more" if more > 0 else "")
+        return f"differs from {nearest.key[:12]} in {listed}"
+
+
+def total_seconds(plans: Sequence[CellPlan]) -> float | None:
+    """Expected wall seconds of all that has to run, one stage after the other; None where a part is unknown.
+
+    A stage that several cells share counts once.
+    """
+    due: dict[tuple[str, ...], float | None] = {}
+    for plan in plans:
+        for stage in plan.stages:
+            if stage.ref is None:
+                shared = (stage.name, stage.key) if stage.key else (stage.name, plan.cell.label)
+                due[shared] = stage.seconds
+    known = [seconds for seconds in due.values() if seconds is not None]
+    return sum(known) if len(known) == len(due) else None
+
+
+def _value(value: object) -> str:
+    text = "absent" if value is None else str(value)
+    return text if len(text) <= 24 else f"{text[:12]}…"
+
+
+def folders(refs: Mapping[str, ArtifactRef]) -> dict[str, Path]:
+    """Folder of each artifact."""
+    return {name: Path(ref.path) for name, ref in refs.items()}

@@ -1,0 +1,107 @@
+"""Pre-registration: what an experiment claims, frozen with hash and time before its first cell runs.
+
+A registration is a file that is never changed. Declaring something else makes the next one, which says what differs;
+so a verdict can always name the claims that it judged.
+"""
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rmcore.errors import StoreError
+from rmcore.files import exclusive, write_json
+from rmcore.report.experiment_schema import Registration
+from rmcore.store import flatten, make_key
+
+LONGEST_VALUE = 120
+"""Characters of a value in a line that says what changed."""
+
+
+def register(folder: Path, frozen: Mapping[str, Any]) -> Registration:
+    """Freeze a declaration, or find it where it is the newest one already.
+
+    Args:
+        folder: all registrations of one experiment and size; made here.
+        frozen: everything that decides a verdict, JSON-ready.
+
+    Raises:
+        StoreError: an earlier registration was changed after it was frozen.
+    """
+    digest = make_key(frozen)
+    with exclusive(folder / ".lock"):
+        earlier = [read_registration(path) for path in sorted(folder.glob("*.json"))]
+        if earlier and earlier[-1]["hash"] == digest:
+            return _summary(earlier[-1], folder)
+        number = len(earlier) + 1
+        record = {
+            "hash": digest,
+            "number": number,
+            "frozen_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "changes": describe_changes(earlier[-1]["frozen"], frozen) if earlier else [],
+            "frozen": dict(frozen),
+        }
+        write_json(_path(folder, number, digest), record)
+    return _summary(record, folder)
+
+
+def read_registration(path: Path) -> dict[str, Any]:
+    """Read a registration and check that it is what was frozen.
+
+    Raises:
+        StoreError: its content does not have the hash that it names.
+    """
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if make_key(record["frozen"]) != record["hash"]:
+        raise StoreError(
+            f"the registration {path} was changed after it was frozen: its hypotheses are not those of its hash "
+            f"{record['hash'][:12]}. Restore the file, or remove it if no verdict names it."
+        )
+    return record
+
+
+def describe_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """One line for each value that differs: `hypotheses.H1.threshold: 0.03 -> 0.02`."""
+    old, new = (flatten(_by_name(record)) for record in (before, after))
+    lines = []
+    for name in sorted(old.keys() | new.keys()):
+        if name not in new:
+            lines.append(f"{name} removed (was {_shown(old[name])})")
+        elif name not in old:
+            lines.append(f"{name} added: {_shown(new[name])}")
+        elif old[name] != new[name]:
+            lines.append(f"{name}: {_shown(old[name])} -> {_shown(new[name])}")
+    return lines
+
+
+def _by_name(value: Any) -> Any:
+    """Lists of named things as mappings, so that a hypothesis is found again wherever it stands."""
+    if isinstance(value, Mapping):
+        return {name: _by_name(item) for name, item in value.items()}
+    if (
+        isinstance(value, list | tuple)
+        and value
+        and all(isinstance(item, Mapping) and "name" in item for item in value)
+    ):
+        return {str(item["name"]).replace(".", "_"): _by_name(item) for item in value}
+    return value
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}…"
+
+
+def _path(folder: Path, number: int, digest: str) -> Path:
+    return folder / f"{number:04d}-{digest[:12]}.json"
+
+
+def _summary(record: Mapping[str, Any], folder: Path) -> Registration:
+    return {
+        "hash": record["hash"],
+        "number": record["number"],
+        "frozen_at": record["frozen_at"],
+        "changes": record["changes"],
+        "path": str(_path(folder, record["number"], record["hash"])),
+    }

@@ -1,0 +1,64 @@
+"""Measured throughput for estimates: probes in child processes, remembered under `$RM_OPT_HOME/throughput`."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from rmcore.config import PipelineConfig
+from rmcore.store import Store, make_key
+from rmcore.study.estimates import Estimates, Probe, kind
+from tasks.device import device_slot, slot_environment
+
+
+def estimates(store: Store, folder: Path) -> Estimates:
+    """What is known about run times: finished artifacts, and the probes kept in `folder`."""
+    probes = {}
+    for path in folder.glob("*.json"):
+        record = json.loads(path.read_text())
+        probes[record["kind"]] = Probe(**record["probe"])
+    return Estimates(store.entries(), probes)
+
+
+def probe_unknown(store: Store, folder: Path, configs: Iterable[PipelineConfig]) -> list[str]:
+    """Time two steps for each kind of training that nothing is known about; why some could not be, one line each."""
+    known, problems = estimates(store, folder), []
+    unknown = {kind(config): config for config in configs if not known.knows(config)}
+    for name, config in unknown.items():
+        print(
+            f"measuring two steps of {Path(config.model.name).name}: nothing like it has run here yet", file=sys.stderr
+        )
+        outcome = _run(store, config)
+        if "error" in outcome:
+            problems.append(f"{Path(config.model.name).name}: {outcome['error']}")
+            continue
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{make_key({'kind': name})[:12]}.json"
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps({"kind": name, "probe": outcome["probe"]}) + "\n")
+        temporary.replace(path)
+    return problems
+
+
+def _run(store: Store, config: PipelineConfig) -> dict:
+    with tempfile.TemporaryDirectory(prefix="rm-opt-") as scratch, device_slot(store) as slot:
+        out, spec = Path(scratch) / "out.json", Path(scratch) / "spec.json"
+        record = {"config": config.model_dump(mode="json"), "out": str(out)}
+        spec.write_text(json.dumps(record | {"parent_pid": os.getpid(), "started": time.time()}))
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "rmcore.study.probe", str(spec)],
+            check=False,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            env=os.environ | slot_environment(slot),
+        )
+        if done.returncode or not out.is_file():
+            tail = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            return {"error": f"its process ended with status {done.returncode}: {tail}"}
+        outcome: dict = json.loads(out.read_text())
+        return outcome
