@@ -67,21 +67,29 @@ def _small() -> PipelineConfig:
             "how to build the files; size smoke needs none."
         )
     return PipelineConfig(
-        # One pair of each of 550 prompts, so that a step sees 16 different prompts; three of each of 137 to test on.
+        # One pair of each of some 260 prompts, so that a step sees only different ones; two of each of 137 to test on.
         data=DataConfig(
             source=str(files[0]),
             eval_source=str(files[1]),
+            limit=5000,
             pairs_per_prompt=1,
-            eval_pairs_per_prompt=3,
-            validation_fraction=0.15,
+            eval_pairs_per_prompt=2,
+            validation_fraction=0.1,
         ),
-        model=ModelConfig(name="minilm", max_seq_len=96),
+        model=ModelConfig(name="minilm", max_seq_len=64),
         # 40 steps pass over the training pairs 1.4 times. bf16: current CPUs compute it several times faster.
         train=TrainConfig(
-            lr=1e-4, steps=40, warmup_steps=2, eval_every=4, log_every=4, token_budget=8192, precision="bf16"
+            lr=1e-4,
+            steps=40,
+            pairs_per_step=8,
+            warmup_steps=2,
+            eval_every=4,
+            log_every=4,
+            token_budget=8192,
+            precision="bf16",
         ),
-        evaluate=EvaluateConfig(num_resamples=200, train_pairs=200),
-        landscape=LandscapeConfig(num_pairs=8, lanczos_steps=8, trace_probes=2, top_k=2),
+        evaluate=EvaluateConfig(num_resamples=200, train_pairs=100),
+        landscape=LandscapeConfig(num_pairs=8, lanczos_steps=6, trace_probes=2, top_k=2),
     )
 
 

@@ -1,6 +1,5 @@
 """An experiment: register, plan, tune, run the cells, judge, report. Order only."""
 
-import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,14 +30,16 @@ from rmcore.report.experiment import write_experiment_report
 from rmcore.report.experiment_schema import ExperimentResults, Registration
 from rmcore.report.experiment_summary import experiment_markdown
 from rmcore.stages.results import run_key
-from rmcore.store import ArtifactRef, Store, flatten
-from rmcore.study.cells import Measured, read_cell
+from rmcore.store import ArtifactRef, Store, flatten, make_key
+from rmcore.study.cells import GAP, Measured, read_cell
 from rmcore.study.plan import Cell, folders
 from rmcore.study.registration import register
 from tasks.comparison_view import publish_view
 from tasks.device import device_slots, is_idle
 from tasks.tracking import RunTracker
 
+DERIVED = (GAP, "train/stop_share", "train/steps_to_target", "cost/seconds_to_target")
+"""Metrics of a cell that none of its artifacts holds, so its MLflow run has to be told."""
 ExperimentChoice = Annotated[str, Field(json_schema_extra={"enum": list(SHIPPED)})]
 
 
@@ -151,7 +152,7 @@ class Matrix:
                 **({"rm.key": run_key(refs)} if refs else {}),
             },
             flatten(cell.config.model_dump(mode="json")),
-            uid=f"{self.key}-{re.sub('[^A-Za-z0-9]+', '-', cell.label)}",
+            uid=f"{self.key}-{make_key({'cell': cell.label})[:12]}",
             parent_uid=self.key,
         )
 
@@ -166,7 +167,7 @@ class Matrix:
                 target_accuracy=self.declared.target_accuracy,
             )
             self.measured[cell.label] = found
-            tracker.log_metrics({name: sample.value for name, sample in found.samples.items()})
+            tracker.log_metrics({name: found.samples[name].value for name in DERIVED if name in found.samples})
 
     def _report(self, tracker: RunTracker, results: ExperimentResults) -> Path:
         """Figures, report, MLflow's tables and links, and the summary on the flow run's page."""

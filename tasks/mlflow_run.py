@@ -1,83 +1,99 @@
-"""One MLflow run: the only module that uses MLflow (registered_model.py is the code that MLflow itself runs).
+"""One MLflow run, fed with events. MLflow is used here and in the modules that this one imports, nowhere else.
 
-Everything goes through `MlflowClient` with an explicit run id, never through MLflow's global "active run". MLflow is
-imported by the first use: its import takes 2 s, its first connection to a new database 5 s.
+Everything goes through `MlflowClient` with an explicit run id, never through MLflow's global "active run".
 """
 
 import json
 import logging
-import tempfile
 import time
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from importlib.metadata import version as installed_version
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import rmcore
 from rmcore.files import exclusive
 from rmcore.tracking import METRICS_FILE
-from tasks.run_record import Event, MetricRow, RunRecord, parse_metric_lines, summary_metrics
+from tasks.mlflow_client import connect, tolerating
+from tasks.model_versions import register_checkpoint
+from tasks.run_identity import (
+    MISSING_TAG,
+    adopt_children,
+    contradicts,
+    find_run,
+    identity_tags,
+    is_complete,
+    join_parent,
+    make_run,
+    set_aside,
+)
+from tasks.run_record import Event, MetricRow, RunRecord, parse_metric_lines, summary_metrics, texts
 
 if TYPE_CHECKING:
-    from mlflow import MlflowClient
-    from mlflow.entities import Run
-    from mlflow.entities.model_registry import ModelVersion
+    from mlflow.entities import Metric, Run
 
-PROBE_TIMEOUT_S = 5.0
+logger = logging.getLogger(__name__)
+
 MAX_METRICS_PER_CALL = 1000
 MAX_PARAMS_PER_CALL = 100
 """MLflow's own limits of one log_batch call."""
-UID_TAG = "rm.run_uid"
-MODEL_REQUIREMENTS = ("mlflow", "torch", "transformers", "safetensors", "pydantic", "numpy", "pandas", "jinja2")
-"""What a registered model needs to be served elsewhere; named, because MLflow's own guess would import torch here."""
-
-
-def outages() -> tuple[type[Exception], ...]:
-    """What MLflow raises when it cannot be reached or cannot store (requests' errors are OSErrors)."""
-    from mlflow.exceptions import MlflowException
-    from sqlalchemy.exc import SQLAlchemyError
-
-    return (MlflowException, SQLAlchemyError, OSError)
-
-
-def connect(tracking_uri: str) -> "MlflowClient":
-    """A client of `tracking_uri`; a server is asked for a sign of life first, so a dead address costs seconds.
-
-    Raises:
-        OSError: no server answers there.
-    """
-    if tracking_uri.startswith("http"):
-        import requests
-
-        # urllib3 reports each retry by itself; an outage is told once, below.
-        logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
-        requests.get(f"{tracking_uri}/health", timeout=PROBE_TIMEOUT_S)
-    from mlflow import MlflowClient
-
-    return MlflowClient(tracking_uri, registry_uri=tracking_uri)
+LOGGED_ARTIFACTS_TAG = "mlflow.loggedArtifacts"
+"""Where MLflow's evaluation view looks for tables: a JSON list of {"path", "type": "table"}."""
+TAKEN_WHEN_COMPLETE = ("set_tags", "experiment_tags", "model")
+"""Events that a complete run still takes; each leaves MLflow as it is when it is told again."""
 
 
 class MlflowRun:
     """One MLflow run: applies events to it, and raises what MLflow raises. Used by one thread."""
 
     def __init__(self, record: RunRecord, directory: Path, tracking_uri: str, *, resume: bool) -> None:
+        """Open the run of `record`.
+
+        Args:
+            record: what the run is.
+            directory: the home, for locks and the artifacts of a bare database.
+            tracking_uri: MLflow's address.
+            resume: look for a run of this uid first.
+        """
         self.client = connect(tracking_uri)
         self.directory = directory
+        self.record = record
         self.experiment_id = self._experiment(record.study, tracking_uri)
-        found = self._find(record.uid) if resume else None
-        self._resumed = found is not None
-        run = found or self.client.create_run(
-            self.experiment_id,
-            start_time=record.started_ms,
-            run_name=record.run_name,
-            tags={**record.tags, UID_TAG: record.uid},
-        )
-        self.run_id: str = run.info.run_id
+        self.missing: list[str] = []
+        self._run, self._resumed = self._take_up_or_make(record) if resume else (self._make(record), False)
+        self.run_id: str = self._run.info.run_id
+        self.complete = self._resumed and is_complete(self._run, record)
         self._sent_lines: set[bytes] = set()
+        self._known: dict[str, set[tuple[float, int]]] = {}
+        self._summary: dict[tuple[str, int], float] = {}
         self._next_step = 0
-        self._send_params(record.params)
+        self._begin()
+
+    def _take_up_or_make(self, record: RunRecord) -> "tuple[Run, bool]":
+        # Two processes that start the same run at once must make one.
+        with exclusive(self.directory / "mlflow" / "take-up.lock"):
+            found = find_run(self.client, self.experiment_id, record.uid)
+            if found is None:
+                return self._make(record), False
+            if contradicts(found, record):
+                set_aside(self.client, found)
+                return self._make(record), False
+            return found, True
+
+    def _make(self, record: RunRecord) -> "Run":
+        return make_run(self.client, self.experiment_id, record)
+
+    def _begin(self) -> None:
+        known = self._run.data if self._resumed else None
+        tags = identity_tags(self.record) if known else {}
+        self.set_tags({name: text for name, text in tags.items() if known and known.tags.get(name) != text})
+        if not self.complete:
+            if self._run.info.status != "RUNNING":
+                self.client.update_run(self.run_id, "RUNNING")
+            self._send_params(
+                {name: text for name, text in self.record.params.items() if not known or name not in known.params}
+            )
+        self._has_parent = self.record.parent_uid is None or self._join_parent(self.record.parent_uid)
+        if not self._resumed:
+            adopt_children(self.client, self._run, self.record.uid)
 
     def _experiment(self, study: str, tracking_uri: str) -> str:
         """Id of the experiment `rm/<study>`, made where missing and restored where deleted."""
@@ -94,10 +110,6 @@ class MlflowRun:
             self.client.restore_experiment(experiment.experiment_id)
         return str(experiment.experiment_id)
 
-    def _find(self, uid: str) -> "Run | None":
-        runs = self.client.search_runs([self.experiment_id], f"tags.`{UID_TAG}` = '{uid}'", max_results=1)
-        return runs[0] if runs else None
-
     def _send_params(self, params: Mapping[str, str]) -> None:
         from mlflow.entities import Param
 
@@ -106,7 +118,9 @@ class MlflowRun:
             self.client.log_batch(self.run_id, params=entities[start : start + MAX_PARAMS_PER_CALL])
 
     def apply(self, event: Event) -> Any:
-        """Do what `event` says; its "kind" names the method."""
+        """Do what `event` says; its "kind" names the method. A complete run takes no more numbers and files."""
+        if self.complete and event["kind"] not in TAKEN_WHEN_COMPLETE:
+            return None
         details = {name: value for name, value in event.items() if name != "kind"}
         return getattr(self, event["kind"])(**details)
 
@@ -114,7 +128,13 @@ class MlflowRun:
         """Set tags of the run."""
         from mlflow.entities import RunTag
 
-        self.client.log_batch(self.run_id, tags=[RunTag(name, value) for name, value in tags.items()])
+        if tags:
+            self.client.log_batch(self.run_id, tags=[RunTag(name, value) for name, value in tags.items()])
+
+    def experiment_tags(self, tags: Mapping[str, str]) -> None:
+        """Set tags of the whole experiment."""
+        for name, value in tags.items():
+            self.client.set_experiment_tag(self.experiment_id, name, value)
 
     def dataset(self, name: str, fingerprint: str, source: str, num_rows: int) -> None:
         """Name a data set as the run's input; MLflow keeps one per name and digest."""
@@ -158,111 +178,77 @@ class MlflowRun:
 
     def send_metrics(self, rows: Sequence[MetricRow]) -> None:
         """Send rows in as few calls as MLflow allows; into a resumed run, only what it has not got."""
-        from mlflow.entities import Metric
-
         now_ms = time.time_ns() // 1_000_000
         points = [(name, value, step) for step, values in rows for name, value in values.items()]
         if self._resumed:
-            known = self._known({name for name, _, _ in points})
-            points = [point for point in points if point[1:] not in known[point[0]]]
-        metrics = [Metric(name, value, now_ms, step) for name, value, step in points]
+            points = [point for point in points if point[1:] not in self._points_of(point[0])]
+            for name, value, step in points:
+                self._known[name].add((value, step))
+        self._send_points(points, now_ms)
+
+    def _points_of(self, name: str) -> set[tuple[float, int]]:
+        """Values and steps of a metric that the resumed run has."""
+        if name not in self._known:
+            self._known[name] = {(point.value, point.step) for point in self._history(name)}
+        return self._known[name]
+
+    def _history(self, name: str) -> "list[Metric]":
+        return sorted(self.client.get_metric_history(self.run_id, name), key=lambda point: point.timestamp)
+
+    def metrics(self, values: Mapping[str, float], step: int, time_ms: int) -> None:
+        """Set numbers of the run as a whole; of several told at one step, the last one holds."""
+        if self._resumed:
+            for name in values:
+                if (name, step) not in self._summary:
+                    self._summary |= {(name, point.step): point.value for point in self._history(name)}
+        new = [(name, value, step) for name, value in values.items() if self._summary.get((name, step)) != value]
+        self._send_points(new, time_ms)
+        self._summary |= {(name, step): value for name, value, step in new}
+
+    def _send_points(self, points: Sequence[tuple[str, float, int]], time_ms: int) -> None:
+        from mlflow.entities import Metric
+
+        metrics = [Metric(name, value, time_ms, step) for name, value, step in points]
         for start in range(0, len(metrics), MAX_METRICS_PER_CALL):
             self.client.log_batch(self.run_id, metrics=metrics[start : start + MAX_METRICS_PER_CALL])
 
-    def _known(self, names: set[str]) -> dict[str, set[tuple[float, int]]]:
-        known: dict[str, set[tuple[float, int]]] = defaultdict(set)
-        for name in names:
-            known[name] = {(point.value, point.step) for point in self.client.get_metric_history(self.run_id, name)}
-        return known
+    def table(self, name: str, columns: Sequence[str], data: Sequence[Sequence[Any]]) -> None:
+        """Write a table (over an earlier one of this name) and list it for MLflow's evaluation view."""
+        path = f"{name}.json"
+        self.client.log_dict(self.run_id, {"columns": columns, "data": data}, path)
+        listed = json.loads(self.client.get_run(self.run_id).data.tags.get(LOGGED_ARTIFACTS_TAG, "[]"))
+        entry = {"path": path, "type": "table"}
+        if entry not in listed:
+            self.set_tags({LOGGED_ARTIFACTS_TAG: json.dumps([*listed, entry])})
 
     def end(self, status: str, ended_ms: int) -> None:
-        """Set the run's final status and end time."""
+        """Set the run's final status and end time, after all else: whoever reads FINISHED takes the run for whole."""
+        if not self._has_parent and not self._join_parent(str(self.record.parent_uid)):
+            logger.warning(
+                "MLflow does not know the parent of run %s: its matrix was never sent there, so the run stands alone "
+                "for now. It becomes a child when the parent is sent (`rm-opt sync`, or the same command again).",
+                self.record.run_name,
+            )
+        if self.missing:
+            self.set_tags(texts({MISSING_TAG: "; ".join(self.missing)}))
+        elif self._resumed and MISSING_TAG in self._run.data.tags:
+            self.client.delete_tag(self.run_id, MISSING_TAG)
         self.client.set_terminated(self.run_id, status, ended_ms)
+
+    def _join_parent(self, parent_uid: str) -> bool:
+        return join_parent(self.client, self._run, parent_uid)
 
     def model(self, checkpoint: str, name: str, key: str, tags: Mapping[str, str], ready: bool) -> str:
         """Register a checkpoint once per key, set its tags and aliases, link it to this run; return its version."""
         from mlflow.entities import LoggedModelOutput
 
         with exclusive(self.directory / "mlflow" / "register.lock"):
-            version = self._version_of(name, key) or self._new_version(checkpoint, name, key)
-            for tag, text in tags.items():
-                self.client.set_model_version_tag(name, version.version, tag, text)
-            self.client.set_registered_model_alias(name, "candidate", version.version)
-            if ready:
-                self.client.set_registered_model_alias(name, "ready", version.version)
-            elif "ready" in self.client.get_model_version(name, version.version).aliases:
-                self.client.delete_registered_model_alias(name, "ready")
+            version = register_checkpoint(
+                self.client, self._run, Path(checkpoint), name=name, key=key, tags=tags, ready=ready
+            )
         model_id = version.tags["rm.model_id"]
         outputs = self.client.get_run(self.run_id).outputs
         if model_id not in {output.model_id for output in (outputs.model_outputs if outputs else [])}:
             self.client.log_outputs(self.run_id, [LoggedModelOutput(model_id, step=0)])
         self.set_tags({"rm.model": f"models:/{name}/{version.version}"})
         return str(version.version)
-
-    def _version_of(self, name: str, key: str) -> "ModelVersion | None":
-        found = self.client.search_model_versions(f"name = '{name}' and tags.`rm.key` = '{key}'", max_results=1)
-        return found[0] if found else None
-
-    def _new_version(self, checkpoint: str, name: str, key: str) -> "ModelVersion":
-        with tolerating("RESOURCE_ALREADY_EXISTS"):
-            self.client.create_registered_model(name)
-        logged = self.client.create_logged_model(
-            self.experiment_id, name=name, source_run_id=self.run_id, tags={"rm.key": key}, model_type="reward-model"
-        )
-        with tempfile.TemporaryDirectory() as scratch:
-            folder = Path(scratch) / "model"
-            save_reward_model(folder, Path(checkpoint), run_id=self.run_id, logged_model=logged)
-            self.client.log_model_artifacts(logged.model_id, str(folder))
-        self.client.finalize_logged_model(logged.model_id, "READY")
-        # The logged model's own folder, with its id, is the one local path that a server accepts as source;
-        # `models:/<id>` would be looked up at MLflow's global address instead of this client's.
-        return self.client.create_model_version(
-            name,
-            source=logged.artifact_location,
-            run_id=self.run_id,
-            model_id=logged.model_id,
-            tags={"rm.key": key, "rm.model_id": logged.model_id},
-        )
-
-
-def save_reward_model(folder: Path, checkpoint: Path, *, run_id: str, logged_model: Any) -> None:
-    """Write `checkpoint` with rmcore's code as an MLflow pyfunc folder: (prompt, response) strings to a reward.
-
-    The caller holds a lock: MLflow hands the model from code over through a global variable.
-    """
-    import pandas as pd
-    from mlflow.models import Model, ModelSignature
-    from mlflow.pyfunc import save_model
-    from mlflow.types.schema import ColSpec, Schema
-
-    save_model(
-        folder,
-        python_model=str(Path(__file__).with_name("registered_model.py")),
-        artifacts={"checkpoint": str(checkpoint)},
-        code_paths=[str(Path(rmcore.__file__).parent)],
-        signature=ModelSignature(
-            inputs=Schema([ColSpec("string", "prompt"), ColSpec("string", "response")]),
-            outputs=Schema([ColSpec("double", "reward")]),
-        ),
-        input_example=pd.DataFrame({"prompt": ["What is 2 + 3?"], "response": ["2 + 3 is 5."]}),
-        # A local build such as 2.13.0+cpu is on no package index.
-        pip_requirements=[f"{name}=={installed_version(name).partition('+')[0]}" for name in MODEL_REQUIREMENTS],
-        mlflow_model=Model(
-            artifact_path=logged_model.artifact_location,
-            model_uuid=logged_model.model_id,
-            model_id=logged_model.model_id,
-            run_id=run_id,
-        ),
-    )
-
-
-@contextmanager
-def tolerating(error_code: str) -> Iterator[None]:
-    """Swallow MLflow's answer `error_code`, and nothing else."""
-    from mlflow.exceptions import MlflowException
-
-    try:
-        yield
-    except MlflowException as error:
-        if error.error_code != error_code:
-            raise

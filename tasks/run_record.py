@@ -6,6 +6,7 @@ is the live MLflow run; kept in `unsynced/` while MLflow does not answer, it is 
 An artifact folder holds `metrics.jsonl` (metrics by step), `summary.json` (final numbers), `figures/` and `tables/`.
 """
 
+import hashlib
 import json
 import logging
 import math
@@ -13,7 +14,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,18 @@ logger = logging.getLogger(__name__)
 Event = dict[str, Any]
 MetricRow = tuple[int, dict[str, float]]
 """A step and the values recorded there."""
+KEY_TAG = "rm.key"
+"""Names the outcome that a run shows: the digest of its artifacts' keys."""
+MAX_VALUE_CHARS = 5000
+"""MLflow refuses tags over 8,000 and version tags over 5,000 characters."""
 
 
 @dataclass
 class RunRecord:
-    """One run from its name to its end. `uid` finds it again in MLflow; `events` are in the order they happened."""
+    """One run from its name to its end. `uid` finds it again in MLflow; `events` are in the order they happened.
+
+    `parent_uid` is the uid of the run that this one is a child of; None for a run of its own.
+    """
 
     study: str
     run_name: str
@@ -37,12 +45,25 @@ class RunRecord:
     params: dict[str, str]
     tracking_uri: str
     uid: str = field(default_factory=lambda: uuid.uuid4().hex)
+    parent_uid: str | None = None
     started_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
     events: list[Event] = field(default_factory=list)
 
+    @property
+    def key(self) -> str | None:
+        """The tag `rm.key` that the run has, as far as it was told."""
+        told = [event["tags"].get(KEY_TAG) for event in self.events if event["kind"] == "set_tags"]
+        return next((key for key in reversed(told) if key is not None), self.tags.get(KEY_TAG))
+
     def path(self, directory: Path) -> Path:
-        """Where the record waits for MLflow, under the home `directory`. Two runs may share a name, never a uid."""
-        return unsynced_folder(directory) / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', self.run_name)}-{self.uid[:8]}.json"
+        """Where the record waits for MLflow, under the home `directory`.
+
+        Two runs may share a name, never a uid; a run started twice shares a uid, never its time, so that a second
+        start that dies early does not overwrite what the first one wrote down.
+        """
+        uid = hashlib.sha256(self.uid.encode()).hexdigest()
+        name = f"{self.run_name[:80]}-{uid[:8]}-{self.started_ms}"
+        return unsynced_folder(directory) / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}.json"
 
     def save(self, directory: Path) -> Path:
         """Write the record below the home `directory`, whole or not at all, and return its path."""
@@ -57,6 +78,35 @@ class RunRecord:
 def unsynced_folder(directory: Path) -> Path:
     """Runs of the home `directory` that MLflow has not got yet."""
     return directory / "unsynced"
+
+
+def texts(values: Mapping[str, Any]) -> dict[str, str]:
+    """Values of tags or parameters as MLflow takes them."""
+    return {name: str(value)[:MAX_VALUE_CHARS] for name, value in values.items()}
+
+
+def plain_table(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Rows as {"columns", "data"}, JSON-ready; None where a row lacks a column or a number is not finite.
+
+    >>> plain_table([{"arm": "adam", "eval": 0.7}, {"arm": "lion"}])
+    {'columns': ['arm', 'eval'], 'data': [['adam', 0.7], ['lion', None]]}
+
+    Raises:
+        TypeError: a value is neither number, text, boolean nor None.
+    """
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    return {"columns": columns, "data": [[_plain_value(row.get(name), name) for name in columns] for row in rows]}
+
+
+def _plain_value(value: Any, column: str) -> float | str | bool | None:
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    raise TypeError(
+        f"column {column!r} of the table holds {value!r}, a {type(value).__name__}: tables hold numbers, texts, "
+        "booleans and None. Turn it into one of these first."
+    )
 
 
 def read_record(path: Path) -> RunRecord:

@@ -2,7 +2,7 @@
 
 Each call of a `RunTracker` is written down in a `RunRecord` and handed to one background thread, the only one that
 uses MLflow (tasks/mlflow_run.py): importing and connecting happen beside the run, and order is kept. When MLflow
-fails, that is said once, the record goes to `$RM_OPT_HOME/unsynced/`, and `sync_pending` (`rm-opt sync`) sends it
+fails, that is said once, the record goes to `$RM_OPT_HOME/unsynced/`, and tasks/sync.py (`rm-opt sync`) sends it
 later. Call `tasks.home.configure_environment` first.
 """
 
@@ -18,17 +18,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from rmcore.errors import ServiceError, StoreError
-from rmcore.files import exclusive
+from rmcore.errors import StoreError
+from tasks.comparison_view import comparison_url
 from tasks.home import MLFLOW_PORT, default_tracking_uri, home
-from tasks.mlflow_run import MlflowRun, outages
-from tasks.run_record import Event, GrowingFile, RunRecord, read_record, unsynced_folder
+from tasks.mlflow_client import in_one_line, outages
+from tasks.mlflow_run import MlflowRun
+from tasks.model_versions import judgement_tags
+from tasks.run_record import Event, GrowingFile, RunRecord, metric_name, plain_table, texts
 
 logger = logging.getLogger(__name__)
 
 FOLLOW_SECONDS = 3.0
-MAX_VALUE_CHARS = 5000
-"""MLflow refuses tags over 8,000 and version tags over 5,000 characters."""
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
@@ -36,9 +36,12 @@ Status = Literal["FINISHED", "FAILED", "KILLED"]
 class RunTracker:
     """One MLflow run, fed from any thread without waiting. Close it with `end`, or use it in a `with` statement."""
 
-    def __init__(self, record: RunRecord, directory: Path) -> None:
+    def __init__(self, record: RunRecord, directory: Path, *, resume: bool) -> None:
         self.record = record
+        self.matrix_key: str | None = None
+        """Of the matrix whose comparison view was published."""
         self._directory = directory
+        self._resume = resume
         self._offline = threading.Event()
         self._run: MlflowRun | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mlflow")
@@ -46,26 +49,45 @@ class RunTracker:
         self._submit(self._open)
 
     @classmethod
-    def start(cls, study: str, run_name: str, tags: Mapping[str, str], params: Mapping[str, Any]) -> Self:
+    def start(
+        cls,
+        study: str,
+        run_name: str,
+        tags: Mapping[str, str],
+        params: Mapping[str, Any],
+        *,
+        uid: str | None = None,
+        parent_uid: str | None = None,
+    ) -> Self:
         """Open a run `run_name` in the experiment `rm/<study>` at `$MLFLOW_TRACKING_URI`; returns at once.
+
+        With a `uid` that MLflow knows in that experiment, the run is taken up: a FINISHED run with the same tag
+        `rm.key` is complete and gets nothing but tags, whatever it is told; an unfinished one is completed; one with
+        another `rm.key` or other params is renamed "(superseded)" and a new run made (tasks/run_identity.py). So give
+        `rm.key` here if the outcome is known, and set it as a tag later if it is still to be computed.
 
         Args:
             study: name of the study.
             run_name: shown in MLflow's run table.
             tags: as in DESIGN: `rm.kind`, `rm.seed`, `rm.key` and so on.
             params: the flattened configuration, for example `train.lr`; `train.log10_lr` is added to it.
+            uid: any text without quotes that names the run for ever; None: a new run each time.
+            parent_uid: uid of the run that this one becomes a child of, started before or after it.
         """
         directory = home()
         record = RunRecord(
             study=study,
             run_name=run_name,
-            tags={"rm.study": study, **_texts(tags)},
-            params=_texts(params),
+            tags={"rm.study": study, **texts(tags)},
+            params=texts(params),
+            parent_uid=parent_uid,
             tracking_uri=os.environ.get("MLFLOW_TRACKING_URI") or default_tracking_uri(directory),
         )
         if "train.lr" in params:
             record.params["train.log10_lr"] = f"{math.log10(float(params['train.lr'])):.4f}"
-        return cls(record, directory)
+        if uid is not None:
+            record.uid = uid
+        return cls(record, directory, resume=uid is not None)
 
     def __enter__(self) -> Self:
         return self
@@ -78,7 +100,31 @@ class RunTracker:
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Set tags of the run."""
-        self._tell({"kind": "set_tags", "tags": _texts(tags)})
+        self._tell({"kind": "set_tags", "tags": texts(tags)})
+
+    def set_experiment_tags(self, tags: Mapping[str, str]) -> None:
+        """Set tags of the whole experiment."""
+        self._tell({"kind": "experiment_tags", "tags": dict(tags)})
+
+    def log_metrics(self, values: Mapping[str, float], step: int = 0) -> None:
+        """Set numbers of the run as a whole, for example a matrix's summary. A number that is not finite is left out.
+
+        Told again at the same step, the last value holds.
+        """
+        finite = {metric_name("summary", name): float(value) for name, value in values.items() if math.isfinite(value)}
+        self._tell({"kind": "metrics", "values": finite, "step": step, "time_ms": time.time_ns() // 1_000_000})
+
+    def log_table(self, rows: Sequence[Mapping[str, Any]], name: str) -> None:
+        """Keep a table as the artifact `<name>.json`, in the form of `mlflow.log_table`; replaces one of this name.
+
+        Args:
+            rows: numbers, texts, booleans and None by column; a column that a row lacks is empty there.
+            name: without suffix, for example `arms`.
+
+        Raises:
+            TypeError: a value is none of these.
+        """
+        self._tell({"kind": "table", "name": name, **plain_table(rows)})
 
     def log_dataset(self, name: str, fingerprint: str, source: str, num_rows: int) -> None:
         """Name a data set as the run's input.
@@ -137,20 +183,9 @@ class RunTracker:
         Raises:
             StoreError: there is no such checkpoint.
         """
-        tags = {
-            "rm.verdict": verdict["status"],
-            "rm.headline": verdict["headline"],
-            "rm.reasons": "; ".join(verdict["reasons"]) or "none",
-            **{f"rm.gate.{check['name']}": f"{_passed(check['passed'])}: {check['text']}" for check in gate},
-            **{
-                f"rm.readiness.{part}": value
-                for part, value in readiness.items()
-                if isinstance(value, int | float | str)
-            },
-        }
-        ready = verdict["status"] == "ready" and all(check["passed"] for check in gate)
+        tags, ready = judgement_tags(gate, readiness, verdict)
         event = {"kind": "model", "checkpoint": _existing(checkpoint), "name": name, "key": key}
-        version = self._tell({**event, "tags": _texts(tags), "ready": ready}).result()
+        version = self._tell({**event, "tags": tags, "ready": ready}).result()
         return None if version is None else str(version)
 
     @contextmanager
@@ -165,7 +200,8 @@ class RunTracker:
 
         def send() -> None:
             if lines := growing.new_lines():
-                self._submit(lambda: self._opened().send_lines(lines, growing.path))
+                event = {"kind": "send_lines", "lines": lines, "source": growing.path}
+                self._submit(lambda: self._opened().apply(event))
 
         def look_regularly() -> None:
             while not stop.wait(FOLLOW_SECONDS):
@@ -182,7 +218,12 @@ class RunTracker:
             growing.close()
 
     def end(self, status: Status = "FINISHED") -> None:
-        """Close the run: waits until everything is sent (or written down as unsynced)."""
+        """Close the run: waits until everything is sent (or written down as unsynced).
+
+        A run that could not take something it was told is never FINISHED: that would make it complete.
+        """
+        if status == "FINISHED" and any(result.exception() for result in self._results):
+            status = "FAILED"
         self._tell({"kind": "end", "status": status, "ended_ms": time.time_ns() // 1_000_000})
         self._thread.shutdown()
         for result in self._results:
@@ -197,19 +238,39 @@ class RunTracker:
     @property
     def url(self) -> str | None:
         """Address of the run in MLflow's UI (for a database file: where `rm-opt up` serves it); None without MLflow."""
-        if self.run_id is None or self._run is None:
-            return None
-        uri = self.record.tracking_uri
-        server = uri.rstrip("/") if uri.startswith("http") else f"http://127.0.0.1:{MLFLOW_PORT}"
-        return f"{server}/#/experiments/{self._run.experiment_id}/runs/{self.run_id}"
+        page = self._experiment_page()
+        return None if page is None else f"{page}/runs/{self.run_id}"
+
+    @property
+    def comparison_url(self) -> str | None:
+        """Address of MLflow's table of the cells of the published matrix; None without MLflow or `publish_view`."""
+        return self._comparison(charts=False)
+
+    @property
+    def comparison_charts_url(self) -> str | None:
+        """Address of MLflow's charts of the same cells; None without MLflow or `publish_view`."""
+        return self._comparison(charts=True)
 
     @property
     def pending(self) -> bool:
         """Whether MLflow failed, so that this run waits for `rm-opt sync`."""
         return self._offline.is_set()
 
+    def _comparison(self, *, charts: bool) -> str | None:
+        page = self._experiment_page()
+        if page is None or self.matrix_key is None or self.pending:
+            return None
+        return comparison_url(page, self.matrix_key, charts=charts)
+
+    def _experiment_page(self) -> str | None:
+        if self.run_id is None or self._run is None:
+            return None
+        uri = self.record.tracking_uri
+        server = uri.rstrip("/") if uri.startswith("http") else f"http://127.0.0.1:{MLFLOW_PORT}"
+        return f"{server}/#/experiments/{self._run.experiment_id}"
+
     def _open(self) -> None:
-        self._run = MlflowRun(self.record, self._directory, self.record.tracking_uri, resume=False)
+        self._run = MlflowRun(self.record, self._directory, self.record.tracking_uri, resume=self._resume)
 
     def _opened(self) -> MlflowRun:
         assert self._run is not None  # noqa: S101 - actions run after `_open`, and not at all when it failed
@@ -235,76 +296,14 @@ class RunTracker:
                     "MLflow at %s failed (%s): the run goes on without it, its metrics are on disk and its record is "
                     "%s. Run `rm-opt sync` when MLflow is back.",
                     self.record.tracking_uri,
-                    _first_line(error),
+                    in_one_line(error),
                     self.record.path(self._directory),
                 )
         self.record.save(self._directory)
         return None
 
 
-def sync_pending(directory: Path, tracking_uri: str | None = None) -> list[str]:
-    """Send every run that waits in `directory/unsynced/` to MLflow; names of the runs sent.
-
-    Safe to repeat: a run that MLflow knows in part is completed, not duplicated. Files that are gone from the store
-    meanwhile are named in a warning and left out.
-
-    Args:
-        directory: the home that holds the records.
-        tracking_uri: where to send them; default: the address each run was meant for.
-
-    Raises:
-        ServiceError: MLflow still fails; the runs not sent yet stay.
-    """
-    sent: list[str] = []
-    failures: list[str] = []
-    with exclusive(directory / "unsynced.lock"):
-        waiting = sorted(unsynced_folder(directory).glob("*.json"))
-        for path in waiting:
-            record = read_record(path)
-            target = tracking_uri or record.tracking_uri
-            try:
-                _replay(record, directory, target)
-            except outages() as error:
-                failures.append(f"{record.run_name} to {target}: {_first_line(error)}")
-                continue
-            path.unlink()
-            sent.append(record.run_name)
-    if failures:
-        raise ServiceError(
-            f"MLflow still fails for {len(failures)} of {len(waiting)} waiting runs ({'; '.join(failures[:3])}); they "
-            f"stay in {unsynced_folder(directory)}, {len(sent)} were sent. Start MLflow (`rm-opt up` for the local "
-            "one) and run `rm-opt sync` again, with --to ADDRESS if it has moved."
-        )
-    return sent
-
-
-def _replay(record: RunRecord, directory: Path, tracking_uri: str) -> None:
-    run = MlflowRun(record, directory, tracking_uri, resume=True)
-    for event in record.events:
-        needed = event.get("path") or event.get("checkpoint")
-        if needed is None or Path(needed).exists():
-            run.apply(event)
-        elif event["kind"] != "follow":  # a followed file has usually moved into its artifact folder
-            logger.warning(
-                "%s is gone, so run %s goes to MLflow without it. Run the pipeline again to make it anew.",
-                needed,
-                record.run_name,
-            )
-
-
-def _passed(passed: bool) -> str:
-    return "passed" if passed else "failed"
-
-
 def _existing(path: Path) -> str:
     if not Path(path).exists():
         raise StoreError(f"{path} does not exist: it was never written, or was removed. Run the stage again.")
     return str(Path(path).resolve())
-
-
-def _texts(values: Mapping[str, Any]) -> dict[str, str]:
-    return {name: str(value)[:MAX_VALUE_CHARS] for name, value in values.items()}
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).splitlines()[0][:200]}" if str(error) else type(error).__name__

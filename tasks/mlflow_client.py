@@ -1,0 +1,56 @@
+"""The connection to MLflow, and what MLflow raises when it is away.
+
+MLflow is imported by the first use: its import takes 2 s, its first connection to a new database 5 s.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+PROBE_TIMEOUT_S = 5.0
+
+
+def outages() -> tuple[type[Exception], ...]:
+    """What MLflow raises when it cannot be reached or cannot store (requests' errors are OSErrors)."""
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    return (MlflowException, SQLAlchemyError, OSError)
+
+
+def connect(tracking_uri: str) -> "MlflowClient":
+    """A client of `tracking_uri`; a server is asked for a sign of life first, so a dead address costs seconds.
+
+    Raises:
+        OSError: no server answers there.
+    """
+    if tracking_uri.startswith("http"):
+        import requests
+
+        # urllib3 reports each retry by itself; an outage is told once, by the tracker.
+        logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
+        requests.get(f"{tracking_uri}/health", timeout=PROBE_TIMEOUT_S)
+    from mlflow import MlflowClient
+
+    return MlflowClient(tracking_uri, registry_uri=tracking_uri)
+
+
+@contextmanager
+def tolerating(error_code: str) -> Iterator[None]:
+    """Swallow MLflow's answer `error_code`, and nothing else."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except MlflowException as error:
+        if error.error_code != error_code:
+            raise
+
+
+def in_one_line(error: Exception) -> str:
+    """Kind and first line of an error, short enough for a message."""
+    return f"{type(error).__name__}: {str(error).splitlines()[0][:200]}" if str(error) else type(error).__name__

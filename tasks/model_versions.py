@@ -1,0 +1,118 @@
+"""Checkpoints in MLflow's model registry: one version per key, with tags, aliases and rmcore's code to load it."""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version as installed_version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import rmcore
+from tasks.mlflow_client import tolerating
+from tasks.run_record import texts
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+    from mlflow.entities.model_registry import ModelVersion
+
+MODEL_REQUIREMENTS = ("mlflow", "torch", "transformers", "safetensors", "pydantic", "numpy", "pandas", "jinja2")
+"""What a registered model needs to be served elsewhere; named, because MLflow's own guess would import torch here."""
+
+
+def judgement_tags(
+    gate: Sequence[Mapping[str, Any]], readiness: Mapping[str, Any], verdict: Mapping[str, Any]
+) -> tuple[dict[str, str], bool]:
+    """Tags of a model version that say how it was judged, and whether it is ready: all checks and the verdict."""
+    checks = {
+        f"rm.gate.{check['name']}": f"{'passed' if check['passed'] else 'failed'}: {check['text']}" for check in gate
+    }
+    numbers = {
+        f"rm.readiness.{part}": value for part, value in readiness.items() if isinstance(value, int | float | str)
+    }
+    tags = {
+        "rm.verdict": verdict["status"],
+        "rm.headline": verdict["headline"],
+        "rm.reasons": "; ".join(verdict["reasons"]) or "none",
+    }
+    ready = verdict["status"] == "ready" and all(check["passed"] for check in gate)
+    return texts(tags | checks | numbers), ready
+
+
+def register_checkpoint(
+    client: "MlflowClient", run: "Run", checkpoint: Path, *, name: str, key: str, tags: Mapping[str, str], ready: bool
+) -> "ModelVersion":
+    """The version of `checkpoint` in the registered model `name`, made where its `key` has none; tags and aliases set.
+
+    The caller holds a lock: two callers at once would make two versions of one key.
+    """
+    version = _version_of(client, name, key) or _new_version(client, run, checkpoint, name, key)
+    for tag, text in tags.items():
+        client.set_model_version_tag(name, version.version, tag, text)
+    client.set_registered_model_alias(name, "candidate", version.version)
+    if ready:
+        client.set_registered_model_alias(name, "ready", version.version)
+    elif "ready" in client.get_model_version(name, version.version).aliases:
+        client.delete_registered_model_alias(name, "ready")
+    return version
+
+
+def _version_of(client: "MlflowClient", name: str, key: str) -> "ModelVersion | None":
+    found = client.search_model_versions(f"name = '{name}' and tags.`rm.key` = '{key}'", max_results=1)
+    return found[0] if found else None
+
+
+def _new_version(client: "MlflowClient", run: "Run", checkpoint: Path, name: str, key: str) -> "ModelVersion":
+    with tolerating("RESOURCE_ALREADY_EXISTS"):
+        client.create_registered_model(name)
+    logged = client.create_logged_model(
+        run.info.experiment_id,
+        name=name,
+        source_run_id=run.info.run_id,
+        tags={"rm.key": key},
+        model_type="reward-model",
+    )
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "model"
+        save_reward_model(folder, checkpoint, run_id=run.info.run_id, logged_model=logged)
+        client.log_model_artifacts(logged.model_id, str(folder))
+    client.finalize_logged_model(logged.model_id, "READY")
+    # The logged model's own folder, with its id, is the one local path that a server accepts as source;
+    # `models:/<id>` would be looked up at MLflow's global address instead of this client's.
+    return client.create_model_version(
+        name,
+        source=logged.artifact_location,
+        run_id=run.info.run_id,
+        model_id=logged.model_id,
+        tags={"rm.key": key, "rm.model_id": logged.model_id},
+    )
+
+
+def save_reward_model(folder: Path, checkpoint: Path, *, run_id: str, logged_model: Any) -> None:
+    """Write `checkpoint` with rmcore's code as an MLflow pyfunc folder: (prompt, response) strings to a reward.
+
+    The caller holds a lock: MLflow hands the model from code over through a global variable.
+    """
+    import pandas as pd
+    from mlflow.models import Model, ModelSignature
+    from mlflow.pyfunc import save_model
+    from mlflow.types.schema import ColSpec, Schema
+
+    save_model(
+        folder,
+        python_model=str(Path(__file__).with_name("registered_model.py")),
+        artifacts={"checkpoint": str(checkpoint)},
+        code_paths=[str(Path(rmcore.__file__).parent)],
+        signature=ModelSignature(
+            inputs=Schema([ColSpec("string", "prompt"), ColSpec("string", "response")]),
+            outputs=Schema([ColSpec("double", "reward")]),
+        ),
+        input_example=pd.DataFrame({"prompt": ["What is 2 + 3?"], "response": ["2 + 3 is 5."]}),
+        # A local build such as 2.13.0+cpu is on no package index.
+        pip_requirements=[f"{name}=={installed_version(name).partition('+')[0]}" for name in MODEL_REQUIREMENTS],
+        mlflow_model=Model(
+            artifact_path=logged_model.artifact_location,
+            model_uuid=logged_model.model_id,
+            model_id=logged_model.model_id,
+            run_id=run_id,
+        ),
+    )

@@ -1,0 +1,98 @@
+"""Which MLflow run a record belongs to: found by its uid and taken up, or made; and whose child it is.
+
+A run with a uid is one outcome, named by its tag `rm.key`. Started again, it is taken up:
+
+- finished with the same key: complete, nothing of it is sent again;
+- not finished (killed, failed, or sent without some file): completed, with what MLflow has not got yet;
+- another key, a finished run's outcome computed anew, or a parameter with another value (MLflow never changes one):
+  another outcome. The old run is set aside, still there to be read, and a new one is made, so that two outcomes never
+  mix in one run's curves.
+
+Parent and child find each other by uid, whichever comes first: a child looks for its parent after it was made, and a
+parent, once made, takes the children that wait for it.
+"""
+
+import logging
+from typing import TYPE_CHECKING
+
+from tasks.run_record import KEY_TAG, RunRecord
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+logger = logging.getLogger(__name__)
+
+UID_TAG = "rm.run_uid"
+PARENT_UID_TAG = "rm.parent_uid"
+KIND_TAG = "rm.kind"
+MISSING_TAG = "rm.missing_files"
+"""Files that were gone when the run was sent: such a run is not complete."""
+PARENT_TAG = "mlflow.parentRunId"
+FINISHED = "FINISHED"
+SUPERSEDED = "superseded"
+"""Kind of a run that was set aside, and the end of its name and uid."""
+
+
+def find_run(client: "MlflowClient", experiment_id: str, uid: str) -> "Run | None":
+    """The run of this uid; None where there is none (or only a deleted one)."""
+    runs = client.search_runs([experiment_id], f"tags.`{UID_TAG}` = '{uid}'", max_results=1)
+    return runs[0] if runs else None
+
+
+def is_complete(run: "Run", record: RunRecord) -> bool:
+    """Whether MLflow has everything of the outcome that `record` is about.
+
+    FINISHED is the last thing that a run is told, after all that belongs to it.
+    """
+    same_key = record.key is not None and run.data.tags.get(KEY_TAG) == record.key
+    return same_key and run.info.status == FINISHED and MISSING_TAG not in run.data.tags
+
+
+def contradicts(run: "Run", record: RunRecord) -> bool:
+    """Whether `run` holds another outcome than the one that `record` is about.
+
+    A record without a key is about something that is still to be computed: never what a finished run with a key holds.
+    """
+    key, params = run.data.tags.get(KEY_TAG), run.data.params
+    if key is not None and key != record.key and (record.key is not None or run.info.status == FINISHED):
+        return True
+    return any(params.get(name, value) != value for name, value in record.params.items())
+
+
+def set_aside(client: "MlflowClient", run: "Run") -> None:
+    """Take `run` out of all views and searches of its matrix; it keeps its numbers and its parent."""
+    run_id, tags = run.info.run_id, run.data.tags
+    logger.info("Run %s (%s) holds an earlier outcome; it is kept as superseded.", run.info.run_name, run_id)
+    client.set_tag(run_id, KIND_TAG, SUPERSEDED)
+    client.set_tag(run_id, UID_TAG, f"{tags[UID_TAG]} {SUPERSEDED}")
+    still_open = run.info.status == "RUNNING"
+    client.update_run(run_id, "KILLED" if still_open else None, f"{run.info.run_name} ({SUPERSEDED})")
+
+
+def make_run(client: "MlflowClient", experiment_id: str, record: RunRecord) -> "Run":
+    """A new run for `record`, without its parameters."""
+    return client.create_run(
+        experiment_id, start_time=record.started_ms, run_name=record.run_name, tags=identity_tags(record)
+    )
+
+
+def identity_tags(record: RunRecord) -> dict[str, str]:
+    """The tags that a run has from its start."""
+    parent = {} if record.parent_uid is None else {PARENT_UID_TAG: record.parent_uid}
+    return {**record.tags, UID_TAG: record.uid, **parent}
+
+
+def join_parent(client: "MlflowClient", run: "Run", parent_uid: str) -> bool:
+    """Make `run` a child of the run `parent_uid`; False where MLflow does not know that one yet."""
+    parent = find_run(client, run.info.experiment_id, parent_uid)
+    if parent is not None and run.data.tags.get(PARENT_TAG) != parent.info.run_id:
+        client.set_tag(run.info.run_id, PARENT_TAG, parent.info.run_id)
+    return parent is not None
+
+
+def adopt_children(client: "MlflowClient", parent: "Run", uid: str) -> None:
+    """Make the runs that name `uid` as their parent children of `parent`."""
+    for child in client.search_runs([parent.info.experiment_id], f"tags.`{PARENT_UID_TAG}` = '{uid}'"):
+        if child.data.tags.get(PARENT_TAG) != parent.info.run_id:
+            client.set_tag(child.info.run_id, PARENT_TAG, parent.info.run_id)

@@ -1,0 +1,67 @@
+"""Sending what MLflow missed: the runs that wait in `$RM_OPT_HOME/unsynced/` (`rm-opt sync`)."""
+
+import logging
+from pathlib import Path
+
+from rmcore.errors import ServiceError
+from rmcore.files import exclusive
+from tasks.mlflow_client import in_one_line, outages
+from tasks.mlflow_run import MlflowRun
+from tasks.run_record import RunRecord, read_record, unsynced_folder
+
+logger = logging.getLogger(__name__)
+
+
+def sync_pending(directory: Path, tracking_uri: str | None = None) -> list[str]:
+    """Send every run that waits in `directory/unsynced/` to MLflow; names of the runs sent, parents first.
+
+    Safe to repeat: a run that MLflow knows in part is completed, not duplicated. Files that are gone from the store
+    meanwhile are named in a warning and left out; the run is tagged `rm.missing_files`, so that the next start of the
+    same run sends them.
+
+    Args:
+        directory: the home that holds the records.
+        tracking_uri: where to send them; default: the address each run was meant for.
+
+    Raises:
+        ServiceError: MLflow still fails; the runs not sent yet stay.
+    """
+    sent: list[str] = []
+    failures: list[str] = []
+    with exclusive(directory / "unsynced.lock"):
+        waiting = {path: read_record(path) for path in unsynced_folder(directory).glob("*.json")}
+        for path, record in sorted(waiting.items(), key=lambda item: _order(item[1])):
+            target = tracking_uri or record.tracking_uri
+            try:
+                _replay(record, directory, target)
+            except outages() as error:
+                failures.append(f"{record.run_name} to {target}: {in_one_line(error)}")
+                continue
+            path.unlink()
+            sent.append(record.run_name)
+    if failures:
+        raise ServiceError(
+            f"MLflow still fails for {len(failures)} of {len(waiting)} waiting runs ({'; '.join(failures[:3])}); they "
+            f"stay in {unsynced_folder(directory)}, {len(sent)} were sent. Start MLflow (`rm-opt up` for the local "
+            "one) and run `rm-opt sync` again, with --to ADDRESS if it has moved."
+        )
+    return sent
+
+
+def _order(record: RunRecord) -> tuple[bool, int, str]:
+    return record.parent_uid is not None, record.started_ms, record.uid
+
+
+def _replay(record: RunRecord, directory: Path, tracking_uri: str) -> None:
+    run = MlflowRun(record, directory, tracking_uri, resume=True)
+    for event in record.events:
+        needed = event.get("path") or event.get("checkpoint")
+        if run.complete or needed is None or Path(needed).exists():
+            run.apply(event)
+        elif event["kind"] != "follow":  # a followed file has usually moved into its artifact folder
+            run.missing.append(needed)
+            logger.warning(
+                "%s is gone, so run %s goes to MLflow without it. Run the pipeline again to make it anew.",
+                needed,
+                record.run_name,
+            )

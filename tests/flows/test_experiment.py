@@ -1,0 +1,250 @@
+"""A matrix as a user runs it: real Prefect and MLflow on files, each command in a process of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+
+pytestmark = pytest.mark.services
+DECLARED = {
+    "name": "rates",
+    "title": "Two learning rates",
+    "question": "Does a larger learning rate order more pairs as the labels do?",
+    "base": {
+        "data": {"gold": {"num_prompts": 40, "pairs_per_prompt": 1}, "validation_fraction": 0.2},
+        "model": {"name": "tiny", "max_seq_len": 256},
+        "train": {
+            "steps": 3, "warmup_steps": 0, "pairs_per_step": 4, "eval_every": 3, "log_every": 1, "token_budget": 8192,
+        },
+        "evaluate": {"num_resamples": 100, "train_pairs": 10},
+    },
+    "factors": [
+        {
+            "name": "lr",
+            "levels": {
+                "small": {"train.lr": 1e-4},
+                "large": {"train.lr": 1e-3},
+                "same": {"train.lr": 1e-4},
+                "diverging": {"train.lr": 1e30},  # known only when the second step is done
+            },
+        }
+    ],
+    "control": "small",
+    "seeds": [0, 1],
+    "metrics": ["eval/test_pairwise_accuracy", "calib/test_ece", "cost/train_seconds"],
+    "hypotheses": [
+        {
+            "name": "H1",
+            "claim": "The larger rate is at least as accurate, within half of all pairs.",
+            "metric": "eval/test_pairwise_accuracy",
+            "comparison": "difference",
+            "arm": "large",
+            "direction": "above",
+            "threshold": -0.5,
+        }
+    ],
+    "budget_minutes": 60,
+}  # fmt: skip
+
+
+class Place:
+    """An empty home and a declared experiment."""
+
+    def __init__(self, folder, declared=DECLARED):
+        self.home, self.file = folder / "home", folder / "rates.yaml"
+        self.file.write_text(yaml.safe_dump(declared))
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
+        self.environment = inherited | {"RM_OPT_HOME": str(self.home), "OMP_NUM_THREADS": "1"}
+        self.environment |= {"RM_OPT_DEVICE_SLOTS": "2", "COLUMNS": "200"}
+
+    def start(self, *arguments):
+        command = [sys.executable, "-c", "from flows.cli import main; main()", *map(str, arguments)]
+        return subprocess.Popen(
+            command, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            start_new_session=True,
+        )  # fmt: skip
+
+    def rm_opt(self, *arguments):
+        process = self.start(*arguments)
+        output, errors = process.communicate(timeout=500)
+        assert "Traceback" not in output + errors, output + errors
+        return process.returncode, output, errors
+
+    def experiment(self, *arguments):
+        out = self.home / "summary.json"
+        status, output, errors = self.rm_opt("experiment", self.file, "--summary", out, *arguments)
+        assert status in (0, 1), output + errors
+        return status, json.loads(out.read_text()), output + errors
+
+    def manifests(self, stage="*"):
+        """Bytes of the manifest of every finished artifact: the same bytes were not made again."""
+        return {path: path.read_bytes() for path in self.home.glob(f"store/{stage}/*/MANIFEST.json")}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return Place(tmp_path_factory.mktemp("matrix"))
+
+
+@pytest.fixture(scope="module")
+def finished(place):
+    """The matrix after it was killed in the middle and started again."""
+    process = place.start("experiment", place.file)
+    deadline = time.monotonic() + 300
+    while not place.manifests("evaluate"):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "no cell was finished"
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    before = place.manifests()
+    status, outcome, said = place.experiment()
+    return status, outcome, said, before
+
+
+def test_a_matrix_that_was_killed_repeats_no_finished_cell(place, finished):
+    status, outcome, said, before = finished
+    after = place.manifests()
+    assert before
+    assert {path: after.get(path) for path in before} == before
+    assert len(outcome["computed"]) < 4  # of small and large, two seeds each
+    assert len(place.manifests("prepare")) == 2  # shared by all arms of a seed
+
+
+def test_one_arm_that_fails_neither_stops_nor_spoils_the_others(finished):
+    status, outcome, said, _ = finished
+    assert status == 1
+    assert sorted(outcome["failed"]) == ["diverging seed 0", "diverging seed 1"]
+    cells = {(cell["arm"], cell["seed"]): cell for cell in outcome["results"]["cells"]}
+    assert "Lower the learning rate" in cells["diverging", 0]["error"]
+    assert said.count("failed      diverging") == 2
+    arms = {arm["name"]: arm for arm in outcome["results"]["arms"]}
+    assert arms["small"]["metrics"]["eval/test_pairwise_accuracy"]["num"] == 2
+    assert arms["diverging"]["metrics"]["eval/test_pairwise_accuracy"]["value"] is None
+    assert arms["small"]["merged"] == ["same"]
+    [hypothesis] = outcome["results"]["hypotheses"]
+    assert hypothesis["num_seeds"] == 2
+    assert hypothesis["value"] is not None
+
+
+def test_run_again_only_what_is_missing_is_tried(place, finished):
+    before = place.manifests()
+    status, outcome, said = place.experiment()
+    assert status == 1
+    assert outcome["computed"] == []
+    assert place.manifests() == before
+    assert outcome["results"]["registration"] == finished[1]["results"]["registration"]
+    assert outcome["report"] == finished[1]["report"]
+
+
+def test_the_plan_runs_nothing_and_says_what_would_run_and_why(place, finished):
+    before = place.manifests()
+    status, output, errors = place.rm_opt("experiment", place.file, "--plan")
+    assert status == 0, errors
+    lines = {line.split("│")[1].strip(): line for line in output.splitlines() if line.count("│") > 3}
+    assert [lines[f"{arm} seed {seed}"].split("│")[2].strip() for arm in ("small", "large") for seed in (0, 1)] == [
+        "cached"
+    ] * 4
+    assert "goes on from" in lines["diverging seed 0"]
+    assert "same: the same settings as small" in output
+    assert place.manifests() == before
+
+
+def test_a_changed_claim_makes_a_new_registration_and_shares_the_cells(place, finished):
+    first = finished[1]["results"]["registration"]
+    declared = json.loads(json.dumps(DECLARED))
+    declared["hypotheses"][0]["threshold"] = -0.4
+    del declared["factors"][0]["levels"]["diverging"]
+    place.file.write_text(yaml.safe_dump(declared))
+    try:
+        status, outcome, _ = place.experiment()
+    finally:
+        place.file.write_text(yaml.safe_dump(DECLARED))
+    second = outcome["results"]["registration"]
+    assert (status, outcome["computed"]) == (0, [])
+    assert second["number"] == first["number"] + 1
+    assert any("hypotheses.H1.threshold: -0.5 -> -0.4" in line for line in second["changes"])
+    assert any("had been trained before this registration" in note for note in outcome["results"]["notes"])
+
+
+def test_mlflow_has_one_parent_a_registration_and_one_child_a_cell(place, finished):
+    program = """
+import json, sys
+from tasks.home import configure_environment
+configure_environment()
+from mlflow import MlflowClient
+client = MlflowClient()
+[experiment] = client.search_experiments(filter_string="name = 'rm/rates-custom'")
+runs = client.search_runs([experiment.experiment_id])
+json.dump([
+    {"name": run.info.run_name, "id": run.info.run_id, "status": run.info.status, "tags": run.data.tags,
+     "metrics": run.data.metrics, "artifacts": [file.path for file in client.list_artifacts(run.info.run_id)]}
+    for run in runs
+], sys.stdout)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=place.environment, capture_output=True, text=True, check=True
+    )
+    runs = json.loads(done.stdout)
+    outcome = finished[1]["results"]
+    [parent] = [
+        run
+        for run in runs
+        if run["tags"]["rm.kind"] == "matrix" and run["tags"]["rm.registration"] == outcome["registration"]["hash"]
+    ]
+    assert parent["tags"]["rm.verdict.H1"] == outcome["hypotheses"][0]["verdict"]
+    assert {"report", "figures", "registration", "arms.json", "hypotheses.json"} <= set(parent["artifacts"])
+    small = outcome["arms"][0]["metrics"]["eval/test_pairwise_accuracy"]["value"]
+    assert parent["metrics"]["eval/test_pairwise_accuracy.small"] == pytest.approx(small)
+    cells = {
+        run["name"]: run
+        for run in runs
+        if run["tags"].get("mlflow.parentRunId") == parent["id"] and run["status"] == "FINISHED"
+    }
+    assert sorted(cells) == [f"{arm} seed {seed}" for arm in ("large", "small") for seed in (0, 1)]
+    assert "eval/test_pairwise_accuracy" in cells["small seed 0"]["metrics"]
+    assert all(name.count("/") == 1 for run in runs for name in run["metrics"])
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"seeds": []}, "seeds"),
+        ({"metrics": ["eval/test_acuracy"]}, "metrics.0"),
+        ({"control": "medium"}, "control"),
+        ({"budget_minutes": 0.001}, "budget_minutes"),
+        ({"base": DECLARED["base"] | {"model": {"name": "tiny", "max_seq_len": 4000}}}, "max_seq_len=4000"),
+        ({"factors": [{"name": "lr", "levels": {"small": {"train.learning_rate": 1}}}]}, "train.learning_rate"),
+        ({"hypotheses": [DECLARED["hypotheses"][0] | {"metric": "eval/test_loss"}]}, "hypotheses.0"),
+    ],
+)
+def test_a_bad_declaration_is_refused_before_any_work(tmp_path, change, named):
+    place = Place(tmp_path, DECLARED | change)
+    status, output, errors = place.rm_opt("experiment", place.file)
+    assert status == 2
+    assert named in errors
+    assert not place.manifests()
+    assert not list(place.home.glob("registrations/*/*.json"))
+
+
+def test_ctrl_c_ends_with_one_sentence_and_loses_nothing(tmp_path):
+    place = Place(tmp_path, DECLARED | {"base": DECLARED["base"] | {"train": DECLARED["base"]["train"] | {
+        "steps": 3000, "resume_every_seconds": 0.5,
+    }}})  # fmt: skip
+    process = place.start("experiment", place.file, "--arms", "small,large")
+    deadline = time.monotonic() + 300
+    while not list(place.home.glob("store/.wip/train-*/resume/step_*")):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "no state was written"
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)  # to the command alone: its children hear of it from the command
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 130, errors
+    assert "Traceback" not in output + errors
+    assert errors.count("interrupted") == 1
+    assert list(place.home.glob("store/.wip/train-*/resume/step_*/record.json"))
