@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Callable, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -50,7 +51,10 @@ def restrict(
 ) -> Experiment:
     """The same experiment with some of its arms, another number of seeds, the full grid, or another budget.
 
+    Fewer seeds are the first of the declared ones, more are those and the smallest others.
+
     Hypotheses about arms that are left out are left out too. If the control is, the first arm named takes its place.
+    Arms stay in declared order, so that the same choice is the same registration. A grid stays what it is.
 
     Raises:
         ConfigError: there is no such arm, or arms are chosen of several factors.
@@ -58,10 +62,11 @@ def restrict(
     """
     changed = experiment.model_dump()
     if seeds is not None:
-        changed["seeds"] = tuple(range(seeds))
+        spare = (seed for seed in range(seeds + len(experiment.seeds)) if seed not in experiment.seeds)
+        changed["seeds"] = tuple(islice(chain(experiment.seeds, spare), seeds))
     if budget_minutes is not None:
         changed["budget_minutes"] = budget_minutes
-    if grid:
+    if grid and experiment.design != "grid":
         changed |= _as_grid(experiment)
     if arms is not None:
         changed |= _with_arms(experiment, arms)
@@ -86,14 +91,14 @@ def _with_arms(experiment: Experiment, arms: Sequence[str]) -> dict[str, Any]:
         if hypothesis.arm in arms and (hypothesis.comparison == "level" or (hypothesis.versus or control) in arms)
         if hypothesis.comparison == "level" or hypothesis.versus or control == experiment.control
     ]
-    tuning = experiment.tuning and experiment.tuning.model_dump()
-    if tuning:
-        tuning["ranges"] = {arm: range_ for arm, range_ in tuning["ranges"].items() if arm in arms}
+    tuning = experiment.tuning
+    ranges = {arm: range_ for arm, range_ in tuning.ranges.items() if arm in arms} if tuning else {}
+    levels = {arm: changes for arm, changes in factor.levels.items() if arm in arms}
     return {
-        "factors": ({"name": factor.name, "levels": {arm: factor.levels[arm] for arm in dict.fromkeys(arms)}},),
+        "factors": ({"name": factor.name, "levels": levels},),
         "control": control,
         "hypotheses": kept,
-        "tuning": tuning,
+        "tuning": tuning.model_dump() | {"ranges": ranges} if tuning and ranges else None,
     }
 
 

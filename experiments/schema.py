@@ -4,85 +4,25 @@ A declaration is data. It is checked whole before anything runs: every arm is a 
 whatever does not fit is refused, naming the field.
 """
 
-import hashlib
-from collections.abc import Mapping
-from itertools import product
+from collections.abc import Iterable, Mapping
+from itertools import combinations, product
 from pathlib import PurePath
 from typing import Annotated, Any, Literal, Self
 
-import numpy as np
 from pydantic import Field, ValidationError, model_validator
 
 from experiments.arms import Arm, Changes, change_config, merge_equal
 from experiments.catalogue import CATALOGUE
-from rmcore.config import PipelineConfig, Settings
+from experiments.parts import ArmName, Declared, Factor, Hypothesis, Tuning
+from rmcore.config import PipelineConfig
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 _.=,/-]{0,60}$")]
 TUNING_SEED = 1_000_003
 """Seed of all tuning trials, far from any replicate's: what an arm is tuned on is not what it is judged on."""
+FILE_ENDINGS = (".parquet", ".json", ".jsonl", ".csv", ".gz")
+"""Of data files; a relative name without one may be of the hub, where `owner/` is part of it."""
 
 
-class Factor(Settings):
-    """One thing that is varied."""
-
-    name: Name
-    """Shown in the arms' names, for example `lr`."""
-    levels: dict[Name, Changes] = Field(min_length=1)
-    """Each level's changes of the base, by dotted setting: {"1e-4": {"train.lr": 1e-4}}."""
-
-
-class Hypothesis(Settings):
-    """One claim, with the comparison and the threshold that decide it, fixed before the first cell runs."""
-
-    name: Name
-    """Short, for example H1."""
-    claim: str = Field(min_length=10)
-    """One sentence that a stranger understands."""
-    metric: str
-    """One of the experiment's metrics."""
-    comparison: Literal["difference", "ratio", "level"]
-    """difference: arm minus versus; ratio: arm over versus; level: the arm alone."""
-    arm: Name
-    """The arm that the claim is about."""
-    versus: Name | None = None
-    """What it is compared with; left out, the control."""
-    direction: Literal["above", "below"]
-    """On which side of the threshold the claim puts the value."""
-    threshold: float
-    """In units of the metric; for a ratio a plain number."""
-
-
-class Tuning(Settings):
-    """Tune one setting of each arm before its cells run, with as many trials for each."""
-
-    setting: str = "train.lr"
-    """Dotted name of the setting."""
-    trials: int = Field(default=3, ge=1, le=64)
-    """Trials for each arm."""
-    ranges: dict[Name, tuple[float, float]] = Field(min_length=1)
-    """Log-uniform range of each arm that is tuned; arms without a range keep what they declare."""
-    metric: Literal["eval/loss", "eval/pairwise_accuracy"] = "eval/loss"
-    """What a trial is judged by: its best validation value. The loss separates trials that accuracy cannot."""
-
-    @model_validator(mode="after")
-    def _ranges_are_ranges(self) -> Self:
-        for arm, (low, high) in self.ranges.items():
-            if not 0 < low < high:
-                raise ValueError(f"ranges.{arm}: {low:g} to {high:g} is no log-uniform range; write 0 < low < high")
-        return self
-
-    def values(self, arm: str) -> list[float]:
-        """The trials of an arm, rising: log-uniform over its range, one in each of `trials` equal parts of it.
-
-        Fixed by the declaration alone, to three digits; one part each, so that few trials cannot fall together.
-        """
-        low, high = self.ranges[arm]
-        digest = hashlib.sha256(f"{self.setting} {arm} {self.trials}".encode()).digest()
-        shares = (np.arange(self.trials) + np.random.default_rng(list(digest)).random(self.trials)) / self.trials
-        return [float(f"{low * (high / low) ** share:.3g}") for share in shares]
-
-
-class Experiment(Settings):
+class Experiment(Declared):
     """A pre-registered comparison of reward-model recipes."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_-]{0,40}$")
@@ -99,7 +39,7 @@ class Experiment(Settings):
     """What is varied."""
     design: Literal["grid", "one_at_a_time"] = "grid"
     """grid: every combination of levels; one_at_a_time: the base (arm `base`), then each level alone."""
-    control: Name
+    control: ArmName
     """The arm that others are compared with."""
     seeds: tuple[Annotated[int, Field(ge=0, lt=2**31)], ...] = Field(min_length=1)
     """Replicates of every arm: each seeds head, data order and split. No factor."""
@@ -120,6 +60,17 @@ class Experiment(Settings):
             raise ValueError(f"seeds: {list(self.seeds)} repeats a seed, which would count one run twice")
         if self.tuning is not None and TUNING_SEED in self.seeds:
             raise ValueError(f"seeds: {TUNING_SEED} is the seed of the tuning trials")
+        return self
+
+    @model_validator(mode="after")
+    def _factors_do_not_meet(self) -> Self:
+        for first, second in combinations(self.factors, 2) if self.design == "grid" else ():
+            for one, other in product(sorted(first.settings()), sorted(second.settings())):
+                if one == other or one.startswith(f"{other}.") or other.startswith(f"{one}."):
+                    raise ValueError(
+                        f"factors: {first.name} changes {one} and {second.name} changes {other}, so in a combination "
+                        "one of them would be lost; make one factor of the two, or vary them one_at_a_time"
+                    )
         return self
 
     @model_validator(mode="after")
@@ -149,10 +100,25 @@ class Experiment(Settings):
         names = [hypothesis.name for hypothesis in self.hypotheses]
         if len(set(names)) < len(names):
             raise ValueError("hypotheses: two have the same name")
-        for arm in self.tuning.ranges if self.tuning else ():
-            if arm not in {one.name for one in arms}:
-                raise ValueError(f"tuning.ranges.{arm}: there is no such arm; arms are {shown}")
+        if self.tuning is not None:
+            self._check_tuning(self.tuning, {arm.name: arm for arm in arms})
         return self
+
+    @staticmethod
+    def _check_tuning(tuning: Tuning, arms: Mapping[str, Arm]) -> None:
+        """Refuse trials that could not be run, or not be told apart by their validation pairs."""
+        for name in tuning.ranges:
+            if name not in arms:
+                raise ValueError(f"tuning.ranges.{name}: there is no such arm; arms are {', '.join(arms)}")
+            if arms[name].config.data.validation_fraction == 0:
+                raise ValueError(f"tuning.metric: {name} has no validation pairs; raise data.validation_fraction")
+            for value in tuning.values(name):
+                try:
+                    change_config(arms[name].config, {tuning.setting: value})
+                except ValidationError as error:
+                    raise ValueError(f"tuning.ranges.{name}: {_first_problem(error)}") from error
+                except ValueError as error:
+                    raise ValueError(f"tuning.setting: {error}") from error
 
     def _check_comparison(self, where: str, hypothesis: Hypothesis, arms: list[Arm]) -> None:
         if hypothesis.metric not in self.metrics:
@@ -176,21 +142,20 @@ class Experiment(Settings):
             ValueError: a change names no setting, or gives a config that is not allowed; names the arm.
         """
         named = self._grid() if self.design == "grid" else self._one_at_a_time()
-        arms = []
-        for name, changes in named.items():
+        arms: list[Arm] = []
+        for name, changes in named:
+            if name in {arm.name for arm in arms}:
+                raise ValueError(f"factors: two arms would be called {name!r}; rename a factor or a level")
             try:
                 config = change_config(self.base, changes | {"study": self.name})
             except ValidationError as error:
-                first = error.errors()[0]
-                where = ".".join(str(part) for part in first["loc"])
-                raise ValueError(f"arm {name!r}: {where}: {first['msg']} (given: {first['input']!r})") from error
+                raise ValueError(f"arm {name!r}: {_first_problem(error)}") from error
             except ValueError as error:
                 raise ValueError(f"arm {name!r}: {error}") from error
             arms.append(Arm(name, changes, config))
         return merge_equal(arms)
 
-    def _grid(self) -> dict[str, Changes]:
-        found: dict[str, Changes] = {}
+    def _grid(self) -> Iterable[tuple[str, Changes]]:
         for levels in product(*(factor.levels.items() for factor in self.factors)):
             if len(self.factors) == 1:
                 name = levels[0][0]
@@ -198,14 +163,12 @@ class Experiment(Settings):
                 name = ", ".join(
                     f"{factor.name}={level}" for factor, (level, _) in zip(self.factors, levels, strict=True)
                 )
-            found[name] = {setting: value for _, changes in levels for setting, value in changes.items()}
-        return found
+            yield name, {setting: value for _, changes in levels for setting, value in changes.items()}
 
-    def _one_at_a_time(self) -> dict[str, Changes]:
-        found: dict[str, Changes] = {"base": {}}
+    def _one_at_a_time(self) -> Iterable[tuple[str, Changes]]:
+        yield "base", {}
         for factor in self.factors:
-            found |= {f"{factor.name}={level}": changes for level, changes in factor.levels.items()}
-        return found
+            yield from ((f"{factor.name}={level}", changes) for level, changes in factor.levels.items())
 
     def arm_name(self, name: str) -> str:
         """The name that an arm goes by, `name` being its own or one that was merged into it."""
@@ -218,12 +181,12 @@ class Experiment(Settings):
 
     def frozen(self) -> dict[str, Any]:
         """What is pre-registered: everything that decides a verdict, and nothing that only says how it is run."""
-        arms: list[Mapping[str, Any]] = [{"name": arm.name, "changes": arm.changes} for arm in self.arms()]
+        arms = [{"name": arm.name, "changes": _without_places(arm.changes)} for arm in self.arms()]
         record = self.model_dump(mode="json", include={"name", "size", "question", "seeds", "metrics", "hypotheses"})
         tuning = None if self.tuning is None else self.tuning.model_dump(mode="json")
         base = self.base.model_dump(mode="json", exclude={"study", "seed", "device"})
-        for name in ("source", "eval_source"):  # where a file lies decides nothing
-            base["data"][name] = base["data"][name] and PurePath(base["data"][name]).name
+        for name in ("source", "eval_source"):
+            base["data"][name] = _without_place(base["data"][name])
         control = self.arm_name(self.control)
         return record | {
             "control": control,
@@ -232,3 +195,20 @@ class Experiment(Settings):
             "tuning": tuning,
             "target_accuracy": self.target_accuracy,
         }
+
+
+def _first_problem(error: ValidationError) -> str:
+    first = error.errors()[0]
+    return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']} (given: {first['input']!r})"
+
+
+def _without_places(changes: Changes) -> Changes:
+    named = ("data.source", "data.eval_source")
+    return {name: _without_place(value) if name in named else value for name, value in changes.items()}
+
+
+def _without_place(source: str | None) -> str | None:
+    """The name of a file without its folder, which decides nothing; a name of the hub as it is."""
+    if source is None or not (PurePath(source).is_absolute() or source.endswith(FILE_ENDINGS)):
+        return source
+    return PurePath(source).name

@@ -22,7 +22,7 @@ from rmcore.errors import ConfigError
 
 Size = Literal["smoke", "small", "paper"]
 SIZES: tuple[Size, ...] = get_args(Size)
-SEEDS: dict[Size, tuple[int, ...]] = {"smoke": (0, 1), "small": (0, 1, 2), "paper": (0, 1, 2)}
+SEEDS: dict[Size, tuple[int, ...]] = {"smoke": (0, 1, 2), "small": (0, 1, 2), "paper": (0, 1, 2)}
 BUDGET_MINUTES: dict[Size, float] = {"smoke": 30, "small": 120, "paper": 2880}
 
 NOTHING: dict[str, Any] = {

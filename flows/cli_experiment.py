@@ -16,17 +16,14 @@ from rich.table import Table
 from experiments.library import SHIPPED, load_experiment, restrict
 from experiments.sizes import Size
 from flows.planning import MatrixPlan, make_plan
-from rmcore.errors import ServiceError
+from rmcore.errors import ConfigError, ServiceError
 from tasks.home import configure_environment, home
 
 NameArgument = Annotated[str, typer.Argument(help=f"One of {', '.join(SHIPPED)}, or a YAML file.")]
-SizeOption = Annotated[
-    Size,
-    typer.Option(
-        help="smoke: gold world, minutes. small: real pairs from RM_OPT_DATA and a pretrained encoder. paper: the "
-        "specification's model and data, for a GPU."
-    ),
-]
+SIZE_HELP: Any = typer.Option(
+    help="smoke (default): gold world, minutes. small: real pairs from RM_OPT_DATA and a pretrained encoder. paper: "
+    "the specification's model and data, for a GPU."
+)
 SeedsOption = Annotated[int | None, typer.Option(min=1, max=100, help="Replicates of every arm; default: as declared.")]
 PlanOption = Annotated[
     bool, typer.Option("--plan", help="Only show what is cached, what would run and why, and how long it would take.")
@@ -39,7 +36,7 @@ SummaryOption = Annotated[Path | None, typer.Option(help="Write everything that 
 
 def experiment(
     name: NameArgument,
-    size: SizeOption = "smoke",
+    size: Annotated[Size | None, SIZE_HELP] = None,
     seeds: SeedsOption = None,
     arms: Annotated[str | None, typer.Option(help="Compare only these arms, separated by commas.")] = None,
     grid: Annotated[
@@ -54,22 +51,28 @@ def experiment(
     Example: rm-opt experiment ablation --plan, then the same without --plan.
     """
     chosen = None if arms is None else [arm.strip() for arm in arms.split(",") if arm.strip()]
-    return run_or_plan(name, size, seeds, chosen, grid=grid, plan=plan, budget=budget, summary=summary)
+    if size is not None and name not in SHIPPED:
+        raise ConfigError(f"--size {size} is for the shipped experiments; {name} says itself what it runs on.")
+    return run_or_plan(name, size or "smoke", seeds, chosen, grid=grid, plan=plan, budget=budget, summary=summary)
 
 
 def compare(
     optimizers: Annotated[str, typer.Option(help="Optimizers to compare, separated by commas.")] = "adam,muon,lion",
     seeds: SeedsOption = 3,
-    size: SizeOption = "smoke",
+    size: Annotated[Size, SIZE_HELP] = "smoke",
     plan: PlanOption = False,
     budget: BudgetOption = None,
     summary: SummaryOption = None,
 ) -> int:
     """Compare optimizers: same model, data order and initial weights, each at its own tuned learning rate.
 
+    AdamW, which the hypotheses compare with, is always among them.
+
     Example: rm-opt compare --optimizers adam,muon,lion --seeds 3
     """
     chosen = [name.strip() for name in optimizers.split(",") if name.strip()]
+    control = load_experiment("optimizers", size).control
+    chosen += [control] if control not in chosen else []
     return run_or_plan("optimizers", size, seeds, chosen, grid=False, plan=plan, budget=budget, summary=summary)
 
 
@@ -116,11 +119,14 @@ def _run(
     from prefect.exceptions import PrefectException
 
     from flows.console import quiet_prefect
+    from flows.experiment import FailedCellsError
     from flows.experiment import experiment as flow
 
     quiet_prefect()
     try:
         outcome: dict[str, Any] = flow(name, size, seeds, None if arms is None else list(arms), grid, budget)
+    except FailedCellsError as error:
+        return error.outcome
     except (httpx.HTTPError, PrefectException) as error:
         raise ServiceError(
             f"Prefect's API failed during the run ({error}). Finished cells are stored: run the same command again."
@@ -169,6 +175,7 @@ def print_outcome(outcome: dict[str, Any]) -> None:
     print(f"report      {shown_path(outcome['report'])}")
     if outcome["mlflow_url"] is not None:
         print(f"MLflow      {outcome['mlflow_url']}")
+        print(f"charts      {outcome['mlflow_charts_url']}")
 
 
 def _duration(seconds: float | None) -> str:

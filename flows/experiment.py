@@ -1,6 +1,7 @@
 """An experiment: register, plan, tune, run the cells, judge, report. Order only."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,13 +22,14 @@ from experiments.sizes import Size
 from flows.console import say
 from flows.matrix import MatrixRunner, Outcome
 from flows.pipeline import claim_run, leave_embedded
-from flows.planning import MatrixPlan, decide_tuning, make_plan, matrix_key
+from flows.planning import MatrixPlan, frozen, make_plan, matrix_key
 from flows.prefect_api import ensure_device_limit, free_leaked_device
 from flows.results import command, gather
+from rmcore.errors import TrainingError
 from rmcore.files import write_json
 from rmcore.plots.experiment import draw_experiment
 from rmcore.report.experiment import write_experiment_report
-from rmcore.report.experiment_schema import ExperimentResults, Registration
+from rmcore.report.experiment_schema import ExperimentResults, Registration, Tuned
 from rmcore.report.experiment_summary import experiment_markdown
 from rmcore.stages.results import run_key
 from rmcore.store import ArtifactRef, Store, flatten, make_key
@@ -70,8 +72,12 @@ def experiment(
         budget_minutes: refuse to start if the missing cells would take longer; left out, as declared.
 
     Returns:
-        {"results": everything the report shows, "report": path, "mlflow_url": the comparison in MLflow or None,
-        "computed": labels of the cells that ran, "failed": labels of those that failed}.
+        {"results": everything the report shows, "report": path, "mlflow_url" and "mlflow_charts_url": the
+        cells in MLflow or None,
+        "computed": labels of the cells and trials that ran, "failed": labels of the cells that failed}.
+
+    Raises:
+        FailedCellsError: some cells failed; it holds what would have been returned.
     """
     claim_run()
     declared = restrict(
@@ -82,8 +88,23 @@ def experiment(
     free_leaked_device(is_idle(store))
     plan = make_plan(declared, store, home())
     plan.check_budget()
-    registration = register(home() / "registrations" / f"{declared.name}-{declared.size}", declared.frozen())
-    return Matrix(declared, store, registration, command(declared, experiment, arms, seeds, grid)).run(plan)
+    registration = register(home() / "registrations" / f"{declared.name}-{declared.size}", frozen(declared))
+    said = command(declared, experiment, arms=arms, seeds=seeds, grid=grid, budget=budget_minutes)
+    outcome = Matrix(declared, store, registration, said).run(plan)
+    if outcome["failed"]:
+        raise FailedCellsError(outcome)
+    return outcome
+
+
+class FailedCellsError(TrainingError):
+    """Some cells failed; the others were run, judged and reported. Ends the flow run as Failed."""
+
+    def __init__(self, outcome: dict[str, Any]) -> None:
+        self.outcome = outcome
+        names = ", ".join(outcome["failed"])
+        super().__init__(
+            f"{len(outcome['failed'])} cells failed: {names}. The report has the others: {outcome['report']}"
+        )
 
 
 @dataclass
@@ -99,6 +120,7 @@ class Matrix:
         self.key = matrix_key(self.declared, self.registration["hash"])
         self.study = f"{self.declared.name}-{self.declared.size}"
         self.measured: dict[str, Measured] = {}
+        self.trials: dict[str, Outcome] = {}
         self.started = time.monotonic()
 
     def run(self, plan: MatrixPlan) -> dict[str, Any]:
@@ -129,16 +151,19 @@ class Matrix:
             report = self._report(tracker, results)
         return self._outcome(outcomes, results, report, tracker)
 
-    def _run_cells(self, plan: MatrixPlan) -> tuple[dict[str, Outcome], dict[str, Any]]:
+    def _run_cells(self, plan: MatrixPlan) -> tuple[dict[str, Outcome], Mapping[str, Tuned]]:
+        """The trials, then the cells under what the trials chose."""
         runner = MatrixRunner(self.store, self._start_tracker, self._finish_tracker)
-        trials = runner.run(plan.trials)
         if not plan.trials:
             return runner.run(plan.cells), {}
-        failed = frozenset(label for label, outcome in trials.items() if outcome.error)
-        resolved = make_plan(self.declared, self.store, home(), measure=False)
-        tuned = decide_tuning(self.declared, resolved.trials, failed)
-        ready = [cell for cell in resolved.cells if not cell.waits_for or cell.cell.arm in tuned]
-        return runner.run(ready), tuned
+        self.trials = runner.run(plan.trials)
+        failed = {label: outcome.error for label, outcome in self.trials.items() if outcome.error}
+        resolved = make_plan(self.declared, self.store, home(), measure=False, failed=frozenset(failed))
+        done = runner.run([cell for cell in resolved.cells if not cell.waits_for])
+        for cell in (plan.cell for plan in resolved.cells if plan.waits_for):
+            first = next(outcome.error for outcome in self.trials.values() if outcome.cell.arm == cell.arm)
+            done[cell.label] = Outcome(cell, {}, f"every trial of its tuning failed: {first}", computed=False)
+        return done, resolved.tuned
 
     def _start_tracker(self, cell: Cell, refs: dict[str, ArtifactRef]) -> RunTracker:
         return RunTracker.start(
@@ -207,7 +232,8 @@ class Matrix:
             "results": results,
             "report": str(report),
             "mlflow_url": tracker.comparison_url,
-            "computed": [label for label, outcome in outcomes.items() if outcome.computed],
+            "mlflow_charts_url": tracker.comparison_charts_url,
+            "computed": [label for label, outcome in (self.trials | outcomes).items() if outcome.computed],
             "failed": [label for label, outcome in outcomes.items() if outcome.error],
         }
 

@@ -1,21 +1,27 @@
 """Run the cells of a matrix side by side, as many as the device has slots; one that fails leaves the others alone."""
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 from prefect import task
 from prefect.cache_policies import NO_CACHE
+from prefect.exceptions import TerminationSignal
 from prefect.futures import PrefectFuture
 
 from flows.console import say
 from rmcore.errors import RmcoreError, TrainingError
 from rmcore.store import ArtifactRef, Store
-from rmcore.study.plan import Cell, CellPlan
-from tasks.execution import SAVING_SECONDS
+from rmcore.study.estimates import Estimates
+from rmcore.study.plan import Cell, CellPlan, Planner
+from tasks.device import device_slots
+from tasks.execution import SAVING_SECONDS, SHARED_TERMINAL
 from tasks.stages import run_stage
 from tasks.tracking import RunTracker
 
@@ -37,83 +43,107 @@ class Outcome:
 
 
 class MatrixRunner:
-    """Runs cells within a flow run. A cell that is in the store already runs no task."""
+    """Runs cells within a flow run, each as a task of its own: what fails there, fails alone."""
 
     def __init__(self, store: Store, start: StartTracker, finish: FinishTracker) -> None:
         self.store, self.start, self.finish = store, start, finish
         self._stopping = threading.Event()
+        self._errors: dict[str, str] = {}
 
     def run(self, plans: Sequence[CellPlan]) -> dict[str, Outcome]:
         """What became of each cell, by label, in the given order.
 
         Raises:
             KeyboardInterrupt: after Ctrl-C, when the stages that were running have saved and ended.
+            TerminationSignal: the same after SIGTERM, which is how a run is cancelled in the UI.
         """
-        outcomes = {plan.cell.label: self._cached(plan) for plan in plans if plan.state == "cached"}
-        futures = {plan.cell.label: self._submit(plan.cell) for plan in plans if plan.state != "cached"}
+        if device_slots() > 1:
+            os.environ[SHARED_TERMINAL] = "1"
+        futures: dict[str, PrefectFuture[Outcome]] = {}
         try:
-            for label, future in futures.items():
-                outcomes[label] = future.result()
-        except KeyboardInterrupt:
+            for plan in plans:
+                futures[plan.cell.label] = self._submit(plan.cell)
+            for future in futures.values():
+                future.wait()
+        except (KeyboardInterrupt, TerminationSignal):
             self._stopping.set()
-            stop_stages()
+            interrupt_stages()
+            wait([_thread(future) for future in futures.values()], timeout=SAVING_SECONDS)
             raise
-        return {plan.cell.label: outcomes[plan.cell.label] for plan in plans}
+        return {plan.cell.label: self._outcome(plan.cell, futures[plan.cell.label]) for plan in plans}
 
-    def _cached(self, plan: CellPlan) -> Outcome:
+    def _submit(self, cell: Cell) -> PrefectFuture[Outcome]:
+        as_task = task(name="cell", task_run_name=cell.label, cache_policy=NO_CACHE, persist_result=False)
+        return as_task(self._run).submit(cell)
+
+    def _outcome(self, cell: Cell, future: PrefectFuture[Outcome]) -> Outcome:
+        """The task's result, or why it has none: also for what no stage of ours refuses, such as a server that died."""
+        if future.state.is_completed():
+            outcome: Outcome = future.result()
+            return outcome
+        error = self._errors.get(cell.label) or future.state.message or f"its task ended as {future.state.name}"
+        say(f"{cell.label:<24} failed: {error}")
+        return Outcome(cell, {}, error, computed=False)
+
+    def _run(self, cell: Cell) -> Outcome:
+        try:
+            # Again, and not as planned: what another cell or another flow has made meanwhile is there now.
+            plan = Planner(self.store, Estimates((), {})).plan(cell)
+            outcome = self._take(plan) if plan.state == "cached" else self._compute(cell)
+        except RmcoreError as error:
+            self._errors[cell.label] = str(error)
+            raise
+        if outcome.computed:
+            say(f"{cell.label:<24} done")
+        return outcome
+
+    def _take(self, plan: CellPlan) -> Outcome:
         with self.start(plan.cell, plan.refs) as tracker:
             for name, ref in plan.refs.items():
                 tracker.log_artifact_folder(Path(ref.path), name)
             self.finish(tracker, plan.cell, plan.refs)
         return Outcome(plan.cell, plan.refs, None, computed=False)
 
-    def _submit(self, cell: Cell) -> PrefectFuture[Outcome]:
-        as_task = task(name="cell", task_run_name=cell.label, cache_policy=NO_CACHE, persist_result=False)
-        return as_task(self._run).submit(cell)
-
-    def _run(self, cell: Cell) -> Outcome:
+    def _compute(self, cell: Cell) -> Outcome:
         refs: dict[str, ArtifactRef] = {}
-        ran: list[str] = []
+        ran = False
+        with self.start(cell, {}) as tracker:
+            for name in cell.stages:
+                self._check_going_on(name)
+                done = run_stage(
+                    self.store,
+                    name,
+                    cell.config,
+                    refs,
+                    tracker.follow,
+                    before=lambda name=name: self._check_going_on(name),  # type: ignore[misc]
+                )
+                if done.damage is not None:
+                    say(f"{cell.label:<24} {name} was damaged and made again: {done.damage}")
+                ran = ran or not done.cached
+                refs[name] = done.ref
+                tracker.log_artifact_folder(Path(done.ref.path), name)
+            self.finish(tracker, cell, refs)
+        return Outcome(cell, refs, None, computed=ran)
+
+    def _check_going_on(self, stage: str) -> None:
         if self._stopping.is_set():
-            return Outcome(cell, refs, "stopped before it began", computed=False)
+            raise TrainingError(f"stopped before stage {stage}; the same command goes on from there.")
+
+
+def interrupt_stages() -> None:
+    """Ask all running stages to save and end. Who started them waits for them: a second waiter would take their status.
+
+    A terminal has asked them already; a signal to this process alone has not.
+    """
+    for child in psutil.Process().children(recursive=True):
         try:
-            with self.start(cell, {}) as tracker:
-                for name in cell.stages:
-                    self._run_stage(cell, name, refs, ran, tracker)
-                self.finish(tracker, cell, refs)
-        except RmcoreError as error:
-            say(f"{cell.label:<24} failed: {error}")
-            return Outcome(cell, refs, str(error), computed=bool(ran))
-        say(f"{cell.label:<24} {', '.join(ran) or 'cached'}")
-        return Outcome(cell, refs, None, computed=bool(ran))
-
-    def _run_stage(
-        self, cell: Cell, name: str, refs: dict[str, ArtifactRef], ran: list[str], tracker: RunTracker
-    ) -> None:
-        if self._stopping.is_set():
-            raise TrainingError(f"stopped before stage {name}; the same command goes on from there.")
-        done = run_stage(self.store, name, cell.config, refs, tracker.follow, lambda: None)
-        if done.damage is not None:
-            say(f"{cell.label:<24} {name} was damaged and made again: {done.damage}")
-        if not done.cached:
-            ran.append(name)
-        refs[name] = done.ref
-        tracker.log_artifact_folder(Path(done.ref.path), name)
-
-
-def stop_stages() -> None:
-    """Ask all running stages to save and end, and wait; a terminal has asked them already, a signal has not."""
-    running = [child for child in psutil.Process().children(recursive=True) if _is_stage(child)]
-    for child in running:
-        try:
-            child.send_signal(signal.SIGINT)
-        except psutil.NoSuchProcess:
+            if "rmcore.stages.run" in child.cmdline():
+                child.send_signal(signal.SIGINT)
+        except psutil.Error:
             continue
-    psutil.wait_procs(running, timeout=SAVING_SECONDS)
 
 
-def _is_stage(process: psutil.Process) -> bool:
-    try:
-        return "rmcore.stages.run" in process.cmdline()
-    except psutil.Error:
-        return False
+def _thread(future: PrefectFuture[Any]) -> Future[Any]:
+    wrapped: Future[Any] = future.wrapped_future  # type: ignore[attr-defined]
+    return wrapped

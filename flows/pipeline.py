@@ -84,7 +84,7 @@ def _run_stages(config: PipelineConfig, store: Store, tracker: RunTracker) -> di
     runs: dict[str, StageRun] = {}
     for name, stage in STAGES.items():
         upstream = {needed: runs[needed].ref for needed in stage.upstream}
-        run = run_stage(store, name, config, upstream, tracker.follow, lambda: leave_embedded(tracker))
+        run = run_stage(store, name, config, upstream, tracker.follow, on_interrupt=lambda: leave_embedded(tracker))
         if run.damage is not None:
             say(f"{name:<10} stored artifact was damaged and made again: {run.damage}")
         seconds = (store.manifest(name, run.ref.key) or {}).get("wall_seconds", 0.0)

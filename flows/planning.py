@@ -3,16 +3,19 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from experiments.arms import Arm, change_config
 from experiments.schema import TUNING_SEED, Experiment
+from rmcore.codehash import code_digests
 from rmcore.errors import ConfigError
 from rmcore.report.experiment_schema import Tuned
 from rmcore.stages.registry import STAGES, stage_surroundings
 from rmcore.store import Store, make_key
+from rmcore.study.cells import NUM_BINS, NUM_RESAMPLES
 from rmcore.study.plan import Cell, CellPlan, Planner, total_seconds
 from rmcore.study.tuning import choose, trial_score
-from tasks.device import device_slots
+from tasks.device import visible_gpus
 from tasks.probe import estimates, probe_unknown
 
 TRIAL_STAGES = ("prepare", "train")
@@ -32,9 +35,10 @@ class MatrixPlan:
 
     @property
     def seconds(self) -> float | None:
-        """Expected wall seconds of what has to run, on all slots of the device; None: unknown."""
+        """Expected wall seconds of what has to run, shared out over the GPUs where there are any; None: unknown."""
         alone = total_seconds([*self.trials, *self.cells])
-        return None if alone is None else alone / device_slots()
+        # Slots of a CPU share its cores, so two of them are hardly faster than one; a GPU each is.
+        return None if alone is None else alone / max(1, len(visible_gpus()))
 
     @property
     def due(self) -> list[CellPlan]:
@@ -61,7 +65,14 @@ class MatrixPlan:
             )
 
 
-def make_plan(experiment: Experiment, store: Store, home: Path, *, measure: bool = True) -> MatrixPlan:
+def make_plan(
+    experiment: Experiment,
+    store: Store,
+    home: Path,
+    *,
+    measure: bool = True,
+    failed: frozenset[str] = frozenset(),
+) -> MatrixPlan:
     """Resolve every cell and trial; where nothing is known about their speed, two real steps are timed first.
 
     Args:
@@ -69,21 +80,22 @@ def make_plan(experiment: Experiment, store: Store, home: Path, *, measure: bool
         store: what there is.
         home: `$RM_OPT_HOME`; probes of throughput are kept in it.
         measure: whether unknown speeds may be measured now.
+        failed: labels of trials that were tried and failed, which the choice of a setting does not wait for.
     """
     arms = experiment.arms()
     folder = home / "throughput"
-    due = _resolve(experiment, arms, Planner(store, estimates(store, folder)))
+    due = _resolve(experiment, arms, Planner(store, estimates(store, folder)), failed)
     unknown = [plan.cell.config for plan in due.due] if measure and due.seconds is None else []
     if not unknown:
         return due
     problems = tuple(probe_unknown(store, folder, unknown))
-    found = _resolve(experiment, arms, Planner(store, estimates(store, folder)))
+    found = _resolve(experiment, arms, Planner(store, estimates(store, folder)), failed)
     return MatrixPlan(experiment, found.cells, found.trials, found.tuned, problems)
 
 
-def _resolve(experiment: Experiment, arms: list[Arm], planner: Planner) -> MatrixPlan:
+def _resolve(experiment: Experiment, arms: list[Arm], planner: Planner, failed: frozenset[str]) -> MatrixPlan:
     trials = tuple(planner.plan(cell) for arm in arms for cell in trial_cells(experiment, arm))
-    tuned = decide_tuning(experiment, trials)
+    tuned = decide_tuning(experiment, trials, failed)
     cells = []
     for arm in arms:
         waits = _waits_for(experiment, arm, tuned)
@@ -140,10 +152,6 @@ def decide_tuning(
     return decided
 
 
-def _score(trial: CellPlan, metric: str) -> float | None:
-    return trial_score(Path(trial.refs["train"].path), metric) if trial.state == "cached" else None
-
-
 def _waits_for(experiment: Experiment, arm: Arm, tuned: Mapping[str, Tuned]) -> str:
     tuning = experiment.tuning
     if tuning is None or arm.name not in tuning.ranges or arm.name in tuned:
@@ -151,9 +159,27 @@ def _waits_for(experiment: Experiment, arm: Arm, tuned: Mapping[str, Tuned]) -> 
     return f"{tuning.setting} is tuned first"
 
 
+def frozen(experiment: Experiment) -> dict[str, Any]:
+    """What is pre-registered: the declaration, the content of its data, and the analysis that will judge it."""
+    sources = {arm.name: STAGES["prepare"].content(arm.config) for arm in experiment.arms()}
+    analysis = {
+        "level": 0.95,
+        "correction": "Holm over all hypotheses",
+        "resamples": NUM_RESAMPLES,
+        "calibration_bins": NUM_BINS,
+        "code": make_key(code_digests("rmcore.study.analysis"))[:12],
+    }
+    return experiment.frozen() | {"data": sources, "analysis": analysis}
+
+
 def matrix_key(experiment: Experiment, registration_hash: str) -> str:
     """12 hex digits that name a matrix: what is registered, its data, and the code and libraries that run it."""
     made: dict[str, object] = {"registration": registration_hash}
     for name in experiment.stages():
         made[name] = stage_surroundings(STAGES[name], experiment.base)
+    for arm in experiment.arms():
+        if (arm.config.data, arm.config.model) != (experiment.base.data, experiment.base.model):
+            own = {name: STAGES[name].content(arm.config) for name in experiment.stages()}
+            if own != {name: STAGES[name].content(experiment.base) for name in own}:
+                made[f"arm {arm.name}"] = own
     return make_key(made)[:12]

@@ -17,6 +17,7 @@ from rmcore.stages.results import environment, run_key
 from rmcore.store import Store
 from rmcore.study.analysis import Cells, arm_bands, arm_metrics, judge_hypotheses
 from rmcore.study.cells import Measured
+from tasks.device import device_slots
 
 if TYPE_CHECKING:
     from flows.experiment import Matrix
@@ -59,7 +60,15 @@ def gather(
     }
 
 
-def command(declared: Experiment, named: str, arms: Sequence[str] | None, seeds: int | None, grid: bool) -> str:
+def command(
+    declared: Experiment,
+    named: str,
+    *,
+    arms: Sequence[str] | None,
+    seeds: int | None,
+    grid: bool,
+    budget: float | None,
+) -> str:
     """The command line that runs the same matrix."""
     words = ["rm-opt", "experiment", named]
     if declared.size != "custom":
@@ -68,6 +77,8 @@ def command(declared: Experiment, named: str, arms: Sequence[str] | None, seeds:
         words += ["--seeds", str(seeds)]
     if arms is not None:
         words += ["--arms", ",".join(arms)]
+    if budget is not None:
+        words += ["--budget", f"{budget:g}"]
     return shlex.join([*words, *(["--grid"] if grid else [])])
 
 
@@ -138,6 +149,11 @@ def _notes(
             f"{early} of {len(outcomes)} cells had been trained before this registration was frozen, by an earlier run "
             "that shared them: for these the claims were not written down before the data."
         )
+    if any(CATALOGUE[name].unit in ("seconds", "pairs/s") for name in declared.metrics):
+        notes.append(
+            f"Times and throughputs were taken with up to {device_slots()} cells side by side, those of cached "
+            "cells earlier: what else the machine did then is in them. Compare speeds on an idle machine."
+        )
     failed = [label for label, outcome in outcomes.items() if outcome.error]
     if failed:
         notes.append(f"{len(failed)} of {len(outcomes)} cells failed and are missing everywhere: {', '.join(failed)}.")
@@ -152,7 +168,7 @@ def _made_before(store: Store, outcome: Outcome, frozen_at: str) -> bool:
 
 def _cost(matrix: "Matrix", plan: MatrixPlan, outcomes: Mapping[str, Outcome]) -> Cost:
     unique: dict[str, float] = {}
-    for outcome in outcomes.values():
+    for outcome in (*matrix.trials.values(), *outcomes.values()):
         unique |= _seconds(matrix.store, outcome)
     failed = sum(outcome.error is not None for outcome in outcomes.values())
     computed = sum(outcome.computed and outcome.error is None for outcome in outcomes.values())

@@ -41,11 +41,12 @@ def execute(
     config: PipelineConfig,
     upstream: Mapping[str, ArtifactRef],
     follow: Follow,
-) -> ArtifactRef:
-    """Give the artifact of a stage: from the store if it is whole there, else by running the stage.
+    before: Callable[[], None],
+) -> tuple[ArtifactRef, bool]:
+    """Give the artifact of a stage, and whether it was made here: from the store if it is whole there, else anew.
 
     `inputs` are those of `rmcore.stages.registry.stage_inputs`. Two callers with the same ones do the work once: the
-    second waits for the first.
+    second waits for the first. `before` is called when nothing is left to wait for.
 
     Raises:
         RmcoreError: whatever the stage refused with, of the same class.
@@ -54,13 +55,14 @@ def execute(
     key = make_key(inputs)
     with store.lock(key):
         if store.damage(stage.name, key) is None:
-            return store.ref(stage.name, key)
+            return store.ref(stage.name, key), False
         with (
             device_slot(store) if stage.on_device else nullcontext() as slot,
             store.publish(
                 stage.name, slug(stage, config), inputs, outcome=stage.outcome, resumable=stage.resumable
             ) as out,
         ):
+            before()
             if stage.resumable and (out / FINISHED_FILE).is_file():
                 clear(out)  # an earlier attempt died between the end of its work and here
             else:
@@ -74,7 +76,12 @@ def execute(
                     if not _has_checkpoints(out):  # refused before it began: nothing that could be gone on with
                         shutil.rmtree(out)
                     raise
-        return store.ref(stage.name, key)
+                if stage.resumable and not (out / FINISHED_FILE).is_file():
+                    raise TrainingError(
+                        f"stage {stage.name} ended without {FINISHED_FILE}, so it was cut off although it reported "
+                        f"success; run the same command again to go on. Checkpoints written before that: {out}"
+                    )
+        return store.ref(stage.name, key), True
 
 
 def run_child(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rmcore.config import PipelineConfig
 from rmcore.store import Store, make_key
-from rmcore.study.estimates import Estimates, Probe, kind
+from rmcore.study.estimates import Estimates, Probe, probe_kind
 from tasks.device import device_slot, slot_environment
 
 
@@ -19,29 +19,48 @@ def estimates(store: Store, folder: Path) -> Estimates:
     """What is known about run times: finished artifacts, and the probes kept in `folder`."""
     probes = {}
     for path in folder.glob("*.json"):
-        record = json.loads(path.read_text())
-        probes[record["kind"]] = Probe(**record["probe"])
+        try:
+            record = json.loads(path.read_text())
+            probes[record["kind"]] = Probe(**record["probe"])
+        except (ValueError, KeyError, TypeError):
+            continue  # of an older version, or cut short: it is measured again
     return Estimates(store.entries(), probes)
 
 
 def probe_unknown(store: Store, folder: Path, configs: Iterable[PipelineConfig]) -> list[str]:
-    """Time two steps for each kind of training that nothing is known about; why some could not be, one line each."""
+    """Time two steps for each kind of training that nothing is known about; why some could not be, one line each.
+
+    One that cannot be timed (it diverges, say) speaks for itself alone: the next of its kind is tried.
+    """
     known, problems = estimates(store, folder), []
-    unknown = {kind(config): config for config in configs if not known.knows(config)}
-    for name, config in unknown.items():
-        print(
-            f"measuring two steps of {Path(config.model.name).name}: nothing like it has run here yet", file=sys.stderr
-        )
-        outcome = _run(store, config)
-        if "error" in outcome:
-            problems.append(f"{Path(config.model.name).name}: {outcome['error']}")
-            continue
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{make_key({'kind': name})[:12]}.json"
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps({"kind": name, "probe": outcome["probe"]}) + "\n")
-        temporary.replace(path)
+    unknown: dict[str, list[PipelineConfig]] = {}
+    for config in configs:
+        if not known.knows(config):
+            unknown.setdefault(probe_kind(config), []).append(config)
+    for name, alike in unknown.items():
+        model = Path(alike[0].model.name).name
+        print(f"measuring two steps of {model}: nothing like it has run here yet", file=sys.stderr)
+        for config in _distinct(alike):
+            outcome = _run(store, config)
+            if "probe" in outcome:
+                _remember(folder, name, outcome["probe"])
+                break
+        else:
+            problems.append(f"{model}: {outcome['error']}")
     return problems
+
+
+def _distinct(configs: Iterable[PipelineConfig]) -> list[PipelineConfig]:
+    """Those that differ in more than the seed, in order."""
+    return list({config.model_copy(update={"seed": 0}).model_dump_json(): config for config in configs}.values())
+
+
+def _remember(folder: Path, name: str, probe: dict) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{make_key({'kind': name})[:12]}.json"
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")  # two plans may measure the same
+    temporary.write_text(json.dumps({"kind": name, "probe": probe}) + "\n")
+    temporary.replace(path)
 
 
 def _run(store: Store, config: PipelineConfig) -> dict:

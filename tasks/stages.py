@@ -35,24 +35,29 @@ def run_stage(
     config: PipelineConfig,
     upstream: Mapping[str, ArtifactRef],
     follow: Follow,
-    on_interrupt: Callable[[], None],
+    on_interrupt: Callable[[], None] = lambda: None,
+    before: Callable[[], None] = lambda: None,
 ) -> StageRun:
     """Run stage `name` as a Prefect task, or take its artifact from the store.
 
-    `on_interrupt` is called on Ctrl-C, after the stage has cleaned up and before Prefect hears of it.
+    `on_interrupt` is called on Ctrl-C, after the stage has cleaned up and before Prefect hears of it; `before` when the
+    stage has its lock and its slot and is about to start, and may refuse with an RmcoreError.
     """
     stage = STAGES[name]
     inputs = stage_inputs(stage, config, upstream)
     key = make_key(inputs)
     damage = store.damage(name, key)
     is_new = store.find(name, key) is None
+    ran: list[bool] = []
 
     def store_key(context: TaskRunContext, parameters: dict[str, Any]) -> str:
         return key
 
     def work() -> ArtifactRef:
         try:
-            return execute(store, stage, inputs, config, upstream, follow)
+            ref, here = execute(store, stage, inputs, config, upstream, follow, before)
+            ran.append(here)
+            return ref
         except KeyboardInterrupt:
             on_interrupt()
             raise
@@ -69,7 +74,7 @@ def run_stage(
         return _execute_limited(stage, work).to_dict()
 
     stage_task()
-    return StageRun(store.ref(name, key), cached=damage is None, damage=None if is_new else damage)
+    return StageRun(store.ref(name, key), cached=not any(ran), damage=None if is_new or not any(ran) else damage)
 
 
 def _execute_limited(stage: Stage, work: Callable[[], ArtifactRef]) -> ArtifactRef:

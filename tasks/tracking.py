@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
+from urllib.parse import urlsplit, urlunsplit
 
 from rmcore.errors import StoreError
 from tasks.comparison_view import comparison_url
@@ -266,7 +267,7 @@ class RunTracker:
         if self.run_id is None or self._run is None:
             return None
         uri = self.record.tracking_uri
-        server = uri.rstrip("/") if uri.startswith("http") else f"http://127.0.0.1:{MLFLOW_PORT}"
+        server = without_login(uri).rstrip("/") if uri.startswith("http") else f"http://127.0.0.1:{MLFLOW_PORT}"
         return f"{server}/#/experiments/{self._run.experiment_id}"
 
     def _open(self) -> None:
@@ -295,12 +296,22 @@ class RunTracker:
                 logger.warning(
                     "MLflow at %s failed (%s): the run goes on without it, its metrics are on disk and its record is "
                     "%s. Run `rm-opt sync` when MLflow is back.",
-                    self.record.tracking_uri,
+                    without_login(self.record.tracking_uri),
                     in_one_line(error),
                     self.record.path(self._directory),
                 )
         self.record.save(self._directory)
         return None
+
+
+def without_login(address: str) -> str:
+    """An address as it may be shown: without the user and password that it may carry.
+
+    >>> without_login("https://me:secret@tracking.example/mlflow")
+    'https://tracking.example/mlflow'
+    """
+    parts = urlsplit(address)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
 def _existing(path: Path) -> str:

@@ -11,7 +11,7 @@ from rmcore.metrics.bands import bands
 from rmcore.metrics.uncertainty import FloatArray, sign_flip_test
 from rmcore.report.experiment_schema import HypothesisResult
 from rmcore.report.schema import Metric
-from rmcore.study.cells import Measured, prompt_scores
+from rmcore.study.cells import SHARES, Measured, prompt_scores
 from rmcore.verdicts import Claim, Estimate, SeedSample, estimate_over_seeds, judge
 
 Cells = Mapping[tuple[str, int], Measured]
@@ -92,16 +92,42 @@ def _detectable(one: Mapping[str, Any], distance: float | None) -> float | None:
 
 def _estimate(one: Mapping[str, Any], cells: Cells, seeds: Sequence[int]) -> Estimate:
     if one["comparison"] == "level":
+        failed = sum((one["arm"], seed) not in cells for seed in seeds)
+        if failed:
+            return _missing(f"{failed} of {len(seeds)} declared seeds failed")
         return _level(cells, one["arm"], seeds, one["metric"])
     pairs = [(cells.get((one["arm"], seed)), cells.get((one["versus"], seed))) for seed in seeds]
     both = [(arm, versus) for arm, versus in pairs if arm is not None and versus is not None]
+    if len(both) < len(seeds):
+        # Who survived may have survived because of what is asked: no verdict rests on the survivors.
+        return _missing(f"{len(seeds) - len(both)} of {len(seeds)} declared seeds failed")
     combined = [_combine(arm, versus, one["metric"], one["comparison"]) for arm, versus in both]
-    return _over_seeds(combined, [arm for arm, _ in both], len(seeds), one["metric"])
+    what = one["metric"] if one["comparison"] == "difference" else f"{one['metric']} as a ratio of positive numbers"
+    return _over_seeds(combined, both, len(seeds), what)
 
 
 def _level(cells: Cells, arm: str, seeds: Sequence[int], metric: str) -> Estimate:
     found = [cells[arm, seed] for seed in seeds if (arm, seed) in cells]
-    return _over_seeds([cell.samples.get(metric) for cell in found], found, len(seeds), metric)
+    estimate = _over_seeds(
+        [cell.samples.get(metric) for cell in found], [(cell,) for cell in found], len(seeds), metric
+    )
+    return _within_unit(estimate) if metric in SHARES else estimate
+
+
+def _within_unit(estimate: Estimate) -> Estimate:
+    """The estimate of a share, without what lies outside of [0, 1]: the share itself cannot.
+
+    A t interval knows no bounds, and the mean of debiased ECEs may come out slightly negative. P values and verdicts
+    are those of the interval before.
+    """
+
+    def inside(value: float | None) -> float | None:
+        return None if value is None else min(max(value, 0.0), 1.0)
+
+    if math.isnan(estimate.value):
+        return estimate
+    value = min(max(estimate.value, 0.0), 1.0)
+    return replace(estimate, value=value, ci_low=inside(estimate.ci_low), ci_high=inside(estimate.ci_high))
 
 
 def _combine(arm: Measured, versus: Measured, metric: str, comparison: str) -> SeedSample | None:
@@ -129,20 +155,24 @@ def _log_ratio(ours: FloatArray, theirs: FloatArray) -> FloatArray:
 
 
 def _over_seeds(
-    samples: Sequence[SeedSample | None], cells: Sequence[Measured], num_declared: int, metric: str
+    samples: Sequence[SeedSample | None], cells: Sequence[tuple[Measured, ...]], num_declared: int, what: str
 ) -> Estimate:
+    """Estimate from one sample a seed and the cells, one or two, that each of them is made of."""
     defined = [sample for sample in samples if sample is not None]
     if not defined:
-        why = "no seed has a value" if cells else "no cell of it finished"
-        return _missing(f"{why} of {metric}")
+        return _missing(f"no seed has a value of {what}" if cells else f"no cell finished that {what} needs")
     if len(defined) < len(samples):
         # A mean over the seeds that reached a target, say, would be of the lucky ones.
-        return _missing(f"{metric} has a value in only {len(defined)} of {len(samples)} seeds")
-    tables = [cell.test for cell in cells if cell.test is not None]
+        return _missing(f"{what} has a value in only {len(defined)} of {len(samples)} seeds")
+    resampled = [sample.replicates is not None for sample in defined]
+    if any(resampled) and not all(resampled):
+        # A seed with one test prompt has none, so the prompts differ by seed, and the spread over seeds holds both.
+        defined = [SeedSample(sample.value, None) for sample in defined]
+    tables = [cell.test for of_seed in cells for cell in of_seed if cell.test is not None]
     estimate = estimate_over_seeds(
         defined,
-        num_prompts=min(table.num_prompts for table in tables) if defined[0].replicates is not None else None,
-        prompts_shared=len({cell.prompts for cell in cells}) == 1,
+        num_prompts=min(table.num_prompts for table in tables) if all(resampled) else None,
+        prompts_shared=len({tuple(cell.prompts for cell in of_seed) for of_seed in cells}) == 1,
     )
     if len(defined) == num_declared:
         return estimate
@@ -169,13 +199,16 @@ def _sign_flip(one: Mapping[str, Any], cells: Cells, seeds: Sequence[int]) -> fl
     """P over prompts that arm and versus do not differ: whole prompts change sides, the seeds being averaged.
 
     It says nothing about other seeds, so no verdict rests on it; None where pairs are not shared or have no scores.
+    Seeds of which a cell failed are left out, as in the estimate.
     """
     if one["comparison"] != "difference":
         return None
     totals: dict[tuple[str, int], float] = {}
     for seed in seeds:
         arm, versus = cells.get((one["arm"], seed)), cells.get((one["versus"], seed))
-        if arm is None or versus is None or arm.test is None or versus.test is None or arm.prompts != versus.prompts:
+        if arm is None or versus is None:
+            continue
+        if arm.test is None or versus.test is None or arm.prompts != versus.prompts:
             return None
         ours, theirs = prompt_scores(arm.test, one["metric"]), prompt_scores(versus.test, one["metric"])
         if ours is None or theirs is None:

@@ -38,6 +38,17 @@ TEST_METRICS = {
 }
 """Metrics of the test pairs, by the name under which `rmcore.metrics` computes them."""
 GAP = "eval/train_test_gap"
+SHARES = frozenset(
+    {
+        "eval/test_pairwise_accuracy",
+        "eval/test_length_matched_accuracy",
+        "eval/test_negative_margin_rate",
+        "calib/test_ece",
+        "calib/test_ece_debiased",
+        "train/stop_share",
+    }
+)
+"""Metrics whose true value cannot lie outside of [0, 1]; a gap can."""
 SUMMARIES = {
     "cost/train_seconds": "train",
     "cost/train_pairs_per_second": "train",
@@ -87,17 +98,21 @@ def read_cell(
     history = read_history(folders["train"] / METRICS_FILE)
     samples = dict(_summaries(folders, metrics)) | dict(_training(folders["train"], history, target_accuracy))
     if "evaluate" not in folders:
-        kept = {name: sample for name, sample in samples.items() if name in metrics}
-        return Measured(arm, seed, kept, history=history, diagnoses=diagnose(history))
+        return Measured(arm, seed, _wanted(samples, metrics), history=history, diagnoses=diagnose(history))
     rewards = pd.read_parquet(folders["evaluate"] / "rewards.parquet")
     test = rewards[rewards["split"] == "test"]
     table, prompts = RewardTable.from_frame(test), prompts_digest(test)
     samples |= _over_prompts(table, prompts)
     train = rewards[rewards["split"] == "train"]
-    if GAP in metrics and len(train):
-        samples[GAP] = _gap(samples["eval/test_pairwise_accuracy"], train)
-    kept = {name: sample for name, sample in samples.items() if name in metrics and math.isfinite(sample.value)}
+    gap = _gap(samples.get("eval/test_pairwise_accuracy"), train) if GAP in metrics and len(train) else None
+    if gap is not None:
+        samples[GAP] = gap
+    kept = _wanted(samples, metrics)
     return Measured(arm, seed, kept, table, prompts, history, _gate(folders["evaluate"]), diagnose(history))
+
+
+def _wanted(samples: Mapping[str, SeedSample], metrics: Sequence[str]) -> dict[str, SeedSample]:
+    return {name: one for name, one in samples.items() if name in metrics and math.isfinite(one.value)}
 
 
 def prompts_digest(rewards: pd.DataFrame) -> str:
@@ -137,11 +152,16 @@ def _bootstrap(
     }
 
 
-def _gap(test: SeedSample, train: pd.DataFrame) -> SeedSample:
-    """Train accuracy minus test accuracy; the two have different prompts, so their errors are independent."""
+def _gap(test: SeedSample | None, train: pd.DataFrame) -> SeedSample | None:
+    """Train accuracy minus test accuracy; the two have different prompts, so their errors are independent.
+
+    None where all pairs of either side are tied, as those of a model with constant rewards are.
+    """
     table = RewardTable.from_frame(train)
     [accuracy] = [mean for mean in pair_means(table) if mean.name == "pairwise_accuracy"]
-    trained = _bootstrap(table, [accuracy], prompts_digest(train))["pairwise_accuracy"]
+    trained = _bootstrap(table, [accuracy], prompts_digest(train)).get("pairwise_accuracy")
+    if trained is None or test is None:
+        return None
     if trained.replicates is None or test.replicates is None:
         return SeedSample(trained.value - test.value, None)
     return SeedSample(trained.value - test.value, trained.replicates - test.replicates)

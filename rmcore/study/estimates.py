@@ -16,10 +16,11 @@ from rmcore.resume import FINISHED_FILE
 from rmcore.stages.registry import STAGES, device_type
 from rmcore.store import Entry, canonical_json
 
-KIND_FIELDS = ("precision", "batching", "packing", "gradient_checkpointing", "pairs_per_step")
+KIND_FIELDS = ("precision", "tf32", "compile", "batching", "packing", "gradient_checkpointing", "pairs_per_step")
 """Settings of training that change its throughput; what is left out moves it by some percent."""
 FORWARD_SHARE = 1 / 3
 """Of a training pass: a backward pass costs two forward ones (Kaplan et al. 2020, arXiv:2001.08361, section 2.1)."""
+CELL_STAGES = ("prepare", "train", "evaluate", "landscape")
 PRODUCT_PASSES = 3
 """Training passes that a Hessian-vector product costs; about what 24.9 ms to 7.7 ms a gradient come to."""
 
@@ -43,6 +44,12 @@ def kind(config: PipelineConfig) -> str:
     return _kind(name, settings["model"], settings["train"], device_type(config.device))
 
 
+def probe_kind(config: PipelineConfig) -> str:
+    """The same for a probe, which also counts the pairs of its data set."""
+    data = config.data.model_dump(mode="json") | STAGES["prepare"].content(config)
+    return canonical_json({"kind": kind(config), "data": data})
+
+
 def _kind(name: str, model: Mapping[str, Any], train: Mapping[str, Any], device: str) -> str:
     shared = {field: train.get(field) for field in KIND_FIELDS}
     sides = {"max_seq_len": model["max_seq_len"], "lora": model["lora"] is not None}
@@ -51,21 +58,20 @@ def _kind(name: str, model: Mapping[str, Any], train: Mapping[str, Any], device:
 
 @dataclass
 class Estimates:
-    """Expected seconds of stages, from store entries and probes by `kind`."""
+    """Expected seconds of stages, from store entries and probes by `probe_kind`."""
 
     entries: Sequence[Entry]
     probes: Mapping[str, Probe]
 
     def knows(self, config: PipelineConfig) -> bool:
-        """Whether the training time of `config` can be told."""
-        return self.seconds(config, "train") is not None
+        """Whether the time of every stage that a cell may run can be told."""
+        return all(self.seconds(config, stage) is not None for stage in CELL_STAGES)
 
     def seconds(self, config: PipelineConfig, stage: str) -> float | None:
         """Expected wall seconds of one stage; None: nothing like it was measured."""
         if stage == "prepare":
-            return self._newest(entry for entry in self._of("prepare") if _same_source(entry, config)) or self._start(
-                config
-            )
+            taken = self._newest(entry for entry in self._of("prepare") if _same_source(entry, config))
+            return taken if taken is not None else self._start(config)
         trained = self._trained.get(kind(config), [])
         if stage == "train":
             return self._train_seconds(config, trained)
@@ -80,19 +86,26 @@ class Estimates:
 
     def _train_seconds(self, config: PipelineConfig, trained: Sequence[Entry]) -> float | None:
         for entry in trained:
-            record = json.loads((entry.path / FINISHED_FILE).read_text())
-            pairs = _planned_pairs(config, entry, record)
+            record = _read_record(entry)
+            pairs = self._planned_pairs(config)
+            if record is None or pairs is None:
+                continue
             outside = max(0.0, entry.wall_seconds - record["train_seconds"])
             return pairs / record["pairs_per_second"] + outside
-        probe = self.probes.get(kind(config))
-        if probe is None:
+        probe, pairs = self.probes.get(probe_kind(config)), self._planned_pairs(config)
+        if probe is None or pairs is None:
             return None
-        steps = config.train.steps
-        pairs = steps * config.train.pairs_per_step if steps else config.train.epochs * probe.num_train
         return probe.start_seconds + pairs / probe.pairs_per_second
 
+    def _planned_pairs(self, config: PipelineConfig) -> float | None:
+        """Pairs that a training would see; None where it counts epochs of data that no probe has counted."""
+        if config.train.steps is not None:
+            return config.train.steps * config.train.pairs_per_step
+        probe = self.probes.get(probe_kind(config))
+        return None if probe is None else config.train.epochs * probe.num_train
+
     def _from_probe(self, config: PipelineConfig, stage: str) -> float | None:
-        probe = self.probes.get(kind(config))
+        probe = self.probes.get(probe_kind(config))
         if probe is None:
             return None
         if stage == "landscape":
@@ -103,7 +116,7 @@ class Estimates:
         return probe.start_seconds + passes / probe.pairs_per_second
 
     def _start(self, config: PipelineConfig) -> float | None:
-        probe = self.probes.get(kind(config))
+        probe = self.probes.get(probe_kind(config))
         return None if probe is None else probe.start_seconds
 
     def _of(self, stage: str) -> list[Entry]:
@@ -125,13 +138,13 @@ class Estimates:
         return found
 
 
-def _planned_pairs(config: PipelineConfig, entry: Entry, record: Mapping[str, Any]) -> float:
-    """Pairs that a training would see; its number of pairs an epoch is taken from the one that was measured."""
-    if config.train.steps is not None:
-        return config.train.steps * config.train.pairs_per_step
-    before = entry.inputs["config"]["train"]
-    planned = record["num_pairs"] / record["num_steps"] * record["planned_steps"]
-    return planned if before["steps"] is not None else planned * config.train.epochs / before["epochs"]
+def _read_record(entry: Entry) -> dict[str, Any] | None:
+    """How a training ended; None where the artifact is damaged, which is no reason to refuse a plan."""
+    try:
+        record: dict[str, Any] = json.loads((entry.path / FINISHED_FILE).read_text())
+    except (OSError, ValueError):
+        return None
+    return record
 
 
 def _same_source(entry: Entry, config: PipelineConfig) -> bool:

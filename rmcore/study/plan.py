@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rmcore.config import PipelineConfig
 from rmcore.resume import RESUME_FOLDER
 from rmcore.stages.registry import STAGES, stage_inputs
-from rmcore.store import ArtifactRef, Store, explain_inputs, make_key
+from rmcore.store import ArtifactRef, Entry, Store, explain_inputs, make_key
 from rmcore.study.estimates import Estimates
 
 SHOWN_DIFFERENCES = 3
@@ -89,20 +89,22 @@ class Planner:
     _checked: dict[tuple[str, str], str | None] = field(default_factory=dict)
 
     @cached_property
-    def _entries(self) -> list:
+    def _entries(self) -> list[Entry]:
         return self.store.entries()
 
     def plan(self, cell: Cell, *, waits_for: str = "") -> CellPlan:
-        """What of a cell is there and what has to run."""
-        return CellPlan(cell, tuple(self._stages(cell)), waits_for)
+        """What of a cell is there and what has to run; all but its data, where its settings wait for something."""
+        return CellPlan(cell, tuple(self._stages(cell, waits_for)), waits_for)
 
-    def _stages(self, cell: Cell) -> Iterator[StagePlan]:
+    def _stages(self, cell: Cell, waits_for: str) -> Iterator[StagePlan]:
         refs: dict[str, ArtifactRef] = {}
         missing = ""
         for name in cell.stages:
             stage = STAGES[name]
-            if missing:
-                yield StagePlan(name, None, None, f"follows {missing}", self.estimates.seconds(cell.config, name))
+            if missing or (waits_for and stage.upstream):
+                # What stands in the store for the settings so far is not what will be asked for.
+                why = f"follows {missing}" if missing else waits_for
+                yield StagePlan(name, None, None, why, self.estimates.seconds(cell.config, name))
                 continue
             inputs = stage_inputs(stage, cell.config, refs)
             key = make_key(inputs)
@@ -121,10 +123,10 @@ class Planner:
             self._checked[name, key] = self.store.damage(name, key)
         return self._checked[name, key]
 
-    def _why(self, name: str, key: str, inputs: Mapping) -> str:
+    def _why(self, name: str, key: str, inputs: Mapping[str, Any]) -> str:
         unfinished = self.store.unfinished(name, key) / RESUME_FOLDER
-        if states := sorted(unfinished.glob("step_*")):
-            return f"an earlier attempt was cut off; goes on from {states[-1].name.replace('_', ' ')}"
+        if steps := [int(state.name.removeprefix("step_")) for state in unfinished.glob("step_*")]:
+            return f"an earlier attempt was cut off; goes on from step {max(steps)}"
         nearest, differing = explain_inputs([entry for entry in self._entries if entry.stage == name], inputs)
         if nearest is None:
             return "nothing like it is in the store"

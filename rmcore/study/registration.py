@@ -13,14 +13,14 @@ from typing import Any
 from rmcore.errors import StoreError
 from rmcore.files import exclusive, write_json
 from rmcore.report.experiment_schema import Registration
-from rmcore.store import flatten, make_key
+from rmcore.store import canonical_json, flatten, make_key
 
 LONGEST_VALUE = 120
 """Characters of a value in a line that says what changed."""
 
 
 def register(folder: Path, frozen: Mapping[str, Any]) -> Registration:
-    """Freeze a declaration, or find it where it is the newest one already.
+    """Freeze a declaration, or find it where it was frozen before: its claims are as old as their first writing.
 
     Args:
         folder: all registrations of one experiment and size; made here.
@@ -29,18 +29,20 @@ def register(folder: Path, frozen: Mapping[str, Any]) -> Registration:
     Raises:
         StoreError: an earlier registration was changed after it was frozen.
     """
+    frozen = json.loads(canonical_json(frozen))  # as it is read back, lists for tuples
     digest = make_key(frozen)
     with exclusive(folder / ".lock"):
         earlier = [read_registration(path) for path in sorted(folder.glob("*.json"))]
-        if earlier and earlier[-1]["hash"] == digest:
-            return _summary(earlier[-1], folder)
-        number = len(earlier) + 1
+        for known in earlier:
+            if known["hash"] == digest:
+                return _summary(known, folder)
+        number = earlier[-1]["number"] + 1 if earlier else 1
         record = {
             "hash": digest,
             "number": number,
             "frozen_at": datetime.now(UTC).isoformat(timespec="seconds"),
             "changes": describe_changes(earlier[-1]["frozen"], frozen) if earlier else [],
-            "frozen": dict(frozen),
+            "frozen": frozen,
         }
         write_json(_path(folder, number, digest), record)
     return _summary(record, folder)
@@ -50,27 +52,36 @@ def read_registration(path: Path) -> dict[str, Any]:
     """Read a registration and check that it is what was frozen.
 
     Raises:
-        StoreError: its content does not have the hash that it names.
+        StoreError: it is no registration, or its content does not have the number and hash that it names.
     """
-    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    if make_key(record["frozen"]) != record["hash"]:
+    try:
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        whole = make_key(record["frozen"]) == record["hash"]
+        whole = whole and path.name == _path(path.parent, record["number"], record["hash"]).name
+    except (ValueError, KeyError, TypeError):
+        whole = False
+    if not whole:
         raise StoreError(
-            f"the registration {path} was changed after it was frozen: its hypotheses are not those of its hash "
-            f"{record['hash'][:12]}. Restore the file, or remove it if no verdict names it."
+            f"the registration {path} was changed after it was frozen: what it says is not what its hash names. "
+            "Restore the file, or remove it if no verdict names it."
         )
     return record
 
 
 def describe_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """One line for each value that differs: `hypotheses.H1.threshold: 0.03 -> 0.02`."""
+    """One line for each value that differs: `hypotheses.H1.threshold: 0.03 -> 0.02`; also where only an order does."""
     old, new = (flatten(_by_name(record)) for record in (before, after))
-    lines = []
+    lines = [
+        f"{name}: in another order: {', '.join(one['name'] for one in after[name])}"
+        for name in sorted(before.keys() & after.keys())
+        if before[name] != after[name] and _by_name(before[name]) == _by_name(after[name])
+    ]
     for name in sorted(old.keys() | new.keys()):
         if name not in new:
             lines.append(f"{name} removed (was {_shown(old[name])})")
         elif name not in old:
             lines.append(f"{name} added: {_shown(new[name])}")
-        elif old[name] != new[name]:
+        elif canonical_json(old[name]) != canonical_json(new[name]):  # to Python, true is 1
             lines.append(f"{name}: {_shown(old[name])} -> {_shown(new[name])}")
     return lines
 

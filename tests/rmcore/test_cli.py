@@ -184,7 +184,7 @@ def test_a_finished_training_is_not_overwritten(checkpoint, files):
     assert "already holds a finished training" in done.stderr
 
 
-@pytest.mark.parametrize("command", ["serve", "compare"])
+@pytest.mark.parametrize("command", ["serve"])
 def test_what_is_not_there_yet_is_refused_with_an_alternative(command):
     done = rm_opt(command, check=False)
     assert done.returncode == 2

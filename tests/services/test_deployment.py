@@ -1,11 +1,13 @@
 """The project's own deployment between `rm-opt up` and `rm-opt down`: triggered as the UI does, seen in a browser."""
 
+import json
 import os
 import shutil
 import socket
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime, timedelta
 
 import httpx
 import pytest
@@ -13,6 +15,8 @@ import pytest
 from experiments.presets import PRESETS
 
 pytestmark = pytest.mark.services
+FLOWS = ("pipeline", "experiment")
+MATRIX = {"experiment": "baseline", "size": "smoke", "seeds": 2}
 CHROMIUM_FLAGS = [
     "--headless",
     "--no-sandbox",
@@ -37,7 +41,8 @@ class Services:
 
     def __init__(self, home):
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
-        self.environment = inherited | {"RM_OPT_HOME": str(home)}
+        self.home = home
+        self.environment = inherited | {"RM_OPT_HOME": str(home), "RM_OPT_DEVICE_SLOTS": "2"}
         prefect_port, mlflow_port = free_port(), free_port()
         self.ui, self.mlflow = f"http://127.0.0.1:{prefect_port}", f"http://127.0.0.1:{mlflow_port}"
         self.api = f"{self.ui}/api"
@@ -49,9 +54,23 @@ class Services:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def trigger(self, parameters):
-        deployment = httpx.get(f"{self.api}/deployments/name/pipeline/pipeline").raise_for_status().json()
-        return httpx.post(f"{self.api}/deployments/{deployment['id']}/create_flow_run", json={"parameters": parameters})
+    def deployment(self, flow="pipeline", name=None):
+        return httpx.get(f"{self.api}/deployments/name/{flow}/{name or flow}").raise_for_status().json()
+
+    def trigger(self, parameters, flow="pipeline"):
+        place = f"{self.api}/deployments/{self.deployment(flow)['id']}/create_flow_run"
+        return httpx.post(place, json={"parameters": parameters})
+
+    def patiently(self, method, address, **options):
+        """Ask again while Prefect's database is busy (503), as its own client does."""
+        deadline = time.monotonic() + 60
+        while (answer := httpx.request(method, address, **options)).status_code == 503:
+            assert time.monotonic() < deadline, answer.text
+            time.sleep(0.5)
+        return answer.raise_for_status()
+
+    def flow_runs(self, **conditions):
+        return httpx.post(f"{self.api}/flow_runs/filter", json={"flow_runs": conditions}).raise_for_status().json()
 
     def wait(self, run_id, timeout_s=300):
         deadline = time.monotonic() + timeout_s
@@ -86,8 +105,7 @@ def test_up_prints_both_addresses_and_status_agrees(services):
 
 
 def test_the_form_has_choices_bounds_and_help(services):
-    deployment = httpx.get(f"{services.api}/deployments/name/pipeline/pipeline").json()
-    schema = deployment["parameter_openapi_schema"]
+    schema = services.deployment()["parameter_openapi_schema"]
     train = schema["definitions"]["TrainConfig"]["properties"]
     assert train["optimizer"]["enum"] == ["adamw", "adam", "sgd", "muon", "lion", "sam"]
     assert train["lr"]["exclusiveMinimum"] == 0
@@ -128,13 +146,10 @@ def test_the_form_and_the_run_show_in_a_browser(services, finished, tmp_path):
     if browser is None:
         assert os.environ.get("CI") != "true", "CI installs Chromium"
         pytest.skip("Chromium is not installed")
-    deployment = httpx.get(f"{services.api}/deployments/name/pipeline/pipeline").json()
+    forms = {name: f"{services.ui}/deployments/deployment/{services.deployment(name)['id']}/run" for name in FLOWS}
     pages = {
-        f"{services.ui}/deployments/deployment/{deployment['id']}/run": [
-            "Peak learning rate",
-            "eval/pairwise_accuracy",
-            "Submit",
-        ],
+        forms["pipeline"]: ["Peak learning rate", "eval/pairwise_accuracy", "Submit"],
+        forms["experiment"]: ["which question: baseline, ablation", "replicates of every arm", "Submit"],
         f"{services.ui}/runs/flow-run/{finished['id']}": ["from-ui-seed0", "Completed"],
     }
     for address, expected in pages.items():
@@ -142,3 +157,54 @@ def test_the_form_and_the_run_show_in_a_browser(services, finished, tmp_path):
         page = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
         missing = [text for text in expected if text.lower() not in page.lower()]
         assert not missing, f"{missing} not on {address}"
+
+
+@pytest.fixture(scope="module")
+def matrix(services):
+    """A matrix started as the UI does it."""
+    answer = services.trigger(MATRIX, "experiment").raise_for_status().json()
+    return services.wait(answer["id"], timeout_s=500)
+
+
+def trained(services):
+    return {path: path.read_bytes() for path in services.home.glob("store/train/*/MANIFEST.json")}
+
+
+def test_a_matrix_started_in_the_ui_a_command_and_a_schedule_share_their_cells(services, matrix, tmp_path):
+    assert matrix["state_type"] == "COMPLETED", matrix["state"]
+    before = trained(services)
+    assert len(before) >= 4
+    services.rm_opt("experiment", "baseline", "--seeds", 2, "--summary", tmp_path / "summary.json")
+    outcome = json.loads((tmp_path / "summary.json").read_text())
+    assert outcome["computed"] == []
+    assert outcome["results"]["cost"]["num_cached"] == 4
+    deployment = services.deployment("experiment")
+    schedule = {"schedule": {"interval": 3600, "anchor_date": "2026-01-01T00:00:00Z"}, "active": True}
+    created = httpx.post(
+        f"{services.api}/deployments/{deployment['id']}/schedules", json=[schedule | {"parameters": MATRIX}]
+    ).raise_for_status()
+    now = datetime.now(UTC)
+    due = {"start_time": (now - timedelta(hours=1)).isoformat(), "end_time": now.isoformat(), "max_runs": 1}
+    services.patiently("POST", f"{services.api}/deployments/{deployment['id']}/schedule", json=due)
+    [run] = services.flow_runs(tags={"all_": ["auto-scheduled"]}, state={"type": {"not_any_": ["CANCELLED"]}})[:1]
+    assert run["auto_scheduled"]
+    assert services.wait(run["id"])["state_type"] == "COMPLETED"
+    place = f"{services.api}/deployments/{deployment['id']}/schedules/{created.json()[0]['id']}"
+    httpx.delete(place).raise_for_status()
+    assert trained(services) == before
+
+
+def test_the_schedules_that_are_shipped_are_paused(services):
+    for name, cron in (("nightly-ablation", "0 2 * * *"), ("weekly-optimizers", "0 3 * * 0")):
+        [schedule] = services.deployment("experiment", name)["schedules"]
+        assert schedule["schedule"]["cron"] == cron
+        assert not schedule["active"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("size", "huge"), ("experiment", "abblation"), ("seeds", 0)], ids=["choice", "name", "bound"]
+)
+def test_a_bad_matrix_is_refused_by_the_form_naming_the_field(services, field, value):
+    answer = services.trigger(MATRIX | {field: value}, "experiment")
+    assert answer.status_code == 409
+    assert field in answer.text

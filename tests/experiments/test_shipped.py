@@ -1,0 +1,291 @@
+"""The shipped experiments against the validation plan, and what can be taken of them."""
+
+import math
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from experiments.arms import shown_changes
+from experiments.catalogue import CATALOGUE
+from experiments.library import SHIPPED, load_experiment, restrict
+from experiments.sizes import NOTHING, SIZES
+from rmcore.config import PipelineConfig
+from rmcore.errors import ConfigError
+from rmcore.stages.run import run_stage
+from rmcore.study.cells import read_cell
+
+ACCURACY = "eval/test_pairwise_accuracy"
+GAP = "eval/train_test_gap"
+ECE = "calib/test_ece"
+EVERY = [(name, size) for name in SHIPPED for size in SIZES]
+
+
+@pytest.fixture(autouse=True)
+def real_data(tmp_path_factory, monkeypatch):
+    """Files that `small` looks for; building an experiment does not read them."""
+    folder = tmp_path_factory.mktemp("data")
+    for part in ("train", "test"):
+        (folder / f"alpacaeval_{part}.parquet").touch()
+    monkeypatch.setenv("RM_OPT_DATA", str(folder))
+
+
+@pytest.mark.parametrize(("name", "size"), EVERY)
+def test_every_one_builds_in_every_size(name, size):
+    experiment = load_experiment(name, size)
+    assert (experiment.name, experiment.size) == (name, size)
+    assert experiment.control in {arm.name for arm in experiment.arms()}
+    assert len(experiment.arms()) >= 2
+    assert len(experiment.seeds) >= (2 if size == "smoke" else 3)
+    assert experiment.metrics[0] == ACCURACY
+    assert all(arm.config.seed == experiment.base.seed for arm in experiment.arms())
+
+
+@pytest.mark.parametrize("missing", [None, "alpacaeval_train.parquet", "alpacaeval_test.parquet"])
+def test_small_without_its_data_is_refused(missing, tmp_path, monkeypatch):
+    if missing is None:
+        monkeypatch.delenv("RM_OPT_DATA")
+    else:
+        other = {"alpacaeval_train.parquet", "alpacaeval_test.parquet"} - {missing}
+        (tmp_path / other.pop()).touch()
+        monkeypatch.setenv("RM_OPT_DATA", str(tmp_path))
+    with pytest.raises(ConfigError, match="RM_OPT_DATA"):
+        load_experiment("baseline", "small")
+
+
+def claims(name, size="paper"):
+    """(metric, comparison, arm, versus or control, direction, threshold) of each hypothesis, by name."""
+    experiment = load_experiment(name, size)
+    return {
+        one.name: (
+            one.metric,
+            one.comparison,
+            one.arm,
+            None if one.comparison == "level" else one.versus or experiment.control,
+            one.direction,
+            one.threshold,
+        )
+        for one in experiment.hypotheses
+    }
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_claims_are_those_of_the_validation_plan(size):
+    h1 = claims("baseline", size)
+    # "baseline 60 %, > 63 % at the same budget"
+    assert h1["H1a"] == (ACCURACY, "difference", "full", "plain", "above", 0.03)
+    assert h1["H1b"] == (ACCURACY, "level", "full", None, "above", 0.63)
+    rest = claims("ablation", size)
+    # "15-20 points without; < 10 with"
+    assert rest["H2a"] == (GAP, "level", "A1", None, "above", 0.15)
+    assert rest["H2b"] == (GAP, "level", "A2", None, "below", 0.10)
+    assert rest["H2c"] == (GAP, "difference", "A2", "A1", "below", 0.0)
+    # "ECE > 0.15 without, < 0.12 with; accuracy within 2 points"
+    assert rest["H3a"] == (ECE, "level", "A2", None, "above", 0.15)
+    assert rest["H3b"] == (ECE, "level", "A3", None, "below", 0.12)
+    assert rest["H3c"] == (ACCURACY, "difference", "A3", "A2", "above", -0.02)
+    # "stops before severe overfitting, keeps the best"; a stop after 90 % of the steps is the failure band
+    assert rest["H5a"] == ("train/stop_share", "level", "A4", None, "below", 0.9)
+    assert rest["H5b"] == (ACCURACY, "difference", "A4", "A3", "above", 0.0)
+    lora = claims("lora", size)
+    # ">= full - 3 points; 3-5x faster; memory < 60 %"
+    assert lora["H4a"] == (ACCURACY, "difference", "r8", "full", "above", -0.03)
+    assert lora["H4b"] == ("cost/train_pairs_per_second", "ratio", "r8", "full", "above", 3.0)
+    assert lora["H4c"] == ("cost/peak_training_mib", "ratio", "r8", "full", "below", 0.6)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_each_arm_of_the_ablation_adds_one_part_until_the_recipe_is_whole(size):
+    experiment = load_experiment("ablation", size)
+    arms = {arm.name: arm.config for arm in experiment.arms()}
+    assert list(arms) == ["A1", "A2", "A3", "A4", "A5"]
+    parts = [
+        {"train.schedule", "train.warmup_steps"},
+        {"train.label_smoothing"},
+        {"train.early_stopping_patience", "train.best_metric"},
+        {"train.regularization_lambda"},
+    ]
+    for (before, after), part in zip(zip(list(arms)[:-1], list(arms)[1:], strict=True), parts, strict=True):
+        assert shown_changes(arms[before], arms[after]).keys() == part
+    assert arms["A5"] == experiment.base.model_copy(update={"study": "ablation"})
+    assert {f"train.{name}": value for name, value in arms["A1"].train.model_dump().items()}.items() >= NOTHING.items()
+
+
+def test_the_whole_recipe_of_size_paper_has_the_values_of_the_validation_plan():
+    train = load_experiment("ablation", "paper").base.train
+    assert (train.schedule, train.warmup_steps, train.label_smoothing) == ("cosine", 50, 0.05)
+    assert (train.early_stopping_patience, train.best_metric) == (5, "eval/pairwise_accuracy")
+    assert (train.regularization_lambda, train.lr, train.steps) == (0.001, 5e-6, 1000)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_plain_loop_has_no_part_of_the_recipe(size):
+    plain, full = load_experiment("baseline", size).arms()
+    assert shown_changes(full.config, plain.config).keys() == NOTHING.keys() | {"train.batching"}
+    assert plain.config.train.steps == full.config.train.steps
+
+
+def test_lora_has_the_ranks_of_the_validation_plan_and_as_many_trials_for_each_arm():
+    experiment = load_experiment("lora", "paper")
+    shapes = {arm.name: arm.config.model.lora and (arm.config.model.lora.rank, arm.config.model.lora.alpha)
+              for arm in experiment.arms()}  # fmt: skip
+    assert shapes == {"full": None, "r8": (8, 16), "r16": (16, 32)}
+    assert experiment.tuning.ranges.keys() == shapes.keys()
+
+
+def test_sensitivity_has_the_values_of_the_validation_plan_in_its_order():
+    experiment = load_experiment("sensitivity", "paper")
+    varied = [(factor.name, [value for one in factor.levels.values() for value in one.values()])
+              for factor in experiment.factors]  # fmt: skip
+    assert [name for name, _ in varied] == ["lr", "smoothing", "warmup", "penalty"]
+    wanted = [[1e-6, 5e-6, 1e-5], [0, 0.05, 0.1], [0, 50, 100], [0, 0.001, 0.01]]
+    assert [values for _, values in varied] == [pytest.approx(values) for values in wanted]
+    # the middle ones are the base, so nine arms are left
+    assert len(experiment.arms()) == 9
+    assert experiment.arms()[0].merged == ("lr=1x", "smoothing=0.05", "warmup=50", "penalty=0.001")
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_optimizers_differ_in_the_optimizer_alone_and_are_tuned_alike(size):
+    experiment = load_experiment("optimizers", size)
+    assert [arm.name for arm in experiment.arms()] == ["adam", "adamw", "sgd", "muon", "lion"]
+    for arm in experiment.arms():
+        assert shown_changes(experiment.base, arm.config).keys() <= {"train.optimizer", "study"}
+        assert arm.config.train.optimizer == arm.name
+        assert len(experiment.tuning.values(arm.name)) == experiment.tuning.trials
+    assert experiment.tuning.ranges.keys() == {"adam", "adamw", "sgd", "muon", "lion"}
+
+
+def test_arms_are_taken_in_declared_order_whatever_the_order_asked_for():
+    whole = load_experiment("optimizers")
+    one, other = (restrict(whole, arms=arms) for arms in (["muon", "adamw"], ["adamw", "muon", "muon"]))
+    assert [arm.name for arm in one.arms()] == ["adamw", "muon"]
+    assert one.frozen() == other.frozen()
+    assert one.tuning.ranges == {arm: whole.tuning.ranges[arm] for arm in ("adamw", "muon")}
+    assert [hypothesis.name for hypothesis in one.hypotheses] == ["O1", "O4"]
+
+
+def test_without_the_control_the_first_arm_asked_for_is_compared_with():
+    taken = restrict(load_experiment("optimizers"), arms=["muon", "adam"])
+    assert taken.control == "muon"
+    assert taken.hypotheses == ()  # what was claimed against adamw is not claimed against muon
+
+
+def test_hypotheses_that_name_arms_left_out_are_left_out():
+    taken = restrict(load_experiment("ablation"), arms=["A1", "A2"])
+    assert [hypothesis.name for hypothesis in taken.hypotheses] == ["H2a", "H2b", "H2c", "H3a"]
+
+
+def test_without_a_tuned_arm_nothing_is_tuned():
+    whole = load_experiment("lora")
+    ranges = {"r8": whole.tuning.ranges["r8"]}
+    partly = whole.model_copy(update={"tuning": whole.tuning.model_copy(update={"ranges": ranges})})
+    assert restrict(partly, arms=["full", "r16"]).tuning is None
+
+
+@pytest.mark.parametrize("arms", [["A9"], [], ["A1", "A9"]])
+def test_arms_that_there_are_not_are_refused(arms):
+    with pytest.raises(ConfigError, match="there are A1, A2, A3, A4, A5"):
+        restrict(load_experiment("ablation"), arms=arms)
+
+
+def test_arms_of_several_factors_cannot_be_chosen():
+    with pytest.raises(ConfigError, match="varies lr, smoothing, warmup, penalty"):
+        restrict(load_experiment("sensitivity"), arms=["base"])
+
+
+def test_another_number_of_seeds_and_another_budget():
+    taken = restrict(load_experiment("ablation"), seeds=5, budget_minutes=1.5)
+    assert (taken.seeds, taken.budget_minutes) == ((0, 1, 2, 3, 4), 1.5)
+    with pytest.raises(ValidationError, match="seeds"):
+        restrict(taken, seeds=0)
+    with pytest.raises(ValidationError, match="budget_minutes"):
+        restrict(taken, budget_minutes=-1)
+
+
+def test_the_full_grid_has_every_combination_and_the_base_as_control():
+    single = load_experiment("sensitivity", "paper")
+    grid = restrict(single, grid=True)
+    assert len(grid.arms()) == 3**4
+    control = next(arm for arm in grid.arms() if arm.name == grid.control)
+    assert control.config == single.arms()[0].config
+    configs = [arm.config for arm in grid.arms()]
+    assert all(arm.config in configs for arm in single.arms())
+
+
+def test_what_is_a_grid_stays_as_it_is():
+    ablation = load_experiment("ablation")
+    assert restrict(ablation, grid=True) == ablation
+
+
+@pytest.mark.parametrize(("name", "size"), EVERY)
+def test_a_declaration_can_be_kept_in_a_file(name, size, tmp_path):
+    experiment = load_experiment(name, size)
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump(experiment.model_dump(mode="json"), sort_keys=False))
+    loaded = load_experiment(str(file))
+    assert loaded == experiment
+    assert loaded.frozen() == experiment.frozen()
+
+
+def test_files_that_are_no_experiment_are_refused(tmp_path):
+    file = tmp_path / "mine.yaml"
+    with pytest.raises(ConfigError, match=r"mine.yaml cannot be read: No such file"):
+        load_experiment(str(file))
+    for text, message in (("a: [", "not valid YAML"), ("- a", "holds a list"), ("\x00", "not valid YAML")):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=message):
+            load_experiment(str(file))
+    file.write_bytes(b"\xff\xfe\xff")
+    with pytest.raises(ConfigError, match="not valid YAML"):
+        load_experiment(str(file))
+    file.write_text("name: mine")
+    with pytest.raises(ValidationError, match="question"):
+        load_experiment(str(file))
+
+
+def test_an_unknown_name_is_refused_with_the_one_that_was_meant():
+    with pytest.raises(ConfigError, match="Did you mean 'ablation'"):
+        load_experiment("abblation")
+
+
+@pytest.fixture(scope="module")
+def cell(tmp_path_factory):
+    """The artifacts of one cell of size smoke, six steps long."""
+    smoke = load_experiment("optimizers", "smoke").arms()[0].config.model_dump()
+    smoke["train"] |= {"steps": 6, "eval_every": 3, "log_every": 2}
+    smoke["data"]["gold"] |= {"num_prompts": 40}
+    config = PipelineConfig.model_validate(smoke)
+    place = tmp_path_factory.mktemp("cell")
+    folders = {}
+    for stage in ("prepare", "train", "evaluate", "landscape"):
+        out = place / stage
+        out.mkdir()
+        run_stage(stage, config, dict(folders), out)
+        folders[stage] = out
+    return folders
+
+
+def test_a_real_cell_reports_every_metric_of_the_catalogue(cell):
+    measured = read_cell("adam", 0, cell, list(CATALOGUE), target_accuracy=0.001)
+    assert measured.samples.keys() == CATALOGUE.keys()
+    for name, spec in CATALOGUE.items():
+        sample = measured.samples[name]
+        assert math.isfinite(sample.value), name
+        assert (sample.replicates is not None) == spec.over_prompts, name
+    assert measured.value("train/num_steps") == 6
+    assert measured.value("train/stop_share") == 1
+    assert 0 < measured.value("train/steps_to_target") <= 6
+    assert 0 < measured.value("cost/seconds_to_target") <= measured.value("cost/train_seconds")
+
+
+def test_a_metric_comes_from_the_stage_that_the_catalogue_names(cell):
+    """So a cell that runs only the stages that its metrics need reports them all."""
+    for name, spec in CATALOGUE.items():
+        upstream = {stage: cell[stage] for stage in ("prepare", "train", spec.stage)}
+        assert name in read_cell("adam", 0, upstream, [name], target_accuracy=0.001).samples
+
+
+def test_only_the_metrics_asked_for_are_reported(cell):
+    measured = read_cell("adam", 0, cell, [ACCURACY, "train/steps_to_target"])
+    assert measured.samples.keys() == {ACCURACY}  # no target was declared

@@ -1,0 +1,238 @@
+"""The plan of a matrix: cells, trials, budget and name, without Prefect and without running a cell."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from experiments.schema import TUNING_SEED, Experiment
+from flows.planning import make_plan, matrix_key
+from rmcore.data.table import write_pairs
+from rmcore.errors import ConfigError
+from rmcore.resume import FINISHED_FILE
+from rmcore.stages.registry import STAGES, slug, stage_inputs
+from rmcore.store import MANIFEST, Store, make_key
+from rmcore.study.estimates import Probe, kind
+from rmcore.tracking import METRICS_FILE
+
+ACCURACY = "eval/test_pairwise_accuracy"
+BASE = {
+    "device": "cpu",
+    "data": {"gold": {"num_prompts": 40, "pairs_per_prompt": 1}, "validation_fraction": 0.2},
+    "model": {"name": "tiny", "max_seq_len": 256},
+    "train": {"steps": 30, "pairs_per_step": 4, "token_budget": 8192},
+}
+DECLARED = {
+    "name": "rates",
+    "title": "Two learning rates",
+    "question": "Does a larger learning rate help?",
+    "base": BASE,
+    "factors": [{"name": "lr", "levels": {"low": {"train.lr": 1e-4}, "high": {"train.lr": 1e-3}}}],
+    "control": "low",
+    "seeds": [0, 1],
+    "metrics": [ACCURACY],
+    "budget_minutes": 1000,
+}
+TUNING = {"setting": "train.weight_decay", "trials": 2, "ranges": {"high": [1e-3, 1e-1]}}
+
+
+def declare(**changes):
+    return Experiment.model_validate(DECLARED | changes)
+
+
+@pytest.fixture
+def store(tmp_path):
+    """An empty store in a home of its own."""
+    return Store(tmp_path / "store")
+
+
+@pytest.fixture
+def plan(store, tmp_path):
+    """Factory of plans that measure nothing new."""
+    return lambda experiment, **options: make_plan(experiment, store, tmp_path, measure=False, **options)
+
+
+@pytest.fixture
+def probed(tmp_path):
+    """A probe on record for the base: 10 pairs a second after 2 s."""
+    folder = tmp_path / "throughput"
+    folder.mkdir()
+    record = {"kind": kind(declare().base), "probe": dict.fromkeys(Probe.__slots__, 10.0) | {"start_seconds": 2.0}}
+    (folder / "a.json").write_text(json.dumps(record))
+
+
+@pytest.fixture
+def finish(store):
+    """Factory of finished cells: artifacts as stages would leave them; `loss` is the training's best."""
+
+    def finished(cell, loss=0.5):
+        refs = {}
+        for name in cell.stages:
+            inputs = stage_inputs(STAGES[name], cell.config, refs)
+            with store.publish(name, slug(STAGES[name], cell.config), inputs, outcome=("outcome",)) as out:
+                (out / "outcome").write_text(make_key(inputs))
+                (out / METRICS_FILE).write_text(json.dumps({"step": 1, "metrics": {"eval/loss": loss}}) + "\n")
+                record = {"num_pairs": 120, "num_steps": 30, "planned_steps": 30}
+                (out / FINISHED_FILE).write_text(json.dumps(record | {"train_seconds": 4, "pairs_per_second": 30}))
+            refs[name] = store.ref(name, make_key(inputs))
+        return refs
+
+    return finished
+
+
+def test_planning_needs_no_orchestrator():
+    program = "import sys, flows.planning; print(sorted({'prefect', 'mlflow', 'torch'} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_there_is_a_cell_for_each_arm_and_seed(plan):
+    found = plan(declare())
+    assert [cell.cell.label for cell in found.cells] == ["low seed 0", "low seed 1", "high seed 0", "high seed 1"]
+    for one in found.cells:
+        assert one.cell.config.seed == one.cell.seed
+        assert one.cell.config.train.lr == {"low": 1e-4, "high": 1e-3}[one.cell.arm]
+    assert found.due == list(found.cells)
+    assert found.trials == ()
+
+
+def test_finished_cells_are_not_due(plan, finish):
+    first, *rest = plan(declare()).cells
+    finish(first.cell)
+    found = plan(declare())
+    assert [one.state for one in found.cells] == ["cached", "run", "run", "run"]
+    assert [one.cell.label for one in found.due] == [one.cell.label for one in rest]
+
+
+def test_the_name_of_the_study_and_what_is_only_reported_change_no_cell(plan, finish):
+    for one in plan(declare()).cells:
+        finish(one.cell)
+    other = declare(name="other", title="Other words", metrics=[ACCURACY, "calib/test_ece"], budget_minutes=1e-6)
+    found = plan(other)
+    assert found.due == []
+    found.check_budget()  # nothing to run takes no time
+
+
+def test_a_plan_over_budget_is_refused_before_any_work(plan, probed, store):
+    found = plan(declare(budget_minutes=0.5))
+    assert found.seconds > 30
+    with pytest.raises(ConfigError, match=r"budget_minutes=0.5: this matrix would take about \d+ minutes \(4 cells"):
+        found.check_budget()
+    assert not store.root.exists()
+    plan(declare(budget_minutes=found.seconds / 60 + 0.01)).check_budget()
+
+
+def test_slots_side_by_side_share_the_time(plan, probed, monkeypatch):
+    monkeypatch.setenv("RM_OPT_DEVICE_SLOTS", "1")
+    alone = plan(declare()).seconds
+    monkeypatch.setenv("RM_OPT_DEVICE_SLOTS", "4")
+    assert plan(declare()).seconds == pytest.approx(alone / 4)
+
+
+def test_an_unknown_time_is_refused(plan):
+    with pytest.raises(ConfigError, match=r"budget_minutes=1000 cannot be kept.*nothing like it has run here"):
+        plan(declare()).check_budget()
+
+
+def test_unknown_speeds_are_measured_and_kept(store, tmp_path):
+    """Two real probes: one gives a time for all cells of its kind, one is refused as training would be."""
+    levels = {"low": {}, "long": {"model.max_seq_len": 4000}}
+    experiment = declare(factors=[{"name": "length", "levels": levels}], seeds=[0])
+    found = make_plan(experiment, store, tmp_path)
+    assert found.seconds is None
+    [problem] = found.problems
+    assert "max_seq_len" in problem
+    with pytest.raises(ConfigError, match=r"budget_minutes=1000 cannot be kept.*max_seq_len"):
+        found.check_budget()
+    low, long = ([one for one in found.cells if one.cell.arm == arm] for arm in ("low", "long"))
+    assert all(stage.seconds > 0 for one in low for stage in one.stages)
+    assert all(stage.seconds is None for one in long for stage in one.stages)
+    assert not list(store.root.rglob(MANIFEST))
+    again = make_plan(declare(), store, tmp_path, measure=False)
+    assert again.seconds is not None
+
+
+def test_trials_have_a_seed_of_their_own_and_stop_after_training(plan):
+    found = plan(declare(tuning=TUNING))
+    values = declare(tuning=TUNING).tuning.values("high")
+    assert [trial.cell.trial for trial in found.trials] == values
+    for trial, value in zip(found.trials, values, strict=True):
+        assert trial.cell.config.train.weight_decay == value
+        assert trial.cell.config.train.lr == 1e-3
+        assert (trial.cell.config.seed, trial.cell.stages) == (TUNING_SEED, ("prepare", "train"))
+    assert len(found.due) == 6
+
+
+def test_cells_wait_for_their_tuning_and_no_others(plan, finish):
+    """Cells with the setting as declared are stored, and are not what the tuned arm will need."""
+    for one in plan(declare()).cells:
+        finish(one.cell)
+    found = plan(declare(tuning=TUNING))
+    low, high = ([one for one in found.cells if one.cell.arm == arm] for arm in ("low", "high"))
+    assert {one.state for one in low} == {"cached"}
+    assert {(one.state, one.why) for one in high} == {("run", "train.weight_decay is tuned first")}
+    assert found.tuned == {}
+
+
+def test_the_best_trial_decides_the_cells(plan, finish):
+    experiment = declare(tuning=TUNING)
+    trials = plan(experiment).trials
+    finish(trials[0].cell, loss=0.6)
+    assert plan(experiment).tuned == {}
+    finish(trials[1].cell, loss=0.4)
+    found = plan(experiment)
+    assert found.tuned["high"]["chosen"] == trials[1].cell.trial
+    assert [trial["score"] for trial in found.tuned["high"]["trials"]] == [0.6, 0.4]
+    weights = {(one.cell.arm, one.cell.config.train.weight_decay) for one in found.cells}
+    assert weights == {("low", declare().base.train.weight_decay), ("high", trials[1].cell.trial)}
+    assert len(found.due) == 4
+
+
+def test_a_trial_that_failed_is_not_waited_for(plan, finish):
+    experiment = declare(tuning=TUNING)
+    first, second = plan(experiment).trials
+    finish(first.cell)
+    assert plan(experiment).tuned == {}
+    found = plan(experiment, failed=frozenset({second.cell.label}))
+    assert found.tuned["high"]["chosen"] == first.cell.trial
+    high = [one for one in found.cells if one.cell.arm == "high"]
+    assert {one.cell.config.train.weight_decay for one in high} == {first.cell.trial}
+    assert {one.waits_for for one in high} == {""}
+    both = plan(declare(tuning=TUNING), failed=frozenset({first.cell.label, second.cell.label}))
+    assert both.tuned["high"]["chosen"] == first.cell.trial  # what is in the store did not fail
+
+
+def test_without_any_score_nothing_is_decided(plan, finish):
+    experiment = declare(tuning=TUNING)
+    for trial in plan(experiment).trials:
+        finish(trial.cell, loss=None)
+    assert plan(experiment).tuned == {}
+
+
+def test_a_matrix_is_named_by_its_registration_and_by_what_runs_it(monkeypatch):
+    experiment = declare()
+    key = matrix_key(experiment, "a" * 64)
+    assert len(key) == 12
+    assert key == matrix_key(declare(), "a" * 64)
+    assert matrix_key(experiment, "b" * 64) != key
+    assert matrix_key(declare(metrics=["train/num_steps"]), "a" * 64) != key  # other stages, other code
+    with monkeypatch.context() as patched:
+        patched.setattr("rmcore.stages.registry.code_digests", lambda module: {module: "changed"})
+        assert matrix_key(experiment, "a" * 64) != key
+    assert matrix_key(declare(base=BASE | {"device": "cuda"}), "a" * 64) != key
+
+
+def test_the_content_of_every_arms_data_is_in_the_name(tmp_path, gold_pairs):
+    file = tmp_path / "pairs.parquet"
+
+    def key():
+        levels = {"low": {}, "high": {"data.source": str(file)}}
+        return matrix_key(declare(factors=[{"name": "data", "levels": levels}]), "a" * 64)
+
+    write_pairs(gold_pairs[:10], file)
+    before = key()
+    write_pairs(gold_pairs[:11], file)
+    assert key() != before
+    write_pairs(gold_pairs[:10], file)
+    assert key() == before

@@ -1,0 +1,287 @@
+"""From cells to arms with intervals and hypotheses with verdicts."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from rmcore.metrics import paired_comparison, sign_flip_test
+from rmcore.study.analysis import arm_bands, arm_metrics, judge_hypotheses
+from rmcore.study.cells import GAP, SHARES, Measured, prompt_scores
+from rmcore.verdicts import SeedSample
+
+ACCURACY = "eval/test_pairwise_accuracy"
+SPEED = "cost/train_pairs_per_second"
+SEEDS = (0, 1, 2)
+
+
+def hypothesis(**changes):
+    declared = {
+        "name": "H1",
+        "claim": "It is so.",
+        "metric": ACCURACY,
+        "comparison": "difference",
+        "arm": "new",
+        "versus": None,
+        "direction": "above",
+        "threshold": 0.0,
+    }
+    return declared | changes
+
+
+def judged(cells, *hypotheses, seeds=SEEDS):
+    found = judge_hypotheses(hypotheses or [hypothesis()], cells, seeds, control="old")
+    json.dumps(found, allow_nan=False)
+    return found if len(hypotheses) > 1 else found[0]
+
+
+def timed(values, metric=SPEED):
+    """Cells of arms by name from one number a seed; None: the cell has none."""
+    return {
+        (arm, seed): Measured(arm, seed, {} if value is None else {metric: SeedSample(value, None)})
+        for arm, numbers in values.items()
+        for seed, value in enumerate(numbers)
+    }
+
+
+@pytest.fixture
+def tested(measure, make_rewards):
+    """Three seeds of two arms on the same prompts, the new one better."""
+    frames = {
+        (arm, seed): make_rewards(10 * number + seed, num_pairs=300, num_prompts=30, gain=gain)
+        for number, (arm, gain) in enumerate({"old": 0.2, "new": 0.9}.items())
+        for seed in SEEDS
+    }
+    return frames, {key: measure(*key, frame) for key, frame in frames.items()}
+
+
+def test_a_difference_is_the_mean_over_seeds_of_arm_minus_versus(tested):
+    _, cells = tested
+    found = judged(cells)
+    apart = [cells["new", seed].value(ACCURACY) - cells["old", seed].value(ACCURACY) for seed in SEEDS]
+    assert found["value"] == pytest.approx(np.mean(apart))
+    assert found["ci_low"] < found["value"] < found["ci_high"]
+    assert (found["versus"], found["num_seeds"], found["num_prompts"]) == ("old", 3, 30)
+    back = judged(cells, hypothesis(arm="old", versus="new"))
+    assert [back["value"], back["ci_low"], back["ci_high"]] == pytest.approx(
+        [-found["value"], -found["ci_high"], -found["ci_low"]]
+    )
+
+
+def test_pairing_makes_a_difference_surer_than_the_two_levels_apart(tested):
+    _, cells = tested
+    [difference, *levels] = judged(
+        cells,
+        hypothesis(metric="eval/test_mean_margin"),
+        *[hypothesis(name=arm, metric="eval/test_mean_margin", comparison="level", arm=arm) for arm in ("new", "old")],
+    )
+    widths = [one["ci_high"] - one["ci_low"] for one in (difference, *levels)]
+    assert widths[0] < 0.8 * math.hypot(*widths[1:])
+
+
+def test_an_arm_does_not_differ_from_itself(tested):
+    _, cells = tested
+    twins = cells | {("twin", seed): cells["new", seed] for seed in SEEDS}
+    found = judged(twins, hypothesis(arm="twin", versus="new"))
+    assert found["value"] == 0.0
+    assert found["ci_low"] == found["ci_high"]
+    assert found["sign_flip_p"] == 1.0
+    assert found["verdict"] == "inconclusive"
+
+
+@pytest.mark.parametrize(("direction", "verdict"), [("above", "supported"), ("below", "refuted")])
+def test_the_verdict_follows_from_interval_and_direction(direction, verdict, tested):
+    _, cells = tested
+    found = judged(cells, hypothesis(metric="eval/test_mean_margin", direction=direction))
+    assert found["ci_low"] > 0
+    assert found["verdict"] == verdict
+
+
+def test_a_ratio_is_shown_as_a_ratio():
+    cells = timed({"new": [20, 22, 25], "old": [10, 10, 12]})
+    found = judged(cells, hypothesis(metric=SPEED, comparison="ratio", threshold=1.0))
+    ratios = np.array([2.0, 2.2, 25 / 12])
+    assert found["value"] == pytest.approx(np.exp(np.log(ratios).mean()))
+    assert 1 < found["ci_low"] < ratios.min() < ratios.max() < found["ci_high"]
+    # symmetric on the log scale, so that the reciprocal claim is the reciprocal interval
+    assert found["ci_low"] * found["ci_high"] == pytest.approx(found["value"] ** 2)
+    back = judged(cells, hypothesis(metric=SPEED, comparison="ratio", arm="old", versus="new", threshold=1.0))
+    assert back["ci_high"] == pytest.approx(1 / found["ci_low"])
+    assert (found["verdict"], back["verdict"]) == ("supported", "refuted")
+
+
+def test_the_smallest_detectable_ratio_is_a_distance_from_the_threshold():
+    cells = timed({"new": [20, 22, 25], "old": [10, 10, 12]})
+    above = judged(cells, hypothesis(metric=SPEED, comparison="ratio", threshold=3.0))
+    below = judged(cells, hypothesis(metric=SPEED, comparison="ratio", threshold=3.0, direction="below"))
+    # the same factor on either side of the threshold
+    assert (3 + above["smallest_detectable"]) / 3 == pytest.approx(3 / (3 - below["smallest_detectable"]))
+
+
+def test_a_ratio_of_what_is_not_positive_is_not_given():
+    name = "hessian/test_lambda_max"
+    cells = timed({"new": [1.0, -2.0, 3.0], "old": [1.0, 1.0, 1.0]}, name)
+    found = judged(cells, hypothesis(metric=name, comparison="ratio", threshold=1.0))
+    assert (found["value"], found["ci_low"], found["verdict"]) == (None, None, "inconclusive")
+    assert "ratio of positive numbers has a value in only 2 of 3 seeds" in found["reason"]
+
+
+def test_a_failed_seed_is_left_out_and_noted():
+    cells = timed({"new": [20, 22, 25], "old": [10, 11, 12]})
+    whole = judged(cells, hypothesis(metric=SPEED))
+    del cells["old", 1]
+    found = judged(cells, hypothesis(metric=SPEED))
+    assert (whole["num_seeds"], found["num_seeds"]) == (3, 2)
+    assert found["value"] == pytest.approx((10 + 13) / 2)
+    assert "1 of 3 declared seeds failed" in found["method"]
+    assert "failed" not in whole["method"]
+    level = arm_metrics(cells, "old", SEEDS, [SPEED])[SPEED]
+    assert (level["num"], level["value"]) == (2, 11.0)
+    assert "1 of 3 declared seeds failed" in level["reason"]
+
+
+def test_a_failed_seed_is_left_out_of_the_sign_flip_too(tested):
+    frames, cells = tested
+    del cells["old", 1]
+    del cells["new", 2]
+    compared = paired_comparison(frames["new", 0], frames["old", 0])
+    assert judged(cells)["sign_flip_p"] == compared["sign_flip_p"]
+
+
+def test_a_metric_with_a_value_in_some_seeds_has_no_mean_of_the_lucky_ones():
+    name = "train/steps_to_target"
+    cells = timed({"new": [20, None, 25], "old": [30, 30, 31]}, name)
+    found = judged(cells, hypothesis(metric=name))
+    assert (found["value"], found["verdict"]) == (None, "inconclusive")
+    assert f"{name} has a value in only 2 of 3 seeds" in found["reason"]
+    metrics = arm_metrics(cells, "new", SEEDS, [name])[name]
+    assert (metrics["value"], metrics["num"]) == (None, 0)
+    assert arm_metrics(cells, "old", SEEDS, [name])[name]["num"] == 3
+
+
+def test_an_arm_without_a_finished_cell_has_no_estimate():
+    found = judged(timed({"old": [1, 2, 3]}), hypothesis(metric=SPEED))
+    assert (found["value"], found["num_seeds"], found["p"]) == (None, 0, None)
+    assert "no cell finished" in found["reason"]
+
+
+def test_shared_prompts_are_told_from_prompts_of_each_seeds_own(tested, measure, make_rewards):
+    _, shared = tested
+    own = {
+        (arm, seed): measure(f"own-{arm}", seed, make_rewards(seed, world=seed, gain=gain))
+        for arm, gain in (("old", 0.2), ("new", 0.9))
+        for seed in SEEDS
+    }
+    mixed = shared | {("old", seed): own["old", seed] for seed in SEEDS}
+    for cells, words in ((shared, "that they share"), (own, "prompts of its own"), (mixed, "prompts of its own")):
+        assert words in judged(cells)["method"]
+    assert "that they share" in judged(mixed, hypothesis(comparison="level"))["method"]
+    assert judged(mixed)["num_prompts"] == 20  # of the smaller table
+
+
+def test_a_seed_with_one_test_prompt_does_not_stop_the_analysis(measure, make_rewards):
+    cells = {("old", seed): measure("old", seed, make_rewards(seed, world=seed)) for seed in SEEDS[:2]}
+    cells["old", 2] = measure("old", 2, make_rewards(2, world=2, num_prompts=1))
+    found = judged(cells, hypothesis(comparison="level", arm="old"))
+    assert found["ci_low"] is not None
+    assert found["method"].startswith("Mean of 3 seeds; Student t interval over seeds")
+
+
+@pytest.mark.parametrize("num_prompts", [10, 40])
+def test_the_sign_flip_of_one_seed_is_that_of_two_models_compared(num_prompts, measure, make_rewards):
+    old, new = (make_rewards(seed, num_pairs=200, num_prompts=num_prompts) for seed in (0, 1))
+    new = new.assign(reward_chosen=new.reward_chosen + 0.4)
+    cells = {("old", 0): measure("old", 0, old), ("new", 0): measure("new", 0, new)}
+    found = judged(cells, seeds=(0,))
+    compared = paired_comparison(new, old)
+    assert found["sign_flip_p"] == compared["sign_flip_p"]
+    assert found["value"] == pytest.approx(compared["accuracy_difference"]["value"])
+
+
+def test_a_prompt_changes_sides_with_all_of_its_seeds(measure, make_rewards):
+    """Seeds that share a prompt share its difficulty: as 90 prompts, 30 prompts of 3 seeds would be too sure."""
+    cells = {
+        (arm, seed): measure(arm, seed, make_rewards(seed + shift, num_prompts=30, gain=gain))
+        for arm, shift, gain in (("old", 0, 0.2), ("new", 10, 0.5))
+        for seed in SEEDS
+    }
+    scores = [
+        prompt_scores(cells["new", seed].test, ACCURACY) - prompt_scores(cells["old", seed].test, ACCURACY)
+        for seed in SEEDS
+    ]
+    found = judged(cells)["sign_flip_p"]
+    assert found == sign_flip_test(np.sum(scores, axis=0)) != sign_flip_test(np.concatenate(scores))
+
+
+def test_only_differences_on_shared_pairs_have_a_sign_flip(tested, measure, make_rewards):
+    _, cells = tested
+    for changes in ({"comparison": "level"}, {"comparison": "ratio", "threshold": 1.0}, {"metric": "calib/test_ece"}):
+        assert judged(cells, hypothesis(**changes))["sign_flip_p"] is None
+    cells["old", 1] = measure("other", 1, make_rewards(1, world=5))
+    assert judged(cells)["sign_flip_p"] is None
+
+
+def test_holm_counts_every_hypothesis_also_those_without_a_value():
+    cells = timed({"new": [20, 22, 25], "old": [10, 10, 12]})
+    alone = judged(cells, hypothesis(metric=SPEED))
+    together = judged(
+        cells,
+        hypothesis(metric=SPEED),
+        *[hypothesis(name=f"N{number}", metric="calib/test_ece") for number in range(3)],
+    )
+    assert alone["p_holm"] == alone["p"] == together[0]["p"]
+    assert together[0]["p_holm"] == pytest.approx(4 * alone["p"])
+    assert together[0]["smallest_detectable"] > alone["smallest_detectable"]
+    assert [one["verdict"] for one in together[1:]] == ["inconclusive"] * 3
+
+
+def test_no_hypothesis_no_verdict():
+    assert judge_hypotheses([], {}, SEEDS, control="old") == []
+
+
+@pytest.mark.parametrize("metric", sorted(SHARES))
+def test_the_interval_of_a_share_stays_within_0_and_1(metric):
+    """Student's t knows no bounds: three seeds near an end reach far beyond it."""
+    cells = timed({"high": [0.9, 0.99, 1.0], "low": [0.0, 0.01, 0.1], "middle": [0.49, 0.5, 0.51]}, metric)
+    ends = {arm: arm_metrics(cells, arm, SEEDS, [metric])[metric] for arm in ("high", "low", "middle")}
+    assert (ends["high"]["ci_high"], ends["low"]["ci_low"]) == (1.0, 0.0)
+    assert 0 < ends["high"]["ci_low"] < ends["high"]["value"]
+    half = ends["middle"]["ci_high"] - 0.5
+    assert half == pytest.approx(4.302653 * 0.01 / math.sqrt(3))  # t(0.975, 2 degrees of freedom)
+    found = judged(cells, hypothesis(metric=metric, comparison="level", arm="high", threshold=0.5))
+    assert found["ci_high"] == 1.0
+    difference = judged(cells, hypothesis(metric=metric, arm="high", versus="low", threshold=0.5))
+    assert difference["ci_high"] > 1.0  # as far as its own t interval reaches
+
+
+def test_clipping_changes_neither_p_nor_verdict():
+    share, number = (
+        judged(
+            timed({"new": [0.9, 0.99, 1.0]}, metric),
+            hypothesis(metric=metric, comparison="level", threshold=0.7),
+        )
+        for metric in (ACCURACY, SPEED)
+    )
+    assert number["ci_high"] > 1
+    assert {**share, "metric": SPEED, "ci_high": number["ci_high"]} == number
+
+
+def test_a_debiased_error_below_zero_reads_as_none():
+    cells = timed({"new": [-0.01, -0.02, 0.01]}, "calib/test_ece_debiased")
+    found = arm_metrics(cells, "new", SEEDS, ["calib/test_ece_debiased"])["calib/test_ece_debiased"]
+    assert (found["value"], found["ci_low"]) == (0.0, 0.0)
+    assert found["ci_high"] > 0
+
+
+def test_a_gap_may_be_negative():
+    found = arm_metrics(timed({"new": [-0.05, 0.01, 0.0]}, GAP), "new", SEEDS, [GAP])[GAP]
+    assert found["ci_low"] < found["value"] < 0
+
+
+def test_bands_are_of_the_means():
+    metrics = {
+        ACCURACY: {"value": 0.6, "ci_low": None, "ci_high": None, "num": 3, "reason": None},
+        GAP: {"value": None, "ci_low": None, "ci_high": None, "num": 0, "reason": "no"},
+    }
+    assert arm_bands(metrics) == {"eval accuracy": "acceptable"}

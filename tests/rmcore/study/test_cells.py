@@ -1,0 +1,162 @@
+"""What a cell measured: values as rmcore.metrics computes them, replicates that are paired where prompts are shared."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from rmcore.metrics import evaluate_pairs
+from rmcore.study import cells as reading
+from rmcore.study.cells import GAP, NUM_RESAMPLES, TEST_METRICS, first_reaching, prompt_scores, read_cell
+
+ACCURACY = "eval/test_pairwise_accuracy"
+
+
+def test_values_are_those_of_the_report_card(measure, make_rewards):
+    frame = make_rewards()
+    card = evaluate_pairs(frame, num_resamples=100)
+    measured = measure("a", 0, frame)
+    for metric, name in TEST_METRICS.items():
+        assert measured.value(metric) == pytest.approx(card[name].value), metric
+        assert measured.samples[metric].replicates.shape == (NUM_RESAMPLES,)
+
+
+def test_cells_with_the_same_prompts_are_resampled_together_whatever_the_order_of_rows(measure, make_rewards):
+    frame = make_rewards()
+    one, other = measure("a", 0, frame), measure("b", 1, frame.sample(frac=1, random_state=0))
+    assert one.prompts == other.prompts
+    for metric in (*TEST_METRICS, GAP):
+        difference = one.samples[metric].replicates - other.samples[metric].replicates
+        np.testing.assert_allclose(difference, 0, atol=1e-9, err_msg=metric)
+
+
+def test_another_model_on_the_same_prompts_is_paired_and_other_prompts_are_independent(measure, make_rewards):
+    frame = make_rewards(0, num_pairs=400, num_prompts=50)
+    one = measure("a", 0, frame)
+    same = measure("b", 0, make_rewards(1, num_pairs=400, num_prompts=50))
+    # the very same rewards, but of prompts with other names: only the draw can tell the two apart
+    other = measure("c", 0, frame.assign(prompt_id=frame.prompt_id + "x"))
+    assert one.prompts == same.prompts != other.prompts
+
+    def correlation(first, second):
+        return np.corrcoef(*(cell.samples["eval/test_mean_margin"].replicates for cell in (first, second)))[0, 1]
+
+    # prompts carry most of the spread of a mean over 8 pairs a prompt, so shared draws show
+    assert correlation(one, same) > 0.5
+    assert abs(correlation(one, other)) < 5 / np.sqrt(NUM_RESAMPLES)
+
+
+def test_replicates_spread_like_the_interval_of_the_report_card(measure, make_rewards):
+    frame = make_rewards(num_pairs=600, num_prompts=60)
+    card = evaluate_pairs(frame, num_resamples=2000)["pairwise_accuracy"]
+    replicates = measure("a", 0, frame).samples[ACCURACY].replicates
+    # two bootstraps of 1000 and 2000 resamples: standard errors agree to about 3 %
+    assert 3.92 * replicates.std() == pytest.approx(card.ci_high - card.ci_low, rel=0.2)
+
+
+def test_the_gap_is_train_minus_test_with_both_errors(measure, make_rewards):
+    test, train = make_rewards(0), make_rewards(5, world=3, gain=2.0)
+    cell = measure("a", 0, test, train=train)
+    trained = evaluate_pairs(train, num_resamples=100)["pairwise_accuracy"].value
+    assert cell.value(GAP) == pytest.approx(trained - cell.value(ACCURACY))
+    assert cell.samples[GAP].replicates.std() > cell.samples[ACCURACY].replicates.std()
+
+
+def tied(frame):
+    return frame.assign(reward_chosen=1.0, reward_rejected=1.0)
+
+
+def test_a_model_with_constant_rewards_has_no_accuracy_and_no_gap(measure, make_rewards):
+    """It is measured all the same: a collapsed arm must not take the whole experiment down."""
+    cell = measure("a", 0, tied(make_rewards()), train=tied(make_rewards(1, world=2)))
+    assert cell.samples.keys().isdisjoint({ACCURACY, GAP, "eval/test_length_matched_accuracy"})
+    assert cell.value(ACCURACY) is None
+    assert cell.value("eval/test_loss") == pytest.approx(np.log(2))
+    assert GAP not in measure("b", 0, make_rewards(), train=tied(make_rewards(1, world=2))).samples
+    assert GAP not in measure("c", 0, make_rewards(), train=pd.DataFrame()).samples
+
+
+def test_an_undefined_metric_is_absent(measure, make_rewards):
+    frame = make_rewards().assign(chosen_chars=100, rejected_chars=10)
+    cell = measure("a", 0, frame)
+    assert cell.value("eval/test_length_matched_accuracy") is None
+    assert cell.value(ACCURACY) is not None
+
+
+def test_one_prompt_has_a_value_without_replicates(measure, make_rewards):
+    assert measure("a", 0, make_rewards(num_prompts=1)).samples[ACCURACY].replicates is None
+
+
+def row(step, accuracy=None, seconds=None):
+    metrics = {"eval/pairwise_accuracy": accuracy, "cost/train_seconds": seconds}
+    return {"step": step, "metrics": {name: value for name, value in metrics.items() if value is not None}}
+
+
+def test_the_target_is_reached_at_the_first_evaluation_at_or_above_it():
+    history = [row(12, 0.9, 6.0), row(4, 0.5, 2.0), row(8, 0.7, 4.0), row(10), row(16, 0.4, 8.0)]
+    assert first_reaching(history, 0.7) == (8, 4.0)
+    assert first_reaching(history, 0.71) == (12, 6.0)
+    assert first_reaching(history, 0.95) is None
+    assert first_reaching([{"step": 1, "metrics": {"eval/pairwise_accuracy": None}}], 0.5) is None
+
+
+def test_a_target_that_was_not_reached_has_no_value(write_cell, make_rewards):
+    metrics = ["train/steps_to_target", "cost/seconds_to_target"]
+    folders = write_cell("a", make_rewards(), history=[row(4, 0.5, 2.0), row(8, 0.6, 4.0)])
+    assert read_cell("a", 0, folders, metrics, target_accuracy=0.9).samples == {}
+    reached = read_cell("a", 0, folders, metrics, target_accuracy=0.6)
+    assert [reached.value(name) for name in metrics] == [8, 4.0]
+    assert read_cell("a", 0, folders, metrics).samples == {}
+
+
+def test_training_is_read_without_an_evaluation(write_cell, make_rewards):
+    folders = write_cell("a", make_rewards(), costs={"cost/train_seconds": 3.5, "cost/peak_training_mib": 8.0})
+    wanted = ["train/num_steps", "train/stop_share", "train/best_step", "cost/train_seconds", ACCURACY]
+    cell = read_cell("a", 0, {"train": folders["train"]}, wanted)
+    assert {name: sample.value for name, sample in cell.samples.items()} == {
+        "train/num_steps": 30, "train/stop_share": 0.75, "train/best_step": 20, "cost/train_seconds": 3.5,
+    }  # fmt: skip
+    assert (cell.test, cell.prompts, cell.gate) == (None, "", ())
+
+
+def test_a_cost_that_was_not_measured_is_absent(write_cell, make_rewards):
+    folders = write_cell("a", make_rewards(), costs={"cost/train_seconds": 3.5})
+    assert read_cell("a", 0, folders, ["cost/peak_training_mib"]).samples == {}
+
+
+def test_the_gate_is_judged_on_this_cell(measure, make_rewards):
+    card = {"pairwise_accuracy": 0.7, "margin_p50": 1.0, "negative_margin_rate": 0.3, "ece": 0.1}
+    good = measure("a", 0, make_rewards(), test_card={name: {"value": value} for name, value in card.items()})
+    assert all(check.passed for check in good.gate)
+    bad = {name: {"value": value} for name, value in (card | {"pairwise_accuracy": 0.59}).items()}
+    failed = {check.name for check in measure("b", 0, make_rewards(), test_card=bad).gate if not check.passed}
+    # train accuracy is 0.8 in both
+    assert failed == {"pairwise_accuracy", "train_test_gap"}
+
+
+@pytest.mark.parametrize(
+    "metric", [ACCURACY, "eval/test_length_matched_accuracy", "eval/test_loss", "eval/test_negative_margin_rate"]
+)
+def test_prompt_scores_add_up_to_the_metric(metric, measure, make_rewards, table):
+    frame = make_rewards()
+    rewards = table(frame)
+    scores = prompt_scores(rewards, metric)
+    count = rewards.length_matched.sum() if "length" in metric else rewards.num_pairs
+    assert scores.shape == (rewards.num_prompts,)
+    assert scores.sum() / count == pytest.approx(measure("a", 0, frame).value(metric))
+
+
+def test_a_tie_scores_one_half(make_rewards, table):
+    rewards = table(tied(make_rewards()))
+    assert prompt_scores(rewards, ACCURACY).sum() == rewards.num_pairs / 2
+
+
+@pytest.mark.parametrize("metric", ["calib/test_ece", GAP, "cost/train_seconds"])
+def test_what_is_no_mean_over_pairs_has_no_prompt_scores(metric, make_rewards, table):
+    assert prompt_scores(table(make_rewards()), metric) is None
+
+
+def test_a_prompts_digest_ignores_the_order_and_repetition_of_rows(make_rewards):
+    frame = make_rewards()
+    again = pd.concat([frame.iloc[::-1], frame])
+    assert reading.prompts_digest(frame) == reading.prompts_digest(again)
+    assert reading.prompts_digest(frame) != reading.prompts_digest(frame[frame.prompt_id != "prompt-0-0"])

@@ -1,0 +1,160 @@
+"""How long a stage would take, by what such stages took."""
+
+import time
+
+import pytest
+
+from rmcore.config import LoraSettings, PipelineConfig
+from rmcore.errors import RmcoreError
+from rmcore.study.estimates import FORWARD_SHARE, PRODUCT_PASSES, Estimates, Probe, kind
+from rmcore.study.probe import probe
+
+PROBE = Probe(pairs_per_second=20.0, start_seconds=7.0, num_train=1000, num_scored=300)
+
+
+def config(**changes):
+    train = {"steps": 40, "pairs_per_step": 8} | changes.pop("train", {})
+    return PipelineConfig.model_validate({"device": "cpu", "train": train} | changes)
+
+
+@pytest.fixture
+def finished(publish, store):
+    """Estimates from one finished cell: 320 pairs in 8 s of steps, 10 s in all, with the settings of `config`."""
+
+    def estimates(made=None, probes=None, **training):
+        made = made or config()
+        refs = {"prepare": publish("prepare", made, {}, wall_seconds=3.0)}
+        refs["train"] = publish("train", made, refs, wall_seconds=10.0, **training)
+        publish("evaluate", made, refs, wall_seconds=5.0)
+        return Estimates(store.entries(), probes or {})
+
+    return estimates
+
+
+def test_training_time_is_pairs_over_throughput_and_what_is_spent_outside_of_steps(finished):
+    estimates = finished()
+    assert estimates.seconds(config(), "train") == pytest.approx(10.0)
+    for steps in (1, 80, 1000):
+        longer = config(train={"steps": steps})
+        assert estimates.seconds(longer, "train") == pytest.approx(2.0 + steps * 8 / 40)
+
+
+def test_a_training_that_stopped_early_tells_the_same_of_a_whole_one(finished):
+    early = finished(num_steps=10, num_pairs=80, train_seconds=2.0)
+    assert early.seconds(config(), "train") == pytest.approx(320 / 40 + 8.0)
+
+
+def test_what_does_not_change_throughput_does_not_matter(finished):
+    estimates = finished()
+    other = config(seed=5, study="else", train={"lr": 1.0, "label_smoothing": 0.0, "optimizer": "lion"})
+    assert kind(other) == kind(config())
+    assert estimates.seconds(other, "train") == pytest.approx(10.0)
+
+
+UNLIKE = {
+    "model": {"model": {"name": "minilm"}},
+    "length": {"model": {"max_seq_len": 1024}},
+    "adapters": {"model": {"lora": LoraSettings()}},
+    "precision": {"train": {"precision": "bf16"}},
+    "loop": {"train": {"batching": "plain"}},
+    "packing": {"train": {"packing": False}},
+    "recomputation": {"train": {"gradient_checkpointing": True}},
+    "pairs of a step": {"train": {"pairs_per_step": 64}},
+    "two passes a step": {"train": {"optimizer": "sam"}},
+    "device": {"device": "cuda"},
+}
+
+
+@pytest.mark.parametrize("changes", UNLIKE.values(), ids=UNLIKE.keys())
+def test_another_kind_of_training_is_unknown_until_it_is_probed(changes, finished):
+    estimates, other = finished(), config(**changes)
+    assert kind(other) != kind(config())
+    assert estimates.seconds(other, "train") is None
+    assert not estimates.knows(other)
+    probed = Estimates(estimates.entries, {kind(other): PROBE})
+    assert probed.seconds(other, "train") == pytest.approx(7.0 + 40 * other.train.pairs_per_step / 20)
+    assert probed.knows(other)
+
+
+def test_a_finished_training_is_believed_before_a_probe(finished):
+    assert finished(probes={kind(config()): PROBE}).seconds(config(), "train") == pytest.approx(10.0)
+
+
+def test_epochs_scale_with_the_training_that_was_measured_in_epochs(finished):
+    once = {"steps": None, "epochs": 1.0}
+    estimates = finished(config(train=once))
+    assert estimates.seconds(config(train=once | {"epochs": 3.0}), "train") == pytest.approx(2.0 + 3 * 8.0)
+
+
+def test_how_many_pairs_an_epoch_has_is_not_guessed_from_steps(finished):
+    """A training of 40 steps says how fast it was, not how long its data are; a probe counts them."""
+    twice = config(train={"steps": None, "epochs": 2.0})
+    assert finished().seconds(twice, "train") is None
+    probed = Estimates(finished(config(seed=1)).entries, {kind(twice): PROBE})
+    assert probed.seconds(twice, "train") == pytest.approx(7.0 + 2 * 1000 / 20)
+
+
+def test_a_damaged_record_is_passed_over(finished, store, publish):
+    estimates = finished()
+    [entry] = [entry for entry in estimates.entries if entry.stage == "train"]
+    (entry.path / "training.json").write_text("{")
+    assert estimates.seconds(config(), "train") is None
+    whole = finished(config(seed=1), num_pairs=640)
+    assert whole.seconds(config(), "train") == pytest.approx(320 / 80 + 2.0)
+
+
+def test_the_other_stages_take_what_they_took(finished):
+    estimates = finished()
+    assert estimates.seconds(config(seed=9), "prepare") == 3.0
+    assert estimates.seconds(config(seed=9, train={"lr": 1.0}), "evaluate") == 5.0
+    assert estimates.seconds(config(evaluate={"train_pairs": 7}), "evaluate") is None
+    assert estimates.seconds(config(model={"max_seq_len": 1024}), "evaluate") is None
+
+
+def test_where_a_stage_was_never_run_the_probe_tells(finished):
+    """A known training does not make its curvature known: without a probe nothing would ever be known of it."""
+    made = config(landscape={"lanczos_steps": 6, "trace_probes": 4, "num_pairs": 8}, evaluate={"train_pairs": 100})
+    estimates = finished()
+    assert estimates.seconds(made, "train") is not None
+    assert estimates.seconds(made, "landscape") is None
+    assert not estimates.knows(made)
+    probed = Estimates(estimates.entries, {kind(made): PROBE})
+    assert probed.seconds(made, "landscape") == pytest.approx(7.0 + PRODUCT_PASSES * (6 + 4) * 8 / 20)
+    assert probed.seconds(made, "evaluate") == pytest.approx(7.0 + FORWARD_SHARE * (300 + 100) / 20)
+    assert probed.knows(made)
+
+
+def test_data_from_elsewhere_are_not_taken_for_prepared(tmp_path, finished):
+    file = tmp_path / "pairs.csv"
+    file.write_text("prompt,chosen,rejected\n")
+    other = config(data={"source": str(file)})
+    estimates = finished()
+    assert estimates.seconds(other, "prepare") is None
+    assert Estimates(estimates.entries, {kind(other): PROBE}).seconds(other, "prepare") == 7.0
+
+
+def test_nothing_is_known_of_an_empty_store():
+    assert not any(Estimates([], {}).seconds(config(), stage) for stage in ("prepare", "train", "evaluate"))
+
+
+def test_the_newest_training_is_believed(finished, store, publish):
+    finished()
+    assert finished(config(seed=1), num_pairs=640).seconds(config(), "train") == pytest.approx(320 / 80 + 2.0)
+
+
+TINY = {"data": {"gold": {"num_prompts": 20, "pairs_per_prompt": 1}}, "model": {"name": "tiny", "max_seq_len": 128}}
+
+
+def test_a_probe_times_real_steps_and_counts_the_data():
+    started = time.time()
+    found = probe(config(**TINY, train={"pairs_per_step": 4, "token_budget": 8192}), started)
+    took = time.time() - started
+    assert 0 < found.start_seconds < took
+    assert 2 * 4 / found.pairs_per_second < took
+    assert found.num_train + found.num_scored == 20
+
+
+def test_a_probe_refuses_what_training_would_refuse():
+    made = config(**TINY | {"model": {"name": "tiny", "max_seq_len": 100_000}})
+    with pytest.raises(RmcoreError, match="max_seq_len"):
+        probe(made, time.time())

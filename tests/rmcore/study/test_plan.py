@@ -1,0 +1,176 @@
+"""What would run and why, told without running anything."""
+
+import pytest
+
+from rmcore.config import PipelineConfig
+from rmcore.files import file_digest
+from rmcore.resume import RESUME_FOLDER
+from rmcore.stages.registry import STAGES, stage_inputs
+from rmcore.store import make_key
+from rmcore.study.estimates import Estimates
+from rmcore.study.plan import Cell, Planner, folders, total_seconds
+
+STAGE_NAMES = ("prepare", "train", "evaluate")
+
+
+def config(seed=0, **train):
+    settings = {"steps": 40, "pairs_per_step": 8, "lr": 1e-3} | train
+    return PipelineConfig.model_validate({"seed": seed, "device": "cpu", "train": settings})
+
+
+def cell(arm="a", stages=STAGE_NAMES, **settings):
+    made = config(**settings)
+    return Cell(arm, arm, made.seed, made, stages)
+
+
+@pytest.fixture
+def planner(store):
+    """Factory of a planner for what the store holds now."""
+    return lambda: Planner(store, Estimates(store.entries(), {}))
+
+
+@pytest.fixture
+def finish(publish):
+    """Factory of finished cells: the artifacts of each stage in order."""
+
+    def finished(one):
+        refs = {}
+        for name in one.stages:
+            refs[name] = publish(name, one.config, refs)
+        return refs
+
+    return finished
+
+
+def stage_of(plan, name):
+    return next(stage for stage in plan.stages if stage.name == name)
+
+
+def test_in_an_empty_store_everything_has_to_run(planner):
+    plan = planner().plan(cell())
+    assert plan.state == "run"
+    assert plan.why == "prepare: nothing like it is in the store"
+    assert [stage.why for stage in plan.stages[1:]] == ["follows prepare"] * 2
+    assert [stage.key is None for stage in plan.stages] == [False, True, True]
+    assert plan.refs == {}
+    assert total_seconds([plan]) is None
+
+
+def test_a_finished_cell_is_cached(planner, finish):
+    refs = finish(cell())
+    plan = planner().plan(cell())
+    assert (plan.state, plan.why, plan.refs) == ("cached", "", refs)
+    assert total_seconds([plan]) == 0
+    assert {name: str(folder) for name, folder in folders(plan.refs).items()} == {
+        name: ref.path for name, ref in refs.items()
+    }
+
+
+def test_prepared_data_alone_is_not_called_partial(planner, finish, publish):
+    prepared = {"prepare": publish("prepare", config(), {})}
+    assert planner().plan(cell()).state == "run"
+    publish("train", config(), prepared)
+    plan = planner().plan(cell())
+    assert (plan.state, plan.refs.keys()) == ("partial", {"prepare", "train"})
+
+
+@pytest.mark.parametrize("damaged", STAGE_NAMES)
+def test_a_damaged_file_is_named(damaged, planner, finish):
+    finish(cell())
+    place = folders(planner().plan(cell()).refs)[damaged] / "outcome.txt"
+    place.write_text("changed")
+    plan = planner().plan(cell())
+    assert plan.why.startswith(f"{damaged}: damaged: {place} has sha256 ")
+    position = STAGE_NAMES.index(damaged)
+    assert list(plan.refs) == list(STAGE_NAMES[:position])
+    assert all(stage.why == f"follows {damaged}" for stage in plan.stages[position + 1 :])
+    assert plan.state == ("partial" if damaged == "evaluate" else "run")
+
+
+def test_a_lost_file_and_a_lost_record_are_damage_and_no_crash(planner, finish):
+    """The record of a training is read for estimates too."""
+    finish(cell())
+    folder = folders(planner().plan(cell()).refs)["train"]
+    (folder / "training.json").unlink()
+    plan = planner().plan(cell())
+    assert plan.why == f"train: damaged: {folder / 'training.json'} is missing"
+    assert stage_of(plan, "train").seconds is None
+
+
+def test_the_setting_that_differs_is_named(planner, finish):
+    finish(cell())
+    trained = planner().plan(cell()).refs["train"].key[:12]
+    assert planner().plan(cell(lr=2e-3)).why == f"train: differs from {trained} in config.train.lr 0.001 -> 0.002"
+    several = planner().plan(cell(lr=2e-3, steps=50, clip=2.0, beta=2.0, warmup_steps=1)).why
+    assert several.startswith(f"train: differs from {trained} in ")
+    assert several.endswith(" and 2 more")
+
+
+def test_the_nearest_artifact_explains(planner, finish):
+    finish(cell(lr=5e-3, clip=3.0))
+    finish(cell())
+    nearest = planner().plan(cell()).refs["train"].key[:12]
+    assert planner().plan(cell(lr=2e-3)).why == f"train: differs from {nearest} in config.train.lr 0.001 -> 0.002"
+
+
+def test_an_unfinished_training_goes_on_from_its_newest_state(planner, publish, store):
+    prepared = {"prepare": publish("prepare", config(), {})}
+    key = make_key(stage_inputs(STAGES["train"], config(), prepared))
+    for step in (3, 20, 100):
+        (store.unfinished("train", key) / RESUME_FOLDER / f"step_{step}").mkdir(parents=True)
+    assert planner().plan(cell()).why == "train: an earlier attempt was cut off; goes on from step 100"
+
+
+def test_a_shared_stage_counts_once(planner, finish, publish):
+    finish(cell(seed=1))  # another seed tells how long each stage takes: 10 s
+    one, other = (planner().plan(cell(arm, lr=lr)) for arm, lr in (("a", 1e-3), ("b", 2e-3)))
+    assert stage_of(one, "prepare").key == stage_of(other, "prepare").key
+    alone = total_seconds([one])
+    assert alone == sum(stage.seconds for stage in one.stages) > stage_of(one, "prepare").seconds == 10
+    assert total_seconds([one, other]) == pytest.approx(2 * alone - 10)
+    assert total_seconds([one, other, one]) == total_seconds([one, other])
+    publish("prepare", config(), {})
+    assert total_seconds([planner().plan(cell())]) == pytest.approx(alone - 10)
+
+
+def test_one_unknown_time_makes_the_sum_unknown(planner, finish):
+    finish(cell(seed=1))
+    known, unknown = planner().plan(cell()), planner().plan(cell("b", pairs_per_step=32))
+    assert total_seconds([known]) is not None
+    assert total_seconds([known, unknown]) is None
+
+
+def test_a_cell_that_waits_for_its_settings_has_only_its_data(planner, finish):
+    """What is stored for the settings so far is not what will be asked for: it neither counts nor makes it cheaper."""
+    finish(cell())
+    plan = planner().plan(cell(), waits_for="train.lr is tuned first")
+    assert (plan.state, plan.why) == ("run", "train.lr is tuned first")
+    assert plan.refs.keys() == {"prepare"}
+    assert total_seconds([plan]) > 0
+
+
+def contents(root):
+    return {str(path.relative_to(root)): file_digest(path) for path in root.rglob("*") if path.is_file()}
+
+
+def test_planning_changes_nothing(planner, finish, store):
+    refs = finish(cell())
+    finish(cell(seed=1))
+    (folders(refs)["evaluate"] / "outcome.txt").write_text("changed")
+    places, before = sorted(store.root.rglob("*")), contents(store.root)
+    for one in (cell(), cell(seed=1), cell(seed=2), cell(lr=1.0), cell(stages=("prepare", "train", "landscape"))):
+        planner().plan(one)
+        planner().plan(one, waits_for="something")
+    assert sorted(store.root.rglob("*")) == places
+    assert contents(store.root) == before
+
+
+def test_planning_in_a_store_that_is_not_there_makes_none(planner, store):
+    planner().plan(cell())
+    assert not store.root.exists()
+
+
+def test_labels_tell_cells_and_trials_apart():
+    made = config(seed=3)
+    assert Cell("A1", "A1", 3, made, STAGE_NAMES).label == "A1 seed 3"
+    assert Cell("A1 lr=0.1", "A1", 3, made, STAGE_NAMES, trial=0.1).label == "A1 lr=0.1 trial"
