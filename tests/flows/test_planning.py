@@ -13,7 +13,7 @@ from rmcore.errors import ConfigError
 from rmcore.resume import FINISHED_FILE
 from rmcore.stages.registry import STAGES, slug, stage_inputs
 from rmcore.store import MANIFEST, Store, make_key
-from rmcore.study.estimates import Probe, kind
+from rmcore.study.estimates import Probe, probe_kind
 from rmcore.tracking import METRICS_FILE
 
 ACCURACY = "eval/test_pairwise_accuracy"
@@ -58,7 +58,10 @@ def probed(tmp_path):
     """A probe on record for the base: 10 pairs a second after 2 s."""
     folder = tmp_path / "throughput"
     folder.mkdir()
-    record = {"kind": kind(declare().base), "probe": dict.fromkeys(Probe.__slots__, 10.0) | {"start_seconds": 2.0}}
+    record = {
+        "kind": probe_kind(declare().base),
+        "probe": dict.fromkeys(Probe.__slots__, 10.0) | {"start_seconds": 2.0},
+    }
     (folder / "a.json").write_text(json.dumps(record))
 
 
@@ -123,11 +126,15 @@ def test_a_plan_over_budget_is_refused_before_any_work(plan, probed, store):
     plan(declare(budget_minutes=found.seconds / 60 + 0.01)).check_budget()
 
 
-def test_slots_side_by_side_share_the_time(plan, probed, monkeypatch):
-    monkeypatch.setenv("RM_OPT_DEVICE_SLOTS", "1")
-    alone = plan(declare()).seconds
+def test_gpus_share_the_time_and_slots_of_a_cpu_do_not(plan, probed, monkeypatch):
+    declared = declare(base={**declare().base.model_dump(), "device": "cpu"})
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    alone = plan(declared).seconds
     monkeypatch.setenv("RM_OPT_DEVICE_SLOTS", "4")
-    assert plan(declare()).seconds == pytest.approx(alone / 4)
+    assert plan(declared).seconds == alone
+    monkeypatch.delenv("RM_OPT_DEVICE_SLOTS")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    assert plan(declared).seconds == pytest.approx(alone / 4)
 
 
 def test_an_unknown_time_is_refused(plan):

@@ -6,7 +6,7 @@ import pytest
 
 from rmcore.config import LoraSettings, PipelineConfig
 from rmcore.errors import RmcoreError
-from rmcore.study.estimates import FORWARD_SHARE, PRODUCT_PASSES, Estimates, Probe, kind
+from rmcore.study.estimates import FORWARD_SHARE, PRODUCT_PASSES, Estimates, Probe, kind, probe_kind
 from rmcore.study.probe import probe
 
 PROBE = Probe(pairs_per_second=20.0, start_seconds=7.0, num_train=1000, num_scored=300)
@@ -71,27 +71,30 @@ def test_another_kind_of_training_is_unknown_until_it_is_probed(changes, finishe
     assert kind(other) != kind(config())
     assert estimates.seconds(other, "train") is None
     assert not estimates.knows(other)
-    probed = Estimates(estimates.entries, {kind(other): PROBE})
+    probed = Estimates(estimates.entries, {probe_kind(other): PROBE})
     assert probed.seconds(other, "train") == pytest.approx(7.0 + 40 * other.train.pairs_per_step / 20)
     assert probed.knows(other)
 
 
 def test_a_finished_training_is_believed_before_a_probe(finished):
-    assert finished(probes={kind(config()): PROBE}).seconds(config(), "train") == pytest.approx(10.0)
+    assert finished(probes={probe_kind(config()): PROBE}).seconds(config(), "train") == pytest.approx(10.0)
 
 
-def test_epochs_scale_with_the_training_that_was_measured_in_epochs(finished):
-    once = {"steps": None, "epochs": 1.0}
-    estimates = finished(config(train=once))
-    assert estimates.seconds(config(train=once | {"epochs": 3.0}), "train") == pytest.approx(2.0 + 3 * 8.0)
+def test_the_pairs_of_an_epoch_are_those_of_the_data_that_a_probe_has_counted(finished):
+    """Another data set of the same kind may be a thousand times larger."""
+    thrice = config(train={"steps": None, "epochs": 3.0})
+    larger = config(train={"steps": None, "epochs": 3.0}, data={"gold": {"num_prompts": 9999}})
+    estimates = finished(config(train={"steps": None, "epochs": 1.0}), probes={probe_kind(thrice): PROBE})
+    assert estimates.seconds(thrice, "train") == pytest.approx(2.0 + 3 * 1000 / 40)
+    assert estimates.seconds(larger, "train") is None
 
 
 def test_how_many_pairs_an_epoch_has_is_not_guessed_from_steps(finished):
     """A training of 40 steps says how fast it was, not how long its data are; a probe counts them."""
     twice = config(train={"steps": None, "epochs": 2.0})
     assert finished().seconds(twice, "train") is None
-    probed = Estimates(finished(config(seed=1)).entries, {kind(twice): PROBE})
-    assert probed.seconds(twice, "train") == pytest.approx(7.0 + 2 * 1000 / 20)
+    probed = Estimates(finished(config(seed=1)).entries, {probe_kind(twice): PROBE})
+    assert probed.seconds(twice, "train") == pytest.approx(2.0 + 2 * 1000 / 40)
 
 
 def test_a_damaged_record_is_passed_over(finished, store, publish):
@@ -118,7 +121,7 @@ def test_where_a_stage_was_never_run_the_probe_tells(finished):
     assert estimates.seconds(made, "train") is not None
     assert estimates.seconds(made, "landscape") is None
     assert not estimates.knows(made)
-    probed = Estimates(estimates.entries, {kind(made): PROBE})
+    probed = Estimates(estimates.entries, {probe_kind(made): PROBE})
     assert probed.seconds(made, "landscape") == pytest.approx(7.0 + PRODUCT_PASSES * (6 + 4) * 8 / 20)
     assert probed.seconds(made, "evaluate") == pytest.approx(7.0 + FORWARD_SHARE * (300 + 100) / 20)
     assert probed.knows(made)
@@ -130,7 +133,7 @@ def test_data_from_elsewhere_are_not_taken_for_prepared(tmp_path, finished):
     other = config(data={"source": str(file)})
     estimates = finished()
     assert estimates.seconds(other, "prepare") is None
-    assert Estimates(estimates.entries, {kind(other): PROBE}).seconds(other, "prepare") == 7.0
+    assert Estimates(estimates.entries, {probe_kind(other): PROBE}).seconds(other, "prepare") == 7.0
 
 
 def test_nothing_is_known_of_an_empty_store():
