@@ -13,6 +13,7 @@ configure_environment()  # before Prefect and MLflow read their settings
 # ruff: noqa: E402
 from prefect import flow, runtime
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
+from prefect.exceptions import TerminationSignal
 from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import Field
 
@@ -144,7 +145,7 @@ class Matrix:
             tracker.log_file(Path(self.registration["path"]), "registration")
             try:
                 outcomes, tuned = self._run_cells(plan)
-            except KeyboardInterrupt:
+            except (KeyboardInterrupt, TerminationSignal):
                 leave_embedded(tracker)
                 raise
             results = gather(self, plan, outcomes, tuned)

@@ -95,9 +95,10 @@ def _run_stages(config: PipelineConfig, store: Store, tracker: RunTracker) -> di
 
 
 def leave_embedded(tracker: RunTracker) -> None:
-    """End this process after Ctrl-C where Prefect's API is the embedded one.
+    """End this process after Ctrl-C or SIGTERM where Prefect's API is the embedded one.
 
-    The terminal sent the same Ctrl-C to the embedded server, and Prefect would try for minutes to tell it.
+    The terminal sent the same Ctrl-C to the embedded server, and Prefect would try for minutes to tell it; after a
+    SIGTERM the server would stay behind.
     """
     if os.environ.get("PREFECT_API_URL"):
         return

@@ -95,9 +95,8 @@ def estimate_over_seeds(
     needed). Own prompts: a drawn seed brings its prompts along; to draw those again would count their error twice and
     widen the interval by up to a factor of 1.4.
 
-    One seed: the interval over prompts alone. No replicates: seeds alone; equal values then give an interval of width
-    zero, as they should for a count of bytes, with p = 0 wherever the threshold is not that value. With replicates, a
-    spread of exactly zero is only a sign of too few observations, and no interval is given.
+    One seed: the interval over prompts alone. No replicates: seeds alone. A spread of exactly zero is a sign of too few
+    observations (no training of three stopped early), and no interval is given.
 
     Args:
         samples: one a seed, in any order.
@@ -122,7 +121,7 @@ def estimate_over_seeds(
     # Own prompts need no replicates: their error is in the spread over seeds, except where there is one seed only.
     crossed = np.stack(replicates) if replicates and (prompts_shared or len(values) == 1) else None
     spread = _spread(values, crossed, num_prompts or 0, num_resamples, seed)
-    limits = spread if isinstance(spread, str) else _limits(spread, sampled=bool(replicates))
+    limits = spread if isinstance(spread, str) else _limits(spread)
     method = _method(len(values), num_prompts, shared=prompts_shared, resampled=bool(replicates))
     centre = _mean(values)
     if isinstance(spread, str) or isinstance(limits, str):
@@ -167,12 +166,12 @@ def _seed_component(values: FloatArray) -> Component:
     return Component(spread_variance(values) / len(values), len(values) - 1)
 
 
-def _limits(spread: TInterval | PercentileInterval, *, sampled: bool) -> tuple[float, float] | str:
-    """The 95 % interval, or why there is none: it has no bound, or no width although prompts were `sampled`."""
+def _limits(spread: TInterval | PercentileInterval) -> tuple[float, float] | str:
+    """The 95 % interval, or why there is none: it has no bound, or no width."""
     bounds = spread.bounds(0.05)
     if bounds is None or not np.isfinite(bounds).all():
         return _UNBOUNDED
-    return _CONSTANT if sampled and bounds[0] == bounds[1] else bounds
+    return _CONSTANT if bounds[0] == bounds[1] else bounds
 
 
 def _draw(crossed: FloatArray, num_resamples: int, seed: int) -> FloatArray:

@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
@@ -233,7 +235,9 @@ def test_a_bad_declaration_is_refused_before_any_work(tmp_path, change, named):
     assert not list(place.home.glob("registrations/*/*.json"))
 
 
-def test_ctrl_c_ends_with_one_sentence_and_loses_nothing(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_every_stage_and_loses_nothing(tmp_path, number):
+    """Ctrl-C, and the SIGTERM by which a run is cancelled in the UI."""
     place = Place(tmp_path, DECLARED | {"base": DECLARED["base"] | {"train": DECLARED["base"]["train"] | {
         "steps": 3000, "resume_every_seconds": 0.5,
     }}})  # fmt: skip
@@ -243,9 +247,34 @@ def test_ctrl_c_ends_with_one_sentence_and_loses_nothing(tmp_path):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline, "no state was written"
         time.sleep(0.1)
-    process.send_signal(signal.SIGINT)  # to the command alone: its children hear of it from the command
+    stages = [one for one in psutil.Process(process.pid).children(recursive=True) if "run" in " ".join(one.cmdline())]
+    assert stages
+    process.send_signal(number)  # to the command alone: its children hear of it from the command
     output, errors = process.communicate(timeout=120)
     assert process.returncode == 130, errors
+    assert not [one for one in stages if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+    assert not place.manifests("train")  # cut off, not finished
+    assert list(place.home.glob("store/.wip/train-*/resume/step_*/record.json"))
     assert "Traceback" not in output + errors
     assert errors.count("interrupted") == 1
-    assert list(place.home.glob("store/.wip/train-*/resume/step_*/record.json"))
+
+
+def test_an_arm_whose_trials_fail_says_so_and_a_failed_trial_does_not_decide(tmp_path):
+    """Of the large arm every trial diverges; of the small one the larger of two does."""
+    declared = json.loads(json.dumps(DECLARED)) | {"seeds": [0]}
+    for level in ("same", "diverging"):
+        del declared["factors"][0]["levels"][level]
+    declared["tuning"] = {"trials": 2, "ranges": {"small": [1e-30, 1e30], "large": [1e29, 1e31]}}
+    place = Place(tmp_path, declared)
+    status, outcome, _said = place.experiment()
+    assert status == 1
+    assert outcome["failed"] == ["large seed 0"]
+    cells = {cell["arm"]: cell for cell in outcome["results"]["cells"]}
+    assert "every trial of its tuning failed" in cells["large"]["error"]
+    arms = {arm["name"]: arm for arm in outcome["results"]["arms"]}
+    tuned = arms["small"]["tuned"]
+    assert [trial["score"] is None for trial in tuned["trials"]] == [False, True]
+    record = json.loads(Path(cells["small"]["paths"]["train"], "MANIFEST.json").read_text())
+    assert record["inputs"]["config"]["train"]["lr"] == tuned["chosen"] == tuned["trials"][0]["value"]
+    [hypothesis] = outcome["results"]["hypotheses"]
+    assert hypothesis["verdict"] == "inconclusive"
