@@ -62,7 +62,7 @@ class MatrixRunner:
         futures: dict[str, PrefectFuture[Outcome]] = {}
         try:
             for plan in plans:
-                futures[plan.cell.label] = self._submit(plan.cell)
+                futures[plan.cell.label] = self._submit(plan)
             for future in futures.values():
                 future.wait()
         except (KeyboardInterrupt, TerminationSignal):
@@ -72,9 +72,9 @@ class MatrixRunner:
             raise
         return {plan.cell.label: self._outcome(plan.cell, futures[plan.cell.label]) for plan in plans}
 
-    def _submit(self, cell: Cell) -> PrefectFuture[Outcome]:
-        as_task = task(name="cell", task_run_name=cell.label, cache_policy=NO_CACHE, persist_result=False)
-        return as_task(self._run).submit(cell)
+    def _submit(self, plan: CellPlan) -> PrefectFuture[Outcome]:
+        as_task = task(name="cell", task_run_name=plan.cell.label, cache_policy=NO_CACHE, persist_result=False)
+        return as_task(self._run).submit(plan)
 
     def _outcome(self, cell: Cell, future: PrefectFuture[Outcome]) -> Outcome:
         """The task's result, or why it has none: also for what no stage of ours refuses, such as a server that died."""
@@ -85,10 +85,11 @@ class MatrixRunner:
         say(f"{cell.label:<24} failed: {error}")
         return Outcome(cell, {}, error, computed=False)
 
-    def _run(self, cell: Cell) -> Outcome:
+    def _run(self, plan: CellPlan) -> Outcome:
+        cell = plan.cell
         try:
-            # Again, and not as planned: what another cell or another flow has made meanwhile is there now.
-            plan = Planner(self.store, Estimates((), {})).plan(cell)
+            if plan.state != "cached":  # what another cell or another flow has made since it was planned is there now
+                plan = Planner(self.store, Estimates((), {})).plan(cell)
             outcome = self._take(plan) if plan.state == "cached" else self._compute(cell)
         except RmcoreError as error:
             self._errors[cell.label] = str(error)
