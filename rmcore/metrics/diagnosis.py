@@ -188,7 +188,7 @@ _GATE = (
 )
 
 
-def gate(values: Mapping[str, float | None]) -> list[GateCheck]:
+def validation_gate(values: Mapping[str, float | None]) -> list[GateCheck]:
     """The specification's gate before scaling up, on point values; all must pass.
 
     Accuracy > 60 %, median margin > 0, negative-margin rate < 40 %, ECE < 0.15, train-test gap < 15 points. (Its sixth

@@ -45,8 +45,9 @@ def _is_measured(results: ExperimentResults, name: str) -> bool:
 
 
 def _cost(infos: Mapping[str, MetricInfo]) -> str | None:
-    """The first metric in seconds."""
-    return next((name for name, info in infos.items() if info["unit"] == "seconds"), None)
+    """The time of the whole training where it is reported, else the first metric in seconds."""
+    found = [name for name, info in infos.items() if info["unit"] == "seconds"]
+    return min(found, key=lambda name: name != "cost/train_seconds", default=None)
 
 
 def _calibration(infos: Mapping[str, MetricInfo]) -> str | None:

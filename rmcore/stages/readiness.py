@@ -14,7 +14,7 @@ from typing import Any
 from rmcore.config import PipelineConfig, ReadinessConfig
 from rmcore.errors import DataError
 from rmcore.files import write_json
-from rmcore.metrics.diagnosis import GateCheck, gate
+from rmcore.metrics.diagnosis import GateCheck, validation_gate
 from rmcore.progress import Report
 from rmcore.rl.readiness import READY_ABOVE, RLReadinessScorer
 from rmcore.stages.interface import Upstream
@@ -65,7 +65,7 @@ def judge(
         )
     report = RLReadinessScorer(weights).compute_score(accuracy, ece, variance, lambda_max)
     gap = None if train_accuracy is None else train_accuracy - accuracy
-    checks = gate({**test, "train_test_gap": gap})
+    checks = validation_gate({**test, "train_test_gap": gap})
     v1_ready = report.verdict == "ready"
     v1_text = f"readiness v1: {report.overall_score:.3f}, {'' if v1_ready else 'not '}above {READY_ABOVE:g}"
     checks.append(GateCheck("readiness_v1", report.overall_score, READY_ABOVE, v1_ready, v1_text))

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from rmcore.metrics.calibration import BinnedCalibration
-from rmcore.metrics.diagnosis import Diagnosis, GateCheck, diagnose, gate
+from rmcore.metrics.diagnosis import Diagnosis, GateCheck, diagnose, validation_gate
 from rmcore.metrics.ranking import PairMean, mean_statistic, pair_means
 from rmcore.metrics.rewards import RewardTable
 from rmcore.metrics.uncertainty import FloatArray, cluster_bootstrap
@@ -207,7 +207,7 @@ def _gate(evaluation: Path) -> list[GateCheck]:
     values = {name: entry["value"] for name, entry in metrics["test"].items()}
     accuracy, trained = values["pairwise_accuracy"], metrics["train"]["pairwise_accuracy"]["value"]
     gap = None if accuracy is None or trained is None else trained - accuracy
-    return gate({**values, "train_test_gap": gap})
+    return validation_gate({**values, "train_test_gap": gap})
 
 
 def prompt_scores(table: RewardTable, metric: str) -> FloatArray | None:

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from rmcore.metrics import diagnose, gate
+from rmcore.metrics import diagnose, validation_gate
 
 STEPS = range(10, 310, 10)
 
@@ -84,7 +84,7 @@ PASSING = {
 
 
 def test_the_gate_passes_a_good_model_and_reports_each_condition():
-    checks = gate(PASSING)
+    checks = validation_gate(PASSING)
     assert [check.name for check in checks] == list(PASSING)
     assert all(check.passed for check in checks)
 
@@ -101,9 +101,9 @@ def test_the_gate_passes_a_good_model_and_reports_each_condition():
 )
 def test_each_threshold_is_strict_and_what_is_not_measured_fails(name, edge, inside):
     for value, passed in ((edge, False), (inside, True), (None, False), (math.nan, False)):
-        checks = {check.name: check for check in gate(PASSING | {name: value})}
+        checks = {check.name: check for check in validation_gate(PASSING | {name: value})}
         assert checks[name].passed is passed
         assert all(check.passed for other, check in checks.items() if other != name)
-    missing = {check.name: check for check in gate({})}[name]
+    missing = {check.name: check for check in validation_gate({})}[name]
     assert not missing.passed
     assert "not measured" in missing.text
