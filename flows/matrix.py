@@ -1,7 +1,6 @@
 """Run the cells of a matrix side by side, as many as the device has slots; one that fails leaves the others alone."""
 
 import os
-import signal
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
@@ -135,12 +134,13 @@ class MatrixRunner:
 def interrupt_stages() -> None:
     """Ask all running stages to save and end. Who started them waits for them: a second waiter would take their status.
 
-    A terminal has asked them already; a signal to this process alone has not.
+    A terminal has asked them already; a signal to this process alone has not. SIGTERM, because what was started in the
+    background ignores Ctrl-C.
     """
     for child in psutil.Process().children(recursive=True):
         try:
             if "rmcore.stages.run" in child.cmdline():
-                child.send_signal(signal.SIGINT)
+                child.terminate()
         except psutil.Error:
             continue
 

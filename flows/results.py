@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from experiments.arms import Arm, shown_changes
 from experiments.catalogue import CATALOGUE
+from experiments.library import SHIPPED
 from experiments.schema import Experiment
 from flows.matrix import Outcome
 from flows.planning import MatrixPlan
@@ -31,7 +32,8 @@ def gather(
     """Judge the hypotheses and describe every arm and cell."""
     declared = matrix.declared
     arms = declared.arms()
-    measured: Cells = {(cell.arm, cell.seed): cell for cell in matrix.measured.values()}
+    finished = {label: cell for label, cell in matrix.measured.items() if outcomes[label].error is None}
+    measured: Cells = {(cell.arm, cell.seed): cell for cell in finished.values()}
     hypotheses = [
         one.model_dump() | {"arm": declared.arm_name(one.arm), "versus": one.versus and declared.arm_name(one.versus)}
         for one in declared.hypotheses
@@ -49,8 +51,8 @@ def gather(
         "registration": matrix.registration,
         "hypotheses": judge_hypotheses(hypotheses, measured, declared.seeds, control=control),
         "arms": [_arm(arm, declared, control, measured, tuned.get(arm.name)) for arm in arms],
-        "cells": [_cell(outcome, matrix.measured.get(label), matrix) for label, outcome in outcomes.items()],
-        "curves": {metric: _curves(metric, list(matrix.measured.values())) for metric in CURVES},
+        "cells": [_cell(outcome, finished.get(label), matrix) for label, outcome in outcomes.items()],
+        "curves": {metric: _curves(metric, list(finished.values())) for metric in CURVES},
         "notes": _notes(matrix, arms, outcomes, tuned),
         "cost": _cost(matrix, plan, outcomes),
         "command": matrix.command,
@@ -71,7 +73,7 @@ def command(
 ) -> str:
     """The command line that runs the same matrix."""
     words = ["rm-opt", "experiment", named]
-    if declared.size != "custom":
+    if named in SHIPPED:
         words += ["--size", declared.size]
     if seeds is not None:
         words += ["--seeds", str(seeds)]

@@ -66,7 +66,9 @@ class Place:
         self.environment |= {"RM_OPT_DEVICE_SLOTS": "2", "COLUMNS": "200"}
 
     def start(self, *arguments):
-        command = [sys.executable, "-c", "from flows.cli import main; main()", *map(str, arguments)]
+        # A shell that starts the tests in the background has them ignore Ctrl-C, and whatever they start too.
+        audible = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+        command = [sys.executable, "-c", f"{audible}; from flows.cli import main; main()", *map(str, arguments)]
         return subprocess.Popen(
             command, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             start_new_session=True,
