@@ -61,14 +61,6 @@ class Services:
         place = f"{self.api}/deployments/{self.deployment(flow)['id']}/create_flow_run"
         return httpx.post(place, json={"parameters": parameters})
 
-    def patiently(self, method, address, **options):
-        """Ask again while Prefect's database is busy (503), as its own client does."""
-        deadline = time.monotonic() + 60
-        while (answer := httpx.request(method, address, **options)).status_code == 503:
-            assert time.monotonic() < deadline, answer.text
-            time.sleep(0.5)
-        return answer.raise_for_status()
-
     def flow_runs(self, **conditions):
         return httpx.post(f"{self.api}/flow_runs/filter", json={"flow_runs": conditions}).raise_for_status().json()
 
@@ -181,7 +173,8 @@ def test_a_matrix_started_in_the_ui_a_command_and_a_schedule_share_their_cells(s
     deployment = services.deployment("experiment")
     soon = (datetime.now(UTC) + timedelta(seconds=15)).isoformat()
     schedule = {"schedule": {"interval": 3600, "anchor_date": soon}, "active": True, "parameters": MATRIX}
-    created = services.patiently("POST", f"{services.api}/deployments/{deployment['id']}/schedules", json=[schedule])
+    schedules = f"{services.api}/deployments/{deployment['id']}/schedules"
+    [created] = httpx.post(schedules, json=[schedule]).raise_for_status().json()
     deadline = time.monotonic() + 150  # the server looks for schedules every minute
     while not (planned := services.flow_runs(tags={"all_": ["auto-scheduled"]})):
         assert time.monotonic() < deadline, "nothing was scheduled"
@@ -189,8 +182,7 @@ def test_a_matrix_started_in_the_ui_a_command_and_a_schedule_share_their_cells(s
     run = min(planned, key=lambda one: one["expected_start_time"])
     assert run["auto_scheduled"]
     assert services.wait(run["id"])["state_type"] == "COMPLETED"
-    place = f"{services.api}/deployments/{deployment['id']}/schedules/{created.json()[0]['id']}"
-    httpx.delete(place).raise_for_status()
+    httpx.delete(f"{schedules}/{created['id']}").raise_for_status()
     assert trained(services) == before
 
 
