@@ -6,11 +6,10 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from experiments import ablation, baseline, lora, optimizers, sensitivity
 from experiments.schema import Experiment
 from experiments.sizes import Size
+from rmcore.config_file import read_mapping
 from rmcore.errors import ConfigError
 
 ExperimentName = Literal["baseline", "ablation", "lora", "sensitivity", "optimizers"]
@@ -33,7 +32,7 @@ def load_experiment(name: str, size: Size = "smoke") -> Experiment:
     if name in SHIPPED:
         return SHIPPED[name](size)
     if Path(name).suffix in (".yaml", ".yml"):
-        return Experiment.model_validate(_read_yaml(Path(name)))
+        return Experiment.model_validate(read_mapping(Path(name), "an experiment is a mapping, see experiments/README"))
     near = difflib.get_close_matches(name, list(SHIPPED), n=1)
     raise ConfigError(
         f"no experiment {name!r}; there are {', '.join(SHIPPED)}, and files that end in .yaml."
@@ -117,17 +116,3 @@ def _first_cell(experiment: Experiment) -> str:
     if len(levels) == 1:
         return levels[0]
     return ", ".join(f"{factor.name}={level}" for factor, level in zip(experiment.factors, levels, strict=True))
-
-
-def _read_yaml(file: Path) -> dict[str, Any]:
-    try:
-        loaded = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"the experiment {file} cannot be read: {error.strerror}.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} is not valid YAML: {str(error).splitlines()[0]}; fix that line.") from error
-    if not isinstance(loaded, dict):
-        raise ConfigError(
-            f"{file} holds a {type(loaded).__name__}; an experiment is a mapping, see experiments/README."
-        )
-    return loaded

@@ -17,6 +17,7 @@ from experiments.library import SHIPPED, load_experiment, restrict
 from experiments.sizes import Size
 from flows.planning import MatrixPlan, make_plan
 from rmcore.errors import ConfigError, ServiceError
+from rmcore.study.plan import total_seconds
 from tasks.home import configure_environment, home
 
 NameArgument = Annotated[str, typer.Argument(help=f"One of {', '.join(SHIPPED)}, or a YAML file.")]
@@ -139,9 +140,7 @@ def print_plan(plan: MatrixPlan) -> None:
     declared = plan.experiment
     table = Table("cell", "state", "expected", "why", title=f"{declared.title}, size {declared.size}")
     for one in (*plan.trials, *plan.cells):
-        known = [stage.seconds for stage in one.stages]
-        seconds = None if None in known else sum(value for value in known if value is not None)
-        expected = "" if one.state == "cached" else _duration(seconds)
+        expected = "" if one.state == "cached" else _duration(total_seconds([one]))
         table.add_row(escape(one.cell.label), one.state, expected, escape(one.why))
     console = Console()
     console.print(table)

@@ -30,8 +30,9 @@ from rmcore.errors import TrainingError
 from rmcore.files import write_json
 from rmcore.plots.experiment import draw_experiment
 from rmcore.report.experiment import write_experiment_report
-from rmcore.report.experiment_schema import ExperimentResults, Registration, Tuned
+from rmcore.report.experiment_schema import ArmResult, ExperimentResults, HypothesisResult, Registration, Tuned
 from rmcore.report.experiment_summary import experiment_markdown
+from rmcore.report.schema import Metric
 from rmcore.stages.results import run_key
 from rmcore.store import ArtifactRef, Store, flatten, make_key
 from rmcore.study.cells import GAP, Measured, read_cell
@@ -239,10 +240,10 @@ class Matrix:
         }
 
 
-def _arm_row(arm: Any) -> dict[str, Any]:
+def _arm_row(arm: ArmResult) -> dict[str, Any]:
     row: dict[str, Any] = {"arm": arm["name"]}
     for name, entry in arm["metrics"].items():
-        row |= {name: entry["value"], f"{name}_ci_low": entry["ci_low"], f"{name}_ci_high": entry["ci_high"]}
+        row |= _with_bounds(name, entry)
     return row
 
 
@@ -251,9 +252,11 @@ def summary_metrics(results: ExperimentResults) -> dict[str, float]:
     found: dict[str, float | None] = {}
     for arm in results["arms"]:
         for name, entry in arm["metrics"].items():
-            for part, suffix in (("value", ""), ("ci_low", "_ci_low"), ("ci_high", "_ci_high")):
-                found[f"{name}.{arm['name']}{suffix}"] = entry[part]  # type: ignore[literal-required]
+            found |= _with_bounds(f"{name}.{arm['name']}", entry)
     for one in results["hypotheses"]:
-        for part, suffix in (("value", ""), ("ci_low", "_ci_low"), ("ci_high", "_ci_high")):
-            found[f"verdict/{one['name']}{suffix}"] = one[part]  # type: ignore[literal-required]
+        found |= _with_bounds(f"verdict/{one['name']}", one)
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _with_bounds(name: str, entry: Metric | HypothesisResult) -> dict[str, float | None]:
+    return {name: entry["value"], f"{name}_ci_low": entry["ci_low"], f"{name}_ci_high": entry["ci_high"]}

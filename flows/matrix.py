@@ -3,16 +3,16 @@
 import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import psutil
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.exceptions import TerminationSignal
-from prefect.futures import PrefectFuture
+from prefect.futures import PrefectConcurrentFuture, PrefectFuture
 
 from flows.console import say
 from rmcore.errors import RmcoreError, TrainingError
@@ -67,7 +67,8 @@ class MatrixRunner:
         except (KeyboardInterrupt, TerminationSignal):
             self._stopping.set()
             interrupt_stages()
-            wait([_thread(future) for future in futures.values()], timeout=SAVING_SECONDS)
+            threads = [one.wrapped_future for one in futures.values() if isinstance(one, PrefectConcurrentFuture)]
+            wait(threads, timeout=SAVING_SECONDS)
             raise
         return {plan.cell.label: self._outcome(plan.cell, futures[plan.cell.label]) for plan in plans}
 
@@ -116,7 +117,7 @@ class MatrixRunner:
                     cell.config,
                     refs,
                     tracker.follow,
-                    before=lambda name=name: self._check_going_on(name),  # type: ignore[misc]
+                    before=partial(self._check_going_on, name),
                 )
                 if done.damage is not None:
                     say(f"{cell.label:<24} {name} was damaged and made again: {done.damage}")
@@ -143,8 +144,3 @@ def interrupt_stages() -> None:
                 child.terminate()
         except psutil.Error:
             continue
-
-
-def _thread(future: PrefectFuture[Any]) -> Future[Any]:
-    wrapped: Future[Any] = future.wrapped_future  # type: ignore[attr-defined]
-    return wrapped

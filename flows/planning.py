@@ -1,7 +1,7 @@
 """The plan of an experiment: its cells, its tuning trials, what of them is there, and what the rest would take."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,7 @@ def make_plan(
         return due
     problems = tuple(probe_unknown(store, folder, unknown))
     found = _resolve(experiment, arms, Planner(store, estimates(store, folder)), failed)
-    return MatrixPlan(experiment, found.cells, found.trials, found.tuned, problems)
+    return replace(found, problems=problems)
 
 
 def _resolve(experiment: Experiment, arms: list[Arm], planner: Planner, failed: frozenset[str]) -> MatrixPlan:

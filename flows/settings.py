@@ -9,6 +9,7 @@ import yaml
 
 from experiments.presets import PRESETS
 from rmcore.config import PipelineConfig
+from rmcore.config_file import read_mapping
 from rmcore.errors import ConfigError
 
 Tree = dict[str, Any]
@@ -30,7 +31,7 @@ def load_config(preset: str, file: Path | None, assignments: Sequence[str]) -> P
         raise ConfigError(f"no preset {preset!r}; there are {', '.join(PRESETS)}.{_near(preset, list(PRESETS))}")
     tree = PRESETS[preset].model_dump()
     if file is not None:
-        _merge(tree, _read_yaml(file), "")
+        _merge(tree, read_mapping(file, "write for example `train: {lr: 0.0001}`"), "")
     for assignment in assignments:
         name, separator, text = assignment.partition("=")
         if not separator or not name.strip():
@@ -53,18 +54,6 @@ def _merge(tree: Tree, change: Tree, path: str) -> None:
             raise ConfigError(f"{where} is a group of settings, not a value; set one of {', '.join(tree[name])} in it.")
         else:
             tree[name] = value
-
-
-def _read_yaml(file: Path) -> Tree:
-    try:
-        loaded = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"the configuration file {file} cannot be read: {error.strerror}.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} is not valid YAML: {str(error).splitlines()[0]}; fix that line.") from error
-    if not isinstance(loaded, dict):
-        raise ConfigError(f"{file} holds a {type(loaded).__name__}; write for example `train: {{lr: 0.0001}}`.")
-    return loaded
 
 
 def _value(text: str) -> Any:

@@ -226,7 +226,7 @@ class MlflowRun:
         if not self._has_parent and not self._join_parent(str(self.record.parent_uid)):
             logger.warning(
                 "MLflow does not know the parent of run %s: its matrix was never sent there, so the run stands alone "
-                "for now. It becomes a child when the parent is sent (`rm-opt sync`, or the same command again).",
+                "until the parent is sent (`rm-opt sync`, or the same command again).",
                 self.record.run_name,
             )
         if self.missing:

@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from rmcore.plots import numbers
 from rmcore.plots.arms import Look, looks, short
-from rmcore.plots.quantities import axis_label, level, tick_text
+from rmcore.plots.quantities import axis_label, capital, level, tick_text
 from rmcore.plots.style import GRID, INK, MUTED, SMALL, FloatArray, dress, headline, new_figure, save
 from rmcore.report.experiment_schema import ArmResult, CellResult, MetricInfo
 
@@ -138,7 +138,7 @@ def _title(arms: Sequence[ArmResult], metric: str, info: MetricInfo) -> str:
     """The best mean of a metric and the control's."""
     means = {arm["name"]: mean_value(arm, metric) for arm in arms}
     known = {name: value for name, value in means.items() if value is not None}
-    label = f"{info['label'][:1].upper()}{info['label'][1:]}"
+    label = capital(info["label"])
     if not known:
         return f"{label}: no arm has a mean"
     if info["higher_is_better"] is False:

@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from rmcore.plots import numbers
 from rmcore.plots.arms import Look, looks, short, shown
 from rmcore.plots.labels import spread
-from rmcore.plots.quantities import axis_label, level, tick_text
+from rmcore.plots.quantities import axis_label, capital, level, tick_text
 from rmcore.plots.style import MUTED, SMALL, FloatArray, dress, headline, new_figure, save
 from rmcore.plots.training import running_mean, smoothing_window
 from rmcore.report.experiment_schema import ArmResult, Curve
@@ -134,7 +134,7 @@ def _spread_names(ax: Axes, ends: Sequence[_End]) -> None:
 
 def _title(metric: str, ends: Sequence[_End], controls: set[str]) -> str:
     label, unit = _KNOWN.get(metric, (metric, ""))
-    label = f"{label[:1].upper()}{label[1:]}"
+    label = capital(label)
     if not ends:
         return f"{label}: nothing was logged"
     values = {end.name: end.value for end in ends}

@@ -67,6 +67,11 @@ def distance(value: float | None, unit: str, comparison: str) -> str:
     return compared(value, unit, "difference" if comparison == "level" else comparison, signed=False)
 
 
+def capital(label: str) -> str:
+    """The label at the start of a sentence; its other capitals stay."""
+    return f"{label[:1].upper()}{label[1:]}"
+
+
 def axis_label(label: str, unit: str, comparison: str = "level") -> str:
     """An axis title with its unit; percent signs stand at the ticks."""
     if comparison == "ratio":

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -11,12 +12,21 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from rmcore.plots.arm_intervals import mean_value, seed_values
 from rmcore.plots.arms import Look, looks, short, shown
 from rmcore.plots.labels import place_labels
-from rmcore.plots.quantities import axis_label, level, tick_text
-from rmcore.plots.style import dress, headline, new_figure, note, save
+from rmcore.plots.quantities import axis_label, capital, level, tick_text
+from rmcore.plots.style import FloatArray, dress, headline, new_figure, note, save
 from rmcore.report.experiment_schema import ArmResult, CellResult, MetricInfo
 
 _SIDES = {True: "right", False: "left", None: ""}
 _FURTHER = Look("#b9c0c7", "o")
+
+
+class _Points(NamedTuple):
+    """Where arms lie by two metrics, (horizontal, vertical)."""
+
+    seeds: dict[str, FloatArray]
+    """(cells, 2) of every arm."""
+    means: dict[str, tuple[float, float]]
+    """Of the arms that have both."""
 
 
 def tradeoff(
@@ -56,41 +66,40 @@ def tradeoff_figure(
     figure.set_layout_engine("constrained", wspace=0.05)
     axes = figure.subplots(1, len(others), sharey=True, squeeze=False).ravel()
     better = infos[accuracy]["higher_is_better"]
-    look, named = looks(arms, accuracy, better), shown(arms, accuracy, better)
-    for ax, other in zip(axes, others, strict=True):
-        _panel(ax, arms, cells, (other, accuracy), infos, {name: look[name] for name in named})
+    every_look = looks(arms, accuracy, better)
+    look = {name: every_look[name] for name in shown(arms, accuracy, better)}
+    points = [_points(arms, cells, (other, accuracy)) for other in others]
+    for ax, other, own in zip(axes, others, points, strict=True):
+        _panel(ax, own, infos[other], infos[accuracy], look)
     axes[0].set_ylabel(axis_label(infos[accuracy]["label"], infos[accuracy]["unit"]))
-    headline(figure, _title(arms, accuracy, others[0], infos))
+    controls = [arm["name"] for arm in arms if arm["is_control"] and arm["name"] in points[0].means]
+    headline(figure, _title(points[0].means, controls, infos[others[0]], infos[accuracy]))
     figure.draw_without_rendering()  # labels are placed in pixels, which exist only after the layout
-    for ax, other in zip(axes, others, strict=True):
-        _name_means(ax, arms, cells, (other, accuracy), {name: look[name] for name in named})
+    for ax, own in zip(axes, points, strict=True):
+        _name_means(ax, own, look)
     return figure
 
 
-def _panel(
-    ax: Axes,
-    arms: Sequence[ArmResult],
-    cells: Sequence[CellResult],
-    names: tuple[str, str],
-    infos: Mapping[str, MetricInfo],
-    look: Mapping[str, Look],
-) -> None:
-    """Seeds and means of two metrics, (horizontal, vertical); arms without a look are grey."""
-    across, up = (infos[name] for name in names)
-    side = _SIDES[across["higher_is_better"]]
-    grey = f"; grey: {len(arms) - len(look)} further arms" if len(arms) > len(look) else ""
+def _points(arms: Sequence[ArmResult], cells: Sequence[CellResult], names: tuple[str, str]) -> _Points:
+    seeds = {arm["name"]: seed_values(cells, arm["name"], names) for arm in arms}
+    both = {arm["name"]: [mean_value(arm, name) for name in names] for arm in arms}
+    means = {name: (across, up) for name, (across, up) in both.items() if across is not None and up is not None}
+    return _Points(seeds, means)
+
+
+def _panel(ax: Axes, points: _Points, across: MetricInfo, up: MetricInfo, look: Mapping[str, Look]) -> None:
+    """Seeds and means of two metrics; arms without a look are grey."""
+    side, further = _SIDES[across["higher_is_better"]], len(points.seeds) - len(look)
+    grey = f"; grey: {further} further arms" if further else ""
     title = f"small: each seed; large: mean of an arm{grey}\nbetter: {f'{side} and ' if side else ''}up"
     dress(ax, title=title, x=axis_label(across["label"], across["unit"]), y="")
-    empty = True
-    for arm in arms:
-        seeds, mean = seed_values(cells, arm["name"], names), _mean(arm, names)
-        colour, marker = look.get(arm["name"], _FURTHER)
+    for name, seeds in points.seeds.items():
+        colour, marker = look.get(name, _FURTHER)
         ax.plot(seeds[:, 0], seeds[:, 1], marker, color=colour, alpha=0.3, markersize=5, markeredgewidth=0)
-        order = 4 if arm["name"] in look else 3
-        if mean is not None:
-            ax.plot(*mean, marker, color=colour, markersize=9, markeredgecolor="white", zorder=order, label=arm["name"])
-        empty = empty and mean is None and len(seeds) == 0
-    if empty:
+        if name in points.means:
+            style: dict[str, Any] = {"color": colour, "markeredgecolor": "white", "zorder": 4 if name in look else 3}
+            ax.plot(*points.means[name], marker, markersize=9, label=name, **style)
+    if not points.means and not any(map(len, points.seeds.values())):
         note(ax, f"no cell has both {across['label']} and {up['label']}")
         return
     ax.margins(0.13)
@@ -99,40 +108,25 @@ def _panel(
         axis.set_major_formatter(FuncFormatter(tick_text(info["unit"])))
 
 
-def _name_means(
-    ax: Axes,
-    arms: Sequence[ArmResult],
-    cells: Sequence[CellResult],
-    names: tuple[str, str],
-    look: Mapping[str, Look],
-) -> None:
-    means = {arm["name"]: _mean(arm, names) for arm in arms}
-    known = {name: point for name, point in means.items() if point is not None and name in look}
-    others = [point for name, point in means.items() if point is not None and name not in look]
-    seeds = [seed_values(cells, arm["name"], names) for arm in arms]
-    faint = np.concatenate([*seeds, np.array(others, dtype=np.float64).reshape(-1, 2)])
+def _name_means(ax: Axes, points: _Points, look: Mapping[str, Look]) -> None:
+    known = {name: mean for name, mean in points.means.items() if name in look}
+    others = [mean for name, mean in points.means.items() if name not in look]
+    faint = np.concatenate([*points.seeds.values(), np.array(others, dtype=np.float64).reshape(-1, 2)])
     inks = [look[name].ink for name in known]
     place_labels(ax, list(known.values()), [short(name) for name in known], inks, faint)
 
 
-def _mean(arm: ArmResult, names: tuple[str, str]) -> tuple[float, float] | None:
-    """The arm's means of two metrics; None where one is missing."""
-    across, up = (mean_value(arm, name) for name in names)
-    return None if across is None or up is None else (across, up)
-
-
-def _title(arms: Sequence[ArmResult], accuracy: str, other: str, infos: Mapping[str, MetricInfo]) -> str:
+def _title(
+    known: Mapping[str, tuple[float, float]], controls: Sequence[str], other: MetricInfo, main: MetricInfo
+) -> str:
     """The most accurate arm and the control, with both metrics."""
-    points = {arm["name"]: _mean(arm, (other, accuracy)) for arm in arms}
-    known = {name: point for name, point in points.items() if point is not None}
     if not known:
-        return f"{infos[accuracy]['label']} against {infos[other]['label']}".capitalize()
+        return f"{capital(main['label'])} against {other['label']}"
 
     def told(name: str) -> str:
         across, up = known[name]
-        beside = f"{infos[other]['label']} {level(across, infos[other]['unit'])}"
-        return f"{short(name)} ({level(up, infos[accuracy]['unit'])}, {beside})"
+        return f"{short(name)} ({level(up, main['unit'])}, {other['label']} {level(across, other['unit'])})"
 
     best = max(known, key=lambda name: known[name][1])
-    control = next((arm["name"] for arm in arms if arm["is_control"] and arm["name"] in known), best)
+    control = next(iter(controls), best)
     return f"Most accurate: {told(best)}" + ("" if control == best else f"; control {told(control)}")

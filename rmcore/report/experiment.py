@@ -9,7 +9,7 @@ import yaml
 from rmcore.plots import numbers
 from rmcore.plots.arms import looks, main_metrics
 from rmcore.plots.claims import VERDICTS, claimed, subject, tally
-from rmcore.plots.quantities import compared, distance, interval, level
+from rmcore.plots.quantities import capital, compared, distance, interval, level
 from rmcore.report.experiment_glossary import EXPERIMENT_WORDS
 from rmcore.report.experiment_schema import (
     ArmResult,
@@ -20,7 +20,7 @@ from rmcore.report.experiment_schema import (
     Tuned,
 )
 from rmcore.report.experiment_summary import experiment_markdown, measured, metric_info, web_address
-from rmcore.report.page import date, gate_row, image, write_page
+from rmcore.report.page import date, gate_row, write_page
 from rmcore.report.schema import Metric
 
 __all__ = ["CAPTIONS", "experiment_markdown", "view", "write_experiment_report"]
@@ -50,12 +50,11 @@ def write_experiment_report(results: ExperimentResults, figures: Mapping[str, Pa
     Raises:
         DataError: a figure is not a readable PNG file.
     """
-    return write_page(TEMPLATE, view(results, figures), out)
+    return write_page(TEMPLATE, view(results), figures, CAPTIONS, out)
 
 
-def view(results: ExperimentResults, figures: Mapping[str, Path]) -> dict[str, Any]:
-    """What the template prints: numbers as text, figures as images in the page."""
-    images = {name: image(path) for name, path in figures.items()}
+def view(results: ExperimentResults) -> dict[str, Any]:
+    """What the template prints, numbers as text."""
     known = [name for name in results["metrics"] if _is_measured(results, name)]
     shown = main_metrics(known, results["hypotheses"])
     rest = [name for name in known if name not in shown]
@@ -70,9 +69,6 @@ def view(results: ExperimentResults, figures: Mapping[str, Path]) -> dict[str, A
         "link": web_address(results["mlflow_url"]),
         "answers": [_answer(item, metric_info(results, item["metric"])) for item in results["hypotheses"]],
         "detectable": [_detectable(item, metric_info(results, item["metric"])) for item in results["hypotheses"]],
-        "images": images,
-        "captions": CAPTIONS,
-        "more_images": sorted(set(images) - set(CAPTIONS)),
         "colours": colours,
         "metrics": [results["metrics"][name] for name in shown],
         "more_metrics": [results["metrics"][name] for name in rest],
@@ -123,7 +119,7 @@ def _answer(item: HypothesisResult, info: MetricInfo) -> dict[str, Any]:
         "claim": item["claim"],
         "verdict": item["verdict"],
         "words": VERDICTS[item["verdict"]].words,
-        "subject": f"{info['label'][:1].upper()}{info['label'][1:]}, {subject(item)}",
+        "subject": f"{capital(info['label'])}, {subject(item)}",
         "value": value,
         "bounds": f"95 %: {bounds}" if bounds else "no interval",
         "claimed": f"claimed: {claimed(item, info['unit'])}",

@@ -7,7 +7,7 @@ Shares are fractions (0.712), not percentages; undefined numbers are None, never
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
-from rmcore.report.schema import Check, Metric
+from rmcore.report.schema import Check, Metric, Symptom
 
 
 class MetricInfo(TypedDict):
@@ -61,14 +61,6 @@ class ArmResult(TypedDict):
     """The specification's bands of its mean: {"eval accuracy": "success", ...}."""
 
 
-class Finding(TypedDict):
-    """One diagnosed symptom."""
-
-    symptom: str
-    diagnosis: str
-    advice: str
-
-
 class CellResult(TypedDict):
     """One arm under one seed."""
 
@@ -82,7 +74,7 @@ class CellResult(TypedDict):
     metrics: Mapping[str, float | None]
     seconds: float | None
     """Wall seconds that its artifacts took when they were made."""
-    diagnoses: Sequence[Finding]
+    diagnoses: Sequence[Symptom]
     gate: Sequence[Check]
     paths: Mapping[str, str]
     """Folder of each stage's artifact."""

@@ -9,7 +9,7 @@ import yaml
 from rmcore.plots import numbers
 from rmcore.report import glossary
 from rmcore.report.cards import headline_cards, largest_eigenvalue, metric_interval
-from rmcore.report.page import date, gate_row, image, write_page
+from rmcore.report.page import date, gate_row, write_page
 from rmcore.report.schema import Results
 from rmcore.report.tree import blocks
 
@@ -61,12 +61,11 @@ def write_report(results: Results, figures: Mapping[str, Path], out: Path) -> Pa
     Raises:
         DataError: a figure is not a readable PNG file.
     """
-    return write_page(TEMPLATE, view(results, figures), out)
+    return write_page(TEMPLATE, view(results), figures, CAPTIONS, out)
 
 
-def view(results: Results, figures: Mapping[str, Path]) -> dict[str, Any]:
-    """What the template prints: numbers as text, figures as images in the page."""
-    images = {name: image(path) for name, path in figures.items()}
+def view(results: Results) -> dict[str, Any]:
+    """What the template prints, numbers as text."""
     audit = {AUDIT_TITLES.get(key, key): value for key, value in results["audit"].items()}
     return {
         "results": results,
@@ -76,9 +75,6 @@ def view(results: Results, figures: Mapping[str, Path]) -> dict[str, Any]:
         "gate": [gate_row(check) for check in results["gate"]],
         "metrics": metric_rows(results),
         "has_ood": results["ood_metrics"] is not None,
-        "images": images,
-        "captions": CAPTIONS,
-        "more_images": sorted(set(images) - set(CAPTIONS)),
         "training": _training_rows(results),
         "truncation": blocks({"texts cut to fit the model": results["training"]["truncation"]}, "texts cut"),
         "spectrum": _spectrum_rows(results["spectrum"]),

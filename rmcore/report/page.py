@@ -28,8 +28,14 @@ class Image(NamedTuple):
     height: int
 
 
-def write_page(template: str, values: Mapping[str, Any], out: Path) -> Path:
-    """Render a template of this folder to `out`, making its folder; returns `out`."""
+def write_page(
+    template: str, values: Mapping[str, Any], figures: Mapping[str, Path], captions: Mapping[str, str], out: Path
+) -> Path:
+    """Render a template of this folder to `out`, making its folder; returns `out`.
+
+    Raises:
+        DataError: a figure is not a readable PNG file.
+    """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -37,7 +43,9 @@ def write_page(template: str, values: Mapping[str, Any], out: Path) -> Path:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    page = environment.get_template(template).render(values)
+    images = {name: image(path) for name, path in figures.items()}
+    more = sorted(set(images) - set(captions))
+    page = environment.get_template(template).render(values, images=images, captions=captions, more_images=more)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(page, encoding="utf-8")
     return out

@@ -1,7 +1,8 @@
-"""Shared by the tests of tracking: an empty MLflow database of one's own, a real server over it, a stage's output."""
+"""Shared by the tests with servers: an empty MLflow database, a real server over it, a stage's output, a browser."""
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,6 +15,34 @@ import pytest
 from rmcore.tracking import METRICS_FILE, JsonlTracker
 from tasks import home as home_module
 from tasks.mlflow_client import connect
+
+CHROMIUM_FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--virtual-time-budget=30000",
+]
+
+
+@pytest.fixture
+def browse(tmp_path):
+    """Gives a page's HTML once it has loaded in a window of that size; skips without a browser."""
+    browser = shutil.which("chromium")
+    if browser is None:
+        assert os.environ.get("CI") != "true", "CI installs Chromium"
+        pytest.skip("Chromium is not installed")
+
+    def load(address, window):
+        place = [f"--window-size={window}", f"--user-data-dir={tmp_path / 'profile'}"]
+        command = [browser, *CHROMIUM_FLAGS, *place, "--dump-dom", address]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+
+    return load
 
 
 @pytest.fixture(scope="module")

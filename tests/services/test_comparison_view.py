@@ -1,9 +1,6 @@
 """The links of a matrix open MLflow's page on its cells, in a real browser."""
 
 import json
-import os
-import shutil
-import subprocess
 
 import pytest
 
@@ -16,19 +13,8 @@ pytestmark = pytest.mark.services
 
 MATRIX = "0123456789ab"
 METRICS = ["eval/test_pairwise_accuracy", "calib/test_ece_debiased", "cost/train_seconds"]
+WINDOW = "2600,2400"  # the table holds only the columns that fit
 PARAMS = ["train.optimizer", "train.lr"]
-CHROMIUM_FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--window-size=2600,2400",  # the table holds only the columns that fit
-    "--virtual-time-budget=30000",
-]
 
 
 def send_cell(matrix_key, arm, seed, accuracy):
@@ -51,19 +37,9 @@ def matrix(server):
     return tracker
 
 
-def page(address, folder):
-    """The page's HTML once it has loaded; skips without a browser."""
-    browser = shutil.which("chromium")
-    if browser is None:
-        assert os.environ.get("CI") != "true", "CI installs Chromium"
-        pytest.skip("Chromium is not installed")
-    command = [browser, *CHROMIUM_FLAGS, f"--user-data-dir={folder / 'profile'}", "--dump-dom", address]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
-
-
-def test_the_links_show_the_cells_with_their_columns_and_charts(matrix, tmp_path):
+def test_the_links_show_the_cells_with_their_columns_and_charts(browse, matrix):
     cells = ["muon seed 0", "muon seed 2", "lion seed 0"]
-    table = page(matrix.comparison_url, tmp_path)
+    table = browse(matrix.comparison_url, WINDOW)
     columns = [
         f'col-id="{kind}.`{name}`"' for kind, names in (("params", PARAMS), ("metrics", METRICS)) for name in names
     ]
@@ -73,7 +49,7 @@ def test_the_links_show_the_cells_with_their_columns_and_charts(matrix, tmp_path
     unwanted = ["another seed 7", "not-shown.jsonl", "0.1234567", "does not exist"]
     assert [text for text in unwanted if text in table] == []
 
-    charts = page(matrix.comparison_charts_url, tmp_path)
+    charts = browse(matrix.comparison_charts_url, WINDOW)
     expected = [
         *cells,
         *METRICS,

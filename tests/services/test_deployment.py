@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -17,18 +16,6 @@ from experiments.presets import PRESETS
 pytestmark = pytest.mark.services
 FLOWS = ("pipeline", "experiment")
 MATRIX = {"experiment": "baseline", "size": "smoke", "seeds": 2}
-CHROMIUM_FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--window-size=1400,3000",
-    "--virtual-time-budget=30000",
-]
 
 
 def free_port() -> int:
@@ -133,11 +120,7 @@ def test_a_bad_parameter_is_refused_naming_the_field(services, field, value):
     assert field in answer.text
 
 
-def test_the_form_and_the_run_show_in_a_browser(services, finished, tmp_path):
-    browser = shutil.which("chromium")
-    if browser is None:
-        assert os.environ.get("CI") != "true", "CI installs Chromium"
-        pytest.skip("Chromium is not installed")
+def test_the_form_and_the_run_show_in_a_browser(browse, services, finished):
     forms = {name: f"{services.ui}/deployments/deployment/{services.deployment(name)['id']}/run" for name in FLOWS}
     pages = {
         forms["pipeline"]: ["Peak learning rate", "eval/pairwise_accuracy", "Submit"],
@@ -145,9 +128,8 @@ def test_the_form_and_the_run_show_in_a_browser(services, finished, tmp_path):
         f"{services.ui}/runs/flow-run/{finished['id']}": ["from-ui-seed0", "Completed"],
     }
     for address, expected in pages.items():
-        command = [browser, *CHROMIUM_FLAGS, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", address]
-        page = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
-        missing = [text for text in expected if text.lower() not in page.lower()]
+        page = browse(address, "1400,3000").lower()
+        missing = [text for text in expected if text.lower() not in page]
         assert not missing, f"{missing} not on {address}"
 
 

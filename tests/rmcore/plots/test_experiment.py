@@ -1,7 +1,6 @@
 """Figures of an experiment: titled, with units, holding their data, with labels that do not cover one another."""
 
 import importlib.util
-import io
 import warnings
 from itertools import combinations
 from pathlib import Path
@@ -33,14 +32,6 @@ RESULTS = sample.results()
 INFOS = RESULTS["metrics"]
 MAIN = (sample.ACCURACY, True)
 OTHERS = (sample.SECONDS, sample.ECE)
-
-
-def draw(figure: Figure) -> Figure:
-    """Render small with warnings as errors: a missing glyph or a failed layout is a defect."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        figure.savefig(io.BytesIO(), format="png", dpi=40)
-    return figure
 
 
 def matrix(num_arms: int, seed: int = 0) -> tuple[list, list, dict]:
@@ -94,7 +85,7 @@ def test_what_has_no_data_is_skipped(tmp_path):
     assert list(draw_experiment(results, tmp_path)) == ["arm_intervals"]
 
 
-def test_forest_has_a_panel_a_claim_on_its_own_scale():
+def test_forest_has_a_panel_a_claim_on_its_own_scale(draw):
     figure = draw(forest_plot_figure(RESULTS["hypotheses"], INFOS))
     assert figure.get_suptitle() == "4 claims: 1 supported, 1 refuted, 2 inconclusive" == tally(RESULTS["hypotheses"])
     for ax, item in zip(figure.axes, RESULTS["hypotheses"], strict=True):
@@ -120,7 +111,7 @@ def test_forest_has_a_panel_a_claim_on_its_own_scale():
     assert [units[0], units[1], units[3]] == ["percentage points)", "%)", "ratio)"]
 
 
-def test_forest_texts_do_not_cover_one_another():
+def test_forest_texts_do_not_cover_one_another(draw):
     figure = draw(forest_plot_figure(RESULTS["hypotheses"] * 3, INFOS))
     figure.draw_without_rendering()
     texts = [text for ax in figure.axes for text in (*ax.texts, ax.xaxis.label)]
@@ -128,14 +119,14 @@ def test_forest_texts_do_not_cover_one_another():
     assert apart(boxes(texts))
 
 
-def test_a_claim_without_value_is_drawn_as_a_sentence():
+def test_a_claim_without_value_is_drawn_as_a_sentence(draw):
     bare = RESULTS["hypotheses"][0] | {"value": None, "ci_low": None, "ci_high": None, "verdict": "inconclusive"}
     figure = draw(forest_plot_figure([bare], {}))
     assert any("no value" in text.get_text() for text in figure.axes[0].texts)
     assert bare["metric"] in figure.axes[0].get_xlabel()
 
 
-def test_arm_intervals_show_means_seeds_and_the_control():
+def test_arm_intervals_show_means_seeds_and_the_control(draw):
     metrics = list(sample.LEVELS)
     figure = draw(arm_intervals_figure(RESULTS["arms"], RESULTS["cells"], metrics, INFOS))
     assert "control" in figure.get_suptitle()
@@ -153,7 +144,7 @@ def test_arm_intervals_show_means_seeds_and_the_control():
     assert [tick.get_text() for tick in figure.axes[0].get_yticklabels()] == list(sample.ARMS)
 
 
-def test_an_interval_far_wider_than_the_points_does_not_flatten_them():
+def test_an_interval_far_wider_than_the_points_does_not_flatten_them(draw):
     arms = [arm | {"metrics": dict(arm["metrics"])} for arm in RESULTS["arms"]]
     wide = sample.metric([0.5, 0.7])
     arms[2]["metrics"][sample.ACCURACY] = wide
@@ -165,7 +156,7 @@ def test_an_interval_far_wider_than_the_points_does_not_flatten_them():
     assert len(edges) == 2
 
 
-def test_tradeoff_shares_the_accuracy_axis_and_names_every_arm():
+def test_tradeoff_shares_the_accuracy_axis_and_names_every_arm(draw):
     figure = draw(tradeoff_figure(RESULTS["arms"], RESULTS["cells"], INFOS, accuracy=MAIN[0], others=OTHERS))
     assert [ax.get_xlabel() for ax in figure.axes] == ["training time (s)", "calibration error, debiased"]
     assert figure.axes[0].get_ylabel() == "held-out pairwise accuracy (%)"
@@ -217,7 +208,7 @@ def test_spread_keeps_order_and_distance(wanted, gap):
 
 
 @pytest.mark.parametrize("num_arms", [1, MOST, 14])
-def test_learning_curves_name_their_arms_apart(num_arms):
+def test_learning_curves_name_their_arms_apart(draw, num_arms):
     arms, _, curves = matrix(num_arms)
     figure = learning_curves_figure(curves, arms, MAIN)
     (ax,) = figure.axes
@@ -230,7 +221,7 @@ def test_learning_curves_name_their_arms_apart(num_arms):
     draw(figure)
 
 
-def test_learning_curves_draw_every_seed_and_the_mean_of_all_of_them():
+def test_learning_curves_draw_every_seed_and_the_mean_of_all_of_them(draw):
     metric = "eval/pairwise_accuracy"
     curves = RESULTS["curves"]
     figure = draw(learning_curves_figure(curves, RESULTS["arms"], MAIN))
@@ -245,7 +236,7 @@ def test_learning_curves_draw_every_seed_and_the_mean_of_all_of_them():
     assert end.get_ydata()[0] == pytest.approx(expected)
 
 
-def test_a_diverged_seed_does_not_flatten_the_others():
+def test_a_diverged_seed_does_not_flatten_the_others(draw):
     curves = [dict(one, values=list(one["values"])) for one in RESULTS["curves"]["train/loss"]]
     curves[0]["values"][-1] = 1e6
     (ax,) = draw(learning_curves_figure({"train/loss": curves}, RESULTS["arms"], MAIN)).axes

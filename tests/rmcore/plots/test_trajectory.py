@@ -1,8 +1,5 @@
 """The figure of curvature along a training: all points inside, whiskers of the right size, odd histories drawn."""
 
-import io
-import warnings
-
 import numpy as np
 import pytest
 from matplotlib.image import imread
@@ -20,14 +17,6 @@ ERRORS = {"lambda_max_residual": 2.0, "lambda_min_residual": 0.5, "trace_standar
 HISTORY = [row(100 * k, 170.0 / k, -90.0 / k, 50.0 * k - 120, 0.3 * k, **ERRORS) for k in range(1, 9)]
 
 
-def draw(figure):
-    """Render small with warnings as errors: a missing glyph or a failed layout is a defect."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        figure.savefig(io.BytesIO(), format="png", dpi=40)
-    return figure
-
-
 def points(ax, label):
     line = next(line for line in ax.lines if line.get_label().startswith(label))
     return np.array(line.get_xdata()).tolist(), np.array(line.get_ydata()).tolist()
@@ -39,7 +28,7 @@ def test_file_is_a_png_of_the_expected_size(tmp_path):
     assert pixels.min() < 0.5
 
 
-def test_every_point_and_whisker_is_drawn_inside_and_in_order():
+def test_every_point_and_whisker_is_drawn_inside_and_in_order(draw):
     figure = draw(curvature_trajectory_figure(HISTORY[::-1], best_step=300))
     ends, trace, margins = figure.axes
     steps = [100 * k for k in range(1, 9)]
@@ -77,5 +66,5 @@ def test_titles_units_and_the_kept_step():
     ],
     ids=["nothing", "no curvature", "one point", "huge and missing", "many tiny"],
 )
-def test_odd_histories(rows, title):
+def test_odd_histories(draw, rows, title):
     assert draw(curvature_trajectory_figure(rows, best_step=5)).get_suptitle().startswith(title)

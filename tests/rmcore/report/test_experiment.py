@@ -3,7 +3,6 @@
 import copy
 import importlib.util
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -24,57 +23,9 @@ _SPEC = importlib.util.spec_from_file_location("experiment_sample", Path(__file_
 sample = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(sample)
 
-VOID = {"meta", "img", "br"}
-
-
-class Page(HTMLParser):
-    """Checks nesting and gathers tags, attributes, and the text of the page and of each element with a class."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.raw = html
-        self.open, self.tags, self.attributes, self.pieces = [], [], [], []
-        self.feed(html)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.attributes += [(tag, name, value or "") for name, value in attrs]
-        if tag not in VOID:
-            self.open.append(tag)
-        self.pieces.append(" " if tag in ("br", "summary", "li", "p", "div", "span") else "")
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-        if tag in ("td", "th", "dt", "dd", "span", "p", "div", "h2", "h3", "li", "summary"):
-            self.pieces.append(" ")
-
-    def handle_data(self, data):
-        if "style" not in self.open:
-            self.pieces.append(data)
-
-    @property
-    def text(self) -> str:
-        return flat("".join(self.pieces))
-
 
 def flat(text: str) -> str:
     return " ".join(text.split())
-
-
-def section(page: Page, name: str) -> str:
-    """Text of one section."""
-    inner = page.raw.split(f'<section id="{name}">', 1)[1].split("</section>", 1)[0]
-    return Page(inner).text
-
-
-def values(page: Page, name: str) -> list[str]:
-    return [value for _, attribute, value in page.attributes if attribute == name]
-
-
-def render(results, figures, folder) -> Page:
-    return Page(write_experiment_report(results, figures, folder / "report.html").read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +34,15 @@ def figures(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def page(figures, tmp_path_factory):
+def render(parse):
+    def write(results, figures, folder):
+        return parse(write_experiment_report(results, figures, folder / "report.html").read_text(encoding="utf-8"))
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def page(figures, render, tmp_path_factory):
     return render(sample.results(), figures, tmp_path_factory.mktemp("report") / "deep")
 
 
@@ -91,19 +50,19 @@ def test_one_file_that_fetches_and_runs_nothing(page, figures):
     assert len(page.raw.encode()) < 2_000_000
     assert not {"script", "link", "iframe", "object", "embed", "form", "base"} & set(page.tags)
     assert not [name for _, name, _ in page.attributes if name.startswith("on") or name == "srcset"]
-    assert all(value.startswith("data:image/png;base64,") for value in values(page, "src"))
-    assert len(values(page, "src")) == len(figures) == 4
-    assert any("default-src 'none'" in value for value in values(page, "content"))
+    assert all(value.startswith("data:image/png;base64,") for value in page.values("src"))
+    assert len(page.values("src")) == len(figures) == 4
+    assert any("default-src 'none'" in value for value in page.values("content"))
     assert "url(" not in page.raw
     assert "@import" not in page.raw
 
 
 def test_links_lead_to_sections_or_to_mlflow(page):
-    ids = values(page, "id")
+    ids = page.values("id")
     assert len(ids) == len(set(ids))
-    inside = {value for value in values(page, "href") if value.startswith("#")}
+    inside = {value for value in page.values("href") if value.startswith("#")}
     assert {value[1:] for value in inside} <= set(ids)
-    assert set(values(page, "href")) - inside == {sample.results()["mlflow_url"]}
+    assert set(page.values("href")) - inside == {sample.results()["mlflow_url"]}
 
 
 def test_the_answer_stands_before_everything_else(page):
@@ -114,10 +73,10 @@ def test_the_answer_stands_before_everything_else(page):
 
 
 @pytest.mark.parametrize("item", sample.hypotheses(), ids=lambda item: item["name"])
-def test_every_claim_is_answered_in_words(page, item):
+def test_every_claim_is_answered_in_words(parse, page, item):
     info = sample.metric_infos()[item["metric"]]
     card = next(part for part in page.raw.split('<div class="answer ')[1:] if f"{item['name']}: " in part)
-    text = Page("<div " + 'class="' + card.split("</details>")[0] + "</details></div>").text
+    text = parse("<div " + 'class="' + card.split("</details>")[0] + "</details></div>").text
     assert card.startswith(f'{item["verdict"]}"')
     others = [look.words for verdict, look in VERDICTS.items() if verdict != item["verdict"]]
     assert VERDICTS[item["verdict"]].words in text
@@ -132,31 +91,31 @@ def test_every_claim_is_answered_in_words(page, item):
 def test_every_arm_cell_note_and_the_registration_are_shown(page):
     results = sample.results()
     for arm in results["arms"]:
-        assert arm["name"] in section(page, "arms")
+        assert arm["name"] in page.section("arms")
         for metric, mean in arm["metrics"].items():
             unit = results["metrics"][metric]["unit"]
             if mean["value"] is not None:
                 shown = f"{level(mean['value'], unit)} {interval(mean['ci_low'], mean['ci_high'], unit)}"
-                assert flat(shown) in section(page, "arms")
+                assert flat(shown) in page.section("arms")
         for setting, value in arm["changes"].items():
-            assert re.search(rf"{re.escape(setting)}: .*{re.escape(str(value))}", section(page, "arms"))
+            assert re.search(rf"{re.escape(setting)}: .*{re.escape(str(value))}", page.section("arms"))
         for name, band in arm["bands"].items():
-            assert f"{name}: {band}" in section(page, "arms")
+            assert f"{name}: {band}" in page.section("arms")
     for note in results["notes"]:
-        assert note in section(page, "notes")
+        assert note in page.section("notes")
     for change in results["registration"]["changes"]:
-        assert change in section(page, "registration")
+        assert change in page.section("registration")
     assert results["registration"]["hash"] in page.raw
     assert results["registration"]["path"] in page.text
-    assert results["command"] in section(page, "again")
+    assert results["command"] in page.section("again")
     for word, meaning in EXPERIMENT_WORDS.items():
-        assert word in section(page, "glossary")
-        assert meaning in section(page, "glossary")
+        assert word in page.section("glossary")
+        assert meaning in page.section("glossary")
 
 
-def test_every_cell_has_a_row_with_its_numbers(page):
+def test_every_cell_has_a_row_with_its_numbers(parse, page):
     results = sample.results()
-    rows = [Page(f"<table><tr>{row}</table>").text for row in
+    rows = [parse(f"<table><tr>{row}</table>").text for row in
             page.raw.split('<section id="cells">')[1].split("</section>")[0].split("<tr>")[2:]
             for row in [row.split("</tr>")[0] + "</tr>"]]  # fmt: skip
     assert len(rows) == len(results["cells"])
@@ -180,10 +139,10 @@ def test_every_cell_has_a_row_with_its_numbers(page):
 def test_cost_tuning_and_detectable_effects(page):
     cost = sample.results()["cost"]
     for key in ("estimated_seconds", "measured_seconds", "run_seconds"):
-        assert numbers.duration(cost[key]) in section(page, "cost")
-    assert "at the edge" in section(page, "tuning")
-    assert "failed" in section(page, "tuning")
-    shown = section(page, "detectable")
+        assert numbers.duration(cost[key]) in page.section("cost")
+    assert "at the edge" in page.section("tuning")
+    assert "failed" in page.section("tuning")
+    shown = page.section("detectable")
     for text in ("2.1 points", "3.1 points", "0.080×", "80 % power"):
         assert text in shown
 
@@ -194,9 +153,9 @@ def test_arms_have_the_colour_that_the_figures_give_them(page):
         assert f'style="background:{look.colour}"></span><b>{arm}</b>' in page.raw
 
 
-def test_base_config_reads_back(tmp_path):
+def test_base_config_reads_back(render, parse, tmp_path):
     raw = render(sample.results(), {}, tmp_path).raw
-    listing = Page(raw.rsplit("<pre>", 1)[1].split("</pre>", 1)[0])
+    listing = parse(raw.rsplit("<pre>", 1)[1].split("</pre>", 1)[0])
     assert yaml.safe_load("".join(listing.pieces)) == sample.results()["base"]
 
 
@@ -216,24 +175,24 @@ def emptied() -> dict:
     return results
 
 
-def test_missing_numbers_are_dashes_and_missing_parts_are_said(tmp_path):
+def test_missing_numbers_are_dashes_and_missing_parts_are_said(render, tmp_path):
     results = emptied()
     drawn = draw_experiment(results, tmp_path)
     page = render(results, drawn, tmp_path)
     assert set(drawn) == {"forest_plot"}
     assert "None" not in page.text
     assert "nan" not in re.findall(r"\w+", page.text.lower())
-    assert numbers.MISSING in section(page, "answer")
-    assert section(page, "cells").count("no reason was recorded") == len(results["cells"])
-    assert section(page, "figures").count("was not drawn in this run") == 3
+    assert numbers.MISSING in page.section("answer")
+    assert page.section("cells").count("no reason was recorded") == len(results["cells"])
+    assert page.section("figures").count("was not drawn in this run") == 3
     for label in (info["label"] for info in results["metrics"].values()):
-        assert label in section(page, "arms")  # as not measured
+        assert label in page.section("arms")  # as not measured
     assert "15 of 15 cells failed" in page.text
     assert "first registration" in page.text
     assert "None" not in experiment_markdown(results)
 
 
-def test_an_experiment_without_claims_or_arms(tmp_path):
+def test_an_experiment_without_claims_or_arms(render, tmp_path):
     results = emptied()
     results.update(hypotheses=[], arms=[], cells=[], metrics={}, seeds=[])
     page = render(results, draw_experiment(results, tmp_path), tmp_path)
@@ -243,7 +202,7 @@ def test_an_experiment_without_claims_or_arms(tmp_path):
 
 @settings(max_examples=6, deadline=None)
 @given(st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=40))
-def test_any_text_stays_text(tmp_path_factory, text):
+def test_any_text_stays_text(render, tmp_path_factory, text):
     hostile = f"<script>alert(1)</script><img src=x onerror=y>\" ' {{{{ 7*7 }}}} &lt; | {text} </main>"
     results = sample.results()
     results.update(title=hostile, question=hostile, command=hostile, notes=[hostile], environment={hostile: hostile})
@@ -258,7 +217,7 @@ def test_any_text_stays_text(tmp_path_factory, text):
     plain = render(sample.results(), {}, tmp_path_factory.mktemp("plain"))
     assert set(found.tags) <= set(plain.tags)
     assert not [name for _, name, _ in found.attributes if name.startswith("on")]
-    assert not [value for value in values(found, "href") if not value.startswith("#")]
+    assert not [value for value in found.values("href") if not value.startswith("#")]
     assert found.text.count(flat(hostile)) >= 12
     markdown = experiment_markdown(results)
     tables = [line.replace("\\|", "") for line in markdown.splitlines() if line.startswith("|")]
@@ -287,7 +246,7 @@ def test_markdown_is_a_log_entry():
     assert text.rstrip().splitlines()[-1].startswith("[Cells in MLflow](<http://127.0.0.1:5000/")
 
 
-def test_the_record_is_left_as_it_was(tmp_path):
+def test_the_record_is_left_as_it_was(render, tmp_path):
     results = sample.results()
     before = copy.deepcopy(results)
     render(results, {}, tmp_path)

@@ -2,7 +2,6 @@
 
 import base64
 import importlib.util
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -21,42 +20,6 @@ _SPEC = importlib.util.spec_from_file_location("report_sample", Path(__file__).w
 sample = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(sample)
 
-VOID = {"meta", "img", "br", "hr", "input", "link"}
-
-
-class Page(HTMLParser):
-    """Checks nesting and gathers tags, attributes and text."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.open, self.tags, self.attributes, self.pieces = [], [], [], []
-        self.feed(html)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.attributes += [(tag, name, value or "") for name, value in attrs]
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-        if tag in ("td", "th", "dt", "dd", "span"):
-            self.pieces.append(" ")
-
-    def handle_data(self, data):
-        if "style" not in self.open:
-            self.pieces.append(data)
-
-    @property
-    def text(self) -> str:
-        return " ".join("".join(self.pieces).split())
-
-
-def values(page: Page, name: str) -> list[str]:
-    return [value for _, attribute, value in page.attributes if attribute == name]
-
 
 @pytest.fixture(scope="module")
 def figures(tmp_path_factory):
@@ -69,21 +32,24 @@ def figures(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def page(figures, tmp_path_factory):
-    out = write_report(sample.results(), figures, tmp_path_factory.mktemp("report") / "deep" / "report.html")
-    return Page(out.read_text(encoding="utf-8"))
+def render(parse):
+    def write(results, figures, folder):
+        return parse(write_report(results, figures, folder / "report.html").read_text(encoding="utf-8"))
+
+    return write
 
 
-def render(results, figures, tmp_path) -> Page:
-    return Page(write_report(results, figures, tmp_path / "report.html").read_text(encoding="utf-8"))
+@pytest.fixture(scope="module")
+def page(figures, render, tmp_path_factory):
+    return render(sample.results(), figures, tmp_path_factory.mktemp("report") / "deep")
 
 
 def test_nothing_is_fetched_or_executed(page):
     assert not {"script", "link", "iframe", "object", "embed", "form", "base"} & set(page.tags)
     assert not [name for _, name, _ in page.attributes if name.startswith("on") or name == "srcset"]
-    assert all(value.startswith("data:image/png;base64,") for value in values(page, "src"))
-    assert all(value.startswith("#") for value in values(page, "href"))
-    assert any("default-src 'none'" in value for value in values(page, "content"))
+    assert all(value.startswith("data:image/png;base64,") for value in page.values("src"))
+    assert all(value.startswith("#") for value in page.values("href"))
+    assert any("default-src 'none'" in value for value in page.values("content"))
 
 
 def test_no_address_stands_in_the_file(figures, tmp_path):
@@ -94,22 +60,22 @@ def test_no_address_stands_in_the_file(figures, tmp_path):
 
 
 def test_section_links_lead_somewhere(page):
-    ids = values(page, "id")
+    ids = page.values("id")
     assert len(ids) == len(set(ids))
-    assert {value[1:] for value in values(page, "href")} <= set(ids)
+    assert {value[1:] for value in page.values("href")} <= set(ids)
 
 
 def test_every_image_is_the_figure_with_its_size(page, figures, tmp_path):
-    sources = values(page, "src")
+    sources = page.values("src")
     assert sorted(base64.b64decode(source.split(",", 1)[1]) for source in sources) == sorted(
         path.read_bytes() for path in figures.values()
     )
     for number, source in enumerate(sources):
         (tmp_path / f"{number}.png").write_bytes(base64.b64decode(source.split(",", 1)[1]))
         assert imread(tmp_path / f"{number}.png").shape[1] == pytest.approx(
-            1.5 * int(values(page, "width")[number]), abs=1
+            1.5 * int(page.values("width")[number]), abs=1
         )
-    assert all(values(page, "alt"))
+    assert all(page.values("alt"))
 
 
 def test_verdict_and_its_reasons_come_first(page):
@@ -120,7 +86,7 @@ def test_verdict_and_its_reasons_come_first(page):
 
 
 def test_every_metric_is_shown_with_value_interval_and_definition(page):
-    rows = view(sample.results(), {})["metrics"]
+    rows = view(sample.results())["metrics"]
     assert {row.name for row in rows} == set(sample.metrics())
     for row in rows:
         shown = " ".join(f"{row.label}{row.definition} {row.value} {row.interval} {row.num}".split())
@@ -142,9 +108,9 @@ def test_every_gate_check_and_the_rest_of_the_record_are_shown(page):
         assert " ".join(text.split()) in page.text
 
 
-def test_configuration_reads_back(figures, tmp_path):
+def test_configuration_reads_back(parse, figures, tmp_path):
     raw = write_report(sample.results(), {}, tmp_path / "r.html").read_text(encoding="utf-8")
-    listing = Page(raw.split("<pre>", 1)[1].split("</pre>", 1)[0])
+    listing = parse(raw.split("<pre>", 1)[1].split("</pre>", 1)[0])
     assert yaml.safe_load("".join(listing.pieces)) == sample.results()["config"]
 
 
@@ -156,7 +122,7 @@ def test_all_mistakes_are_shown_and_folded(page):
 
 @settings(max_examples=8, deadline=None)
 @given(st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=60))
-def test_any_text_stays_text(tmp_path_factory, text):
+def test_any_text_stays_text(render, tmp_path_factory, text):
     hostile = f"<script>alert(1)</script><img src=x onerror=y>\" ' {{{{ 7*7 }}}} &lt; {text} </main>"
     results = sample.results()
     results["mistakes"] = [
@@ -180,7 +146,7 @@ def test_any_text_stays_text(tmp_path_factory, text):
     assert found.text.count(" ".join(hostile.split())) >= 8
 
 
-def test_missing_parts_are_said_not_hidden(tmp_path):
+def test_missing_parts_are_said_not_hidden(render, tmp_path):
     results = sample.results()
     results.update(ood_metrics=None, diagnoses=[], mistakes=[], gate=[], metrics={}, audit={}, context=[], stages=[])
     results["training"].update(best_metric=None, best_value=None)

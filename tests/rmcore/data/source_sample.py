@@ -1,0 +1,46 @@
+"""Preference rows that are hard to write, and a file of them in every form."""
+
+import csv
+import gzip
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+ROWS = [
+    {
+        "prompt": f"Frage {i}: wie heißt,\n„{i}“?",
+        "chosen": [
+            {"role": "user", "content": f"Frage {i}: wie heißt,\n„{i}“?"},
+            {"role": "assistant", "content": "ja"},
+        ],
+        "rejected": [
+            {"role": "user", "content": f"Frage {i}: wie heißt,\n„{i}“?"},
+            {"role": "assistant", "content": "no"},
+        ],
+        "margin": i / 4,
+        "subset": "α",
+    }
+    for i in range(1200)
+]
+FORMATS = ["parquet", "json", "jsonl", "csv", "pretty.json", "lines.json"]
+
+
+def write(rows, path):
+    """Write rows in the form that the name asks for."""
+    name = path.name.removesuffix(".gz")
+    if name.endswith(".parquet"):
+        pq.write_table(pa.Table.from_pylist(rows), path)
+        if path.name.endswith(".gz"):
+            path.write_bytes(gzip.compress(path.read_bytes()))
+        return path
+    with (gzip.open if path.name.endswith(".gz") else open)(path, "wt", encoding="utf-8", newline="") as file:
+        if name.endswith("csv"):
+            writer = csv.writer(file)
+            writer.writerow(rows[0])
+            writer.writerows([v if isinstance(v, str) else json.dumps(v) for v in row.values()] for row in rows)
+        elif name.endswith(("jsonl", "lines.json")):
+            file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        else:
+            json.dump(rows, file, indent=2 if "pretty" in name else None)
+    return path

@@ -1,0 +1,213 @@
+"""Damage to a file is an error, and damage to a row costs that row."""
+
+import gzip
+import importlib.util
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rmcore.data.sources import load_pairs, write_rejected
+from rmcore.errors import DataError
+
+_SPEC = importlib.util.spec_from_file_location("source_sample", Path(__file__).with_name("source_sample.py"))
+sample = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(sample)
+ROWS, FORMATS, write = sample.ROWS, sample.FORMATS, sample.write
+
+
+def plain(**changes):
+    return {"prompt": "p", "chosen": "a", "rejected": "b", **changes}
+
+
+def reasons(loaded):
+    return [(row.row, row.reason) for row in loaded.rejected]
+
+
+@pytest.mark.parametrize("form", ["parquet", "json", "jsonl", "csv"])
+def test_bad_rows_are_set_aside_with_number_and_reason(tmp_path, form):
+    rows = [plain(), plain(prompt=""), plain(chosen="b"), plain(rejected="  "), plain(prompt="q")]
+    loaded = load_pairs(str(write(rows, tmp_path / f"data.{form}")))
+    assert [pair.prompt for pair in loaded.pairs] == ["p", "q"]
+    assert reasons(loaded) == [(2, "empty prompt"), (3, "identical sides"), (4, "empty rejected")]
+    assert loaded.num_rows == 5
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_when_no_row_is_left_the_error_counts_the_reasons(tmp_path, form):
+    path = write([plain(prompt=""), plain(prompt=" "), plain(chosen="b")], tmp_path / f"data.{form}")
+    with pytest.raises(DataError, match=r"3 rows and none gives .* \(empty prompt: 2, identical sides: 1\)"):
+        load_pairs(str(path))
+
+
+GOOD_LINE = json.dumps(plain()).encode()
+BAD_LINES = {
+    b'{"prompt": "p", "chosen"': "not valid JSON",
+    b'{"prompt": "\xff", "chosen": "a", "rejected": "b"}': "invalid UTF-8",
+    b'{"prompt": "\\ud800", "chosen": "a", "rejected": "b"}': "invalid UTF-8",
+    b"[1, 2]": "wrong type",
+    b"7": "wrong type",
+    b"[" * 100_000: "not valid JSON",
+    b"9" * 5000: "not valid JSON",
+    b'{"prompt": "p", "chosen": "a"}': "missing rejected",
+    b'{"prompt": "p", "chosen": "a", "rejected": null}': "missing rejected",
+    b"{}": "missing chosen",
+    b"\x00\x01\x02": "not valid JSON",
+}
+
+
+@pytest.mark.parametrize(("line", "reason"), BAD_LINES.items(), ids=range(len(BAD_LINES)))
+def test_one_bad_line_costs_one_line(tmp_path, line, reason):
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + GOOD_LINE + b"\r\n\n" + line + b"\n" + GOOD_LINE)
+    loaded = load_pairs(str(path))
+    assert (len(loaded.pairs), loaded.num_rows) == (2, 3)
+    assert reasons(loaded) == [(3, reason)]
+    write_rejected(loaded.rejected, tmp_path / "out" / "rejected_rows.jsonl")
+    (written,) = (tmp_path / "out" / "rejected_rows.jsonl").read_text(encoding="utf-8").splitlines()
+    assert json.loads(written) == {
+        "row": 3, "reason": reason, "excerpt": loaded.rejected[0].excerpt, "pair_id": None
+    }  # fmt: skip
+    assert len(loaded.rejected[0].excerpt) <= 200
+
+
+@pytest.mark.parametrize("form", ["csv", "json"])
+def test_invalid_utf8_costs_one_row_in_other_text_formats(tmp_path, form):
+    path = write([plain(), plain(chosen="XX"), plain(prompt="q")], tmp_path / f"data.{form}")
+    path.write_bytes(path.read_bytes().replace(b"XX", b"\xc3("))
+    assert reasons(load_pairs(str(path))) == [(2, "invalid UTF-8")]
+
+
+def test_invalid_utf8_costs_one_row_in_parquet(tmp_path):
+    texts = pa.array([b"good", b"\xff", b"fine"], pa.binary()).view(pa.string())
+    pq.write_table(pa.table({"prompt": ["p"] * 3, "chosen": texts, "rejected": ["b"] * 3}), tmp_path / "data.parquet")
+    loaded = load_pairs(str(tmp_path / "data.parquet"))
+    assert reasons(loaded) == [(2, "invalid UTF-8")]
+    assert [pair.chosen for pair in loaded.pairs] == ["good", "fine"]
+
+
+def test_parquet_types_that_are_no_text(tmp_path):
+    pq.write_table(
+        pa.table({"prompt": [1, 2], "chosen": ["a", "b"], "rejected": ["c", "d"]}), tmp_path / "data.parquet"
+    )
+    with pytest.raises(DataError, match="wrong type: 2"):
+        load_pairs(str(tmp_path / "data.parquet"))
+
+
+def test_csv_cells(tmp_path):
+    path = tmp_path / "data.csv"
+    head = "prompt,chosen,rejected\n"
+    path.write_text(head + 'p,"[1, 2]",b\np,a\np,"x" y,b\np,"[{\'role\': \'user\'}]",b\n\n"p ""q""","multi\nline",b\n')
+    loaded = load_pairs(str(path))
+    assert [(pair.prompt, pair.chosen) for pair in loaded.pairs] == [("p", "[1, 2]"), ('p "q"', "multi\nline")]
+    assert reasons(loaded) == [(2, "not valid CSV"), (3, "not valid CSV"), (4, "not valid JSON")]
+    path.write_text(head + 'p,a,b\np,"never closed,b\np,a,b\n')
+    with pytest.raises(DataError, match="quoted cell is not closed"):
+        load_pairs(str(path))
+    path.write_text("prompt,chosen,chosen,rejected\np,a,b,c\n")
+    with pytest.raises(DataError, match="'chosen' twice"):
+        load_pairs(str(path))
+    long = "word " * 100_000
+    path.write_text(head + f"p,{long},b\n")
+    assert load_pairs(str(path)).pairs[0].chosen == long
+
+
+def damaged(tmp_path, name, change):
+    path = write(ROWS, tmp_path / name)
+    path.write_bytes(change(path.read_bytes()))
+    return path
+
+
+DAMAGE = {
+    "cut parquet": ("data.parquet", lambda data: data[:-100]),
+    "overwritten parquet": (
+        "data.parquet",
+        lambda data: data[:200] + bytes(len(data) // 2) + data[200 + len(data) // 2 :],
+    ),
+    "text named parquet": ("data.parquet", lambda data: b"prompt,chosen,rejected\n"),
+    "cut gz": ("data.jsonl.gz", lambda data: data[:-10]),
+    "half gz": ("data.csv.gz", lambda data: data[: len(data) // 2]),
+    "cut parquet.gz": ("data.parquet.gz", lambda data: data[:-10]),
+    "changed gz": ("data.json.gz", lambda data: data[:500] + b"\0" * 50 + data[550:]),
+    "checksum of gz": ("data.jsonl.gz", lambda data: data[:-8] + b"\0" * 8),
+    "text named gz": ("data.jsonl.gz", lambda data: b'{"prompt": "p"}'),
+    "gz not named so": ("data.jsonl", gzip.compress),
+    "cut json": ("data.json", lambda data: data[:-100]),
+    "json not closed": ("data.json", lambda data: data[:-1]),
+    "json with a tail": ("data.json", lambda data: data + b"]"),
+    "json without a comma": ("data.json", lambda data: data.replace(b"}, {", b"} {", 1)),
+    "cut objects": ("lines.json", lambda data: data[:-20]),
+    "json of a number": ("data.json", lambda data: b"12"),
+    "deep json": ("data.json", lambda data: b"[" * 100_000),
+    "html": ("data.json", lambda data: b"<html>not found</html>"),
+    "empty": ("data.csv", lambda data: b""),
+    "empty parquet": ("data.parquet", lambda data: b""),
+    "empty inside gz": ("data.jsonl.gz", lambda data: gzip.compress(b"")),
+    "only a header": ("data.csv", lambda data: b"prompt,chosen,rejected\n"),
+    "only blank lines": ("data.jsonl", lambda data: b"\n\n  \n"),
+    "empty array": ("data.json", lambda data: b" [ ] "),
+    "only bad lines": ("data.jsonl", lambda data: b"no\nrows\n"),
+    "utf-16": ("data.jsonl", lambda data: data[:300].decode("utf-8", "ignore").encode("utf-16")),
+}
+
+
+@pytest.mark.parametrize(("name", "change"), DAMAGE.values(), ids=DAMAGE.keys())
+def test_a_damaged_file_is_a_data_error_that_names_it(tmp_path, name, change):
+    path = damaged(tmp_path, name, change)
+    with pytest.raises(DataError, match=name.replace(".", r"\.")):
+        load_pairs(str(path))
+
+
+def test_a_cut_file_says_that_rows_are_lost(tmp_path):
+    with pytest.raises(DataError, match="cut off, and the rows behind the cut are lost"):
+        load_pairs(str(damaged(tmp_path, "data.jsonl.gz", lambda data: data[:-10])))
+
+
+def test_missing_and_unknown_files(tmp_path):
+    with pytest.raises(DataError, match="is not a file"):
+        load_pairs(str(tmp_path / "none.parquet"))
+    (tmp_path / "data.pkl").write_bytes(b"\x80\x04.")
+    with pytest.raises(DataError, match=r"extension '\.pkl'.*\.parquet, \.json, \.jsonl, \.csv"):
+        load_pairs(str(tmp_path / "data.pkl"))
+
+
+@settings(deadline=None)
+@given(
+    st.binary(max_size=200),
+    st.sampled_from([".parquet", ".json", ".jsonl", ".csv", ".jsonl.gz", ".parquet.gz"]),
+    st.booleans(),
+)
+def test_arbitrary_bytes_are_pairs_or_a_data_error(tmp_path_factory, data, suffix, packed):
+    path = tmp_path_factory.mktemp("fuzz") / f"data{suffix}"
+    path.write_bytes(gzip.compress(data) if packed else data)
+    with pytest.raises(DataError):
+        load_pairs(str(path))
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["role", "content", "x"]), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        json_values | st.dictionaries(st.sampled_from(["prompt", "chosen", "rejected", "margin"]), json_values),
+        max_size=6,
+    )
+)
+def test_arbitrary_json_rows_are_counted_and_never_stop_the_reading(tmp_path_factory, rows):
+    path = tmp_path_factory.mktemp("fuzz") / "data.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in [plain(), *rows, plain(prompt="last")]))
+    loaded = load_pairs(str(path))
+    assert loaded.num_rows == len(loaded.pairs) + len(loaded.rejected) == len(rows) + 2
+    assert loaded.pairs[-1].prompt == "last"
+    write_rejected(loaded.rejected, path.with_name("rejected_rows.jsonl"))

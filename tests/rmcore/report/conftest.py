@@ -1,0 +1,54 @@
+"""A report as its reader sees it."""
+
+from html.parser import HTMLParser
+
+import pytest
+
+VOID = {"meta", "img", "br", "hr", "input", "link"}
+APART = {"td", "th", "dt", "dd", "span", "p", "div", "h2", "h3", "li", "summary"}
+"""Elements after which the next word is another one."""
+
+
+class Page(HTMLParser):
+    """Checks nesting and gathers tags, attributes and text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.raw = html
+        self.open, self.tags, self.attributes, self.pieces = [], [], [], []
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+        if tag in APART:
+            self.pieces.append(" ")
+
+    def handle_data(self, data):
+        if "style" not in self.open:
+            self.pieces.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join("".join(self.pieces).split())
+
+    def values(self, name: str) -> list[str]:
+        """Of every attribute of this name."""
+        return [value for _, attribute, value in self.attributes if attribute == name]
+
+    def section(self, name: str) -> str:
+        """Text of one section."""
+        return Page(self.raw.split(f'<section id="{name}">', 1)[1].split("</section>", 1)[0]).text
+
+
+@pytest.fixture(scope="session")
+def parse():
+    """Factory of pages from HTML."""
+    return Page
