@@ -48,5 +48,8 @@ CATALOGUE: dict[str, MetricSpec] = {
     "cost/peak_training_mib": MetricSpec("peak memory of training above the weights", "MiB", False, "train"),
     "hessian/test_lambda_max": MetricSpec("largest Hessian eigenvalue", "", None, "landscape"),
     "hessian/test_lambda_min": MetricSpec("smallest Hessian eigenvalue", "", None, "landscape"),
+    "hessian/test_lambda_max_normalized": MetricSpec(
+        "largest Hessian eigenvalue at margins of size 1", "", None, "landscape"
+    ),
     "hessian/test_trace_estimate": MetricSpec("Hessian trace", "", None, "landscape"),
 }

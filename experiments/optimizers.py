@@ -18,6 +18,7 @@ TARGET_ACCURACY = {"smoke": 0.55, "small": 0.70, "paper": 0.60}
 def experiment(size: Size) -> Experiment:
     """Accuracy, time to a target accuracy, and curvature at the end, by optimizer."""
     accuracy, top = "eval/test_pairwise_accuracy", "hessian/test_lambda_max"
+    normalized = "hessian/test_lambda_max_normalized"
     lr = base(size).train.lr
 
     def beats_adamw(name: str, arm: str, words: str) -> Hypothesis:
@@ -48,6 +49,7 @@ def experiment(size: Size) -> Experiment:
             "train/steps_to_target",
             "cost/seconds_to_target",
             top,
+            normalized,
             "hessian/test_trace_estimate",
             "cost/train_seconds",
             "cost/peak_training_mib",
@@ -73,6 +75,16 @@ def experiment(size: Size) -> Experiment:
                 name="O4",
                 claim="Muon ends where the largest curvature is smaller than where AdamW ends.",
                 metric=top,
+                comparison="ratio",
+                arm="muon",
+                direction="below",
+                threshold=1.0,
+            ),
+            # O4 alone could be won by larger margins, which lower the curvature of the loss without any flatter place.
+            Hypothesis(
+                name="O5",
+                claim="So it does at margins of equal size.",
+                metric=normalized,
                 comparison="ratio",
                 arm="muon",
                 direction="below",

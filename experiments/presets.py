@@ -23,7 +23,16 @@ PRESETS: dict[str, PipelineConfig] = {
         model=ModelConfig(name="tiny", max_seq_len=256),
         train=TrainConfig(lr=1e-3, steps=150, eval_every=50, warmup_steps=20, token_budget=8192),
         evaluate=EvaluateConfig(train_pairs=300),
-        landscape=LandscapeConfig(num_pairs=16, lanczos_steps=16),
+        landscape=LandscapeConfig(
+            num_pairs=16, lanczos_steps=12, trace_probes=4, density_vectors=2, layer_steps=4, slice_points=11
+        ),
+    ),
+    # The demo's training with its curvature every 25 steps: `rm-opt trajectory`, under two minutes on two cores.
+    "trajectory": PipelineConfig(
+        study="trajectory",
+        model=ModelConfig(name="tiny", max_seq_len=256),
+        train=TrainConfig(lr=1e-3, steps=150, eval_every=50, warmup_steps=20, token_budget=8192, save_every=25),
+        landscape=LandscapeConfig(parts=("normalized",), num_pairs=8, lanczos_steps=10, trace_probes=4, top_k=1),
     ),
     # The same chain in seconds, to see that everything is wired: no number of it means anything.
     "smoke": PipelineConfig(
@@ -31,7 +40,16 @@ PRESETS: dict[str, PipelineConfig] = {
         data=DataConfig(gold=GoldConfig(num_prompts=60, pairs_per_prompt=2)),
         model=ModelConfig(name="tiny", max_seq_len=256),
         train=TrainConfig(lr=1e-3, steps=6, eval_every=3, log_every=2, token_budget=8192),
-        landscape=LandscapeConfig(num_pairs=4, lanczos_steps=6, trace_probes=2, top_k=3),
+        landscape=LandscapeConfig(
+            num_pairs=4,
+            lanczos_steps=6,
+            trace_probes=2,
+            top_k=3,
+            density_vectors=2,
+            layer_steps=2,
+            slice_points=5,
+            surface_points=3,
+        ),
     ),
     # A pretrained 22 M encoder that needs no hub; give it your own data with --set data.source=FILE.
     "minilm": PipelineConfig(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from rmcore.config import (
+    CurvaturePart,
     DataConfig,
     EvaluateConfig,
     GoldConfig,
@@ -24,6 +25,8 @@ Size = Literal["smoke", "small", "paper"]
 SIZES: tuple[Size, ...] = get_args(Size)
 SEEDS: dict[Size, tuple[int, ...]] = {"smoke": (0, 1, 2), "small": (0, 1, 2), "paper": (0, 1, 2)}
 BUDGET_MINUTES: dict[Size, float] = {"smoke": 30, "small": 120, "paper": 2880}
+PARTS: tuple[CurvaturePart, ...] = ("normalized",)
+"""Of the curvature of a cell: the ends and the trace, and the same at margins of equal size, so that arms compare."""
 
 NOTHING: dict[str, Any] = {
     "train.schedule": "constant",
@@ -53,7 +56,7 @@ def _smoke() -> PipelineConfig:
             lr=1e-3, steps=20, warmup_steps=1, pairs_per_step=8, eval_every=4, log_every=4, token_budget=8192
         ),
         evaluate=EvaluateConfig(num_resamples=200, train_pairs=60),
-        landscape=LandscapeConfig(num_pairs=4, lanczos_steps=6, trace_probes=2, top_k=2),
+        landscape=LandscapeConfig(parts=PARTS, num_pairs=4, lanczos_steps=6, trace_probes=2, top_k=2),
     )
 
 
@@ -89,7 +92,7 @@ def _small() -> PipelineConfig:
             precision="bf16",
         ),
         evaluate=EvaluateConfig(num_resamples=200, train_pairs=100),
-        landscape=LandscapeConfig(num_pairs=8, lanczos_steps=6, trace_probes=2, top_k=2),
+        landscape=LandscapeConfig(parts=PARTS, num_pairs=8, lanczos_steps=6, trace_probes=2, top_k=2),
     )
 
 
@@ -100,4 +103,5 @@ def _paper() -> PipelineConfig:
         ),
         model=ModelConfig(name="Qwen/Qwen2.5-0.5B", max_seq_len=1024),
         train=TrainConfig(steps=1000, eval_every=100, token_budget=8192, precision="bf16", tf32=True),
+        landscape=LandscapeConfig(parts=PARTS),
     )

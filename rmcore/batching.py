@@ -197,12 +197,6 @@ def collate(
     return MicroBatch(rows, target_margins, tuple(indices))
 
 
-def padded_pairs(pairs: Sequence[TokenizedPair], *, token_budget: int, pad_id: int) -> list[PaddedRows]:
-    """Pairs as padded rows under a budget, chosen sides first: for what needs the model's own forward pass."""
-    groups = pack_pairs([pair.num_tokens for pair in pairs], token_budget)
-    return [pad_pairs([pairs[index] for index in group], pad_id=pad_id) for group in groups]
-
-
 def pad_pairs(pairs: Sequence[TokenizedPair], *, pad_id: int) -> PaddedRows:
     """All `pairs` as the padded rows of one micro-batch, chosen sides first."""
     return pad_rows([pair.chosen.ids for pair in pairs] + [pair.rejected.ids for pair in pairs], pad_id=pad_id)

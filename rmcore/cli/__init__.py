@@ -2,12 +2,12 @@
 
 import typer
 
-from rmcore.cli import data, export, measure, train
+from rmcore.cli import analyze, data, export, measure, train
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 app.command("train")(train.train)
 app.command("evaluate")(measure.evaluate)
-app.command("analyze")(measure.analyze)
+app.command("analyze")(analyze.analyze)
 app.command("readiness")(measure.readiness)
 app.command("score")(measure.score)
 app.command("diff")(measure.diff)

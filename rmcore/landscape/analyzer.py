@@ -16,8 +16,9 @@ from rmcore.landscape.eigensolvers import (
     lanczos_eigenvalues,
     power_iteration,
 )
-from rmcore.landscape.operators import LossHessian, ParameterSubset
+from rmcore.landscape.operators import LossHessian
 from rmcore.landscape.pair_rows import MicroBatch
+from rmcore.landscape.parameters import ParameterSubset
 from rmcore.landscape.pyhessian_check import pyhessian_spectrum
 from rmcore.landscape.spectrum import HessianSpectrum, Method, spectrum_record
 
@@ -66,7 +67,7 @@ class HessianAnalyzer:
             num_steps: products for the spectrum (lanczos; twice `top_k`, so that both ends can hold that many), or at
                 most for each eigenvalue (power_iteration, pyhessian). Unused by `full`.
             trace_probes: Hutchinson probes, one product each; the standard error falls with its root. Unused by `full`.
-            parameters: `all` trained parameters or the reward `head` only.
+            parameters: whose curvature; see `ParameterSubset`.
             seed: of the random vectors.
             progress: called as progress(done, total) after each product; total is an upper bound until the last call.
 
@@ -78,36 +79,63 @@ class HessianAnalyzer:
         """
         _check_settings(method, top_k=top_k, num_steps=num_steps, trace_probes=trace_probes)
         hessian = LossHessian.from_loader(self.model, loader, parameters=parameters)
-        size = hessian.num_parameters
-        num_steps = min(num_steps, size) if method == "lanczos" else num_steps
-        counter = _Counter(hessian.product, _most_products(method, size, top_k, num_steps, trace_probes), progress)
-        # Only the product differentiates, and no dot product may be cast to bf16 by the caller's autocast.
-        with torch.inference_mode(False), torch.no_grad(), torch.autocast(hessian.device.type, enabled=False):
-            found, trace, trace_error = _estimate(
-                hessian, counter, method, top_k=top_k, num_steps=num_steps, trace_probes=trace_probes, seed=seed
-            )
-        counter.finish()
-        return spectrum_record(
-            found,
-            trace=trace,
-            trace_error=trace_error,
-            hessian=hessian,
-            method=method,
-            top_k=top_k,
-            num_products=counter.done,
+        return hessian_spectrum(
+            hessian, method, top_k, num_steps=num_steps, trace_probes=trace_probes, seed=seed, progress=progress
+        )[0]
+
+
+def hessian_spectrum(
+    hessian: LossHessian,
+    method: Method = "lanczos",
+    top_k: int = 20,
+    *,
+    num_steps: int = 40,
+    trace_probes: int = 16,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> tuple[HessianSpectrum, Tensor | None]:
+    """What `HessianAnalyzer.compute_spectrum` gives, from an operator; and the (2, N) unit vectors of its two ends.
+
+    The vectors are None with `pyhessian`. With `power_iteration` they belong to the first and the last of the
+    eigenvalues found.
+    """
+    _check_settings(method, top_k=top_k, num_steps=num_steps, trace_probes=trace_probes)
+    size = hessian.num_parameters
+    num_steps = min(num_steps, size) if method == "lanczos" else num_steps
+    counter = _Counter(hessian, _most_products(method, size, top_k, num_steps, trace_probes), progress)
+    # Only the product differentiates, and no dot product may be cast to bf16 by the caller's autocast.
+    with torch.inference_mode(False), torch.no_grad(), torch.autocast(hessian.device.type, enabled=False):
+        found, trace, trace_error = _estimate(
+            hessian, counter, method, top_k=top_k, num_steps=num_steps, trace_probes=trace_probes, seed=seed
         )
+    counter.finish()
+    record = spectrum_record(
+        found,
+        trace=trace,
+        trace_error=trace_error,
+        hessian=hessian,
+        method=method,
+        top_k=top_k,
+        num_products=counter.done,
+    )
+    return record, found.ends
 
 
 class _Counter:
-    """The product, counted and reported."""
+    """Products, counted and reported."""
 
-    def __init__(self, product: Callable[[Tensor], Tensor], total: int, progress: Progress | None) -> None:
-        self.product, self.total, self.progress, self.done = product, total, progress, 0
+    def __init__(self, operator: LossHessian, total: int, progress: Progress | None) -> None:
+        self.operator, self.total, self.progress, self.done = operator, total, progress, 0
 
     def __call__(self, vector: Tensor) -> Tensor:
-        result = self.product(vector)
-        self.tick()
-        return result
+        return self.products(vector[None])[0]
+
+    def products(self, vectors: Tensor) -> Tensor:
+        """(K, N) -> (K, N)."""
+        images = self.operator.products(vectors)
+        for _ in vectors:
+            self.tick()
+        return images
 
     def tick(self) -> None:
         """One more product done."""
@@ -149,8 +177,10 @@ def _estimate(
         found = power_iteration(
             counter, size, top_k=top_k, max_iterations=num_steps, generator=generator, dtype=hessian.dtype
         )
+    # A generator of its own, so that layers and errors over prompts can be told from the same probes.
+    probes = torch.Generator(hessian.device).manual_seed(seed)
     trace, trace_error = hutchinson_trace(
-        counter, size, num_probes=trace_probes, generator=generator, dtype=hessian.dtype
+        counter.products, size, num_probes=trace_probes, generator=probes, dtype=hessian.dtype
     )
     return found, trace, trace_error
 

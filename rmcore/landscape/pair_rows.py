@@ -1,4 +1,4 @@
-"""What a micro-batch of whole pairs is to the landscape, and the loss of one.
+"""What a micro-batch of whole pairs is to the landscape, and the margins of one.
 
 The trainer's micro-batches fit; so does any mapping with the two tensors, which is what a notebook has at hand.
 """
@@ -11,10 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rmcore.errors import DataError, ModelError
-from rmcore.losses import bradley_terry_loss_sum, split_rewards
-
-CURVATURE_TOKEN_BUDGET = 4096
-"""Padded tokens of a micro-batch of the Hessian: double backward keeps about twice the activations of training."""
+from rmcore.losses import split_rewards
 
 
 class PairRows(Protocol):
@@ -47,6 +44,11 @@ class Rows(NamedTuple):
         """P."""
         return len(self.input_ids) // 2
 
+    def pair_tokens(self) -> list[tuple[list[int], list[int]]]:
+        """The real tokens of both sides of each pair."""
+        sides = [ids[mask.bool()].tolist() for ids, mask in zip(self.input_ids, self.attention_mask, strict=True)]
+        return list(zip(sides[: self.num_pairs], sides[self.num_pairs :], strict=True))
+
 
 def checked_rows(micro_batch: MicroBatch) -> Rows:
     """The two tensors of a micro-batch of whole pairs.
@@ -59,18 +61,18 @@ def checked_rows(micro_batch: MicroBatch) -> Rows:
     if not isinstance(ids, Tensor) or not isinstance(mask, Tensor):
         raise DataError(
             f"a micro-batch ({type(micro_batch).__name__}) lacks the tensors input_ids and attention_mask: "
-            "it cannot be scored. Build them with rmcore.batching.padded_pairs."
+            "it cannot be scored. Build them with rmcore.batching.pad_pairs."
         )
     if ids.ndim != 2 or len(ids) == 0 or len(ids) % 2 or mask.shape != ids.shape:
         raise DataError(
             f"a micro-batch has input_ids {tuple(ids.shape)} and attention_mask {tuple(mask.shape)}: both must be "
-            "(2P, tokens), chosen rows first. Build them with rmcore.batching.padded_pairs, which never cuts a pair."
+            "(2P, tokens), chosen rows first. Build them with rmcore.batching.pad_pairs, which never cuts a pair."
         )
     return Rows(ids, mask)
 
 
-def loss_sum(module: nn.Module, rows: Rows, device: torch.device) -> Tensor:
-    """Summed Bradley-Terry loss of one micro-batch, 0-d.
+def margins(module: nn.Module, rows: Rows, device: torch.device) -> Tensor:
+    """(P,) reward_chosen - reward_rejected of one micro-batch, in logits, float32 or wider.
 
     Raises:
         ModelError: the model does not give one number a row.
@@ -81,4 +83,5 @@ def loss_sum(module: nn.Module, rows: Rows, device: torch.device) -> Tensor:
             f"the model gives logits {tuple(logits.shape)} for {len(rows.input_ids)} rows: a reward model has exactly "
             "one label. Load it with num_labels=1."
         )
-    return bradley_terry_loss_sum(*split_rewards(logits))
+    chosen, rejected = split_rewards(logits)
+    return chosen - rejected

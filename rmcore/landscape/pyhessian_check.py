@@ -17,7 +17,8 @@ from torch.nn.functional import softplus
 
 from rmcore.errors import CurvatureError
 from rmcore.landscape.eigensolvers import EigenvalueSet
-from rmcore.landscape.operators import LossHessian, measuring
+from rmcore.landscape.operators import LossHessian
+from rmcore.landscape.parameters import measuring
 
 EIGENVALUE_CHANGE = 1e-6
 """Its eigenvalues stop at this relative change: the error of a value is the square of its vector's, here 0.1 %."""

@@ -11,7 +11,8 @@ from typing import Any, Literal
 import numpy as np
 
 from rmcore.landscape.eigensolvers import RELATIVE_TOLERANCE, EigenvalueSet, Floats
-from rmcore.landscape.operators import LossHessian, ParameterSubset
+from rmcore.landscape.operators import LossHessian
+from rmcore.landscape.parameters import ParameterSubset
 
 Method = Literal["lanczos", "power_iteration", "full", "pyhessian"]
 
@@ -36,6 +37,8 @@ class HessianSpectrum:
         effective_rank: (sum |lambda|)^2 / sum lambda^2 over all N eigenvalues: k for k equal ones (R_0 of Bartlett et
             al. 2020, arXiv:1906.11300, definition 3, with magnitudes as H is indefinite). Estimated by Lanczos
             quadrature (eigensolvers.lanczos_eigenvalues), exact with `full`.
+        negative_mass: sum of |lambda| over the negative eigenvalues / sum |lambda|, 0 for a convex loss; estimated and
+            exact as effective_rank is. density.py gives it with an error.
         sharpness_score: lambda_max / trace.
         flatness_index: 1 / lambda_max.
         num_pairs: preference pairs the loss is averaged over.
@@ -56,6 +59,7 @@ class HessianSpectrum:
     trace_standard_error: float
     condition_number: float | None
     effective_rank: float | None
+    negative_mass: float | None
     sharpness_score: float | None
     flatness_index: float | None
     num_pairs: int
@@ -84,6 +88,7 @@ def spectrum_record(
 ) -> HessianSpectrum:
     """The record of what was found, with a reason for whatever it leaves undefined."""
     reasons: dict[str, str] = {}
+    effective_rank, negative_mass = _bulk(found, method, reasons)
     values, residuals = found.values, found.residuals
     both_ends = method in ("lanczos", "full")
     scale = float(np.abs(values).max())
@@ -102,7 +107,8 @@ def spectrum_record(
         trace_estimate=trace,
         trace_standard_error=trace_error,
         condition_number=_condition_number(found, method, reasons),
-        effective_rank=_effective_rank(found, method, reasons),
+        effective_rank=effective_rank,
+        negative_mass=negative_mass,
         sharpness_score=_sharpness(lambda_max, trace, trace_error, reasons),
         flatness_index=_flatness(lambda_max, reasons),
         num_pairs=hessian.num_pairs,
@@ -142,17 +148,23 @@ def _condition_number(found: EigenvalueSet, method: Method, reasons: dict[str, s
     return None
 
 
-def _effective_rank(found: EigenvalueSet, method: Method, reasons: dict[str, str]) -> float | None:
+def _bulk(found: EigenvalueSet, method: Method, reasons: dict[str, str]) -> tuple[float | None, float | None]:
+    """Effective rank and negative mass."""
+    names = ("effective_rank", "negative_mass")
     if found.multiplicities is None:
-        reasons["effective_rank"] = f"{method} sees the largest eigenvalues only; use method='lanczos' or 'full'."
-        return None
+        reasons.update(
+            dict.fromkeys(names, f"{method} sees the largest eigenvalues only; use method='lanczos' or 'full'.")
+        )
+        return None, None
     # Values at the level of rounding stand for millions of zero eigenvalues: counted, they would add up to something.
     sizes = np.where(np.abs(found.values) > found.rounding, np.abs(found.values), 0.0)
     squares = float((found.multiplicities * sizes**2).sum())
     if squares == 0.0:
-        reasons["effective_rank"] = "the Hessian is zero: the loss is flat in these parameters."
-        return None
-    return float((found.multiplicities * sizes).sum() ** 2 / squares)
+        reasons.update(dict.fromkeys(names, "the Hessian is zero: the loss is flat in these parameters."))
+        return None, None
+    total = float((found.multiplicities * sizes).sum())
+    negative = float((found.multiplicities * sizes)[found.values < 0].sum())
+    return total**2 / squares, negative / total
 
 
 def _sharpness(lambda_max: float | None, trace: float, trace_error: float, reasons: dict[str, str]) -> float | None:

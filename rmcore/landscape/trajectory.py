@@ -10,11 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rmcore.batching import PaddedRows, pad_pairs, padded_pairs
-from rmcore.data.rendering import TokenizedPair
 from rmcore.errors import ConfigError
 from rmcore.landscape.analyzer import HessianAnalyzer
-from rmcore.landscape.pair_rows import CURVATURE_TOKEN_BUDGET
+from rmcore.landscape.sample import CurvatureSample, draw_positions
 from rmcore.trainer.callbacks import Callback, Evaluation, calibration
 
 
@@ -59,12 +57,12 @@ class CurvatureCallback:
                 not finite.
             ConfigError: lanczos_steps or trace_probes is too small.
         """
-        sample = self.sample(len(evaluation.pairs))
-        batches = curvature_batches([evaluation.pairs[index] for index in sample], evaluation.rm.pad_id)
+        drawn = draw_positions(len(evaluation.pairs), self.num_pairs, self.seed)
+        sample = CurvatureSample([evaluation.pairs[i] for i in drawn], [""] * len(drawn), evaluation.rm.pad_id)
         spectrum = HessianAnalyzer(evaluation.rm).compute_spectrum(
-            batches, top_k=1, num_steps=self.lanczos_steps, trace_probes=self.trace_probes, seed=self.seed
+            sample.batches, top_k=1, num_steps=self.lanczos_steps, trace_probes=self.trace_probes, seed=self.seed
         )
-        rewards = evaluation.rewards[sample].astype(np.float64)
+        rewards = evaluation.rewards[drawn].astype(np.float64)
         return {
             "hessian/lambda_max": spectrum.eigenvalues[0],
             "hessian/lambda_max_residual": spectrum.residuals[0],
@@ -74,19 +72,6 @@ class CurvatureCallback:
             "hessian/trace_standard_error": spectrum.trace_standard_error,
             "hessian/margin_scale": float(np.sqrt(np.mean((rewards[:, 0] - rewards[:, 1]) ** 2))),
         }
-
-    def sample(self, num_available: int) -> list[int]:
-        """Positions of the pairs that are measured, of `num_available`, in ascending order."""
-        drawn = np.random.default_rng(self.seed).permutation(num_available)[: self.num_pairs]
-        return sorted(drawn.tolist())
-
-
-def curvature_batches(pairs: Sequence[TokenizedPair], pad_id: int) -> list[PaddedRows]:
-    """The rows of a Hessian: one micro-batch where memory allows, because products then share one graph."""
-    longest = max(pair.num_tokens for pair in pairs)
-    if 2 * len(pairs) * longest <= CURVATURE_TOKEN_BUDGET:
-        return [pad_pairs(pairs, pad_id=pad_id)]
-    return padded_pairs(pairs, token_budget=max(CURVATURE_TOKEN_BUDGET, 2 * longest), pad_id=pad_id)
 
 
 def make_callbacks(names: Sequence[str], *, seed: int) -> list[Callback]:

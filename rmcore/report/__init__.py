@@ -1,5 +1,6 @@
-"""What a run or an experiment found, for people: a self-contained HTML page and a short Markdown summary."""
+"""What a run, an experiment or a curvature measurement found, for people: self-contained HTML, short Markdown."""
 
+from rmcore.report.curvature import write_curvature_page
 from rmcore.report.experiment import write_experiment_report
 from rmcore.report.experiment_schema import ExperimentResults
 from rmcore.report.experiment_summary import experiment_markdown
@@ -12,6 +13,7 @@ __all__ = [
     "Results",
     "experiment_markdown",
     "summary_markdown",
+    "write_curvature_page",
     "write_experiment_report",
     "write_report",
 ]

@@ -48,9 +48,7 @@ def _curvature_card(spectrum: Mapping[str, Any]) -> Card:
         return Card(
             term.label, numbers.MISSING, spectrum.get("reasons", {}).get("lambda_max", "not measured"), term.definition
         )
-    residuals = spectrum.get("residuals") or []
-    values = list(spectrum["eigenvalues"])
-    residual = numbers.finite(residuals[values.index(value)]) if value in values and residuals else None
+    residual = residual_of(spectrum, value)
     bound = "error bound unknown" if residual is None else f"± {numbers.decimal(residual)} (residual)"
     return Card(term.label, numbers.decimal(value), bound, term.definition)
 
@@ -61,6 +59,12 @@ def largest_eigenvalue(spectrum: Mapping[str, Any]) -> float | None:
     if given is not None or "lambda_max" in spectrum:
         return given
     return max(map(float, spectrum["eigenvalues"]), default=None)
+
+
+def residual_of(spectrum: Mapping[str, Any], eigenvalue: float | None) -> float | None:
+    """The error bound of one of the computed eigenvalues; None where it is unknown."""
+    values, residuals = list(spectrum["eigenvalues"]), spectrum.get("residuals") or []
+    return numbers.finite(residuals[values.index(eigenvalue)]) if eigenvalue in values and residuals else None
 
 
 def _readiness_card(results: Results) -> Card:

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import yaml
 
 from rmcore.plots import numbers
-from rmcore.report import glossary
-from rmcore.report.cards import headline_cards, largest_eigenvalue, metric_interval
+from rmcore.report import curvature, glossary
+from rmcore.report.cards import headline_cards, metric_interval
 from rmcore.report.page import date, gate_row, write_page
 from rmcore.report.schema import Results
 from rmcore.report.tree import blocks
@@ -28,7 +28,7 @@ CAPTIONS = {
     "the time; below it the model is too sure of itself.",
     "margin_histogram": "How far apart the model puts the two sides. Left of zero it prefers the rejected side.",
     "reward_by_length": "If reward follows length, a policy learns to write long instead of well.",
-    "eigenvalues": "Curvature of the loss at the trained weights along its extreme directions.",
+    **curvature.CAPTIONS,
 }
 
 
@@ -55,7 +55,7 @@ def write_report(results: Results, figures: Mapping[str, Path], out: Path) -> Pa
     Args:
         results: everything to show, see rmcore.report.schema.
         figures: PNG files by name; those of CAPTIONS have their place, others follow at the end, missing ones are
-            mentioned.
+            mentioned (of the curvature: those of measured parts).
         out: HTML file to write; its folder is made.
 
     Raises:
@@ -77,7 +77,7 @@ def view(results: Results) -> dict[str, Any]:
         "has_ood": results["ood_metrics"] is not None,
         "training": _training_rows(results),
         "truncation": blocks({"texts cut to fit the model": results["training"]["truncation"]}, "texts cut"),
-        "spectrum": _spectrum_rows(results["spectrum"]),
+        "curvature": curvature.view(results["curvature"]),
         "readiness_parts": _readiness_rows(results),
         "readiness_weakness": glossary.READINESS_WEAKNESS,
         "audit": sorted(blocks(audit, "overview"), key=lambda block: not block.sentences),  # warnings first
@@ -148,21 +148,6 @@ def _training_rows(results: Results) -> list[tuple[str, str]]:
         ("speed", f"{numbers.decimal(training['pairs_per_second'])} pairs/s"),
         ("time", numbers.duration(training["wall_seconds"])),
     ]
-
-
-def _spectrum_rows(spectrum: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """(label, value or reason, definition) of the curvature record, known fields only."""
-    reasons = spectrum.get("reasons") or {}
-    known = {**spectrum, "lambda_max": largest_eigenvalue(spectrum)}
-    rows = []
-    for name, term in glossary.SPECTRUM.items():
-        if name in known:
-            value = f"undefined: {reasons[name]}" if name in reasons else numbers.text(known[name], term.unit)
-            rows.append((term.label, value, term.definition))
-    converged = "yes" if spectrum["converged"] else "no: read the error bounds in the figure"
-    rows.append(("method", str(spectrum["method"]), "how the eigenvalues were computed"))
-    rows.append(("converged", converged, "the extreme eigenvalues are known to about 1 %"))
-    return rows
 
 
 def _readiness_rows(results: Results) -> list[tuple[str, str, str]]:

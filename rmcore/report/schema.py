@@ -123,6 +123,9 @@ class Results(TypedDict):
     readiness: Readiness
     spectrum: Mapping[str, Any]
     """HessianSpectrum.to_dict()."""
+    curvature: Mapping[str, Any]
+    """Everything measured of the curvature, the spectrum too: `curvature.json` of the landscape stage. Parts may be
+    absent."""
     training: Training
     audit: Mapping[str, Any]
     """Any nesting of dicts, lists and scalars."""

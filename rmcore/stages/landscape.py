@@ -1,82 +1,96 @@
-"""Stage landscape: curvature of the loss at the best checkpoint, on held-out pairs.
+"""Stage landscape: curvature of the loss at one checkpoint of a training, the best one by default, on held-out pairs.
 
-Writes `spectrum.json`, `summary.json` and the eigenvalue figure.
+Writes `spectrum.json` (ends and trace), `curvature.json` (those and all parts), `summary.json` and the figures.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from rmcore.batching import padded_pairs
 from rmcore.config import LandscapeConfig, PipelineConfig
-from rmcore.data.pair import PreferencePair
+from rmcore.data.pair import PreferencePair, prompt_text
 from rmcore.data.table import read_pairs
+from rmcore.errors import DataError
 from rmcore.files import write_json
-from rmcore.landscape import HessianAnalyzer, HessianSpectrum
-from rmcore.landscape.pair_rows import CURVATURE_TOKEN_BUDGET
+from rmcore.landscape.measure import measure_curvature
+from rmcore.landscape.sample import CurvatureSample, draw_positions
 from rmcore.loading import pick_device
 from rmcore.model import BradleyTerryRM
-from rmcore.plots.landscape import eigenvalues
+from rmcore.plots.curvature import draw_curvature
 from rmcore.progress import Report
 from rmcore.stages.interface import Upstream
 from rmcore.tracking import Tracker
 
+SPECTRUM_METRICS = (
+    "lambda_max",
+    "lambda_min",
+    "trace_estimate",
+    "trace_standard_error",
+    "condition_number",
+    "effective_rank",
+    "negative_mass",
+    "sharpness_score",
+    "flatness_index",
+)
+
 
 def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
-    """Measure the spectrum on the first `num_pairs` test pairs."""
+    """Measure the curvature on `num_pairs` test pairs."""
     rm = BradleyTerryRM.from_pretrained(
-        upstream["train"] / "best",
+        checkpoint_folder(upstream["train"], config.landscape.checkpoint),
         device=pick_device(config.device).type,
         trust_remote_code=config.model.trust_remote_code,
         render_fn=config.model.render_fn,
     )
     pairs = read_pairs(upstream["prepare"] / "test.parquet")
-    spectrum = measure_spectrum(
-        rm,
-        pairs,
-        config.landscape,
-        seed=config.seed,
-        progress=lambda done, total: report(done, total, "Hessian-vector products"),
-    )
-    write_spectrum(spectrum, out)
+    sample = draw_sample(rm, pairs, config.landscape, seed=config.seed)
+    write_curvature(measure_curvature(rm, sample, config.landscape, seed=config.seed, report=report), out)
 
 
-def measure_spectrum(
-    rm: BradleyTerryRM,
-    pairs: Sequence[PreferencePair],
-    config: LandscapeConfig,
-    *,
-    seed: int,
-    progress: Callable[[int, int], None] | None = None,
-) -> HessianSpectrum:
-    """Spectrum of the loss Hessian over the first `config.num_pairs` of `pairs`."""
-    tokenized = rm.renderer.tokenize_pairs(pairs[: config.num_pairs])
-    budget = max(CURVATURE_TOKEN_BUDGET, 2 * max(pair.num_tokens for pair in tokenized))
-    return HessianAnalyzer(rm).compute_spectrum(
-        padded_pairs(tokenized, token_budget=budget, pad_id=rm.pad_id),
-        method=config.method,
-        top_k=config.top_k,
-        num_steps=config.lanczos_steps,
-        trace_probes=config.trace_probes,
-        parameters=config.parameters,
-        seed=seed,
-        progress=progress,
-    )
+def checkpoint_folder(trained: Path, name: str) -> Path:
+    """Folder of the checkpoint `name` in the artifact of a training.
+
+    Raises:
+        DataError: the training kept no such checkpoint.
+    """
+    if not (trained / name).is_dir():
+        found = [path.name for path in trained.iterdir() if path.name == "best" or path.name.startswith("step_")]
+        kept = sorted(found, key=lambda name: (len(name), name))  # in the order of steps
+        raise DataError(
+            f"{trained} holds no checkpoint {name}: that training kept {', '.join(kept) or 'none'}. Set "
+            "landscape.checkpoint to one of these, or keep more with train.save_every."
+        )
+    return trained / name
 
 
-def write_spectrum(spectrum: HessianSpectrum, out: Path) -> None:
-    """Write the record, what trackers show of it, and the figure."""
-    record = spectrum.to_dict()
-    write_json(out / "spectrum.json", record)
-    names = (
-        "lambda_max",
-        "lambda_min",
-        "trace_estimate",
-        "trace_standard_error",
-        "condition_number",
-        "effective_rank",
-        "sharpness_score",
-        "flatness_index",
-    )
-    write_json(out / "summary.json", {"metrics": {f"hessian/test_{name}": record[name] for name in names}})
-    (out / "figures").mkdir(exist_ok=True)
-    eigenvalues(record, out / "figures" / "eigenvalues.png")
+def draw_sample(
+    rm: BradleyTerryRM, pairs: Sequence[PreferencePair], config: LandscapeConfig, *, seed: int
+) -> CurvatureSample:
+    """`config.num_pairs` of `pairs`, drawn by `seed`, as the model reads them."""
+    drawn = [pairs[position] for position in draw_positions(len(pairs), config.num_pairs, seed)]
+    return CurvatureSample(rm.renderer.tokenize_pairs(drawn), [prompt_text(pair.prompt) for pair in drawn], rm.pad_id)
+
+
+def write_curvature(record: Mapping[str, Any], out: Path) -> None:
+    """Write the record, what trackers show of it, and the figures."""
+    write_json(out / "spectrum.json", record["spectrum"])
+    write_json(out / "curvature.json", record)
+    write_json(out / "summary.json", {"metrics": curvature_metrics(record)})
+    draw_curvature(record, out / "figures")
+
+
+def curvature_metrics(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of a record that runs are compared by: name -> number, None, or one with its 95 % interval."""
+    spectrum = record["spectrum"]
+    metrics: dict[str, Any] = {f"hessian/test_{name}": spectrum[name] for name in SPECTRUM_METRICS}
+    if "normalized" in record:
+        metrics["hessian/test_lambda_max_normalized"] = record["normalized"].get("lambda_max")
+        metrics["hessian/test_margin_scale"] = record["normalized"]["temperature"]
+    if "gauss_newton" in record:
+        found = record["gauss_newton"]
+        for name in ("lambda_max", "trace", "effective_rank"):
+            ends = {end: found[f"{name}_{end}"] for end in ("ci_low", "ci_high")}
+            metrics[f"hessian/test_gauss_newton_{name}"] = {"value": found[name]} | ends
+    if "slices" in record:
+        metrics["hessian/test_sam_sharpness"] = record["slices"]["sam"]["sharpness"]
+    return metrics

@@ -97,7 +97,7 @@ STAGES: dict[str, Stage] = {
             "landscape",
             ("prepare", "train"),
             ("seed", "landscape"),
-            ("spectrum.json",),
+            ("spectrum.json", "curvature.json"),
             libraries=TORCH,
             on_device=True,
             content=_function_content,

@@ -57,6 +57,7 @@ def gather_results(
         "ood_metrics": evaluation["metrics"].get("ood"),
         "context": evaluation["context"],
         "spectrum": _read(folder["landscape"] / "spectrum.json"),
+        "curvature": _read(folder["landscape"] / "curvature.json"),
         "training": _training(folder["train"], evaluation["truncation"]),
         "audit": _read(folder["prepare"] / "audit.json"),
         "mistakes": mistakes[["pair_id", "prompt", "chosen", "rejected", "margin"]].to_dict("records"),

@@ -55,6 +55,7 @@ SUMMARIES = {
     "cost/peak_training_mib": "train",
     "hessian/test_lambda_max": "landscape",
     "hessian/test_lambda_min": "landscape",
+    "hessian/test_lambda_max_normalized": "landscape",
     "hessian/test_trace_estimate": "landscape",
 }
 """Metrics that stand in a stage's `summary.json` as they are."""

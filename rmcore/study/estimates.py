@@ -110,6 +110,8 @@ class Estimates:
             return None
         if stage == "landscape":
             products = config.landscape.lanczos_steps + config.landscape.trace_probes
+            # The other parts, which no shipped experiment measures, are not counted.
+            products *= 2 if "normalized" in config.landscape.parts else 1
             passes = float(PRODUCT_PASSES * products * config.landscape.num_pairs)
         else:
             passes = FORWARD_SHARE * (probe.num_scored + min(config.evaluate.train_pairs, probe.num_train))

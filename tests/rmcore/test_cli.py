@@ -98,6 +98,29 @@ def test_analyze_and_readiness_write_their_records(checkpoint, files):
     assert record["verdict"]["headline"] in done.stdout
 
 
+@pytest.mark.parametrize(("kind", "part"), [("ggn", "gauss_newton"), ("density", "density"), ("noise", "noise")])
+def test_analyze_prints_and_writes_the_part_that_was_asked_for(checkpoint, files, kind, part):
+    out = files / f"{kind}.json"
+    sizes = ["--num-pairs", 4, "--lanczos-steps", 3, "--trace-probes", 2, "--density-vectors", 2]
+    shared = ["--checkpoint", checkpoint, "--data", files / "test.parquet", "--parameters", "head"]
+    done = rm_opt("analyze", *shared, *sizes, "--type", kind, "--json", out)
+    assert set(json.loads(out.read_text())) == {"spectrum", part}
+    assert "λmax" in done.stdout
+
+
+def test_analyze_writes_a_page_with_the_way_to_another_checkpoint(checkpoint, files):
+    folder, other = files / "curvature", checkpoint.parent.parent / "b" / "best"
+    sizes = ["--num-pairs", 3, "--lanczos-steps", 3, "--trace-probes", 2, "--slice-points", 5, "--surface-points", 3]
+    shared = ["--checkpoint", checkpoint, "--data", files / "test.parquet", "--parameters", "head"]
+    done = rm_opt("analyze", *shared, *sizes, "--type", "slices", "--out", folder, "--other", other)
+    page = folder / "curvature.html"
+    assert str(page) in done.stdout.replace("\n", "")
+    assert page.read_text().count("data:image/png") == 3  # eigenvalues, slices, surface
+    lines = json.loads((folder / "curvature.json").read_text())["slices"]["lines"]
+    assert "other" in lines[-1]["name"]
+    assert {0.0, 1.0} <= set(lines[-1]["distances"])
+
+
 def test_score_keeps_order_and_agrees_between_pairs_and_responses(checkpoint, files, gold_pairs):
     rm_opt("score", "--checkpoint", checkpoint, "--data", files / "test.parquet", "--out", files / "pairs.parquet")
     scored = pd.read_parquet(files / "pairs.parquet")

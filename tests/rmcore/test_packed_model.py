@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers as hf
 
-from rmcore.batching import padded_pairs
+from rmcore.batching import pad_pairs
 from rmcore.config import LoraSettings, ModelConfig
 from rmcore.landscape.operators import LossHessian
 from rmcore.model import BradleyTerryRM
@@ -103,7 +103,7 @@ def test_the_hessian_of_a_model_that_was_packed_is_the_same(tiny_folder, gold_pa
         if packed:
             assert rm.packing() is not None
         pairs = rm.renderer.tokenize_pairs(gold_pairs[:4])
-        operator = LossHessian(rm, padded_pairs(pairs, token_budget=2048, pad_id=rm.pad_id))
+        operator = LossHessian(rm, [pad_pairs(pairs, pad_id=rm.pad_id)])
         vector = torch.randn(operator.num_parameters, generator=torch.Generator().manual_seed(0))
         products.append(operator.product(vector))
     assert float(products[0].norm()) > 0

@@ -1,6 +1,7 @@
 """Products with the loss Hessian: equal to the dense truth, indifferent to the cut, and leaving no trace."""
 
 import itertools
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +13,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rmcore.errors import ConfigError, CurvatureError, DataError, ModelError
-from rmcore.landscape import LossHessian
+from rmcore.landscape import LossGaussNewton, LossHessian
 
 reuse_fixtures = settings(
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
@@ -137,8 +138,8 @@ def test_a_micro_batch_that_is_not_of_whole_pairs_is_refused(tiny, rows, damage)
 def test_unusable_models_and_settings_are_refused(tiny, rows, world):
     with pytest.raises(DataError, match="no micro-batch"):
         LossHessian(tiny, [])
-    with pytest.raises(ConfigError, match="'all' or 'head'"):
-        LossHessian(tiny, [rows], parameters="body")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"'body' names nothing in this model\. Choose all, head"):
+        LossHessian(tiny, [rows], parameters="body")
     with pytest.raises(ModelError, match="one label"):
         LossHessian(world.TinyReward(num_labels=2), [rows]).gradient()
     with pytest.raises(ConfigError, match="a flat one"):
@@ -146,6 +147,12 @@ def test_unusable_models_and_settings_are_refused(tiny, rows, world):
     tiny.requires_grad_(False)
     with pytest.raises(ModelError, match="Unfreeze"):
         LossHessian(tiny, [rows])
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan, math.inf])
+def test_a_temperature_that_leaves_no_loss_is_refused(tiny, rows, temperature):
+    with pytest.raises(ConfigError, match="temperature="):
+        LossHessian(tiny, [rows], temperature=temperature)
 
 
 def test_weights_that_are_not_finite_are_reported(tiny, rows):
@@ -169,13 +176,14 @@ class Changed(nn.Module):
         return SimpleNamespace(logits=self.change(self.inner(**rows).logits))
 
 
-def test_an_operation_without_second_derivative_is_named_as_the_cause(tiny, rows):
+@pytest.mark.parametrize("operator_class", [LossHessian, LossGaussNewton])
+def test_an_operation_without_second_derivative_is_named_as_the_cause(tiny, rows, operator_class):
     def flash(rewards: Tensor) -> Tensor:
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
             heads = rewards.view(1, 1, -1, 1)
             return functional.scaled_dot_product_attention(heads, heads, heads).view_as(rewards)
 
-    operator = LossHessian(Changed(tiny, flash), [rows])
+    operator = operator_class(Changed(tiny, flash), [rows])
     with pytest.raises(CurvatureError, match="attn_implementation"):
         operator.product(random_vector(operator.num_parameters))
 
@@ -197,6 +205,25 @@ def test_data_that_change_between_passes_are_refused(tiny, world):
     shrinking = iter([(4, 4), (4,)])
     with pytest.raises(CurvatureError, match="8 pairs"):
         LossHessian.from_loader(tiny, Loader(lambda: [world.draw_rows(n) for n in next(shrinking)]))
+
+
+def test_data_that_change_are_refused_where_every_loss_is_log_2(tiny, world):
+    """A head at zero gives each pair the margin 0, but not the same gradient."""
+    torch.nn.init.zeros_(tiny.score.weight)
+    seeds = iter(range(10))
+    with pytest.raises(CurvatureError, match="two passes"):
+        LossHessian.from_loader(tiny, Loader(lambda: [world.draw_rows(4, seed=next(seeds))]))
+
+
+@pytest.mark.parametrize("operator_class", [LossHessian, LossGaussNewton])
+def test_a_loader_that_swaps_sides_or_comes_to_its_end_is_refused(tiny, rows, world, operator_class):
+    swapped = {name: tensor.roll(9, 0) for name, tensor in rows.items()}
+    passes = iter([[rows], [swapped]])
+    with pytest.raises(CurvatureError, match="two passes"):
+        operator_class.from_loader(tiny, Loader(lambda: next(passes)))
+    ending = iter([[rows], []])
+    with pytest.raises(CurvatureError, match="then 0 pairs"):
+        operator_class.from_loader(tiny, Loader(lambda: next(ending)))
 
 
 def test_a_model_that_stays_random_in_evaluation_mode_is_refused(tiny, rows):

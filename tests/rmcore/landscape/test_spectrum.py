@@ -30,6 +30,7 @@ def test_full_is_the_dense_truth_in_every_quantity(tiny, rows, truth):
     assert spectrum.trace_estimate == pytest.approx(values.sum(), abs=1e-12)
     assert spectrum.trace_standard_error == 0.0
     assert spectrum.effective_rank == pytest.approx(np.abs(values).sum() ** 2 / (values**2).sum(), rel=1e-9)
+    assert spectrum.negative_mass == pytest.approx(-values[values < 0].sum() / np.abs(values).sum(), rel=1e-9)
     positive = values[values > 1e-12]
     assert spectrum.condition_number == pytest.approx(positive[0] / positive[-1], rel=1e-3)
     assert spectrum.flatness_index == pytest.approx(1 / values[0], rel=1e-9)
@@ -102,13 +103,15 @@ def test_a_flat_loss_is_reported_as_undefined_not_as_numbers(tiny, rows):
     found = HessianAnalyzer(tiny).compute_spectrum([same], parameters="head")
     assert found.lambda_max == 0.0
     assert found.trace_estimate == 0.0
-    undefined = {"condition_number", "effective_rank", "sharpness_score", "flatness_index"}
+    undefined = {"condition_number", "effective_rank", "negative_mass", "sharpness_score", "flatness_index"}
     assert set(found.reasons) == undefined
     assert all(getattr(found, name) is None for name in undefined)
 
 
 def test_a_trace_within_its_error_gives_no_sharpness(tiny, rows):
-    found = [HessianAnalyzer(tiny).compute_spectrum([rows], num_steps=3, trace_probes=2, seed=s) for s in range(12)]
+    analyzer, settings = HessianAnalyzer(tiny), {"num_steps": 3, "trace_probes": 4}
+    found = [analyzer.compute_spectrum([rows], **settings, seed=seed) for seed in range(6)]
+    found += [analyzer.compute_spectrum([rows], **settings, seed=seed, parameters="head") for seed in range(6)]
     for spectrum in found:
         certain = spectrum.trace_estimate > 2 * spectrum.trace_standard_error
         assert (spectrum.sharpness_score is not None) == certain

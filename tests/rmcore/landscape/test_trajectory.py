@@ -6,14 +6,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.nn.functional import softplus
 
 from rmcore.batching import collate
 from rmcore.data.rendering import TokenizedPair, TokenizedSide
 from rmcore.errors import ConfigError, CurvatureError
-from rmcore.landscape.trajectory import CURVATURE_TOKEN_BUDGET, CurvatureCallback, curvature_batches, make_callbacks
+from rmcore.landscape.sample import draw_positions
+from rmcore.landscape.trajectory import CurvatureCallback, make_callbacks
 from rmcore.trainer.callbacks import Evaluation, calibration
 
 SMALL = CurvatureCallback(num_pairs=3, lanczos_steps=3, trace_probes=2, seed=5)
@@ -43,7 +42,7 @@ def evaluation(model, pairs, pad_id=0):
 def test_both_ends_trace_and_margins_match_the_dense_hessian_of_the_sample(tiny, world):
     pairs = draw_pairs([(3, 5), (6, 2), (4, 4), (2, 6), (5, 5), (3, 3)])
     callback = CurvatureCallback(num_pairs=4, lanczos_steps=63, trace_probes=400, seed=1)
-    sample = callback.sample(len(pairs))
+    sample = draw_positions(len(pairs), 4, 1)
     at = evaluation(tiny, pairs)
     found = callback(at)
     batch = collate([pairs[index] for index in sample], range(4), pad_id=0).rows
@@ -82,32 +81,8 @@ def test_the_same_weights_give_the_same_numbers_and_the_cut_into_micro_batches_n
     at = evaluation(tiny, draw_pairs([(3, 5), (6, 2), (4, 4), (2, 6)]))
     first = SMALL(at)
     assert SMALL(at) == first
-    monkeypatch.setattr("rmcore.landscape.trajectory.CURVATURE_TOKEN_BUDGET", 12)
+    monkeypatch.setattr("rmcore.landscape.sample.CURVATURE_TOKEN_BUDGET", 12)
     assert SMALL(at) == pytest.approx(first, rel=1e-6, abs=1e-12)
-
-
-@given(num_pairs=st.integers(1, 20), available=st.integers(1, 50), seed=st.integers(0, 9))
-def test_the_sample_is_fixed_distinct_and_as_large_as_it_can_be(num_pairs, available, seed):
-    sample = CurvatureCallback(num_pairs=num_pairs, seed=seed).sample(available)
-    assert sample == CurvatureCallback(num_pairs=num_pairs, seed=seed).sample(available)
-    assert len(set(sample)) == len(sample) == min(num_pairs, available)
-    assert sample == sorted(sample)
-    assert set(sample) <= set(range(available))
-
-
-@given(st.lists(st.tuples(st.integers(1, 2000), st.integers(1, 2500)), min_size=1, max_size=10))
-def test_micro_batches_hold_every_pair_once_and_are_one_where_that_fits(lengths):
-    pairs = draw_pairs(lengths)
-    batches = curvature_batches(pairs, pad_id=0)
-    found = [
-        pair
-        for rows in batches
-        for pair in zip(*(mask.sum(1).tolist() for mask in rows.attention_mask.chunk(2)), strict=True)
-    ]
-    assert sorted(found) == sorted(lengths)
-    longest = max(max(pair) for pair in lengths)
-    assert (len(batches) == 1) or 2 * len(pairs) * longest > CURVATURE_TOKEN_BUDGET
-    assert max(rows.num_tokens for rows in batches) <= max(CURVATURE_TOKEN_BUDGET, 2 * longest)
 
 
 # A training does not notice it.

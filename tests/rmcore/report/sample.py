@@ -1,6 +1,12 @@
 """A realistic record of one run, as a finished pipeline hands it to the report."""
 
+import importlib.util
+from pathlib import Path
 from typing import Any
+
+_SPEC = importlib.util.spec_from_file_location("curvature_sample", Path(__file__).with_name("curvature_sample.py"))
+curvature_sample = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(curvature_sample)
 
 
 def metric(
@@ -106,6 +112,7 @@ def context() -> list[dict[str, Any]]:
 
 
 def results() -> dict[str, Any]:
+    curved = curvature_sample.curvature()
     stages = ("prepare", "train", "evaluate", "landscape", "readiness")
     checks = [
         ("pairwise_accuracy", 0.712, 0.6, True, "held-out pairwise accuracy: 0.712, above 0.6"),
@@ -145,25 +152,8 @@ def results() -> dict[str, Any]:
             "verdict": "monitor",
             "recommendations": ["Reward variance 2.1 is above 2.0: normalise rewards before a policy is optimised."],
         },
-        "spectrum": {
-            "eigenvalues": [12.3, 4.1, 2.2, 1.9, 1.1, -0.02, -0.1, -0.2, -0.3, -0.4],
-            "residuals": [0.001, 0.01, 0.1, 0.3, 0.4, 0.1, 0.1, 0.05, 0.02, 0.01],
-            "lambda_max": 12.3,
-            "lambda_min": -0.4,
-            "trace_estimate": 42.1,
-            "trace_standard_error": 3.2,
-            "condition_number": None,
-            "effective_rank": 9.7,
-            "sharpness_score": 0.292,
-            "flatness_index": 0.081,
-            "num_pairs": 64,
-            "num_parameters": 1_486_337,
-            "num_products": 180,
-            "method": "lanczos",
-            "parameters": "all",
-            "converged": True,
-            "reasons": {"condition_number": "fewer than two positive eigenvalues are known to 1 %"},
-        },
+        "spectrum": curved["spectrum"],
+        "curvature": curved,
         "training": {
             "steps": 500,
             "best_step": 400,

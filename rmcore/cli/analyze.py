@@ -1,0 +1,164 @@
+"""`rm-opt analyze`: the curvature of the loss at a checkpoint, on a file of pairs."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from rmcore.cli.common import setting, write_report_json
+from rmcore.cli.inputs import (
+    Checkpoint,
+    ChosenColumn,
+    Data,
+    Device,
+    JsonOut,
+    Limit,
+    MaxLen,
+    MeasuredModel,
+    NumPairs,
+    PromptColumn,
+    RejectedColumn,
+    RenderFn,
+    Seed,
+    Split,
+    read_pairs,
+)
+from rmcore.config import CurvaturePart, LandscapeConfig
+
+LANDSCAPE = LandscapeConfig()
+Kind = Literal["hessian", "ggn", "density", "slices", "layers", "noise", "all"]
+PARTS: dict[Kind, tuple[CurvaturePart, ...]] = {
+    "hessian": ("normalized",),
+    "ggn": ("gauss_newton",),
+    "density": ("density",),
+    "slices": ("slices",),
+    "layers": ("layers",),
+    "noise": ("noise",),
+    "all": LANDSCAPE.parts,
+}
+
+
+def analyze(
+    checkpoint: Checkpoint,
+    data: Data,
+    kind: Annotated[
+        Kind,
+        typer.Option(
+            "--type",
+            help="hessian: both ends and the trace, also at margins of size 1 (the others have both ends, too). "
+            "ggn: the exact spectrum of the Gauss-Newton matrix. density: of all eigenvalues. slices: the loss along "
+            "directions. layers: trace and ends by layer. noise: errors over prompts, and bf16. all: everything.",
+        ),
+    ] = "hessian",
+    out: Annotated[
+        Path | None, typer.Option(help="Also write a page to read, the figures and the record into this folder.")
+    ] = None,
+    other: Annotated[
+        str | None, typer.Option(help="Another checkpoint of the same shape: slices then show the way to it.")
+    ] = None,
+    json_out: JsonOut = None,
+    limit: Limit = None,
+    split: Split = "train",
+    prompt_column: PromptColumn = None,
+    chosen_column: ChosenColumn = None,
+    rejected_column: RejectedColumn = None,
+    method: Annotated[str | None, setting(LandscapeConfig, "method")] = None,
+    num_pairs: NumPairs = LANDSCAPE.num_pairs,
+    top_k: Annotated[int, setting(LandscapeConfig, "top_k")] = LANDSCAPE.top_k,
+    lanczos_steps: Annotated[int, setting(LandscapeConfig, "lanczos_steps")] = LANDSCAPE.lanczos_steps,
+    trace_probes: Annotated[int, setting(LandscapeConfig, "trace_probes")] = LANDSCAPE.trace_probes,
+    density_vectors: Annotated[int, setting(LandscapeConfig, "density_vectors")] = LANDSCAPE.density_vectors,
+    layer_steps: Annotated[int, setting(LandscapeConfig, "layer_steps")] = LANDSCAPE.layer_steps,
+    slice_points: Annotated[int, setting(LandscapeConfig, "slice_points")] = LANDSCAPE.slice_points,
+    surface_points: Annotated[int, setting(LandscapeConfig, "surface_points")] = LANDSCAPE.surface_points,
+    parameters: Annotated[str, setting(LandscapeConfig, "parameters")] = LANDSCAPE.parameters,
+    max_seq_len: MaxLen = None,
+    render_fn: RenderFn = None,
+    device: Device = "auto",
+    seed: Seed = 0,
+) -> None:
+    """Measure the curvature of the loss at a checkpoint: what it is, how sure it is, and where it sits.
+
+    Example: rm-opt analyze --checkpoint DIR --data pairs.parquet --type all --num-pairs 64 --out curvature
+
+    docs/landscape.md says what each number means and what it must not be read as.
+    """
+    parts = tuple(part for part in PARTS[kind] if part != "normalized" or method != "power_iteration")
+    config = LandscapeConfig.model_validate(
+        {
+            "parts": parts,
+            "method": method or LANDSCAPE.method,
+            "num_pairs": num_pairs,
+            "top_k": top_k,
+            "lanczos_steps": lanczos_steps,
+            "trace_probes": trace_probes,
+            "density_vectors": density_vectors,
+            "layer_steps": layer_steps,
+            "slice_points": slice_points,
+            "surface_points": surface_points,
+            "parameters": parameters,
+        }
+    )
+    pairs = read_pairs(data, split, limit, (prompt_column, chosen_column, rejected_column))
+    model = MeasuredModel(checkpoint, max_seq_len, render_fn, device)
+    there = None if other is None else MeasuredModel(other, max_seq_len, render_fn, device).load()
+    record = measure_model(model, pairs, config, seed=seed, other=there)
+    _print(record, f"{checkpoint} on {record['spectrum']['num_pairs']} pairs of {data}")
+    write_report_json(json_out, record)
+    if out is not None:
+        print(f"page        {_write(record, out, checkpoint, data)}")
+
+
+def measure_model(
+    model: MeasuredModel, pairs: list[Any], config: LandscapeConfig, *, seed: int, other: Any = None
+) -> dict[str, Any]:
+    """The curvature record of `model` on pairs drawn from `pairs`."""
+    from rmcore.landscape.measure import measure_curvature
+    from rmcore.progress import progress_bar
+    from rmcore.stages.landscape import draw_sample
+
+    rm = model.load()
+    sample = draw_sample(rm, pairs, config, seed=seed)
+    with progress_bar("analyze") as report:
+        return measure_curvature(rm, sample, config, seed=seed, report=report, other=other)
+
+
+def _print(record: Mapping[str, Any], title: str) -> None:
+    """The tables of the page, on the terminal."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from rmcore.report.curvature_rows import block_rows, groups
+
+    console = Console()
+    console.print(escape(title))
+    for group in groups(record):
+        table = Table("quantity", "value", "error on these pairs", "error over prompts", title_justify="left")
+        table.title = escape(f"{group.title}: {group.basis}")
+        for row in group.rows:
+            cells = (" ".join(cell).strip() for cell in (row.value, row.computed, row.sampled))
+            table.add_row(escape(row.label), *map(escape, cells))
+        console.print(table)
+    if "layers" in record:
+        table = Table("block", "parameters", "trace", "λmax", "λmin", title="by layer", title_justify="left")
+        for block in block_rows(record):
+            table.add_row(
+                *map(escape, (block.name, block.num_parameters, block.trace, block.lambda_max, block.lambda_min))
+            )
+        console.print(table)
+
+
+def _write(record: Mapping[str, Any], out: Path, checkpoint: str, data: str) -> Path:
+    """The page, the figures and the record in one folder; returns the page."""
+    from rmcore.report.curvature import write_curvature_page
+    from rmcore.stages.landscape import write_curvature
+
+    out.mkdir(parents=True, exist_ok=True)
+    write_curvature(record, out)
+    figures = {path.stem: path for path in sorted((out / "figures").glob("*.png"))}
+    facts = [("checkpoint", checkpoint), ("pairs", data)]
+    return write_curvature_page(
+        record, figures, out / "curvature.html", title=f"Curvature of {checkpoint}", facts=facts
+    )

@@ -1,0 +1,88 @@
+"""The loss at other weights than the model's, which come back bit by bit."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from rmcore.landscape.operators import PairCurvature
+
+Progress = Callable[[int, int], None]
+
+
+class LossPoint(NamedTuple):
+    """What all pairs give at one place.
+
+    loss: mean, nats a pair; None where a margin is not finite. accuracy: share of untied pairs with margin > 0, None
+    where the loss is or every pair is tied. tie_rate: share of pairs with margin 0, None where the loss is.
+    """
+
+    loss: float | None
+    accuracy: float | None
+    tie_rate: float | None
+
+
+Step = tuple[float, list[Tensor]]
+"""A distance, and the direction as one tensor a parameter."""
+
+
+def measure_at(operator: PairCurvature, places: Sequence[Sequence[Step]], progress: Progress | None) -> list[LossPoint]:
+    """What the pairs give at each place, one pass without gradients each; a place is a sum of steps from the model.
+
+    Weights are changed in place and put back bit by bit, also after an exception. That takes one copy of them.
+
+    Args:
+        operator: the model, the pairs, the parameters that move, and the temperature.
+        places: each a list of steps; an empty one is the model itself.
+        progress: called as progress(done, total) after each place.
+    """
+    points = []
+    with _restored(operator) as originals:
+        for done, steps in enumerate(places, start=1):
+            for index, (p, original) in enumerate(zip(operator.parameters, originals, strict=True)):
+                # .data: graphs kept for products stay valid, because the weights they saved come back unchanged.
+                p.data.copy_(original)
+                for distance, pieces in steps:
+                    p.data.add_(pieces[index], alpha=distance)
+            points.append(_point(operator))
+            if progress is not None:
+                progress(done, len(places))
+    return points
+
+
+@contextmanager
+def _restored(operator: PairCurvature) -> Iterator[list[Tensor]]:
+    with torch.inference_mode(False), torch.no_grad():
+        originals = [p.detach().clone() for p in operator.parameters]
+        try:
+            yield originals
+        finally:
+            for p, original in zip(operator.parameters, originals, strict=True):
+                p.data.copy_(original)
+
+
+def _point(operator: PairCurvature) -> LossPoint:
+    margins = operator.margins().cpu().double()
+    if not bool(torch.isfinite(margins).all()):
+        return LossPoint(None, None, None)
+    loss = float(softplus(-margins / operator.temperature).mean())
+    tied = int((margins == 0).sum())
+    untied = len(margins) - tied
+    return LossPoint(loss, int((margins > 0).sum()) / untied if untied else None, tied / len(margins))
+
+
+def undefined_points(points: Sequence[LossPoint]) -> tuple[int, dict[str, str]]:
+    """Number of points without a loss, and the reasons for what is undefined."""
+    missing = sum(point.loss is None for point in points)
+    tied = sum(point.tie_rate == 1 for point in points)
+    reasons = {}
+    if missing:
+        overflow = f"at {missing} of {len(points)} points a reward is not finite: the weights are too far out."
+        reasons = dict.fromkeys(("loss", "accuracy", "tie_rate"), overflow)
+    if tied:
+        same = f"at {tied} of {len(points)} points every pair is tied."
+        reasons["accuracy"] = " ".join([*([reasons["accuracy"]] if missing else []), same])
+    return missing, reasons

@@ -1,0 +1,80 @@
+"""Which pairs a curvature is measured on, and how they become micro-batches.
+
+Pairs are drawn at random, not taken from the front: a file of preferences is often sorted by prompt, and 16 pairs of
+one prompt say nothing of another one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from rmcore.batching import PaddedRows, pack_pairs, pad_pairs
+from rmcore.data.rendering import TokenizedPair
+from rmcore.errors import DataError
+
+CURVATURE_TOKEN_BUDGET = 4096
+"""Padded tokens of a micro-batch of the Hessian: double backward keeps about twice the activations of training."""
+
+
+def draw_positions(num_available: int, num_pairs: int, seed: int) -> list[int]:
+    """Positions of `num_pairs` of `num_available` pairs, by `seed` alone, ascending; all where there are fewer."""
+    drawn = np.random.default_rng(seed).permutation(num_available)[:num_pairs]
+    return sorted(drawn.tolist())
+
+
+def group_prompts(prompts: Sequence[str], max_groups: int) -> list[list[int]]:
+    """Positions of the pairs in at most `max_groups` groups of about equal size; a prompt is never cut.
+
+    Pairs of one prompt are right or wrong together, so whatever is resampled or left out goes by prompt. Prompts with
+    most pairs first, each to the smallest group.
+    """
+    members: dict[str, list[int]] = {}
+    for position, prompt in enumerate(prompts):
+        members.setdefault(prompt, []).append(position)
+    groups: list[list[int]] = [[] for _ in range(min(max_groups, len(members)))]
+    for positions in sorted(members.values(), key=len, reverse=True):
+        min(groups, key=len).extend(positions)
+    return groups
+
+
+@dataclass(frozen=True)
+class CurvatureSample:
+    """The pairs that a curvature is averaged over.
+
+    pairs: as token ids.
+    prompts: the prompt of each, for errors by prompt.
+    pad_id: of the model.
+    """
+
+    pairs: Sequence[TokenizedPair]
+    prompts: Sequence[str]
+    pad_id: int
+
+    def __post_init__(self) -> None:
+        if not self.pairs:
+            raise DataError("there is no pair to measure the curvature on: the loss of no pair has none. Give some.")
+
+    @cached_property
+    def order(self) -> list[list[int]]:
+        """Positions of the pairs in each micro-batch: about equally long ones together, for little padding."""
+        longest = max(pair.num_tokens for pair in self.pairs)
+        return pack_pairs([pair.num_tokens for pair in self.pairs], max(CURVATURE_TOKEN_BUDGET, 2 * longest))
+
+    @cached_property
+    def batches(self) -> list[PaddedRows]:
+        """The micro-batches."""
+        return [pad_pairs([self.pairs[index] for index in group], pad_id=self.pad_id) for group in self.order]
+
+    @property
+    def batch_prompts(self) -> list[str]:
+        """The prompt of each pair in the order of the micro-batches."""
+        return [self.prompts[index] for group in self.order for index in group]
+
+    def prompt_groups(self, max_groups: int) -> list["CurvatureSample"]:
+        """The same pairs as at most `max_groups` samples; a prompt is never cut."""
+        return [
+            CurvatureSample([self.pairs[i] for i in group], [self.prompts[i] for i in group], self.pad_id)
+            for group in group_prompts(self.prompts, max_groups)
+        ]

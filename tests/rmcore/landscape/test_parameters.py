@@ -1,0 +1,255 @@
+"""Which parameters a name stands for, which models are refused, and the state in which one is measured."""
+
+import importlib.util
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from rmcore.errors import ConfigError, CurvatureError, ModelError
+from rmcore.landscape import LossGaussNewton, LossHessian
+from rmcore.landscape.parameters import measuring, reward_module, select_parameters
+
+_SPEC = importlib.util.spec_from_file_location("exact_models", Path(__file__).with_name("exact_models.py"))
+exact_models = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(exact_models)
+DEEP, LAYERS, MAKERS = exact_models.DEEP, exact_models.LAYERS, exact_models.MAKERS
+deep, trained_names = exact_models.deep, exact_models.trained_names
+
+ROWS = exact_models.draw_rows(6)
+# What a name stands for.
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_all_is_every_trained_parameter_in_the_models_own_order(kind):
+    assert tuple(select_parameters(deep(kind), "all")) == trained_names(deep(kind))
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("qwen2", ("score.weight",)),
+        ("llama", ("score.weight",)),
+        ("bert", ("classifier.weight", "classifier.bias")),
+        (
+            "roberta",
+            tuple(f"classifier.{p}" for p in ("dense.weight", "dense.bias", "out_proj.weight", "out_proj.bias")),
+        ),
+        ("lora", ("base_model.model.score.modules_to_save.default.weight",)),
+    ],
+)
+def test_head_is_the_reward_head_alone(kind, names):
+    assert tuple(select_parameters(deep(kind), "head")) == names
+
+
+def test_lora_is_the_adapters_without_the_head_and_without_the_frozen_base():
+    found = select_parameters(deep("lora"), "lora")
+    assert len(found) == DEEP * 2 * 2
+    assert {name.split(".")[-3] for name in found} == {"lora_A", "lora_B"}
+    assert all(parameter.requires_grad for parameter in found.values())
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize("index", [1, DEEP - 1])
+def test_a_layer_is_that_layer_and_not_those_whose_number_starts_alike(kind, index):
+    model = deep(kind)
+    layer = f"{LAYERS[kind]}.{index}"
+    found = select_parameters(model, layer)
+    module = model.get_submodule(layer)
+    assert {id(p) for p in found.values()} == {id(p) for p in module.parameters() if p.requires_grad}
+    assert found
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_every_parameter_is_chosen_by_its_own_name(kind):
+    named = dict(deep(kind).named_parameters())
+    for name in trained_names(deep(kind)):
+        found = select_parameters(deep(kind), name)
+        assert list(found) == [name]
+        assert found[name] is named[name]
+
+
+def test_the_curvature_of_adapters_is_that_of_the_function_of_them_alone():
+    model = exact_models.make_lora().eval()
+    wide = exact_models.exact(model)
+    names = tuple(select_parameters(wide, "lora"))
+    function = exact_models.functional(wide, ROWS, names)
+    vectors = exact_models.random_vectors(3, len(function.flat))
+    for operator_class, truth in (
+        (LossHessian, function.hessian()),
+        (LossGaussNewton, function.gauss_newton()),
+    ):
+        operator = operator_class(wide, [ROWS], parameters="lora")
+        assert operator.names == names
+        assert exact_models.relative_error(operator.products(vectors), vectors @ truth) < exact_models.ROUNDING
+
+
+@pytest.mark.parametrize("parameters", ["model.layers.1", "model.layers.0.mlp.up_proj.weight", "model.norm", "head"])
+def test_the_curvature_of_a_part_is_the_sub_block_and_the_rest_stays_trainable(parameters):
+    model = exact_models.exact(exact_models.make_model("qwen2"))
+    whole, part = (LossHessian(model, [ROWS], parameters=chosen) for chosen in ("all", parameters))
+    inside = torch.cat([torch.full((p.numel(),), name in part.names) for name, p in model.named_parameters()])
+    vectors = exact_models.random_vectors(2, part.num_parameters)
+    padded = torch.zeros(2, whole.num_parameters, dtype=torch.float64)
+    padded[:, inside] = vectors
+    expected = whole.products(padded)[:, inside]
+    assert exact_models.relative_error(part.products(vectors), expected) < exact_models.ROUNDING
+    assert all(p.requires_grad and p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    "subset",
+    [("head", "model.layers.1"), ("model.layers.1", "model.layers.1.mlp", "head"), ("score.weight", "model.layers.1")],
+)
+def test_several_names_are_their_union_in_the_models_order(subset):
+    model = exact_models.make_model("qwen2")
+    expected = tuple(n for n in trained_names(model) if n.startswith(("model.layers.1.", "score.")))
+    assert tuple(select_parameters(model, subset)) == expected
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("wrong", "near"),
+    [
+        ("model.layer.3", "model.layers.3"),
+        ("layers.3.mlp", "model.layers.3"),
+        ("heads", "head"),
+        ("loras", "lora"),
+        ("score.wieght", "score.weight"),
+        ("model.layers.3.self_attn.q_prj.weight", "model.layers.3.self_attn.q_proj.weight"),
+        ("Model.Norm", "model.norm"),
+    ],
+)
+def test_an_unknown_name_is_answered_with_near_ones(wrong, near):
+    with pytest.raises(ConfigError, match="names nothing in this model") as caught:
+        LossHessian(deep("qwen2"), [ROWS], parameters=wrong)
+    suggestions = str(caught.value).partition("such as ")[2]
+    assert near in suggestions.rstrip(".").split(", ")
+
+
+@pytest.mark.parametrize("wrong", ["model.layers.3.", ".", "", "model.layers.12", "xyzzy", "model.lay", "*"])
+@pytest.mark.parametrize("kind", ["qwen2", "bert"])
+def test_what_an_error_suggests_can_be_chosen(kind, wrong):
+    with pytest.raises(ConfigError) as caught:
+        select_parameters(deep(kind), wrong)
+    suggestions = str(caught.value).partition("such as ")[2].rstrip(".").split(", ")
+    assert suggestions[0]
+    for suggestion in suggestions:
+        if suggestion != "lora":  # a fixed name, without adapters here
+            assert select_parameters(deep(kind), suggestion)
+
+
+def test_one_unknown_name_among_several_is_refused():
+    with pytest.raises(ConfigError, match=r"'model\.layer\.1' names nothing"):
+        LossHessian(deep("qwen2"), [ROWS], parameters=("head", "model.layer.1"))
+    with pytest.raises((ConfigError, ModelError)):
+        LossHessian(deep("qwen2"), [ROWS], parameters=())
+
+
+def test_a_named_set_that_the_model_lacks_is_refused():
+    with pytest.raises(ModelError, match="no module is named lora_A"):
+        select_parameters(deep("qwen2"), "lora")
+    with pytest.raises(ModelError, match="no module is named score, classifier"):
+        select_parameters(deep("qwen2").model, "head")
+
+
+@pytest.mark.parametrize("parameters", ["all", "head", "model.layers.1", "model.norm.weight"])
+def test_frozen_parameters_are_refused(parameters):
+    model = exact_models.make_model("llama", num_layers=2).requires_grad_(False)
+    with pytest.raises(ModelError, match=r"all \d+ are frozen.*requires_grad_"):
+        LossHessian(model, [ROWS], parameters=parameters)
+    model.model.layers[0].requires_grad_(True)
+    if parameters == "all":
+        assert set(LossHessian(model, [ROWS]).names) == set(trained_names(model))
+    else:
+        with pytest.raises(ModelError, match="frozen"):
+            LossHessian(model, [ROWS], parameters=parameters)
+
+
+def test_the_frozen_base_beneath_adapters_is_refused():
+    layer = "base_model.model.model.layers.0.mlp"
+    with pytest.raises(ModelError, match="all 3 are frozen"):
+        LossHessian(deep("lora"), [ROWS], parameters=layer)
+
+
+@pytest.mark.parametrize("parameters", ["score", "score.weight", "head"])
+def test_integer_parameters_are_refused_and_left_out_of_all(parameters):
+    model = exact_models.make_model("llama")
+    model.score.weight = nn.Parameter(torch.ones(1, 8, dtype=torch.int8), requires_grad=False)
+    with pytest.raises(ModelError, match="integers"):
+        LossHessian(model, [ROWS], parameters=parameters)
+    assert "score.weight" not in select_parameters(model, "all")
+
+
+@pytest.mark.parametrize(
+    "compiled",
+    [
+        torch.compile,
+        lambda model: model.compile() or model,
+        lambda model: model.model.layers[0].compile() or model,
+        lambda model: SimpleNamespace(model=torch.compile(model)),
+        lambda model: setattr(model.model, "norm", torch.compile(model.model.norm)) or model,
+    ],
+    ids=["object", "in place", "one layer in place", "inside a wrapper", "one module"],
+)
+def test_compiled_models_are_refused(compiled):
+    with pytest.raises(CurvatureError, match="compiled"):
+        reward_module(compiled(exact_models.make_model("llama")))
+
+
+def test_a_compiled_forward_that_cannot_be_seen_before_is_refused_at_the_first_product(tiny):
+    tiny.forward = torch.compile(tiny.forward, backend="aot_eager")
+    operator = LossGaussNewton(tiny, [ROWS])
+    with pytest.raises(CurvatureError, match=r"without torch\.compile"):
+        operator.product(torch.ones(operator.num_parameters, dtype=operator.dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn])
+def test_one_narrow_parameter_anywhere_is_refused(dtype):
+    model = exact_models.make_model("llama")
+    model.model.norm.weight = nn.Parameter(model.model.norm.weight.detach().to(dtype), requires_grad=False)
+    with pytest.raises(CurvatureError, match="float32"):
+        LossHessian(model, [ROWS], parameters="head")
+
+
+# The state in which a model is measured.
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_measuring_sets_the_state_and_puts_it_back(fails):
+    model = exact_models.make_lora().train()
+    model.base_model.model.model.norm.eval()
+    before = {name: part.training for name, part in model.named_modules()}
+    flags = {name: p.requires_grad for name, p in model.named_parameters()}
+    selected = list(select_parameters(model, "head").values())
+    try:
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), measuring(model, selected):
+            assert not any(part.training for part in model.modules())
+            assert [id(p) for p in model.parameters() if p.requires_grad] == [id(p) for p in selected]
+            assert torch.is_grad_enabled()
+            assert not torch.is_autocast_enabled("cpu")
+            if fails:
+                raise KeyError
+    except KeyError:
+        assert fails
+    assert {name: part.training for name, part in model.named_modules()} == before
+    assert {name: p.requires_grad for name, p in model.named_parameters()} == flags
+
+
+@pytest.mark.parametrize(
+    "make", [exact_models.make_lora, lambda: exact_models.make_model("bert")], ids=["lora", "bert"]
+)
+@pytest.mark.parametrize("operator_class", [LossHessian, LossGaussNewton])
+def test_dropout_of_a_model_in_training_is_off_in_a_product(make, operator_class):
+    model = make()
+    operator = operator_class(model.eval(), [ROWS], keep_graphs=False)
+    vector = exact_models.random_vectors(1, operator.num_parameters, dtype=torch.float32)[0]
+    expected = operator.product(vector)
+    first, second = (model.train()(**ROWS).logits for _ in range(2))
+    assert not torch.equal(first, second)
+    assert torch.equal(operator.product(vector), expected)
+    assert model.training
