@@ -1,6 +1,6 @@
 """The analyzer: from a model and pairs to the record of its loss Hessian's spectrum."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, get_args
 
 import torch
@@ -19,10 +19,9 @@ from rmcore.landscape.eigensolvers import (
 from rmcore.landscape.operators import LossHessian
 from rmcore.landscape.pair_rows import MicroBatch
 from rmcore.landscape.parameters import ParameterSubset
+from rmcore.landscape.products import ProductCounter, Progress, basis_excess
 from rmcore.landscape.pyhessian_check import pyhessian_spectrum
 from rmcore.landscape.spectrum import HessianSpectrum, Method, spectrum_record
-
-Progress = Callable[[int, int], None]
 
 FULL_LIMIT = 20_000
 """Most parameters of a dense Hessian: at 20,000 it takes 3.2 GB and as many products as parameters."""
@@ -102,7 +101,7 @@ def hessian_spectrum(
     _check_settings(method, top_k=top_k, num_steps=num_steps, trace_probes=trace_probes)
     size = hessian.num_parameters
     num_steps = min(num_steps, size) if method == "lanczos" else num_steps
-    counter = _Counter(hessian, _most_products(method, size, top_k, num_steps, trace_probes), progress)
+    counter = ProductCounter(_most_products(method, size, top_k, num_steps, trace_probes), progress)
     # Only the product differentiates, and no dot product may be cast to bf16 by the caller's autocast.
     with torch.inference_mode(False), torch.no_grad(), torch.autocast(hessian.device.type, enabled=False):
         found, trace, trace_error = _estimate(
@@ -121,37 +120,9 @@ def hessian_spectrum(
     return record, found.ends
 
 
-class _Counter:
-    """Products, counted and reported."""
-
-    def __init__(self, operator: LossHessian, total: int, progress: Progress | None) -> None:
-        self.operator, self.total, self.progress, self.done = operator, total, progress, 0
-
-    def __call__(self, vector: Tensor) -> Tensor:
-        return self.products(vector[None])[0]
-
-    def products(self, vectors: Tensor) -> Tensor:
-        """(K, N) -> (K, N)."""
-        images = self.operator.products(vectors)
-        for _ in vectors:
-            self.tick()
-        return images
-
-    def tick(self) -> None:
-        """One more product done."""
-        self.done += 1
-        if self.progress is not None:
-            self.progress(self.done, self.total)
-
-    def finish(self) -> None:
-        """Close the gap where fewer products sufficed."""
-        if self.progress is not None and self.done < self.total:
-            self.progress(self.done, self.done)
-
-
 def _estimate(
     hessian: LossHessian,
-    counter: _Counter,
+    counter: ProductCounter,
     method: Method,
     *,
     top_k: int,
@@ -160,10 +131,10 @@ def _estimate(
     seed: int,
 ) -> tuple[EigenvalueSet, float, float]:
     """Eigenvalues, trace and the trace's standard error."""
-    size = hessian.num_parameters
+    size, product = hessian.num_parameters, counter.counting(hessian.product)
     if method == "full":
         _refuse_large(size)
-        found = dense_eigenvalues(dense_matrix(counter, size, hessian.dtype, hessian.device))
+        found = dense_eigenvalues(dense_matrix(product, size, hessian.dtype, hessian.device))
         return found, float(found.values.sum()), 0.0
     if method == "pyhessian":
         return pyhessian_spectrum(
@@ -171,16 +142,19 @@ def _estimate(
         )
     generator = torch.Generator(hessian.device).manual_seed(seed)
     if method == "lanczos":
+        excess = basis_excess(num_steps, size, hessian.dtype, hessian.device)
+        if excess is not None:
+            raise CurvatureError(f"{excess} Lower num_steps, or use method='power_iteration' or fewer parameters.")
         start = torch.randn(size, generator=generator, device=hessian.device, dtype=hessian.dtype)
-        found = lanczos_eigenvalues(lanczos(counter, start, num_steps), counter)
+        found = lanczos_eigenvalues(lanczos(product, start, num_steps), product)
     else:
         found = power_iteration(
-            counter, size, top_k=top_k, max_iterations=num_steps, generator=generator, dtype=hessian.dtype
+            product, size, top_k=top_k, max_iterations=num_steps, generator=generator, dtype=hessian.dtype
         )
     # A generator of its own, so that layers and errors over prompts can be told from the same probes.
     probes = torch.Generator(hessian.device).manual_seed(seed)
     trace, trace_error = hutchinson_trace(
-        counter.products, size, num_probes=trace_probes, generator=probes, dtype=hessian.dtype
+        counter.counting(hessian.products), size, num_probes=trace_probes, generator=probes, dtype=hessian.dtype
     )
     return found, trace, trace_error
 

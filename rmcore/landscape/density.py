@@ -41,11 +41,10 @@ class SpectralDensity:
             `spectral_density`.
         lambda_low: smallest Ritz value seen: the smallest eigenvalue is no larger.
         lambda_high: largest Ritz value seen: the largest eigenvalue is no smaller.
-        negative_mass: sum of |lambda| over the negative eigenvalues / sum of |lambda| over all: 0 for a convex loss.
+        negative_mass: sum of |lambda| over the negative eigenvalues / sum of |lambda| over all: 0 for a convex loss, where
+            float32 products leave some 1e-4.
         effective_rank: (sum |lambda|)^2 / sum lambda^2, k for k equal eigenvalues (see `HessianSpectrum`).
         trace: sum of all eigenvalues.
-        rounding: absolute error that the rounding of the products was seen to make. Smaller eigenvalues are not told
-            from 0: the negative mass and the effective rank leave them out, as millions of them would add up.
         num_vectors: start vectors.
         num_steps: Lanczos steps asked for from each.
         num_products: products spent.
@@ -65,7 +64,6 @@ class SpectralDensity:
     effective_rank_standard_error: float | None
     trace: float
     trace_standard_error: float
-    rounding: float
     num_vectors: int
     num_steps: int
     num_products: int
@@ -116,7 +114,7 @@ def spectral_density(
     excess = basis_excess(num_steps, size, dtype, generator.device)
     if excess is not None:
         raise CurvatureError(f"{excess} Lower num_steps, or measure fewer parameters.")
-    counter = ProductCounter((min(num_steps, size) + 1) * num_vectors, progress)
+    counter = ProductCounter(min(num_steps, size) * num_vectors, progress)
     counted = counter.counting(product)
     # Only the product differentiates, and no dot product may be cast to bf16 by the caller's autocast.
     with torch.inference_mode(False), torch.no_grad(), torch.autocast(generator.device.type, enabled=False):
@@ -126,13 +124,12 @@ def spectral_density(
 
 
 def _record(found: list[Quadrature], *, size: int, num_steps: int, num_products: int) -> SpectralDensity:
-    rounding = max(one.rounding for one in found)
     reasons: dict[str, str] = {}
     low = min(float(one.gauss.nodes.min()) for one in found)
     high = max(float(one.gauss.nodes.max()) for one in found)
     grid, density, errors, width = _smoothed([one.gauss for one in found], low, high, num_steps, reasons)
     first_moments = np.array([one.gauss(lambda nodes: nodes) for one in found])
-    mass, rank = _ratios(found, size, rounding, reasons)
+    mass, rank = _ratios(found, size, reasons)
     return SpectralDensity(
         grid=grid,
         density=density,
@@ -146,7 +143,6 @@ def _record(found: list[Quadrature], *, size: int, num_steps: int, num_products:
         effective_rank_standard_error=rank[1],
         trace=size * float(first_moments.mean()),
         trace_standard_error=size * float(first_moments.std(ddof=1)) / math.sqrt(len(found)),
-        rounding=rounding,
         num_vectors=len(found),
         num_steps=num_steps,
         num_products=num_products,
@@ -184,15 +180,15 @@ def gaussian_kernels(grid: Floats, centres: Floats, width: float) -> Floats:
 Ratio = tuple[float, float] | tuple[None, None]
 
 
-def _ratios(found: list[Quadrature], size: int, rounding: float, reasons: dict[str, str]) -> tuple[Ratio, Ratio]:
+def _ratios(found: list[Quadrature], size: int, reasons: dict[str, str]) -> tuple[Ratio, Ratio]:
     """Negative mass and effective rank, each with its error: over start vectors, and of the quadrature."""
-    if not any((np.abs(one.gauss.nodes) > rounding).any() for one in found):
-        text = "the matrix is zero up to rounding: the loss is flat in these parameters."
+    if not any(one.gauss.nodes.any() for one in found):
+        text = "all eigenvalues are 0: the loss is flat in these parameters."
         names = ("negative_mass", "effective_rank")
         reasons |= {f"{name}{suffix}": text for name in names for suffix in ("", "_standard_error")}
         return (None, None), (None, None)
-    fine = np.array([_size_sums(one.averaged, rounding) for one in found])  # (K, 3)
-    coarse = np.array([[_size_sums(rule, rounding) for rule in one.coarser] for one in found])  # (K, C, 3)
+    fine = np.array([_size_sums(one.averaged) for one in found])  # (K, 3)
+    coarse = np.array([[_size_sums(rule) for rule in one.coarser] for one in found])  # (K, C, 3)
 
     def mass(negative: float, magnitude: float, square: float) -> float:
         return negative / magnitude
@@ -203,13 +199,9 @@ def _ratios(found: list[Quadrature], size: int, rounding: float, reasons: dict[s
     return _with_error(mass, fine, coarse), _with_error(rank, fine, coarse)
 
 
-def _size_sums(rule: Rule, rounding: float) -> tuple[float, float, float]:
-    """|lambda| over the negative eigenvalues, |lambda| over all, lambda^2 over all; those within rounding left out."""
-    return (
-        rule(lambda nodes: np.abs(nodes) * (nodes < -rounding)),
-        rule(lambda nodes: np.abs(nodes) * (np.abs(nodes) > rounding)),
-        rule(lambda nodes: nodes**2 * (np.abs(nodes) > rounding)),
-    )
+def _size_sums(rule: Rule) -> tuple[float, float, float]:
+    """|lambda| over the negative eigenvalues, |lambda| over all, lambda^2 over all."""
+    return rule(lambda nodes: np.maximum(-nodes, 0.0)), rule(np.abs), rule(np.square)
 
 
 def _with_error(statistic: Callable[..., float], fine: Floats, coarse: Floats) -> tuple[float, float]:

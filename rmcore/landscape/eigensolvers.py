@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rmcore.errors import CurvatureError
+from rmcore.landscape.vectors import dot, dots, inner_products, norm
 
 Product = Callable[[Tensor], Tensor]
 Floats = NDArray[np.float64]
@@ -94,17 +95,17 @@ def lanczos(product: Product, start: Tensor, num_steps: int) -> LanczosFactoriza
     """
     num_steps = min(num_steps, start.numel())
     basis = start.new_zeros((num_steps, start.numel()))
-    basis[0] = start / start.norm()
+    basis[0] = start / norm(start)
     diagonal: list[float] = []
     betas: list[float] = []
     rounding = torch.finfo(start.dtype).eps
     scale = 0.0
     for step in range(num_steps):
         vector = product(basis[step])
-        scale = max(scale, float(vector.norm()))
-        diagonal.append(float(basis[step] @ vector))
+        scale = max(scale, norm(vector))
+        diagonal.append(dot(basis[step], vector))
         done = basis[: step + 1]
-        asymmetry = float((done[: max(step - 1, 0)] @ vector).norm())
+        asymmetry = norm(inner_products(done[: max(step - 1, 0)], vector[None]))
         if asymmetry > SYMMETRY_TOLERANCE * scale:
             raise CurvatureError(
                 f"product {step + 1} shows an operator that is not symmetric ({asymmetry / scale:.1%} of its size): "
@@ -112,8 +113,8 @@ def lanczos(product: Product, start: Tensor, num_steps: int) -> LanczosFactoriza
                 "attention and no custom autograd function, and do not train during the analysis."
             )
         for _ in range(2):
-            vector = vector - done.T @ (done @ vector)
-        beta = float(vector.norm())
+            vector = vector - done.T @ inner_products(done, vector[None])[:, 0].to(done.dtype)
+        beta = norm(vector)
         invariant = beta <= BREAKDOWN * rounding * scale
         betas.append(0.0 if invariant else beta)
         if invariant or step + 1 == num_steps:
@@ -141,7 +142,7 @@ def lanczos_eigenvalues(factorization: LanczosFactorization, product: Product) -
     ends = torch.as_tensor(vectors[:, [0, -1]].T.copy(), dtype=basis.dtype, device=basis.device) @ basis
     top = 0 if abs(values[0]) >= abs(values[-1]) else len(values) - 1
     vector = ends[0 if top == 0 else 1]
-    true_residual = float((product(vector) - values[top] * vector).norm())
+    true_residual = norm(product(vector) - values[top] * vector)
     rounding = max(true_residual - formula[top], torch.finfo(basis.dtype).eps * abs(values[top]))
     residuals = np.maximum(formula, rounding)
     weights = vectors[0] ** 2
@@ -170,16 +171,16 @@ def power_iteration(
     def unit(vector: Tensor) -> Tensor:
         for _ in range(2):
             for known in found:
-                vector = vector - (known @ vector) * known
-        return vector / vector.norm().clamp_min(torch.finfo(dtype).tiny)
+                vector = vector - dot(known, vector) * known
+        return vector / max(norm(vector), torch.finfo(dtype).tiny)
 
     for _ in range(min(top_k, size)):
         following = unit(torch.randn(size, generator=generator, device=generator.device, dtype=dtype))
         for _ in range(max_iterations):
             vector = following
             image = product(vector)
-            value = float(vector @ image)
-            residual = float((image - value * vector).norm())
+            value = dot(vector, image)
+            residual = norm(image - value * vector)
             if residual <= RELATIVE_TOLERANCE / 10 * abs(value):
                 break
             following = unit(image)
@@ -230,7 +231,7 @@ def hutchinson_trace(
         raise CurvatureError(f"trace_probes={num_probes} gives no standard error; use at least 2.")
     samples: list[float] = []
     for signs in probe_chunks(size, num_probes, generator, dtype):
-        samples += (signs * products(signs)).sum(1).tolist()
+        samples += dots(signs, products(signs))
     return float(np.mean(samples)), float(np.std(samples, ddof=1) / math.sqrt(num_probes))
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rmcore.errors import ConfigError
-from rmcore.landscape.eigensolvers import PROBES_AT_ONCE, Floats, lanczos, lanczos_eigenvalues, rademacher
+from rmcore.landscape.eigensolvers import Floats, lanczos, lanczos_eigenvalues, probe_chunks
 from rmcore.landscape.operators import PairCurvature
 from rmcore.landscape.parameters import parameter_blocks
 from rmcore.landscape.products import ProductCounter, Progress, basis_excess
@@ -135,13 +135,11 @@ class Probes(NamedTuple):
 def _probe(operator: PairCurvature, num_probes: int, generator: torch.Generator, counter: ProductCounter) -> Probes:
     forms: list[Tensor] = []
     touched = torch.zeros(len(operator.names), dtype=torch.bool)
-    while len(forms) < num_probes:
-        number = min(PROBES_AT_ONCE, num_probes - len(forms))
-        signs = rademacher((number, operator.num_parameters), generator, operator.dtype)
-        parts = (signs * operator.products(signs)).split(operator.sizes, dim=1)
-        forms += torch.stack([part.sum(dim=1, dtype=torch.float64) for part in parts], dim=1).cpu()  # (number, T)
+    products = counter.counting(operator.products)
+    for signs in probe_chunks(operator.num_parameters, num_probes, generator, operator.dtype):
+        parts = (signs * products(signs)).split(operator.sizes, dim=1)
+        forms += torch.stack([part.sum(dim=1, dtype=torch.float64) for part in parts], dim=1).cpu()  # (chunk, T)
         touched |= torch.stack([part.any() for part in parts]).cpu()
-        counter.add(number)
     columns = torch.stack(forms, dim=1).numpy()  # (T, K)
     return Probes(
         dict(zip(operator.names, columns, strict=True)), dict(zip(operator.names, touched.tolist(), strict=True))

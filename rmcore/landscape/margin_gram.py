@@ -1,6 +1,6 @@
 """Inner products of all pairs' margin gradients, without ever holding all gradients.
 
-J has one row a pair, the gradient of its margin: 512 rows of a 22 M model take 45 GB. So a block of rows is held, and
+J has one row a pair, the gradient of its margin: 512 rows of a 22 M model take 46 GB. So a block of rows is held, and
 the rows of all later pairs are computed in small chunks and multiplied with it; each pair of blocks comes once, by
 symmetry. A row is the gradient of one pair's margin alone: gradients of a batch are sums over its pairs.
 
@@ -8,7 +8,7 @@ The matrix of the input embedding is the widest part of a row, and zero but for 
 of it are kept for all pairs at once (`TokenGradients`), so they count for nothing in a held row.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
@@ -22,17 +22,14 @@ from rmcore.landscape.autograd import gradient_of
 from rmcore.landscape.operators import PairCurvature
 from rmcore.landscape.pair_rows import Rows, margins
 from rmcore.landscape.parameters import measuring, parameter_blocks
+from rmcore.landscape.products import Progress
+from rmcore.landscape.vectors import inner_products
 from rmcore.memory import free_bytes
-
-Progress = Callable[[int, int], None]
 
 MEMORY_SHARE = 0.5
 """Share of the free memory that is taken where nothing else is said."""
 CHUNK_ROWS = 16
 """Rows multiplied at once with the held ones: each product reads all held rows."""
-PIECE_COLUMNS = 2**13
-"""Columns of one product in the rows' own precision; products of pieces are added up in float64. A float32 product over
-2**18 columns is wrong by 1e-5 on a CPU, over 2**13 by 5e-7 at most, in the same time."""
 FIRST_DERIVATIVE_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """Nothing is differentiated twice here: kernels that allow one derivative take about 8 % less time on a CPU."""
 LOOKUP_TOLERANCE = 1e-5
@@ -140,15 +137,6 @@ def _multiply(rows: "MarginRows", plan: RowPlan, progress: Progress | None) -> d
                 products = inner_products(chunk[:, begin:end], held[:, begin:end])
                 grams[name][first:last, start : start + len(held)] = products
     return grams
-
-
-def inner_products(rows: Tensor, others: Tensor) -> Tensor:
-    """Rows (A, C) times others^T (C, B) as float64 (A, B), without a float64 copy of either."""
-    num_pieces = rows.shape[1] // PIECE_COLUMNS
-    whole = num_pieces * PIECE_COLUMNS
-    pieces, other_pieces = (part[:, :whole].unflatten(1, (num_pieces, PIECE_COLUMNS)) for part in (rows, others))
-    products = torch.bmm(pieces.transpose(0, 1), other_pieces.permute(1, 2, 0)).sum(0, dtype=torch.float64)
-    return products + rows[:, whole:] @ others[:, whole:].T
 
 
 class MarginRows:

@@ -29,6 +29,7 @@ from rmcore.landscape.sam import SAM_RADIUS, sam_sharpness
 from rmcore.landscape.sample import CurvatureSample
 from rmcore.landscape.slices import LossSlice, loss_slice, loss_surface
 from rmcore.landscape.spectrum import HessianSpectrum
+from rmcore.landscape.vectors import dot
 from rmcore.progress import Report
 
 PATH_MARGIN = 0.25
@@ -159,7 +160,7 @@ def _eigenvector_lines(task: _Task) -> list[LossSlice]:
     ):
         if value is None or value == 0:
             continue
-        quadratic = Quadratic(loss, float(gradient @ vector), value)
+        quadratic = Quadratic(loss, dot(gradient, vector), value)
         name = f"eigenvector of the {words} eigenvalue, {value:.3g}"
         found.append(_line(task, vector, quadratic.doubling_distance(), name, LENGTH_UNIT, quadratic))
     return found

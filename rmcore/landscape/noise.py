@@ -5,7 +5,6 @@ varies over pairs.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -18,14 +17,14 @@ from rmcore.errors import ConfigError
 from rmcore.landscape.eigensolvers import probe_chunks
 from rmcore.landscape.operators import LossHessian
 from rmcore.landscape.parameters import ParameterSubset
+from rmcore.landscape.products import Progress
 from rmcore.landscape.sample import CurvatureSample
+from rmcore.landscape.vectors import dot, dots, norm
 
 MAX_GROUPS = 16
 """Prompt groups: the standard error of a number from G groups is itself known to 1 / sqrt(2 (G - 1)), here 18 %."""
 TARGET = 0.1
 """Relative standard error that `pairs_for_10_percent` is for."""
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,7 @@ def curvature_noise(
             )
         generator = torch.Generator(ends.device).manual_seed(seed)  # the same probes for every group
         probes = probe_chunks(hessian.num_parameters, num_probes, generator, ends.dtype)
-        forms.append([form for vectors in chain([ends], probes) for form in _forms(hessian, vectors)])
+        forms.append([form for vectors in chain([ends], probes) for form in dots(vectors, hessian.products(vectors))])
         if progress is not None:
             progress(number, len(groups))
     of_group = np.array(forms)
@@ -117,11 +116,6 @@ def curvature_noise(
     )
 
 
-def _forms(hessian: LossHessian, vectors: Tensor) -> list[float]:
-    """The form v . H v of each of K vectors."""
-    return [float(form) for form in (vectors * hessian.products(vectors)).sum(1)]
-
-
 def _ratio(values: np.ndarray, sizes: np.ndarray) -> dict[str, float]:
     """Mean over pairs from the means `values` (G,) of groups of `sizes` (G,), its standard error, and pairs wanted."""
     value = float((values * sizes).sum() / sizes.sum())
@@ -135,4 +129,4 @@ def _ratio(values: np.ndarray, sizes: np.ndarray) -> dict[str, float]:
 def _bf16(model: Any, sample: CurvatureSample, vector: Tensor, parameters: ParameterSubset) -> tuple[float, float]:
     exact = LossHessian(model, sample.batches, parameters=parameters, keep_graphs=False).product(vector)
     narrow = LossHessian(model, sample.batches, parameters=parameters, keep_graphs=False, bf16=True).product(vector)
-    return float((narrow - exact).norm() / exact.norm()), float(vector @ narrow)
+    return norm(narrow - exact) / norm(exact), dot(vector, narrow)

@@ -19,20 +19,21 @@ class ProductCounter:
         self.total, self.progress, self.done = total, progress, 0
 
     def counting(self, product: Product) -> Product:
-        """The same product, counted."""
+        """The same product, counted: of one vector (N,), or of K at once (K, N)."""
 
-        def counted(vector: Tensor) -> Tensor:
-            image = product(vector)
-            self.add(1)
-            return image
+        def counted(vectors: Tensor) -> Tensor:
+            images = product(vectors)
+            self.add(1 if vectors.ndim == 1 else len(vectors))
+            return images
 
         return counted
 
     def add(self, number: int) -> None:
         """So many more products are done."""
-        self.done += number
-        if self.progress is not None:
-            self.progress(self.done, self.total)
+        for _ in range(number):
+            self.done += 1
+            if self.progress is not None:
+                self.progress(self.done, self.total)
 
     def finish(self) -> None:
         """Close the gap where fewer products sufficed."""

@@ -8,7 +8,7 @@ error bars, so each of its eigenvalues gets the residual that our own product fi
 import math
 import warnings
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,19 +19,11 @@ from rmcore.errors import CurvatureError
 from rmcore.landscape.eigensolvers import EigenvalueSet
 from rmcore.landscape.operators import LossHessian
 from rmcore.landscape.parameters import measuring
+from rmcore.landscape.products import ProductCounter
+from rmcore.landscape.vectors import norm
 
 EIGENVALUE_CHANGE = 1e-6
 """Its eigenvalues stop at this relative change: the error of a value is the square of its vector's, here 0.1 %."""
-
-
-class CountedProduct(Protocol):
-    """A product with the Hessian that counts."""
-
-    def __call__(self, vector: Tensor) -> Tensor:
-        """H v."""
-
-    def tick(self) -> None:
-        """Count one product done elsewhere."""
 
 
 class _Margins(nn.Module):
@@ -51,16 +43,16 @@ class _Margins(nn.Module):
 class _Loader:
     """The micro-batches as (inputs, targets); PyHessian passes over it once a product."""
 
-    def __init__(self, hessian: LossHessian, counted: CountedProduct) -> None:
+    def __init__(self, hessian: LossHessian, counter: ProductCounter) -> None:
         self.batches = [
             torch.stack([*r.input_ids.chunk(2), *r.attention_mask.chunk(2)], 1) for r in hessian.micro_batches
         ]
-        self.counted = counted
+        self.counter = counter
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for stacked in self.batches:
             yield stacked, torch.ones(len(stacked))
-        self.counted.tick()
+        self.counter.add(1)
 
 
 def _mean_loss(margins: Tensor, targets: Tensor) -> Tensor:
@@ -68,7 +60,7 @@ def _mean_loss(margins: Tensor, targets: Tensor) -> Tensor:
 
 
 def pyhessian_spectrum(
-    hessian: LossHessian, product: CountedProduct, *, top_k: int, max_iterations: int, num_probes: int, seed: int
+    hessian: LossHessian, counter: ProductCounter, *, top_k: int, max_iterations: int, num_probes: int, seed: int
 ) -> tuple[EigenvalueSet, float, float]:
     """Eigenvalues of largest magnitude, trace and its standard error, all by PyHessian.
 
@@ -92,17 +84,18 @@ def pyhessian_spectrum(
         try:
             hessian.module.zero_grad()
             tool = pyhessian(
-                _Margins(hessian.module), _mean_loss, dataloader=_Loader(hessian, product), cuda=bool(devices)
+                _Margins(hessian.module), _mean_loss, dataloader=_Loader(hessian, counter), cuda=bool(devices)
             )
             values, vectors = tool.eigenvalues(maxIter=max_iterations, tol=EIGENVALUE_CHANGE, top_n=top_k)
             samples = tool.trace(maxIter=num_probes, tol=-math.inf)  # no early stop: see above
         finally:
             for parameter, gradient in gradients:
                 parameter.grad = gradient
+    product = counter.counting(hessian.product)
     residuals = []
     for value, parts in zip(values, vectors, strict=True):
         vector = torch.cat([part.detach().reshape(-1) for part in parts])
-        vector = vector / vector.norm()
-        residuals.append(float((product(vector) - value * vector).norm()))
+        vector = vector / norm(vector)
+        residuals.append(norm(product(vector) - value * vector))
     trace_error = float(np.std(samples, ddof=1) / math.sqrt(len(samples)))
     return EigenvalueSet.largest_first(values, residuals), float(np.mean(samples)), trace_error

@@ -8,6 +8,7 @@ from rmcore.errors import ConfigError
 from rmcore.landscape.directions import Quadratic, split_direction
 from rmcore.landscape.displaced import measure_at, undefined_points
 from rmcore.landscape.operators import LossHessian
+from rmcore.landscape.vectors import dot, norm
 
 SAM_RADIUS = 0.05
 """rho of Foret et al. 2021, arXiv:2010.01412, for CIFAR (the best of their grid there) and ImageNet."""
@@ -58,12 +59,12 @@ def sam_sharpness(operator: LossHessian, radius: float = SAM_RADIUS) -> SamSharp
     if not (radius > 0 and math.isfinite(radius)):
         raise ConfigError(f"radius={radius} is no length of a step: give a positive number, such as {SAM_RADIUS}.")
     loss, gradient = operator.loss(), operator.gradient()
-    norm = float(gradient.norm())
+    slope = norm(gradient)
     reached, second_order = None, None
     reasons = dict.fromkeys(("loss_at_radius", "sharpness", "second_order"), "the gradient is zero: no way leads up.")
-    if norm > 0:
-        unit = gradient / norm
-        second_order = Quadratic(0.0, norm, float(unit @ operator.product(unit))).at(radius)
+    if slope > 0:
+        unit = gradient / slope
+        second_order = Quadratic(0.0, slope, dot(unit, operator.product(unit))).at(radius)
         points = measure_at(operator, [[(radius, split_direction(operator, unit))]], None)
         reached, reasons = points[0].loss, undefined_points(points)[1]
         if reached is None:
@@ -73,8 +74,8 @@ def sam_sharpness(operator: LossHessian, radius: float = SAM_RADIUS) -> SamSharp
         loss=loss,
         loss_at_radius=reached,
         sharpness=None if reached is None else reached - loss,
-        gradient_norm=norm,
-        first_order=radius * norm,
+        gradient_norm=slope,
+        first_order=radius * slope,
         second_order=second_order,
         num_pairs=operator.num_pairs,
         temperature=operator.temperature,

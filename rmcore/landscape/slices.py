@@ -18,6 +18,7 @@ from rmcore.errors import ConfigError
 from rmcore.landscape.directions import Quadratic, split_direction
 from rmcore.landscape.displaced import Progress, measure_at, undefined_points
 from rmcore.landscape.operators import PairCurvature
+from rmcore.landscape.vectors import dot, norm
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ def loss_slice(
         slope=None if quadratic is None else quadratic.slope,
         curvature=None if quadratic is None else quadratic.curvature,
         loss_at_model=center,
-        length=float(direction.norm()),
+        length=norm(direction),
         num_pairs=operator.num_pairs,
         temperature=operator.temperature,
         num_not_finite=missing,
@@ -186,8 +187,8 @@ def loss_surface(
         accuracy=tuple(tuple(point.accuracy for point in row) for row in rows),
         cosine=cosine,
         loss_at_model=center,
-        length_x=float(direction_x.norm()),
-        length_y=float(orthogonal.norm()),
+        length_x=norm(direction_x),
+        length_y=norm(orthogonal),
         num_pairs=operator.num_pairs,
         temperature=operator.temperature,
         num_not_finite=missing,
@@ -197,24 +198,24 @@ def loss_surface(
 
 def _orthogonal_part(direction: Tensor, other: Tensor) -> tuple[Tensor, float]:
     """The part of `direction` orthogonal to `other`, at the length of `direction`; and their cosine."""
-    length = direction.norm()
-    along = other / other.norm()
-    cosine = float(along @ direction / length)
-    rest = direction - (along @ direction) * along
-    if rest.norm() <= math.sqrt(torch.finfo(direction.dtype).eps) * length:
+    length = norm(direction)
+    along = other / norm(other)
+    cosine = dot(along, direction) / length
+    rest = direction - dot(along, direction) * along
+    if norm(rest) <= math.sqrt(torch.finfo(direction.dtype).eps) * length:
         raise ConfigError(
             f"the two directions are parallel (cosine {cosine:.6f}): they span a line, not a plane. Choose another one."
         )
-    rest -= (along @ rest) * along  # once more, for what rounding left
-    return rest * (length / rest.norm()), cosine
+    rest -= dot(along, rest) * along  # once more, for what rounding left
+    return rest * (length / norm(rest)), cosine
 
 
 def _check(distances: Sequence[float], direction: Tensor) -> None:
     if len(distances) == 0 or not all(map(math.isfinite, distances)):
         raise ConfigError(f"distances={list(distances)} are no places on a line: give one finite number or more.")
-    norm = float(direction.norm())
-    if not (norm > 0 and math.isfinite(norm)):
-        raise ConfigError(f"the direction has length {norm}: it leads nowhere. Choose one that is finite and not zero.")
+    length = norm(direction)
+    if not (length > 0 and math.isfinite(length)):
+        raise ConfigError(f"the direction has length {length}: it leads nowhere. Choose a finite one that is not zero.")
 
 
 def _plain(value: Any) -> Any:

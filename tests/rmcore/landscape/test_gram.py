@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from rmcore.errors import CurvatureError, DataError
 from rmcore.landscape.eigensolvers import lanczos, lanczos_eigenvalues
 from rmcore.landscape.gram import gauss_newton_spectrum, jackknife
-from rmcore.landscape.margin_gram import MarginRows, RowPlan, inner_products
+from rmcore.landscape.margin_gram import MarginRows, RowPlan
 from rmcore.landscape.operators import LossGaussNewton, gauss_newton_weights
 from rmcore.landscape.parameters import measuring, parameter_blocks
+from rmcore.landscape.vectors import inner_products
 
 PROMPTS = list("aabbccdde")  # of the 9 pairs of `rows`
 STATISTICS = ("lambda_max", "trace", "effective_rank")
