@@ -27,7 +27,7 @@ PRESETS: dict[str, PipelineConfig] = {
             num_pairs=16, lanczos_steps=12, trace_probes=4, density_vectors=2, layer_steps=4, slice_points=11
         ),
     ),
-    # The demo's training with its curvature every 25 steps: `rm-opt trajectory`, under two minutes on two cores.
+    # The demo's training with its curvature every 25 steps: `rm-opt trajectory`, about two minutes on two cores.
     "trajectory": PipelineConfig(
         study="trajectory",
         model=ModelConfig(name="tiny", max_seq_len=256),

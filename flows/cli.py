@@ -1,16 +1,14 @@
 """`rm-opt`: the whole command line. Commands that need no orchestrator come from rmcore.cli."""
 
 import importlib.metadata
-import json
 import os
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
-import httpx
 import typer
 
-from flows import cli_experiment
+from flows import cli_experiment, cli_trajectory
+from flows.cli_common import ConfigOption, Flow, SetOption, SummaryOption, run_configured
 from rmcore.cli import app
 from rmcore.cli.common import guard
 from rmcore.errors import ServiceError
@@ -19,6 +17,7 @@ from tasks.home import configure_environment, home
 store_app = typer.Typer(no_args_is_help=True, help="List and bound the stored artifacts.")
 app.add_typer(store_app, name="store")
 cli_experiment.add_to(app)
+cli_trajectory.add_to(app)
 
 
 @app.callback()
@@ -32,46 +31,26 @@ def root() -> None:
 @app.command()
 def run(
     preset: Annotated[str, typer.Option(help="Start from a named run: demo, smoke or minilm.")] = "demo",
-    config: Annotated[Path | None, typer.Option(help="YAML file with settings that change the preset.")] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Change one setting: train.lr=1e-4. May be repeated.")
-    ] = None,
-    summary: Annotated[Path | None, typer.Option(help="Write everything that was found to this JSON file.")] = None,
+    config: ConfigOption = None,
+    set_: SetOption = None,
+    summary: SummaryOption = None,
 ) -> None:
     """Run the pipeline: prepare, train, evaluate, landscape, readiness, report, register. Cached stages are not redone.
 
     Example: rm-opt run --preset minilm --set data.source=pairs.parquet --set study=mine
     """
-    os.environ["RM_OPT_CONSOLE"] = "1"
-    # The embedded server logs to this terminal too, and what it says while it is shut down is noise.
-    os.environ.setdefault("PREFECT_LOGGING_ROOT_LEVEL", "CRITICAL")
-    configure_environment()
-    from flows.prefect_api import leave_dead_server
-    from flows.settings import load_config
-
-    settings = load_config(preset, config, set_ or [])
-    if summary is not None:
-        summary.parent.mkdir(parents=True, exist_ok=True)
-        summary.touch()  # a path that cannot be written is refused before hours are spent
-    leave_dead_server()
-    from prefect.exceptions import PrefectException
-
-    from flows.console import quiet_prefect
-    from flows.pipeline import pipeline, shown_path
-
-    quiet_prefect()
-    try:
-        outcome = pipeline(settings)
-    except (httpx.HTTPError, PrefectException) as error:
-        raise ServiceError(
-            f"Prefect's API failed during the run ({error}). Finished stages are stored: run the same command again."
-        ) from error
-    _print_outcome(outcome, shown_path)
-    if summary is not None:
-        summary.write_text(json.dumps(outcome, indent=1) + "\n")
+    _print_outcome(run_configured(_load_pipeline, preset, config, set_ or [], summary))
 
 
-def _print_outcome(outcome: dict[str, Any], shown_path: Any) -> None:
+def _load_pipeline() -> Flow:
+    from flows.pipeline import pipeline
+
+    return pipeline
+
+
+def _print_outcome(outcome: dict[str, Any]) -> None:
+    from flows.pipeline import shown_path
+
     results = outcome["results"]
     accuracy = results["metrics"]["pairwise_accuracy"]
     interval = "" if accuracy["ci_low"] is None else f" [{accuracy['ci_low']:.3f}, {accuracy['ci_high']:.3f}]"

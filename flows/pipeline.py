@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +43,7 @@ def pipeline(config: PipelineConfig = PRESETS["demo"]) -> dict[str, Any]:
         {"results": everything the report shows, "report": path, "checkpoint": path, "mlflow_url": address or None,
         "executed": names of the stages that ran, "model_version": registry version or None}.
     """
-    claim_run()
-    store = Store(home() / "store")
-    ensure_device_limit()
-    free_leaked_device(is_idle(store))
+    store = open_store()
     run_name = f"{config.study}-seed{config.seed}"
     with RunTracker.start(
         study=config.study,
@@ -54,7 +51,7 @@ def pipeline(config: PipelineConfig = PRESETS["demo"]) -> dict[str, Any]:
         tags={"rm.kind": "pipeline", "rm.seed": str(config.seed), "prefect.flow_run_id": str(runtime.flow_run.id)},
         params=flatten(config.model_dump(mode="json")),
     ) as tracker:
-        runs = _run_stages(config, store, tracker)
+        runs = run_stages(STAGES, config, store, tracker)
         refs = {name: run.ref for name, run in runs.items()}
         cached = {name: run.cached for name, run in runs.items()}
         results = gather_results(config, store, refs, cached, run_name=run_name)
@@ -73,6 +70,15 @@ def pipeline(config: PipelineConfig = PRESETS["demo"]) -> dict[str, Any]:
     }
 
 
+def open_store() -> Store:
+    """What a flow run begins with: its process is written down, the device is limited and free; gives the store."""
+    claim_run()
+    store = Store(home() / "store")
+    ensure_device_limit()
+    free_leaked_device(is_idle(store))
+    return store
+
+
 def claim_run() -> None:
     """Tag this flow run with its process, so that a later start can tell when it died without a word."""
     with get_client(sync_client=True) as client:
@@ -80,18 +86,33 @@ def claim_run() -> None:
         client.update_flow_run(runtime.flow_run.id, tags=tags)
 
 
-def _run_stages(config: PipelineConfig, store: Store, tracker: RunTracker) -> dict[str, StageRun]:
+def run_stages(names: Iterable[str], config: PipelineConfig, store: Store, tracker: RunTracker) -> dict[str, StageRun]:
+    """Run the stages `names`, each after those it needs, and send what they hold to the tracker."""
     runs: dict[str, StageRun] = {}
-    for name, stage in STAGES.items():
-        upstream = {needed: runs[needed].ref for needed in stage.upstream}
-        run = run_stage(store, name, config, upstream, tracker.follow, on_interrupt=lambda: leave_embedded(tracker))
-        if run.damage is not None:
-            say(f"{name:<10} stored artifact was damaged and made again: {run.damage}")
-        seconds = (store.manifest(name, run.ref.key) or {}).get("wall_seconds", 0.0)
-        say(f"{name:<10} {'cached' if run.cached else f'{seconds:.1f} s'}  {shown_path(run.ref.path)}")
-        tracker.log_artifact_folder(Path(run.ref.path), name)
-        runs[name] = run
+    for name in names:
+        upstream = {needed: runs[needed].ref for needed in STAGES[name].upstream}
+        runs[name] = run_and_say(store, name, config, upstream, tracker)
+        tracker.log_artifact_folder(Path(runs[name].ref.path), name)
     return runs
+
+
+def run_and_say(
+    store: Store,
+    name: str,
+    config: PipelineConfig,
+    upstream: Mapping[str, ArtifactRef],
+    tracker: RunTracker,
+    *,
+    label: str | None = None,
+) -> StageRun:
+    """Run one stage, or take it from the store, and say which; `label` stands for it where one stage runs often."""
+    run = run_stage(store, name, config, upstream, tracker.follow, on_interrupt=lambda: leave_embedded(tracker))
+    shown = label or name
+    if run.damage is not None:
+        say(f"{shown:<10} stored artifact was damaged and made again: {run.damage}")
+    seconds = (store.manifest(name, run.ref.key) or {}).get("wall_seconds", 0.0)
+    say(f"{shown:<10} {'cached' if run.cached else f'{seconds:.1f} s'}  {shown_path(run.ref.path)}")
+    return run
 
 
 def leave_embedded(tracker: RunTracker) -> None:

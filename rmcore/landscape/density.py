@@ -41,8 +41,8 @@ class SpectralDensity:
             `spectral_density`.
         lambda_low: smallest Ritz value seen: the smallest eigenvalue is no larger.
         lambda_high: largest Ritz value seen: the largest eigenvalue is no smaller.
-        negative_mass: sum of |lambda| over the negative eigenvalues / sum of |lambda| over all: 0 for a convex loss, where
-            float32 products leave some 1e-4.
+        negative_mass: sum of |lambda| over the negative eigenvalues / sum of |lambda| over all: 0 for a convex loss
+            (float32 products leave some 1e-4).
         effective_rank: (sum |lambda|)^2 / sum lambda^2, k for k equal eigenvalues (see `HessianSpectrum`).
         trace: sum of all eigenvalues.
         num_vectors: start vectors.

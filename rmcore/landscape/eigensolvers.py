@@ -37,14 +37,12 @@ class EigenvalueSet:
 
     values: (K,) signed.
     residuals: (K,) ||H v - theta v||.
-    rounding: absolute error that the rounding of the products was seen to make; smaller values are not told from 0.
     multiplicities: (K,) how many of the N eigenvalues each stands for, where the method estimates that; else None.
     ends: (2, N) unit eigenvectors of the first and the last value, where the method gives them; else None.
     """
 
     values: Floats
     residuals: Floats
-    rounding: float = 0.0
     multiplicities: Floats | None = None
     ends: Tensor | None = None
 
@@ -151,7 +149,7 @@ def lanczos_eigenvalues(factorization: LanczosFactorization, product: Product) -
     multiplicities = np.ones_like(weights)
     if left > 0:
         multiplicities[~converged] = (basis.shape[1] - converged.sum()) * weights[~converged] / left
-    return EigenvalueSet(values, residuals, rounding, multiplicities, ends)
+    return EigenvalueSet(values, residuals, multiplicities, ends)
 
 
 def power_iteration(
@@ -209,9 +207,7 @@ def dense_eigenvalues(matrix: Tensor) -> EigenvalueSet:
     values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
     residuals = (matrix @ vectors - vectors * values).norm(dim=0)
     ends = vectors[:, [-1, 0]].T
-    return EigenvalueSet(
-        values.flip(0).numpy(), residuals.flip(0).numpy(), float(residuals.max()), np.ones(len(values)), ends
-    )
+    return EigenvalueSet(values.flip(0).numpy(), residuals.flip(0).numpy(), np.ones(len(values)), ends)
 
 
 def hutchinson_trace(

@@ -156,8 +156,7 @@ def _bulk(found: EigenvalueSet, method: Method, reasons: dict[str, str]) -> tupl
             dict.fromkeys(names, f"{method} sees the largest eigenvalues only; use method='lanczos' or 'full'.")
         )
         return None, None
-    # Values at the level of rounding stand for millions of zero eigenvalues: counted, they would add up to something.
-    sizes = np.where(np.abs(found.values) > found.rounding, np.abs(found.values), 0.0)
+    sizes = np.abs(found.values)
     squares = float((found.multiplicities * sizes**2).sum())
     if squares == 0.0:
         reasons.update(dict.fromkeys(names, "the Hessian is zero: the loss is flat in these parameters."))

@@ -83,6 +83,8 @@ def curvature_metrics(record: Mapping[str, Any]) -> dict[str, Any]:
     """The numbers of a record that runs are compared by: name -> number, None, or one with its 95 % interval."""
     spectrum = record["spectrum"]
     metrics: dict[str, Any] = {f"hessian/test_{name}": spectrum[name] for name in SPECTRUM_METRICS}
+    if "density" in record:  # from several start vectors, where the spectrum's own are from one
+        metrics |= {f"hessian/test_{name}": record["density"][name] for name in ("negative_mass", "effective_rank")}
     if "normalized" in record:
         metrics["hessian/test_lambda_max_normalized"] = record["normalized"].get("lambda_max")
         metrics["hessian/test_margin_scale"] = record["normalized"]["temperature"]

@@ -1,5 +1,6 @@
 """The project's own deployment between `rm-opt up` and `rm-opt down`: triggered as the UI does, seen in a browser."""
 
+import csv
 import json
 import os
 import socket
@@ -14,7 +15,7 @@ import pytest
 from experiments.presets import PRESETS
 
 pytestmark = pytest.mark.services
-FLOWS = ("pipeline", "experiment")
+FLOWS = ("pipeline", "trajectory", "experiment")
 MATRIX = {"experiment": "baseline", "size": "smoke", "seeds": 2}
 
 
@@ -60,6 +61,22 @@ class Services:
             time.sleep(0.5)
         raise AssertionError(f"the flow run is still {run['state_type']} after {timeout_s} s")
 
+    def mlflow_runs(self, study):
+        """Runs of a study in MLflow; none where it has no experiment."""
+        place = f"{self.mlflow}/api/2.0/mlflow"
+        wanted = {"max_results": 10, "filter": f"name = 'rm/{study}'"}
+        found = httpx.post(f"{place}/experiments/search", json=wanted).raise_for_status().json()
+        search = {"experiment_ids": [one["experiment_id"] for one in found.get("experiments", [])], "max_results": 10}
+        if not search["experiment_ids"]:
+            return []
+        return httpx.post(f"{place}/runs/search", json=search).raise_for_status().json().get("runs", [])
+
+    def artifacts(self, run_id):
+        """What a flow run left to read on its page."""
+        filtered = {"artifacts": {"flow_run_id": {"any_": [run_id]}}}
+        answer = httpx.post(f"{self.api}/artifacts/filter", json=filtered).raise_for_status()
+        return [artifact["data"] for artifact in answer.json()]
+
 
 @pytest.fixture(scope="module")
 def services(tmp_path_factory):
@@ -94,21 +111,13 @@ def test_the_form_has_choices_bounds_and_help(services):
 
 def test_a_run_triggered_through_the_api_is_complete_in_mlflow_and_described_in_prefect(services, finished):
     assert finished["state_type"] == "COMPLETED", finished["state"]
-    found = httpx.post(
-        f"{services.mlflow}/api/2.0/mlflow/experiments/search",
-        json={"max_results": 10, "filter": "name = 'rm/from-ui'"},
-    ).json()
-    [experiment] = found["experiments"]
-    search = {"experiment_ids": [experiment["experiment_id"]], "max_results": 10}
-    [run] = httpx.post(f"{services.mlflow}/api/2.0/mlflow/runs/search", json=search).json()["runs"]
+    [run] = services.mlflow_runs("from-ui")
     tags = {tag["key"]: tag["value"] for tag in run["data"]["tags"]}
     assert run["info"]["status"] == "FINISHED"
     assert tags["prefect.flow_run_id"] == finished["id"]
-    filtered = {"artifacts": {"flow_run_id": {"any_": [finished["id"]]}}}
-    artifacts = httpx.post(f"{services.api}/artifacts/filter", json=filtered).json()
-    markdown = next(artifact["data"] for artifact in artifacts if "accuracy" in artifact["data"])
-    assert "eady" in markdown
-    assert any(run["info"]["run_id"] in artifact["data"] for artifact in artifacts)
+    artifacts = services.artifacts(finished["id"])
+    assert "eady" in next(text for text in artifacts if "accuracy" in text)
+    assert any(run["info"]["run_id"] in text for text in artifacts)
 
 
 @pytest.mark.parametrize(
@@ -124,6 +133,12 @@ def test_the_form_and_the_run_show_in_a_browser(browse, services, finished):
     forms = {name: f"{services.ui}/deployments/deployment/{services.deployment(name)['id']}/run" for name in FLOWS}
     pages = {
         forms["pipeline"]: ["Peak learning rate", "eval/pairwise_accuracy", "Submit"],
+        forms["trajectory"]: [
+            "train.save_every keeps",
+            "steps between kept",
+            "which checkpoint of the training",
+            "Submit",
+        ],
         forms["experiment"]: ["which question: baseline, ablation", "replicates of every arm", "Submit"],
         f"{services.ui}/runs/flow-run/{finished['id']}": ["from-ui-seed0", "Completed"],
     }
@@ -131,6 +146,67 @@ def test_the_form_and_the_run_show_in_a_browser(browse, services, finished):
         page = browse(address, "1400,3000").lower()
         missing = [text for text in expected if text.lower() not in page]
         assert not missing, f"{missing} not on {address}"
+
+
+MEASURED = (
+    "hessian/test_lambda_max", "hessian/test_lambda_max_residual", "hessian/test_lambda_min",
+    "hessian/test_trace_estimate", "hessian/test_trace_standard_error", "hessian/test_margin_scale",
+    "hessian/test_lambda_max_normalized",
+)  # fmt: skip
+STEPS = [4, 8, 10]
+
+
+def small_trajectory(study):
+    """Ten steps, of which 4, 8 and the last are kept: in another order than their names'."""
+    preset = PRESETS["smoke"]
+    changes = {"steps": STEPS[-1], "save_every": STEPS[0], "eval_every": STEPS[-1]}
+    landscape = preset.landscape.model_copy(update={"parts": ("normalized",)})
+    update = {"study": study, "seed": 1, "train": preset.train.model_copy(update=changes), "landscape": landscape}
+    return preset.model_copy(update=update).model_dump(mode="json")
+
+
+def test_a_trajectory_triggered_through_the_api_has_each_step_in_mlflow_and_runs_once(services, tmp_path):
+    config = small_trajectory("along")
+    started = services.trigger({"config": config}, "trajectory").raise_for_status().json()
+    run = services.wait(started["id"])
+    assert run["state_type"] == "COMPLETED", run["state"]
+    assert run["name"] == "along-seed1-trajectory"
+    [tracked] = services.mlflow_runs("along")
+    tags = {tag["key"]: tag["value"] for tag in tracked["data"]["tags"]}
+    assert tracked["info"]["status"] == "FINISHED"
+    assert (tags["rm.kind"], tags["rm.cache"], tags["prefect.flow_run_id"]) == ("trajectory", "none", run["id"])
+    for name in MEASURED:
+        question = {"run_id": tracked["info"]["run_id"], "metric_key": name}
+        answer = httpx.get(f"{services.mlflow}/api/2.0/mlflow/metrics/get-history", params=question).json()
+        assert [int(point["step"]) for point in answer["metrics"]] == STEPS, name
+    [description] = [text for text in services.artifacts(run["id"]) if "margins of 1" in text]
+    assert "falls merely because margins grow" in description
+
+    before = {path: path.read_bytes() for path in services.home.glob("store/[!.]*/*/MANIFEST.json")}
+    (tmp_path / "same.yaml").write_text(json.dumps(config))
+    arguments = ["--preset", "smoke", "--config", tmp_path / "same.yaml", "--summary", tmp_path / "summary.json"]
+    said = services.rm_opt("trajectory", *arguments)
+    outcome = json.loads((tmp_path / "summary.json").read_text())
+    assert outcome["executed"] == []
+    assert {path: path.read_bytes() for path in services.home.glob("store/[!.]*/*/MANIFEST.json")} == before
+    assert [row["step"] for row in outcome["results"]["checkpoints"]] == STEPS
+    assert outcome["figure"] in said
+    with open(outcome["table"], newline="") as file:
+        table = list(csv.DictReader(file))
+    for row, shown in zip(outcome["results"]["checkpoints"], table, strict=True):
+        assert float(shown["lambda_max"]) == row["metrics"]["hessian/lambda_max"]
+
+
+def test_a_trajectory_without_checkpoints_is_refused_before_training(services):
+    before = trained(services)
+    config = small_trajectory("nowhere")
+    config["train"]["save_every"] = None
+    started = services.trigger({"config": config}, "trajectory").raise_for_status().json()
+    run = services.wait(started["id"])
+    assert run["state_type"] == "FAILED"
+    assert "train.save_every is not set" in run["state"]["message"]
+    assert trained(services) == before
+    assert services.mlflow_runs("nowhere") == []
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,123 @@
+"""The curvature of the loss at each saved checkpoint of a training: prepare, train, landscape once each. Order only."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tasks.home import configure_environment, home
+
+configure_environment()  # before Prefect and MLflow read their settings
+
+# ruff: noqa: E402
+import pandas as pd
+from prefect import flow, runtime
+from prefect.artifacts import create_link_artifact, create_markdown_artifact
+
+from experiments.presets import PRESETS
+from flows.checkpoints import (
+    Row,
+    history_row,
+    kept_checkpoints,
+    read_metrics,
+    require_checkpoints,
+    table_row,
+    trajectory_markdown,
+)
+from flows.pipeline import open_store, run_and_say, run_stages
+from rmcore.config import PipelineConfig
+from rmcore.plots.trajectory import curvature_trajectory
+from rmcore.stages.results import run_key
+from rmcore.store import Store, flatten
+from tasks.stages import StageRun
+from tasks.tracking import RunTracker
+
+
+@flow(name="trajectory", flow_run_name="{config.study}-seed{config.seed}-trajectory", validate_parameters=True)
+def trajectory(config: PipelineConfig = PRESETS["trajectory"]) -> dict[str, Any]:
+    """Train a reward model and measure the curvature of its loss at each checkpoint that train.save_every keeps.
+
+    Every checkpoint is measured on the same held-out pairs with the same random vectors. What was trained or measured
+    before is not done again.
+
+    Args:
+        config: of the run; landscape says what is measured (its checkpoint is each one in turn).
+
+    Returns:
+        {"results": {"run_name", "best_step", "checkpoints": rows in the order of steps}, "figure": path, "table": path,
+        "mlflow_url": address or None, "executed": what was computed: stages, and step_N of each one measured}.
+
+    Raises:
+        ConfigError: train.save_every is not set.
+    """
+    require_checkpoints(config)
+    store = open_store()
+    run_name = f"{config.study}-seed{config.seed}-trajectory"
+    with RunTracker.start(
+        study=config.study,
+        run_name=run_name,
+        tags={"rm.kind": "trajectory", "rm.seed": str(config.seed), "prefect.flow_run_id": str(runtime.flow_run.id)},
+        params=flatten(config.model_dump(mode="json")),
+    ) as tracker:
+        runs = run_stages(("prepare", "train"), config, store, tracker)
+        best_step = _best_step(Path(runs["train"].ref.path))
+        measured = _measure(config, store, tracker, runs)
+        rows = [history_row(step, metrics) for step, metrics in measured.items()]
+        figure, table = _write(run_name, runs, rows, best_step)
+        _track(tracker, runs, measured, rows, (figure, table))
+    create_markdown_artifact(markdown=trajectory_markdown(run_name, rows), description=f"Figure: {figure}")
+    if tracker.url is not None and tracker.url.startswith("http"):
+        create_link_artifact(link=tracker.url, link_text="This run in MLflow")
+    return {
+        "results": {"run_name": run_name, "best_step": best_step, "checkpoints": rows},
+        "figure": str(figure),
+        "table": str(table),
+        "mlflow_url": tracker.url,
+        "executed": [name for name, run in runs.items() if not run.cached],
+    }
+
+
+def _best_step(trained: Path) -> int:
+    return int(json.loads((trained / "training.json").read_text(encoding="utf-8"))["best_step"])
+
+
+def _measure(
+    config: PipelineConfig, store: Store, tracker: RunTracker, runs: dict[str, StageRun]
+) -> dict[int, dict[str, float]]:
+    """Run the landscape stage once for each checkpoint, noting it in `runs`; the numbers by step."""
+    measured = {}
+    for one in kept_checkpoints(runs["train"].ref):
+        upstream = {"prepare": runs["prepare"].ref, "train": one.trained}
+        run = run_and_say(store, "landscape", one.settings(config), upstream, tracker, label=one.name)
+        runs[one.name] = run
+        measured[one.step] = read_metrics(Path(run.ref.path))
+    return measured
+
+
+def _write(run_name: str, runs: dict[str, StageRun], rows: list[Row], best_step: int) -> tuple[Path, Path]:
+    """The figure and the table, in a folder of the run's own."""
+    folder = home() / "reports" / f"{run_name}-{run_key({name: run.ref for name, run in runs.items()})[:12]}"
+    figure = curvature_trajectory(rows, folder / "curvature_trajectory.png", best_step=best_step)
+    table = folder / "curvature_trajectory.csv"
+    pd.DataFrame([table_row(row) for row in rows]).to_csv(table, index=False)
+    return figure, table
+
+
+def _track(
+    tracker: RunTracker,
+    runs: dict[str, StageRun],
+    measured: dict[int, dict[str, float]],
+    rows: list[Row],
+    files: tuple[Path, Path],
+) -> None:
+    """Send each checkpoint's numbers at its step, the table and the figure."""
+    for step, metrics in measured.items():
+        tracker.log_metrics(metrics, step)
+    tracker.log_table([table_row(row) for row in rows], "checkpoints")
+    for file in files:
+        tracker.log_file(file, "trajectory")
+    tracker.set_tags(
+        {
+            "rm.key": run_key({name: run.ref for name, run in runs.items()}),
+            "rm.cache": ",".join(name for name, run in runs.items() if run.cached) or "none",
+        }
+    )
