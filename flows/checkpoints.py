@@ -51,9 +51,8 @@ def require_checkpoints(config: PipelineConfig) -> None:
     """
     if config.train.save_every is None:
         raise ConfigError(
-            "train.save_every is not set, so this training would keep its best and its last step alone: there is no "
-            "trajectory in two points. Set train.save_every to the steps between measurements, for example "
-            "--set train.save_every=25."
+            "train.save_every is not set, so this training would keep no checkpoint at regular steps: there is no "
+            "trajectory to measure. Set it to the steps between measurements, for example --set train.save_every=25."
         )
 
 

@@ -162,7 +162,7 @@ def test_arms_are_taken_in_declared_order_whatever_the_order_asked_for():
     assert [arm.name for arm in one.arms()] == ["adamw", "muon"]
     assert one.frozen() == other.frozen()
     assert one.tuning.ranges == {arm: whole.tuning.ranges[arm] for arm in ("adamw", "muon")}
-    assert [hypothesis.name for hypothesis in one.hypotheses] == ["O1", "O4"]
+    assert [hypothesis.name for hypothesis in one.hypotheses] == ["O1", "O4", "O5"]
 
 
 def test_without_the_control_the_first_arm_asked_for_is_compared_with():

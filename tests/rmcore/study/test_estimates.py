@@ -122,7 +122,7 @@ def test_where_a_stage_was_never_run_the_probe_tells(finished):
     assert estimates.seconds(made, "landscape") is None
     assert not estimates.knows(made)
     probed = Estimates(estimates.entries, {probe_kind(made): PROBE})
-    assert probed.seconds(made, "landscape") == pytest.approx(7.0 + PRODUCT_PASSES * (6 + 4) * 8 / 20)
+    assert probed.seconds(made, "landscape") == pytest.approx(7.0 + 2 * PRODUCT_PASSES * (6 + 4) * 8 / 20)
     assert probed.seconds(made, "evaluate") == pytest.approx(7.0 + FORWARD_SHARE * (300 + 100) / 20)
     assert probed.knows(made)
 
