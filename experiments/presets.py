@@ -5,6 +5,7 @@ on every machine.
 """
 
 from rmcore.config import (
+    CurvaturePart,
     DataConfig,
     EvaluateConfig,
     GoldConfig,
@@ -15,6 +16,9 @@ from rmcore.config import (
     TrainConfig,
 )
 from rmcore.hardware import HARDWARE
+
+QUICK_PARTS: tuple[CurvaturePart, ...] = ("normalized", "gauss_newton", "noise")
+"""On a CPU, where a Hessian product with a pretrained model takes seconds; `rm-opt analyze` measures the others."""
 
 PRESETS: dict[str, PipelineConfig] = {
     # The first five minutes: gold world and tiny model, everything measured, under three minutes on two cores.
@@ -56,7 +60,7 @@ PRESETS: dict[str, PipelineConfig] = {
         study="minilm",
         model=ModelConfig(name="minilm", max_seq_len=256),
         train=TrainConfig(lr=5e-5, eval_every=50, token_budget=8192),
-        landscape=LandscapeConfig(num_pairs=8, lanczos_steps=10, trace_probes=4, top_k=3),
+        landscape=LandscapeConfig(parts=QUICK_PARTS, num_pairs=8, lanczos_steps=10, trace_probes=4, top_k=3),
     ),
     # By machine, with a model that fits it; data and model are yours to name. The training settings are those of
     # `rm-opt train --preset`, which torchrun and Slurm start, but for h100's larger batch.
@@ -64,7 +68,7 @@ PRESETS: dict[str, PipelineConfig] = {
         study="cpu",
         model=ModelConfig(name="minilm", max_seq_len=256),
         train=TrainConfig(lr=5e-5, **HARDWARE["cpu"]),
-        landscape=LandscapeConfig(num_pairs=8, lanczos_steps=10, trace_probes=4, top_k=3),
+        landscape=LandscapeConfig(parts=QUICK_PARTS, num_pairs=8, lanczos_steps=10, trace_probes=4, top_k=3),
     ),
     # 80 GB hold DeBERTa-large whole with 128 pairs a step (the specification's batch).
     "h100": PipelineConfig(
