@@ -22,9 +22,8 @@ from experiments.schema import Experiment
 from experiments.sizes import Size
 from flows.console import say
 from flows.matrix import MatrixRunner, Outcome
-from flows.pipeline import claim_run, leave_embedded
+from flows.pipeline import leave_embedded, open_store
 from flows.planning import MatrixPlan, frozen, make_plan, matrix_key
-from flows.prefect_api import ensure_device_limit, free_leaked_device
 from flows.results import command, gather
 from rmcore.errors import TrainingError
 from rmcore.files import write_json
@@ -39,7 +38,7 @@ from rmcore.study.cells import GAP, Measured, read_cell
 from rmcore.study.plan import Cell, folders
 from rmcore.study.registration import register
 from tasks.comparison_view import publish_view
-from tasks.device import device_slots, is_idle
+from tasks.device import device_slots
 from tasks.tracking import RunTracker
 
 DERIVED = (GAP, "train/stop_share", "train/steps_to_target", "cost/seconds_to_target")
@@ -81,13 +80,10 @@ def experiment(
     Raises:
         FailedCellsError: some cells failed; it holds what would have been returned.
     """
-    claim_run()
     declared = restrict(
         load_experiment(experiment, size), arms=arms, seeds=seeds, grid=grid, budget_minutes=budget_minutes
     )
-    store = Store(home() / "store")
-    ensure_device_limit()
-    free_leaked_device(is_idle(store))
+    store = open_store()
     plan = make_plan(declared, store, home())
     plan.check_budget()
     registration = register(home() / "registrations" / f"{declared.name}-{declared.size}", frozen(declared))

@@ -1,6 +1,6 @@
 """The loss at other weights than the model's, which come back bit by bit."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from rmcore.landscape.operators import PairCurvature
-
-Progress = Callable[[int, int], None]
+from rmcore.landscape.products import Progress
 
 
 class LossPoint(NamedTuple):
