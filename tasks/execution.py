@@ -13,6 +13,8 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from prefect.exceptions import TerminationSignal
+
 from rmcore import errors
 from rmcore.config import PipelineConfig
 from rmcore.errors import RmcoreError, TrainingError
@@ -117,7 +119,7 @@ def run_child(
             if not _has_checkpoints(out):
                 raise
             raise type(error)(f"{error} Checkpoints written before that: {out}") from error
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, TerminationSignal):
             if _has_checkpoints(out):
                 print(f"checkpoints written so far: {out}", file=sys.stderr)
             raise
@@ -139,7 +141,7 @@ def _wait_for_child(place: Path, environment: Mapping[str, str]) -> int:
         )
         try:
             return process.wait()
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, TerminationSignal):
             process.send_signal(signal.SIGINT)  # not everybody who interrupts us reaches the child as a terminal does
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=SAVING_SECONDS)

@@ -12,6 +12,7 @@ from typing import Any
 from prefect import task
 from prefect.concurrency.sync import concurrency
 from prefect.context import TaskRunContext
+from prefect.exceptions import TerminationSignal
 
 from rmcore.config import PipelineConfig
 from rmcore.stages.registry import STAGES, Stage, stage_inputs
@@ -40,8 +41,8 @@ def run_stage(
 ) -> StageRun:
     """Run stage `name` as a Prefect task, or take its artifact from the store.
 
-    `on_interrupt` is called on Ctrl-C, after the stage has cleaned up and before Prefect hears of it; `before` when the
-    stage has its lock and its slot and is about to start, and may refuse with an RmcoreError.
+    `on_interrupt` is called on Ctrl-C or SIGTERM, after the stage has cleaned up and before Prefect hears of it;
+    `before` when the stage has its lock and its slot and is about to start, and may refuse with an RmcoreError.
     """
     stage = STAGES[name]
     inputs = stage_inputs(stage, config, upstream)
@@ -58,7 +59,7 @@ def run_stage(
             ref, here = execute(store, stage, inputs, config, upstream, follow, before)
             ran.append(here)
             return ref
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, TerminationSignal):
             on_interrupt()
             raise
 

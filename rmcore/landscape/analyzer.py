@@ -1,7 +1,7 @@
 """The analyzer: from a model and pairs to the record of its loss Hessian's spectrum."""
 
 from collections.abc import Iterable
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -9,9 +9,10 @@ from torch import Tensor
 from rmcore.errors import ConfigError, CurvatureError
 from rmcore.landscape.eigensolvers import (
     EigenvalueSet,
+    TraceSamples,
     dense_eigenvalues,
     dense_matrix,
-    hutchinson_trace,
+    hutchinson,
     lanczos,
     lanczos_eigenvalues,
     power_iteration,
@@ -80,7 +81,21 @@ class HessianAnalyzer:
         hessian = LossHessian.from_loader(self.model, loader, parameters=parameters)
         return hessian_spectrum(
             hessian, method, top_k, num_steps=num_steps, trace_probes=trace_probes, seed=seed, progress=progress
-        )[0]
+        ).record
+
+
+class AnalyzedSpectrum(NamedTuple):
+    """A record, and what further parts of an analysis can start from.
+
+    record: see HessianSpectrum.
+    ends: (2, N) unit vectors of the spectrum's two ends; with `power_iteration` of the first and the last eigenvalue
+        found, None with `pyhessian`.
+    traces: the samples behind the trace, by parameter tensor; None with `full` and `pyhessian`.
+    """
+
+    record: HessianSpectrum
+    ends: Tensor | None
+    traces: TraceSamples | None
 
 
 def hessian_spectrum(
@@ -92,19 +107,15 @@ def hessian_spectrum(
     trace_probes: int = 16,
     seed: int = 0,
     progress: Progress | None = None,
-) -> tuple[HessianSpectrum, Tensor | None]:
-    """What `HessianAnalyzer.compute_spectrum` gives, from an operator; and the (2, N) unit vectors of its two ends.
-
-    The vectors are None with `pyhessian`. With `power_iteration` they belong to the first and the last of the
-    eigenvalues found.
-    """
+) -> AnalyzedSpectrum:
+    """What `HessianAnalyzer.compute_spectrum` gives, from an operator, with the vectors and samples behind it."""
     _check_settings(method, top_k=top_k, num_steps=num_steps, trace_probes=trace_probes)
     size = hessian.num_parameters
     num_steps = min(num_steps, size) if method == "lanczos" else num_steps
     counter = ProductCounter(_most_products(method, size, top_k, num_steps, trace_probes), progress)
     # Only the product differentiates, and no dot product may be cast to bf16 by the caller's autocast.
     with torch.inference_mode(False), torch.no_grad(), torch.autocast(hessian.device.type, enabled=False):
-        found, trace, trace_error = _estimate(
+        found, traces, (trace, trace_error) = _estimate(
             hessian, counter, method, top_k=top_k, num_steps=num_steps, trace_probes=trace_probes, seed=seed
         )
     counter.finish()
@@ -117,7 +128,7 @@ def hessian_spectrum(
         top_k=top_k,
         num_products=counter.done,
     )
-    return record, found.ends
+    return AnalyzedSpectrum(record, found.ends, traces)
 
 
 def _estimate(
@@ -129,17 +140,18 @@ def _estimate(
     num_steps: int,
     trace_probes: int,
     seed: int,
-) -> tuple[EigenvalueSet, float, float]:
-    """Eigenvalues, trace and the trace's standard error."""
+) -> tuple[EigenvalueSet, TraceSamples | None, tuple[float, float]]:
+    """Eigenvalues, the trace's samples where there are any, and the trace with its standard error."""
     size, product = hessian.num_parameters, counter.counting(hessian.product)
     if method == "full":
         _refuse_large(size)
         found = dense_eigenvalues(dense_matrix(product, size, hessian.dtype, hessian.device))
-        return found, float(found.values.sum()), 0.0
+        return found, None, (float(found.values.sum()), 0.0)
     if method == "pyhessian":
-        return pyhessian_spectrum(
+        found, trace, trace_error = pyhessian_spectrum(
             hessian, counter, top_k=top_k, max_iterations=num_steps, num_probes=trace_probes, seed=seed
         )
+        return found, None, (trace, trace_error)
     generator = torch.Generator(hessian.device).manual_seed(seed)
     if method == "lanczos":
         excess = basis_excess(num_steps, size, hessian.dtype, hessian.device)
@@ -151,12 +163,15 @@ def _estimate(
         found = power_iteration(
             product, size, top_k=top_k, max_iterations=num_steps, generator=generator, dtype=hessian.dtype
         )
-    # A generator of its own, so that layers and errors over prompts can be told from the same probes.
-    probes = torch.Generator(hessian.device).manual_seed(seed)
-    trace, trace_error = hutchinson_trace(
-        counter.counting(hessian.products), size, num_probes=trace_probes, generator=probes, dtype=hessian.dtype
+    # A generator of its own, so that errors over prompts can be told from the same probes.
+    traces = hutchinson(
+        counter.counting(hessian.products),
+        hessian.sizes,
+        num_probes=trace_probes,
+        generator=torch.Generator(hessian.device).manual_seed(seed),
+        dtype=hessian.dtype,
     )
-    return found, trace, trace_error
+    return found, traces, traces.trace()
 
 
 def _check_settings(method: Method, *, top_k: int, num_steps: int, trace_probes: int) -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rmcore.errors import CurvatureError
-from rmcore.landscape.vectors import dot, dots, inner_products, norm
+from rmcore.landscape.vectors import dot, inner_products, norm
 
 Product = Callable[[Tensor], Tensor]
 Floats = NDArray[np.float64]
@@ -210,25 +210,52 @@ def dense_eigenvalues(matrix: Tensor) -> EigenvalueSet:
     return EigenvalueSet(values.flip(0).numpy(), residuals.flip(0).numpy(), np.ones(len(values)), ends)
 
 
-def hutchinson_trace(
-    products: Product, size: int, *, num_probes: int, generator: torch.Generator, dtype: torch.dtype
-) -> tuple[float, float]:
-    """Trace of H and its standard error, from the mean of z^T H z over Rademacher vectors z.
+@dataclass(frozen=True)
+class TraceSamples:
+    """Hutchinson's samples of a trace, by part of the diagonal.
 
-    `products` maps (K, N) to (K, N), so that what several products share is computed once.
+    forms: (P, K) the sum of z_i (H z)_i over part p, for probe k.
+    touched: (P,) whether any entry of any H z is not 0 in the part. Where none is, H is 0 in these rows.
+    """
+
+    forms: Floats
+    touched: NDArray[np.bool_]
+
+    def trace(self, parts: Sequence[int] | None = None) -> tuple[float, float]:
+        """Trace over these parts together, or over all, and its standard error."""
+        sums = (self.forms if parts is None else self.forms[list(parts)]).sum(axis=0)
+        return float(sums.mean()), float(sums.std(ddof=1) / math.sqrt(len(sums)))
+
+
+def hutchinson(
+    products: Product, sizes: Sequence[int], *, num_probes: int, generator: torch.Generator, dtype: torch.dtype
+) -> TraceSamples:
+    """Samples of the trace of H from z^T H z over Rademacher vectors z, kept apart by part of the diagonal.
 
     Unbiased; the variance of one probe is twice the squared Frobenius norm of H without its diagonal (Hutchinson 1990,
-    doi:10.1080/03610919008812866), the smallest of all probes with independent entries.
+    doi:10.1080/03610919008812866), the smallest of all probes with independent entries. A part is unbiased too, because
+    z_i (H z)_i is H_ii on average (Bekas, Kokiopoulou and Saad 2007, doi:10.1016/j.apnum.2007.01.003). All parts come
+    from the same probes, so they add up to the whole.
+
+    Args:
+        products: maps (K, N) to (K, N), so that what several products share is computed once.
+        sizes: lengths of the P parts, in order, N in all.
+        num_probes: products to spend, at least 2. Standard errors fall with the root.
+        generator: of the probes, on the device of H.
+        dtype: of the probes.
 
     Raises:
         CurvatureError: fewer than two probes, from which no error can be told.
     """
     if num_probes < 2:
         raise CurvatureError(f"trace_probes={num_probes} gives no standard error; use at least 2.")
-    samples: list[float] = []
-    for signs in probe_chunks(size, num_probes, generator, dtype):
-        samples += dots(signs, products(signs))
-    return float(np.mean(samples)), float(np.std(samples, ddof=1) / math.sqrt(num_probes))
+    forms: list[Tensor] = []
+    touched = torch.zeros(len(sizes), dtype=torch.bool)
+    for signs in probe_chunks(sum(sizes), num_probes, generator, dtype):
+        parts = (signs * products(signs)).split(list(sizes), dim=1)
+        forms += torch.stack([part.sum(dim=1, dtype=torch.float64) for part in parts], dim=1).cpu()  # (chunk, P)
+        touched |= torch.stack([part.any() for part in parts]).cpu()
+    return TraceSamples(torch.stack(forms, dim=1).numpy(), touched.numpy())
 
 
 def probe_chunks(size: int, num_probes: int, generator: torch.Generator, dtype: torch.dtype) -> Iterator[Tensor]:

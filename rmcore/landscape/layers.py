@@ -5,17 +5,14 @@ not add up: a block's extremes are those of its own diagonal block of the matrix
 Those of the whole matrix lie further out (Cauchy's interlacing), by as much as the blocks act together.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from rmcore.errors import ConfigError
-from rmcore.landscape.eigensolvers import Floats, lanczos, lanczos_eigenvalues, probe_chunks
+from rmcore.landscape.eigensolvers import TraceSamples, lanczos, lanczos_eigenvalues
 from rmcore.landscape.operators import PairCurvature
 from rmcore.landscape.parameters import parameter_blocks
 from rmcore.landscape.products import ProductCounter, Progress, basis_excess
@@ -34,7 +31,7 @@ class LayerCurvature:
         tensors: one record a parameter tensor, block by block: name, block, kind (its name within the
             block), num_parameters, trace, trace_standard_error.
         num_pairs: preference pairs the loss is averaged over.
-        num_products: products spent, those of a block alone included.
+        num_products: products spent on the extremes, each with a block alone.
         num_parameters: N, over all blocks.
         reasons: name of a block without extremes -> why.
     """
@@ -52,45 +49,41 @@ class LayerCurvature:
 
 
 def layer_curvature(
-    operator: PairCurvature, *, num_probes: int, num_steps: int, seed: int, progress: Progress | None = None
+    operator: PairCurvature, traces: TraceSamples, *, num_steps: int, seed: int, progress: Progress | None = None
 ) -> LayerCurvature:
     """Trace of each tensor and block of `operator`, and the extremes of each block's diagonal block.
-
-    Traces: Hutchinson's estimator by coordinates. For a vector z of independent signs, z_i (H z)_i is H_ii on average:
-    its sum over a tensor estimates the tensor's trace without bias (Bekas, Kokiopoulou and Saad 2007,
-    doi:10.1016/j.apnum.2007.01.003). All come from the same probes, so they add up to Hutchinson's total trace.
 
     Extremes: Lanczos on an operator of the same class over the block alone, whose graph does not reach below the block.
     A product with it costs between nothing (head) and that of the whole matrix (embeddings), on average about half.
 
     Args:
         operator: Hessian or Gauss-Newton matrix. It stays as it was, and so does its model.
-        num_probes: products with the whole matrix, at least 2. Standard errors fall with the root.
+        traces: of the whole matrix, by tensor: `eigensolvers.hutchinson` with `operator.sizes`.
         num_steps: products with each block, at least 2; one more measures rounding. A basis of num_steps vectors as
             long as the largest block is held.
-        seed: of probes and start vectors.
+        seed: of the start vectors.
         progress: called as progress(done, total) after each product; total is an upper bound until the last call.
 
     Raises:
-        ConfigError: num_probes or num_steps is too small.
+        ConfigError: num_steps is too small.
         CurvatureError: a product is not finite or the operator not symmetric.
     """
-    for name, value in (("num_probes", num_probes), ("num_steps", num_steps)):
-        if value < 2:
-            raise ConfigError(f"{name}={value} is too small for a trace or an extreme with its error; use at least 2.")
+    if num_steps < 2:
+        raise ConfigError(f"num_steps={num_steps} is too small for an extreme with its error; use at least 2.")
     blocks = parameter_blocks(operator.names)
+    place = {name: index for index, name in enumerate(operator.names)}
+    parts = {block: [place[name] for name in members] for block, members in blocks.items()}
     size_of = dict(zip(operator.names, operator.sizes, strict=True))
     sizes = {block: sum(size_of[name] for name in members) for block, members in blocks.items()}
-    counter = ProductCounter(num_probes + sum(min(num_steps, size) + 1 for size in sizes.values()), progress)
+    counter = ProductCounter(sum(min(num_steps, size) + 1 for size in sizes.values()), progress)
     generator = torch.Generator(operator.device).manual_seed(seed)
     reasons: dict[str, str] = {}
     # Only the product differentiates, and no dot product may be cast to bf16 by the caller's autocast.
     with torch.inference_mode(False), torch.no_grad(), torch.autocast(operator.device.type, enabled=False):
-        probes = _probe(operator, num_probes, generator, counter)
         extremes: dict[str, dict[str, float | None]] = {}
         for block, members in blocks.items():
             excess = basis_excess(num_steps, sizes[block], operator.dtype, operator.device)
-            if not any(probes.touched[name] for name in members):
+            if not traces.touched[parts[block]].any():
                 extremes[block] = dict.fromkeys(EXTREMES, 0.0)
             elif excess is None:
                 extremes[block] = _extremes(operator, members, num_steps, generator, counter)
@@ -100,12 +93,12 @@ def layer_curvature(
     counter.finish()
     return LayerCurvature(
         blocks=tuple(
-            {"name": block, "num_parameters": sizes[block]} | probes.trace(members) | extremes[block]
-            for block, members in blocks.items()
+            {"name": block, "num_parameters": sizes[block]} | _trace(traces, parts[block]) | extremes[block]
+            for block in blocks
         ),
         tensors=tuple(
             {"name": name, "block": block, "kind": name.removeprefix(f"{block}."), "num_parameters": size_of[name]}
-            | probes.trace((name,))
+            | _trace(traces, [place[name]])
             for block, members in blocks.items()
             for name in members
         ),
@@ -116,34 +109,9 @@ def layer_curvature(
     )
 
 
-class Probes(NamedTuple):
-    """What the probes say of each tensor, by its name.
-
-    forms: (K,) the sum of z_i (H z)_i over the tensor, for each probe.
-    touched: whether any entry of any H z is not 0 there. Where none is, the matrix is 0 in these rows.
-    """
-
-    forms: dict[str, Floats]
-    touched: dict[str, bool]
-
-    def trace(self, names: Sequence[str]) -> dict[str, float]:
-        """Trace over these tensors together, and its standard error."""
-        sums = np.sum([self.forms[name] for name in names], axis=0)
-        return {"trace": float(sums.mean()), "trace_standard_error": float(sums.std(ddof=1) / math.sqrt(len(sums)))}
-
-
-def _probe(operator: PairCurvature, num_probes: int, generator: torch.Generator, counter: ProductCounter) -> Probes:
-    forms: list[Tensor] = []
-    touched = torch.zeros(len(operator.names), dtype=torch.bool)
-    products = counter.counting(operator.products)
-    for signs in probe_chunks(operator.num_parameters, num_probes, generator, operator.dtype):
-        parts = (signs * products(signs)).split(operator.sizes, dim=1)
-        forms += torch.stack([part.sum(dim=1, dtype=torch.float64) for part in parts], dim=1).cpu()  # (chunk, T)
-        touched |= torch.stack([part.any() for part in parts]).cpu()
-    columns = torch.stack(forms, dim=1).numpy()  # (T, K)
-    return Probes(
-        dict(zip(operator.names, columns, strict=True)), dict(zip(operator.names, touched.tolist(), strict=True))
-    )
+def _trace(traces: TraceSamples, parts: Sequence[int]) -> dict[str, float]:
+    trace, error = traces.trace(parts)
+    return {"trace": trace, "trace_standard_error": error}
 
 
 def _extremes(

@@ -21,6 +21,7 @@ from rmcore.landscape.directions import (
     random_direction,
     symmetric_distances,
 )
+from rmcore.landscape.eigensolvers import TraceSamples, hutchinson
 from rmcore.landscape.gram import gauss_newton_spectrum
 from rmcore.landscape.layers import layer_curvature
 from rmcore.landscape.noise import curvature_noise
@@ -59,7 +60,7 @@ def measure_curvature(
     if other is not None and "slices" not in config.parts:
         raise ConfigError("another checkpoint is for a line of the slices, which are not asked for: add slices.")
     hessian = LossHessian.from_loader(model, sample.batches, parameters=config.parameters)
-    spectrum, ends = hessian_spectrum(
+    analyzed = hessian_spectrum(
         hessian,
         config.method,
         config.top_k,
@@ -68,10 +69,10 @@ def measure_curvature(
         seed=seed,
         progress=_labelled(report, "Hessian products"),
     )
-    assert ends is not None  # noqa: S101 - only the cross-check by PyHessian has none, and no config asks for it
-    task = _Task(model, sample, config, seed, report, other, hessian, spectrum, ends)
+    assert analyzed.ends is not None  # noqa: S101 - only the cross-check by PyHessian has none; no config asks for it
+    task = _Task(model, sample, config, seed, report, other, hessian, analyzed.record, analyzed.ends, analyzed.traces)
     measured = {part: PARTS[part](task) for part in PARTS if part in config.parts}
-    return {"spectrum": spectrum.to_dict()} | measured
+    return {"spectrum": analyzed.record.to_dict()} | measured
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ class _Task:
     hessian: LossHessian
     spectrum: HessianSpectrum
     ends: Tensor
+    traces: TraceSamples | None
 
     def generator(self) -> torch.Generator:
         """Random numbers of their own for a part, so that leaving another part out changes nothing."""
@@ -115,9 +117,19 @@ def _density(task: _Task) -> dict[str, Any]:
 
 
 def _layers(task: _Task) -> dict[str, Any]:
+    hessian = task.hessian
+    traces = task.traces
+    if traces is None:  # an exact trace has no samples
+        traces = hutchinson(
+            hessian.products,
+            hessian.sizes,
+            num_probes=task.config.trace_probes,
+            generator=task.generator(),
+            dtype=hessian.dtype,
+        )
     return layer_curvature(
-        task.hessian,
-        num_probes=task.config.trace_probes,
+        hessian,
+        traces,
         num_steps=task.config.layer_steps,
         seed=task.seed,
         progress=task.progress("layers"),
@@ -189,13 +201,13 @@ def _normalized(task: _Task) -> dict[str, Any]:
     temperature = float(task.hessian.margins().square().mean().sqrt())
     if temperature == 0:
         return {"temperature": 0.0, "reasons": {"lambda_max": "every margin is 0, so they have no size to divide by."}}
-    spectrum, _ = hessian_spectrum(
+    spectrum = hessian_spectrum(
         LossHessian(task.model, task.sample.batches, parameters=task.config.parameters, temperature=temperature),
         num_steps=task.config.lanczos_steps,
         trace_probes=task.config.trace_probes,
         seed=task.seed,
         progress=task.progress("margins of size 1"),
-    )
+    ).record
     return {
         "temperature": temperature,
         "lambda_max": spectrum.lambda_max,

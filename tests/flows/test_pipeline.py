@@ -227,13 +227,13 @@ def history(artifact):
     return [(row["step"], row["metrics"].get("train/loss")) for row in rows]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_run_that_was_ended_goes_on_where_it_was(place, finished, number):
-    """Ctrl-C in a terminal, or everything killed at once; then the same command again."""
+    """Ctrl-C in a terminal, a polite end, or everything killed at once; then the same command again."""
     training = Training(place, seed=int(number))
     said = training.end(number)
     [unfinished] = place.home.glob("store/.wip/train-*")
-    if number == signal.SIGINT:
+    if number != signal.SIGKILL:
         assert training.process.returncode == 130, said
         assert "Traceback" not in said
         assert "interrupted" in said
