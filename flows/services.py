@@ -21,9 +21,9 @@ import httpx
 import psutil
 
 from flows.prefect_api import WORK_POOL, ensure_device_limit, reap_dead_runs, run_owner_tags, worker_is_online
-from flows.processes import marked, owner_of, tail, terminate
 from rmcore.errors import ServiceError
 from rmcore.files import exclusive
+from rmcore.processes import marked, owner_of, tail, terminate
 from tasks.home import (
     MLFLOW_PORT,
     MLFLOW_SERVER,

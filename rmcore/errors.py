@@ -35,3 +35,15 @@ class StoreError(RmcoreError, RuntimeError):
 
 class ServiceError(RmcoreError, RuntimeError):
     """A service (Prefect, MLflow) did not start or did not answer."""
+
+
+class ServingError(RmcoreError, RuntimeError):
+    """A reward server did not start, is away, or failed while it answered."""
+
+
+class NotReadyError(ServingError):
+    """A reward server cannot answer now: it starts, restarts or has too much to do. The same request may work later."""
+
+
+class RequestError(RmcoreError, ValueError):
+    """A reward server refused a request or an update of its weights, which will not work in this form."""

@@ -2,7 +2,7 @@
 
 import typer
 
-from rmcore.cli import analyze, data, export, measure, train
+from rmcore.cli import analyze, data, export, measure, serve, train
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 app.command("train")(train.train)
@@ -12,4 +12,6 @@ app.command("readiness")(measure.readiness)
 app.command("score")(measure.score)
 app.command("diff")(measure.diff)
 app.command("export")(export.export)
+app.command("serve")(serve.serve)
+app.command("publish")(serve.publish)
 app.add_typer(data.app, name="data")

@@ -160,6 +160,10 @@ class Renderer:
             result += self._tokenize([self._render(*side) for side in sides[start : start + TOKENIZER_BATCH]])
         return result
 
+    def tokenize_texts(self, texts: Sequence[str]) -> list[TokenizedSide]:
+        """Tokenize texts that are rendered already, such as `render` gives; too long ones are cut from the right."""
+        return self._tokenize([RenderedSide(text, 0, len(text)) for text in texts]) if texts else []
+
     def render(self, prompt: Prompt, completion: str) -> str:
         """The text of one side exactly as it is tokenized, without the special tokens a tokenizer adds by itself."""
         return self._render(prompt, completion).text

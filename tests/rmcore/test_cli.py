@@ -207,13 +207,6 @@ def test_a_finished_training_is_not_overwritten(checkpoint, files):
     assert "already holds a finished training" in done.stderr
 
 
-@pytest.mark.parametrize("command", ["serve"])
-def test_what_is_not_there_yet_is_refused_with_an_alternative(command):
-    done = rm_opt(command, check=False)
-    assert done.returncode == 2
-    assert "not part of this version" in done.stderr
-
-
 def test_early_stopping_and_callbacks_can_be_switched_off(files, tmp_path):
     out = tmp_path / "out"
     rm_opt(

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from flows import services
-from flows.processes import marked, terminate
 from rmcore.errors import ConfigError, ServiceError
+from rmcore.processes import marked, terminate
 from tasks import home as home_module
 from tasks.home import Service, find_process, recorded_services, services_folder
 
@@ -229,6 +229,6 @@ def test_marked_finds_an_orphan_by_its_environment_and_terminate_kills_what_igno
         gone.stdout.readline()  # the orphan ignores SIGTERM from here on
     orphans = marked("RM_OPT_TEST_TOKEN", environment["RM_OPT_TEST_TOKEN"])
     assert len(orphans) == 1
-    monkeypatch.setattr("flows.processes.GRACE_SECONDS", 0.3)
+    monkeypatch.setattr("rmcore.processes.GRACE_SECONDS", 0.3)
     terminate(orphans)
     assert marked("RM_OPT_TEST_TOKEN", environment["RM_OPT_TEST_TOKEN"]) == []

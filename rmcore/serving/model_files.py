@@ -1,0 +1,111 @@
+"""Which files of a plain Hugging Face folder make the model, and their digest.
+
+Weights are what both readers agree on: vLLM takes every tensor of every file that the index names, transformers takes
+`model.safetensors` first and the index only where there is none. A folder that they would read differently is refused.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+
+from rmcore.errors import ModelError
+from rmcore.files import file_digest
+
+WHOLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+TEXT_FILES = frozenset(
+    [
+        *("config.json", "generation_config.json", "rm_rendering.json", "chat_template.jinja", "chat_template.json"),
+        *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tekken.json"),
+        *("tiktoken.model", "qwen.tiktoken", "bpe.codes", "byte_maps.json", "dict.txt", "emoji.json", "merges.txt"),
+        *("entity_vocab.json", "normalizer.json", "prophetnet.tokenizer", "sentencepiece.bpe.model", "spiece.model"),
+        *("sentencepiece.model", "source.spm", "spm.model", "spm_char.model", "target.spm", "target_vocab.json"),
+        *("tokenizer.model", "vocab-src.json", "vocab-tgt.json", "vocab.json", "vocab.txt", "word_shape.json"),
+        "word_pronunciation.json",
+    ]
+)
+"""Files that make a model beside its weights: configuration, rendering, and every vocabulary file that a tokenizer of
+transformers 5.23 names. Left out on purpose is `modules.json`, from which vLLM would take another pooling."""
+
+
+def weight_files(folder: Path) -> list[str]:
+    """Names of the safetensors files in `folder` that make the model, sorted.
+
+    Raises:
+        ModelError: there are none, the index is damaged or names files outside the folder, or transformers and vLLM
+            would read other ones.
+    """
+    listed, whole = read_index(folder), (folder / WHOLE_FILE).is_file()
+    if listed is not None:
+        files = sorted(set(listed.values()))
+        if whole and files != [WHOLE_FILE]:
+            raise ModelError(
+                f"{folder} has both {WHOLE_FILE} and an index of other files: transformers would load the one and vLLM "
+                "the other. Delete what belongs to an older model."
+            )
+        return files
+    if whole:
+        return [WHOLE_FILE]
+    if any(folder.glob("*.safetensors")):
+        raise ModelError(
+            f"{folder} has safetensors files but neither {WHOLE_FILE} nor {INDEX_FILE}, so it is not known which of "
+            "them make the model; save it again with save_pretrained."
+        )
+    if any(folder.glob("*.bin")):
+        raise ModelError(
+            f"{folder} has its weights in .bin files, which can run code when they are read; load the model once and "
+            "save it with save_pretrained, which writes safetensors."
+        )
+    raise ModelError(f"{folder} has no {WHOLE_FILE} and no {INDEX_FILE}; name the folder of a saved model.")
+
+
+def text_files(folder: Path) -> list[str]:
+    """Names of the files in `folder` that make the model beside its weights, sorted.
+
+    Raises:
+        ModelError: config.json is not among them.
+    """
+    # Python files are the model's own code, of architectures that transformers does not have.
+    found = sorted(
+        path.name for path in folder.iterdir() if (path.name in TEXT_FILES or path.suffix == ".py") and path.is_file()
+    )
+    if "config.json" not in found:
+        raise ModelError(f"{folder} has no config.json, so it is no Hugging Face model; name a saved model's folder.")
+    return found
+
+
+def folder_digest(folder: Path) -> str:
+    """sha256 in 64 hex digits over the sorted (name, sha256) of the files that make the model.
+
+    Every byte of the weights is read. Other files of the folder (logs, optimizer states, a README) do not count.
+
+    Raises:
+        ModelError: see `text_files` and `weight_files`.
+    """
+    weights = weight_files(folder)
+    index = [] if weights == [WHOLE_FILE] else [INDEX_FILE]
+    pairs = [[name, file_digest(folder / name)] for name in sorted([*text_files(folder), *weights, *index])]
+    return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
+
+
+def read_index(folder: Path) -> dict[str, str] | None:
+    """{tensor: file} of the index; None where there is none.
+
+    Raises:
+        ModelError: it is damaged, or names a file that does not lie directly in `folder`.
+    """
+    path = folder / INDEX_FILE
+    if not path.is_file():
+        return None
+    try:
+        listed = json.loads(path.read_bytes())["weight_map"]
+        if not all(isinstance(file, str) for file in listed.values()) or not listed:
+            raise TypeError("weight_map does not map names to files")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{path} is damaged ({error!r}); save or download the model again.") from error
+    for file in set(listed.values()):
+        if Path(file).name != file or not file.endswith(".safetensors"):
+            raise ModelError(
+                f"{path} names {file!r}, which is no safetensors file directly in its folder; such an index cannot be "
+                "trusted. Save the model again with save_pretrained."
+            )
+    return dict(listed)

@@ -1,0 +1,92 @@
+"""Two programs, one reward: what PyTorch and the server give the same token ids must agree before anyone is answered.
+
+A wrong pooling, a second BOS, a head that was not loaded or an activation too many all show here, and nowhere else
+until a policy has been trained on the wrong numbers.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rmcore.errors import ServingError
+from rmcore.serving.types import Probe
+
+if TYPE_CHECKING:
+    from rmcore.model import BradleyTerryRM
+
+FLOAT32_TOLERANCE = 1e-4
+"""Logits; measured differences of float32 implementations are 1e-6 to 1e-5."""
+BF16_TOLERANCE = 0.02
+"""Share of the spread of the rewards (and at least of 1 logit): bf16 keeps 8 binary digits, and each of tens of layers
+rounds by up to 0.4 %. It sees a wrong token or head, whose errors are of the size of the spread itself."""
+WORST_ROWS = 5
+
+_TEXTS = (
+    ("What is the capital of France?", "Paris."),
+    ("What is the capital of France?", "I do not know, and I will not look it up either."),
+    ("Name three primary colours.", "Red, yellow and blue."),
+    ("Name three primary colours.", ""),
+    ("Schreibe „Grüße“ rückwärts. 🙂", "“eßürG„ 🙂"),
+    ("def add(a, b):\n    return", " a + b\n\n\nprint(add(1, 2))"),
+    ("Count.", "one two three four five six seven eight nine ten " * 40),
+    ("Tell me about the sea. " * 30, "It is wide."),
+)
+
+
+def sample_token_ids(rm: "BradleyTerryRM") -> list[list[int]]:
+    """Rows as the model renders them: short and long, cut, empty, of several scripts."""
+    return [side.ids for side in rm.renderer.tokenize_sides(list(_TEXTS))]
+
+
+def make_probe(rm: "BradleyTerryRM", *, bf16: bool, token_ids: Sequence[Sequence[int]] | None = None) -> Probe:
+    """The sample with the rewards of `rm`, computed in float32, and how far a server may be from them.
+
+    Args:
+        rm: the model that is to be served.
+        bf16: whether the server computes in bf16.
+        token_ids: other rows.
+
+    Raises:
+        ServingError: a reward is not finite.
+    """
+    from rmcore.data.rendering import TokenizedSide
+
+    rows = sample_token_ids(rm) if token_ids is None else [list(ids) for ids in token_ids]
+    rewards = rm.score_sides([TokenizedSide(ids, 0) for ids in rows]).tolist()
+    if not all(map(math.isfinite, rewards)):
+        raise ServingError(
+            "PyTorch gives rewards that are not finite for the sample: this checkpoint cannot be served. Evaluate it, "
+            "and go back to an earlier one."
+        )
+    spread = max(1.0, max(rewards) - min(rewards))
+    return Probe(
+        token_ids=tuple(map(tuple, rows)),
+        rewards=tuple(rewards),
+        tolerance=BF16_TOLERANCE * spread if bf16 else FLOAT32_TOLERANCE,
+    )
+
+
+def check_probe(probe: Probe, served: Sequence[float]) -> None:
+    """Compare what the server gives for a probe with what was expected.
+
+    Raises:
+        ServingError: a row differs by more than the probe allows; the message has the worst rows.
+    """
+    differences = [abs(found - expected) for found, expected in zip(served, probe.rewards, strict=True)]
+    if all(difference <= probe.tolerance for difference in differences):  # a NaN is not
+        return
+    worst = sorted(range(len(differences)), key=lambda row: -_sortable(differences[row]))[:WORST_ROWS]
+    lines = [
+        f"  row {row}, {len(probe.token_ids[row])} tokens: expected {probe.rewards[row]:+.6f}, "
+        f"served {served[row]:+.6f}"
+        for row in worst
+    ]
+    raise ServingError(
+        f"the served rewards differ from PyTorch's by up to {_sortable(differences[worst[0]]):.3g} logits, and "
+        f"{probe.tolerance:.3g} is rounding: these are not the rewards of this checkpoint, so they are not served. "
+        "Worst rows:\n" + "\n".join(lines)
+    )
+
+
+def _sortable(difference: float) -> float:
+    return math.inf if math.isnan(difference) else difference

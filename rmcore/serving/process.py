@@ -1,0 +1,139 @@
+"""A reward server in a process of its own: `RewardServer` for programs, `python -m rmcore.serving.process` below it.
+
+The settings, a token among them, go down the child's standard input, where no list of processes shows them. That pipe
+stays open for as long as the parent lives: its end tells the child to stop, however the parent ended.
+"""
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from pydantic import TypeAdapter
+
+from rmcore import errors
+from rmcore.errors import RmcoreError, ServingError
+from rmcore.processes import tail
+from rmcore.serving.client import RewardClient
+from rmcore.serving.server import ServeSettings, serve
+
+SETTINGS: TypeAdapter[ServeSettings] = TypeAdapter(ServeSettings)
+DELIBERATE_ERROR = 3
+STOPPING_SECONDS = 60.0
+
+
+class RewardServer:
+    """A reward server as a context: it answers inside the block, and nothing of it is left after.
+
+    Example:
+        >>> with RewardServer(ServeSettings("checkpoints/best", port=0)) as server:  # doctest: +SKIP
+        ...     server.client().score([{"prompt": "2 + 2?", "response": "4"}]).rewards
+
+    Args:
+        settings: what is served and where.
+        log: file that the server's own messages are appended to; None shows them on standard error.
+    """
+
+    def __init__(self, settings: ServeSettings, log: Path | None = None) -> None:
+        self.settings = settings
+        self.log = log
+        self.address = ""
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        """Start it and wait until the first request may come.
+
+        Raises:
+            RmcoreError: as `rmcore.serving.server.serve`.
+        """
+        output = None if self.log is None else self.log.open("ab")
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "rmcore.serving.process"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                start_new_session=True,  # Ctrl-C is for the parent, which then closes the pipe
+            )
+        finally:
+            if output is not None:
+                output.close()
+        try:
+            self.address = self._begin(self._process)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def _begin(self, process: subprocess.Popen[bytes]) -> str:
+        assert process.stdin is not None  # noqa: S101 - asked for above
+        assert process.stdout is not None  # noqa: S101 - asked for above
+        process.stdin.write(SETTINGS.dump_json(self.settings) + b"\n")
+        process.stdin.flush()
+        line = process.stdout.readline()
+        if not line:
+            shown = "" if self.log is None else f" {tail(self.log)}"
+            raise ServingError(f"the reward server ended before it was ready.{shown}")
+        said: dict[str, Any] = json.loads(line)
+        if "error" in said:
+            raise getattr(errors, said["error"], ServingError)(said["message"])
+        return str(said["address"])
+
+    def client(self, **settings: Any) -> RewardClient:
+        """A client with this server's address and token; see RewardClient for the settings."""
+        return RewardClient(self.address, token=self.settings.door.token, **settings)
+
+    @property
+    def pid(self) -> int:
+        """Process id of the front door; vLLM runs below it."""
+        if self._process is None:
+            raise ServingError("the reward server is not running.")
+        return self._process.pid
+
+    def stop(self) -> None:
+        """End it; nothing where it does not run."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        assert process.stdin is not None  # noqa: S101 - asked for above
+        process.stdin.close()
+        try:
+            process.wait(STOPPING_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()  # its keeper ends vLLM
+            process.wait()
+        assert process.stdout is not None  # noqa: S101 - asked for above
+        process.stdout.close()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def _say(**words: str) -> None:
+    print(json.dumps(words), flush=True)
+
+
+async def _until_parent_ends() -> None:
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    await reader.read()
+
+
+def main() -> int:
+    """Serve with the settings from standard input until that is closed."""
+    settings = SETTINGS.validate_json(sys.stdin.buffer.readline())
+    try:
+        asyncio.run(serve(settings, lambda address: _say(address=address), until=_until_parent_ends))
+    except RmcoreError as error:
+        _say(error=type(error).__name__, message=str(error))
+        return DELIBERATE_ERROR
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

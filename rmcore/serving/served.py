@@ -1,0 +1,253 @@
+"""The model that is served: which weights, whether they may be trusted, and how they become others.
+
+One rule holds everywhere: a reward is given only by a whole set of weights that reproduced its probe. An exchange runs
+alone (no request under way), and if anything in it fails the old weights are loaded whole again and must reproduce
+their own probe; where that fails too, vLLM is started anew from the old folder, and until that succeeds nobody is
+answered.
+"""
+
+import asyncio
+import math
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rmcore.errors import NotReadyError, RequestError, RmcoreError, ServingError
+from rmcore.serving.engine import EngineFailure, VllmEngine
+from rmcore.serving.folders import drop_stale
+from rmcore.serving.gate import Gate
+from rmcore.serving.model_files import folder_digest
+from rmcore.serving.parity import check_probe
+from rmcore.serving.staging import stage_update
+from rmcore.serving.types import Probe, RewardModelTrainingMode, ServerState, VersionInfo, WeightUpdate
+from rmcore.serving.update_check import check_update
+from rmcore.serving.weight_files import WeightLayout
+
+WAITING_SECONDS = 3600.0
+"""An update that is older has been given up by its publisher."""
+MAX_RESTARTS = 3
+"""vLLM may fail to come back this often in a row before the server gives up."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """One set of weights: its number, its folder, and what it must reproduce."""
+
+    version: int
+    folder: Path
+    digest: str
+    mode: RewardModelTrainingMode
+    probe: Probe
+
+
+class ServedModel:
+    """Rewards from one vLLM, by one version of the weights at a time.
+
+    Args:
+        engine: not yet started.
+        first: the weights to begin with, staged in the weights folder.
+        checkpoint: where they came from, for people.
+    """
+
+    def __init__(self, engine: VllmEngine, first: Weights, checkpoint: str) -> None:
+        self.engine = engine
+        self.checkpoint = checkpoint
+        self.state: ServerState = "starting"
+        self.reason: str | None = "vLLM is starting."
+        self.num_restarts = 0
+        self.num_updates = {"done": 0, "refused": 0, "failed": 0}
+        self._weights = first
+        self._gate = Gate()
+        self._changing = asyncio.Lock()
+        self._watch: asyncio.Task[None] | None = None
+        self._exchange: asyncio.Task[VersionInfo] | None = None
+        self._ending: asyncio.Task[None] | None = None
+        self._numbers = first.version
+
+    @property
+    def weights(self) -> Weights:
+        """The weights that answer, or would if the server were ready."""
+        return self._weights
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a request is answered now, at most after an exchange."""
+        return self.state in ("ready", "updating")
+
+    def version(self) -> VersionInfo:
+        """Which weights these are, and where the next ones are to be put."""
+        weights = self._weights
+        return VersionInfo(
+            weight_version=weights.version,
+            checkpoint_digest=weights.digest,
+            checkpoint=self.checkpoint,
+            mode=weights.mode,
+            dtype=self.engine.settings.dtype,
+            weights_folder=str(weights.folder.parent),
+            layout_folder=str(weights.folder),
+        )
+
+    async def start(self) -> None:
+        """Start vLLM, compare its rewards with the probe's, and begin to answer.
+
+        Raises:
+            ServingError: it did not start, or its rewards are not those of the checkpoint.
+        """
+        await self.engine.start(self._weights.folder)
+        await self._verify(self._weights)
+        self._become("ready")
+        self._watch = asyncio.create_task(self._restart_when_it_dies())
+
+    async def stop(self) -> None:
+        """End vLLM; requests from now on are refused."""
+        self._become("broken", "the server is stopping.")
+        if self._watch is not None:
+            self._watch.cancel()
+        await self.engine.stop()
+
+    async def score(self, token_ids: Sequence[Sequence[int]]) -> tuple[list[float], Weights]:
+        """Rewards in logits, and the weights that gave all of them.
+
+        Raises:
+            NotReadyError: no trusted weights are served now, or vLLM ended meanwhile.
+            RequestError: a row's reward is not finite, or vLLM refuses the rows.
+            ServingError: vLLM did not answer in time.
+        """
+        async with self._gate.shared():
+            if not self.is_ready:
+                raise NotReadyError(f"the reward server is {self.state}: {self.reason}")
+            weights = self._weights
+            try:
+                rewards = await self.engine.scores(token_ids)
+            except (NotReadyError, EngineFailure) as error:
+                if not await self.engine.is_healthy():
+                    self._lose()
+                    raise NotReadyError("vLLM ended while it scored; it is started again. Ask again.") from error
+                if isinstance(error, NotReadyError):
+                    raise
+                # JSON has no NaN, so one bad row fails the call: find which.
+                rewards = [await self._score_alone(row) for row in token_ids]
+        for row, reward in enumerate(rewards):
+            if not math.isfinite(reward):
+                raise RequestError(f"inputs.{row}: its reward is not a finite number under these weights.")
+        return rewards, weights
+
+    def _lose(self) -> None:
+        """Answer nobody from now on, and let what is left of a dead vLLM end, so that it is started again."""
+        if self.state == "ready":
+            self._become("restarting", "vLLM ended while it scored.")
+            self._ending = asyncio.create_task(self.engine.kill())
+
+    async def _score_alone(self, row: Sequence[int]) -> float:
+        try:
+            return (await self.engine.scores([row]))[0]
+        except EngineFailure:
+            return math.nan
+
+    async def update(self, update: WeightUpdate) -> VersionInfo:
+        """Serve other weights, verified before anyone is answered by them.
+
+        The exchange goes on where its caller leaves, because half of one must never be the end of it.
+
+        Raises:
+            RequestError: the update does not fit what is served, or did not reproduce its probe; the old weights serve.
+            NotReadyError: the server is not ready, so there is nothing that an update could be laid on.
+            ServingError: the exchange failed; the old weights serve, or the server restarts from them.
+        """
+        async with self._changing:
+            if self.state != "ready":
+                raise NotReadyError(f"the reward server is {self.state}: {self.reason}")
+            self._exchange = asyncio.create_task(self._update(update))
+            return await asyncio.shield(self._exchange)
+
+    async def _update(self, update: WeightUpdate) -> VersionInfo:
+        old = self._weights
+        try:
+            new = await asyncio.to_thread(self._stage, update, old)
+        except RmcoreError:
+            self.num_updates["refused"] += 1
+            raise
+        async with self._gate.alone():
+            if self.state != "ready":  # vLLM ended meanwhile
+                raise NotReadyError(f"the reward server is {self.state}: {self.reason}")
+            self._become("updating", f"version {new.version} is being loaded.")
+            try:
+                await self.engine.reload(new.folder)
+                await self._verify(new)
+            except ServingError as error:
+                self.num_updates["failed"] += 1
+                outcome = await self._back_to(old)
+                raise ServingError(f"version {new.version} was not taken: {error} {outcome}") from error
+            self._weights = new
+            self.num_updates["done"] += 1
+            self._become("ready")
+        await asyncio.to_thread(_drop_old, new.folder, update.folder)
+        return self.version()
+
+    def _stage(self, update: WeightUpdate, old: Weights) -> Weights:
+        """Check the files of an update and lay them out as a whole folder. Nothing that serves is touched."""
+        place = old.folder.parent
+        checked = check_update(place, update.folder, update.digest, update.mode, WeightLayout.read(old.folder))
+        self._numbers += 1  # a number is never used again, so a folder of a failed exchange is in nobody's way
+        folder = place / f"served-{self._numbers:06d}"
+        stage_update(old.folder, checked, folder)
+        return Weights(old.version + 1, folder, folder_digest(folder), update.mode, update.probe)
+
+    async def _verify(self, weights: Weights) -> None:
+        check_probe(weights.probe, await self.engine.scores(weights.probe.token_ids))
+
+    async def _back_to(self, old: Weights) -> str:
+        """Serve the old weights again after a failed exchange; in words, what came of it."""
+        try:
+            await self.engine.reload(old.folder)
+            await self._verify(old)
+        except ServingError as error:
+            self._become("restarting", f"an exchange of weights failed, and so did going back ({error}).")
+            await self.engine.kill()
+            return f"Going back failed too, so vLLM is started again with version {old.version}."
+        self._become("ready")
+        return f"Version {old.version} serves on."
+
+    async def _restart_when_it_dies(self) -> None:
+        while True:
+            status = await self.engine.exited()
+            self._become("restarting", f"vLLM ended with status {status}.")
+            async with self._gate.alone():  # those under way have failed, and no exchange may begin
+                await self._restart()
+            if self.state == "broken":
+                return
+
+    async def _restart(self) -> None:
+        for attempt in range(1, MAX_RESTARTS + 1):
+            self.num_restarts += 1
+            await self.engine.stop()
+            try:
+                await self.engine.start(self._weights.folder)
+                await self._verify(self._weights)
+            except ServingError as error:
+                self._become("restarting", f"attempt {attempt} of {MAX_RESTARTS} failed: {error}")
+            else:
+                self._become("ready")
+                return
+        await self.engine.stop()
+        self._become("broken", f"vLLM did not come back in {MAX_RESTARTS} attempts. {self.reason}")
+
+    def _become(self, state: ServerState, reason: str | None = None) -> None:
+        self.state, self.reason = state, reason
+        print(f"{time.strftime('%H:%M:%S')} {state}{f': {reason}' if reason else ''}", file=sys.stderr, flush=True)
+
+
+def _drop_old(served: Path, taken: str) -> None:
+    """Delete what is neither served nor on its way: another publisher may be about to submit one."""
+    place = served.parent
+    waiting = [
+        path.name
+        for path in place.glob("update-*")
+        if path.name != taken and time.time() - path.stat().st_mtime < WAITING_SECONDS
+    ]
+    try:
+        drop_stale(place, keep=[served.name, *waiting])
+    except OSError as error:  # the new weights serve all the same
+        print(f"warning: old weights in {place} could not be deleted ({error}); delete them by hand", file=sys.stderr)

@@ -1,0 +1,237 @@
+"""A reward server from a checkpoint folder to an address: what `rm-opt serve` runs.
+
+What serves is a copy of links in the weights folder, so whoever owns the checkpoint may replace or delete it. vLLM
+starts while PyTorch scores the sample that vLLM must then reproduce.
+"""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import uvicorn
+
+from rmcore.errors import ConfigError, ServingError
+from rmcore.model import BradleyTerryRM
+from rmcore.serving.engine import EngineDtype, EngineSettings, VllmEngine
+from rmcore.serving.front_door import DoorSettings, FrontDoor
+from rmcore.serving.model_files import folder_digest
+from rmcore.serving.parity import make_probe
+from rmcore.serving.served import ServedModel, Weights
+from rmcore.serving.staging import stage_checkpoint
+from rmcore.serving.types import PoolingType, Probe, RewardModelTrainingMode
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+VLLM_VARIABLE = "RM_OPT_VLLM"
+VLLM_FOLDER = ".venv-vllm"
+LOG_FILE = "vllm.log"
+
+
+@dataclass(frozen=True)
+class ServeSettings:
+    """How a checkpoint is served.
+
+    checkpoint: a folder that `BradleyTerryRM.from_pretrained` reads, adapters included.
+    host, port: where; port 0 takes a free one. Beyond loopback a token is asked for.
+    vllm: the Python of an environment with vLLM, or a `vllm` executable; None looks for one (`find_vllm`).
+    dtype: what vLLM computes in; None: float32 without a GPU, else what the checkpoint is stored in.
+    max_seq_len: tokens of an input; None: as recorded.
+    render_fn: the rendering function of the checkpoint, as `module:function`, where it has one.
+    weights_folder: where updates are published through; None makes one that goes with the server.
+    """
+
+    checkpoint: str
+    host: str = "127.0.0.1"
+    port: int = 8100
+    vllm: str | None = None
+    dtype: EngineDtype | None = None
+    max_seq_len: int | None = None
+    render_fn: str | None = None
+    weights_folder: Path | None = None
+    gpu_memory_share: float = 0.5
+    start_timeout_s: float = 600.0
+    door: DoorSettings = field(default_factory=DoorSettings)
+
+
+def find_vllm(named: str | None = None) -> Path:
+    """The program that starts vLLM: as named, as RM_OPT_VLLM says, or `.venv-vllm` here or beside this package.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    given = named or os.environ.get(VLLM_VARIABLE)
+    if given is not None:
+        found = shutil.which(given)
+        if found is None:
+            raise ConfigError(f"{given} is no program: name the Python of an environment with vLLM, or its `vllm`.")
+        return Path(found)
+    for root in (Path.cwd(), Path(__file__).resolve().parents[2]):
+        program = root / VLLM_FOLDER / "bin" / "python"
+        if program.is_file():
+            return program
+    raise ConfigError(
+        f"there is no vLLM here: neither {VLLM_FOLDER} nor {VLLM_VARIABLE}. It cannot share an environment with "
+        "Prefect, so it has its own: make it with `make vllm`, or name one with --vllm /path/to/its/python."
+    )
+
+
+async def serve(
+    settings: ServeSettings,
+    announce: Callable[[str], None],
+    until: Callable[[], Awaitable[object]] | None = None,
+) -> None:
+    """Serve until SIGINT or SIGTERM, or until `until()` returns; then end everything that was started.
+
+    Args:
+        settings: what and where.
+        announce: called once with the address, when the first request may come.
+        until: another reason to stop.
+
+    Raises:
+        ConfigError: no vLLM, or an address beyond loopback without a token.
+        ModelError: the checkpoint cannot be read.
+        ServingError: the port is taken, vLLM did not start, or its rewards are not those of PyTorch.
+    """
+    if settings.host not in LOOPBACK and settings.door.token is None:
+        raise ConfigError(
+            f"{settings.host} can be reached from other machines, and anyone there could replace the weights: set a "
+            "token in RM_OPT_TOKEN, or serve on 127.0.0.1."
+        )
+    program = find_vllm(settings.vllm)
+    with contextlib.closing(_listen(settings.host, settings.port)) as listening, _weights_folder(settings) as folder:
+        work = asyncio.ensure_future(_serve(settings, program, folder, listening, announce))
+        reasons = [work, *([] if until is None else [asyncio.ensure_future(until())])]
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, work.cancel)
+        await asyncio.wait(reasons, return_when=asyncio.FIRST_COMPLETED)
+        for reason in reasons:
+            reason.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await work
+
+
+async def _serve(
+    settings: ServeSettings, program: Path, folder: Path, listening: socket.socket, announce: Callable[[str], None]
+) -> None:
+    async with _open(settings, program, folder) as door:
+        await _answer(door, listening, announce)
+
+
+@contextlib.asynccontextmanager
+async def _open(settings: ServeSettings, program: Path, place: Path) -> AsyncIterator[FrontDoor]:
+    """A front door whose model answers; inside the block it may die and come back."""
+    rm = await asyncio.to_thread(
+        BradleyTerryRM.from_pretrained,
+        settings.checkpoint,
+        device="cpu",  # vLLM takes the GPU
+        max_seq_len=settings.max_seq_len,
+        render_fn=settings.render_fn,
+    )
+    first = place / "served-000001"
+    await asyncio.to_thread(_stage_first, rm, settings.checkpoint, first)
+    dtype = settings.dtype or _default_dtype(rm)
+    engine = VllmEngine(
+        EngineSettings(
+            program,
+            dtype,
+            rm.renderer.rendering.max_seq_len,
+            settings.gpu_memory_share,
+            eager=not torch.cuda.is_available(),
+            start_timeout_s=settings.start_timeout_s,
+        ),
+        place / LOG_FILE,
+    )
+    probe, digest = await asyncio.to_thread(_probe_and_digest, rm, first, dtype)
+    served = ServedModel(
+        engine, Weights(1, first, digest, RewardModelTrainingMode.FULL, probe), checkpoint=settings.checkpoint
+    )
+    door = _front_door(served, rm, settings.door)
+    del rm
+    try:
+        await served.start()
+        yield door
+    finally:
+        await served.stop()
+
+
+def _stage_first(rm: BradleyTerryRM, checkpoint: str, folder: Path) -> None:
+    """The folder to begin with: links to a plain checkpoint, or what merging an adapter gives."""
+    if rm.has_adapters or not Path(checkpoint).is_dir():
+        merged = folder.with_name(".merged")
+        rm.save(merged)
+        stage_checkpoint(merged, folder)
+        shutil.rmtree(merged)
+        return
+    stage_checkpoint(Path(checkpoint), folder)
+
+
+def _probe_and_digest(rm: BradleyTerryRM, folder: Path, dtype: EngineDtype) -> tuple[Probe, str]:
+    return make_probe(rm, bf16=dtype == "bfloat16"), folder_digest(folder)
+
+
+def _default_dtype(rm: BradleyTerryRM) -> EngineDtype:
+    return "bfloat16" if torch.cuda.is_available() and rm.model.dtype == torch.bfloat16 else "float32"
+
+
+def _front_door(served: ServedModel, rm: BradleyTerryRM, settings: DoorSettings) -> FrontDoor:
+    plain = rm.model.get_base_model() if rm.has_adapters else rm.model
+    pooling = PoolingType.LAST if hasattr(plain, "score") else PoolingType.CLS
+    return FrontDoor(served, rm.renderer, pooling=pooling, vocab_size=plain.config.vocab_size, settings=settings)
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to `serve`, which also ends vLLM."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def _answer(door: FrontDoor, listening: socket.socket, announce: Callable[[str], None]) -> None:
+    """Answer until cancelled, then let what is under way finish for some seconds."""
+    server = _Server(
+        uvicorn.Config(
+            door.app(), log_level="warning", access_log=False, timeout_keep_alive=75, timeout_graceful_shutdown=5
+        )
+    )
+    answering = asyncio.ensure_future(server.serve(sockets=[listening]))
+    host, port = listening.getsockname()[:2]
+    announce(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+    try:
+        await asyncio.shield(answering)
+    finally:
+        server.should_exit = True
+        await answering
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A bound socket, taken before anything is loaded."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+    except OSError as error:
+        listening.close()
+        raise ServingError(
+            f"{host}:{port} cannot be used ({error.strerror}): another program has it, or this machine has no such "
+            "address. Choose another with --port, or 0 for a free one."
+        ) from error
+    return listening
+
+
+@contextlib.contextmanager
+def _weights_folder(settings: ServeSettings) -> Iterator[Path]:
+    if settings.weights_folder is not None:
+        settings.weights_folder.mkdir(parents=True, exist_ok=True)
+        yield settings.weights_folder.resolve()
+        return
+    with tempfile.TemporaryDirectory(prefix="rm-opt-weights-") as folder:
+        yield Path(folder)

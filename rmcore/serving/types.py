@@ -1,0 +1,172 @@
+"""What travels between a reward server and its clients: requests, answers, versions. JSON in both directions.
+
+All models are frozen and refuse unknown fields, so a misspelt setting is an error and never a silent default.
+"""
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+
+MAX_ROWS = 4096
+"""Most inputs of one request."""
+
+
+class Wire(BaseModel):
+    """A frozen model without room for unknown fields or for numbers that are not finite."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class PoolingType(StrEnum):
+    """Which token's hidden state the reward head reads."""
+
+    LAST = "last"
+    """The last real token: causal models."""
+    CLS = "cls"
+    """The first token: encoders."""
+
+
+class RewardModelTrainingMode(StrEnum):
+    """Which tensors a training changes, and so which must travel when its weights are published."""
+
+    FULL = "full"
+    """All."""
+    HEAD_ONLY = "head_only"
+    """The reward head's; see `rmcore.heads`."""
+    LORA = "lora"
+    """The adapted layers', with the adapters added in, and the reward head's."""
+
+
+class ChatMessage(Wire):
+    """One turn of a dialogue."""
+
+    role: str = Field(min_length=1, description="Who speaks: system, user, assistant, or what the template knows.")
+    content: str = Field(description="What is said; may be empty.")
+
+
+class PromptResponse(Wire):
+    """A response and what it answers. The server renders both as the checkpoint was trained."""
+
+    prompt: str | tuple[ChatMessage, ...] = Field(description="A user's text, or the dialogue before the response.")
+    response: str = Field(description="The text whose reward is asked for; may be empty.")
+
+
+def _kind_of(value: Any) -> str | None:
+    """Which of the four forms an input has, so that an error names the field of that form."""
+    if isinstance(value, str):
+        return "text"
+    if isinstance(value, Mapping | PromptResponse):
+        return "pair"
+    if isinstance(value, Sequence) and value:
+        return "token_ids" if isinstance(value[0], int) else "messages"
+    return None
+
+
+Text = Annotated[str, Field(min_length=1)]
+TokenIds = Annotated[tuple[Annotated[int, Field(ge=0, strict=True)], ...], Field(min_length=1)]
+Messages = Annotated[tuple[ChatMessage, ...], Field(min_length=2)]
+ScoringInput = Annotated[
+    Annotated[Text, Tag("text")]
+    | Annotated[Messages, Tag("messages")]
+    | Annotated[TokenIds, Tag("token_ids")]
+    | Annotated[PromptResponse, Tag("pair")],
+    Discriminator(_kind_of),
+]
+"""One thing to score: a text that is rendered already, messages that end with the assistant's, token ids with all
+special tokens, or a prompt with a response."""
+
+
+class ScoringRequest(Wire):
+    """Inputs that are scored together, by one version of the weights.
+
+    Example:
+        >>> ScoringRequest.from_list([{"prompt": "2 + 2?", "response": "4"}]).inputs[0].response
+        '4'
+    """
+
+    inputs: tuple[ScoringInput, ...] = Field(max_length=MAX_ROWS, description="What to score; empty gives no reward.")
+    normalize: bool = Field(
+        default=False, description="Give sigmoid(reward), in (0, 1), in place of the reward in logits."
+    )
+    over_length: Literal["refuse", "cut"] = Field(
+        default="refuse", description="What happens to an input longer than the model reads; `num_cut` tells the cuts."
+    )
+    policy_version: int | None = Field(
+        default=None, ge=0, description="Which policy wrote the inputs; given back unchanged, for logs."
+    )
+
+    @classmethod
+    def from_list(cls, inputs: Sequence[Any], **settings: Any) -> Self:
+        """A request for inputs of any of the four forms.
+
+        Raises:
+            pydantic.ValidationError: an input has none of them (a ValueError).
+        """
+        return cls.model_validate({"inputs": tuple(inputs)} | settings)
+
+
+class ScoringResponse(Wire):
+    """Rewards in the order of the inputs, all by the weights of `weight_version`."""
+
+    rewards: tuple[float, ...] = Field(description="Logits; probabilities where `normalized`.")
+    num_tokens: tuple[int, ...] = Field(description="Tokens that were read, special ones included.")
+    num_cut: tuple[int, ...] = Field(description="Tokens that were left out to respect the model's limit.")
+    normalized: bool = Field(description="Whether the sigmoid was applied.")
+    weight_version: int = Field(ge=1, description="Rises by one with each update of the weights.")
+    checkpoint_digest: str = Field(description="sha256 over the files of these weights.")
+    policy_version: int | None = Field(default=None, description="As in the request.")
+
+
+ServerState = Literal["starting", "ready", "updating", "restarting", "broken"]
+
+
+class Health(Wire):
+    """What the server is and whether it answers now."""
+
+    kind: Literal["reward_model"] = "reward_model"
+    ready: bool = Field(description="Whether a request is answered now. While weights are exchanged it waits instead.")
+    state: ServerState = Field(description="Why not, in one word.")
+    reason: str | None = Field(default=None, description="Why not, in a sentence.")
+    weight_version: int | None = Field(default=None, description="Of the weights that are served.")
+    pooling: PoolingType = Field(description="Which token the head reads.")
+    max_seq_len: int = Field(description="Longest input in tokens.")
+    format: Literal["chat", "plain", "custom"] = Field(description="How prompts and responses are rendered.")
+
+
+class VersionInfo(Wire):
+    """Which weights are served, and where the next ones are to be put."""
+
+    weight_version: int = Field(ge=1, description="1 for the checkpoint that the server was started with.")
+    checkpoint_digest: str = Field(description="sha256 over the files of these weights.")
+    checkpoint: str = Field(description="The checkpoint that the server was started with.")
+    mode: RewardModelTrainingMode = Field(description="Of the last update; full at first.")
+    dtype: Literal["float32", "bfloat16"] = Field(description="What the server computes in.")
+    weights_folder: str = Field(description="Folder that updates are published through; on the server's machine.")
+    layout_folder: str = Field(description="The folder that is served: names, shapes and types of all tensors.")
+
+
+class Probe(Wire):
+    """Inputs with the rewards that the publisher's own model gives them: what the server must reproduce."""
+
+    token_ids: tuple[TokenIds, ...] = Field(min_length=1, description="Inputs, special tokens included.")
+    rewards: tuple[float, ...] = Field(min_length=1, description="Logits, one an input.")
+    tolerance: float = Field(gt=0, description="Largest absolute difference that is rounding, in logits.")
+
+
+class WeightUpdate(Wire):
+    """A request to serve other weights."""
+
+    folder: str = Field(min_length=1, description="Name of the update's folder below the server's weights folder.")
+    digest: str = Field(min_length=64, max_length=64, description="sha256 that the update's manifest has.")
+    mode: RewardModelTrainingMode = Field(description="Which tensors the folder holds.")
+    probe: Probe = Field(description="What the new weights must reproduce before they answer anyone.")
+
+
+class Refusal(Wire):
+    """The body of every answer that is not a success."""
+
+    error: str = Field(description="Kind: invalid, unauthorized, too_large, busy, not_ready, conflict, failed.")
+    message: str = Field(description="What was seen, what it means, what to do.")
+    field: str | None = Field(default=None, description="The offending field, such as inputs.3.response.")

@@ -1,0 +1,243 @@
+import asyncio
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rmcore.errors import ConfigError, RequestError, ServingError
+from rmcore.serving.client import AsyncRewardClient, RewardClient
+
+
+def rows(count):
+    return [[index, 7] for index in range(count)]
+
+
+def refusal(status, field=None):
+    return status, {"error": "invalid", "message": f"refused {field} here.", "field": field}
+
+
+@settings(max_examples=15)
+@given(
+    lengths=st.lists(st.integers(1, 4), max_size=14),
+    batch_size=st.integers(1, 5),
+    max_concurrency=st.integers(1, 4),
+    delays_ms=st.lists(st.sampled_from([0, 8]), min_size=1, max_size=5),
+)
+def test_rewards_keep_the_order_of_the_inputs_and_both_clients_agree(
+    running_server, ask_each, lengths, batch_size, max_concurrency, delays_ms
+):
+    inputs = [list(range(index, index + length)) for index, length in enumerate(lengths)]
+    with running_server() as server:
+        server.behave = lambda seen: delays_ms[seen.number % len(delays_ms)] / 1000
+        arguments = {"batch_size": batch_size, "max_concurrency": max_concurrency}
+        answers = [ask(server.address, lambda c: c.score(inputs), **arguments) for ask in ask_each]
+        assert answers[0] == answers[1]
+        assert list(answers[0].rewards) == [server.reward(row) for row in inputs]
+        assert list(answers[0].num_tokens) == lengths
+        assert all(len(seen.inputs) <= batch_size for seen in server.seen)
+        assert server.peak <= max_concurrency
+
+
+def test_the_batch_that_is_answered_last_stands_where_it_was_given(server, ask):
+    server.behave = lambda seen: 0.1 if seen.inputs == [[0, 7]] else None
+    answer = ask(server.address, lambda c: c.score(rows(8)), batch_size=1, max_concurrency=2)
+    assert [seen.inputs for seen in server.done][-1] == [[0, 7]]
+    assert list(answer.rewards) == list(map(server.reward, rows(8)))
+
+
+def test_all_forms_of_input_and_all_settings_reach_the_server(server, ask):
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    inputs = ["text", turns, [1, 2], {"prompt": turns, "response": "c"}, {"prompt": "p", "response": ""}]
+    server.reward = lambda given, version: 0.25
+    answer = ask(
+        server.address, lambda c: c.score(inputs, normalize=True, over_length="cut", policy_version=3), batch_size=9
+    )
+    assert server.seen[0].body == {"inputs": inputs, "normalize": True, "over_length": "cut", "policy_version": 3}
+    assert (answer.normalized, answer.num_cut, answer.policy_version) == (True, (2,) * 5, 3)
+
+
+def test_no_inputs_still_tell_the_served_version(server, ask):
+    server.weights = lambda seen: (8, "e" * 64)
+    answer = ask(server.address, lambda c: c.score([]))
+    assert (answer.rewards, answer.weight_version, answer.checkpoint_digest) == ((), 8, "e" * 64)
+    assert [seen.inputs for seen in server.seen] == [[]]
+
+
+def test_concurrency_is_reached_and_never_exceeded_over_all_calls_of_an_async_client(server):
+    server.hold_until = 3  # no request is answered before three are open
+
+    async def run():
+        async with AsyncRewardClient(server.address, batch_size=1, max_concurrency=3) as client:
+            return await asyncio.gather(*(client.score(rows(6)) for _ in range(4)))
+
+    answers = asyncio.run(run())
+    assert {answer.rewards for answer in answers} == {tuple(map(server.reward, rows(6)))}
+    assert server.peak == 3
+    assert server.num_connections <= 3
+
+
+def test_concurrency_is_reached_and_never_exceeded_over_all_threads_of_a_sync_client(server):
+    server.hold_until = 3
+    with RewardClient(server.address, batch_size=1, max_concurrency=3) as client, ThreadPoolExecutor(4) as threads:
+        answers = list(threads.map(lambda _: client.score(rows(6)), range(4)))
+    assert {answer.rewards for answer in answers} == {tuple(map(server.reward, rows(6)))}
+    assert server.peak == 3
+    assert server.num_connections <= 3
+
+
+def test_one_connection_serves_all_calls_that_follow_each_other(server):
+    with RewardClient(server.address, max_concurrency=1, batch_size=2) as client:
+        for _ in range(3):
+            client.score(rows(5))
+            client.health()
+            client.version()
+    assert len(server.seen) == 15
+    assert server.num_connections == 1
+
+
+@settings(max_examples=15)
+@given(batch_size=st.integers(1, 5), bad=st.integers(0, 12))
+def test_a_field_is_named_by_its_place_in_the_callers_list(running_server, ask, batch_size, bad):
+    with running_server() as server:
+
+        def refuse(seen):
+            local = next((place for place, row in enumerate(seen.inputs) if row[0] == bad), None)
+            return None if local is None else refusal(422, f"inputs.{local}.response")
+
+        server.behave = refuse
+        with pytest.raises(RequestError, match=rf"refused inputs\.{bad}\.response here"):
+            ask(server.address, lambda c: c.score(rows(13)), batch_size=batch_size)
+
+
+@settings(max_examples=15)
+@given(batch_size=st.integers(1, 5), bad=st.integers(0, 12))
+def test_an_input_without_a_form_is_named_before_anything_is_sent(running_server, ask, batch_size, bad):
+    inputs = [*rows(bad), {"prompt": "p"}, *rows(12 - bad)]
+    with running_server() as server:
+        with pytest.raises(RequestError, match=rf"^inputs\.{bad}\.response: Field required; nothing was sent"):
+            ask(server.address, lambda c: c.score(inputs), batch_size=batch_size)
+        assert server.seen == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("", "inputs.0: String should have at least 1 character"),
+        (None, "inputs.0: it is none of a text, messages"),
+        ("\ud800", "inputs.0: Input should be a valid string"),
+        ([1, -1], "inputs.0.1: Input should be greater"),
+        ({"prompt": [{"role": "user"}], "response": ""}, "inputs.0.prompt.0.content: Field required"),
+        ({"prompt": "p", "response": "r", "respons": "r"}, "inputs.0.respons: Extra inputs"),
+    ],
+)
+def test_what_is_wrong_with_an_input_is_said(server, ask, wrong, said):
+    with pytest.raises(RequestError, match=said):
+        ask(server.address, lambda c: c.score([wrong]))
+    assert server.seen == []
+
+
+def test_a_lone_input_or_a_wrong_setting_is_refused(server, ask):
+    with pytest.raises(RequestError, match=r"inputs is one str.*write \[it\]"):
+        ask(server.address, lambda c: c.score("text"))
+    with pytest.raises(RequestError, match="policy_version: Input should be greater"):
+        ask(server.address, lambda c: c.score(["a"], policy_version=-1))
+    assert server.seen == []
+
+
+@settings(max_examples=15)
+@given(num_old=st.integers(0, 9), batch_size=st.integers(1, 4), max_concurrency=st.integers(1, 4))
+def test_an_update_that_goes_by_leaves_an_answer_of_one_version(
+    running_server, ask, num_old, batch_size, max_concurrency
+):
+    with running_server() as server:
+        server.weights = lambda seen: (1, "d") if seen.number < num_old else (2, "e")
+        answer = ask(server.address, lambda c: c.score(rows(9)), batch_size=batch_size, max_concurrency=max_concurrency)
+        num_batches = -(-9 // batch_size)
+        version = 1 if num_old >= num_batches else 2
+        assert (answer.weight_version, answer.checkpoint_digest) == ((1, "d") if version == 1 else (2, "e"))
+        assert list(answer.rewards) == [server.reward(row, version) for row in rows(9)]
+        assert len(server.seen) == num_batches + (num_old if version == 2 else 0)
+
+
+@pytest.mark.parametrize(
+    ("after", "num_again"),
+    [((1, "d"), 4), ((7, "e"), 2)],  # a lower version may be of a slow answer: only the second round shows a new life
+    ids=["version counts anew", "other checkpoint, same version"],
+)
+def test_a_server_that_was_restarted_between_batches_gives_an_answer_of_its_new_life(server, ask, after, num_again):
+    server.weights = lambda seen: (7, "d") if seen.number < 2 else after
+    answer = ask(server.address, lambda c: c.score(rows(4)), batch_size=1, max_concurrency=1)
+    assert (answer.weight_version, answer.checkpoint_digest) == after
+    assert list(answer.rewards) == [server.reward(row, after[0]) for row in rows(4)]
+    assert len(server.seen) == 4 + num_again
+
+
+def test_updates_without_end_are_an_error_and_no_mixture(server, ask):
+    server.weights = lambda seen: (seen.number + 1, "d")
+    with pytest.raises(ServingError, match=r"weight versions \[.*\], after 3 rounds.*Score fewer inputs"):
+        ask(server.address, lambda c: c.score(rows(3)), batch_size=1, attempts=3)
+    assert len(server.seen) == 3 + 2 + 2
+
+
+def test_a_token_stands_in_no_description_of_a_client(server):
+    with RewardClient(server.address, token="secret") as client:
+        assert repr(client) == f"RewardClient('{server.address}')"
+    assert repr(AsyncRewardClient(server.address, token="secret")) == f"AsyncRewardClient('{server.address}')"
+
+
+@pytest.mark.parametrize("token", ["", "secret\n", "a secret", "secrét"])
+def test_a_token_that_no_header_can_carry_is_refused_and_not_shown(token):
+    with pytest.raises(ConfigError, match="the token is empty or holds") as caught:
+        RewardClient("http://localhost:1", token=token)
+    assert "secr" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"address": address} for address in ("", "localhost:80", "ftp://h", "http://", "http://h?x=1", "http://h:x")]
+    + [{"address": "http://u:secret@h"}, {"batch_size": 0}, {"batch_size": 5000}, {"max_concurrency": 0}]
+    + [{"attempts": 0}, {"timeout_s": 0}, {"timeout_s": float("nan")}, {"backoff_s": -1}],
+)
+def test_arguments_that_cannot_work_are_refused(arguments):
+    with pytest.raises(ConfigError) as caught:
+        RewardClient(**{"address": "http://localhost:1"} | arguments)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_path_before_the_routes_is_kept(server, ask):
+    ask(f"{server.address}/models/a/", lambda c: c.version())
+    assert server.seen[0].path == "/models/a/version"
+
+
+def test_loopback_is_not_asked_through_a_proxy(server, ask, monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    assert ask(server.address, lambda c: c.version(), backoff_s=0.001).weight_version == 1
+
+
+def test_a_closed_client_says_so(server):
+    client = RewardClient(server.address)
+    client.close()
+    client.close()
+    with pytest.raises(ServingError, match=r"RewardClient.* was closed"):
+        client.version()
+
+    async def run():
+        async with AsyncRewardClient(server.address) as closed:
+            pass
+        await closed.version()
+
+    with pytest.raises(ServingError, match="was closed"):
+        asyncio.run(run())
+
+
+def test_a_program_that_forgets_to_close_its_client_ends_and_torch_was_not_imported(server):
+    program = (
+        "import sys; from rmcore.serving.client import RewardClient; import rmcore.serving.scorer\n"
+        f"client = RewardClient({server.address!r}); print(client.version().weight_version, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, env=os.environ, text=True)
+    assert (done.stdout, done.stderr, done.returncode) == ("1 False\n", "", 0)

@@ -1,0 +1,246 @@
+"""The folder that vLLM loads: exactly the base and what travelled, made of links, and whole or not there."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import transformers as hf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from rmcore.errors import ModelError, StoreError
+from rmcore.heads import is_reward_head
+from rmcore.serving import staging
+from rmcore.serving.model_files import INDEX_FILE, WHOLE_FILE
+from rmcore.serving.staging import check_update, folder_digest, stage_checkpoint, stage_update, write_update
+from rmcore.serving.types import RewardModelTrainingMode as Mode
+from rmcore.serving.weight_files import WeightLayout
+
+SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": 64}
+CONFIGS = {
+    "qwen2": hf.Qwen2Config(num_key_value_heads=1, pad_token_id=0, num_labels=1, tie_word_embeddings=True, **SMALL),
+    "bert": hf.BertConfig(num_labels=1, **SMALL),
+}
+MODELS = [("qwen2", "5GB", "float32"), ("qwen2", "4KB", "float32"), ("qwen2", "4KB", "bfloat16")]
+MODELS += [("bert", "5GB", "float32"), ("bert", "4KB", "float32")]
+
+
+class Server:
+    """A weights folder with what a server does to it, and what its weights must then be."""
+
+    def __init__(self, source: Path, weights: Path) -> None:
+        self.weights, self.folder = weights, weights / "served-000001"
+        stage_checkpoint(source, self.folder)
+        self.expected = stored(self.folder)
+
+    def update(self, state, mode, changed=()):
+        layout = WeightLayout.read(self.folder)
+        ref = write_update(self.weights, state, mode, layout, changed=changed, shard_bytes=3000)
+        checked = check_update(self.weights, ref.folder_name, ref.digest, mode, layout)
+        new = self.weights / f"served-{int(self.folder.name[-6:]) + 1:06d}"
+        stage_update(self.folder, checked, new)
+        for name in checked.tensors:
+            self.expected[name] = state[name].to(self.expected[name].dtype)
+        self.folder = new
+        return checked
+
+    def holds_what_it_must(self):
+        """As vLLM reads it: every tensor of every file of the index, where no other file lies about."""
+        files = [path.name for path in self.folder.glob("*.safetensors")]
+        assert sorted(files) == WeightLayout.read(self.folder).files
+        assert files == [WHOLE_FILE] or (WHOLE_FILE not in files and (self.folder / INDEX_FILE).is_file())
+        found = stored(self.folder)
+        assert found.keys() == self.expected.keys()
+        assert all(same(found[name], self.expected[name]) for name in found)
+
+    def inodes(self):
+        return {path.stat().st_ino for path in self.folder.glob("*.safetensors")}
+
+
+def same(a, b):
+    return a.dtype == b.dtype and torch.equal(a, b)
+
+
+def stored(folder):
+    return {name: tensor for path in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(path).items()}
+
+
+def make_model(kind, dtype="float32", seed=0):
+    torch.manual_seed(seed)
+    return hf.AutoModelForSequenceClassification.from_config(CONFIGS[kind], dtype=getattr(torch, dtype))
+
+
+def save_model(folder, kind, shard, dtype="float32"):
+    make_model(kind, dtype).save_pretrained(folder, max_shard_size=shard)
+    (folder / "rm_rendering.json").write_text("{}")
+    (folder / "optimizer.pt").write_bytes(b"not the model")
+    return folder
+
+
+def adapted(state):
+    return [name for name in state if any(part in name for part in ("q_proj.weight", "query.weight"))]
+
+
+@pytest.fixture(params=MODELS, ids="-".join)
+def model(request, tmp_path):
+    kind, shard, dtype = request.param
+    return kind, save_model(tmp_path / "model", kind, shard, dtype)
+
+
+@pytest.mark.parametrize(
+    "modes", [["full"], ["head_only"], ["lora"], ["head_only", "lora", "full", "head_only"]], ids="-".join
+)
+def test_transformers_loads_exactly_the_base_and_what_travelled(model, tmp_path, modes):
+    kind, source = model
+    server = Server(source, tmp_path / "weights")
+    for seed, mode in enumerate(modes, start=1):
+        state = make_model(kind, seed=seed).state_dict() | {"lm_head.of.another": torch.ones(1)}
+        server.update(state, Mode(mode), adapted(state))
+        server.holds_what_it_must()
+    loaded, info = hf.AutoModelForSequenceClassification.from_pretrained(
+        server.folder, dtype="auto", output_loading_info=True
+    )
+    assert not any(info.values())
+    assert loaded.state_dict().keys() == server.expected.keys()
+    assert all(same(tensor, server.expected[name]) for name, tensor in loaded.state_dict().items())
+    assert {path.name for path in server.folder.iterdir()} >= {"config.json", "rm_rendering.json"}
+    assert not (server.folder / "optimizer.pt").exists()
+
+
+NAMES = ["a", "b", "c", "d", "score.weight"]
+
+
+@settings(max_examples=40)  # each update is synced to disk
+@given(
+    files=st.lists(st.integers(0, 2), min_size=5, max_size=5),
+    updates=st.lists(st.tuples(st.sampled_from(Mode), st.sets(st.sampled_from(NAMES[:4]), min_size=1)), max_size=5),
+)
+def test_any_sequence_of_updates_leaves_the_last_value_of_each_tensor(tmp_path_factory, files, updates):
+    source = tmp_path_factory.mktemp("any") / "model"
+    source.mkdir()
+    (source / "config.json").write_text("{}")
+    shards = {f"part{which}.safetensors": {} for which in files}
+    for name, which in zip(NAMES, files, strict=True):
+        shards[f"part{which}.safetensors"][name] = torch.zeros(3)
+    for file, tensors in shards.items():
+        save_file(tensors, source / file)
+    staging.write_index(source, shards)
+    server = Server(source, source.parent / "weights")
+    for value, (mode, changed) in enumerate(updates, start=1):
+        server.update({name: torch.full((3,), float(value)) for name in NAMES}, mode, changed)
+        server.holds_what_it_must()
+
+
+def test_files_without_travelled_tensors_are_the_same_files(tmp_path):
+    server = Server(save_model(tmp_path / "model", "qwen2", "4KB"), tmp_path / "weights")
+    layout, before = WeightLayout.read(server.folder), server.inodes()
+    touched = {spec.file for name, spec in layout.tensors.items() if is_reward_head(name)}
+    server.update(make_model("qwen2", seed=1).state_dict(), Mode.HEAD_ONLY)
+    assert len(before & server.inodes()) == len(before) - len(touched)
+
+
+@pytest.mark.parametrize("first", Mode)
+@pytest.mark.parametrize("shard", ["5GB", "4KB"])
+def test_only_a_first_partial_update_rewrites_a_file(tmp_path, monkeypatch, first, shard):
+    server = Server(save_model(tmp_path / "model", "qwen2", shard), tmp_path / "weights")
+    state = make_model("qwen2", seed=1).state_dict()
+    server.update(state, first, adapted(state))
+    monkeypatch.setattr(staging, "copy_without", None)  # a file written again would fail
+    for seed in (2, 3):
+        state, before = make_model("qwen2", seed=seed).state_dict(), server.inodes()
+        server.update(state, Mode.HEAD_ONLY)
+        assert len(before - server.inodes()) == len(server.inodes() - before) == 1
+    if first == Mode.LORA:
+        server.update(state, Mode.LORA, adapted(state))
+    server.update(state, Mode.FULL)
+    server.holds_what_it_must()
+
+
+def test_older_folders_are_not_needed_and_not_changed(tmp_path):
+    server = Server(save_model(tmp_path / "model", "bert", "4KB"), tmp_path / "weights")
+    first, digest = server.folder, folder_digest(server.folder)
+    checked = server.update(make_model("bert", seed=1).state_dict(), Mode.HEAD_ONLY)
+    assert folder_digest(first) == digest != folder_digest(server.folder)
+    for folder in (first, checked.folder, tmp_path / "model"):
+        shutil.rmtree(folder)
+    server.holds_what_it_must()
+
+
+def test_one_file_has_no_index(tmp_path):
+    source = save_model(tmp_path / "model", "qwen2", "5GB")
+    save_file({"a": torch.zeros(2), "b": torch.zeros(3)}, source / WHOLE_FILE)  # no head, so an update is one file
+    server = Server(source, tmp_path / "weights")
+    assert not (server.folder / INDEX_FILE).exists()
+    for value in (1.0, 2.0):
+        server.update({"a": torch.full((2,), value), "b": torch.full((3,), value)}, Mode.FULL)
+        assert [path.name for path in server.folder.glob("model*")] == [WHOLE_FILE]
+        server.holds_what_it_must()
+
+
+@pytest.mark.parametrize("shard", ["5GB", "4KB"])
+def test_a_staged_checkpoint_outlives_what_its_owner_does(tmp_path, tiny_folder, shard):
+    source, folder = save_model(tmp_path / "model", "qwen2", shard), tmp_path / "new" / "weights" / "served-000001"
+    for path in tiny_folder.glob("tokenizer*"):
+        shutil.copy(path, source)
+    (source / "old.safetensors").write_bytes(b"of an older model, in no index")
+    (source / "modules.json").write_text("[]")
+    digest, expected = folder_digest(source), stored_model(source)
+    stage_checkpoint(source, folder)
+    assert all(os.path.samefile(source / file, folder / file) for file in WeightLayout.read(folder).files)
+    left = {path.name for path in source.iterdir()} - {path.name for path in folder.iterdir()}
+    assert left == {"old.safetensors", "modules.json", "optimizer.pt"}
+    make_model("qwen2", seed=9).save_pretrained(source, max_shard_size=shard)  # replaced
+    (source / "config.json").write_text("edited in place")
+    assert folder_digest(folder) == digest != folder_digest(source)
+    shutil.rmtree(source)
+    assert folder_digest(folder) == digest
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in stored(folder).items())
+    assert hf.AutoTokenizer.from_pretrained(folder)("a b").input_ids
+
+
+def stored_model(folder):
+    return {name: t.clone() for file in WeightLayout.read(folder).files for name, t in load_file(folder / file).items()}
+
+
+def test_links_of_the_hubs_cache_are_followed(tmp_path):
+    blobs, snapshot = save_model(tmp_path / "blobs", "qwen2", "4KB"), tmp_path / "snapshot"
+    snapshot.mkdir()
+    for path in blobs.iterdir():
+        (snapshot / path.name).symlink_to(Path("..") / "blobs" / path.name)
+    stage_checkpoint(snapshot, tmp_path / "weights" / "served-000001")
+    assert not any(path.is_symlink() for path in (tmp_path / "weights" / "served-000001").iterdir())
+    shutil.rmtree(blobs)
+    assert folder_digest(tmp_path / "weights" / "served-000001")
+
+
+def test_across_file_systems_files_are_copied(tmp_path):
+    shared = Path("/dev/shm")  # always there on Linux, and of memory
+    if not shared.is_dir() or shared.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("there is one file system only")
+    weights = shared / f"weights-{os.getpid()}"
+    try:
+        server = Server(save_model(tmp_path / "model", "qwen2", "4KB"), weights)
+        shutil.rmtree(tmp_path / "model")
+        server.update(make_model("qwen2", seed=1).state_dict(), Mode.HEAD_ONLY)
+        server.holds_what_it_must()
+    finally:
+        shutil.rmtree(weights)
+
+
+def test_what_is_served_is_never_overwritten(tmp_path):
+    server = Server(save_model(tmp_path / "model", "qwen2", "5GB"), tmp_path / "weights")
+    digest = folder_digest(server.folder)
+    with pytest.raises(StoreError, match="is there already"):
+        stage_checkpoint(tmp_path / "model", server.folder)
+    assert folder_digest(server.folder) == digest
+
+
+def test_a_damaged_checkpoint_is_refused_before_a_folder_is_made(tmp_path):
+    source = save_model(tmp_path / "model", "qwen2", "5GB")
+    (source / WHOLE_FILE).write_bytes((source / WHOLE_FILE).read_bytes()[:-1])
+    with pytest.raises(ModelError, match="cut short"):
+        stage_checkpoint(source, tmp_path / "weights" / "served-000001")
+    assert not (tmp_path / "weights").exists()

@@ -1,0 +1,188 @@
+"""What is known of a model folder: its tensors from headers alone, its digest, and which folders are refused."""
+
+import json
+import struct
+
+import pytest
+import torch
+import transformers as hf
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from rmcore.errors import ModelError
+from rmcore.serving import weight_files
+from rmcore.serving.model_files import INDEX_FILE, WHOLE_FILE, folder_digest
+from rmcore.serving.weight_files import DTYPES, WeightLayout, copy_without, is_finite, read_header
+
+SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": 64}
+CONFIGS = {
+    "qwen2": hf.Qwen2Config(num_key_value_heads=1, pad_token_id=0, num_labels=1, **SMALL),
+    "bert": hf.BertConfig(num_labels=1, **SMALL),
+}
+
+
+@pytest.fixture(scope="module", params=[("qwen2", "5GB"), ("qwen2", "4KB"), ("bert", "4KB")], ids="-".join)
+def saved(request, tmp_path_factory):
+    """A real model and its folder: one file, or several."""
+    kind, shard = request.param
+    torch.manual_seed(0)
+    model = hf.AutoModelForSequenceClassification.from_config(CONFIGS[kind])
+    folder = tmp_path_factory.mktemp("saved")
+    model.save_pretrained(folder, max_shard_size=shard)
+    return model, folder
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two shards with an index."""
+    torch.manual_seed(0)
+    save_file({"a": torch.randn(4, 3), "b": torch.randn(2)}, tmp_path / "one.safetensors", {"format": "pt"})
+    save_file({"score.weight": torch.randn(1, 4)}, tmp_path / "two.safetensors", {"format": "pt"})
+    (tmp_path / "config.json").write_text("{}")
+    write_map(tmp_path, a="one.safetensors", b="one.safetensors", **{"score.weight": "two.safetensors"})
+    return tmp_path
+
+
+def write_map(folder, **places):
+    (folder / INDEX_FILE).write_text(json.dumps({"metadata": {}, "weight_map": places}))
+
+
+def test_the_layout_is_the_models_own(saved):
+    model, folder = saved
+    layout = WeightLayout.read(folder)
+    state = model.state_dict()
+    assert {name: spec.shape for name, spec in layout.tensors.items()} == {n: tuple(t.shape) for n, t in state.items()}
+    assert {DTYPES[spec.dtype] for spec in layout.tensors.values()} == {torch.float32}
+    assert layout.files == sorted(path.name for path in folder.glob("*.safetensors"))
+    for file in layout.files:
+        assert layout.names(file) == set(load_file(folder / file))
+        assert sum(layout.tensors[name].num_bytes for name in layout.names(file)) <= (folder / file).stat().st_size
+
+
+def test_only_headers_are_read(tmp_path):
+    """A file of 64 GB that is a hole on disk: reading it would take minutes."""
+    size = 64 << 30
+    header = json.dumps({"w": {"dtype": "BF16", "shape": [size // 2], "data_offsets": [0, size]}}).encode()
+    with (tmp_path / WHOLE_FILE).open("wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        file.truncate(8 + len(header) + size)
+    assert WeightLayout.read(tmp_path).tensors["w"].num_bytes == size
+
+
+def cut(folder):
+    path = folder / "two.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def only(suffix):
+    def damage(folder):
+        for path in [*folder.glob("*.safetensors"), folder / INDEX_FILE]:
+            path.unlink()
+        if suffix:
+            (folder / f"pytorch_model{suffix}").write_bytes(b"x")
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        pytest.param(cut, "two.safetensors cannot be read", id="truncated"),
+        pytest.param(lambda f: (f / "two.safetensors").write_bytes(b""), "cannot be read", id="empty file"),
+        pytest.param(lambda f: (f / "two.safetensors").write_bytes(b"\xff" * 64), "cannot be read", id="no header"),
+        pytest.param(lambda f: (f / "two.safetensors").unlink(), "cannot be read", id="shard gone"),
+        pytest.param(only(".bin"), r"\.bin files, which can run code", id="bin"),
+        pytest.param(only(None), "has no model.safetensors", id="nothing"),
+        pytest.param(lambda f: (f / INDEX_FILE).unlink(), "neither model.safetensors nor", id="no index"),
+        pytest.param(lambda f: save_file({"a": torch.ones(1)}, f / WHOLE_FILE), "has both", id="index and whole"),
+        pytest.param(lambda f: write_map(f, a="../one.safetensors"), r"names '\.\./one.safetensors'", id="outside"),
+        pytest.param(lambda f: write_map(f, a="/etc/one.safetensors"), "directly in its folder", id="absolute"),
+        pytest.param(lambda f: write_map(f, a="model.bin"), "no safetensors file", id="bin in the index"),
+        pytest.param(lambda f: (f / INDEX_FILE).write_text("{}"), "damaged", id="no map"),
+        pytest.param(lambda f: (f / INDEX_FILE).write_text('{"weight_map": ["a"]}'), "damaged", id="map is a list"),
+        pytest.param(lambda f: (f / INDEX_FILE).write_bytes(b"\xff{"), "damaged", id="no JSON"),
+        pytest.param(lambda f: write_map(f, c="one.safetensors"), "names c, which", id="absent name"),
+        pytest.param(
+            lambda f: write_map(f, a="two.safetensors", b="one.safetensors"), "names a, which", id="wrong file"
+        ),
+    ],
+)
+def test_a_folder_that_is_not_whole_is_refused(folder, damage, says):
+    damage(folder)
+    with pytest.raises(ModelError, match=says):
+        WeightLayout.read(folder)
+
+
+def test_a_name_in_two_files_of_the_index_is_refused(folder):
+    save_file({"score.weight": torch.ones(1, 4), "a": torch.ones(4, 3)}, folder / "two.safetensors")
+    with pytest.raises(ModelError, match="holds a twice"):
+        WeightLayout.read(folder)
+
+
+def test_a_file_that_nobody_loads_is_no_part_of_the_model(folder):
+    before = WeightLayout.read(folder), folder_digest(folder)
+    save_file({"a": torch.ones(4, 3)}, folder / "old.safetensors")
+    (folder / "README.md").write_text("x")
+    (folder / "training_args.bin").write_bytes(b"x")
+    (folder / "adapter").mkdir()
+    assert (WeightLayout.read(folder), folder_digest(folder)) == before
+
+
+@pytest.mark.parametrize("name", ["config.json", "one.safetensors", INDEX_FILE, "tokenizer.json", "rm_rendering.json"])
+def test_every_file_of_the_model_counts_in_its_digest(folder, name):
+    before = folder_digest(folder)
+    with (folder / name).open("ab") as file:
+        file.write(b" ")
+    assert folder_digest(folder) != before
+
+
+def test_a_folder_without_configuration_has_no_digest(folder):
+    (folder / "config.json").unlink()
+    with pytest.raises(ModelError, match="no config"):
+        folder_digest(folder)
+
+
+TENSORS = st.dictionaries(
+    st.text(min_size=1, max_size=6).filter(lambda name: name != "__metadata__"),
+    st.tuples(st.sampled_from(sorted(DTYPES)), st.lists(st.integers(0, 5), max_size=3)),
+    max_size=6,
+)
+
+
+@given(tensors=TENSORS, data=st.data(), chunk=st.integers(1, 64), metadata=st.sampled_from([None, {"format": "pt"}]))
+def test_a_file_without_some_tensors_holds_exactly_the_others(tmp_path_factory, tensors, data, chunk, metadata):
+    folder = tmp_path_factory.mktemp("cut")
+    full = {n: torch.randint(0, 2, shape).to(DTYPES[dtype]) for n, (dtype, shape) in tensors.items()}
+    dropped = data.draw(st.sets(st.sampled_from(sorted(full)))) if full else set()
+    save_file(full, folder / "full.safetensors", metadata)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(weight_files, "CHUNK_BYTES", chunk)
+        copy_without(folder / "full.safetensors", folder / "rest.safetensors", dropped)
+    rest = load_file(folder / "rest.safetensors")
+    assert rest.keys() == full.keys() - dropped
+    for name, tensor in rest.items():
+        assert tensor.dtype == full[name].dtype
+        assert tensor.shape == full[name].shape
+        assert bytes(tensor.reshape(-1).view(torch.uint8)) == bytes(full[name].reshape(-1).view(torch.uint8))
+    with safe_open(folder / "rest.safetensors", framework="pt") as file:
+        assert file.metadata() == metadata
+    assert read_header(folder / "rest.safetensors").metadata == (metadata or {})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float8_e5m2, torch.float64])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("place", [0, 9, 10, 24])
+def test_one_bad_value_anywhere_is_seen(monkeypatch, dtype, bad, place):
+    monkeypatch.setattr(weight_files, "CHUNK_VALUES", 10)
+    values = torch.ones(5, 5).to(dtype)
+    assert is_finite(values)
+    values.view(-1)[place] = bad
+    assert not is_finite(values)
+
+
+def test_whole_numbers_and_nothing_are_finite():
+    assert is_finite(torch.tensor([1, 2]))
+    assert is_finite(torch.tensor(True))
+    assert is_finite(torch.zeros(0, 4))
