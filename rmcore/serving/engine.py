@@ -27,6 +27,8 @@ ENDING_SECONDS = 40.0
 """The keeper asks, waits 10 s, kills, and gives what is left another 15 + 15 s."""
 KEEP_ALIVE_SECONDS = 600
 """An idle connection is closed by our side first: one that vLLM closes just as a request leaves is a lost request."""
+LIFE_SIGN_SECONDS = 2.0
+"""How often vLLM is asked whether its engine lives, while an answer is awaited."""
 SESSION_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=100, keepalive_expiry=KEEP_ALIVE_SECONDS)
 UNWANTED = ("RM_OPT_TOKEN", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 """Environment that must not reach vLLM: a secret, and the paths of another environment."""
@@ -205,12 +207,20 @@ class VllmEngine:
             raise ServingError("vLLM did not reset its prefix cache, which still holds values of the old weights.")
 
     async def _post(self, route: str, **content: Any) -> httpx.Response:
+        answering = asyncio.ensure_future(self._open_session.post(route, **content))
         try:
-            return await self._open_session.post(route, **content)
+            while not answering.done():
+                await asyncio.wait([answering], timeout=LIFE_SIGN_SECONDS)
+                # A reload whose engine was killed is never answered: the HTTP side lives on and waits, too.
+                if not answering.done() and not await self.is_healthy():
+                    raise NotReadyError(f"vLLM's engine died during {route}.")
+            return answering.result()
         except httpx.TimeoutException as error:
             raise ServingError(f"vLLM did not answer {route} in {self.settings.request_timeout_s:.0f} s.") from error
         except httpx.TransportError as error:
             raise NotReadyError(f"vLLM went away during {route} ({type(error).__name__}).") from error
+        finally:
+            answering.cancel()
 
     async def kill(self) -> None:
         """End vLLM at once because its weights cannot be trusted; `exited` then tells."""

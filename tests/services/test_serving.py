@@ -16,16 +16,19 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rmcore.config import LoraSettings, ModelConfig
+from rmcore.config import GoldConfig, LoraSettings, ModelConfig, TrainConfig
+from rmcore.data.gold import generate_pairs
 from rmcore.data.rendering import TokenizedSide
-from rmcore.errors import ConfigError, NotReadyError, RequestError, ServingError
+from rmcore.errors import ConfigError, ModelError, NotReadyError, RequestError, ServingError
 from rmcore.lora_targets import make_lora_config
 from rmcore.model import BradleyTerryRM
 from rmcore.serving.front_door import DoorSettings
 from rmcore.serving.parity import FLOAT32_TOLERANCE
 from rmcore.serving.process import RewardServer
 from rmcore.serving.server import ServeSettings
-from rmcore.serving.weight_sync import create_rm_publisher
+from rmcore.serving.weight_sync import PublishEvery, create_rm_publisher
+from rmcore.tracking import MemoryTracker
+from rmcore.trainer.loop import Trainer
 
 pytestmark = pytest.mark.services
 TOKEN = "a-secret-of-this-test"
@@ -238,6 +241,29 @@ def test_published_weights_answer_as_the_next_version(server, client, mode):
     assert folders == [Path(published.layout_folder).name]  # nothing older is kept
 
 
+def test_a_training_publishes_as_it_goes(server, client, tmp_path):
+    begin = client.version().weight_version
+    rm = served_model(client)
+    pairs = rm.renderer.tokenize_pairs(generate_pairs(GoldConfig(num_prompts=20), seed=0).pairs)
+    tracker = MemoryTracker()
+    Trainer(
+        rm,
+        TrainConfig(
+            steps=4, pairs_per_step=2, lr=1e-3, eval_every=1, warmup_steps=0, early_stopping_patience=None,
+            best_metric="last",
+        ),
+        train=pairs[:8],
+        validation=pairs[8:12],
+        folder=tmp_path,
+        seed=0,
+        tracker=tracker,
+        callbacks=[PublishEvery(publisher_of(server), num_steps=2)],
+    ).run()  # fmt: skip
+    versions = [values.get("cost/published_version") for _, values in tracker.rows]
+    assert [version for version in versions if version] == [begin + 1, begin + 2]
+    assert client.score([{"prompt": a, "response": b} for a, b in PAIRS]).rewards == close(expected(rm))
+
+
 def test_a_head_of_other_weights_is_not_taken(server, client):
     """Only the head travels, but the backbone was trained too: the probe shows it, and the old weights serve on."""
     before, rewards = client.version(), client.score([[5, 6, 7]]).rewards
@@ -332,10 +358,10 @@ def num_restarts(raw) -> int:
     return round(float(line.split()[1]))
 
 
-def kill_engine(server) -> None:
-    """SIGKILL to vLLM's engine; its API server is another process and notices later."""
+def engine_of(server) -> psutil.Process:
+    """vLLM's engine; its API server is another process, which notices later that the engine is gone."""
     [engine] = [p for p in psutil.Process(server.pid).children(recursive=True) if "EngineCore" in p.name()]
-    engine.send_signal(signal.SIGKILL)
+    return engine
 
 
 def until_restarted(raw, client, before: int) -> None:
@@ -349,7 +375,7 @@ def test_a_killed_vllm_is_said_and_comes_back_with_the_same_weights(server, clie
     before, rewards, restarts = client.version(), client.score([[5, 6, 7]]).rewards, num_restarts(raw)
     with ThreadPoolExecutor(8) as pool:
         asked = [pool.submit(client.score, [[5, 6, 7]] * 64) for _ in range(40)]
-        kill_engine(server)
+        engine_of(server).kill()
         for answer in asked:
             try:
                 assert answer.result().rewards == close(rewards * 64)
@@ -362,12 +388,12 @@ def test_a_killed_vllm_is_said_and_comes_back_with_the_same_weights(server, clie
 
 def test_a_vllm_that_is_killed_during_an_update_comes_back_with_one_of_the_two(server, client, raw):
     before, restarts = client.version(), num_restarts(raw)
-    old, new = served_model(client), new_model(77)
+    old, new, engine = served_model(client), new_model(77), engine_of(server)
     with ThreadPoolExecutor(1) as pool:
         publishing = pool.submit(publisher_of(server).publish, new)
         while client.health().state == "ready" and not publishing.done():
             pass
-        kill_engine(server)
+        engine.kill()
         error = publishing.exception()
     assert error is None or isinstance(error, ServingError)
     until_restarted(raw, client, restarts)
@@ -395,6 +421,16 @@ def test_nothing_is_left_where_the_program_that_serves_is_killed(vllm, checkpoin
         os.kill(running.pid, signal.SIGKILL)
         _, alive = psutil.wait_procs(family, timeout=60)
     assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_a_model_with_two_labels_is_refused_before_vllm_starts(vllm, checkpoint, tmp_path):
+    folder = tmp_path / "two"
+    shutil.copytree(checkpoint, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["id2label"], config["label2id"] = {"0": "bad", "1": "good"}, {"bad": 0, "good": 1}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="label"):
+        RewardServer(ServeSettings(str(folder), port=0, vllm=vllm), log=tmp_path / "log").__enter__()
 
 
 def program(path: Path, script: str) -> str:
