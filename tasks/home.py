@@ -101,6 +101,11 @@ def default_tracking_uri(directory: Path) -> str:
     return f"sqlite:///{directory / 'mlflow' / 'mlflow.db'}"
 
 
+def tracking_address(directory: Path) -> str:
+    """Where runs are tracked and models registered: `$MLFLOW_TRACKING_URI`, else the database of this home."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or default_tracking_uri(directory)
+
+
 def _keep_loopback_off_the_proxy() -> None:
     """Behind a proxy, HTTP clients would ask it even for servers on this machine."""
     for name in ("NO_PROXY", "no_proxy"):

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit, urlunsplit
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -54,3 +55,13 @@ def tolerating(error_code: str) -> Iterator[None]:
 def in_one_line(error: Exception) -> str:
     """Kind and first line of an error, short enough for a message."""
     return f"{type(error).__name__}: {str(error).splitlines()[0][:200]}" if str(error) else type(error).__name__
+
+
+def without_login(address: str) -> str:
+    """An address as it may be shown: without the user and password that it may carry.
+
+    >>> without_login("https://me:secret@tracking.example/mlflow")
+    'https://tracking.example/mlflow'
+    """
+    parts = urlsplit(address)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))

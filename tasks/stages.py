@@ -6,6 +6,7 @@ it imports, and a cached result is not looked at again.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,6 +82,11 @@ def run_stage(
 def _execute_limited(stage: Stage, work: Callable[[], ArtifactRef]) -> ArtifactRef:
     if not stage.on_device:
         return work()
-    # A server that dies meanwhile must not end the stage: the lock beneath still holds the device.
-    with concurrency(DEVICE_LIMIT, occupy=1, strict=True, raise_on_lease_renewal_failure=False):
+    with device_limit():
         return work()
+
+
+def device_limit() -> AbstractContextManager[None]:
+    """Hold one slot of Prefect's limit on the device inside the block; waits until one is free."""
+    # A server that dies meanwhile must not end the work: the lock beneath still holds the device.
+    return concurrency(DEVICE_LIMIT, occupy=1, strict=True, raise_on_lease_renewal_failure=False)

@@ -8,7 +8,6 @@ later. Call `tasks.home.configure_environment` first.
 
 import logging
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,12 +16,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
-from urllib.parse import urlsplit, urlunsplit
 
 from rmcore.errors import StoreError
 from tasks.comparison_view import comparison_url
-from tasks.home import MLFLOW_PORT, default_tracking_uri, home
-from tasks.mlflow_client import in_one_line, outages
+from tasks.home import MLFLOW_PORT, home, tracking_address
+from tasks.mlflow_client import in_one_line, outages, without_login
 from tasks.mlflow_run import MlflowRun
 from tasks.model_versions import judgement_tags
 from tasks.run_record import Event, GrowingFile, RunRecord, metric_name, plain_table, texts
@@ -82,7 +80,7 @@ class RunTracker:
             tags={"rm.study": study, **texts(tags)},
             params=texts(params),
             parent_uid=parent_uid,
-            tracking_uri=os.environ.get("MLFLOW_TRACKING_URI") or default_tracking_uri(directory),
+            tracking_uri=tracking_address(directory),
         )
         if "train.lr" in params:
             record.params["train.log10_lr"] = f"{math.log10(float(params['train.lr'])):.4f}"
@@ -302,16 +300,6 @@ class RunTracker:
                 )
         self.record.save(self._directory)
         return None
-
-
-def without_login(address: str) -> str:
-    """An address as it may be shown: without the user and password that it may carry.
-
-    >>> without_login("https://me:secret@tracking.example/mlflow")
-    'https://tracking.example/mlflow'
-    """
-    parts = urlsplit(address)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
 def _existing(path: Path) -> str:

@@ -27,7 +27,6 @@ from rmcore.cli.inputs import (
 )
 from rmcore.config import EvaluateConfig, LandscapeConfig, PipelineConfig, ReadinessConfig
 from rmcore.data.pair import PreferencePair
-from rmcore.errors import DataError
 
 EVALUATE, LANDSCAPE = EvaluateConfig(), LandscapeConfig()
 
@@ -123,18 +122,21 @@ def score(
     device: Device = "auto",
 ) -> None:
     """Write rewards of preference pairs, or of prompt/response rows, to Parquet."""
+    from rmcore.data.responses import load_responses
     from rmcore.progress import progress_bar
     from rmcore.scoring.score import score_pairs_table, score_responses_table
 
     rm = MeasuredModel(checkpoint, max_seq_len, render_fn, device).load()
-    rows = _response_rows(data, split, limit)
+    responses = load_responses(data, split=split, limit=limit)
+    if responses is not None and responses.num_unusable:
+        tell_unusable(data, responses.num_unusable, responses.num_rows)
     with progress_bar("score") as report:
-        if rows is None:
+        if responses is None:
             table, _ = score_pairs_table(
                 rm, read_pairs(data, split, limit, (prompt_column, chosen_column, rejected_column)), report=report
             )
         else:
-            table = score_responses_table(rm, rows, report=report)
+            table = score_responses_table(rm, responses.rows, report=report)
     out.parent.mkdir(parents=True, exist_ok=True)
     table.to_parquet(out)
     print(f"{len(table)} rows scored: {out}")
@@ -193,29 +195,3 @@ def _evaluate(
 
     table, cut = _score(model, pairs)
     return table, cut, {name: value.to_dict() for name, value in measure(table, config, seed=seed).items()}
-
-
-def _response_rows(data: str, split: str, limit: int | None) -> list[tuple[str, str]] | None:
-    """(prompt, response) rows where the file has those columns and no pairs; None for pairs."""
-    from itertools import islice
-
-    from rmcore.data.sources import iter_records
-
-    rows: list[tuple[str, str]] = []
-    num_rows = 0
-    for record in islice(iter_records(data, split=split), limit):
-        fields = record.fields or {}
-        is_side = "pair_id" in fields and ("role" in fields or "label" in fields)
-        if not rows and fields and ("response" not in fields or is_side):
-            return None
-        num_rows += 1
-        prompt, response = fields.get("prompt"), fields.get("response")
-        if isinstance(prompt, str) and isinstance(response, str) and prompt.strip() and response.strip():
-            rows.append((prompt, response))
-    if num_rows and not rows:
-        raise DataError(
-            f"none of the {num_rows} rows of {data} has a text prompt and response, so nothing can be scored."
-        )
-    if len(rows) < num_rows:
-        tell_unusable(data, num_rows - len(rows), num_rows)
-    return rows or None

@@ -1,4 +1,5 @@
-"""Shared by the tests with servers: an empty MLflow database, a real server over it, a stage's output, a browser."""
+"""Shared by the tests with servers: an empty MLflow database, a real server over it, a stage's output, a browser, the
+local services as `rm-opt up` starts them, vLLM."""
 
 import json
 import os
@@ -10,8 +11,10 @@ import sys
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 
+from rmcore.errors import ConfigError
 from rmcore.tracking import METRICS_FILE, JsonlTracker
 from tasks import home as home_module
 from tasks.mlflow_client import connect
@@ -126,3 +129,83 @@ def artifact(tmp_path):
     summary = {"eval/pairwise_accuracy": {"value": 0.7, "ci_low": 0.6, "ci_high": 0.8}, "calib/ece": None}
     (folder / "summary.json").write_text(json.dumps({"metrics": summary, "num_pairs": 9}))
     return folder
+
+
+@pytest.fixture(scope="session")
+def vllm():
+    """The program that starts vLLM; skips where there is none."""
+    from rmcore.serving.server import find_vllm
+
+    try:
+        return str(find_vllm())
+    except ConfigError:
+        assert os.environ.get("CI") != "true", "CI makes .venv-vllm"
+        pytest.skip("no vLLM here: make vllm")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+class Services:
+    """Both servers and the worker, started by the command line in a home of their own."""
+
+    def __init__(self, home):
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
+        self.home = home
+        self.environment = inherited | {"RM_OPT_HOME": str(home), "RM_OPT_DEVICE_SLOTS": "2"}
+        prefect_port, mlflow_port = free_port(), free_port()
+        self.ui, self.mlflow = f"http://127.0.0.1:{prefect_port}", f"http://127.0.0.1:{mlflow_port}"
+        self.api = f"{self.ui}/api"
+        self.printed = self.rm_opt("up", "--prefect-port", prefect_port, "--mlflow-port", mlflow_port)
+
+    def rm_opt(self, *arguments):
+        command = [sys.executable, "-c", "from flows.cli import main; main()", *map(str, arguments)]
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def deployment(self, flow="pipeline", name=None):
+        return httpx.get(f"{self.api}/deployments/name/{flow}/{name or flow}").raise_for_status().json()
+
+    def trigger(self, parameters, flow="pipeline"):
+        place = f"{self.api}/deployments/{self.deployment(flow)['id']}/create_flow_run"
+        return httpx.post(place, json={"parameters": parameters})
+
+    def flow_runs(self, **conditions):
+        return httpx.post(f"{self.api}/flow_runs/filter", json={"flow_runs": conditions}).raise_for_status().json()
+
+    def wait(self, run_id, timeout_s=300, until=lambda: False):
+        """The flow run once it has ended, or once `until()` is true: it is asked at each look."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            run = httpx.get(f"{self.api}/flow_runs/{run_id}").json()
+            if run["state_type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED") or until():
+                return run
+            time.sleep(0.5)
+        raise AssertionError(f"the flow run is still {run['state_type']} after {timeout_s} s")
+
+    def mlflow_runs(self, study):
+        """Runs of a study in MLflow; none where it has no experiment."""
+        place = f"{self.mlflow}/api/2.0/mlflow"
+        wanted = {"max_results": 10, "filter": f"name = 'rm/{study}'"}
+        found = httpx.post(f"{place}/experiments/search", json=wanted).raise_for_status().json()
+        search = {"experiment_ids": [one["experiment_id"] for one in found.get("experiments", [])], "max_results": 10}
+        if not search["experiment_ids"]:
+            return []
+        return httpx.post(f"{place}/runs/search", json=search).raise_for_status().json().get("runs", [])
+
+    def artifacts(self, run_id):
+        """What a flow run left to read on its page."""
+        filtered = {"artifacts": {"flow_run_id": {"any_": [run_id]}}}
+        answer = httpx.post(f"{self.api}/artifacts/filter", json=filtered).raise_for_status()
+        return [artifact["data"] for artifact in answer.json()]
+
+
+@pytest.fixture(scope="module")
+def services(tmp_path_factory):
+    started = Services(tmp_path_factory.mktemp("home"))
+    yield started
+    assert "worker" in started.rm_opt("down")
+    assert started.rm_opt("status").count("not running") == 3

@@ -2,11 +2,6 @@
 
 import csv
 import json
-import os
-import socket
-import subprocess
-import sys
-import time
 from datetime import UTC, datetime, timedelta
 
 import httpx
@@ -15,75 +10,8 @@ import pytest
 from experiments.presets import PRESETS
 
 pytestmark = pytest.mark.services
-FLOWS = ("pipeline", "trajectory", "experiment")
+FLOWS = ("pipeline", "trajectory", "experiment", "score")
 MATRIX = {"experiment": "baseline", "size": "smoke", "seeds": 2}
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
-
-
-class Services:
-    """Both servers and the worker, started by the command line in a home of their own."""
-
-    def __init__(self, home):
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
-        self.home = home
-        self.environment = inherited | {"RM_OPT_HOME": str(home), "RM_OPT_DEVICE_SLOTS": "2"}
-        prefect_port, mlflow_port = free_port(), free_port()
-        self.ui, self.mlflow = f"http://127.0.0.1:{prefect_port}", f"http://127.0.0.1:{mlflow_port}"
-        self.api = f"{self.ui}/api"
-        self.printed = self.rm_opt("up", "--prefect-port", prefect_port, "--mlflow-port", mlflow_port)
-
-    def rm_opt(self, *arguments):
-        command = [sys.executable, "-c", "from flows.cli import main; main()", *map(str, arguments)]
-        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def deployment(self, flow="pipeline", name=None):
-        return httpx.get(f"{self.api}/deployments/name/{flow}/{name or flow}").raise_for_status().json()
-
-    def trigger(self, parameters, flow="pipeline"):
-        place = f"{self.api}/deployments/{self.deployment(flow)['id']}/create_flow_run"
-        return httpx.post(place, json={"parameters": parameters})
-
-    def flow_runs(self, **conditions):
-        return httpx.post(f"{self.api}/flow_runs/filter", json={"flow_runs": conditions}).raise_for_status().json()
-
-    def wait(self, run_id, timeout_s=300):
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
-            run = httpx.get(f"{self.api}/flow_runs/{run_id}").json()
-            if run["state_type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED"):
-                return run
-            time.sleep(0.5)
-        raise AssertionError(f"the flow run is still {run['state_type']} after {timeout_s} s")
-
-    def mlflow_runs(self, study):
-        """Runs of a study in MLflow; none where it has no experiment."""
-        place = f"{self.mlflow}/api/2.0/mlflow"
-        wanted = {"max_results": 10, "filter": f"name = 'rm/{study}'"}
-        found = httpx.post(f"{place}/experiments/search", json=wanted).raise_for_status().json()
-        search = {"experiment_ids": [one["experiment_id"] for one in found.get("experiments", [])], "max_results": 10}
-        if not search["experiment_ids"]:
-            return []
-        return httpx.post(f"{place}/runs/search", json=search).raise_for_status().json().get("runs", [])
-
-    def artifacts(self, run_id):
-        """What a flow run left to read on its page."""
-        filtered = {"artifacts": {"flow_run_id": {"any_": [run_id]}}}
-        answer = httpx.post(f"{self.api}/artifacts/filter", json=filtered).raise_for_status()
-        return [artifact["data"] for artifact in answer.json()]
-
-
-@pytest.fixture(scope="module")
-def services(tmp_path_factory):
-    started = Services(tmp_path_factory.mktemp("home"))
-    yield started
-    assert "worker" in started.rm_opt("down")
-    assert started.rm_opt("status").count("not running") == 3
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +68,7 @@ def test_the_form_and_the_run_show_in_a_browser(browse, services, finished):
             "Submit",
         ],
         forms["experiment"]: ["which question: baseline, ablation", "replicates of every arm", "Submit"],
+        forms["score"]: ["a version in MLflow's registry", "longer than the model was trained to read", "Submit"],
         f"{services.ui}/runs/flow-run/{finished['id']}": ["from-ui-seed0", "Completed"],
     }
     for address, expected in pages.items():

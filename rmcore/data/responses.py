@@ -1,0 +1,52 @@
+"""Rows of one prompt and one response each: what is scored where there is nothing to compare."""
+
+from dataclasses import dataclass
+from itertools import islice
+
+from rmcore.data.fields import Reason, RowRejected, text_value
+from rmcore.data.sources import iter_records
+from rmcore.errors import DataError
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedResponses:
+    """The usable (prompt, response) rows of a source in its order; `num_rows` were read."""
+
+    rows: list[tuple[str, str]]
+    num_rows: int
+
+    @property
+    def num_unusable(self) -> int:
+        """Rows that lack a text, or whose text is blank or not valid Unicode."""
+        return self.num_rows - len(self.rows)
+
+
+def load_responses(source: str, *, split: str = "train", limit: int | None = None) -> LoadedResponses | None:
+    """Read the columns `prompt` and `response` of a source; None where it has pairs (see `load_pairs`), or no rows.
+
+    Args:
+        source: a file, a `datasets` folder, or a hub name.
+        split: which split of a folder or hub data set; a file has none.
+        limit: read this many rows at most.
+
+    Raises:
+        DataError: the source cannot be read, or has those columns and no row with both texts.
+    """
+    rows: list[tuple[str, str]] = []
+    num_rows = 0
+    for record in islice(iter_records(source, split=split), limit):
+        fields = record.fields or {}
+        is_side = "pair_id" in fields and ("role" in fields or "label" in fields)
+        if not rows and fields and ("response" not in fields or is_side):
+            return None
+        num_rows += 1
+        try:
+            prompt = text_value(fields.get("prompt"), Reason.EMPTY_PROMPT)
+            rows.append((prompt, text_value(fields.get("response"), Reason.EMPTY_ANSWER)))
+        except RowRejected:
+            continue
+    if num_rows and not rows:
+        raise DataError(
+            f"none of the {num_rows} rows of {source} has a text prompt and response, so nothing can be scored."
+        )
+    return LoadedResponses(rows, num_rows) if rows else None
