@@ -23,7 +23,7 @@ from rmcore.errors import ConfigError, ModelError, NotReadyError, RequestError, 
 from rmcore.lora_targets import make_lora_config
 from rmcore.model import BradleyTerryRM
 from rmcore.serving.front_door import DoorSettings
-from rmcore.serving.parity import FLOAT32_TOLERANCE
+from rmcore.serving.parity import BF16_TOLERANCE, FLOAT32_TOLERANCE
 from rmcore.serving.process import RewardServer
 from rmcore.serving.server import ServeSettings
 from rmcore.serving.weight_sync import PublishEvery, create_rm_publisher
@@ -411,6 +411,23 @@ def test_a_client_that_leaves_does_no_harm(server, client):
             connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:cut])
     assert client.score([[5, 6, 7]]).rewards
     publisher_of(server).publish(served_model(client))  # nobody was left inside, or this would wait for ever
+
+
+def test_an_adapter_is_served_with_its_base_also_in_bf16(vllm, checkpoint, tmp_path):
+    rm = BradleyTerryRM.from_pretrained(checkpoint, device="cpu")
+    rm.add_lora(make_lora_config(LoraSettings(rank=4)), seed=3)
+    with torch.no_grad():
+        for parameter in rm.model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.05 * torch.randn_like(parameter))
+    rm.save(tmp_path / "trained")
+    settings = ServeSettings(str(tmp_path / "trained" / "adapter"), port=0, vllm=vllm, dtype="bfloat16")
+    with RewardServer(settings, log=tmp_path / "log") as running, running.client() as session:
+        answer = session.score([{"prompt": prompt, "response": response} for prompt, response in PAIRS])
+        assert session.version().dtype == "bfloat16"
+    truth = expected(rm)
+    assert answer.rewards == pytest.approx(truth, abs=BF16_TOLERANCE * max(1.0, max(truth) - min(truth)))
+    assert answer.rewards != close(truth)  # it did compute in bf16
 
 
 def test_nothing_is_left_where_the_program_that_serves_is_killed(vllm, checkpoint, tmp_path):
