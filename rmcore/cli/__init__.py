@@ -2,7 +2,7 @@
 
 import typer
 
-from rmcore.cli import analyze, data, export, measure, serve, train
+from rmcore.cli import analyze, data, export, measure, overoptimize, serve, train
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 app.command("train")(train.train)
@@ -11,6 +11,7 @@ app.command("analyze")(analyze.analyze)
 app.command("readiness")(measure.readiness)
 app.command("score")(measure.score)
 app.command("diff")(measure.diff)
+app.command("overoptimize")(overoptimize.overoptimize)
 app.command("export")(export.export)
 app.command("serve")(serve.serve)
 app.command("publish")(serve.publish)

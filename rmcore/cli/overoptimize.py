@@ -1,0 +1,81 @@
+"""`rm-opt overoptimize`: whether the gold reward follows the proxy, and up to where."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from rmcore.cli.common import write_report_json
+from rmcore.cli.inputs import JsonOut, Seed
+
+
+def overoptimize(
+    samples: Annotated[
+        Path,
+        typer.Option(help="Samples of a policy, several a prompt: Parquet, CSV, JSON or JSONL, one row a sample."),
+    ],
+    gold: Annotated[str, typer.Option(help="Column of the reward that counts: a judge's, or people's.")],
+    proxy: Annotated[list[str], typer.Option(help="Column of a reward model's rewards. May be repeated.")],
+    out: Annotated[Path, typer.Option(help="Folder for the figures and the record.")],
+    prompt: Annotated[str, typer.Option(help="Column that samples of one prompt share.")] = "prompt",
+    max_n: Annotated[int, typer.Option(min=4, help="Largest n of best-of-n.")] = 64,
+    num_resamples: Annotated[int, typer.Option(min=100, help="Resamples of the bootstrap over prompts.")] = 1000,
+    seed: Seed = 0,
+    json_out: JsonOut = None,
+) -> None:
+    """Show proxy and gold reward against KL, for best-of-n and for the KL-regularised optimum, and where gold turns.
+
+    Nothing is sampled or trained: stored samples are re-weighted, exactly. Score them with `rm-opt score`. Example:
+    rm-opt overoptimize --samples scored.parquet --proxy reward --gold judge --out curves
+    """
+    from rmcore.files import write_json
+    from rmcore.plots.overoptimization import overoptimization_curves
+    from rmcore.rl.overoptimization import overoptimization
+    from rmcore.rl.samples import pools, read_samples
+
+    table = read_samples(samples)
+    judged = pools(table, prompt, gold)
+    found: dict[str, list[dict[str, Any]]] = {}
+    for name in dict.fromkeys(proxy):
+        rewards = pools(table, prompt, name)
+        settings = {"max_n": max_n, "num_resamples": num_resamples, "seed": seed}
+        found[name] = [
+            overoptimization(rewards, judged, method="best_of_n", **settings).to_dict(),
+            overoptimization(rewards, judged, method="kl_optimum", **settings).to_dict(),
+        ]
+        _show(name, found[name])
+        figure = overoptimization_curves(name, found[name], out / f"overoptimization_{_file_name(name)}.png")
+        print(f"figure      {figure}")
+    record = {"samples": str(samples), "gold": gold, "proxies": found}
+    write_json(out / "overoptimization.json", record)
+    write_report_json(json_out, record)
+
+
+def _show(name: str, curves: list[dict[str, Any]]) -> None:
+    from rmcore.plots.numbers import interval
+    from rmcore.plots.overoptimization import NAMES, finding
+
+    for curve in curves:
+        table = Table(
+            "n" if curve["method"] == "best_of_n" else "1 / beta", "KL, nats", "proxy gain", "gold gain (95 %)"
+        )
+        for index, point in enumerate(curve["points"]):
+            mark = " *" if index == curve["best"] else ""
+            gold = f"{point['gold']['value']:+.3f} {interval(point['gold'])}{mark}"
+            table.add_row(f"{point['setting']:.4g}", f"{point['kl']:.3f}", f"{point['proxy']['value']:+.3f}", gold)
+        print(f"\n{name}, {NAMES[curve['method']]}: {finding(curve)}")
+        Console().print(table)
+        fit = min(curve["fits"], key=lambda one: one["error"])
+        peak = fit["peak"]
+        if curve["best"] == 0:
+            continue  # there is no peak to look for
+        where = "never turns" if peak["value"] is None else f"turns at a KL of {peak['value'] ** 2:.3g} nats"
+        last = curve["points"][-1]["kl"]
+        beyond = " (beyond what was measured)" if peak["value"] is not None and peak["value"] ** 2 > last else ""
+        print(f"the fitted gold reward {where}{beyond}; gains are in standard deviations within prompts")
+
+
+def _file_name(name: str) -> str:
+    return "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in name)
