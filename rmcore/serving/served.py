@@ -163,7 +163,14 @@ class ServedModel:
             return await asyncio.shield(self._exchange)
 
     async def _update(self, update: WeightUpdate) -> VersionInfo:
-        old = self._weights
+        try:
+            await self._exchange_for(update, self._weights)
+        finally:  # taken or not, nobody asks for it again
+            await asyncio.to_thread(_drop_old, self._weights.folder, update.folder)
+        return self.version()
+
+    async def _exchange_for(self, update: WeightUpdate, old: Weights) -> None:
+        """Load other weights, which answer when this ends; where it fails, the old ones do or will."""
         try:
             new = await asyncio.to_thread(self._stage, update, old)
         except RmcoreError:
@@ -183,8 +190,6 @@ class ServedModel:
             self._weights = new
             self.num_updates["done"] += 1
             self._become("ready")
-        await asyncio.to_thread(_drop_old, new.folder, update.folder)
-        return self.version()
 
     def _stage(self, update: WeightUpdate, old: Weights) -> Weights:
         """Check the files of an update and lay them out as a whole folder. Nothing that serves is touched."""

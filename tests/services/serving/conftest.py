@@ -1,0 +1,46 @@
+"""One server for all tests of this folder: vLLM takes half a minute to start."""
+
+import importlib.util
+from pathlib import Path
+
+import httpx
+import pytest
+
+from rmcore.serving.front_door import DoorSettings
+from rmcore.serving.process import RewardServer
+from rmcore.serving.server import ServeSettings
+
+_SPEC = importlib.util.spec_from_file_location("serving_world", Path(__file__).with_name("world.py"))
+world = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(world)
+
+
+@pytest.fixture(scope="package")
+def checkpoint(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoint") / "best"
+    world.new_model(0).save(folder)
+    return folder
+
+
+@pytest.fixture(scope="package")
+def server(vllm, checkpoint, tmp_path_factory):
+    place = tmp_path_factory.mktemp("server")
+    door = DoorSettings(token=world.TOKEN, max_body_bytes=2**20, max_pending_rows=600)
+    settings = ServeSettings(str(checkpoint), port=0, vllm=vllm, weights_folder=place / "weights", door=door)
+    with RewardServer(settings, log=place / "server.log") as running:
+        yield running
+
+
+@pytest.fixture
+def client(server):
+    with server.client() as session:
+        yield session
+
+
+@pytest.fixture
+def raw(server):
+    """Plain HTTP with the token."""
+    with httpx.Client(
+        base_url=server.address, headers={"Authorization": f"Bearer {world.TOKEN}"}, timeout=60
+    ) as session:
+        yield session

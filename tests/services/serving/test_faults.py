@@ -1,0 +1,169 @@
+"""What becomes of a server whose parts die, and what is refused before it starts."""
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from rmcore.config import LoraSettings
+from rmcore.errors import ConfigError, ModelError, NotReadyError, ServingError
+from rmcore.lora_targets import make_lora_config
+from rmcore.model import BradleyTerryRM
+from rmcore.serving.parity import BF16_TOLERANCE
+from rmcore.serving.process import RewardServer
+from rmcore.serving.server import ServeSettings
+
+_SPEC = importlib.util.spec_from_file_location("serving_world", Path(__file__).with_name("world.py"))
+world = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(world)
+
+pytestmark = pytest.mark.services
+
+
+def num_restarts(raw) -> int:
+    [line] = [line for line in raw.get("/metrics").text.splitlines() if line.startswith("rm_engine_restarts ")]
+    return round(float(line.split()[1]))
+
+
+def engine_of(server) -> psutil.Process:
+    """vLLM's engine; its API server is another process, which notices later that the engine is gone."""
+    [engine] = [p for p in psutil.Process(server.pid).children(recursive=True) if "EngineCore" in p.name()]
+    return engine
+
+
+def until_restarted(raw, client, before: int) -> None:
+    deadline = time.monotonic() + 300
+    while not (num_restarts(raw) > before and client.health().ready):
+        assert time.monotonic() < deadline, "vLLM did not come back"
+        time.sleep(0.2)
+
+
+def test_a_killed_vllm_is_said_and_comes_back_with_the_same_weights(server, client, raw):
+    before, rewards, restarts = client.version(), client.score([[5, 6, 7]]).rewards, num_restarts(raw)
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(client.score, [[5, 6, 7]] * 64) for _ in range(40)]
+        engine_of(server).kill()
+        for answer in asked:
+            try:
+                assert answer.result().rewards == world.close(rewards * 64)
+            except NotReadyError:
+                continue
+    until_restarted(raw, client, restarts)
+    assert client.version() == before
+    assert client.score([[5, 6, 7]]).rewards == world.close(rewards)
+
+
+def test_a_vllm_that_is_killed_during_an_update_comes_back_with_one_of_the_two(server, client, raw):
+    before, restarts = client.version(), num_restarts(raw)
+    old, new, engine = world.served_model(client), world.new_model(77), engine_of(server)
+    with ThreadPoolExecutor(1) as pool:
+        publishing = pool.submit(world.publisher_of(server).publish, new)
+        while client.health().state == "ready" and not publishing.done():
+            pass
+        engine.kill()
+        error = publishing.exception()
+    assert error is None or isinstance(error, ServingError)
+    until_restarted(raw, client, restarts)
+    taken = client.version().weight_version - before.weight_version
+    assert taken == (0 if error else 1)
+    assert client.score(world.INPUTS).rewards == world.close(world.expected((old, new)[taken]))
+
+
+def test_a_client_that_leaves_does_no_harm(server, client):
+    host, port = server.address.removeprefix("http://").split(":")
+    body = json.dumps({"inputs": [[7] * 50] * 500}).encode()
+    head = (
+        f"POST /score HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {world.TOKEN}\r\nContent-Type: application/json\r\n"
+    )
+    for cut in (len(body), len(body) // 2):
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:cut])
+    assert client.score([[5, 6, 7]]).rewards
+    world.publisher_of(server).publish(
+        world.served_model(client)
+    )  # nobody was left inside, or this would wait for ever
+
+
+def test_an_adapter_is_served_with_its_base_also_in_bf16(vllm, checkpoint, tmp_path):
+    rm = BradleyTerryRM.from_pretrained(checkpoint, device="cpu")
+    rm.add_lora(make_lora_config(LoraSettings(rank=4)), seed=3)
+    with torch.no_grad():
+        for parameter in rm.model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.05 * torch.randn_like(parameter))
+    rm.save(tmp_path / "trained")
+    settings = ServeSettings(str(tmp_path / "trained" / "adapter"), port=0, vllm=vllm, dtype="bfloat16")
+    with RewardServer(settings, log=tmp_path / "log") as running, running.client() as session:
+        answer = session.score(world.INPUTS)
+        assert session.version().dtype == "bfloat16"
+    truth = world.expected(rm)
+    assert answer.rewards == pytest.approx(truth, abs=BF16_TOLERANCE * max(1.0, max(truth) - min(truth)))
+    assert answer.rewards != world.close(truth)  # it did compute in bf16
+
+
+def test_nothing_is_left_where_the_program_that_serves_is_killed(vllm, checkpoint, tmp_path):
+    settings = ServeSettings(str(checkpoint), port=0, vllm=vllm)
+    with RewardServer(settings, log=tmp_path / "log") as running:
+        family = psutil.Process(running.pid).children(recursive=True)
+        assert len(family) >= 3
+        os.kill(running.pid, signal.SIGKILL)
+        _, alive = psutil.wait_procs(family, timeout=60)
+    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_a_model_with_two_labels_is_refused_before_vllm_starts(vllm, checkpoint, tmp_path):
+    folder = tmp_path / "two"
+    shutil.copytree(checkpoint, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["id2label"], config["label2id"] = {"0": "bad", "1": "good"}, {"bad": 0, "good": 1}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="label"):
+        RewardServer(ServeSettings(str(folder), port=0, vllm=vllm), log=tmp_path / "log").__enter__()
+
+
+def program(path: Path, script: str) -> str:
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_rewards_that_are_not_the_checkpoints_are_never_served(vllm, checkpoint, tmp_path):
+    """Real vLLM with other weights than it was told: what a wrong loader, pooling or head would look like."""
+    other = tmp_path / "other"
+    world.new_model(5).save(other)
+    confused = f"""for word; do shift; case "$word" in */served-000001) word={other};; esac; set -- "$@" "$word"; done
+exec {vllm} "$@" """
+    settings = ServeSettings(str(checkpoint), port=0, vllm=program(tmp_path / "python", confused))
+    with pytest.raises(ServingError, match=r"differ from PyTorch's by up to .*\n  row \d+, \d+ tokens: expected"):
+        RewardServer(settings, log=tmp_path / "log").__enter__()
+
+
+def test_a_vllm_that_does_not_start_shows_the_end_of_its_log(checkpoint, tmp_path):
+    failing = program(tmp_path / "python", "echo no such device; exit 7")
+    with pytest.raises(ServingError, match=r"status 7 while it started(.*\n)+ +no such device"):
+        RewardServer(ServeSettings(str(checkpoint), port=0, vllm=failing), log=tmp_path / "log").__enter__()
+    silent = program(tmp_path / "sleeper", "exec sleep 600")
+    settings = ServeSettings(str(checkpoint), port=0, vllm=silent, start_timeout_s=1)
+    with pytest.raises(ServingError, match="did not answer within 1 s"):
+        RewardServer(settings, log=tmp_path / "log").__enter__()
+
+
+@pytest.mark.parametrize("named", ["/no/such/python", "rm-opt-no-such-program"])
+def test_a_vllm_that_is_not_there_is_said_before_anything_is_loaded(checkpoint, named):
+    with pytest.raises(ConfigError, match="is no program"), RewardServer(ServeSettings(str(checkpoint), vllm=named)):
+        pass
+
+
+def test_beyond_loopback_a_token_is_asked_for(checkpoint, vllm):
+    settings = ServeSettings(str(checkpoint), host="0.0.0.0", vllm=vllm)  # noqa: S104
+    with pytest.raises(ConfigError, match="RM_OPT_TOKEN"), RewardServer(settings):
+        pass

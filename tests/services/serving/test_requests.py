@@ -1,0 +1,148 @@
+"""What a reward server answers: PyTorch's rewards, or a refusal that names the field."""
+
+import importlib.util
+import json
+import math
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from rmcore.data.rendering import TokenizedSide
+from rmcore.errors import RequestError
+
+_SPEC = importlib.util.spec_from_file_location("serving_world", Path(__file__).with_name("world.py"))
+world = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(world)
+
+pytestmark = pytest.mark.services
+DIALOGUE = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Name a colour."}]
+
+
+def test_every_form_of_an_input_gives_pytorchs_reward(client):
+    rm = world.served_model(client)
+    as_pairs = client.score(world.INPUTS)
+    assert as_pairs.rewards == world.close(world.expected(rm))
+    as_messages = client.score(
+        [[{"role": "user", "content": a}, {"role": "assistant", "content": b}] for a, b in world.PAIRS]
+    )
+    as_text = client.score([rm.renderer.render(prompt, response) for prompt, response in world.PAIRS])
+    sides = rm.renderer.tokenize_sides(world.PAIRS)
+    as_ids = client.score([side.ids for side in sides])
+    for answer in (as_messages, as_text, as_ids):
+        assert answer.rewards == world.close(as_pairs.rewards)
+        assert list(answer.num_tokens) == [len(side.ids) for side in sides]
+        assert not any(answer.num_cut)
+    mixed = client.score(["plain text", [5, 6, 7], {"prompt": DIALOGUE, "response": "Red."}, sides[0].ids])
+    alone = rm.score_sides([TokenizedSide([5, 6, 7], 0)]).tolist()
+    assert [mixed.rewards[1], mixed.rewards[3]] == world.close([*alone, as_pairs.rewards[0]])
+
+
+def test_normalizing_is_one_sigmoid(client):
+    plain, normal = client.score(world.INPUTS), client.score(world.INPUTS, normalize=True, policy_version=7)
+    assert normal.rewards == pytest.approx([1 / (1 + math.exp(-reward)) for reward in plain.rewards], abs=1e-5)
+    assert (plain.normalized, normal.normalized) == (False, True)
+    assert (plain.policy_version, normal.policy_version) == (None, 7)
+
+
+def test_what_is_too_long_is_cut_by_choice_only(client):
+    rm = world.served_model(client)
+    long = [("Tell me. " * 60, "No. " * 200), ("Short.", "Yes.")]
+    inputs = [{"prompt": prompt, "response": response} for prompt, response in long]
+    with pytest.raises(RequestError, match=rf"inputs.0: .* more than the {world.MAX_SEQ_LEN}"):
+        client.score(inputs)
+    cut = client.score(inputs, over_length="cut")
+    assert cut.rewards == world.close(world.expected(rm, long))
+    assert cut.num_tokens[0] == world.MAX_SEQ_LEN
+    assert cut.num_cut[0] > 0 == cut.num_cut[1]
+    ids = list(range(5, 5 + world.MAX_SEQ_LEN + 9))
+    with pytest.raises(RequestError, match=r"inputs\.0"):
+        client.score([ids])
+    assert client.score([ids], over_length="cut").num_cut == (9,)
+
+
+def test_nothing_to_score_is_no_error(client):
+    answer = client.score([])
+    assert answer.rewards == ()
+    assert answer.weight_version >= 1
+
+
+def post(raw, content, **headers):
+    body = content if isinstance(content, bytes) else json.dumps(content).encode()
+    return raw.post("/score", content=body, headers={"Content-Type": "application/json"} | headers)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "field"),
+    [
+        ({"inputs": [""]}, 422, "inputs.0"),
+        ({"inputs": ["a", [1, -1]]}, 422, "inputs.1.1"),
+        ({"inputs": ["a", [1, 10**6]]}, 422, "inputs.1"),
+        ({"inputs": [{"prompt": "a"}]}, 422, "inputs.0.response"),
+        ({"inputs": ["a"], "normalise": True}, 422, "normalise"),
+        ({"inputs": ["a"], "over_length": "drop"}, 422, "over_length"),
+        ({}, 422, "inputs"),
+        ([], 422, "body"),
+        (b'{"inputs": ["\xff"]}', 422, "body"),
+        (b'{"inputs": ["a"', 422, "body"),
+        (b'{"inputs": [NaN]}', 422, "inputs.0"),
+        ({"inputs": ["x" * 2**20]}, 413, None),
+        ({"inputs": [[7]] * 601}, 429, None),
+    ],
+)
+def test_bad_input_is_refused_with_its_field_and_the_server_lives(raw, body, status, field):
+    answer = post(raw, body)
+    assert answer.status_code == status, answer.text
+    assert answer.json()["field"] == field
+    assert answer.json()["message"]
+    assert post(raw, {"inputs": ["a"]}).status_code == 200
+
+
+def test_only_json_is_read(raw):
+    answer = post(raw, {"inputs": ["a"]}, **{"Content-Type": "text/plain"})
+    assert (answer.status_code, answer.json()["field"]) == (422, "content-type")
+
+
+@pytest.mark.parametrize("path", ["/score", "/health", "/version", "/metrics", "/weights"])
+@pytest.mark.parametrize("header", [None, "Bearer wrong", world.TOKEN, f"Basic {world.TOKEN}"])
+def test_every_route_asks_for_the_token(server, path, header):
+    method = "POST" if path in ("/score", "/weights") else "GET"
+    headers = {} if header is None else {"Authorization": header}
+    answer = httpx.request(method, server.address + path, headers=headers)
+    assert (answer.status_code, answer.json()["error"]) == (401, "unauthorized")
+    assert world.TOKEN not in answer.text
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/collective_rpc", "/pause", "/reset_prefix_cache", "/update_weights", "/classify", "/v1/models", "/openapi.json"],
+)
+def test_vllms_own_routes_cannot_be_reached(raw, path):
+    assert raw.post(path, json={"method": "reload_weights"}).status_code == 404
+
+
+def test_nothing_of_it_but_the_front_door_listens_on_the_network(server):
+    family = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
+    listening = [c for process in family for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN]
+    host, port = server.address.removeprefix("http://").split(":")
+    addresses = {(connection.laddr.ip, connection.laddr.port) for connection in listening}
+    assert (host, int(port)) in addresses
+    assert all(ip in ("127.0.0.1", "::1") for ip, _ in addresses)
+    others = [port for _, port in addresses - {(host, int(port))}]
+    for other in others:  # vLLM's processes speak among themselves; none of that is HTTP
+        with pytest.raises(httpx.HTTPError), httpx.Client(timeout=2) as session:
+            session.get(f"http://127.0.0.1:{other}/health")
+
+
+def test_what_it_says_of_itself(client, raw, checkpoint):
+    health, version = client.health(), client.version()
+    assert (health.kind, health.ready, health.state, health.pooling) == ("reward_model", True, "ready", "last")
+    assert health.max_seq_len == world.MAX_SEQ_LEN
+    assert version.checkpoint == str(checkpoint)
+    assert health.weight_version == version.weight_version
+    client.score([[5]] * 3)
+    text = raw.get("/metrics").text
+    assert f"rm_weight_version {version.weight_version}.0" in text
+    assert 'rm_requests_total{path="/score",status="200"}' in text
+    assert "rm_ready 1.0" in text
