@@ -232,6 +232,15 @@ def test_closing_ends_a_call_that_another_thread_waits_for(server):
             waiting.result(10)
 
 
+@pytest.fixture
+def audible():
+    """Ctrl-C is heard: a shell that starts the tests in the background has them ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("audible")
 def test_ctrl_c_ends_the_call_and_its_requests(server):
     main = threading.get_ident()
 
