@@ -171,7 +171,12 @@ class Services:
 
     def trigger(self, parameters, flow="pipeline"):
         place = f"{self.api}/deployments/{self.deployment(flow)['id']}/create_flow_run"
-        return httpx.post(place, json={"parameters": parameters})
+        for _ in range(5):
+            answer = httpx.post(place, json={"parameters": parameters}, timeout=60)
+            if answer.status_code != 503:  # its database is busy; Prefect's own client asks again, too
+                break
+            time.sleep(float(answer.headers.get("Retry-After", 1)))
+        return answer
 
     def flow_runs(self, **conditions):
         return httpx.post(f"{self.api}/flow_runs/filter", json={"flow_runs": conditions}).raise_for_status().json()
