@@ -102,7 +102,7 @@ class ServedModel:
 
     async def stop(self) -> None:
         """End vLLM; requests from now on are refused."""
-        self._become("broken", "the server is stopping.")
+        self._become("stopping")
         if self._watch is not None:
             self._watch.cancel()
         await self.engine.stop()

@@ -198,7 +198,12 @@ async def _answer(door: FrontDoor, listening: socket.socket, announce: Callable[
     """Answer until cancelled, then let what is under way finish for some seconds."""
     server = _Server(
         uvicorn.Config(
-            door.app(), log_level="warning", access_log=False, timeout_keep_alive=75, timeout_graceful_shutdown=5
+            door.app(),
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            timeout_keep_alive=75,  # longer than clients keep an idle connection
+            timeout_graceful_shutdown=5,
         )
     )
     answering = asyncio.ensure_future(server.serve(sockets=[listening]))

@@ -119,7 +119,7 @@ class ScoringResponse(Wire):
     policy_version: int | None = Field(default=None, description="As in the request.")
 
 
-ServerState = Literal["starting", "ready", "updating", "restarting", "broken"]
+ServerState = Literal["starting", "ready", "updating", "restarting", "broken", "stopping"]
 
 
 class Health(Wire):

@@ -108,6 +108,9 @@ def test_an_adapter_is_served_with_its_base_also_in_bf16(vllm, checkpoint, tmp_p
     truth = world.expected(rm)
     assert answer.rewards == pytest.approx(truth, abs=BF16_TOLERANCE * max(1.0, max(truth) - min(truth)))
     assert answer.rewards != world.close(truth)  # it did compute in bf16
+    said = (tmp_path / "log").read_text()
+    assert "stopping" in said
+    assert "Traceback" not in said
 
 
 def test_nothing_is_left_where_the_program_that_serves_is_killed(vllm, checkpoint, tmp_path):
