@@ -124,12 +124,11 @@ def overoptimization(
         seed: of the bootstrap.
 
     Raises:
-        DataError: the pools do not fit each other, hold fewer than two samples or a reward that is not finite.
+        DataError: the pools do not fit each other, hold fewer than four samples or a reward that is not finite.
         ConfigError: no sample of any prompt differs from the others.
     """
     _check(proxy, gold)
-    scaled = [pool / pooled_deviation(proxy) for pool in proxy]
-    judged = [pool / pooled_deviation(gold) for pool in gold]
+    scaled, judged = _scaled(proxy), _scaled(gold)
     counts = _counts(min(max_n, *map(len, proxy)))
     if method == "best_of_n":
         settings = [float(n) for n in counts]
@@ -214,6 +213,12 @@ def _fit(form: str, distance: FloatArray, gains: FloatArray) -> dict[str, FloatA
         "peak": np.where((beta > 0) & (peak > 0), peak, np.inf),
         "error": np.sqrt((left**2).mean(axis=1)),
     }
+
+
+def _scaled(pools: Sequence[FloatArray]) -> list[FloatArray]:
+    """Rewards in standard deviations within prompts."""
+    deviation = pooled_deviation(pools)
+    return [pool / deviation for pool in pools]
 
 
 def _counts(most: int) -> list[int]:

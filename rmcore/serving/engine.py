@@ -224,15 +224,11 @@ class VllmEngine:
 
     async def kill(self) -> None:
         """End vLLM at once because its weights cannot be trusted; `exited` then tells."""
-        self._let_go()
-        if self._process is not None:
-            await asyncio.to_thread(self._process.wait, ENDING_SECONDS)
-
-    def _let_go(self) -> None:
-        """Close the pipe that the keeper waits at."""
-        if self._lifeline >= 0:
+        if self._lifeline >= 0:  # the keeper waits at its other end
             os.close(self._lifeline)
             self._lifeline = -1
+        if self._process is not None:
+            await asyncio.to_thread(self._process.wait, ENDING_SECONDS)
 
     async def stop(self) -> None:
         """End vLLM and all that it started; nothing where it does not run."""

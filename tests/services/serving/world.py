@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rmcore.config import LoraSettings, ModelConfig
+from rmcore.config import ModelConfig
 from rmcore.model import BradleyTerryRM
 from rmcore.serving.parity import FLOAT32_TOLERANCE
 from rmcore.serving.weight_sync import create_rm_publisher
@@ -14,9 +14,9 @@ PAIRS = [("What is 2 + 2?", "4"), ("What is 2 + 2?", "Five, I think."), ("Grüß
 INPUTS = [{"prompt": prompt, "response": response} for prompt, response in PAIRS]
 
 
-def new_model(seed: int, *, lora: bool = False) -> BradleyTerryRM:
+def new_model(seed: int) -> BradleyTerryRM:
     """A tiny reward model whose rewards differ by tenths of a logit from those of another seed."""
-    settings = ModelConfig(name="tiny", max_seq_len=MAX_SEQ_LEN, lora=LoraSettings(rank=4) if lora else None)
+    settings = ModelConfig(name="tiny", max_seq_len=MAX_SEQ_LEN)
     return BradleyTerryRM.new(settings, seed=seed, device=torch.device("cpu"))
 
 
