@@ -13,12 +13,21 @@ from rmcore.config import (
     LoraSettings,
     ModelConfig,
     PipelineConfig,
+    PolicyConfig,
+    ReadinessConfig,
     TrainConfig,
+    ValidationConfig,
 )
 from rmcore.hardware import HARDWARE
 
 QUICK_PARTS: tuple[CurvaturePart, ...] = ("normalized", "gauss_newton", "noise")
 """On a CPU, where a Hessian product with a pretrained model takes seconds; `rm-opt analyze` measures the others."""
+
+# A reward model of the gold world that is worth optimising against: more pairs and steps than the demo has.
+WORLD = DataConfig(gold=GoldConfig(num_prompts=4000), eval_limit=1000)
+GOOD = TrainConfig(
+    optimizer="muon", lr=2e-3, steps=300, pairs_per_step=32, eval_every=100, warmup_steps=20, token_budget=8192
+)
 
 PRESETS: dict[str, PipelineConfig] = {
     # The first five minutes: gold world and tiny model, everything measured, under three minutes on two cores.
@@ -38,7 +47,36 @@ PRESETS: dict[str, PipelineConfig] = {
         train=TrainConfig(lr=1e-3, steps=150, eval_every=50, warmup_steps=20, token_budget=8192, save_every=25),
         landscape=LandscapeConfig(parts=("normalized",), num_pairs=8, lanczos_steps=10, trace_probes=4, top_k=1),
     ),
-    # The same chain in seconds, to see that everything is wired: no number of it means anything.
+    # A policy of its own, and readiness v2 on its samples; about fifteen minutes on two cores.
+    "policy": PipelineConfig(
+        study="policy",
+        data=WORLD,
+        model=ModelConfig(name="tiny", max_seq_len=256),
+        train=GOOD,
+        evaluate=EvaluateConfig(train_pairs=300),
+        landscape=LandscapeConfig(parts=QUICK_PARTS, num_pairs=16, lanczos_steps=12, trace_probes=4),
+        policy=PolicyConfig(),
+    ),
+    # What readiness predicts, on 110 small reward models of known gain; about an hour on two cores.
+    "validation": PipelineConfig(
+        study="validation",
+        data=WORLD,
+        model=ModelConfig(name="tiny", max_seq_len=256),
+        train=GOOD,
+        policy=PolicyConfig(),
+        validation=ValidationConfig(),
+    ),
+    # The same in a minute: that it runs, and nothing more.
+    "validation-smoke": PipelineConfig(
+        study="validation-smoke",
+        data=DataConfig(gold=GoldConfig(num_prompts=80, pairs_per_prompt=2), test_fraction=0.3),
+        model=ModelConfig(name="tiny", max_seq_len=256),
+        train=TrainConfig(lr=1e-3, warmup_steps=2, token_budget=8192),
+        readiness=ReadinessConfig(planned_kl=1.0, min_gain=0.1),
+        policy=PolicyConfig(sft_examples=400, sft_epochs=1, num_prompts=16, samples_per_prompt=8, max_new_tokens=48),
+        validation=ValidationConfig(num_backbones=2, steps=8, measured_prompts=8),
+    ),
+    # The pipeline's chain in seconds, to see that everything is wired: no number of it means anything.
     "smoke": PipelineConfig(
         study="smoke",
         data=DataConfig(gold=GoldConfig(num_prompts=60, pairs_per_prompt=2)),

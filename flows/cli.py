@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flows import cli_experiment, cli_trajectory
+from flows import cli_experiment, cli_policy, cli_trajectory
 from flows.cli_common import ConfigOption, Flow, SetOption, SummaryOption, run_configured
 from rmcore.cli import app
 from rmcore.cli.common import guard
@@ -17,6 +17,7 @@ store_app = typer.Typer(no_args_is_help=True, help="List and bound the stored ar
 app.add_typer(store_app, name="store")
 cli_experiment.add_to(app)
 cli_trajectory.add_to(app)
+cli_policy.add_to(app)
 
 
 @app.callback()

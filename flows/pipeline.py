@@ -21,7 +21,7 @@ from flows.prefect_api import ensure_device_limit, free_leaked_device, run_owner
 from rmcore.config import PipelineConfig
 from rmcore.files import write_json
 from rmcore.report import Results, summary_markdown, write_report
-from rmcore.stages.registry import STAGES
+from rmcore.stages.registry import STAGES, pipeline_stages
 from rmcore.stages.results import figures, gather_results, run_key
 from rmcore.stages.run import INTERRUPTED
 from rmcore.store import ArtifactRef, Store, flatten
@@ -51,7 +51,7 @@ def pipeline(config: PipelineConfig = PRESETS["demo"]) -> dict[str, Any]:
         tags={"rm.kind": "pipeline", "rm.seed": str(config.seed), "prefect.flow_run_id": str(runtime.flow_run.id)},
         params=flatten(config.model_dump(mode="json")),
     ) as tracker:
-        runs = run_stages(STAGES, config, store, tracker)
+        runs = run_stages(pipeline_stages(config), config, store, tracker)
         refs = {name: run.ref for name, run in runs.items()}
         cached = {name: run.cached for name, run in runs.items()}
         results = gather_results(config, store, refs, cached, run_name=run_name)
@@ -86,12 +86,23 @@ def claim_run() -> None:
         client.update_flow_run(runtime.flow_run.id, tags=tags)
 
 
-def run_stages(names: Iterable[str], config: PipelineConfig, store: Store, tracker: RunTracker) -> dict[str, StageRun]:
-    """Run the stages `names`, each after those it needs, and send what they hold to the tracker."""
+def run_stages(
+    names: Iterable[str],
+    config: PipelineConfig,
+    store: Store,
+    tracker: RunTracker,
+    given: Mapping[str, ArtifactRef] | None = None,
+) -> dict[str, StageRun]:
+    """Run the stages `names`, each after those it needs, and send what they hold to the tracker.
+
+    `given` are artifacts of stages that are not run.
+    """
     runs: dict[str, StageRun] = {}
+    refs = dict(given or {})
     for name in names:
-        upstream = {needed: runs[needed].ref for needed in STAGES[name].upstream}
+        upstream = {needed: refs[needed] for needed in STAGES[name].upstream}
         runs[name] = run_and_say(store, name, config, upstream, tracker)
+        refs[name] = runs[name].ref
         tracker.log_artifact_folder(Path(runs[name].ref.path), name)
     return runs
 

@@ -8,11 +8,17 @@ from typing import Any
 import yaml
 
 from experiments.presets import PRESETS
-from rmcore.config import PipelineConfig
+from rmcore.config import LoraSettings, PipelineConfig, PolicyConfig, Settings, ValidationConfig
 from rmcore.config_file import read_mapping
 from rmcore.errors import ConfigError
 
 Tree = dict[str, Any]
+OPTIONAL_GROUPS: dict[str, type[Settings]] = {
+    "policy": PolicyConfig,
+    "validation": ValidationConfig,
+    "model.lora": LoraSettings,
+}
+"""Groups that most runs do without: setting one field of them brings the whole group with its defaults."""
 
 
 def load_config(preset: str, file: Path | None, assignments: Sequence[str]) -> PipelineConfig:
@@ -48,9 +54,11 @@ def _merge(tree: Tree, change: Tree, path: str) -> None:
         where = f"{path}.{name}" if path else str(name)
         if name not in tree:
             raise ConfigError(f"no setting {where!r}; here are {', '.join(tree)}.{_near(str(name), list(tree))}")
+        if tree[name] is None and isinstance(value, dict) and where in OPTIONAL_GROUPS:
+            tree[name] = OPTIONAL_GROUPS[where]().model_dump()
         if isinstance(tree[name], dict) and isinstance(value, dict):
             _merge(tree[name], value, where)
-        elif isinstance(tree[name], dict):
+        elif isinstance(tree[name], dict) and not (value is None and where in OPTIONAL_GROUPS):
             raise ConfigError(f"{where} is a group of settings, not a value; set one of {', '.join(tree[name])} in it.")
         else:
             tree[name] = value

@@ -6,13 +6,12 @@ reward-model trainer's specification unless a source is named. Unknown keys and 
 
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-
-class Settings(BaseModel):
-    """Base of all settings: immutable, no unknown keys, field help from the docstring under each field."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+from rmcore.config_base import Settings as Settings  # noqa: PLC0414
+from rmcore.config_policy import PolicyConfig as PolicyConfig  # noqa: PLC0414
+from rmcore.config_policy import ReadinessConfig as ReadinessConfig  # noqa: PLC0414
+from rmcore.config_policy import ValidationConfig as ValidationConfig  # noqa: PLC0414
 
 
 class GoldConfig(Settings):
@@ -261,26 +260,6 @@ class LandscapeConfig(Settings):
         return self
 
 
-class ReadinessConfig(Settings):
-    """Weights of the v1 readiness score and the gate."""
-
-    accuracy_weight: float = Field(default=0.35, ge=0)
-    """Weight of held-out pairwise accuracy."""
-    calibration_weight: float = Field(default=0.25, ge=0)
-    """Weight of calibration."""
-    stability_weight: float = Field(default=0.25, ge=0)
-    """Weight of reward variance."""
-    landscape_weight: float = Field(default=0.15, ge=0)
-    """Weight of curvature."""
-
-    @model_validator(mode="after")
-    def _weights_sum_to_one(self) -> Self:
-        total = self.accuracy_weight + self.calibration_weight + self.stability_weight + self.landscape_weight
-        if abs(total - 1) > 1e-6:
-            raise ValueError(f"the four weights sum to {total:g}; they must sum to 1 for scores to compare")
-        return self
-
-
 class PipelineConfig(Settings):
     """One pipeline run: data, model, training, measurement and verdict."""
 
@@ -302,3 +281,7 @@ class PipelineConfig(Settings):
     """Loss landscape."""
     readiness: ReadinessConfig = ReadinessConfig()
     """Readiness for reinforcement learning."""
+    policy: PolicyConfig | None = None
+    """The policy to be optimised: with it readiness is v2, measured on its samples; without it v1."""
+    validation: ValidationConfig | None = None
+    """The study of what readiness predicts; used by its flow only."""

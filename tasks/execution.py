@@ -19,7 +19,7 @@ from rmcore import errors
 from rmcore.config import PipelineConfig
 from rmcore.errors import RmcoreError, TrainingError
 from rmcore.progress import PROGRESS_VARIABLE
-from rmcore.resume import FINISHED_FILE, RESUME_FOLDER, ResumePoint, clear, rewind
+from rmcore.resume import ResumePoint, clear, rewind
 from rmcore.stages.registry import Stage, slug
 from rmcore.stages.run import DELIBERATE_ERROR, ERROR_FILE, INTERRUPTED
 from rmcore.store import ArtifactRef, Store, make_key
@@ -61,26 +61,26 @@ def execute(
         with (
             device_slot(store) if stage.on_device else nullcontext() as slot,
             store.publish(
-                stage.name, slug(stage, config), inputs, outcome=stage.outcome, resumable=stage.resumable
+                stage.name, slug(stage, config), inputs, outcome=stage.outcome, resumable=bool(stage.kept)
             ) as out,
         ):
             before()
-            if stage.resumable and (out / FINISHED_FILE).is_file():
+            if stage.finished and (out / stage.finished).is_file():
                 clear(out)  # an earlier attempt died between the end of its work and here
             else:
-                if stage.resumable:
+                if stage.kept:
                     _announce(rewind(out))
                 (out / METRICS_FILE).touch()
                 try:
                     with follow(out / METRICS_FILE):
                         run_child(stage, config, upstream, out, {} if slot is None else slot_environment(slot))
                 except RmcoreError:
-                    if not _has_checkpoints(out):  # refused before it began: nothing that could be gone on with
+                    if not _left(stage, out):  # refused before it began: nothing that could be gone on with
                         shutil.rmtree(out)
                     raise
-                if stage.resumable and not (out / FINISHED_FILE).is_file():
+                if stage.finished and not (out / stage.finished).is_file():
                     raise TrainingError(
-                        f"stage {stage.name} ended without {FINISHED_FILE}, so it was cut off although it reported "
+                        f"stage {stage.name} ended without {stage.finished}, so it was cut off although it reported "
                         f"success; run the same command again to go on. Checkpoints written before that: {out}"
                     )
         return store.ref(stage.name, key), True
@@ -116,12 +116,12 @@ def run_child(
             if status:
                 raise TrainingError(_crash_message(stage, status, place / LOG_FILE))
         except RmcoreError as error:
-            if not _has_checkpoints(out):
+            if not _left(stage, out):
                 raise
-            raise type(error)(f"{error} Checkpoints written before that: {out}") from error
+            raise type(error)(f"{error} Written before that, and gone on from by the same command: {out}") from error
         except (KeyboardInterrupt, TerminationSignal):
-            if _has_checkpoints(out):
-                print(f"checkpoints written so far: {out}", file=sys.stderr)
+            if _left(stage, out):
+                print(f"written so far: {out}", file=sys.stderr)
             raise
 
 
@@ -158,8 +158,9 @@ def _crash_message(stage: Stage, status: int, log: Path) -> str:
     return f"stage {stage.name} ended with status {status}: {meaning}. The end of its output:\n{tail}\n"
 
 
-def _has_checkpoints(out: Path) -> bool:
-    return any(path.name in ("best", RESUME_FOLDER) or path.name.startswith("step_") for path in out.glob("*"))
+def _left(stage: Stage, out: Path) -> bool:
+    """Whether there is something to go on from."""
+    return any(True for pattern in stage.kept for _ in out.glob(pattern))
 
 
 def _announce(point: ResumePoint | None) -> None:

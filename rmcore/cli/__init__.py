@@ -2,15 +2,15 @@
 
 import typer
 
-from rmcore.cli import analyze, data, export, measure, overoptimize, serve, train
+from rmcore.cli import analyze, data, ensemble, export, measure, overoptimize, serve, train
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 app.command("train")(train.train)
 app.command("evaluate")(measure.evaluate)
 app.command("analyze")(analyze.analyze)
-app.command("readiness")(measure.readiness)
 app.command("score")(measure.score)
 app.command("diff")(measure.diff)
+app.command("ensemble")(ensemble.ensemble)
 app.command("overoptimize")(overoptimize.overoptimize)
 app.command("export")(export.export)
 app.command("serve")(serve.serve)

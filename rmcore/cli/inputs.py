@@ -46,6 +46,20 @@ class MeasuredModel:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class PairSource:
+    """Which pairs are read, and how; columns are those of prompt, chosen and rejected."""
+
+    data: str
+    split: str
+    limit: int | None
+    columns: tuple[str | None, str | None, str | None]
+
+    def read(self) -> list[PreferencePair]:
+        """See `read_pairs`."""
+        return read_pairs(self.data, self.split, self.limit, self.columns)
+
+
 def read_pairs(
     data: str, split: str, limit: int | None, columns: tuple[str | None, str | None, str | None]
 ) -> list[PreferencePair]:

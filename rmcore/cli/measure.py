@@ -1,5 +1,6 @@
-"""`rm-opt evaluate | readiness | score | diff`: measure checkpoints on a file of pairs."""
+"""`rm-opt evaluate | score | diff`, and readiness v1: measure checkpoints on a file of pairs."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +17,7 @@ from rmcore.cli.inputs import (
     Limit,
     MaxLen,
     MeasuredModel,
-    NumPairs,
+    PairSource,
     PromptColumn,
     RejectedColumn,
     RenderFn,
@@ -28,7 +29,7 @@ from rmcore.cli.inputs import (
 from rmcore.config import EvaluateConfig, LandscapeConfig, PipelineConfig, ReadinessConfig
 from rmcore.data.pair import PreferencePair
 
-EVALUATE, LANDSCAPE = EvaluateConfig(), LandscapeConfig()
+EVALUATE = EvaluateConfig()
 
 
 def evaluate(
@@ -62,37 +63,24 @@ def evaluate(
     write_report_json(json_out, {"num_pairs": len(table), "metrics": metrics, "truncation": cut})
 
 
-def readiness(
-    checkpoint: Checkpoint,
-    data: Data,
-    json_out: JsonOut = None,
-    train_data: Annotated[
-        str | None,
-        typer.Option(help="Pairs it was trained on, for the train-test gap; without, that check fails."),
-    ] = None,
-    limit: Limit = None,
-    split: Split = "train",
-    prompt_column: PromptColumn = None,
-    chosen_column: ChosenColumn = None,
-    rejected_column: RejectedColumn = None,
-    num_pairs: NumPairs = LANDSCAPE.num_pairs,
-    max_seq_len: MaxLen = None,
-    render_fn: RenderFn = None,
-    device: Device = "auto",
-    seed: Seed = 0,
+def v1_readiness(
+    model: MeasuredModel,
+    source: PairSource,
+    *,
+    train_data: str | None,
+    num_pairs: int,
+    seed: int,
+    json_out: Path | None,
 ) -> None:
-    """Judge whether a policy may be optimised against this model: the v1 score, the gate and the verdict."""
+    """Judge a model on labelled pairs alone: the v1 score, the gate and the verdict, printed."""
     from rmcore.stages.readiness import judge
 
-    pairs = read_pairs(data, split, limit, (prompt_column, chosen_column, rejected_column))
+    pairs = source.read()
     config = PipelineConfig(landscape=LandscapeConfig(parts=(), num_pairs=num_pairs))
-    model = MeasuredModel(checkpoint, max_seq_len, render_fn, device)
     _, _, metrics = _evaluate(model, pairs, config.evaluate, seed)
     train_accuracy = None
     if train_data is not None:
-        seen = read_pairs(
-            train_data, split, config.evaluate.train_pairs, (prompt_column, chosen_column, rejected_column)
-        )
+        seen = replace(source, data=train_data, limit=config.evaluate.train_pairs).read()
         train_metrics = _evaluate(model, seen, config.evaluate, seed)[2]
         train_accuracy = train_metrics["pairwise_accuracy"]["value"]
     spectrum = measure_model(model, pairs, config.landscape, seed=seed)["spectrum"]

@@ -31,24 +31,21 @@ def overoptimize(
     rm-opt overoptimize --samples scored.parquet --proxy reward --gold judge --out curves
     """
     from rmcore.files import write_json
-    from rmcore.plots.overoptimization import overoptimization_curves
-    from rmcore.rl.overoptimization import overoptimization
-    from rmcore.rl.samples import pools, read_samples
+    from rmcore.rl.curves import curves_of_file
 
-    table = read_samples(samples)
-    judged = pools(table, prompt, gold)
-    found: dict[str, list[dict[str, Any]]] = {}
-    for name in dict.fromkeys(proxy):
-        rewards = pools(table, prompt, name)
-        settings = {"max_n": max_n, "num_resamples": num_resamples, "seed": seed}
-        found[name] = [
-            overoptimization(rewards, judged, method="best_of_n", **settings).to_dict(),
-            overoptimization(rewards, judged, method="kl_optimum", **settings).to_dict(),
-        ]
-        _show(name, found[name])
-        figure = overoptimization_curves(name, found[name], out / f"overoptimization_{_file_name(name)}.png")
-        print(f"figure      {figure}")
-    record = {"samples": str(samples), "gold": gold, "proxies": found}
+    record, drawn = curves_of_file(
+        samples,
+        prompt=prompt,
+        gold=gold,
+        proxies=proxy,
+        out=out,
+        max_n=max_n,
+        num_resamples=num_resamples,
+        seed=seed,
+    )
+    for name, curves in record["proxies"].items():
+        _show(name, curves)
+        print(f"figure      {drawn[name]}")
     write_json(out / "overoptimization.json", record)
     write_report_json(json_out, record)
 
@@ -75,7 +72,3 @@ def _show(name: str, curves: list[dict[str, Any]]) -> None:
         last = curve["points"][-1]["kl"]
         beyond = " (beyond what was measured)" if peak["value"] is not None and peak["value"] ** 2 > last else ""
         print(f"the fitted gold reward {where}{beyond}; gains are in standard deviations within prompts")
-
-
-def _file_name(name: str) -> str:
-    return "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in name)

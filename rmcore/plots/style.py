@@ -20,6 +20,7 @@ FloatArray = npt.NDArray[np.float64]
 
 DPI = 144
 BLUE, ORANGE, GREEN, PINK = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
+PALETTE = (BLUE, ORANGE, GREEN, PINK, "#56B4E9", "#E69F00", "#F0E442", "#000000")
 INK, MUTED, GRID = "#1f2328", "#59636e", "#d8dee4"
 TITLE, LABEL, SMALL = 11.5, 10.0, 9.0
 _CHARS_PER_INCH = 9.0  # of a bold title at TITLE points

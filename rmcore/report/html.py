@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from rmcore.plots import numbers
-from rmcore.report import curvature, glossary
+from rmcore.report import curvature, glossary, policy
 from rmcore.report.cards import headline_cards, metric_interval
 from rmcore.report.page import date, gate_row, write_page
 from rmcore.report.schema import Results
@@ -29,6 +29,7 @@ CAPTIONS = {
     "margin_histogram": "How far apart the model puts the two sides. Left of zero it prefers the rejected side.",
     "reward_by_length": "If reward follows length, a policy learns to write long instead of well.",
     **curvature.CAPTIONS,
+    **policy.CAPTIONS,
 }
 
 
@@ -79,6 +80,7 @@ def view(results: Results) -> dict[str, Any]:
         "truncation": blocks({"texts cut to fit the model": results["training"]["truncation"]}, "texts cut"),
         "curvature": curvature.view(results["curvature"]),
         "readiness_parts": _readiness_rows(results),
+        "policy": policy.section(results["policy"]),
         "readiness_weakness": glossary.READINESS_WEAKNESS,
         "audit": sorted(blocks(audit, "overview"), key=lambda block: not block.sentences),  # warnings first
         "mistakes": [_mistake(mistake) for mistake in results["mistakes"]],

@@ -61,6 +61,14 @@ class Readiness(TypedDict):
     recommendations: Sequence[str]
 
 
+class Policy(TypedDict):
+    """What was measured on a policy's samples: records of the stages samples, optimize and readiness_v2."""
+
+    sampling: Mapping[str, Any]
+    optimize: Mapping[str, Any]
+    readiness: Mapping[str, Any]
+
+
 class Training(TypedDict):
     """How training went; `best_metric` and `best_value` are None where no step was chosen."""
 
@@ -121,6 +129,9 @@ class Results(TypedDict):
     """Out-of-distribution split, where there is one."""
     context: Sequence[ContextItem]
     readiness: Readiness
+    """v1, on labelled pairs alone."""
+    policy: Policy | None
+    """With it verdict and gate are those of readiness v2."""
     spectrum: Mapping[str, Any]
     """HessianSpectrum.to_dict()."""
     curvature: Mapping[str, Any]

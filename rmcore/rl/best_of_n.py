@@ -108,7 +108,7 @@ def largest_kl(pools: Sequence[FloatArray]) -> float:
 def pool_kl(weights: FloatArray) -> float:
     """KL divergence in nats of weights over K samples from the policy that drew them, for which each stands for 1/K."""
     positive = weights[weights > 0]
-    return float(np.sum(positive * np.log(positive * len(weights))))
+    return max(0.0, float(np.sum(positive * np.log(positive * len(weights)))))  # 49 / 49 rounds to less than 1
 
 
 def nominal_kl(n: int) -> float:

@@ -27,11 +27,15 @@ from rmcore.rl.best_of_n import (
 )
 
 Method = Literal["best_of_n", "kl_optimum"]
+METHODS: tuple[Method, ...] = ("best_of_n", "kl_optimum")
 KL_SHARES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 1.0)
 """KL of the points of the KL-regularised optimum, as shares of the largest of best-of-n."""
 
 WITHIN_REACH = 0.9
 """Share of the largest KL among the samples that is asked of the optimum: beyond it one sample a prompt decides."""
+HEADROOM_CAP = 2.0
+"""A fitted peak at twice the planned distance, or none before it, counts as this."""
+_SHARES = np.linspace(0.0, HEADROOM_CAP, 201)
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,22 @@ class Fit:
 
 
 @dataclass(frozen=True)
+class Plan:
+    """What a curve says of an optimisation up to `kl` nats.
+
+    Attributes:
+        kl: planned, in nats.
+        gain: gold gain there, between the points of the curve; without a value where the curve ends before.
+        headroom: d at which the fitted gain is largest over the planned d: below 1 the plan goes beyond the peak, 0 is
+            a gold reward that falls from the start. Looked for up to `HEADROOM_CAP`, beyond the curve by the fit.
+    """
+
+    kl: float
+    gain: MetricValue
+    headroom: MetricValue
+
+
+@dataclass(frozen=True)
 class Overoptimization:
     """A curve, its fits, and whether the gold reward turned within it.
 
@@ -84,6 +104,7 @@ class Overoptimization:
             turned. `best` was chosen on the same prompts, which makes the fall look a little larger than it is.
         num_prompts: prompts with samples.
         num_samples: samples in all.
+        plan: what the curve says of a planned KL, where one was named.
     """
 
     method: Method
@@ -93,6 +114,7 @@ class Overoptimization:
     fall: MetricValue
     num_prompts: int
     num_samples: int
+    plan: "Plan | None" = None
 
     @property
     def turned(self) -> bool:
@@ -110,6 +132,7 @@ def overoptimization(
     *,
     method: Method = "best_of_n",
     max_n: int = 64,
+    planned_kl: float | None = None,
     num_resamples: int = 1000,
     seed: int = 0,
 ) -> Overoptimization:
@@ -120,6 +143,7 @@ def overoptimization(
         gold: rewards of the same samples by the judge that counts.
         method: best of 1, 2, 4 ... n, or the KL-regularised optimum at the same range of KL.
         max_n: largest n; at most the samples of the smallest pool.
+        planned_kl: nats that the policy is to be moved by; left out, `plan` stays empty.
         num_resamples: of the bootstrap over prompts.
         seed: of the bootstrap.
 
@@ -149,7 +173,9 @@ def overoptimization(
     ]
     for gain in gains:
         gain[:, 0] = 0.0  # of the policy itself, up to rounding
-    return _curve(method, settings, nominal, kl, gains[0], gains[1], sum(map(len, proxy)), num_resamples, seed)
+    return _curve(
+        method, settings, nominal, kl, gains[0], gains[1], sum(map(len, proxy)), planned_kl, num_resamples, seed
+    )
 
 
 def _curve(
@@ -160,6 +186,7 @@ def _curve(
     proxy: FloatArray,
     gold: FloatArray,
     num_samples: int,
+    planned_kl: float | None,
     num_resamples: int,
     seed: int,
 ) -> Overoptimization:
@@ -173,14 +200,18 @@ def _curve(
         found["fall"] = mean_gold[:, -1] - mean_gold[:, best]
         for form in ("square", "logarithm"):
             found |= {f"{form} {name}": values for name, values in _fit(form, np.sqrt(mean_kl), mean_gold).items()}
+            if planned_kl is not None:
+                found[f"{form} headroom"] = _headroom(form, found, math.sqrt(planned_kl))
+        if planned_kl is not None:
+            found["planned gain"] = _between(np.sqrt(mean_kl), mean_gold, math.sqrt(planned_kl))
         return found
 
     drawn = cluster_bootstrap(statistics, len(kl), num_resamples=num_resamples, seed=seed)
 
-    def value(name: str) -> MetricValue:
+    def value(name: str, if_none: str = "the fitted gold reward never turns") -> MetricValue:
         point = drawn.point[name]
         if not math.isfinite(point):
-            return MetricValue(None, None, None, num_samples, "the fitted gold reward never turns")
+            return MetricValue(None, None, None, num_samples, if_none)
         return metric_value(point, drawn.replicates.get(name), num_prompts=len(kl), num_pairs=num_samples)
 
     points = tuple(
@@ -192,7 +223,34 @@ def _curve(
         Fit(form, value(f"{form} alpha"), value(f"{form} beta"), value(f"{form} peak"), drawn.point[f"{form} error"])
         for form in forms
     )
-    return Overoptimization(method, points, fits, best, value("fall"), len(kl), num_samples)
+    plan = None
+    if planned_kl is not None:
+        better = min(fits, key=lambda fit: fit.error).form
+        short = (
+            f"the samples reach {float(kl.mean(axis=0)[-1]):.3g} nats, {planned_kl:g} are planned; draw more of each"
+        )
+        plan = Plan(planned_kl, value("planned gain", short), value(f"{better} headroom"))
+    return Overoptimization(method, points, fits, best, value("fall"), len(kl), num_samples, plan)
+
+
+def _between(distance: FloatArray, gains: FloatArray, planned: float) -> FloatArray:
+    """Gains (B, points) at one distance, by straight lines between the points; NaN beyond the last one.
+
+    A resample's curve may end a hair before the plan where the whole one does not: a hundredth is let pass.
+    """
+    found = [
+        np.interp(planned, d, g, right=g[-1] if planned < 1.01 * d[-1] else np.nan)
+        for d, g in zip(distance, gains, strict=True)
+    ]
+    return np.array(found)
+
+
+def _headroom(form: str, found: dict[str, FloatArray], planned: float) -> FloatArray:
+    """Where a fitted gain (B,) is largest between 0 and `HEADROOM_CAP` times the planned distance, as a share of it."""
+    d = np.maximum(_SHARES * planned, 1e-12)
+    damping = np.log(d) if form == "logarithm" else d
+    gains = d * (found[f"{form} alpha"][:, None] - found[f"{form} beta"][:, None] * damping)
+    return np.asarray(_SHARES[np.argmax(gains, axis=1)])
 
 
 def _fit(form: str, distance: FloatArray, gains: FloatArray) -> dict[str, FloatArray]:

@@ -1,176 +1,25 @@
-"""One vLLM process behind a Unix socket: started, asked for rewards, given other weights, ended with all it started.
+"""Rewards from a vLLM process, and other weights for it.
 
-vLLM's control routes (`/collective_rpc`, `/pause`) ask for no key, so they must not be reachable: the socket lies in a
-folder that only this user may enter, and nothing listens on the network. Measured with vLLM 0.32: `reload_weights` from
-a folder is exact; loading tensors into the live modules fails half-way and leaves mixed weights.
+Measured with vLLM 0.32: `reload_weights` from a folder is exact; loading tensors into the live modules fails half-way
+and leaves mixed weights.
 """
 
-import asyncio
-import contextlib
-import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
-import httpx
+from rmcore.errors import RequestError, ServingError
+from rmcore.serving.vllm_process import EngineDtype, EngineFailure, EngineSettings, VllmProcess, check, message
 
-from rmcore.errors import NotReadyError, RequestError, ServingError
-from rmcore.processes import tail
+__all__ = ["EngineDtype", "EngineFailure", "EngineSettings", "VllmEngine"]
 
-EngineDtype = Literal["float32", "bfloat16"]
-SERVER_MODULE = "vllm.entrypoints.openai.api_server"
-ENDING_SECONDS = 40.0
-"""The keeper asks, waits 10 s, kills, and gives what is left another 15 + 15 s."""
-KEEP_ALIVE_SECONDS = 600
-"""An idle connection is closed by our side first: one that vLLM closes just as a request leaves is a lost request."""
-LIFE_SIGN_SECONDS = 2.0
-"""How often vLLM is asked whether its engine lives, while an answer is awaited."""
-SESSION_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=100, keepalive_expiry=KEEP_ALIVE_SECONDS)
-UNWANTED = ("RM_OPT_TOKEN", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
-"""Environment that must not reach vLLM: a secret, and the paths of another environment."""
+SCORING = ("--served-model-name", "reward", "--runner", "pooling", "--convert", "classify")
 
 
-@dataclass(frozen=True)
-class EngineSettings:
-    """How vLLM is started.
-
-    program: the Python of an environment with vLLM, or a `vllm` executable.
-    dtype: what it computes in.
-    max_seq_len: longest input in tokens.
-    gpu_memory_share: of one GPU, for weights and cache; without a GPU unused.
-    eager: without compiling the model, which takes a minute of a CPU.
-    start_timeout_s: seconds until it must answer. Large models load for minutes.
-    request_timeout_s: seconds for one batch of rewards or one reload.
-    """
-
-    program: Path
-    dtype: EngineDtype
-    max_seq_len: int
-    gpu_memory_share: float = 0.5
-    eager: bool = False
-    start_timeout_s: float = 600.0
-    request_timeout_s: float = 600.0
-
-    def command(self, folder: Path, socket: Path) -> list[str]:
-        """The command line for a checkpoint folder."""
-        program = str(self.program)
-        start = [program, "serve"] if self.program.name == "vllm" else [program, "-P", "-m", SERVER_MODULE, "--model"]
-        return [
-            *start,
-            str(folder),
-            *("--served-model-name", "reward"),
-            *("--runner", "pooling", "--convert", "classify"),
-            *("--uds", str(socket)),
-            *("--max-model-len", str(self.max_seq_len)),
-            *("--dtype", self.dtype),
-            *("--gpu-memory-utilization", str(self.gpu_memory_share)),
-            "--disable-uvicorn-access-log",
-            *(["--enforce-eager"] if self.eager else []),
-        ]
-
-
-class EngineFailure(ServingError):
-    """vLLM answered that it failed."""
-
-
-class VllmEngine:
-    """A running vLLM and a session with it. Use `start`, and `stop` whatever happens.
-
-    Args:
-        settings: how it is started.
-        log: file that its output is appended to.
-    """
+class VllmEngine(VllmProcess):
+    """A running vLLM that gives rewards. Use `start`, and `stop` whatever happens."""
 
     def __init__(self, settings: EngineSettings, log: Path) -> None:
-        self.settings = settings
-        self.log = log
-        self._place: tempfile.TemporaryDirectory[str] | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self._lifeline = -1
-        self._session: httpx.AsyncClient | None = None
-
-    async def start(self, folder: Path) -> None:
-        """Start vLLM on a checkpoint folder and wait until it answers.
-
-        Raises:
-            ServingError: it ended or did not answer in time; the message has the end of its log.
-        """
-        self._place = tempfile.TemporaryDirectory(prefix="rm-opt-vllm-")  # mode 0700; short, sockets allow 107 bytes
-        socket = Path(self._place.name) / "s"
-        read_end, self._lifeline = os.pipe()
-        keeper = [sys.executable, "-P", "-m", "rmcore.serving.keeper", str(read_end)]
-        ours = {
-            "VLLM_NO_USAGE_STATS": "1",
-            "DO_NOT_TRACK": "1",
-            "VLLM_SERVER_DEV_MODE": "1",  # the routes that reload weights
-            "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(2 * KEEP_ALIVE_SECONDS),
-        }
-        # Room for keys and values in GiB: a pooling model needs that of the rows in flight only.
-        cache = {"VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")}
-        wanted = {name: value for name, value in os.environ.items() if name not in UNWANTED}
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [*keeper, *self.settings.command(folder, socket)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=wanted | ours | cache | {"PYTHONPATH": _package_root()},
-                pass_fds=(read_end,),
-                start_new_session=True,
-            )
-        os.close(read_end)
-        self._session = httpx.AsyncClient(
-            transport=httpx.AsyncHTTPTransport(uds=str(socket), limits=SESSION_LIMITS),
-            base_url="http://vllm",
-            timeout=self.settings.request_timeout_s,
-        )
-        try:
-            async with asyncio.timeout(self.settings.start_timeout_s):
-                await self._until_healthy()
-        except TimeoutError:
-            raise ServingError(
-                f"vLLM did not answer within {self.settings.start_timeout_s:.0f} s. Give it longer with "
-                f"--start-timeout, or read why: {tail(self.log)}"
-            ) from None
-
-    async def _until_healthy(self) -> None:
-        while True:
-            if self.exit_status is not None:
-                raise ServingError(f"vLLM ended with status {self.exit_status} while it started. {tail(self.log)}")
-            with contextlib.suppress(httpx.TransportError):
-                if (await self._open_session.get("/health", timeout=5)).is_success:
-                    return
-            await asyncio.sleep(0.1)
-
-    @property
-    def _open_session(self) -> httpx.AsyncClient:
-        if self._session is None:
-            raise ServingError("vLLM is not running: it was never started, or stopped.")
-        return self._session
-
-    @property
-    def exit_status(self) -> int | None:
-        """Status of a vLLM that ended, None while it runs."""
-        if self._process is None:
-            raise ServingError("vLLM is not running: it was never started, or stopped.")
-        return self._process.poll()
-
-    async def is_healthy(self) -> bool:
-        """Whether vLLM answers that its engine is alive. It may be busy, so it has a minute to say so."""
-        try:
-            return (await self._open_session.get("/health", timeout=60)).is_success
-        except httpx.TransportError:
-            return False
-
-    async def exited(self) -> int:
-        """Wait until vLLM ends by itself, and give its status."""
-        while (status := self.exit_status) is None:
-            await asyncio.sleep(0.2)
-        return status
+        super().__init__(settings, log, SCORING)
 
     async def scores(self, token_ids: Sequence[Sequence[int]]) -> list[float]:
         """Rewards of rows of token ids, in logits, in their order.
@@ -186,8 +35,8 @@ class VllmEngine:
         body = {"model": "reward", "input": [list(ids) for ids in token_ids], "use_activation": False}
         answer = await self._post("/classify", json=body)
         if answer.status_code in (400, 422):
-            raise RequestError(f"vLLM refuses these token ids: {_message(answer)}")
-        _check(answer, "scored")
+            raise RequestError(f"vLLM refuses these token ids: {message(answer)}")
+        check(answer, "scored")
         rows = sorted(answer.json()["data"], key=lambda row: row["index"])
         if len(rows) != len(token_ids) or any(len(row["probs"]) != 1 for row in rows):
             raise ServingError(f"vLLM gave {len(rows)} results for {len(token_ids)} rows, or not one number a row.")
@@ -200,59 +49,8 @@ class VllmEngine:
             ServingError: it failed, and perhaps half-way: no reward may be trusted until a whole reload succeeds.
         """
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
-        _check(await self._post("/collective_rpc", json=body), "reloaded its weights")
+        check(await self._post("/collective_rpc", json=body), "reloaded its weights")
         answer = await self._post("/reset_prefix_cache")
-        _check(answer, "reset its prefix cache")
+        check(answer, "reset its prefix cache")
         if not answer.json()["success"]:
             raise ServingError("vLLM did not reset its prefix cache, which still holds values of the old weights.")
-
-    async def _post(self, route: str, **content: Any) -> httpx.Response:
-        answering = asyncio.ensure_future(self._open_session.post(route, **content))
-        try:
-            while not answering.done():
-                await asyncio.wait([answering], timeout=LIFE_SIGN_SECONDS)
-                # A reload whose engine was killed is never answered: the HTTP side lives on and waits, too.
-                if not answering.done() and not await self.is_healthy():
-                    raise NotReadyError(f"vLLM's engine died during {route}.")
-            return answering.result()
-        except httpx.TimeoutException as error:
-            raise ServingError(f"vLLM did not answer {route} in {self.settings.request_timeout_s:.0f} s.") from error
-        except httpx.TransportError as error:
-            raise NotReadyError(f"vLLM went away during {route} ({type(error).__name__}).") from error
-        finally:
-            answering.cancel()
-
-    async def kill(self) -> None:
-        """End vLLM at once because its weights cannot be trusted; `exited` then tells."""
-        if self._lifeline >= 0:  # the keeper waits at its other end
-            os.close(self._lifeline)
-            self._lifeline = -1
-        if self._process is not None:
-            await asyncio.to_thread(self._process.wait, ENDING_SECONDS)
-
-    async def stop(self) -> None:
-        """End vLLM and all that it started; nothing where it does not run."""
-        session, self._session = self._session, None
-        if session is not None:
-            await session.aclose()
-        await self.kill()
-        self._process = None
-        if self._place is not None:
-            self._place.cleanup()
-            self._place = None
-
-
-def _check(answer: httpx.Response, what: str) -> None:
-    if not answer.is_success:
-        status = answer.status_code
-        raise EngineFailure(f"vLLM failed where it should have {what} (status {status}): {_message(answer)}")
-
-
-def _message(answer: httpx.Response) -> str:
-    """What vLLM says itself, shortened."""
-    return answer.text[:500]
-
-
-def _package_root() -> str:
-    """Where the keeper finds this package; a checkout need not be installed."""
-    return str(Path(__file__).resolve().parents[2])

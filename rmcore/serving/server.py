@@ -6,7 +6,6 @@ PyTorch first scores the sample that vLLM must then reproduce.
 
 import asyncio
 import contextlib
-import os
 import shutil
 import signal
 import socket
@@ -27,10 +26,9 @@ from rmcore.serving.parity import make_probe
 from rmcore.serving.served import ServedModel, Weights
 from rmcore.serving.staging import stage_checkpoint
 from rmcore.serving.types import PoolingType, Probe, RewardModelTrainingMode
+from rmcore.serving.vllm_process import find_vllm
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-VLLM_VARIABLE = "RM_OPT_VLLM"
-VLLM_FOLDER = ".venv-vllm"
 LOG_FILE = "vllm.log"
 
 
@@ -58,28 +56,6 @@ class ServeSettings:
     gpu_memory_share: float = 0.5
     start_timeout_s: float = 600.0
     door: DoorSettings = field(default_factory=DoorSettings)
-
-
-def find_vllm(named: str | None = None) -> Path:
-    """The program that starts vLLM: as named, as RM_OPT_VLLM says, or `.venv-vllm` here or beside this package.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    given = named or os.environ.get(VLLM_VARIABLE)
-    if given is not None:
-        found = shutil.which(given)
-        if found is None:
-            raise ConfigError(f"{given} is no program: name the Python of an environment with vLLM, or its `vllm`.")
-        return Path(found)
-    for root in (Path.cwd(), Path(__file__).resolve().parents[2]):
-        program = root / VLLM_FOLDER / "bin" / "python"
-        if program.is_file():
-            return program
-    raise ConfigError(
-        f"there is no vLLM here: neither {VLLM_FOLDER} nor {VLLM_VARIABLE}. It cannot share an environment with "
-        "Prefect, so it has its own: make it with `make vllm`, or name one with --vllm /path/to/its/python."
-    )
 
 
 async def serve(

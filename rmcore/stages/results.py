@@ -12,7 +12,7 @@ import pandas as pd
 
 from rmcore.config import PipelineConfig
 from rmcore.metrics.diagnosis import diagnose
-from rmcore.report.schema import Results, Stage, Training
+from rmcore.report.schema import Policy, Results, Stage, Training
 from rmcore.stages.registry import device_type
 from rmcore.store import ArtifactRef, Store, make_key
 from rmcore.tracking import METRICS_FILE, read_history
@@ -43,7 +43,9 @@ def gather_results(
     """
     folder = {name: Path(ref.path) for name, ref in refs.items()}
     evaluation = _read(folder["evaluate"] / "metrics.json")
-    judged = _read(folder["readiness"] / "readiness.json")
+    v1 = _read(folder["readiness"] / "readiness.json")
+    policy = _policy(refs) if "readiness_v2" in refs else None
+    judged = v1 if policy is None else policy["readiness"]
     mistakes = read_mistakes(folder["evaluate"] / "tables" / "most_confident_mistakes.csv").head(NUM_MISTAKES)
     return {
         "study": config.study,
@@ -52,7 +54,8 @@ def gather_results(
         "run_name": run_name,
         "verdict": judged["verdict"],
         "gate": judged["gate"],
-        "readiness": judged["readiness"],
+        "readiness": v1["readiness"],
+        "policy": policy,
         "metrics": evaluation["metrics"]["test"],
         "ood_metrics": evaluation["metrics"].get("ood"),
         "context": evaluation["context"],
@@ -69,6 +72,19 @@ def gather_results(
         "config": config.model_dump(mode="json"),
         "environment": environment(config.device),
     }
+
+
+def _policy(refs: Mapping[str, ArtifactRef]) -> Policy:
+    return {
+        "sampling": read_json(refs["samples"], "sampling.json"),
+        "optimize": read_json(refs["optimize"], "optimize.json"),
+        "readiness": read_json(refs["readiness_v2"], "readiness.json"),
+    }
+
+
+def read_json(ref: ArtifactRef, name: str) -> dict[str, Any]:
+    """A JSON file of an artifact."""
+    return _read(Path(ref.path) / name)
 
 
 def figures(refs: Mapping[str, ArtifactRef]) -> dict[str, Path]:

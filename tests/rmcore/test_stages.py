@@ -10,7 +10,9 @@ from rmcore.config import (
     GoldConfig,
     LoraSettings,
     PipelineConfig,
+    PolicyConfig,
     ReadinessConfig,
+    ValidationConfig,
 )
 from rmcore.data.table import read_pairs, write_pairs
 from rmcore.errors import ConfigError, DataError
@@ -80,6 +82,8 @@ def test_each_setting_enters_the_keys_of_the_stages_it_affects(setting):
     others |= {"landscape.parts": ("noise",), "landscape.checkpoint": "step_5"}
     literal = {"adamw": "sgd", "cut": "drop", "cosine": "linear", "fp32": "bf16", "lanczos": "full", "all": "head"}
     literal["eval/pairwise_accuracy"] = "eval/loss"
+    others |= {"policy": PolicyConfig(), "validation": ValidationConfig()}
+    others |= {"readiness.planned_optimizer": "kl_optimum"}
     others |= {f"data.{name}": "x" for name in DataConfig.model_fields if name.endswith(("_column", "eval_split"))}
     if setting in others:
         changed = others[setting]
@@ -98,18 +102,26 @@ def test_each_setting_enters_the_keys_of_the_stages_it_affects(setting):
     after = PipelineConfig.model_construct(**_rebuild(tree))
     moved = [stage for stage in STAGES if key(stage, before) != key(stage, after)]
     group = groups[0] if groups else setting
+    on_device = {"train", "evaluate", "landscape", "policy", "samples", "optimize", "population"}
     expected = {
-        "study": [],
-        "seed": ["prepare", "train", "evaluate", "landscape"],
-        "device": ["train", "evaluate", "landscape"],
-        "data": ["prepare"],
-        "model": ["train"],
-    }.get(group, [group])
+        "study": set(),
+        "seed": on_device | {"prepare", "validation"},
+        "device": on_device,
+        "data": {"prepare"},
+        "model": {"train", "population"},
+        "train": {"train", "population"},
+        "evaluate": {"evaluate", "optimize"},
+        "readiness": {"readiness", "optimize", "readiness_v2", "population", "validation"},
+        "policy": {"policy", "samples", "optimize"},
+        "validation": {"population", "validation"},
+    }.get(group, {group})
     if group == "train" and name in RUN_ONLY_FIELDS:
-        expected = []  # how it is run, not what comes out
-    if setting == "model.render_fn":
-        expected = ["train", "evaluate", "landscape"]  # each imports that function anew
-    assert moved == expected
+        expected = set()  # how it is run, not what comes out
+    if setting == "model.render_fn":  # each imports that function anew
+        expected = {"train", "evaluate", "landscape", "optimize", "population"}
+    if setting == "data.gold.shortcut":  # also of what a policy is fine-tuned on
+        expected = {"prepare", "policy"}
+    assert set(moved) == expected
 
 
 def _rebuild(tree):

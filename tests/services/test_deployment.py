@@ -10,7 +10,9 @@ import pytest
 from experiments.presets import PRESETS
 
 pytestmark = pytest.mark.services
-FLOWS = ("pipeline", "trajectory", "experiment", "score")
+FLOWS = (
+    "pipeline", "trajectory", "experiment", "score", "best-of-n", "overoptimize", "readiness", "readiness-validation",
+)  # fmt: skip
 MATRIX = {"experiment": "baseline", "size": "smoke", "seeds": 2}
 
 
@@ -69,6 +71,10 @@ def test_the_form_and_the_run_show_in_a_browser(browse, services, finished):
         ],
         forms["experiment"]: ["which question: baseline, ablation", "replicates of every arm", "Submit"],
         forms["score"]: ["a version in MLflow's registry", "longer than the model was trained to read", "Submit"],
+        forms["best-of-n"]: ["in place of a training", "samples of each prompt", "Submit"],
+        forms["overoptimize"]: ["column of the reward that counts", "largest n of best-of-n", "Submit"],
+        forms["readiness"]: ["nats that the policy will be moved by", "Submit"],
+        forms["readiness-validation"]: ["quickly trained backbones", "Submit"],
         f"{services.ui}/runs/flow-run/{finished['id']}": ["from-ui-seed0", "Completed"],
     }
     for address, expected in pages.items():

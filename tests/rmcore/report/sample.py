@@ -4,9 +4,15 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-_SPEC = importlib.util.spec_from_file_location("curvature_sample", Path(__file__).with_name("curvature_sample.py"))
-curvature_sample = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(curvature_sample)
+
+def _beside(name):
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+curvature_sample, policy_sample = _beside("curvature_sample"), _beside("policy_sample")
 
 
 def metric(
@@ -142,6 +148,7 @@ def results() -> dict[str, Any]:
         "metrics": metrics(),
         "ood_metrics": metrics(-0.13),
         "context": context(),
+        "policy": policy_sample.policy(),
         "readiness": {
             "version": "v1",
             "overall_score": 0.781,

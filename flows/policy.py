@@ -1,0 +1,230 @@
+"""What would happen to a policy: best-of-n by a reward model, readiness v2, and the study that tests it. Order only."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tasks.home import configure_environment, home
+
+configure_environment()  # before Prefect and MLflow read their settings
+
+# ruff: noqa: E402
+from prefect import flow, runtime
+from prefect.artifacts import create_link_artifact, create_markdown_artifact
+
+from experiments.presets import PRESETS
+from flows.pipeline import open_store, run_stages
+from rmcore.config import PipelineConfig
+from rmcore.errors import ConfigError
+from rmcore.files import write_json
+from rmcore.report.policy import best_of_n_markdown, curves_markdown, readiness_markdown, validation_markdown
+from rmcore.rl.curves import curves_of_file
+from rmcore.stages.registry import POLICY, pipeline_stages
+from rmcore.stages.results import figures, read_json, run_key
+from rmcore.store import ArtifactRef, flatten
+from tasks.checkpoints import given_checkpoint
+from tasks.tracking import RunTracker
+
+BEST_OF_N = ("prepare", "train", *POLICY)
+VALIDATION = ("prepare", "policy", "samples", "population", "validation")
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Artifacts of a chain of stages by stage, which of them were computed, and where MLflow shows the run."""
+
+    refs: dict[str, ArtifactRef]
+    executed: list[str]
+    mlflow_url: str | None
+    folder: Path
+    """Of the run, below the home's reports."""
+
+    def outcome(self, results: dict[str, Any]) -> dict[str, Any]:
+        """What a flow returns."""
+        shown = {name: str(path) for name, path in figures(self.refs).items()}
+        return {
+            "results": results,
+            "figures": shown,
+            "folder": str(self.folder),
+            "executed": self.executed,
+            "mlflow_url": self.mlflow_url,
+        }
+
+
+def run_chain(config: PipelineConfig, names: Sequence[str], *, kind: str, checkpoint: str | None = None) -> Chain:
+    """Run the stages `names` with tracking; `checkpoint` stands in for the stage train."""
+    store = open_store()
+    run_name = f"{config.study}-seed{config.seed}-{kind}"
+    with RunTracker.start(
+        study=config.study,
+        run_name=run_name,
+        tags={"rm.kind": kind, "rm.seed": str(config.seed), "prefect.flow_run_id": str(runtime.flow_run.id)},
+        params=flatten(config.model_dump(mode="json")) | ({} if checkpoint is None else {"checkpoint": checkpoint}),
+    ) as tracker:
+        given = {} if checkpoint is None else {"train": given_checkpoint(checkpoint, home() / "given")}
+        runs = run_stages([name for name in names if name not in given], config, store, tracker, given)
+        refs = given | {name: run.ref for name, run in runs.items()}
+        key = run_key(refs)
+        cached = [name for name, run in runs.items() if run.cached]
+        tracker.set_tags({"rm.key": key, "rm.cache": ",".join(cached) or "none"})
+    executed = [name for name, run in runs.items() if not run.cached]
+    return Chain(refs, executed, tracker.url, home() / "reports" / f"{run_name}-{key[:12]}")
+
+
+def required_config(config: PipelineConfig) -> None:
+    """Refuse before anything runs what could only fail at its end.
+
+    Raises:
+        ConfigError: there is no policy, or nobody who judges its samples.
+    """
+    if config.policy is None:
+        raise ConfigError(
+            "there is no policy in this config, so nothing would be sampled; start from preset policy, or set "
+            "policy.name to sft, a folder or a hub name."
+        )
+
+
+def require_judge(config: PipelineConfig) -> None:
+    """Refuse to judge readiness v2 where nobody judges the samples.
+
+    Raises:
+        ConfigError: as `required_config`; or the data are not the gold world's, and no judged samples are named.
+    """
+    required_config(config)
+    if config.data.source != "gold" and (config.policy is None or config.policy.samples is None):
+        raise ConfigError(
+            f"readiness v2 asks what the reward that counts makes of the policy's samples, and nobody knows it for "
+            f"{config.data.source}. Draw samples with `rm-opt best-of-n`, have them judged, and name the file in "
+            "policy.samples; or leave the policy out for readiness v1."
+        )
+
+
+@flow(name="best-of-n", flow_run_name="{config.study}-seed{config.seed}-best-of-n", validate_parameters=True)
+def best_of_n(config: PipelineConfig = PRESETS["policy"], checkpoint: str | None = None) -> dict[str, Any]:
+    """Draw samples of a policy, score them by a reward model, and show what choosing the best of n would do.
+
+    Args:
+        config: data (whose held-out prompts are answered), the reward model and its training, and the policy.
+        checkpoint: a reward model that is there already, in place of a training: a checkpoint folder or hub name.
+
+    Returns:
+        {"results": {"sampling", "optimize"}, "figures": paths by name, "folder", "executed", "mlflow_url"}.
+
+    Raises:
+        ConfigError: the config has no policy.
+    """
+    required_config(config)
+    chain = run_chain(config, BEST_OF_N, kind="best-of-n", checkpoint=checkpoint)
+    results = {
+        "sampling": read_json(chain.refs["samples"], "sampling.json"),
+        "optimize": read_json(chain.refs["optimize"], "optimize.json"),
+    }
+    return _finish(chain, results, best_of_n_markdown(results))
+
+
+@flow(name="readiness", flow_run_name="{config.study}-seed{config.seed}-readiness", validate_parameters=True)
+def readiness(config: PipelineConfig = PRESETS["policy"], checkpoint: str | None = None) -> dict[str, Any]:
+    """Judge whether this policy may be optimised against this reward model, up to the planned KL: readiness v2.
+
+    Args:
+        config: data, reward model, policy, and in readiness the plan.
+        checkpoint: a reward model that is there already, in place of a training: a checkpoint folder or hub name.
+
+    Returns:
+        {"results": the judgement, "figures": paths by name, "folder", "executed", "mlflow_url"}.
+
+    Raises:
+        ConfigError: the config has no policy, or nobody judges its samples.
+    """
+    require_judge(config)
+    chain = run_chain(config, pipeline_stages(config), kind="readiness", checkpoint=checkpoint)
+    results = read_json(chain.refs["readiness_v2"], "readiness.json")
+    return _finish(chain, results, readiness_markdown(results))
+
+
+@flow(
+    name="readiness-validation", flow_run_name="{config.study}-seed{config.seed}-validation", validate_parameters=True
+)
+def readiness_validation(config: PipelineConfig = PRESETS["validation"]) -> dict[str, Any]:
+    """Test readiness against the truth: what optimising many small reward models of the gold world really gains.
+
+    Args:
+        config: gold world, policy, training of the backbones, and in validation the size of the study.
+
+    Returns:
+        {"results": the study's record, "figures": paths by name, "folder", "executed", "mlflow_url"}.
+
+    Raises:
+        ConfigError: the config has no policy or no study, or its data have no known truth.
+    """
+    require_judge(config)
+    if config.validation is None:
+        raise ConfigError("there is no study in this config; start from preset validation.")
+    chain = run_chain(config, VALIDATION, kind="validation")
+    results = read_json(chain.refs["validation"], "validation.json")
+    return _finish(chain, results, validation_markdown(results))
+
+
+@flow(name="overoptimize", flow_run_name="overoptimize-{gold}", validate_parameters=True)
+def overoptimize(
+    samples: str,
+    gold: str = "judge",
+    proxies: Sequence[str] = ("reward",),
+    prompt: str = "prompt",
+    max_n: int = 64,
+    study: str = "overoptimization",
+) -> dict[str, Any]:
+    """Show proxy and gold reward against KL on stored samples, and where the gold reward turns.
+
+    Args:
+        samples: file with several samples of each prompt and their rewards: Parquet, CSV, JSON or JSONL.
+        gold: column of the reward that counts: a judge's, or people's.
+        proxies: columns of reward models' rewards.
+        prompt: column that samples of one prompt share.
+        max_n: largest n of best-of-n.
+        study: MLflow experiment is rm/STUDY.
+
+    Returns:
+        {"results": the curves by proxy, "figures": paths by proxy, "mlflow_url"}.
+
+    Raises:
+        DataError: the file or a column cannot be read.
+    """
+    folder = home() / "reports" / f"overoptimize-{runtime.flow_run.id}"
+    with RunTracker.start(
+        study=study,
+        run_name=f"overoptimize-{Path(samples).stem}",
+        tags={"rm.kind": "overoptimize", "prefect.flow_run_id": str(runtime.flow_run.id)},
+        params={"samples": samples, "gold": gold, "proxies": ",".join(proxies), "max_n": str(max_n)},
+    ) as tracker:
+        found, drawn = curves_of_file(
+            Path(samples),
+            prompt=prompt,
+            gold=gold,
+            proxies=proxies,
+            out=folder,
+            max_n=max_n,
+            num_resamples=1000,
+            seed=0,
+        )
+        for file in drawn.values():
+            tracker.log_file(file, "figures")
+        write_json(folder / "overoptimization.json", found)
+        tracker.log_file(folder / "overoptimization.json", "")
+    create_markdown_artifact(markdown=curves_markdown(found), description=f"Figures: {folder}")
+    return {
+        "results": found,
+        "figures": {name: str(path) for name, path in drawn.items()},
+        "mlflow_url": tracker.url,
+    }
+
+
+def _finish(chain: Chain, results: dict[str, Any], markdown: str) -> dict[str, Any]:
+    """Write the record, and leave a readable summary and a link on the flow run's page."""
+    chain.folder.mkdir(parents=True, exist_ok=True)
+    write_json(chain.folder / "summary.json", results)
+    create_markdown_artifact(markdown=markdown, description=f"Record: {chain.folder}")
+    if chain.mlflow_url is not None and chain.mlflow_url.startswith("http"):
+        create_link_artifact(link=chain.mlflow_url, link_text="This run in MLflow")
+    return chain.outcome(results)

@@ -1,0 +1,281 @@
+"""`rm-opt ensemble`: several checkpoints, or several heads on one, as one reward with its uncertainty."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rmcore.cli.common import print_metrics, write_report_json
+from rmcore.cli.inputs import (
+    ChosenColumn,
+    Device,
+    JsonOut,
+    Limit,
+    PromptColumn,
+    RejectedColumn,
+    RenderFn,
+    Seed,
+    Split,
+    read_pairs,
+)
+from rmcore.data.pair import PreferencePair
+from rmcore.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rmcore.scoring.ensemble import EnsemblePrediction, RewardModelEnsemble
+
+GOLD_SEEDS = 1_000_000
+"""Added to the seed of the gold world here, so that its pairs are not those of a training with the same seed."""
+SPLITS = {"heads": {"fit": 0.5, "calibrate": 0.25, "test": 0.25}, "checkpoints": {"calibrate": 0.5, "test": 0.5}}
+INSIDE, OUTSIDE = "in distribution", "out of distribution"
+
+
+def ensemble(
+    checkpoint: Annotated[list[str], typer.Option(help="A trained checkpoint; repeat it for one member each.")],
+    data: Annotated[
+        str,
+        typer.Option("--data", help="Pairs that no member was trained on: a file, a folder, a hub name, or `gold`."),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for the ensemble, its figure and its record.")],
+    heads: Annotated[
+        int | None, typer.Option(min=2, help="With one checkpoint: members that share its backbone.")
+    ] = None,
+    ood: Annotated[
+        str | None,
+        typer.Option(help="Pairs unlike those; with --data gold the gold world's own. Their labels are not needed."),
+    ] = None,
+    share: Annotated[float, typer.Option(help="Share of responses like those of --data that are not flagged.")] = 0.95,
+    limit: Limit = None,
+    split: Split = "train",
+    prompt_column: PromptColumn = None,
+    chosen_column: ChosenColumn = None,
+    rejected_column: RejectedColumn = None,
+    num_resamples: Annotated[int, typer.Option(min=100, help="Resamples of the bootstrap over prompts.")] = 1000,
+    render_fn: RenderFn = None,
+    device: Device = "auto",
+    seed: Seed = 0,
+    json_out: JsonOut = None,
+) -> None:
+    """Make an ensemble, calibrate how much its members usually disagree, and measure what disagreement tells.
+
+    Half of the prompts of --data calibrate, the others measure. With --heads
+    half of them fit the heads, a quarter calibrates, a quarter measures.
+
+    Example: rm-opt ensemble --checkpoint a/best --checkpoint b/best --data held_out.parquet --out ensemble
+
+    Of one model: rm-opt ensemble --checkpoint a/best --heads 8 --data held_out.parquet --out ensemble
+
+    Python: RewardModelEnsemble.load("ensemble").score(prompts, responses, "worst_case")
+    """
+    if (heads is None) == (len(checkpoint) == 1):
+        raise ConfigError(
+            f"{len(checkpoint)} checkpoints and --heads {heads}: name several checkpoints without --heads, or one with "
+            "--heads 8 for members that share it."
+        )
+    inside, outside = _read(data, ood, split, limit, (prompt_column, chosen_column, rejected_column), seed)
+    parts = _deal(inside, "checkpoints" if heads is None else "heads", seed)
+    made = _make(checkpoint, heads, parts.get("fit", []), device, render_fn, seed)
+    record = _measure(made, parts, outside, share, num_resamples, seed, out)
+    made.save(out)
+    print(f"ensemble    {out / 'ensemble.json'}: load it with RewardModelEnsemble.load({str(out)!r})")
+    _write(out, json_out, {"checkpoints": list(checkpoint), "data": data, "ood": ood, "seed": seed, **record})
+
+
+@dataclass(frozen=True)
+class _Sides:
+    """Both sides of P pairs: chosen, rejected, chosen, ..."""
+
+    prompts: list[Any]
+    responses: list[str]
+    prompt_ids: list[str]
+
+    @classmethod
+    def of(cls, pairs: Sequence[PreferencePair]) -> "_Sides":
+        return cls(
+            [pair.prompt for pair in pairs for _ in range(2)],
+            [text for pair in pairs for text in (pair.chosen, pair.rejected)],
+            [pair.prompt_id for pair in pairs for _ in range(2)],
+        )
+
+
+def _read(
+    data: str,
+    ood: str | None,
+    split: str,
+    limit: int | None,
+    columns: tuple[str | None, str | None, str | None],
+    seed: int,
+) -> tuple[list[PreferencePair], list[PreferencePair] | None]:
+    """Pairs like those of the training, and unlike them where there are such."""
+    if data == "gold":
+        from rmcore.config import GoldConfig
+        from rmcore.data.gold import generate_pairs
+
+        world = generate_pairs(GoldConfig(), GOLD_SEEDS + seed)
+        inside, outside = world.pairs[:limit], world.ood_pairs[:limit]
+    else:
+        inside, outside = read_pairs(data, split, limit, columns), []
+    if ood is not None:
+        outside = read_pairs(ood, split, limit, columns)
+    return inside, outside or None
+
+
+def _deal(pairs: Sequence[PreferencePair], kind: str, seed: int) -> dict[str, list[PreferencePair]]:
+    from rmcore.data.splits import split_by_prompt
+
+    parts = split_by_prompt(pairs, fractions=SPLITS[kind], seed=seed)
+    empty = [name for name, part in parts.items() if not part]
+    if empty:
+        raise ConfigError(f"{len(pairs)} pairs leave none to {', '.join(empty)}: pass pairs of more prompts.")
+    return parts
+
+
+def _make(
+    checkpoints: Sequence[str],
+    num_heads: int | None,
+    pairs: Sequence[PreferencePair],
+    device: str,
+    render_fn: str | None,
+    seed: int,
+) -> "RewardModelEnsemble":
+    """Load the members, or fit heads on `pairs`."""
+    from rmcore.scoring.ensemble import RewardModelEnsemble
+
+    if num_heads is None:
+        made = RewardModelEnsemble.from_checkpoints(checkpoints, device=device, render_fn=render_fn)
+        count = len(made.members.backbones)
+        print(f"{len(made)} members on {count} different backbone{'s' * (count > 1)}, each computed once")
+        return made
+    from rmcore.model import BradleyTerryRM
+    from rmcore.progress import progress_bar
+    from rmcore.scoring.features import features
+    from rmcore.scoring.heads import bootstrap_heads
+
+    rm = BradleyTerryRM.from_pretrained(checkpoints[0], device=device, render_fn=render_fn)
+    sides = _Sides.of(pairs)
+    tokenized = rm.renderer.tokenize_sides(list(zip(sides.prompts, sides.responses, strict=True)))
+    with progress_bar("features") as report:
+        found = features(rm, tokenized, progress=lambda done: report(done, len(tokenized), "sides"))
+    fitted = bootstrap_heads(found[0::2] - found[1::2], sides.prompt_ids[0::2], num_heads, seed)
+    print(f"{num_heads} heads on one backbone, fitted on {len(pairs):,} pairs")
+    return RewardModelEnsemble.from_heads(rm, fitted, checkpoint=checkpoints[0])
+
+
+def _measure(
+    made: "RewardModelEnsemble",
+    parts: dict[str, list[PreferencePair]],
+    outside: list[PreferencePair] | None,
+    share: float,
+    num_resamples: int,
+    seed: int,
+    out: Path,
+) -> dict[str, Any]:
+    """Calibrate, say what the ensemble is worth on pairs that it has not seen, draw it."""
+    from rmcore.plots.ensemble import disagreement_plot
+
+    groups = {INSIDE: parts["test"]} | ({} if outside is None else {OUTSIDE: outside})
+    sides = {name: _Sides.of(pairs) for name, pairs in groups.items()}
+    _score(made, _Sides.of(parts["calibrate"]), share)
+    assert made.calibration is not None  # noqa: S101 - just calibrated
+    threshold = made.calibration.threshold
+    found = {name: _score(made, one) for name, one in sides.items()}
+    options: dict[str, Any] = {"num_resamples": num_resamples, "seed": seed}
+    record: dict[str, Any] = {
+        "calibration": made.calibration.to_dict(),
+        "accuracy": {name: _accuracy(made, found[name], sides[name], options) for name in groups},
+        "flagged": {name: float((one.std_reward > threshold).mean()) for name, one in found.items()},
+        "detection": _detection(found, sides, options),
+        "accuracy_by_disagreement": {name: _by_disagreement(found[name], sides[name], options) for name in groups},
+    }
+    for name, table in record["accuracy"].items():
+        print_metrics(f"pairwise accuracy {name}", table)
+    _say(record, {name: len(one.responses) for name, one in sides.items()})
+    figure = disagreement_plot(
+        found[INSIDE].std_reward,
+        found[OUTSIDE].std_reward if OUTSIDE in found else None,
+        threshold,
+        record["detection"].get("disagreement"),
+        record["accuracy_by_disagreement"],
+        out / "disagreement.png",
+    )
+    print(f"figure      {figure}")
+    return record
+
+
+def _score(made: "RewardModelEnsemble", sides: _Sides, share: float | None = None) -> "EnsemblePrediction":
+    """Predict, or calibrate where a share is given."""
+    from rmcore.progress import progress_bar
+
+    total = len(sides.responses) * len(made.members.backbones)
+    with progress_bar("score" if share is None else "calibrate") as report:
+
+        def progress(done: int) -> None:
+            report(done, total, "sides scored")
+
+        if share is None:
+            return made.predict(sides.prompts, sides.responses, progress=progress)
+        return made.calibrate(sides.prompts, sides.responses, share, progress=progress)
+
+
+def _accuracy(
+    made: "RewardModelEnsemble", found: "EnsemblePrediction", sides: _Sides, options: dict[str, Any]
+) -> dict[str, Any]:
+    """Of each member, of the mean and of the worst case."""
+    import numpy as np
+
+    from rmcore.metrics.detection import accuracies
+
+    rewards = np.vstack([found.individual_rewards, found.mean_reward, found.individual_rewards.min(axis=0)])
+    values = accuracies(rewards[:, 0::2] - rewards[:, 1::2], sides.prompt_ids[0::2], **options)
+    names = [*made.members.names, "mean of members", "worst case"]
+    return {name: value.to_dict() for name, value in zip(names, values, strict=True)}
+
+
+def _detection(
+    found: dict[str, "EnsemblePrediction"], sides: dict[str, _Sides], options: dict[str, Any]
+) -> dict[str, Any]:
+    """AUROC of disagreement, and of the length of a response, which costs nothing to look at."""
+    if OUTSIDE not in found:
+        return {}
+    from rmcore.metrics.detection import auroc
+
+    ids = sides[INSIDE].prompt_ids, sides[OUTSIDE].prompt_ids
+    lengths = {name: [len(text) for text in one.responses] for name, one in sides.items()}
+    spreads = {name: one.std_reward for name, one in found.items()}
+    return {
+        name: auroc(values[INSIDE], values[OUTSIDE], *ids, **options).to_dict()
+        for name, values in (("disagreement", spreads), ("response_length", lengths))
+    }
+
+
+def _by_disagreement(found: "EnsemblePrediction", sides: _Sides, options: dict[str, Any]) -> list[dict[str, Any]]:
+    from rmcore.metrics.detection import accuracy_by_score
+
+    margins = found.individual_rewards[:, 0::2] - found.individual_rewards[:, 1::2]
+    bins = accuracy_by_score(margins.mean(axis=0), margins.std(axis=0), sides.prompt_ids[0::2], **options)
+    return [{"disagreement": middle, "accuracy": value.to_dict()} for middle, value in bins]
+
+
+def _say(record: dict[str, Any], num_responses: dict[str, int]) -> None:
+    from rmcore.plots.numbers import interval, percent
+
+    found = record["calibration"]
+    print(
+        f"threshold   {found['threshold']:.3g} standard deviations within prompts: {percent(found['share'])} of the "
+        f"{found['num_responses']:,} responses that it was calibrated on disagree less"
+    )
+    for name, value in record["flagged"].items():
+        print(f"flagged     {percent(value)} of {num_responses[name]:,} other responses {name}")
+    if record["detection"]:
+        print("AUROC       of telling which responses are out of distribution; 0.5 is chance:")
+    for name, value in record["detection"].items():
+        print(f"            {value['value']:.3f} ({interval(value) or value['reason']}) by {name.replace('_', ' ')}")
+
+
+def _write(out: Path, json_out: Path | None, record: dict[str, Any]) -> None:
+    from rmcore.files import write_json
+
+    write_json(out / "report.json", record)
+    write_report_json(json_out, record)

@@ -1,0 +1,251 @@
+"""One vLLM process behind a Unix socket: started, asked, ended with all it started.
+
+vLLM's control routes (`/collective_rpc`, `/pause`) ask for no key, so they must not be reachable: the socket lies in a
+folder that only this user may enter, and nothing listens on the network.
+"""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+
+from rmcore.errors import ConfigError, NotReadyError, ServingError
+from rmcore.processes import tail
+
+EngineDtype = Literal["float32", "bfloat16"]
+VLLM_VARIABLE = "RM_OPT_VLLM"
+VLLM_FOLDER = ".venv-vllm"
+SERVER_MODULE = "vllm.entrypoints.openai.api_server"
+ENDING_SECONDS = 40.0
+"""The keeper asks, waits 10 s, kills, and gives what is left another 15 + 15 s."""
+KEEP_ALIVE_SECONDS = 600
+"""An idle connection is closed by our side first: one that vLLM closes just as a request leaves is a lost request."""
+LIFE_SIGN_SECONDS = 2.0
+"""How often vLLM is asked whether its engine lives, while an answer is awaited."""
+SESSION_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=100, keepalive_expiry=KEEP_ALIVE_SECONDS)
+UNWANTED = ("RM_OPT_TOKEN", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+"""Environment that must not reach vLLM: a secret, and the paths of another environment."""
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """How vLLM is started.
+
+    program: the Python of an environment with vLLM, or a `vllm` executable.
+    dtype: what it computes in.
+    max_seq_len: longest row in tokens, with what is generated.
+    gpu_memory_share: of one GPU, for weights and cache; without a GPU unused.
+    eager: without compiling the model, which takes a minute of a CPU.
+    start_timeout_s: seconds until it must answer. Large models load for minutes.
+    request_timeout_s: seconds for one answer.
+    """
+
+    program: Path
+    dtype: EngineDtype
+    max_seq_len: int
+    gpu_memory_share: float = 0.5
+    eager: bool = False
+    start_timeout_s: float = 600.0
+    request_timeout_s: float = 600.0
+
+    def command(self, folder: Path, socket: Path, task: Sequence[str]) -> list[str]:
+        """The command line for a checkpoint folder; `task` are the flags that say what vLLM is to do with it."""
+        program = str(self.program)
+        start = [program, "serve"] if self.program.name == "vllm" else [program, "-P", "-m", SERVER_MODULE, "--model"]
+        return [
+            *start,
+            str(folder),
+            *task,
+            *("--uds", str(socket)),
+            *("--max-model-len", str(self.max_seq_len)),
+            *("--dtype", self.dtype),
+            *("--gpu-memory-utilization", str(self.gpu_memory_share)),
+            "--disable-uvicorn-access-log",
+            *(["--enforce-eager"] if self.eager else []),
+        ]
+
+
+def find_vllm(named: str | None = None) -> Path:
+    """The program that starts vLLM: as named, as RM_OPT_VLLM says, or `.venv-vllm` here or beside this package.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    given = named or os.environ.get(VLLM_VARIABLE)
+    if given is not None:
+        found = shutil.which(given)
+        if found is None:
+            raise ConfigError(f"{given} is no program: name the Python of an environment with vLLM, or its `vllm`.")
+        return Path(found)
+    for root in (Path.cwd(), Path(__file__).resolve().parents[2]):
+        program = root / VLLM_FOLDER / "bin" / "python"
+        if program.is_file():
+            return program
+    raise ConfigError(
+        f"there is no vLLM here: neither {VLLM_FOLDER} nor {VLLM_VARIABLE}. It cannot share an environment with "
+        f"Prefect, so it has its own: make it with `make vllm`, or name its Python in {VLLM_VARIABLE} or with --vllm."
+    )
+
+
+class EngineFailure(ServingError):
+    """vLLM answered that it failed."""
+
+
+class VllmProcess:
+    """A running vLLM and a session with it. Use `start`, and `stop` whatever happens.
+
+    Args:
+        settings: how it is started.
+        log: file that its output is appended to.
+        task: flags that say what it is to do, and its name for the model.
+    """
+
+    def __init__(self, settings: EngineSettings, log: Path, task: Sequence[str]) -> None:
+        self.settings = settings
+        self.log = log
+        self._task = task
+        self._place: tempfile.TemporaryDirectory[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lifeline = -1
+        self._session: httpx.AsyncClient | None = None
+
+    async def start(self, folder: Path) -> None:
+        """Start vLLM on a checkpoint folder and wait until it answers.
+
+        Raises:
+            ServingError: it ended or did not answer in time; the message has the end of its log.
+        """
+        self._place = tempfile.TemporaryDirectory(prefix="rm-opt-vllm-")  # mode 0700; short, sockets allow 107 bytes
+        socket = Path(self._place.name) / "s"
+        read_end, self._lifeline = os.pipe()
+        keeper = [sys.executable, "-P", "-m", "rmcore.serving.keeper", str(read_end)]
+        ours = {
+            "VLLM_NO_USAGE_STATS": "1",
+            "DO_NOT_TRACK": "1",
+            "VLLM_SERVER_DEV_MODE": "1",  # the routes that reload weights
+            "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(2 * KEEP_ALIVE_SECONDS),
+        }
+        # Room for keys and values in GiB. A pooling model needs that of the rows in flight only; where samples do not
+        # fit at once, they wait.
+        cache = {"VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")}
+        wanted = {name: value for name, value in os.environ.items() if name not in UNWANTED}
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*keeper, *self.settings.command(folder, socket, self._task)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=wanted | ours | cache | {"PYTHONPATH": _package_root()},
+                pass_fds=(read_end,),
+                start_new_session=True,
+            )
+        os.close(read_end)
+        self._session = httpx.AsyncClient(
+            transport=httpx.AsyncHTTPTransport(uds=str(socket), limits=SESSION_LIMITS),
+            base_url="http://vllm",
+            timeout=self.settings.request_timeout_s,
+        )
+        try:
+            async with asyncio.timeout(self.settings.start_timeout_s):
+                await self._until_healthy()
+        except TimeoutError:
+            raise ServingError(
+                f"vLLM did not answer within {self.settings.start_timeout_s:.0f} s. Give it longer (rm-opt "
+                f"serve --start-timeout), or read why: {tail(self.log)}"
+            ) from None
+
+    async def _until_healthy(self) -> None:
+        while True:
+            if self.exit_status is not None:
+                raise ServingError(f"vLLM ended with status {self.exit_status} while it started. {tail(self.log)}")
+            with contextlib.suppress(httpx.TransportError):
+                if (await self._open_session.get("/health", timeout=5)).is_success:
+                    return
+            await asyncio.sleep(0.1)
+
+    @property
+    def _open_session(self) -> httpx.AsyncClient:
+        if self._session is None:
+            raise ServingError("vLLM is not running: it was never started, or stopped.")
+        return self._session
+
+    @property
+    def exit_status(self) -> int | None:
+        """Status of a vLLM that ended, None while it runs."""
+        if self._process is None:
+            raise ServingError("vLLM is not running: it was never started, or stopped.")
+        return self._process.poll()
+
+    async def is_healthy(self) -> bool:
+        """Whether vLLM answers that its engine is alive. It may be busy, so it has a minute to say so."""
+        try:
+            return (await self._open_session.get("/health", timeout=60)).is_success
+        except httpx.TransportError:
+            return False
+
+    async def exited(self) -> int:
+        """Wait until vLLM ends by itself, and give its status."""
+        while (status := self.exit_status) is None:
+            await asyncio.sleep(0.2)
+        return status
+
+    async def _post(self, route: str, **content: Any) -> httpx.Response:
+        answering = asyncio.ensure_future(self._open_session.post(route, **content))
+        try:
+            while not answering.done():
+                await asyncio.wait([answering], timeout=LIFE_SIGN_SECONDS)
+                # A reload whose engine was killed is never answered: the HTTP side lives on and waits, too.
+                if not answering.done() and not await self.is_healthy():
+                    raise NotReadyError(f"vLLM's engine died during {route}.")
+            return answering.result()
+        except httpx.TimeoutException as error:
+            raise ServingError(f"vLLM did not answer {route} in {self.settings.request_timeout_s:.0f} s.") from error
+        except httpx.TransportError as error:
+            raise NotReadyError(f"vLLM went away during {route} ({type(error).__name__}).") from error
+        finally:
+            answering.cancel()
+
+    async def kill(self) -> None:
+        """End vLLM at once because its weights cannot be trusted; `exited` then tells."""
+        if self._lifeline >= 0:  # the keeper waits at its other end
+            os.close(self._lifeline)
+            self._lifeline = -1
+        if self._process is not None:
+            await asyncio.to_thread(self._process.wait, ENDING_SECONDS)
+
+    async def stop(self) -> None:
+        """End vLLM and all that it started; nothing where it does not run."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.aclose()
+        await self.kill()
+        self._process = None
+        if self._place is not None:
+            self._place.cleanup()
+            self._place = None
+
+
+def check(answer: httpx.Response, what: str) -> None:
+    """Raise EngineFailure unless vLLM has done `what`."""
+    if not answer.is_success:
+        status = answer.status_code
+        raise EngineFailure(f"vLLM failed where it should have {what} (status {status}): {message(answer)}")
+
+
+def message(answer: httpx.Response) -> str:
+    """What vLLM says itself, shortened."""
+    return answer.text[:500]
+
+
+def _package_root() -> str:
+    """Where the keeper finds this package; a checkout need not be installed."""
+    return str(Path(__file__).resolve().parents[2])

@@ -1,0 +1,167 @@
+"""Stage optimize: what choosing among the policy's samples by this reward model would do to the reward that counts.
+
+Scores the stored samples in one pass and measures best-of-n, the KL-regularised optimum, the parts of readiness that
+need samples, careful rewards of an ensemble of heads, and the noise of the policy gradient. Writes `rewards.parquet`,
+`optimize.json`, `tables/`, figures and `summary.json`. Without a judge's rewards only what needs none.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from transformers import AutoModelForCausalLM
+
+from rmcore.config import PipelineConfig
+from rmcore.data.table import read_pairs
+from rmcore.files import write_json
+from rmcore.loading import guard, pick_device
+from rmcore.model import BradleyTerryRM
+from rmcore.plots.overoptimization import overoptimization_curves
+from rmcore.plots.policy import disagreement_by_gain
+from rmcore.progress import Report
+from rmcore.rl.best_of_n import best_of_n_kl, best_of_n_weights, nominal_kl
+from rmcore.rl.careful import careful_gains, disagreement_along_n
+from rmcore.rl.gradient_variance import gradient_variance
+from rmcore.rl.overoptimization import METHODS, overoptimization
+from rmcore.rl.parts import JudgedPools, on_policy_parts
+from rmcore.rl.policy import Policy, render_prompt
+from rmcore.rl.samples import pools
+from rmcore.rl.scored_samples import ScoredSamples, score_samples
+from rmcore.rl.sft import Example
+from rmcore.stages.interface import Upstream
+from rmcore.stages.policy import policy_place, required_policy
+from rmcore.stages.samples import SAMPLES_FILE
+from rmcore.tracking import Tracker
+
+GRADIENT_SAMPLES = 16
+"""Samples of each prompt that the policy gradient is estimated from."""
+MEMBER_PAIRS = 2000
+"""Training pairs that the member heads are fitted on, at most."""
+
+
+def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+    """Score the samples with the best checkpoint and measure."""
+    wanted = required_policy(config)
+    samples = pd.read_parquet(upstream["samples"] / SAMPLES_FILE)
+    rm = BradleyTerryRM.from_pretrained(
+        upstream["train"] / "best",
+        device=pick_device(config.device).type,
+        trust_remote_code=config.model.trust_remote_code,
+        render_fn=config.model.render_fn,
+    )
+    training = read_pairs(upstream["prepare"] / "train.parquet")[:MEMBER_PAIRS]
+    scored = score_samples(rm, samples, training, num_members=wanted.num_members, seed=config.seed, report=report)
+    table = samples.assign(reward=scored.rewards, length=samples["response"].str.len())
+    table.drop(columns=["prompt", "response"]).to_parquet(out / "rewards.parquet")
+    record: dict[str, Any] = {
+        "num_cut": scored.num_cut,
+        "best_of_n": _choices(table),
+        "judge": "the gold world"
+        if wanted.samples is None
+        else f"column {wanted.judge_column} of {Path(wanted.samples).name}",
+    }
+    _write_chosen(table, out / "tables")
+    if wanted.gradient_prompts and wanted.samples is None:
+        record["gradient"] = _gradient(config, Path(policy_place(upstream["policy"])), table, report)
+    if np.isfinite(table["gold"]).all():
+        record |= _judged(config, table, scored, out / "figures")
+    write_json(out / "optimize.json", record)
+    write_json(out / "summary.json", {"metrics": _tracked(record)})
+
+
+def _choices(table: pd.DataFrame) -> list[dict[str, float]]:
+    """Best-of-n without a judge: its KL, and how far the reward rises, in logits."""
+    rewards = pools(table, "prompt_id", "reward")
+    smallest = min(map(len, rewards))
+    return [
+        {
+            "n": n,
+            "kl": float(np.mean([best_of_n_kl(pool, n) for pool in rewards])),
+            "nominal_kl": nominal_kl(n),
+            "reward": float(np.mean([best_of_n_weights(pool, n) @ pool for pool in rewards])),
+        }
+        for n in (2**power for power in range(smallest.bit_length()))
+        if n <= smallest
+    ]
+
+
+def _write_chosen(table: pd.DataFrame, folder: Path) -> None:
+    """The sample of each prompt that the reward model likes best, for people to read."""
+    folder.mkdir(exist_ok=True)
+    chosen = table.loc[table.groupby("prompt_id", sort=False)["reward"].idxmax()]
+    chosen[["prompt", "response", "reward", "gold"]].to_csv(folder / "chosen_samples.csv", index=False)
+
+
+def _judged(config: PipelineConfig, table: pd.DataFrame, scored: ScoredSamples, folder: Path) -> dict[str, Any]:
+    """Everything that needs the reward that counts."""
+    rewards, gold = pools(table, "prompt_id", "reward"), pools(table, "prompt_id", "gold")
+    settings = {"num_resamples": config.evaluate.num_resamples, "seed": config.seed}
+    curves = [
+        overoptimization(
+            rewards,
+            gold,
+            method=method,
+            max_n=max(map(len, rewards)),
+            planned_kl=config.readiness.planned_kl,
+            **settings,
+        ).to_dict()
+        for method in METHODS
+    ]
+    members = [scored.members[:, rows] for rows in table.groupby("prompt_id", sort=False).indices.values()]
+    parts = on_policy_parts(JudgedPools(rewards, gold, pools(table, "prompt_id", "length"), members), **settings)
+    careful = careful_gains(rewards, members, gold, **settings)
+    along = disagreement_along_n(rewards, members, **settings)
+    folder.mkdir(exist_ok=True)
+    overoptimization_curves("reward model", curves, folder / "overoptimization.png")
+    disagreement_by_gain(along, careful, folder / "ensemble_disagreement.png")
+    return {
+        "curves": curves,
+        "parts": {name: value.to_dict() for name, value in parts.items()},
+        "careful": careful,
+        "disagreement": along,
+    }
+
+
+def _gradient(config: PipelineConfig, place: Path, table: pd.DataFrame, report: Report) -> dict[str, Any]:
+    """The noise of the policy gradient on the first prompts, with rewards in standard deviations within prompts."""
+    policy = Policy.load(place)
+    folder = policy.weights()
+    model = guard(str(folder), lambda: AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True))
+    model.to(pick_device(config.device)).eval()
+    ends = policy.stop_ids[:1]
+    examples, rewards = [], []
+    for _, rows in list(table.groupby("prompt_id", sort=False))[: required_policy(config).gradient_prompts]:
+        taken = rows[:GRADIENT_SAMPLES]
+        prompt = tuple(render_prompt(policy.tokenizer, taken["prompt"].iloc[0]))
+        texts = zip(taken["response"], taken["finished"], strict=True)
+        ids = [
+            (*policy.tokenizer(text, add_special_tokens=False)["input_ids"], *(ends if finished else ()))
+            for text, finished in texts
+        ]
+        kept = [index for index, one in enumerate(ids) if one]
+        examples.append([Example(prompt, ids[index]) for index in kept])
+        rewards.append(taken["reward"].to_numpy()[kept])
+    scale = float(np.sqrt(np.mean([pool.var(ddof=1) for pool in rewards]))) or 1.0
+    found = gradient_variance(
+        model,
+        examples,
+        [pool / scale for pool in rewards],
+        lambda done, total: report(done, total, "policy gradients"),
+    )
+    return found.to_dict()
+
+
+def _tracked(record: dict[str, Any]) -> dict[str, Any]:
+    """Names for trackers: policy/kl_64, ready/on_policy_accuracy, ..."""
+    last = record["best_of_n"][-1]
+    shown: dict[str, Any] = {f"policy/best_of_{last['n']}_kl": last["kl"]}
+    shown |= {f"ready/{name}": value for name, value in record.get("parts", {}).items()}
+    for curve in record.get("curves", []):
+        shown[f"ready/{curve['method']}_planned_gain"] = curve["plan"]["gain"]
+        shown[f"ready/{curve['method']}_headroom"] = curve["plan"]["headroom"]
+    if "gradient" in record:
+        gradient = record["gradient"]
+        shown["policy/gradient_variance_to_bound"] = gradient["variance"] / gradient["bound"]
+        shown["policy/gradient_product_violations"] = gradient["num_violations"] / gradient["num_prompts"]
+    return shown

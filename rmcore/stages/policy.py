@@ -1,0 +1,96 @@
+"""Stage policy: what will be optimised against the reward model.
+
+`policy.name=sft` fine-tunes a small causal model on the gold world's answers, or on the responses of the training
+pairs, chosen and rejected alike, and writes it to `model/`. Another name is only written down. Writes `policy.json`,
+`training.json` and `summary.json`.
+"""
+
+import json
+import tempfile
+from pathlib import Path
+
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rmcore.config import PipelineConfig
+from rmcore.config_policy import SFT, PolicyConfig
+from rmcore.data.gold_demonstrations import demonstrations
+from rmcore.data.pair import Prompt
+from rmcore.data.table import read_pairs
+from rmcore.errors import ConfigError
+from rmcore.files import write_json
+from rmcore.loading import guard, pick_device, quiet_libraries
+from rmcore.progress import Report
+from rmcore.rl.policy import render_prompt
+from rmcore.rl.sft import Example, fine_tune
+from rmcore.stages.interface import Upstream
+from rmcore.tiny import build_tiny
+from rmcore.tracking import Tracker
+
+POLICY_FILE = "policy.json"
+MODEL_FOLDER = "model"
+
+
+def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+    """Fine-tune, or write down which policy is meant."""
+    wanted = required_policy(config)
+    if wanted.name != SFT:
+        write_json(out / POLICY_FILE, {"place": wanted.name})
+        write_json(out / "summary.json", {"metrics": {}})
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        base = str(build_tiny(Path(scratch), seed=config.seed)) if wanted.base == "tiny" else wanted.base
+        quiet_libraries()
+        model = guard(base, lambda: AutoModelForCausalLM.from_pretrained(base, use_safetensors=True))
+        tokenizer = guard(base, lambda: AutoTokenizer.from_pretrained(base))
+    model.to(pick_device(config.device))
+    end = tokenizer.eos_token_id
+    if end is None:
+        raise ConfigError(f"the tokenizer of policy.base={wanted.base} has no EOS, so no response would ever end.")
+    examples = [
+        Example(
+            tuple(render_prompt(tokenizer, prompt)), (*tokenizer(response, add_special_tokens=False).input_ids, end)
+        )
+        for prompt, response in _responses(config, wanted, upstream["prepare"])
+    ]
+
+    def on_step(done: int, num_steps: int, loss: float) -> None:
+        report(done, num_steps, f"loss {loss:.3f}")
+        tracker.metrics(done, {"policy/loss": loss})
+
+    loss = fine_tune(model, examples, epochs=wanted.sft_epochs, lr=wanted.sft_lr, seed=config.seed, on_step=on_step)
+    model.save_pretrained(out / MODEL_FOLDER)
+    tokenizer.save_pretrained(out / MODEL_FOLDER)
+    write_json(out / POLICY_FILE, {"place": None})
+    write_json(out / "training.json", {"num_examples": len(examples), "loss": loss})
+    write_json(out / "summary.json", {"metrics": {"policy/sft_loss": loss, "policy/sft_examples": len(examples)}})
+
+
+def required_policy(config: PipelineConfig) -> PolicyConfig:
+    """The policy's settings.
+
+    Raises:
+        ConfigError: the config names no policy.
+    """
+    if config.policy is None:
+        raise ConfigError("there is no policy in this config; set policy.name to sft, a folder or a hub name.")
+    return config.policy
+
+
+def policy_place(artifact: Path) -> str:
+    """Folder or hub name of the policy that an artifact of this stage stands for."""
+    place = json.loads((artifact / POLICY_FILE).read_text(encoding="utf-8"))["place"]
+    return str(artifact / MODEL_FOLDER) if place is None else str(place)
+
+
+def _responses(config: PipelineConfig, wanted: PolicyConfig, prepared: Path) -> list[tuple[Prompt, str]]:
+    if config.data.source == "gold":
+        held_out = {
+            str(pair.prompt)
+            for name in ("validation", "test")
+            if (prepared / f"{name}.parquet").is_file()
+            for pair in read_pairs(prepared / f"{name}.parquet")
+        }
+        return list(demonstrations(config.data.gold, wanted.sft_examples, seed=config.seed, without=held_out))
+    pairs = read_pairs(prepared / "train.parquet")
+    rows = dict.fromkeys((pair.prompt, side) for pair in pairs for side in (pair.chosen, pair.rejected))
+    return list(rows)[: wanted.sft_examples]

@@ -1,0 +1,135 @@
+"""Stage population: small reward models of differing defects, what readiness sees of each, and what each really gains.
+
+Trains the backbones one after the other and fits heads on each. Writes `rows_BACKBONE.parquet`, from which an
+interrupted run goes on, and `rows.parquet`, one row a reward model; `summary.json`.
+"""
+
+import random
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pandas as pd
+
+from rmcore.config import PipelineConfig, ValidationConfig
+from rmcore.data.pair import PreferencePair
+from rmcore.data.table import read_pairs
+from rmcore.errors import ConfigError, DataError
+from rmcore.files import write_json
+from rmcore.model import BradleyTerryRM
+from rmcore.progress import Report
+from rmcore.rl.defects import BackboneRecipe, backbones
+from rmcore.rl.population import rows_of, see
+from rmcore.stages.interface import Upstream
+from rmcore.stages.policy import policy_place
+from rmcore.stages.samples import SAMPLES_FILE
+from rmcore.stages.train import train_into
+from rmcore.tracking import METRICS_FILE, JsonlTracker, Tracker
+
+ROWS_FILE = "rows.parquet"
+HEAD_PAIRS, TEST_PAIRS = 2000, 500
+"""Pairs that heads are fitted on, and that accuracy is taken on, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """What every backbone is trained and measured on."""
+
+    policy: str
+    training: Sequence[PreferencePair]
+    test: Sequence[PreferencePair]
+    samples: pd.DataFrame
+
+
+def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+    """Train, fit, measure."""
+    study = required_validation(config)
+    prepared = upstream["prepare"]
+    material = Material(
+        policy_place(upstream["policy"]),
+        read_pairs(prepared / "train.parquet"),
+        read_pairs(prepared / "test.parquet")[:TEST_PAIRS],
+        pd.read_parquet(upstream["samples"] / SAMPLES_FILE),
+    )
+    num_prompts = material.samples["prompt_id"].nunique()
+    if num_prompts - study.measured_prompts < 2:
+        raise DataError(
+            f"{num_prompts} prompts have samples and the scores may see {study.measured_prompts} of them, so fewer "
+            "than two are left to take the gain on; raise policy.num_prompts, or lower validation.measured_prompts."
+        )
+    recipes = backbones(config.train)[: study.num_backbones]
+    tables = []
+    for index, recipe in enumerate(recipes):
+        place = out / f"rows_{recipe.name}.parquet"
+        if not place.is_file():
+            say = partial(_say, report, index, len(recipes), recipe.name)
+            rows = _backbone_rows(config, study, recipe, material, say)
+            unfinished = place.with_name(f".{place.name}.tmp")
+            rows.to_parquet(unfinished)
+            unfinished.rename(place)
+        tables.append(pd.read_parquet(place))
+    table = pd.concat(tables, ignore_index=True)
+    table.to_parquet(out / ROWS_FILE)
+    write_json(out / "summary.json", {"metrics": {"ready/num_models": len(table)}})
+
+
+def _say(report: Report, done: int, total: int, name: str, text: str) -> None:
+    report(done, total, f"{name}: {text}")
+
+
+def required_validation(config: PipelineConfig) -> ValidationConfig:
+    """The study's settings.
+
+    Raises:
+        ConfigError: the config has none.
+    """
+    if config.validation is None:
+        raise ConfigError("there is no study in this config; set validation.num_backbones, or use preset validation.")
+    return config.validation
+
+
+def _backbone_rows(
+    config: PipelineConfig,
+    study: ValidationConfig,
+    recipe: BackboneRecipe,
+    material: Material,
+    report: Callable[[str], None],
+) -> pd.DataFrame:
+    rng = random.Random(f"population {config.seed} {recipe.name}")  # noqa: S311 - data, not cryptography
+    quick = {
+        "steps": study.steps,
+        "eval_every": study.steps,
+        "early_stopping_patience": None,
+        "best_metric": "last",
+        "callbacks": (),
+        "resume_every_seconds": 1e9,
+    }
+    changed = config.model_copy(
+        update={
+            "train": config.train.model_copy(update=quick | dict(recipe.train)),
+            "model": config.model.model_copy(
+                update=({} if recipe.max_seq_len is None else {"max_seq_len": recipe.max_seq_len})
+                | ({"name": material.policy} if recipe.from_policy else {})
+            ),
+        }
+    )
+    with tempfile.TemporaryDirectory(prefix="rm-opt-population-") as scratch:
+        place = Path(scratch)
+        tracker = JsonlTracker(place / METRICS_FILE)
+        pairs = recipe.change(material.training, rng)
+        train_into(changed, pairs, [], place, tracker, lambda done, total, text: report(f"step {done} of {total}"))
+        tracker.close()
+        rm = BradleyTerryRM.from_pretrained(place / "best", device=config.device)
+    # Heads are fitted on the pairs as they are: the defects of the backbone's pairs stay in its features.
+    seen = see(rm, material.training[:HEAD_PAIRS], material.test, material.samples, report)
+    return rows_of(
+        recipe,
+        seen,
+        material.test,
+        material.samples,
+        measured_prompts=study.measured_prompts,
+        planned_kl=config.readiness.planned_kl,
+        seed=config.seed,
+    )

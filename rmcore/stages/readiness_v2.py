@@ -1,0 +1,46 @@
+"""Stage readiness_v2: the verdict where a policy is given, from its samples and from the labelled pairs.
+
+Writes `readiness.json` and `summary.json`.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rmcore.config import PipelineConfig
+from rmcore.files import write_json
+from rmcore.metrics.diagnosis import GateCheck
+from rmcore.progress import Report
+from rmcore.rl.readiness_v2 import judge_v2
+from rmcore.stages.interface import Upstream
+from rmcore.tracking import Tracker
+
+FROM_PAIRS = ("pairwise_accuracy", "length_matched_accuracy", "ece_tempered_debiased")
+
+
+def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+    """Put the parts together and judge."""
+    optimized = json.loads((upstream["optimize"] / "optimize.json").read_text())
+    metrics = json.loads((upstream["evaluate"] / "metrics.json").read_text())["metrics"]["test"]
+    spectrum = json.loads((upstream["landscape"] / "spectrum.json").read_text())
+    before = json.loads((upstream["readiness"] / "readiness.json").read_text())
+    plan = (
+        next(
+            curve["plan"]
+            for curve in optimized.get("curves", [])
+            if curve["method"] == config.readiness.planned_optimizer
+        )
+        if optimized.get("curves")
+        else None
+    )
+    parts: dict[str, Any] = dict(optimized.get("parts", {}))
+    if plan is not None:
+        parts |= {"planned_gain": plan["gain"], "headroom": plan["headroom"]}
+    parts |= {name: metrics[name] for name in FROM_PAIRS if name in metrics}
+    parts["lambda_max"] = {"value": spectrum["lambda_max"], "ci_low": None, "ci_high": None, "num": 0, "reason": None}
+    others = [GateCheck(**check) for check in before["gate"] if check["name"] != "readiness_v1"]
+    judged = judge_v2(parts, others, config.readiness, optimized["judge"])
+    write_json(out / "readiness.json", judged)
+    shown = {"ready/gain_probability": judged["readiness"]["probability"]}
+    shown["ready/gate_passed"] = float(judged["verdict"]["status"] == "ready")
+    write_json(out / "summary.json", {"metrics": {name: value for name, value in shown.items() if value is not None}})

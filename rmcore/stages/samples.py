@@ -1,0 +1,133 @@
+"""Stage samples: what the policy answers to held-out prompts, drawn once and scored by any reward model later.
+
+Writes `samples.parquet` (prompt_id, prompt, response, num_tokens, finished, gold; one row a sample, the samples of a
+prompt together), `drawn.jsonl`, from which an interrupted sampling goes on, `sampling.json` and `summary.json`. `gold`
+is the reward that counts: the gold world's own, or the judge's column of `policy.samples`; NaN where there is none.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from rmcore.config import PipelineConfig
+from rmcore.config_policy import PolicyConfig
+from rmcore.data.gold import gold_reward
+from rmcore.data.pair import content_id, prompt_text
+from rmcore.data.table import read_pairs
+from rmcore.errors import DataError
+from rmcore.files import write_json
+from rmcore.loading import pick_device
+from rmcore.progress import Report
+from rmcore.resume import FINISHED_FILE
+from rmcore.rl.policy import Policy
+from rmcore.rl.samples import read_samples
+from rmcore.rl.sampling import SamplingSettings, draw_samples
+from rmcore.stages.interface import Upstream
+from rmcore.stages.policy import policy_place, required_policy
+from rmcore.tracking import Tracker
+
+SAMPLES_FILE = "samples.parquet"
+FEWEST = 4
+"""Samples of a prompt below which nothing can be said about a choice among them."""
+
+
+def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+    """Draw samples, or read those drawn elsewhere; judge them where the truth is known."""
+    wanted = required_policy(config)
+    table, sampling = (
+        _read(wanted, wanted.samples)
+        if wanted.samples is not None
+        else _draw(config, wanted, upstream, out / "drawn.jsonl", report)
+    )
+    table.to_parquet(out / SAMPLES_FILE)
+    gold = table["gold"].to_numpy()
+    sampling |= {
+        "num_prompts": int(table["prompt_id"].nunique()),
+        "num_samples": len(table),
+        "num_empty": int((table["response"].str.strip() == "").sum()),
+        "num_judged": int(np.isfinite(gold).sum()),
+        "finished_share": float(table["finished"].mean()),
+        "mean_tokens": float(table["num_tokens"].mean()),
+        "mean_gold": float(gold.mean()) if np.isfinite(gold).all() else None,
+    }
+    write_json(out / "sampling.json", sampling)
+    shown = ("num_samples", "num_empty", "finished_share", "mean_tokens", "mean_gold")
+    metrics = {f"policy/{name}": sampling[name] for name in shown if sampling[name] is not None}
+    write_json(out / "summary.json", {"metrics": metrics})
+    write_json(out / FINISHED_FILE, sampling)
+
+
+def _draw(
+    config: PipelineConfig, wanted: PolicyConfig, upstream: Upstream, drawn: Path, report: Report
+) -> tuple[pd.DataFrame, dict[str, Any]]:
+    pairs = read_pairs(upstream["prepare"] / "test.parquet")
+    prompts = list(dict.fromkeys(pair.prompt for pair in pairs))[: wanted.num_prompts]
+    settings = SamplingSettings(
+        num_samples=wanted.samples_per_prompt,
+        temperature=wanted.temperature,
+        max_new_tokens=wanted.max_new_tokens,
+        seed=config.seed,
+    )
+    found = draw_samples(
+        Policy.load(policy_place(upstream["policy"])),
+        prompts,
+        settings,
+        drawn,
+        engine=wanted.engine,
+        device=pick_device(config.device).type,
+        report=report,
+    )
+    texts = [prompt_text(prompt) for prompt in prompts]
+    rows = found.rows
+    table = pd.DataFrame(
+        {
+            "prompt_id": [content_id(texts[index]) for index in rows["prompt_index"]],
+            "prompt": [texts[index] for index in rows["prompt_index"]],
+            "response": rows["response"],
+            "num_tokens": rows["num_tokens"],
+            "finished": rows["finished"],
+        }
+    )
+    is_gold = config.data.source == "gold"
+    table["gold"] = [
+        gold_reward(prompt, response) if is_gold else np.nan
+        for prompt, response in zip(table["prompt"], table["response"], strict=True)
+    ]
+    return table, {"engine": found.engine, "source": config.policy.name if config.policy else None}
+
+
+def _read(wanted: PolicyConfig, path: str) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """The samples of a file that have a judge's reward, those of a prompt together.
+
+    Raises:
+        DataError: a column is missing, or hardly anything is judged.
+    """
+    rows = read_samples(Path(path))
+    missing = [name for name in ("prompt", "response", wanted.judge_column) if name not in rows]
+    if missing:
+        raise DataError(
+            f"{path} has no column {', '.join(missing)} among {', '.join(map(str, rows.columns))}; a file of samples "
+            "has prompt, response and the judge's reward. Name the last one with policy.judge_column."
+        )
+    gold = pd.to_numeric(rows[wanted.judge_column], errors="coerce")
+    rows = rows.assign(gold=gold)[np.isfinite(gold)]
+    counts = rows.groupby("prompt")["gold"].transform("size")
+    rows = rows[counts >= FEWEST].sort_values("prompt", kind="stable")
+    if rows.empty:
+        raise DataError(
+            f"no prompt of {path} has {FEWEST} samples with a number in {wanted.judge_column!r}, so nothing can be "
+            "said about choosing among them. Judge more samples of each prompt."
+        )
+    table = pd.DataFrame(
+        {
+            "prompt_id": [content_id(prompt) for prompt in rows["prompt"].astype(str)],
+            "prompt": rows["prompt"].astype(str),
+            "response": rows["response"].fillna("").astype(str),
+            "num_tokens": rows.get("num_tokens", pd.Series(0, index=rows.index)),
+            "finished": rows.get("finished", pd.Series(True, index=rows.index)),
+            "gold": rows["gold"],
+        }
+    ).reset_index(drop=True)
+    return table, {"engine": None, "source": path}

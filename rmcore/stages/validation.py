@@ -1,0 +1,39 @@
+"""Stage validation: which score tells the gains of the population apart, and what is shipped because of it.
+
+Writes `validation.json`, `readiness_fit.json` (what `rmcore.rl` ships, once copied there), `tables/`, figures and
+`summary.json`.
+"""
+
+from pathlib import Path
+
+import pandas as pd
+
+from rmcore.config import PipelineConfig
+from rmcore.files import write_json
+from rmcore.plots.policy import readiness_against_gain
+from rmcore.progress import Report
+from rmcore.rl.readiness_v2 import FIT_FILE
+from rmcore.rl.validation import analyse
+from rmcore.stages.interface import Upstream
+from rmcore.stages.population import ROWS_FILE
+from rmcore.tracking import Tracker
+
+
+def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+    """Compare the scores and fit the probability."""
+    rows = pd.read_parquet(upstream["population"] / ROWS_FILE)
+    settings = config.readiness
+    found = analyse(rows, optimizer=settings.planned_optimizer, min_gain=settings.min_gain, seed=config.seed)
+    write_json(out / "validation.json", found)
+    population = {name: found[name] for name in ("num_models", "num_backbones", "optimizer", "min_gain", "verdict")}
+    write_json(out / FIT_FILE, found["fit"] | {"planned_kl": settings.planned_kl, "population": population})
+    (out / "tables").mkdir()
+    rows.to_csv(out / "tables" / "models.csv", index=False)
+    (out / "figures").mkdir()
+    readiness_against_gain(found, rows.to_dict("records"), out / "figures" / "readiness_against_gain.png")
+    shown = {
+        f"ready/spearman_{score}": by_method[settings.planned_optimizer]
+        for score, by_method in found["correlations"].items()
+    }
+    shown["ready/spearman_v2_minus_accuracy"] = found["differences"]["v2"]
+    write_json(out / "summary.json", {"metrics": shown})

@@ -1,0 +1,32 @@
+"""A reward model that was not trained here, in the place of a training."""
+
+from pathlib import Path
+
+from rmcore.data.sources import source_digest
+from rmcore.errors import ModelError
+from rmcore.store import ArtifactRef, make_key
+
+
+def given_checkpoint(checkpoint: str, folder: Path) -> ArtifactRef:
+    """A checkpoint folder as the artifact of a stage train: by content, so a moved folder is the same one.
+
+    Args:
+        checkpoint: folder of a trained reward model.
+        folder: where a link to it is kept, as `KEY/best`.
+
+    Raises:
+        ModelError: it is no folder with a config.json.
+    """
+    place = Path(checkpoint).expanduser().resolve()
+    if not (place / "config.json").is_file():
+        raise ModelError(
+            f"{checkpoint} is no checkpoint folder: there is no config.json in it. Name the folder that a training "
+            "wrote as best/, or one that `save_pretrained` wrote."
+        )
+    digest = make_key({"checkpoint": source_digest(str(place))})
+    best = folder / digest[:12] / "best"
+    best.parent.mkdir(parents=True, exist_ok=True)
+    if best.is_symlink():
+        best.unlink()
+    best.symlink_to(place, target_is_directory=True)
+    return ArtifactRef("train", digest, str(best.parent), digest)

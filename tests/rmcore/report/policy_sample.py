@@ -1,0 +1,46 @@
+"""What a policy's stages leave, computed from synthetic samples."""
+
+import numpy as np
+
+from rmcore.config import ReadinessConfig
+from rmcore.rl.careful import careful_gains, disagreement_along_n
+from rmcore.rl.overoptimization import METHODS, overoptimization
+from rmcore.rl.parts import JudgedPools, on_policy_parts
+from rmcore.rl.readiness_v2 import judge_v2
+
+
+def policy(quality=1.0):
+    """Records of the stages samples, optimize and readiness_v2 for a reward that is gold plus noise."""
+    rng = np.random.default_rng(0)
+    gold = [rng.normal(size=16) for _ in range(30)]
+    rewards = [quality * pool + rng.normal(size=16) for pool in gold]
+    members = [np.stack([pool, pool + 0.1 * rng.normal(size=16)]) for pool in rewards]
+    config = ReadinessConfig(planned_kl=1.5)
+    settings = {"num_resamples": 100, "seed": 0}
+    curves = [overoptimization(rewards, gold, method=m, planned_kl=1.5, **settings).to_dict() for m in METHODS]
+    lengths = [rng.normal(size=16) for _ in gold]
+    parts = {
+        name: value.to_dict()
+        for name, value in on_policy_parts(JudgedPools(rewards, gold, lengths, members), **settings).items()
+    }
+    parts |= {"planned_gain": curves[0]["plan"]["gain"], "headroom": curves[0]["plan"]["headroom"]}
+    parts["ece_tempered_debiased"] = {"value": 0.02, "ci_low": 0.01, "ci_high": 0.04, "num": 9, "reason": None}
+    choices = [{"n": n, "kl": 0.1, "nominal_kl": 0.1, "reward": float(n)} for n in (1, 2, 4, 8, 16)]
+    gradient = {"variance": 1.0, "bound": 2.0, "product": 0.5, "num_violations": 3, "num_prompts": 4, "num_samples": 64}
+    return {
+        "sampling": {
+            "num_samples": 480, "num_prompts": 30, "engine": "generate", "finished_share": 0.975, "num_empty": 2,
+        },
+        "optimize": {
+            "judge": "the <gold> world", "num_cut": 5, "best_of_n": choices, "curves": curves, "gradient": gradient,
+            "careful": careful_gains(rewards, members, gold, **settings),
+            "disagreement": disagreement_along_n(rewards, members, **settings),
+        },
+        "readiness": judge_v2(parts, [], config, "the <gold> world"),
+    }  # fmt: skip
+
+
+def judged(results, quality=1.0):
+    """A run's results with a policy."""
+    found = policy(quality)
+    return results | {"policy": found, "gate": found["readiness"]["gate"], "verdict": found["readiness"]["verdict"]}

@@ -1,0 +1,63 @@
+"""Policies of the tests that draw samples, and what they must draw."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from scipy.stats import chisquare
+from transformers import AutoModelForCausalLM
+
+from rmcore.loading import quiet_libraries
+from rmcore.rl.policy import Policy
+from rmcore.tiny import build_tiny
+
+STOPS = list(range(2, 1024, 8))
+"""An eighth of all tokens, `<|im_end|>` among them."""
+RECOMMENDED = {"do_sample": True, "top_k": 3, "top_p": 0.5, "temperature": 0.1, "repetition_penalty": 1.9, "min_p": 0.4}
+"""What a folder may advise, of which nothing may be heard."""
+
+
+def new_policy(folder: Path, *, seed: int = 0, **generation_config) -> Path:
+    """An untrained `tiny` causal model; further arguments go to its generation_config.json."""
+    quiet_libraries()
+    build_tiny(folder, seed=seed)
+    AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).save_pretrained(folder)
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | generation_config))
+    return folder
+
+
+def change_weights(folder: Path, change) -> Path:
+    """Rewrite the weights as `change` leaves the dict of tensors."""
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def break_weights(tensors) -> None:
+    tensors["model.norm.weight"][3] = float("nan")
+
+
+@torch.inference_mode()
+def first_texts(policy: Policy, prompt, temperature: float) -> dict[str, float]:
+    """The probability of each text that a response of one token can be."""
+    model = AutoModelForCausalLM.from_pretrained(policy.folder, dtype=torch.float32)
+    logits = model(torch.tensor([policy.prompt_ids(prompt)])).logits[0, -1].double()
+    texts: dict[str, float] = {}
+    for token, probability in enumerate(torch.softmax(logits / temperature, 0).tolist()):
+        text = "" if token in policy.stop_ids else policy.decode([token])
+        texts[text] = texts.get(text, 0.0) + probability
+    return texts
+
+
+def p_value(texts, probabilities: dict[str, float]) -> float:
+    """Of a chi-square test that the texts were drawn so; those expected fewer than 5 times count together."""
+    counts, total = Counter(texts), len(texts)
+    assert set(counts) <= set(probabilities)
+    often = [text for text, probability in probabilities.items() if probability * total >= 5]
+    observed = [counts[text] for text in often]
+    expected = [probabilities[text] * total for text in often]
+    return float(chisquare([*observed, total - sum(observed)], [*expected, total - sum(expected)]).pvalue)

@@ -1,0 +1,95 @@
+"""Samples from a real vLLM: the policy's own distribution, and what happens when vLLM dies."""
+
+import importlib.util
+import json
+import math
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rmcore.errors import ModelError, ServingError
+from rmcore.rl.policy import Policy
+from rmcore.rl.sampling import SamplingSettings, draw_samples
+
+_PLACE = Path(__file__).parents[2] / "rmcore" / "rl" / "policies.py"
+_SPEC = importlib.util.spec_from_file_location("policies", _PLACE)
+policies = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(policies)
+
+pytestmark = pytest.mark.services
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    """Ends one response in eight at each token, and recommends what nobody asked for."""
+    advice = policies.RECOMMENDED | {"eos_token_id": policies.STOPS}
+    return Policy.load(policies.new_policy(tmp_path_factory.mktemp("policy"), **advice))
+
+
+def draw(policy, prompts, settings, out, **options):
+    return draw_samples(policy, prompts, settings, out, engine="vllm", device="cpu", **options)
+
+
+def engines():
+    """vLLM's engines below this process; its API server is another process."""
+    running = [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+    return [process for process in running if "EngineCore" in process.name()]
+
+
+def left_over():
+    return [p for p in psutil.Process().children(recursive=True) if "vllm" in " ".join(p.cmdline()).lower()]
+
+
+def test_the_first_token_has_the_policys_distribution_and_ends_where_it_says(vllm, policy, tmp_path):
+    prompts, num_samples = ["What is 2 + 2?", "Why?"], 3000
+    found = draw(policy, prompts, SamplingSettings(num_samples, 0.2, 1), tmp_path / "s")
+    assert (found.engine, len(found.rows)) == ("vllm", 2 * num_samples)
+    assert not left_over()
+    for index, prompt in enumerate(prompts):
+        rows = found.rows[found.rows["prompt_index"] == index]
+        assert policies.p_value(rows["response"], policies.first_texts(policy, prompt, 0.2)) > 1e-3
+        assert policies.p_value(rows["response"], policies.first_texts(policy, prompt, 0.3)) < 1e-6
+        ended = policies.first_texts(policy, prompt, 0.2)[""]  # no other token decodes to nothing, but for two
+        scatter = math.sqrt(ended * (1 - ended) / num_samples)
+        assert rows["finished"].mean() == pytest.approx(ended, abs=5 * scatter + 0.01)
+
+
+def test_a_vllm_that_dies_is_started_again_and_after_that_the_same_call_goes_on(vllm, policy, tmp_path, capfd):
+    # So long that prompts queue up: on a CPU vLLM would die of that by itself, see WHOLE_PROMPTS.
+    prompts = [f"What is {number} + 2? " * 12 for number in range(300)]
+    settings, out, killed = SamplingSettings(16, max_new_tokens=24), tmp_path / "s.jsonl", []
+
+    def kill_each_engine_after_its_first_prompt(done, total, text):
+        for engine in engines():
+            if done and engine.pid not in killed:
+                killed.append(engine.pid)
+                engine.kill()
+
+    with pytest.raises(ServingError, match=r"died 3 times while it sampled(.*\n)+.*are stored in") as caught:
+        draw(policy, prompts, settings, out, report=kill_each_engine_after_its_first_prompt)
+    assert len(killed) == 3
+    assert not left_over()
+    said = capfd.readouterr().err
+    assert said.count("vLLM died while it sampled") == 2
+    assert "Traceback" not in said
+    stored = out.read_bytes()
+    num_stored = stored.count(b"\n") - 1
+    assert 3 <= num_stored < len(prompts)
+    assert f"The samples of {num_stored} of 300 prompts are stored" in str(caught.value)
+
+    found = draw(policy, prompts, settings, out)
+    assert out.read_bytes().startswith(stored)
+    drawn = [json.loads(line)["prompt_index"] for line in out.read_text().splitlines()[1:]]
+    assert sorted(drawn) == list(range(300))
+    assert len(found.rows) == 300 * 16
+    assert (found.rows["finished"] | (found.rows["num_tokens"] == 24)).all()
+    assert found.rows["finished"].mean() == pytest.approx(1 - (7 / 8) ** 24, abs=0.05)
+    assert not left_over()
+
+
+def test_broken_weights_are_said(vllm, tmp_path):
+    broken = policies.change_weights(policies.new_policy(tmp_path / "policy"), policies.break_weights)
+    with pytest.raises(ModelError, match="NaN or infinite: its weights are broken"):
+        draw(Policy.load(broken), ["Why?"] * 20, SamplingSettings(2, max_new_tokens=2), tmp_path / "s")
+    assert not left_over()
