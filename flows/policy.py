@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from tasks.home import configure_environment, home
 
@@ -12,6 +12,7 @@ configure_environment()  # before Prefect and MLflow read their settings
 # ruff: noqa: E402
 from prefect import flow, runtime
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
+from pydantic import Field
 
 from experiments.presets import PRESETS
 from flows.pipeline import open_store, run_stages
@@ -106,7 +107,7 @@ def best_of_n(config: PipelineConfig = PRESETS["policy"], checkpoint: str | None
 
     Args:
         config: data (whose held-out prompts are answered), the reward model and its training, and the policy.
-        checkpoint: a reward model that is there already, in place of a training: a checkpoint folder or hub name.
+        checkpoint: a reward model that is there already, in place of a training: a checkpoint folder.
 
     Returns:
         {"results": {"sampling", "optimize"}, "figures": paths by name, "folder", "executed", "mlflow_url"}.
@@ -129,7 +130,7 @@ def readiness(config: PipelineConfig = PRESETS["policy"], checkpoint: str | None
 
     Args:
         config: data, reward model, policy, and in readiness the plan.
-        checkpoint: a reward model that is there already, in place of a training: a checkpoint folder or hub name.
+        checkpoint: a reward model that is there already, in place of a training: a checkpoint folder.
 
     Returns:
         {"results": the judgement, "figures": paths by name, "folder", "executed", "mlflow_url"}.
@@ -172,7 +173,7 @@ def overoptimize(
     gold: str = "judge",
     proxies: Sequence[str] = ("reward",),
     prompt: str = "prompt",
-    max_n: int = 64,
+    max_n: Annotated[int, Field(ge=4)] = 64,
     study: str = "overoptimization",
 ) -> dict[str, Any]:
     """Show proxy and gold reward against KL on stored samples, and where the gold reward turns.

@@ -54,13 +54,21 @@ def analyse(rows: pd.DataFrame, *, optimizer: str, min_gain: float, seed: int) -
         seed: of the bootstrap over backbones.
 
     Returns:
-        {"num_models", "num_worthwhile", "correlations": {score: {method: value with interval}}, "differences": {score:
+        {"num_models", those of known gain, which all else is over, "num_unknown", "num_worthwhile", "correlations": {score: {method: value with interval}}, "differences": {score:
         value with interval} against on-policy accuracy and the primary gain, "brier": {...}, "verdict", "score",
         "fit", "models": rows with the predicted probability}; JSON-ready.
 
     Raises:
-        DataError: all models gain that much, or none does: nothing can be fitted.
+        DataError: no gain is known; or all models gain that much, or none does: nothing can be fitted.
     """
+    primary = f"{optimizer}_gain"
+    known = pd.to_numeric(rows[primary]).notna()
+    if not known.any():
+        raise DataError(
+            f"no reward model has a gain by {optimizer}, so there is nothing to predict: the samples end before the "
+            "planned KL. Lower readiness.planned_kl, or raise policy.samples_per_prompt."
+        )
+    num_unknown, rows = int((~known).sum()), rows[known].reset_index(drop=True)
     table = rows.reindex(columns=[*rows.columns, *(name for name in (*COMPOSED, *SCORES) if name not in rows)]).assign(
         headroom=rows[f"{optimizer}_headroom"],
         measured_gain=rows[f"{optimizer}_measured_gain"],
@@ -75,7 +83,6 @@ def analyse(rows: pd.DataFrame, *, optimizer: str, min_gain: float, seed: int) -
         )
     table["v2"] = _left_out(table, COMPOSED)
     table["plain"] = _left_out(table, PLAIN)
-    primary = f"{optimizer}_gain"
     drawn = _resampled_rows(table["backbone"], seed)
     correlations = {
         score: {method: _with_interval(table, drawn, score, f"{method}_gain") for method in METHODS} for score in SCORES
@@ -89,6 +96,7 @@ def analyse(rows: pd.DataFrame, *, optimizer: str, min_gain: float, seed: int) -
     used = COMPOSED if better else PLAIN
     return {
         "num_models": len(table),
+        "num_unknown": num_unknown,
         "num_backbones": int(table["backbone"].nunique()),
         "num_worthwhile": num_worthwhile,
         "num_turned": int(rows[f"{optimizer}_turned"].sum()),
@@ -104,10 +112,13 @@ def analyse(rows: pd.DataFrame, *, optimizer: str, min_gain: float, seed: int) -
         "score": "v2" if better else "on_policy_accuracy",
         "verdict": _verdict(correlations, differences, better, primary),
         "fit": fit_probability(table, used) | {"score": "v2" if better else "on_policy_accuracy"},
-        "models": table[["backbone", "head", "defect", "v2", "plain", *(f"{m}_gain" for m in METHODS)]].to_dict(
-            "records"
-        ),
+        "models": _records(table[["backbone", "head", "defect", "v2", "plain", *(f"{m}_gain" for m in METHODS)]]),
     }
+
+
+def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Rows as JSON takes them, null for what is not known."""
+    return table.astype(object).where(table.notna(), None).to_dict("records")
 
 
 def fit_probability(table: pd.DataFrame, features: Sequence[str]) -> dict[str, Any]:

@@ -1,11 +1,8 @@
 """Samples are draws of the policy's own distribution, and a call that was interrupted goes on as if it had not been."""
 
-import asyncio
 import dataclasses
 import importlib.util
 import json
-import os
-import signal
 from collections import Counter
 from pathlib import Path
 
@@ -17,7 +14,7 @@ from scipy.stats import chisquare
 
 from rmcore.data.pair import Message
 from rmcore.errors import ConfigError, DataError, ModelError, ServingError
-from rmcore.rl import generate_sampler, vllm_sampler
+from rmcore.rl import generate_sampler
 from rmcore.rl.policy import Policy
 from rmcore.rl.sample_file import open_samples
 from rmcore.rl.sampling import SamplingSettings, choose_sampler, draw_samples
@@ -280,32 +277,3 @@ def test_a_vllm_that_does_not_start_leaves_what_is_stored(policy, uninterrupted,
     assert out.read_bytes().endswith(lines[1])
     with pytest.raises(ConfigError, match="refuses more than 2"):
         draw_samples(policy, PROMPTS, SamplingSettings(1, 2.5), tmp_path / "t", engine="vllm", device="cpu")
-
-
-def test_ctrl_c_ends_what_runs_apart_and_waits_for_its_end():
-    ended = []
-
-    async def work():
-        try:
-            os.kill(os.getpid(), signal.SIGINT)
-            await asyncio.Event().wait()
-        finally:
-            await asyncio.sleep(0)
-            ended.append(True)
-
-    with pytest.raises(KeyboardInterrupt):
-        vllm_sampler._run(work())
-    assert ended == [True]
-
-
-def test_it_runs_where_an_event_loop_runs_already():
-    ended = []
-
-    async def work():
-        ended.append(True)
-
-    async def notebook():
-        vllm_sampler._run(work())
-
-    asyncio.run(notebook())
-    assert ended == [True]

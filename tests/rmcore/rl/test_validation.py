@@ -10,8 +10,10 @@ from scipy.optimize import minimize
 from scipy.stats import spearmanr
 
 from rmcore.errors import DataError
+from rmcore.rl import validation
 from rmcore.rl.validation import COMPOSED, L2, PLAIN, SCORES, _left_out, analyse, fit_probability
 
+NUM_RESAMPLES = 150
 DEFECTS = ("none", "label_noise", "few_pairs", "shortcut", "overtrained")
 
 
@@ -46,13 +48,21 @@ def judged(table, **changes):
     return analyse(table, **{"optimizer": "best_of_n", "min_gain": 0.05, "seed": 0} | changes)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_resamples():
+    """Intervals of the study are over a thousand; a few show the same here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(validation, "NUM_RESAMPLES", NUM_RESAMPLES)
+        yield
+
+
 @pytest.fixture(scope="module")
-def by_extra():
+def by_extra(few_resamples):
     return judged(planted(of_extra=3.0))
 
 
 @pytest.fixture(scope="module")
-def by_accuracy():
+def by_accuracy(few_resamples):
     return judged(planted(of_extra=0.0))
 
 
