@@ -5,30 +5,21 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from rmcore.data.sources import iter_records
 from rmcore.errors import DataError
 from rmcore.rl.best_of_n import FloatArray
 
-READERS = {
-    ".parquet": pd.read_parquet,
-    ".csv": pd.read_csv,
-    ".jsonl": lambda path: pd.read_json(path, lines=True),
-    ".json": pd.read_json,
-}
-
 
 def read_samples(path: Path) -> pd.DataFrame:
-    """Rows of a Parquet, CSV, JSON or JSONL file.
+    """Rows of a file: Parquet, CSV, JSON or JSONL, also compressed; a row that is no record is left out.
 
     Raises:
-        DataError: the file is missing, of another kind or cannot be read.
+        DataError: the file is missing, of another kind, cannot be read or holds no row.
     """
-    reader = READERS.get(path.suffix)
-    if reader is None:
-        raise DataError(f"{path} is of no kind that is read here; give one of {', '.join(READERS)}.")
-    try:
-        return reader(path)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read ({error}); write it again.") from error
+    rows = [record.fields for record in iter_records(str(path)) if record.fields is not None]
+    if not rows:
+        raise DataError(f"{path} holds no row that can be read; write it again, one row a sample.")
+    return pd.DataFrame(rows)
 
 
 def pools(samples: pd.DataFrame, prompt: str, reward: str) -> list[FloatArray]:

@@ -186,8 +186,8 @@ def test_the_command_writes_a_figure_a_proxy_and_the_record(samples, tmp_path, c
         (["--gold", "none"], "no column 'none'"),
         (["--prompt", "none"], "no column 'none'"),
         (["--proxy", "prompt"], "holds no numbers"),
-        (["--samples", "there-is-none.parquet"], "cannot be read"),
-        (["--samples", "rows.xlsx"], "no kind that is read"),
+        (["--samples", "there-is-none.parquet"], "there-is-none.parquet"),
+        (["--samples", "rows.xlsx"], "name local data"),
     ],
 )
 def test_a_wrong_call_is_one_message(samples, tmp_path, capsys, change, words):
