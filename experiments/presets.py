@@ -63,6 +63,7 @@ PRESETS: dict[str, PipelineConfig] = {
         data=WORLD,
         model=ModelConfig(name="tiny", max_seq_len=256),
         train=GOOD,
+        readiness=ReadinessConfig(planned_kl=3.2),  # all of best-of-64
         policy=PolicyConfig(),
         validation=ValidationConfig(),
     ),

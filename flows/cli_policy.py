@@ -78,7 +78,7 @@ def readiness(
     policy: PolicyOption = None,
     data: DataOption = None,
     samples: SamplesOption = None,
-    kl: Annotated[float | None, typer.Option(help="Nats that the policy is to be moved by; default 3.2.")] = None,
+    kl: Annotated[float | None, typer.Option(help="Nats that the policy is to be moved by; default 3.")] = None,
     validate: Annotated[
         bool, typer.Option("--validate", help="Run the study that tests readiness against the truth instead.")
     ] = False,

@@ -81,8 +81,8 @@ class ReadinessConfig(Settings):
     """v1: weight of curvature."""
     planned_optimizer: Literal["best_of_n", "kl_optimum"] = "best_of_n"
     """v2: what will optimise the policy: best-of-n sampling, or RL with a KL penalty (its optimum stands for it)."""
-    planned_kl: float = Field(default=3.2, gt=0)
-    """v2: KL in nats that the policy will be moved by; best of 64 is 3.2."""
+    planned_kl: float = Field(default=3.0, gt=0)
+    """v2: KL in nats that the policy will be moved by; best of 64 is 3.2, less where samples tie."""
     min_gain: float = Field(default=0.3, gt=0)
     """v2: gain of the gold reward that makes it worth while, in standard deviations within prompts."""
 

@@ -46,4 +46,11 @@ class NotReadyError(ServingError):
 
 
 class RequestError(RmcoreError, ValueError):
-    """A reward server refused a request or an update of its weights, which will not work in this form."""
+    """A reward server refused a request or an update of its weights, which will not work in this form.
+
+    `field` names the part of a request that it is about, such as `inputs.3`; None where it is about all of it.
+    """
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field

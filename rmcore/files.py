@@ -1,13 +1,19 @@
 """Bytes on disk: digests, and writes that survive a power cut."""
 
+import errno
 import fcntl
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+NO_LINKS = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP})
+"""Why a file cannot be linked though it can be read: another file system, the kernel's rule about other people's
+files, too many links, a file system without links."""
 
 
 def file_digest(path: Path) -> str:
@@ -72,3 +78,17 @@ def is_free(path: Path) -> bool:
         return True
     with try_exclusive(path) as held:
         return held
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Make `target` the same file as `source`, or a copy where that cannot be linked.
+
+    Raises:
+        OSError: `target` cannot be written.
+    """
+    try:
+        os.link(source.resolve(), target)  # resolved: in the cache of the hub a file is a link into another folder
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        shutil.copyfile(source, target)

@@ -1,7 +1,10 @@
-"""Ending processes with all that they started, and saying who holds a port."""
+"""Ending processes with all that they started or with who started them, and saying who holds a port."""
 
 import contextlib
+import ctypes
 import os
+import signal
+import sys
 import time
 from pathlib import Path
 
@@ -11,6 +14,15 @@ from rmcore.errors import ServiceError
 
 GRACE_SECONDS = 15.0
 POLL_SECONDS = 0.05
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Ask the kernel to end this process when its parent dies, so that no training goes on unseen. Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent_pid:  # it died before the request was made
+            sys.exit("the parent process is gone")
 
 
 def terminate(processes: list[psutil.Process]) -> None:

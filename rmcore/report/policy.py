@@ -96,8 +96,8 @@ def best_of_n_findings(results: Mapping[str, Any]) -> list[str]:
         lines.append(
             "; ".join(f"best of {found['careful']['n']} by {CAREFUL[n]}: {shown(v)}" for n, v in gains.items())
         )
-    if "gradient" in found:
-        one = found["gradient"]
+    one = found.get("gradient")
+    if one is not None and one["bound"] > 0:
         lines.append(
             f"policy gradient: variance {one['variance'] / one['bound']:.0%} of its bound E[(r-b)^2 |grad log pi|^2]; "
             "the product Var(r) E|grad log pi|^2 was below it for "

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rmcore.errors import DataError
+from rmcore.errors import ConfigError, DataError
 from rmcore.metrics.uncertainty import MetricValue, cluster_bootstrap, metric_value
 from rmcore.rl.best_of_n import (
     FloatArray,
@@ -152,7 +152,7 @@ def overoptimization(
         ConfigError: no sample of any prompt differs from the others.
     """
     _check(proxy, gold)
-    scaled, judged = _scaled(proxy), _scaled(gold)
+    scaled, judged = _scaled(proxy, "proxy"), _scaled(gold, "gold")
     counts = _counts(min(max_n, *map(len, proxy)))
     if method == "best_of_n":
         settings = [float(n) for n in counts]
@@ -273,9 +273,12 @@ def _fit(form: str, distance: FloatArray, gains: FloatArray) -> dict[str, FloatA
     }
 
 
-def _scaled(pools: Sequence[FloatArray]) -> list[FloatArray]:
+def _scaled(pools: Sequence[FloatArray], name: str) -> list[FloatArray]:
     """Rewards in standard deviations within prompts."""
-    deviation = pooled_deviation(pools)
+    try:
+        deviation = pooled_deviation(pools)
+    except ConfigError as error:
+        raise ConfigError(f"the {name} rewards: {error}") from error
     return [pool / deviation for pool in pools]
 
 

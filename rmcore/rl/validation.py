@@ -54,9 +54,10 @@ def analyse(rows: pd.DataFrame, *, optimizer: str, min_gain: float, seed: int) -
         seed: of the bootstrap over backbones.
 
     Returns:
-        {"num_models", those of known gain, which all else is over, "num_unknown", "num_worthwhile", "correlations": {score: {method: value with interval}}, "differences": {score:
-        value with interval} against on-policy accuracy and the primary gain, "brier": {...}, "verdict", "score",
-        "fit", "models": rows with the predicted probability}; JSON-ready.
+        {"num_models" whose gain is known, which all else is over, "num_unknown", "num_backbones", "num_worthwhile",
+        "num_turned", "correlations": {score: {method: value with interval}}, "differences": {score: value with
+        interval} against on-policy accuracy and the primary gain, "brier": {...}, "verdict", "score", "fit", "models":
+        rows with the predicted probability}; JSON-ready.
 
     Raises:
         DataError: no gain is known; or all models gain that much, or none does: nothing can be fitted.

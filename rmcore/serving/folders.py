@@ -1,8 +1,6 @@
 """Folders that appear whole or not at all, in a folder that a server and its publishers share."""
 
-import errno
 import fcntl
-import os
 import re
 import shutil
 from collections.abc import Collection, Iterator
@@ -17,10 +15,6 @@ from rmcore.files import fsync_folder, fsync_tree, try_exclusive
 LOCK_FILE = ".lock"
 """Held in common by all who write below a weights folder, so that its cleaner knows whether a hidden folder's writer
 may be alive. The kernel frees it when a process dies."""
-
-NO_LINKS = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP})
-"""Why a file cannot be linked though it can be read: another file system, the kernel's rule about other people's
-files, too many links, a file system without links."""
 
 
 @contextmanager
@@ -82,20 +76,6 @@ def drop_stale(weights_folder: Path, keep: Collection[str]) -> list[str]:
                 shutil.rmtree(folder)
                 removed.append(folder.name)
     return sorted(removed)
-
-
-def link_or_copy(source: Path, target: Path) -> None:
-    """Make `target` the same file as `source`, or a copy where that cannot be linked.
-
-    Raises:
-        OSError: `target` cannot be written.
-    """
-    try:
-        os.link(source.resolve(), target)  # resolved: in the cache of the hub a file is a link into another folder
-    except OSError as error:
-        if error.errno not in NO_LINKS:
-            raise
-        shutil.copyfile(source, target)
 
 
 def _is_folder(path: Path) -> bool:

@@ -243,7 +243,8 @@ class FrontDoor:
         if max(ids) >= self.vocab_size:
             raise RequestError(
                 f"inputs.{index}: token id {max(ids)} is not below the model's {self.vocab_size}; these ids are of "
-                "another tokenizer."
+                "another tokenizer.",
+                field=f"inputs.{index}",
             )
         limit = self.renderer.rendering.max_seq_len
         return TokenizedSide(ids[:limit], max(0, len(ids) - limit))
@@ -255,10 +256,11 @@ class FrontDoor:
                 raise RequestError(
                     f"inputs.{index}: {len(side.ids) + side.num_cut:,} tokens are more than the {limit:,} that this "
                     'model was trained to read. Shorten it, or send over_length="cut", which keeps the end of the '
-                    "prompt and the beginning of the response."
+                    "prompt and the beginning of the response.",
+                    field=f"inputs.{index}",
                 )
             if not side.ids:
-                raise RequestError(f"inputs.{index}: no token is left to score.")
+                raise RequestError(f"inputs.{index}: no token is left to score.", field=f"inputs.{index}")
 
 
 def _prompt_and_response(given: ScoringInput) -> tuple[Prompt, str] | None:
@@ -284,9 +286,7 @@ def _refusal_of(error: RmcoreError, path: str) -> Refusal:
     if isinstance(error, NotReadyError):
         return Refusal(error="not_ready", message=str(error))
     if isinstance(error, RequestError):
-        field = str(error).partition(":")[0]
-        named = field if field.startswith("inputs.") else None
-        return Refusal(error="conflict" if path == "/weights" else "invalid", message=str(error), field=named)
+        return Refusal(error="conflict" if path == "/weights" else "invalid", message=str(error), field=error.field)
     return Refusal(error="failed", message=str(error))
 
 

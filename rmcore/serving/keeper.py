@@ -11,12 +11,12 @@ import signal
 import subprocess
 import sys
 import threading
+from functools import partial
 
 import psutil
 
-from rmcore.processes import terminate
+from rmcore.processes import die_with_parent, terminate
 
-PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -33,18 +33,12 @@ def keep(pipe: int, command: list[str]) -> int:
         command,
         stdin=subprocess.DEVNULL,
         env=environment,
-        preexec_fn=_end_with_keeper,  # noqa: PLW1509 - safe: there is one thread yet
+        preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509 - safe: there is one thread yet
     )
     threading.Thread(target=_end_with_starter, args=(pipe, process), daemon=True).start()
     status = process.wait()
     _end_all()
     return status
-
-
-def _end_with_keeper() -> None:
-    """In the child: the kernel ends the server if the keeper itself is killed. Linux only."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _end_with_starter(pipe: int, process: subprocess.Popen[bytes]) -> None:

@@ -131,7 +131,9 @@ class ServedModel:
                 rewards = [await self._score_alone(row) for row in token_ids]
         for row, reward in enumerate(rewards):
             if not math.isfinite(reward):
-                raise RequestError(f"inputs.{row}: its reward is not a finite number under these weights.")
+                raise RequestError(
+                    f"inputs.{row}: its reward is not a finite number under these weights.", field=f"inputs.{row}"
+                )
         return rewards, weights
 
     def _lose(self) -> None:

@@ -15,7 +15,8 @@ All that a server or a publisher does with files can be imported from here.
 import shutil
 from pathlib import Path
 
-from rmcore.serving.folders import drop_stale, link_or_copy, published
+from rmcore.files import link_or_copy
+from rmcore.serving.folders import drop_stale, published
 from rmcore.serving.model_files import INDEX_FILE, WHOLE_FILE, folder_digest, text_files
 from rmcore.serving.update_check import CheckedUpdate, check_update
 from rmcore.serving.updates import UpdateRef, write_update

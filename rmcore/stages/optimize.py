@@ -13,6 +13,8 @@ import pandas as pd
 from transformers import AutoModelForCausalLM
 
 from rmcore.config import PipelineConfig
+from rmcore.config_policy import PolicyConfig
+from rmcore.data.pair import Prompt
 from rmcore.data.table import read_pairs
 from rmcore.files import write_json
 from rmcore.loading import guard, pick_device
@@ -36,6 +38,8 @@ from rmcore.tracking import Tracker
 
 GRADIENT_SAMPLES = 16
 """Samples of each prompt that the policy gradient is estimated from."""
+FEWEST_GRADIENTS = 3
+"""Of them, below which a prompt tells no variance and is left out."""
 MEMBER_PAIRS = 2000
 """Training pairs that the member heads are fitted on, at most."""
 
@@ -51,23 +55,36 @@ def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker,
         render_fn=config.model.render_fn,
     )
     training = read_pairs(upstream["prepare"] / "train.parquet")[:MEMBER_PAIRS]
-    scored = score_samples(rm, samples, training, num_members=wanted.num_members, seed=config.seed, report=report)
+    asked = samples.assign(prompt=_prompts(upstream["prepare"], samples))
+    scored = score_samples(rm, asked, training, num_members=wanted.num_members, seed=config.seed, report=report)
     table = samples.assign(reward=scored.rewards, length=samples["response"].str.len())
     table.drop(columns=["prompt", "response"]).to_parquet(out / "rewards.parquet")
     record: dict[str, Any] = {
         "num_cut": scored.num_cut,
         "best_of_n": _choices(table),
-        "judge": "the gold world"
-        if wanted.samples is None
-        else f"column {wanted.judge_column} of {Path(wanted.samples).name}",
+        "judge": _judge(config, wanted),
     }
     _write_chosen(table, out / "tables")
     if wanted.gradient_prompts and wanted.samples is None:
-        record["gradient"] = _gradient(config, Path(policy_place(upstream["policy"])), table, report)
+        asked = asked.assign(reward=scored.rewards)
+        record |= _gradient(config, policy_place(config, upstream["policy"]), asked, report)
     if np.isfinite(table["gold"]).all():
         record |= _judged(config, table, scored, out / "figures")
     write_json(out / "optimize.json", record)
     write_json(out / "summary.json", {"metrics": _tracked(record)})
+
+
+def _prompts(prepared: Path, samples: pd.DataFrame) -> list[Prompt]:
+    """What each sample answers, dialogues as their turns: samples are stored with the text alone."""
+    prompts = {pair.prompt_id: pair.prompt for pair in read_pairs(prepared / "test.parquet")}
+    return [prompts.get(key, text) for key, text in zip(samples["prompt_id"], samples["prompt"], strict=True)]
+
+
+def _judge(config: PipelineConfig, wanted: PolicyConfig) -> str:
+    """Who says what counts, as people read it."""
+    if wanted.samples is not None:
+        return f"column {wanted.judge_column} of the given samples"  # by content: the file may be renamed
+    return "the gold world" if config.data.source == "gold" else "nobody"
 
 
 def _choices(table: pd.DataFrame) -> list[dict[str, float]]:
@@ -123,8 +140,11 @@ def _judged(config: PipelineConfig, table: pd.DataFrame, scored: ScoredSamples, 
     }
 
 
-def _gradient(config: PipelineConfig, place: Path, table: pd.DataFrame, report: Report) -> dict[str, Any]:
-    """The noise of the policy gradient on the first prompts, with rewards in standard deviations within prompts."""
+def _gradient(config: PipelineConfig, place: str, table: pd.DataFrame, report: Report) -> dict[str, Any]:
+    """The noise of the policy gradient on the first prompts, with rewards in standard deviations within prompts.
+
+    Empty where no prompt has samples enough.
+    """
     policy = Policy.load(place)
     folder = policy.weights()
     model = guard(str(folder), lambda: AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True))
@@ -139,9 +159,12 @@ def _gradient(config: PipelineConfig, place: Path, table: pd.DataFrame, report: 
             (*policy.tokenizer(text, add_special_tokens=False)["input_ids"], *(ends if finished else ()))
             for text, finished in texts
         ]
-        kept = [index for index, one in enumerate(ids) if one]
-        examples.append([Example(prompt, ids[index]) for index in kept])
-        rewards.append(taken["reward"].to_numpy()[kept])
+        kept = [index for index, one in enumerate(ids) if one]  # no token, nothing that a gradient could be of
+        if len(kept) >= FEWEST_GRADIENTS:
+            examples.append([Example(prompt, ids[index]) for index in kept])
+            rewards.append(taken["reward"].to_numpy()[kept])
+    if not examples:
+        return {}
     scale = float(np.sqrt(np.mean([pool.var(ddof=1) for pool in rewards]))) or 1.0
     found = gradient_variance(
         model,
@@ -149,7 +172,7 @@ def _gradient(config: PipelineConfig, place: Path, table: pd.DataFrame, report: 
         [pool / scale for pool in rewards],
         lambda done, total: report(done, total, "policy gradients"),
     )
-    return found.to_dict()
+    return {"gradient": found.to_dict()}
 
 
 def _tracked(record: dict[str, Any]) -> dict[str, Any]:
@@ -162,6 +185,7 @@ def _tracked(record: dict[str, Any]) -> dict[str, Any]:
         shown[f"ready/{curve['method']}_headroom"] = curve["plan"]["headroom"]
     if "gradient" in record:
         gradient = record["gradient"]
-        shown["policy/gradient_variance_to_bound"] = gradient["variance"] / gradient["bound"]
+        if gradient["bound"]:  # else all samples of those prompts have one reward
+            shown["policy/gradient_variance_to_bound"] = gradient["variance"] / gradient["bound"]
         shown["policy/gradient_product_violations"] = gradient["num_violations"] / gradient["num_prompts"]
     return shown

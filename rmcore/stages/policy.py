@@ -5,16 +5,17 @@ pairs, chosen and rejected alike, and writes it to `model/`. Another name is onl
 `training.json` and `summary.json`.
 """
 
-import json
 import tempfile
 from pathlib import Path
 
+import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rmcore.config import PipelineConfig
 from rmcore.config_policy import SFT, PolicyConfig
 from rmcore.data.gold_demonstrations import demonstrations
 from rmcore.data.pair import Prompt
+from rmcore.data.sources import source_digest
 from rmcore.data.table import read_pairs
 from rmcore.errors import ConfigError
 from rmcore.files import write_json
@@ -34,13 +35,16 @@ def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker,
     """Fine-tune, or write down which policy is meant."""
     wanted = required_policy(config)
     if wanted.name != SFT:
-        write_json(out / POLICY_FILE, {"place": wanted.name})
+        content = source_digest(wanted.name) if Path(wanted.name).exists() else wanted.name
+        write_json(out / POLICY_FILE, {"policy": content})  # not where it lies: it may be moved
         write_json(out / "summary.json", {"metrics": {}})
         return
     with tempfile.TemporaryDirectory() as scratch:
         base = str(build_tiny(Path(scratch), seed=config.seed)) if wanted.base == "tiny" else wanted.base
         quiet_libraries()
-        model = guard(base, lambda: AutoModelForCausalLM.from_pretrained(base, use_safetensors=True))
+        model = guard(
+            base, lambda: AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, use_safetensors=True)
+        )
         tokenizer = guard(base, lambda: AutoTokenizer.from_pretrained(base))
     model.to(pick_device(config.device))
     end = tokenizer.eos_token_id
@@ -60,7 +64,7 @@ def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker,
     loss = fine_tune(model, examples, epochs=wanted.sft_epochs, lr=wanted.sft_lr, seed=config.seed, on_step=on_step)
     model.save_pretrained(out / MODEL_FOLDER)
     tokenizer.save_pretrained(out / MODEL_FOLDER)
-    write_json(out / POLICY_FILE, {"place": None})
+    write_json(out / POLICY_FILE, {"policy": SFT})
     write_json(out / "training.json", {"num_examples": len(examples), "loss": loss})
     write_json(out / "summary.json", {"metrics": {"policy/sft_loss": loss, "policy/sft_examples": len(examples)}})
 
@@ -76,10 +80,10 @@ def required_policy(config: PipelineConfig) -> PolicyConfig:
     return config.policy
 
 
-def policy_place(artifact: Path) -> str:
-    """Folder or hub name of the policy that an artifact of this stage stands for."""
-    place = json.loads((artifact / POLICY_FILE).read_text(encoding="utf-8"))["place"]
-    return str(artifact / MODEL_FOLDER) if place is None else str(place)
+def policy_place(config: PipelineConfig, artifact: Path) -> str:
+    """Folder or hub name of the config's policy, whose artifact of this stage is given."""
+    name = required_policy(config).name
+    return str(artifact / MODEL_FOLDER) if name == SFT else name
 
 
 def _responses(config: PipelineConfig, wanted: PolicyConfig, prepared: Path) -> list[tuple[Prompt, str]]:

@@ -48,7 +48,7 @@ def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker,
     study = required_validation(config)
     prepared = upstream["prepare"]
     material = Material(
-        policy_place(upstream["policy"]),
+        policy_place(config, upstream["policy"]),
         read_pairs(prepared / "train.parquet"),
         read_pairs(prepared / "test.parquet")[:TEST_PAIRS],
         pd.read_parquet(upstream["samples"] / SAMPLES_FILE),

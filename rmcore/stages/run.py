@@ -5,17 +5,15 @@ each other; and a crash or an out-of-memory kill takes down one stage only. A de
 specification as JSON, for the parent to raise again.
 """
 
-import ctypes
 import errno
 import importlib
 import json
-import os
-import signal
 import sys
 from pathlib import Path
 
 from rmcore.config import PipelineConfig
 from rmcore.errors import RmcoreError, StoreError
+from rmcore.processes import die_with_parent
 from rmcore.progress import progress_bar
 from rmcore.stages.registry import STAGES
 from rmcore.tracking import METRICS_FILE, JsonlTracker
@@ -24,15 +22,6 @@ ERROR_FILE = "error.json"
 DELIBERATE_ERROR = 3
 """Exit status of a stage that refused with an RmcoreError."""
 INTERRUPTED = 130
-PR_SET_PDEATHSIG = 1
-
-
-def die_with_parent(parent_pid: int) -> None:
-    """Ask the kernel to end this process when its parent dies, so that no training goes on unseen. Linux only."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent_pid:  # it died before the request was made
-            sys.exit("the parent process is gone")
 
 
 def run_stage(name: str, config: PipelineConfig, upstream: dict[str, Path], out: Path) -> None:

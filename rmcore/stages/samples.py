@@ -71,7 +71,7 @@ def _draw(
         seed=config.seed,
     )
     found = draw_samples(
-        Policy.load(policy_place(upstream["policy"])),
+        Policy.load(policy_place(config, upstream["policy"])),
         prompts,
         settings,
         drawn,
@@ -110,6 +110,11 @@ def _read(wanted: PolicyConfig, path: str) -> tuple[pd.DataFrame, dict[str, Any]
         raise DataError(
             f"{path} has no column {', '.join(missing)} among {', '.join(map(str, rows.columns))}; a file of samples "
             "has prompt, response and the judge's reward. Name the last one with policy.judge_column."
+        )
+    if any(isinstance(prompt, (list, dict)) for prompt in rows["prompt"]):
+        raise DataError(
+            f"{path} has prompts that are no text, such as dialogues of turns; write each as one text, as "
+            "`rm-opt best-of-n` writes them to samples.parquet."
         )
     gold = pd.to_numeric(rows[wanted.judge_column], errors="coerce")
     rows = rows.assign(gold=gold)[np.isfinite(gold)]

@@ -16,8 +16,8 @@ from rmcore.errors import RmcoreError
 from rmcore.files import write_json
 from rmcore.loading import pick_device
 from rmcore.model import BradleyTerryRM
+from rmcore.processes import die_with_parent
 from rmcore.stages.prepare import load_splits
-from rmcore.stages.run import die_with_parent
 from rmcore.study.estimates import Probe
 from rmcore.tracking import NullTracker
 from rmcore.trainer.loop import Trainer

@@ -1,6 +1,5 @@
 """Checkpoint folders: plain Hugging Face models that appear whole or not at all."""
 
-import os
 import re
 import shutil
 from collections.abc import Callable
@@ -9,7 +8,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from rmcore.errors import StoreError
-from rmcore.files import fsync_tree
+from rmcore.files import fsync_tree, link_or_copy
 from rmcore.model import BradleyTerryRM
 from rmcore.trainer.ranks import ALONE, Ranks
 from rmcore.trainer.sharding import whole_state_dict
@@ -29,14 +28,11 @@ def save_checkpoint(rm: BradleyTerryRM, folder: Path, ranks: Ranks = ALONE) -> N
 
 def copy_checkpoint(source: Path, folder: Path) -> None:
     """Make `folder` the same checkpoint as `source`, atomically, and by hard links where the disk has them."""
-    _publish(folder, lambda place: shutil.copytree(source, place, copy_function=_link_or_copy, dirs_exist_ok=True))
+    _publish(folder, lambda place: shutil.copytree(source, place, copy_function=_link, dirs_exist_ok=True))
 
 
-def _link_or_copy(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
+def _link(source: str, target: str) -> None:
+    link_or_copy(Path(source), Path(target))
 
 
 def mend(folder: Path) -> None:

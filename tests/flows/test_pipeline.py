@@ -77,6 +77,8 @@ def test_results_lie_where_the_command_said(finished):
     assert Path(finished["report"]).read_text().startswith("<!doctype html>")
     assert (Path(finished["checkpoint"]) / "model.safetensors").is_file()
     assert finished["results"]["verdict"]["status"] in ("ready", "not_ready")
+    assert "readiness_v1" in {check["name"] for check in finished["results"]["gate"]}  # there is no policy
+    assert "readiness v2" not in finished["results"]["verdict"]["headline"]
 
 
 def test_mlflow_holds_both_runs_complete_and_one_model_version(place, finished):

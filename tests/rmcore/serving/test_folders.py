@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import save_file
 
 from rmcore.errors import StoreError
-from rmcore.serving.folders import drop_stale, link_or_copy, published
+from rmcore.files import link_or_copy
+from rmcore.serving.folders import drop_stale, published
 from rmcore.serving.staging import check_update, stage_checkpoint, stage_update, write_update
 from rmcore.serving.types import RewardModelTrainingMode as Mode
 from rmcore.serving.weight_files import WeightLayout

@@ -1,0 +1,77 @@
+"""The smallest chain of stages with a policy, each made once and kept, for the tests of those stages."""
+
+from pathlib import Path
+
+from experiments.presets import PRESETS
+from rmcore.config import DataConfig, EvaluateConfig, GoldConfig, LandscapeConfig, PolicyConfig, ReadinessConfig
+from rmcore.stages.registry import STAGES, pipeline_stages, slug, stage_inputs
+from rmcore.stages.run import run_stage
+from rmcore.store import ArtifactRef, Store, make_key
+
+SMOKE = PRESETS["smoke"]
+CONFIG = SMOKE.model_copy(
+    update={
+        "device": "cpu",
+        "data": DataConfig(gold=GoldConfig(num_prompts=60, pairs_per_prompt=1), test_fraction=0.2),
+        "evaluate": EvaluateConfig(num_resamples=100, train_pairs=20),
+        "landscape": LandscapeConfig(parts=("normalized",), num_pairs=3, lanczos_steps=4, trace_probes=2, top_k=2),
+        "readiness": ReadinessConfig(planned_kl=0.4),
+        "policy": PolicyConfig(
+            sft_examples=400, sft_epochs=1, num_prompts=8, samples_per_prompt=8, max_new_tokens=48,
+            gradient_prompts=2, engine="generate",
+        ),
+    }
+)  # fmt: skip
+
+
+def changed(config=CONFIG, **groups):
+    """The config with some settings of some groups changed: `policy={"temperature": 2.0}`."""
+    return config.model_copy(
+        update={
+            name: getattr(config, name).model_copy(update=settings) if isinstance(settings, dict) else settings
+            for name, settings in groups.items()
+        }
+    )
+
+
+class Chain:
+    """Artifacts of a config in a store, made when they are asked for, in this process."""
+
+    def __init__(self, store: Store, config=CONFIG, given: dict[str, ArtifactRef] | None = None):
+        self.store, self.config, self.given = store, config, given or {}
+        self.executed: list[str] = []
+
+    def with_config(self, **groups) -> "Chain":
+        """The same store under a changed config."""
+        return Chain(self.store, changed(self.config, **groups), self.given)
+
+    def ref(self, name: str) -> ArtifactRef:
+        """The artifact of one stage and, before, of all it needs."""
+        if name in self.given:
+            return self.given[name]
+        refs = {needed: self.ref(needed) for needed in STAGES[name].upstream}
+        inputs = stage_inputs(STAGES[name], self.config, refs)
+        key = make_key(inputs)
+        if self.store.find(name, key) is None:
+            stage = STAGES[name]
+            with self.store.publish(
+                name, slug(stage, self.config), inputs, outcome=stage.outcome, resumable=bool(stage.kept)
+            ) as out:
+                run_stage(name, self.config, {needed: Path(ref.path) for needed, ref in refs.items()}, out)
+            self.executed.append(name)
+        return self.store.ref(name, key)
+
+    def folder(self, name: str) -> Path:
+        """Where the artifact of one stage lies."""
+        return Path(self.ref(name).path)
+
+    def key(self, name: str) -> str:
+        """Of the stage's artifact; only what is upstream of it is made."""
+        refs = {needed: self.ref(needed) for needed in STAGES[name].upstream}
+        return make_key(stage_inputs(STAGES[name], self.config, refs))
+
+    def all(self) -> list[str]:
+        """Make everything of the config; the stages that had to run."""
+        for name in pipeline_stages(self.config):
+            self.ref(name)
+        return self.executed
