@@ -77,13 +77,13 @@ def readiness_against_gain_figure(found: Mapping[str, Any], models: Sequence[Map
         found: of `rmcore.rl.validation.analyse`, as a record.
         models: one row a reward model with v1, on_policy_accuracy, defect and the gains.
     """
-    figure = new_figure(15.0, 4.8)
+    figure = new_figure(15.0, 5.4)
     first, second, third = figure.subplots(1, 3)
     gain = f"{found['optimizer']}_gain"
     _scatter(first, models, "v1", gain, found["min_gain"])
     _scatter(second, models, "on_policy_accuracy", gain, found["min_gain"])
     second.set_ylabel("")
-    legend(second, loc="lower right")
+    legend(second, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncol=4)
     by_score = {name: found["correlations"][name][found["optimizer"]] for name in SCORES}
     _intervals(third, [SCORES[name] for name in by_score], list(by_score.values()))
     third.axvline(0, color=MUTED, linewidth=0.8)

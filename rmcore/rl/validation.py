@@ -202,12 +202,9 @@ def _verdict(correlations: dict[str, Any], differences: dict[str, Any], better: 
     method = primary.removesuffix("_gain")
     v2, plain = correlations["v2"][method]["value"], correlations["on_policy_accuracy"][method]["value"]
     gap = differences["v2"]
-    interval = f"{gap['value']:+.3f} [{gap['ci_low']:+.3f}, {gap['ci_high']:+.3f}]"
+    numbers = f"rho {v2:.3f} against {plain:.3f}, difference {gap['value']:+.3f}"
+    if gap["ci_low"] is not None:
+        numbers += f", 95 % {gap['ci_low']:+.3f} to {gap['ci_high']:+.3f}"
     if better:
-        return (
-            f"v2 ranks the models better than on-policy accuracy ({v2:.3f}, {plain:.3f}, {interval}): it is the score"
-        )
-    return (
-        f"v2 does not rank the models better than plain on-policy accuracy ({v2:.3f}, {plain:.3f}, {interval}): "
-        "on-policy accuracy is the score"
-    )
+        return f"v2 ranks the models better than on-policy accuracy ({numbers}): it is the score"
+    return f"v2 does not rank the models better than on-policy accuracy ({numbers}): on-policy accuracy is the score"

@@ -136,7 +136,7 @@ def test_a_run_with_a_policy_is_judged_by_v2_and_reported_with_it(home, drawn):
 
 def test_the_study_runs_and_says_which_score_it_is(home, drawn):
     small = SETTINGS | {"validation.steps": 2, "validation.measured_prompts": 4, "readiness.min_gain": 0.02}
-    small |= {"data.gold.num_prompts": 60, "data.test_fraction": 0.1}  # the smoke run's, so its samples are there
+    small |= {"data.gold.num_prompts": 60, "data.test_fraction": 0.15}  # the smoke run's, so its samples are there
     outcome, said = home.outcome("readiness", "--validate", "--size", "smoke", *assignments(small))
     found = outcome["results"]
     assert outcome["executed"] == ["population", "validation"]
