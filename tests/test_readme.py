@@ -23,8 +23,8 @@ def test_every_command_shown_exists():
 
     known = {command.name or command.callback.__name__ for command in app.registered_commands}
     known |= {group.name for group in app.registered_groups}
-    shown = set(re.findall(r"^(?:\.venv/bin/)?rm-opt ([a-z]+)", README, flags=re.MULTILINE))
-    shown |= set(re.findall(r"`rm-opt ([a-z]+)", README))
+    shown = set(re.findall(r"^(?:\.venv/bin/)?rm-opt ([a-z-]+)", README, flags=re.MULTILINE))
+    shown |= set(re.findall(r"`rm-opt ([a-z-]+)", README))
     assert shown
     assert shown <= known
 

@@ -18,6 +18,7 @@ from rmcore.data.table import write_pairs
 
 pytestmark = pytest.mark.services
 ROOT = Path(__file__).resolve().parents[2]
+PER_PROMPT = "policy.samples_per_prompt"
 SETTINGS = {
     "evaluate.num_resamples": 100,
     "landscape.parts": "[normalized]",
@@ -26,7 +27,7 @@ SETTINGS = {
     "policy.sft_examples": 300,
     "policy.sft_epochs": 1,
     "policy.num_prompts": 8,
-    "policy.samples_per_prompt": 8,
+    PER_PROMPT: 8,
     "policy.max_new_tokens": 40,
     "policy.gradient_prompts": 1,
 }
@@ -161,9 +162,10 @@ def test_everything_may_come_from_outside(home, drawn, own_pairs):
     """A reward model, a policy and pairs of one's own: there is no training, and nobody judges."""
     [trained], [policy] = home.folder.glob("store/train/*"), home.folder.glob("store/policy/*/model")
     before = home.artifacts()
+    others = {name: value for name, value in SETTINGS.items() if name not in ("policy.num_prompts", PER_PROMPT)}
     outcome, _ = home.outcome(
         "best-of-n", "--checkpoint", trained / "best", "--policy", policy, "--data", own_pairs,
-        "--n", 4, "--prompts", 4, *SMALL,
+        "--n", 4, "--prompts", 4, "--preset", "smoke", *assignments(others),
     )  # fmt: skip
     assert outcome["executed"] == ["prepare", "policy", "samples", "optimize"]
     assert outcome["results"]["sampling"]["num_samples"] == 16
