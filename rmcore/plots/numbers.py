@@ -60,6 +60,11 @@ def interval(item: Mapping[str, Any], unit: str = "") -> str:
     return f"{text(low)} to {text(high)}"
 
 
+def bound(item: Mapping[str, Any], end: str) -> float:
+    """One end of an interval as a number to draw: NaN, which draws nothing, where there is none."""
+    return float("nan") if item[end] is None else float(item[end])
+
+
 def duration(seconds: float | None) -> str:
     """Seconds as 3.2 s, 4 min 05 s or 2 h 10 min."""
     number = finite(seconds)

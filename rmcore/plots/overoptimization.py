@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from rmcore.plots.numbers import bound
 from rmcore.plots.style import BLUE, MUTED, ORANGE, SMALL, dress, headline, legend, new_figure, save
 
 NAMES = {"best_of_n": "best-of-n", "kl_optimum": "KL-regularised optimum"}
@@ -60,8 +61,8 @@ def _panel(ax: Axes, curve: Mapping[str, Any]) -> None:
     distance = np.array([math.sqrt(max(point["kl"], 0.0)) for point in points])
     for key, colour, marker in (("proxy", BLUE, "s"), ("gold", ORANGE, "o")):
         values = np.array([point[key]["value"] for point in points])
-        low = np.array([_bound(point[key], "ci_low") for point in points])
-        high = np.array([_bound(point[key], "ci_high") for point in points])
+        low = np.array([bound(point[key], "ci_low") for point in points])
+        high = np.array([bound(point[key], "ci_high") for point in points])
         ax.fill_between(distance, low, high, color=colour, alpha=0.18, linewidth=0)
         ax.plot(distance, values, marker=marker, markersize=5, color=colour, label=f"{key} reward")
     _draw_fit(ax, curve, distance)
@@ -85,7 +86,3 @@ def _draw_fit(ax: Axes, curve: Mapping[str, Any], distance: np.ndarray[Any, Any]
         d, d * (fit["alpha"]["value"] - fit["beta"]["value"] * damping), color=MUTED, linestyle="--", linewidth=1,
         label="d (α − β log d), fitted to gold" if fit["form"] == "logarithm" else "d (α − β d), fitted to gold",
     )  # fmt: skip
-
-
-def _bound(value: Mapping[str, Any], name: str) -> float:
-    return math.nan if value[name] is None else float(value[name])

@@ -8,6 +8,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from rmcore.plots.numbers import bound
+from rmcore.plots.overoptimization import NAMES
 from rmcore.plots.style import BLUE, MUTED, ORANGE, PALETTE, dress, headline, legend, new_figure, save
 
 CAREFUL = {
@@ -25,7 +27,6 @@ SCORES = {
     "measured_gain": "gain on 50 judged prompts",
     "v2": "readiness v2",
 }
-METHODS = {"best_of_n": "best-of-n", "kl_optimum": "KL-regularised optimum"}
 
 
 def disagreement_by_gain(along: Sequence[Mapping[str, Any]], careful: Mapping[str, Any], out: Path) -> Path:
@@ -45,7 +46,7 @@ def disagreement_by_gain_figure(along: Sequence[Mapping[str, Any]], careful: Map
     counts = [row["n"] for row in along]
     values = np.array([row["value"] for row in along])
     left.fill_between(
-        counts, [_bound(row, "ci_low") for row in along], [_bound(row, "ci_high") for row in along],
+        counts, [bound(row, "ci_low") for row in along], [bound(row, "ci_high") for row in along],
         color=BLUE, alpha=0.18, linewidth=0,
     )  # fmt: skip
     left.plot(counts, values, marker="o", markersize=5, color=BLUE)
@@ -100,19 +101,15 @@ def _scatter(ax: Axes, models: Sequence[Mapping[str, Any]], score: str, gain: st
             s=26, color=PALETTE[index % len(PALETTE)], alpha=0.8, label=defect.replace("_", " "), linewidths=0,
         )  # fmt: skip
     ax.axhline(least, color=MUTED, linewidth=0.8, linestyle=":")
-    method = METHODS[gain.removesuffix("_gain")]
+    method = NAMES[gain.removesuffix("_gain")]
     dress(ax, title=f"{SCORES[score]} and what {method} gained", x=SCORES[score], y="gold gain (sd within prompts)")
 
 
 def _intervals(ax: Axes, names: Sequence[str], values: Sequence[Mapping[str, Any]]) -> None:
     """A dot and its interval a row, the first one on top."""
     for place, value in enumerate(values):
-        low, high = _bound(value, "ci_low"), _bound(value, "ci_high")
+        low, high = bound(value, "ci_low"), bound(value, "ci_high")
         ax.plot([low, high], [place, place], color=BLUE, linewidth=2, solid_capstyle="butt")
         ax.plot([value["value"]], [place], marker="o", markersize=6, color=ORANGE)
     ax.set_yticks(range(len(names)), names)
     ax.invert_yaxis()
-
-
-def _bound(value: Mapping[str, Any], name: str) -> float:
-    return float("nan") if value[name] is None else float(value[name])

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from rmcore.plots import numbers
-from rmcore.plots.overoptimization import finding
-from rmcore.plots.policy import CAREFUL, METHODS, SCORES
+from rmcore.plots.overoptimization import NAMES, finding
+from rmcore.plots.policy import CAREFUL, SCORES
 from rmcore.report.summary import escape
 
 CAPTIONS = {
@@ -75,7 +75,7 @@ def section(results: Mapping[str, Any] | None) -> dict[str, Any] | None:
         "probability": "not known" if judged["probability"] is None else f"{judged['probability']:.2f}",
         "score_parts": ", ".join(judged["score_parts"]),
         "min_gain": numbers.decimal(judged["plan"]["min_gain"]),
-        "plan": f"{numbers.decimal(judged['plan']['kl'])} nats by {METHODS[judged['plan']['optimizer']]}",
+        "plan": f"{numbers.decimal(judged['plan']['kl'])} nats by {NAMES[judged['plan']['optimizer']]}",
     }
 
 
@@ -90,7 +90,7 @@ def best_of_n_findings(results: Mapping[str, Any]) -> list[str]:
         f"{sampling['finished_share']:.1%} ended by themselves, {sampling['num_empty']} are empty, {found['num_cut']} "
         "were longer than the reward model reads"
     ]
-    lines += [f"{METHODS[curve['method']]}: {finding(curve)}" for curve in found.get("curves", [])]
+    lines += [f"{NAMES[curve['method']]}: {finding(curve)}" for curve in found.get("curves", [])]
     if "careful" in found:
         gains = found["careful"]["gains"]
         lines.append(
@@ -128,7 +128,7 @@ def validation_rows(results: Mapping[str, Any]) -> list[tuple[str, ...]]:
     return [
         (
             SCORES[name],
-            *(shown(by_method[method]) for method in METHODS),
+            *(shown(by_method[method]) for method in NAMES),
             shown(results["differences"][name]) if name in results["differences"] else "-",
         )
         for name, by_method in results["correlations"].items()
@@ -153,7 +153,7 @@ def validation_markdown(results: Mapping[str, Any]) -> str:
 def curves_markdown(found: Mapping[str, Any]) -> str:
     """What each proxy's curves show."""
     lines = [
-        f"{escape(name)}, {METHODS[curve['method']]}: {finding(curve)}"
+        f"{escape(name)}, {NAMES[curve['method']]}: {finding(curve)}"
         for name, curves in found["proxies"].items()
         for curve in curves
     ]
