@@ -1,5 +1,6 @@
 """`rm-opt best-of-n` and `rm-opt readiness`: whether a policy may be optimised against a reward model."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -157,7 +158,8 @@ def _validate(size: Size, config: Path | None, assignments: list[str], summary: 
 def _assignments(checkpoint: str | None, policy: str | None, data: str | None, samples: str | None) -> list[str]:
     """The settings behind the options. A given reward model was not trained here, so more pairs are left to measure."""
     given = {"policy.name": policy, "data.source": data, "policy.samples": samples}
-    wanted = [f"{name}={value}" for name, value in given.items() if value is not None]
+    # As JSON: a path is text, whatever YAML would read in it.
+    wanted = [f"{name}={json.dumps(value)}" for name, value in given.items() if value is not None]
     return wanted + (["data.test_fraction=0.5"] if checkpoint is not None and data is not None else [])
 
 

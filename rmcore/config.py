@@ -285,3 +285,8 @@ class PipelineConfig(Settings):
     """The policy to be optimised: with it readiness is v2, measured on its samples; without it v1."""
     validation: ValidationConfig | None = None
     """The study of what readiness predicts; used by its flow only."""
+
+    @property
+    def needs_policy(self) -> bool:
+        """Whether anything is computed with the policy itself: not where its samples are given, but for the study."""
+        return self.policy is not None and (self.policy.samples is None or self.validation is not None)

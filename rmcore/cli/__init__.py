@@ -2,7 +2,7 @@
 
 import typer
 
-from rmcore.cli import analyze, data, ensemble, export, measure, overoptimize, serve, train
+from rmcore.cli import active, analyze, data, ensemble, export, measure, overoptimize, serve, train
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 app.command("train")(train.train)
@@ -16,3 +16,4 @@ app.command("export")(export.export)
 app.command("serve")(serve.serve)
 app.command("publish")(serve.publish)
 app.add_typer(data.app, name="data")
+app.add_typer(active.app, name="active")

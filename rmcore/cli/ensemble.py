@@ -76,7 +76,7 @@ def ensemble(
         )
     inside, outside = _read(data, ood, split, limit, (prompt_column, chosen_column, rejected_column), seed)
     parts = _deal(inside, "checkpoints" if heads is None else "heads", seed)
-    made = _make(checkpoint, heads, parts.get("fit", []), device, render_fn, seed)
+    made = make_members(checkpoint, heads, parts.get("fit", []), device, render_fn, seed)
     record = _measure(made, parts, outside, share, num_resamples, seed, out)
     made.save(out)
     print(f"ensemble    {out / 'ensemble.json'}: load it with RewardModelEnsemble.load({str(out)!r})")
@@ -132,7 +132,7 @@ def _deal(pairs: Sequence[PreferencePair], kind: str, seed: int) -> dict[str, li
     return parts
 
 
-def _make(
+def make_members(
     checkpoints: Sequence[str],
     num_heads: int | None,
     pairs: Sequence[PreferencePair],

@@ -74,7 +74,7 @@ def section(results: Mapping[str, Any] | None) -> dict[str, Any] | None:
         "judge": judged["judge"],
         "probability": "not known" if judged["probability"] is None else f"{judged['probability']:.2f}",
         "score_parts": ", ".join(judged["score_parts"]),
-        "min_gain": numbers.decimal(judged["plan"]["min_gain"]),
+        "probability_of": "a gain of at least {gain:g} at {kl:g} nats".format(**judged["probability_of"]),
         "plan": f"{numbers.decimal(judged['plan']['kl'])} nats by {NAMES[judged['plan']['optimizer']]}",
     }
 

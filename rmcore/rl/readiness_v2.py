@@ -62,7 +62,7 @@ def judge_v2(
     checks = [_check(gate, parts.get(gate.part)) for gate in gates(config)]
     fit = shipped_fit()
     chance = probability(parts, fit)
-    checks.append(_probability_check(chance, config))
+    checks.append(_probability_check(chance, fit))
     checks += others
     failed = [check.text for check in checks if not check.passed]
     plan = f"a KL of {config.planned_kl:g} nats by {OPTIMIZERS[config.planned_optimizer]}"
@@ -77,6 +77,7 @@ def judge_v2(
             "parts": {name: dict(value) for name, value in parts.items()},
             "probability": chance,
             "score_parts": fit["features"],
+            "probability_of": {"gain": fit["population"]["min_gain"], "kl": fit["planned_kl"]},
             "plan": {"optimizer": config.planned_optimizer, "kl": config.planned_kl, "min_gain": config.min_gain},
             "judge": judge,
         },
@@ -99,8 +100,9 @@ def _check(gate: Gate, part: Mapping[str, Any] | None) -> GateCheck:
     return GateCheck(gate.part, bound, gate.threshold, passed, text)
 
 
-def _probability_check(chance: float | None, config: ReadinessConfig) -> GateCheck:
-    what = f"probability of a gain of {config.min_gain:g}, as the gold world's small models had it"
+def _probability_check(chance: float | None, fit: Mapping[str, Any]) -> GateCheck:
+    gain = f"a gain of {fit['population']['min_gain']:g} at {fit['planned_kl']:g} nats"
+    what = f"probability of {gain}, as the gold world's small models had it"
     shown = "not known, a part is missing" if chance is None else f"{chance:.2f}"
     passed = chance is not None and chance >= CLOSED_BELOW
     return GateCheck(

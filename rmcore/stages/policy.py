@@ -19,10 +19,10 @@ from rmcore.data.sources import source_digest
 from rmcore.data.table import read_pairs
 from rmcore.errors import ConfigError
 from rmcore.files import write_json
-from rmcore.loading import guard, pick_device, quiet_libraries
+from rmcore.loading import guard, max_positions, pick_device, quiet_libraries
 from rmcore.progress import Report
 from rmcore.rl.policy import render_prompt
-from rmcore.rl.sft import Example, fine_tune
+from rmcore.rl.sft import TOKEN_BUDGET, Example, fine_tune
 from rmcore.stages.interface import Upstream
 from rmcore.tiny import build_tiny
 from rmcore.tracking import Tracker
@@ -34,7 +34,7 @@ MODEL_FOLDER = "model"
 def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
     """Fine-tune, or write down which policy is meant."""
     wanted = required_policy(config)
-    if wanted.name != SFT:
+    if wanted.name != SFT or not config.needs_policy:
         content = source_digest(wanted.name) if Path(wanted.name).exists() else wanted.name
         write_json(out / POLICY_FILE, {"policy": content})  # not where it lies: it may be moved
         write_json(out / "summary.json", {"metrics": {}})
@@ -50,23 +50,26 @@ def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker,
     end = tokenizer.eos_token_id
     if end is None:
         raise ConfigError(f"the tokenizer of policy.base={wanted.base} has no EOS, so no response would ever end.")
+    limit = min(TOKEN_BUDGET, max_positions(model.config) or TOKEN_BUDGET)
     examples = [
         Example(
             tuple(render_prompt(tokenizer, prompt)), (*tokenizer(response, add_special_tokens=False).input_ids, end)
         )
         for prompt, response in _responses(config, wanted, upstream["prepare"])
     ]
+    fitting = [example for example in examples if example.num_tokens <= limit]
 
     def on_step(done: int, num_steps: int, loss: float) -> None:
         report(done, num_steps, f"loss {loss:.3f}")
         tracker.metrics(done, {"policy/loss": loss})
 
-    loss = fine_tune(model, examples, epochs=wanted.sft_epochs, lr=wanted.sft_lr, seed=config.seed, on_step=on_step)
+    loss = fine_tune(model, fitting, epochs=wanted.sft_epochs, lr=wanted.sft_lr, seed=config.seed, on_step=on_step)
     model.save_pretrained(out / MODEL_FOLDER)
     tokenizer.save_pretrained(out / MODEL_FOLDER)
     write_json(out / POLICY_FILE, {"policy": SFT})
-    write_json(out / "training.json", {"num_examples": len(examples), "loss": loss})
-    write_json(out / "summary.json", {"metrics": {"policy/sft_loss": loss, "policy/sft_examples": len(examples)}})
+    left_out = len(examples) - len(fitting)
+    write_json(out / "training.json", {"num_examples": len(fitting), "num_too_long": left_out, "loss": loss})
+    write_json(out / "summary.json", {"metrics": {"policy/sft_loss": loss, "policy/sft_examples": len(fitting)}})
 
 
 def required_policy(config: PipelineConfig) -> PolicyConfig:

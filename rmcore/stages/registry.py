@@ -79,6 +79,8 @@ def _world_content(config: PipelineConfig) -> dict[str, str]:
 
 
 def _sft_content(config: PipelineConfig) -> dict[str, str]:
+    if config.policy is not None and not config.needs_policy:
+        return {"policy.name": "none: its samples are given"}
     shortcut = {"data.gold": config.data.gold.shortcut} if config.data.source == "gold" else {}
     policy = {name: digest for name, digest in _policy_content(config).items() if name != "policy.samples"}
     return _world_content(config) | shortcut | policy

@@ -222,7 +222,7 @@ def test_judged_samples_of_a_file_take_the_place_of_sampling(chain, tmp_path, su
     assert record["judge"] == "column score of the given samples"
     assert "on_policy_accuracy" in record["parts"]
     assert "gradient" not in record
-    assert "policy" not in other.executed  # the file says nothing about the policy
+    assert not (other.folder("policy") / "model").exists()  # nothing is done with a policy, so none is trained
 
 
 def test_rows_without_a_judge_are_left_out_and_prompts_with_fewer_than_four(chain, tmp_path):

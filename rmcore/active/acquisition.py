@@ -1,0 +1,265 @@
+"""How much the label of a pair would tell: acquisition functions over a pool of unlabelled pairs.
+
+Higher is more informative. All of them start from one pass of the pool through each backbone (`look`); a new one is a
+class with a `score_view`.
+"""
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import expit
+
+from rmcore.data.pair import PreferencePair
+from rmcore.errors import ConfigError, DataError, ModelError
+from rmcore.scoring.ensemble import RewardModelEnsemble
+from rmcore.scoring.features import features
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class View:
+    """What members see of P pairs. Which side is called chosen says nothing: no function reads it.
+
+    margins: (M, P) rewards of the first side minus those of the second, in logits.
+    differences: (P, D) features of the first side minus those of the second, on the first backbone.
+    prompt_ids: (P,)
+    """
+
+    margins: FloatArray
+    differences: FloatArray
+    prompt_ids: Sequence[str]
+
+
+def look(
+    pool: Sequence[PreferencePair],
+    model: RewardModelEnsemble,
+    *,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> View:
+    """Run each backbone once over the pool; members that share one cost a matrix product.
+
+    Args:
+        pool: P pairs; their labels are not used.
+        model: one member or more.
+        progress: called with the sides done and in all.
+
+    Raises:
+        DataError: the pool is empty.
+        ModelError: a margin is not finite.
+    """
+    if not pool:
+        raise DataError("the pool is empty: there is nothing to choose from. Pass pairs that are not labelled yet.")
+    backbones = model.members.backbones
+    num_sides = 2 * len(pool)
+
+    def tell(before: int, done: int) -> None:
+        progress(before * num_sides + done, len(backbones) * num_sides)
+
+    margins, differences = [], None
+    for number, shared in enumerate(backbones):
+        pairs = shared.rm.renderer.tokenize_pairs(pool)
+        sides = [side for pair in pairs for side in (pair.chosen, pair.rejected)]
+        states = features(shared.rm, sides, progress=partial(tell, number))
+        apart = states[::2].astype(np.float64) - states[1::2]
+        margins.append(np.stack(shared.heads) @ apart.T)
+        differences = apart if differences is None else differences
+    found = np.concatenate(margins)
+    broken = np.flatnonzero(~np.isfinite(found).all(axis=0))
+    if differences is None or len(broken):
+        raise ModelError(
+            f"{len(broken)} pairs of the pool have no finite margin, the first is {pool[broken[0]].pair_id}: "
+            "a member's weights are broken. Leave it out, or train it again."
+        )
+    return View(found, differences, [pair.prompt_id for pair in pool])
+
+
+class AcquisitionFunction(ABC):
+    """Scores pairs by how much their labels would tell."""
+
+    needs_members: ClassVar[bool] = False
+    """Whether it is about disagreement, which one member has none of."""
+
+    def score(self, pool: Sequence[PreferencePair], model: RewardModelEnsemble) -> FloatArray:
+        """Scores of P pairs, (P,), higher for more informative.
+
+        Raises:
+            DataError, ModelError: see `look`.
+            ConfigError: one member where several are needed.
+        """
+        return self.score_view(self.checked(look(pool, model)))
+
+    def checked(self, view: View) -> View:
+        """`view`, if this function can work on it.
+
+        Raises:
+            ConfigError: one member where several are needed.
+        """
+        if self.needs_members and len(view.margins) < 2:
+            raise ConfigError(
+                f"{type(self).__name__} is about how much members disagree, and there is one: name several "
+                "checkpoints, or fit several heads (--heads 8), or take an acquisition function for one model."
+            )
+        return view
+
+    @abstractmethod
+    def score_view(self, view: View) -> FloatArray:
+        """Scores of the P pairs of a view."""
+
+    def order(self, view: View, k: int) -> IntArray:
+        """Pairs from the most to the least informative, at least the first `k` in order; equal ones by position."""
+        return np.argsort(-self.score_view(view), kind="stable")
+
+
+class RandomSampling(AcquisitionFunction):
+    """Any pair: what every other function has to beat."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+
+    def score_view(self, view: View) -> FloatArray:
+        """Independent uniform numbers."""
+        return np.asarray(np.random.default_rng(self.seed).random(view.margins.shape[1]))
+
+
+class MarginEntropy(AcquisitionFunction):
+    """Entropy of the predicted label, in nats: highest where the mean probability is one half (uncertainty sampling).
+
+    Source: Lewis and Gale 1994, arXiv:cmp-lg/9407020.
+    """
+
+    def score_view(self, view: View) -> FloatArray:
+        """H(mean over members of sigmoid(margin))."""
+        return binary_entropy(expit(view.margins).mean(axis=0))
+
+
+class UncertaintySampling(AcquisitionFunction):
+    """Variance of the margin over members, in squared logits."""
+
+    needs_members = True
+
+    def score_view(self, view: View) -> FloatArray:
+        """Var over members, divided by M."""
+        return np.asarray(view.margins.var(axis=0))
+
+
+class Bald(AcquisitionFunction):
+    """Mutual information of label and member, in nats: unsure together, sure apart.
+
+    Source: Houlsby et al. 2011, Bayesian active learning for classification and preference learning, arXiv:1112.5745.
+    """
+
+    needs_members = True
+
+    def score_view(self, view: View) -> FloatArray:
+        """H(mean p) - mean H(p), never below zero but for rounding."""
+        chances = expit(view.margins)
+        return np.asarray(binary_entropy(chances.mean(axis=0)) - binary_entropy(chances).mean(axis=0))
+
+
+class DOptimal(AcquisitionFunction):
+    """Log determinant of the last layer's Fisher information, chosen greedily: pairs that tell of new directions.
+
+    I = ridge 1 + sum_i sigmoid'(m_i) x_i x_i^T with x_i the difference of features, in units of their root mean square.
+    The greedy choice reaches 1 - 1/e of the best set of its size: log det is submodular (Nemhauser et al. 1978).
+
+    Args:
+        ridge: prior precision of the head, on those features; left out: their number D, under which margins have a
+            mean square of one before any label is seen.
+    """
+
+    def __init__(self, ridge: float | None = None) -> None:
+        if ridge is not None and not ridge > 0:
+            raise ConfigError(f"ridge={ridge}: without a prior the first pairs would be infinitely informative.")
+        self.ridge = ridge
+
+    def score_view(self, view: View) -> FloatArray:
+        """Gain of each pair as the first one: log(1 + x^T I^-1 x sigmoid'(m)), in nats."""
+        weighted, ridge = self._weighted(view)
+        return np.log1p(np.einsum("pd,pd->p", weighted, weighted) / ridge)
+
+    def order(self, view: View, k: int) -> IntArray:
+        """The greedy order of the first k; the others follow as they are."""
+        x, ridge = self._weighted(view)
+        gains = np.einsum("pd,pd->p", x, x) / ridge
+        taken = np.zeros(len(x), dtype=bool)
+        chosen = []
+        directions = np.zeros((min(k, len(x)), x.shape[1]))
+        for number in range(len(directions)):
+            best = int(np.argmax(np.where(taken, -np.inf, gains)))
+            # I^-1 x of the best one, from the directions so far (Sherman and Morrison 1950).
+            solved = x[best] / ridge - directions[:number].T @ (directions[:number] @ x[best])
+            directions[number] = solved / np.sqrt(1 + x[best] @ solved)
+            gains = gains - (x @ directions[number]) ** 2
+            taken[best] = True
+            chosen.append(best)
+        return np.concatenate([np.array(chosen, dtype=np.int64), np.flatnonzero(~taken)])
+
+    def _weighted(self, view: View) -> tuple[FloatArray, float]:
+        """Features times the root of sigmoid'(m), (P, D), and the ridge."""
+        scale = np.sqrt((view.differences**2).mean(axis=0))
+        chance = expit(view.margins.mean(axis=0))
+        x = view.differences / np.where(scale > 0, scale, 1.0) * np.sqrt(chance * (1 - chance))[:, None]
+        return x, float(x.shape[1]) if self.ridge is None else self.ridge
+
+
+ACQUISITIONS: dict[str, Callable[[int], AcquisitionFunction]] = {
+    "random": RandomSampling,
+    "entropy": lambda seed: MarginEntropy(),
+    "variance": lambda seed: UncertaintySampling(),
+    "bald": lambda seed: Bald(),
+    "d-optimal": lambda seed: DOptimal(),
+}
+"""By the name that the command line has for it; each is made from a seed."""
+
+
+def select(view: View, k: int, acquisition: AcquisitionFunction, *, max_per_prompt: int | None = None) -> list[int]:
+    """Positions of the k pairs to label next, the most informative first.
+
+    Args:
+        view: of the pool.
+        k: how many.
+        acquisition: by which function.
+        max_per_prompt: at most so many of one prompt, whose pairs tell much the same; None: any number.
+
+    Raises:
+        ConfigError: k is below 1 or above what the pool allows, or members are missing.
+        ModelError: a score is not a number.
+    """
+    acquisition.checked(view)
+    size = view.margins.shape[1]
+    room = Counter(view.prompt_ids)
+    available = size if max_per_prompt is None else sum(min(count, max_per_prompt) for count in room.values())
+    if not 1 <= k <= available:
+        raise ConfigError(
+            f"{k} pairs are asked for, and the pool of {size} has {available} to give"
+            f"{'' if max_per_prompt is None else f' with at most {max_per_prompt} of a prompt'}; ask for fewer."
+        )
+    scores = acquisition.score_view(view)
+    if np.isnan(scores).any():
+        raise ModelError(f"{int(np.isnan(scores).sum())} pairs have a score that is not a number; no order follows.")
+    taken: Counter[str] = Counter()
+    chosen: list[int] = []
+    # The greedy order is asked for whole where some of its pairs may be passed over.
+    for index in acquisition.order(view, k if max_per_prompt is None else size).tolist():
+        prompt = view.prompt_ids[index]
+        if max_per_prompt is None or taken[prompt] < max_per_prompt:
+            taken[prompt] += 1
+            chosen.append(index)
+        if len(chosen) == k:
+            break
+    return chosen
+
+
+def binary_entropy(chance: FloatArray) -> FloatArray:
+    """-p log p - (1 - p) log(1 - p) in nats; 0 at both ends."""
+    p = np.clip(chance, 1e-300, 1.0)
+    q = np.clip(1 - chance, 1e-300, 1.0)
+    return np.asarray(-(p * np.log(p) + q * np.log(q)))

@@ -1,0 +1,101 @@
+"""`rm-opt active`: which pairs to label next, and their labels back."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from rmcore.cli.inputs import (
+    ChosenColumn,
+    Device,
+    PromptColumn,
+    RejectedColumn,
+    RenderFn,
+    Seed,
+    Split,
+    read_pairs,
+)
+
+app = typer.Typer(no_args_is_help=True, help="Choose which pairs to label next, and take the labels back.")
+Pool = Annotated[
+    str, typer.Option(help="Unlabelled pairs: a file, a folder or a hub name; which side is which is ignored.")
+]
+Acquisition = Literal["random", "entropy", "variance", "bald", "d-optimal"]
+
+
+@app.command()
+def propose(
+    pool: Pool,
+    checkpoint: Annotated[list[str], typer.Option(help="A trained checkpoint; repeat it for one member each.")],
+    out: Annotated[Path, typer.Option(help="CSV file to be labelled.")],
+    k: Annotated[int, typer.Option(min=1, help="How many pairs.")] = 100,
+    acquisition: Annotated[
+        Acquisition,
+        typer.Option(
+            help="entropy: least sure; variance, bald: members disagree; d-optimal: new directions of the features; "
+            "random: what those have to beat."
+        ),
+    ] = "d-optimal",
+    labelled: Annotated[
+        str | None, typer.Option(help="Pairs that are labelled already: left out, and what --heads are fitted on.")
+    ] = None,
+    heads: Annotated[
+        int | None, typer.Option(min=2, help="With one checkpoint: members that share its backbone.")
+    ] = None,
+    max_per_prompt: Annotated[int | None, typer.Option(min=1, help="At most so many pairs of one prompt.")] = None,
+    split: Split = "train",
+    prompt_column: PromptColumn = None,
+    chosen_column: ChosenColumn = None,
+    rejected_column: RejectedColumn = None,
+    render_fn: RenderFn = None,
+    device: Device = "auto",
+    seed: Seed = 0,
+) -> None:
+    """Write the pairs whose labels would tell most, in blind order, as a CSV to fill in.
+
+    Write a or b into the column `preferred`, then `rm-opt active ingest`. Example:
+    rm-opt active propose --pool pool.parquet --checkpoint out/best --k 100 --out to_label.csv
+    """
+    from rmcore.active.acquisition import ACQUISITIONS, look, select
+    from rmcore.active.labels import write_proposal
+    from rmcore.cli.ensemble import make_members
+    from rmcore.errors import ConfigError
+    from rmcore.progress import progress_bar
+
+    columns = (prompt_column, chosen_column, rejected_column)
+    known = [] if labelled is None else read_pairs(labelled, "train", None, (None, None, None))
+    if heads is not None and not known:
+        raise ConfigError(f"--heads {heads} are fitted on labelled pairs; name them with --labelled.")
+    if heads is not None and len(checkpoint) > 1:
+        raise ConfigError(
+            f"{len(checkpoint)} checkpoints and --heads {heads}: several checkpoints are members already."
+        )
+    done = {pair.pair_id for pair in known}
+    rest = [pair for pair in read_pairs(pool, split, None, columns) if pair.pair_id not in done]
+    model = make_members(checkpoint, heads, known, device, render_fn, seed)
+    with progress_bar("pool") as report:
+        view = look(rest, model, progress=lambda some, total: report(some, total, "sides"))
+    chosen = select(view, k, ACQUISITIONS[acquisition](seed), max_per_prompt=max_per_prompt)
+    write_proposal([rest[index] for index in chosen], out, seed=seed)
+    print(f"{len(chosen)} of {len(rest)} unlabelled pairs by {acquisition}: {out}")
+    print("fill in the column `preferred` with a or b, then: rm-opt active ingest")
+
+
+@app.command()
+def ingest(
+    labels: Annotated[Path, typer.Option(help="The CSV, filled in.")],
+    pool: Pool,
+    out: Annotated[Path, typer.Option(help="JSONL file of labelled pairs that the labels are added to.")],
+    split: Split = "train",
+    prompt_column: PromptColumn = None,
+    chosen_column: ChosenColumn = None,
+    rejected_column: RejectedColumn = None,
+) -> None:
+    """Check a filled-in CSV against the pool and add its labels to a file of pairs, whole or not at all.
+
+    Example: rm-opt active ingest --labels to_label.csv --pool pool.parquet --out labelled.jsonl
+    """
+    from rmcore.active.labels import ingest as take
+
+    found = take(labels, read_pairs(pool, split, None, (prompt_column, chosen_column, rejected_column)), out)
+    print(f"{found.num_new} new labels, {found.num_empty} rows left empty, {found.num_labelled} labelled pairs: {out}")

@@ -1,0 +1,123 @@
+"""A CSV of pairs to label goes out blind and comes back checked, whole or not at all."""
+
+import csv
+import json
+
+import pytest
+
+from rmcore.active.labels import ingest, write_proposal
+from rmcore.config import GoldConfig
+from rmcore.data.gold import generate_pairs
+from rmcore.data.pair import Message, PreferencePair
+from rmcore.data.sources import load_pairs
+from rmcore.errors import DataError
+
+
+@pytest.fixture
+def pool():
+    return generate_pairs(GoldConfig(num_prompts=40, pairs_per_prompt=3), seed=5).pairs
+
+
+def read(path):
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def fill(path, decide):
+    """What a labeller does: `decide(row)` gives a, b or nothing."""
+    rows = read(path)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows([row | {"preferred": decide(row)} for row in rows])
+
+
+def truth(pool):
+    chosen = {pair.pair_id: pair.chosen for pair in pool}
+    return lambda row: "a" if row["response_a"] == chosen[row["pair_id"]] else "b"
+
+
+def test_labels_come_back_as_the_pairs_that_were_meant(pool, tmp_path):
+    write_proposal(pool, tmp_path / "to_label.csv", seed=0)
+    fill(tmp_path / "to_label.csv", truth(pool))
+    found = ingest(tmp_path / "to_label.csv", pool, tmp_path / "labelled.jsonl")
+    assert (found.num_new, found.num_empty, found.num_labelled) == (len(pool), 0, len(pool))
+    back = {pair.pair_id: pair for pair in load_pairs(str(tmp_path / "labelled.jsonl")).pairs}
+    for pair in pool:
+        assert (back[pair.pair_id].prompt, back[pair.pair_id].chosen) == (pair.prompt, pair.chosen)
+        assert back[pair.pair_id].rejected == pair.rejected
+
+
+def test_the_order_of_a_row_is_a_coin_and_not_the_pools_order(pool, tmp_path):
+    turned = [PreferencePair(p.prompt, p.rejected, p.chosen, pair_id=p.pair_id) for p in pool]
+    first = read(write_proposal(pool, tmp_path / "a.csv", seed=0))
+    second = read(write_proposal(turned, tmp_path / "b.csv", seed=0))
+    assert first == second  # labels, should the pool have any, show nowhere
+    is_first = truth(pool)
+    share = sum(is_first(row) == "a" for row in first) / len(pool)
+    assert 0.3 < share < 0.7
+    assert read(write_proposal(pool, tmp_path / "c.csv", seed=1)) != first
+
+
+def test_undecided_rows_may_come_later(pool, tmp_path):
+    few, out = pool[:6], tmp_path / "labelled.jsonl"
+    path = write_proposal(few, tmp_path / "to_label.csv", seed=0)
+    later = {pair.pair_id for pair in few[:2]}
+    fill(path, lambda row: "" if row["pair_id"] in later else " A ")
+    assert ingest(path, pool, out).num_empty == 2
+    fill(path, lambda row: "b" if row["pair_id"] in later else "")
+    found = ingest(path, pool, out)
+    assert (found.num_new, found.num_labelled) == (2, 6)
+
+
+def test_a_dialogue_comes_back_as_one(tmp_path):
+    prompt = (Message("user", "Hi"), Message("assistant", "Hello"), Message("user", "2 + 2?"))
+    pool = [PreferencePair(prompt, "4,\nof course", "5")]
+    path = write_proposal(pool, tmp_path / "to_label.csv", seed=0)
+    fill(path, truth(pool))
+    ingest(path, pool, tmp_path / "labelled.jsonl")
+    [back] = load_pairs(str(tmp_path / "labelled.jsonl")).pairs
+    assert (back.prompt, back.chosen, back.rejected) == (prompt, "4,\nof course", "5")
+
+
+def broken(pool, change):
+    """Rows after a labeller's mistake."""
+    rows = [{"pair_id": p.pair_id, "prompt": "", "response_a": p.chosen, "response_b": p.rejected, "preferred": "a"}
+            for p in pool[:4]]  # fmt: skip
+    return change(rows)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda rows: [*rows, rows[0] | {"pair_id": "stranger"}], "not in the pool: stranger"),
+        (lambda rows: [*rows, rows[1]], "more than once"),
+        (lambda rows: [rows[0] | {"preferred": "both"}, *rows[1:]], "prefer neither a nor b"),
+        (lambda rows: [rows[0] | {"response_a": "other"}, *rows[1:]], "other responses than the pool"),
+        (lambda rows: [{name: row[name] for name in row if name != "preferred"} for row in rows], "lacks the columns"),
+    ],
+)
+def test_a_mistake_is_named_and_nothing_is_taken_over(pool, tmp_path, change, words):
+    out = tmp_path / "labelled.jsonl"
+    good = write_proposal(pool[4:6], tmp_path / "good.csv", seed=0)
+    fill(good, truth(pool))
+    ingest(good, pool, out)
+    before = out.read_bytes()
+    rows = broken(pool, change)
+    with (tmp_path / "bad.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    with pytest.raises(DataError, match=words):
+        ingest(tmp_path / "bad.csv", pool, out)
+    assert out.read_bytes() == before
+    with pytest.raises(DataError, match=r"labelled in .* already"):
+        ingest(good, pool, out)
+    assert out.read_bytes() == before
+    assert [json.loads(line)["pair_id"] for line in before.decode().splitlines()] == [p.pair_id for p in pool[4:6]]
+
+
+def test_a_file_that_may_hold_labels_is_not_written_over(pool, tmp_path):
+    path = write_proposal(pool, tmp_path / "to_label.csv", seed=0)
+    with pytest.raises(DataError, match="is there already"):
+        write_proposal(pool, path, seed=0)
