@@ -31,7 +31,7 @@ def overoptimization_figure(name: str, curves: Sequence[Mapping[str, Any]]) -> F
     axes = figure.subplots(1, len(curves), sharey=True, squeeze=False).ravel()
     for ax, curve in zip(axes, curves, strict=True):
         _panel(ax, curve)
-    axes[0].set_ylabel("gain over the policy (standard deviations within prompts)")
+    axes[0].set_ylabel("gain over the policy (sd within prompts)")
     legend(axes[0], loc="upper left")
     headline(figure, f"{name}: {finding(curves[0])}")
     return figure

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from rmcore.plots.numbers import bound
+from rmcore.plots.numbers import bound, decimal
 from rmcore.plots.overoptimization import NAMES
 from rmcore.plots.style import BLUE, MUTED, ORANGE, PALETTE, dress, headline, legend, new_figure, save
 
@@ -53,15 +53,16 @@ def disagreement_by_gain_figure(along: Sequence[Mapping[str, Any]], careful: Map
     left.set_xscale("log", base=2)
     left.set_xticks(counts, [str(n) for n in counts])
     left.set_ylim(bottom=0)
-    dress(left, title="what best-of-n picks", x="n", y="disagreement (standard deviations within prompts)")
+    dress(left, title="what best-of-n picks", x="n", y="disagreement (sd within prompts)")
     names = list(careful["gains"])
     _intervals(right, [CAREFUL[name] for name in names], [careful["gains"][name] for name in names])
-    dress(right, title=f"best of {careful['n']} by", x="gold gain (standard deviations within prompts)", y="")
+    dress(right, title=f"best of {careful['n']} by", x="gold gain (sd within prompts)", y="")
     change = values[-1] - values[0]
     word = "rises" if change > 0 else "falls"
     headline(
         figure,
-        f"Disagreement {word} from {values[0]:.2f} for a usual sample to {values[-1]:.2f} for the best of {counts[-1]}",
+        f"Disagreement {word} from {decimal(values[0])} for a usual sample to {decimal(values[-1])} for the best of "
+        f"{counts[-1]}",
     )
     return figure
 
