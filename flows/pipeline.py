@@ -19,6 +19,7 @@ from experiments.presets import PRESETS
 from flows.console import say
 from flows.prefect_api import ensure_device_limit, free_leaked_device, run_owner_tags
 from rmcore.config import PipelineConfig
+from rmcore.errors import ConfigError
 from rmcore.files import write_json
 from rmcore.report import Results, summary_markdown, write_report
 from rmcore.stages.registry import STAGES, pipeline_stages
@@ -42,7 +43,11 @@ def pipeline(config: PipelineConfig = PRESETS["demo"]) -> dict[str, Any]:
     Returns:
         {"results": everything the report shows, "report": path, "checkpoint": path, "mlflow_url": address or None,
         "executed": names of the stages that ran, "model_version": registry version or None}.
+
+    Raises:
+        ConfigError: there is a policy and nobody who judges its samples.
     """
+    require_judge(config)
     store = open_store()
     run_name = f"{config.study}-seed{config.seed}"
     with RunTracker.start(
@@ -68,6 +73,20 @@ def pipeline(config: PipelineConfig = PRESETS["demo"]) -> dict[str, Any]:
         "executed": [name for name, run in runs.items() if not run.cached],
         "model_version": version,
     }
+
+
+def require_judge(config: PipelineConfig) -> None:
+    """Refuse to judge readiness v2 where nobody judges the samples, before hours are spent.
+
+    Raises:
+        ConfigError: there is a policy, the data are not the gold world's, and no judged samples are named.
+    """
+    if config.policy is not None and config.data.source != "gold" and config.policy.samples is None:
+        raise ConfigError(
+            "readiness v2 asks what the reward that counts makes of the policy's samples, and nobody knows it for "
+            f"{config.data.source}. Draw samples with `rm-opt best-of-n`, have them judged, and name the file in "
+            "policy.samples; or leave the policy out for readiness v1."
+        )
 
 
 def open_store() -> Store:

@@ -15,7 +15,7 @@ from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from pydantic import Field
 
 from experiments.presets import PRESETS
-from flows.pipeline import open_store, run_stages
+from flows.pipeline import open_store, require_judge, run_stages
 from rmcore.config import PipelineConfig
 from rmcore.errors import ConfigError
 from rmcore.files import write_json
@@ -73,31 +73,16 @@ def run_chain(config: PipelineConfig, names: Sequence[str], *, kind: str, checkp
     return Chain(refs, executed, tracker.url, home() / "reports" / f"{run_name}-{key[:12]}")
 
 
-def required_config(config: PipelineConfig) -> None:
-    """Refuse before anything runs what could only fail at its end.
+def require_policy(config: PipelineConfig) -> None:
+    """Refuse before anything runs what could only fail after a training.
 
     Raises:
-        ConfigError: there is no policy, or nobody who judges its samples.
+        ConfigError: there is no policy.
     """
     if config.policy is None:
         raise ConfigError(
             "there is no policy in this config, so nothing would be sampled; start from preset policy, or set "
             "policy.name to sft, a folder or a hub name."
-        )
-
-
-def require_judge(config: PipelineConfig) -> None:
-    """Refuse to judge readiness v2 where nobody judges the samples.
-
-    Raises:
-        ConfigError: as `required_config`; or the data are not the gold world's, and no judged samples are named.
-    """
-    required_config(config)
-    if config.data.source != "gold" and (config.policy is None or config.policy.samples is None):
-        raise ConfigError(
-            f"readiness v2 asks what the reward that counts makes of the policy's samples, and nobody knows it for "
-            f"{config.data.source}. Draw samples with `rm-opt best-of-n`, have them judged, and name the file in "
-            "policy.samples; or leave the policy out for readiness v1."
         )
 
 
@@ -115,7 +100,7 @@ def best_of_n(config: PipelineConfig = PRESETS["policy"], checkpoint: str | None
     Raises:
         ConfigError: the config has no policy.
     """
-    required_config(config)
+    require_policy(config)
     chain = run_chain(config, BEST_OF_N, kind="best-of-n", checkpoint=checkpoint)
     results = {
         "sampling": read_json(chain.refs["samples"], "sampling.json"),
@@ -138,6 +123,7 @@ def readiness(config: PipelineConfig = PRESETS["policy"], checkpoint: str | None
     Raises:
         ConfigError: the config has no policy, or nobody judges its samples.
     """
+    require_policy(config)
     require_judge(config)
     chain = run_chain(config, pipeline_stages(config), kind="readiness", checkpoint=checkpoint)
     results = read_json(chain.refs["readiness_v2"], "readiness.json")
@@ -159,6 +145,7 @@ def readiness_validation(config: PipelineConfig = PRESETS["validation"]) -> dict
     Raises:
         ConfigError: the config has no policy or no study, or its data have no known truth.
     """
+    require_policy(config)
     require_judge(config)
     if config.validation is None:
         raise ConfigError("there is no study in this config; start from preset validation.")

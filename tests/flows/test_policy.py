@@ -176,9 +176,11 @@ def test_everything_may_come_from_outside(home, drawn, own_pairs):
     assert not [folder for folder in made if (folder / "model").exists()]  # the policy stays where it is
 
 
-def test_readiness_v2_without_a_judge_is_refused_before_anything_runs(home, drawn, own_pairs):
+@pytest.mark.parametrize("command", ["readiness", "run"])
+def test_readiness_v2_without_a_judge_is_refused_before_anything_runs(home, drawn, own_pairs, command):
     before = home.artifacts()
-    done = home.rm_opt("readiness", "--policy", "sft", "--data", own_pairs, *SMALL, check=False)
+    theirs = {"readiness": ["--policy", "sft", "--data", own_pairs], "run": ["--set", f"data.source={own_pairs}"]}
+    done = home.rm_opt(command, *theirs[command], *SMALL, check=False)
     assert done.returncode == 2
     assert "nobody knows it" in " ".join(done.stderr.split())
     assert "policy.samples" in done.stderr
