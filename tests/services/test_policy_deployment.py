@@ -15,7 +15,7 @@ pytestmark = pytest.mark.services
 SMALL = PRESETS["smoke"].model_copy(
     update={
         "policy": PolicyConfig(
-            sft_examples=200, sft_epochs=1, num_prompts=6, samples_per_prompt=8, max_new_tokens=24, gradient_prompts=2
+            sft_examples=300, sft_epochs=1, num_prompts=8, samples_per_prompt=8, max_new_tokens=64, gradient_prompts=2
         ),
         "readiness": ReadinessConfig(planned_kl=1.0),
     }
@@ -37,7 +37,7 @@ def test_best_of_n_and_readiness_share_their_samples_and_show_in_mlflow(services
     found = files(services, "chosen", "optimize/figures")
     assert found == {"optimize/figures/overoptimization.png", "optimize/figures/ensemble_disagreement.png"}
     [told] = [text for text in services.artifacts(run["id"]) if "Best-of-n" in text]
-    assert "samples of 6 prompts" in told
+    assert "samples of 8 prompts" in told
 
     before = set(services.home.glob("store/samples/*/MANIFEST.json"))
     config["study"] = "judged"
