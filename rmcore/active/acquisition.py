@@ -18,7 +18,7 @@ from scipy.special import expit
 from rmcore.data.pair import PreferencePair
 from rmcore.errors import ConfigError, DataError, ModelError
 from rmcore.scoring.ensemble import RewardModelEnsemble
-from rmcore.scoring.features import features
+from rmcore.scoring.features import pair_features
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -65,10 +65,8 @@ def look(
 
     margins, differences = [], None
     for number, shared in enumerate(backbones):
-        pairs = shared.rm.renderer.tokenize_pairs(pool)
-        sides = [side for pair in pairs for side in (pair.chosen, pair.rejected)]
-        states = features(shared.rm, sides, progress=partial(tell, number))
-        apart = states[::2].astype(np.float64) - states[1::2]
+        first, second = pair_features(shared.rm, pool, progress=partial(tell, number))
+        apart = first - second
         margins.append(np.stack(shared.heads) @ apart.T)
         differences = apart if differences is None else differences
     found = np.concatenate(margins)

@@ -150,15 +150,13 @@ def make_members(
         return made
     from rmcore.model import BradleyTerryRM
     from rmcore.progress import progress_bar
-    from rmcore.scoring.features import features
+    from rmcore.scoring.features import pair_features
     from rmcore.scoring.heads import bootstrap_heads
 
     rm = BradleyTerryRM.from_pretrained(checkpoints[0], device=device, render_fn=render_fn)
-    sides = _Sides.of(pairs)
-    tokenized = rm.renderer.tokenize_sides(list(zip(sides.prompts, sides.responses, strict=True)))
     with progress_bar("features") as report:
-        found = features(rm, tokenized, progress=lambda done: report(done, len(tokenized), "sides"))
-    fitted = bootstrap_heads(found[0::2] - found[1::2], sides.prompt_ids[0::2], num_heads, seed)
+        chosen, rejected = pair_features(rm, pairs, progress=lambda done: report(done, 2 * len(pairs), "sides"))
+    fitted = bootstrap_heads(chosen - rejected, [pair.prompt_id for pair in pairs], num_heads, seed)
     print(f"{num_heads} heads on one backbone, fitted on {len(pairs):,} pairs")
     return RewardModelEnsemble.from_heads(rm, fitted, checkpoint=checkpoints[0])
 

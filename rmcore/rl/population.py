@@ -20,7 +20,7 @@ from rmcore.rl.defects import BackboneRecipe, HeadData, HeadRecipe, heads
 from rmcore.rl.overoptimization import METHODS, overoptimization
 from rmcore.rl.parts import JudgedPools, on_policy_parts
 from rmcore.rl.readiness import RLReadinessScorer
-from rmcore.scoring.features import features, head_of
+from rmcore.scoring.features import features, head_of, pair_features
 
 NUM_MEMBERS = 4
 NUM_RESAMPLES = 100
@@ -52,17 +52,11 @@ def see(
 ) -> Seen:
     """Run the backbone once over everything."""
     head = head_of(rm)
-
-    def of_pairs(pairs: Sequence[PreferencePair]) -> FloatArray:
-        tokenized = rm.renderer.tokenize_pairs(pairs)
-        both = features(rm, [side for pair in tokenized for side in (pair.chosen, pair.rejected)])
-        return np.stack([both[::2], both[1::2]]).astype(np.float64)
-
     progress("training pairs")
-    fitted = of_pairs(training)
+    fitted = pair_features(rm, training)
     longer = np.array([np.sign(len(pair.chosen) - len(pair.rejected)) for pair in training])
     progress("test pairs")
-    judged = of_pairs(test)
+    judged = pair_features(rm, test)
     progress("samples")
     sides = rm.renderer.tokenize_sides(list(zip(samples["prompt"], samples["response"], strict=True)))
     return Seen(

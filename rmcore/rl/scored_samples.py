@@ -7,12 +7,11 @@ import numpy as np
 import pandas as pd
 
 from rmcore.data.pair import PreferencePair
-from rmcore.data.rendering import TokenizedSide
 from rmcore.errors import ModelError
 from rmcore.metrics.uncertainty import FloatArray
 from rmcore.model import BradleyTerryRM
 from rmcore.progress import Report
-from rmcore.scoring.features import features, head_of
+from rmcore.scoring.features import features, head_of, pair_features
 from rmcore.scoring.heads import bootstrap_heads
 
 
@@ -57,7 +56,7 @@ def score_samples(
     weight = head.weight.detach().double().cpu().numpy()[0]
     bias = 0.0 if head.bias is None else float(head.bias.detach())
     sides = rm.renderer.tokenize_sides(list(zip(samples["prompt"], samples["response"], strict=True)))
-    found = _features(rm, sides, "samples scored", report)
+    found = features(rm, sides, progress=lambda done: report(done, len(sides), "samples scored")).astype(np.float64)
     rewards = found @ weight + bias
     broken = np.flatnonzero(~np.isfinite(rewards))
     if len(broken):
@@ -67,11 +66,7 @@ def score_samples(
             f"{row['prompt'][:60]!r} with {row['response'][:60]!r}. The reward model's weights are broken or overflow; "
             "evaluate it before a policy is optimised against it."
         )
-    pairs = rm.renderer.tokenize_pairs(training_pairs)
-    both = _features(rm, [side for pair in pairs for side in (pair.chosen, pair.rejected)], "pairs read", report)
-    heads = bootstrap_heads(both[::2] - both[1::2], [pair.prompt_id for pair in training_pairs], num_members, seed)
+    num_sides = 2 * len(training_pairs)
+    both = pair_features(rm, training_pairs, progress=lambda done: report(done, num_sides, "pairs read"))
+    heads = bootstrap_heads(both[0] - both[1], [pair.prompt_id for pair in training_pairs], num_members, seed)
     return ScoredSamples(rewards, heads @ found.T, sum(side.num_cut > 0 for side in sides))
-
-
-def _features(rm: BradleyTerryRM, sides: Sequence[TokenizedSide], text: str, report: Report) -> FloatArray:
-    return features(rm, sides, progress=lambda done: report(done, len(sides), text)).astype(np.float64)

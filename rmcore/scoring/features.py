@@ -12,10 +12,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from rmcore.batching import distinct_sides
+from rmcore.data.pair import PreferencePair
 from rmcore.data.rendering import TokenizedSide
 from rmcore.errors import ModelError
 from rmcore.model import SCORING_TOKEN_BUDGET, BradleyTerryRM
@@ -98,6 +100,15 @@ def features(
     finally:
         rm.model.train(was_training)
     return found[which]
+
+
+def pair_features(
+    rm: BradleyTerryRM, pairs: Sequence[PreferencePair], *, progress: Callable[[int], None] | None = None
+) -> npt.NDArray[np.float64]:
+    """Features of the chosen and the rejected sides of P pairs, (2, P, D); see `features`."""
+    sides = [side for pair in rm.renderer.tokenize_pairs(pairs) for side in (pair.chosen, pair.rejected)]
+    both = features(rm, sides, progress=progress).astype(np.float64)
+    return np.stack([both[::2], both[1::2]])
 
 
 @contextmanager
