@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -69,7 +70,7 @@ def best_of_n(
     wanted = _assignments(checkpoint, policy, data, samples)
     wanted += [] if n is None else [f"policy.samples_per_prompt={n}"]
     wanted += [] if prompts is None else [f"policy.num_prompts={prompts}"]
-    outcome = run_configured(_best_of_n(checkpoint), preset, config, [*wanted, *(set_ or [])], summary)
+    outcome = run_configured(_loader("best_of_n", checkpoint), preset, config, [*wanted, *(set_ or [])], summary)
     _print(BEST_OF_N_HEADINGS, best_of_n_rows(outcome["results"]), best_of_n_findings(outcome["results"]))
     _print_places(outcome)
 
@@ -136,7 +137,7 @@ def readiness(
         return
     wanted = _assignments(checkpoint, policy, data, samples)
     wanted += [] if kl is None else [f"readiness.planned_kl={kl}"]
-    outcome = run_configured(_readiness(checkpoint), preset, config, [*wanted, *(set_ or [])], summary)
+    outcome = run_configured(_loader("readiness", checkpoint), preset, config, [*wanted, *(set_ or [])], summary)
     from rmcore.report.policy import readiness_rows
 
     results = outcome["results"]
@@ -163,20 +164,13 @@ def _assignments(checkpoint: str | None, policy: str | None, data: str | None, s
     return wanted + (["data.test_fraction=0.5"] if checkpoint is not None and data is not None else [])
 
 
-def _best_of_n(checkpoint: str | None) -> Any:
+def _loader(name: Literal["best_of_n", "readiness"], checkpoint: str | None) -> Any:
+    """What imports a flow with its checkpoint; Prefect reads its address then, so not before it is called."""
+
     def load() -> Any:
-        from flows.policy import best_of_n as flow
+        from flows import policy
 
-        return lambda settings: flow(settings, checkpoint)
-
-    return load
-
-
-def _readiness(checkpoint: str | None) -> Any:
-    def load() -> Any:
-        from flows.policy import readiness as flow
-
-        return lambda settings: flow(settings, checkpoint)
+        return partial(getattr(policy, name), checkpoint=checkpoint)
 
     return load
 
