@@ -43,7 +43,9 @@ def status(*arguments, **changes):
 
 
 def set_fit(monkeypatch, **changes):
-    fit = {"features": ["on_policy_accuracy"], "means": [0.7], "coefficients": [0.0], "intercept": 0.0} | changes
+    """The shipped fit with another regression; what it says of its population stays."""
+    fit = shipped_fit() | {"features": ["on_policy_accuracy"], "means": [0.7], "coefficients": [0.0]}
+    fit |= {"intercept": 0.0} | changes
     monkeypatch.setattr("rmcore.rl.readiness_v2.shipped_fit", lambda: fit)
 
 
