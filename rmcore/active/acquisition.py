@@ -13,6 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
+from scipy.linalg import cholesky, solve_triangular
 from scipy.special import expit
 
 from rmcore.data.pair import PreferencePair
@@ -31,11 +32,14 @@ class View:
     margins: (M, P) rewards of the first side minus those of the second, in logits.
     differences: (P, D) features of the first side minus those of the second, on the first backbone.
     prompt_ids: (P,)
+    labelled: the same of the pairs whose labels are known already, for what asks how much is left to learn; None:
+        nothing is known of any.
     """
 
     margins: FloatArray
     differences: FloatArray
     prompt_ids: Sequence[str]
+    labelled: "View | None" = None
 
 
 def look(
@@ -111,9 +115,18 @@ class AcquisitionFunction(ABC):
     def score_view(self, view: View) -> FloatArray:
         """Scores of the P pairs of a view."""
 
-    def order(self, view: View, k: int) -> IntArray:
-        """Pairs from the most to the least informative, at least the first `k` in order; equal ones by position."""
-        return np.argsort(-self.score_view(view), kind="stable")
+    def order(self, view: View, k: int, max_per_prompt: int | None = None) -> IntArray:
+        """The k most informative pairs, most informative first, equal ones by position; of a prompt at most so many."""
+        best = np.argsort(-self.score_view(view), kind="stable")
+        if max_per_prompt is None:
+            return best[:k]
+        taken: Counter[str] = Counter()
+        chosen = []
+        for index in best.tolist():
+            if taken[view.prompt_ids[index]] < max_per_prompt:
+                taken[view.prompt_ids[index]] += 1
+                chosen.append(index)
+        return np.array(chosen[:k], dtype=np.int64)
 
 
 class RandomSampling(AcquisitionFunction):
@@ -167,6 +180,8 @@ class DOptimal(AcquisitionFunction):
 
     I = ridge 1 + sum_i sigmoid'(m_i) x_i x_i^T with x_i the difference of features, in units of their root mean square.
     The greedy choice reaches 1 - 1/e of the best set of its size: log det is submodular (Nemhauser et al. 1978).
+    Pairs that are labelled already (`View.labelled`) have added their information: a direction that they cover is not
+    new.
 
     Args:
         ridge: prior precision of the head, on those features; left out: their number D, under which margins have a
@@ -183,29 +198,49 @@ class DOptimal(AcquisitionFunction):
         weighted, ridge = self._weighted(view)
         return np.log1p(np.einsum("pd,pd->p", weighted, weighted) / ridge)
 
-    def order(self, view: View, k: int) -> IntArray:
-        """The greedy order of the first k; the others follow as they are."""
+    def order(self, view: View, k: int, max_per_prompt: int | None = None) -> IntArray:
+        """The greedy order; a pair whose prompt has had its share is passed over and adds no information."""
         x, ridge = self._weighted(view)
         gains = np.einsum("pd,pd->p", x, x) / ridge
-        taken = np.zeros(len(x), dtype=bool)
-        chosen = []
+        most = len(x) if max_per_prompt is None else max_per_prompt
+        prompt = np.unique(np.asarray(view.prompt_ids), return_inverse=True)[1]
+        taken: Counter[int] = Counter()
+        closed = np.zeros(len(x), dtype=bool)
+        chosen: list[int] = []
         directions = np.zeros((min(k, len(x)), x.shape[1]))
         for number in range(len(directions)):
-            best = int(np.argmax(np.where(taken, -np.inf, gains)))
+            best = int(np.argmax(np.where(closed, -np.inf, gains)))
             # I^-1 x of the best one, from the directions so far (Sherman and Morrison 1950).
             solved = x[best] / ridge - directions[:number].T @ (directions[:number] @ x[best])
             directions[number] = solved / np.sqrt(1 + x[best] @ solved)
             gains = gains - (x @ directions[number]) ** 2
-            taken[best] = True
             chosen.append(best)
-        return np.concatenate([np.array(chosen, dtype=np.int64), np.flatnonzero(~taken)])
+            closed[best] = True
+            taken[prompt[best]] += 1
+            if taken[prompt[best]] == most:
+                closed |= prompt == prompt[best]
+        return np.array(chosen, dtype=np.int64)
 
     def _weighted(self, view: View) -> tuple[FloatArray, float]:
-        """Features times the root of sigmoid'(m), (P, D), and the ridge."""
-        scale = np.sqrt((view.differences**2).mean(axis=0))
-        chance = expit(view.margins.mean(axis=0))
-        x = view.differences / np.where(scale > 0, scale, 1.0) * np.sqrt(chance * (1 - chance))[:, None]
-        return x, float(x.shape[1]) if self.ridge is None else self.ridge
+        """Features times the root of sigmoid'(m), (P, D), and the ridge.
+
+        With labelled pairs both are in coordinates in which the information so far is the unit matrix.
+        """
+        root = np.sqrt((view.differences**2).mean(axis=0))
+        scale = np.where(root > 0, root, 1.0)
+        x = _times_doubt(view, scale)
+        ridge = float(x.shape[1]) if self.ridge is None else self.ridge
+        if view.labelled is None or len(view.labelled.prompt_ids) == 0:
+            return x, ridge
+        known = _times_doubt(view.labelled, scale)
+        factor = cholesky(known.T @ known + ridge * np.eye(x.shape[1]), lower=True)
+        return np.ascontiguousarray(solve_triangular(factor, x.T, lower=True).T), 1.0
+
+
+def _times_doubt(view: View, scale: FloatArray) -> FloatArray:
+    """Features in units of `scale`, times the root of sigmoid'(m): (P, D)."""
+    chance = expit(view.margins.mean(axis=0))
+    return np.asarray(view.differences / scale * np.sqrt(chance * (1 - chance))[:, None])
 
 
 ACQUISITIONS: dict[str, Callable[[int], AcquisitionFunction]] = {
@@ -243,17 +278,7 @@ def select(view: View, k: int, acquisition: AcquisitionFunction, *, max_per_prom
     scores = acquisition.score_view(view)
     if np.isnan(scores).any():
         raise ModelError(f"{int(np.isnan(scores).sum())} pairs have a score that is not a number; no order follows.")
-    taken: Counter[str] = Counter()
-    chosen: list[int] = []
-    # The greedy order is asked for whole where some of its pairs may be passed over.
-    for index in acquisition.order(view, k if max_per_prompt is None else size).tolist():
-        prompt = view.prompt_ids[index]
-        if max_per_prompt is None or taken[prompt] < max_per_prompt:
-            taken[prompt] += 1
-            chosen.append(index)
-        if len(chosen) == k:
-            break
-    return chosen
+    return acquisition.order(view, k, max_per_prompt).tolist()
 
 
 def binary_entropy(chance: FloatArray) -> FloatArray:

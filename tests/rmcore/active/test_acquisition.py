@@ -69,7 +69,7 @@ def test_d_optimal_takes_what_adds_most_to_the_log_determinant_at_each_step():
     view = make_view(num_pairs=25)
     acquisition = DOptimal(ridge=2.0)
     x, ridge = acquisition._weighted(view)
-    chosen = acquisition.order(view, 8)[:8].tolist()
+    chosen = acquisition.order(view, 8).tolist()
     for step in range(8):
         rest = [index for index in range(25) if index not in chosen[:step]]
         gains = {index: information(x, [*chosen[:step], index], ridge) for index in rest}
@@ -152,3 +152,40 @@ def test_an_empty_pool_and_broken_weights_are_refused(rm, pairs):
         look([], RewardModelEnsemble([rm]))
     with pytest.raises(ModelError):
         look(pairs, RewardModelEnsemble.from_heads(rm, np.full((2, 160), np.nan)))
+
+
+def test_d_optimal_counts_what_labelled_pairs_have_told():
+    view, known = make_view(num_pairs=25), make_view(num_pairs=9, seed=5)
+    acquisition = DOptimal(ridge=2.0)
+    scale = np.sqrt((view.differences**2).mean(axis=0))
+    x, y = (
+        one.differences / scale * np.sqrt(chance * (1 - chance))[:, None]
+        for one in (view, known)
+        for chance in [expit(one.margins.mean(axis=0))]
+    )
+    rows = np.concatenate([y, x])
+    chosen = acquisition.order(View(view.margins, view.differences, view.prompt_ids, known), 6).tolist()
+    before = list(range(9))
+    for step in range(6):
+        taken = [9 + index for index in chosen[:step]]
+        gains = {
+            index: information(rows, [*before, *taken, 9 + index], 2.0)
+            for index in range(25)
+            if index not in chosen[:step]
+        }
+        assert gains[chosen[step]] == pytest.approx(max(gains.values()))
+    nothing = View(known.margins[:, :0], known.differences[:0], [])
+    same = View(view.margins, view.differences, view.prompt_ids, nothing)
+    assert acquisition.order(same, 6).tolist() == acquisition.order(view, 6).tolist()
+
+
+def test_a_pair_that_is_passed_over_for_its_prompt_tells_d_optimal_nothing():
+    view = make_view(num_pairs=24)
+    acquisition = DOptimal(ridge=2.0)
+    x, ridge = acquisition._weighted(view)
+    chosen = select(view, 5, acquisition, max_per_prompt=1)
+    for step in range(5):
+        had = {view.prompt_ids[index] for index in chosen[:step]}
+        open_ones = [index for index in range(24) if view.prompt_ids[index] not in had]
+        gains = {index: information(x, [*chosen[:step], index], ridge) for index in open_ones}
+        assert gains[chosen[step]] == pytest.approx(max(gains.values()))

@@ -1,0 +1,52 @@
+"""`rm-opt active study`: what choosing labels saves on these pairs."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from flows.cli_common import ConfigOption, SetOption, SummaryOption, print_findings, print_places, run_configured
+
+
+def study(
+    preset: Annotated[
+        str, typer.Option(help="active (gold world), active-pairs (for your own pairs), active-smoke.")
+    ] = "active",
+    data: Annotated[
+        str | None, typer.Option(help="Your labelled pairs in place of the preset's: their labels are hidden.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Backbone: a checkpoint, a folder or a hub name.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Paired seeds; below 10 nothing is claimed.")] = None,
+    config: ConfigOption = None,
+    set_: SetOption = None,
+    summary: SummaryOption = None,
+) -> None:
+    """Compare acquisition functions with random choice, and say how many labels each saved, with intervals.
+
+    Labels of the pairs are hidden and revealed when asked for; heads are retrained on features that are computed once.
+    Goes on where it was stopped. Examples:
+
+    rm-opt active study
+
+    rm-opt active study --preset active-pairs --data pairs.parquet --model out/best
+    """
+    given = {"data.source": data, "model.name": model, "active.num_seeds": seeds}
+    # As JSON: a path is text, whatever YAML would read in it.
+    wanted = [f"{name}={json.dumps(value)}" for name, value in given.items() if value is not None]
+    wanted += ["data.eval_source=null"] if data is not None else []
+    outcome = run_configured(_load, preset, config, [*wanted, *(set_ or [])], summary)
+    from rmcore.report.active import SHORT_HEADINGS, active_findings, short_rows
+
+    print_findings(SHORT_HEADINGS, short_rows(outcome["results"]), active_findings(outcome["results"]))
+    print_places(outcome)
+
+
+def _load() -> Any:
+    from flows.active_learning import active_learning
+
+    return active_learning
+
+
+def add_to(active: typer.Typer) -> None:
+    """Mount the command beside `propose` and `ingest`."""
+    active.command()(study)

@@ -1,0 +1,149 @@
+"""The check by full fine-tuning: whether what heads on a frozen backbone show holds where all weights are trained."""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rmcore.active.acquisition import View, look
+from rmcore.active.labellers import Labeller, blind
+from rmcore.active.learner import ActiveLearner
+from rmcore.active.retraining import Fitted
+from rmcore.active.study import accuracy, draw_parts
+from rmcore.config import ActiveConfig, PipelineConfig, TrainConfig
+from rmcore.data.integrity import select_training_pairs
+from rmcore.data.pair import PreferencePair
+from rmcore.errors import ConfigError
+from rmcore.loading import pick_device
+from rmcore.model import BradleyTerryRM
+from rmcore.scoring.ensemble import RewardModelEnsemble
+from rmcore.tracking import NullTracker
+from rmcore.trainer.loop import Trainer
+
+FloatArray = npt.NDArray[np.float64]
+CHOOSES_NOTHING = {"early_stopping_patience": None, "best_metric": "last", "callbacks": (), "resume_every_seconds": 1e9}
+"""Every model is trained to its last step: no validation pairs are paid for."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainedModel:
+    """A reward model all of whose weights were trained on the labels so far; its only member is itself."""
+
+    rm: BradleyTerryRM
+
+    def view(self, pairs: Sequence[PreferencePair]) -> View:
+        """What it sees of P pairs."""
+        return look(pairs, RewardModelEnsemble([self.rm]))
+
+    def margins(self, pairs: Sequence[PreferencePair]) -> FloatArray:
+        """Margins of P pairs, (P,)."""
+        return np.asarray(self.view(pairs).margins[0])
+
+    def arrays(self) -> dict[str, FloatArray]:
+        """Nothing: weights are kept as checkpoints, not as rounds."""
+        return {}
+
+
+class FullRetrainer:
+    """Trains a new reward model on all labels in each round, from the backbone's own weights.
+
+    Args:
+        config: model, device, and how it is trained: `train.epochs` passes over the labels, or `train.steps`.
+        seed: of the new head and the data order; the same for all that are compared.
+    """
+
+    def __init__(self, config: PipelineConfig, *, seed: int) -> None:
+        self.config, self.seed = config, seed
+        self.train = TrainConfig.model_validate(config.train.model_dump() | CHOOSES_NOTHING)
+
+    def fit(
+        self, labelled: Sequence[PreferencePair], *, seed: int, before: Fitted | None, with_members: bool
+    ) -> TrainedModel:
+        """Train on the labelled pairs.
+
+        Raises:
+            ConfigError: members are wanted; one training gives one.
+        """
+        if with_members:
+            raise ConfigError(
+                "one training gives one member, and disagreement needs several; take d-optimal or entropy."
+            )
+        rm = BradleyTerryRM.new(self.config.model, seed=self.seed, device=pick_device(self.config.device))
+        pairs, _ = select_training_pairs(rm.renderer.tokenize_pairs(labelled), over_length=self.train.over_length)
+        with tempfile.TemporaryDirectory(prefix="rm-opt-active-") as scratch:
+            trainer = Trainer(
+                rm, self.train, train=pairs, validation=[], folder=Path(scratch), tracker=NullTracker(), seed=self.seed
+            )
+            trainer.run()
+        return TrainedModel(rm)
+
+    def restore(self, arrays: dict[str, FloatArray]) -> TrainedModel:
+        """Not possible.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            "a round of full fine-tuning keeps no weights, so a loop cannot go on from it; leave folder out."
+        )
+
+    def settings(self) -> dict[str, object]:
+        """Model and training."""
+        shown = {"model": self.config.model.model_dump(mode="json"), "train": self.train.model_dump(mode="json")}
+        return {"retrained": "all weights", "seed": self.seed, **shown}
+
+
+def check_record(
+    pairs: Sequence[PreferencePair],
+    labeller: Labeller,
+    config: PipelineConfig,
+    study: ActiveConfig,
+    *,
+    acquisition: str,
+    seed: int,
+    progress: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """One acquisition function under one seed: accuracy after each of the check's label counts, JSON-ready.
+
+    Pool, seed set and test pairs are the first ones of those that the study drew under the same seed.
+
+    Args:
+        pairs: all there are, with the labels that accuracy is measured against.
+        labeller: who labels.
+        config: model and training.
+        study: with the check's sizes.
+        acquisition: its name.
+        seed: of everything drawn.
+        progress: is told what was reached.
+
+    Raises:
+        ConfigError: the label counts do not fit into seed set and pool.
+    """
+    check = study.check
+    if check is None:
+        raise ConfigError("there is no check in this study; set active.check.")
+    parts = draw_parts(pairs, study, seed=seed)
+    first, last = check.labels[0], check.labels[-1]
+    available = [*parts.seed_set, *parts.pool]
+    if last > len(available):
+        raise ConfigError(f"active.check.labels ends with {last} and {len(available)} pairs are there; lower it.")
+    pool = blind(available[first : first + check.pool_pairs], seed=seed)
+    following = dict(zip(check.labels, np.diff(check.labels).tolist(), strict=False))
+    learner = ActiveLearner(
+        FullRetrainer(config, seed=seed),
+        acquisition,
+        list(labeller(blind(available[:first], seed=seed))),
+        k=following.__getitem__,
+        seed=seed,
+    )
+    test = parts.test[: check.test_pairs]
+    found = [accuracy(learner.model, test)]
+    for _ in check.labels[1:]:
+        progress(f"{acquisition}, {len(learner.labelled)} labels: {found[-1]:.3f}")
+        learner.run_active_loop(pool, labeller, 1)
+        found.append(accuracy(learner.model, test))
+    return {"num_labels": list(check.labels), "accuracy": found, "num_test_pairs": len(test), "num_pool": len(pool)}
