@@ -6,19 +6,20 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
 
-from experiments import ablation, baseline, lora, optimizers, sensitivity
+from experiments import ablation, baseline, curriculum, lora, optimizers, sensitivity
 from experiments.schema import Experiment
 from experiments.sizes import Size
 from rmcore.config_file import read_mapping
 from rmcore.errors import ConfigError
 
-ExperimentName = Literal["baseline", "ablation", "lora", "sensitivity", "optimizers"]
+ExperimentName = Literal["baseline", "ablation", "lora", "sensitivity", "optimizers", "curriculum"]
 SHIPPED: dict[str, Callable[[Size], Experiment]] = {
     "baseline": baseline.experiment,
     "ablation": ablation.experiment,
     "lora": lora.experiment,
     "sensitivity": sensitivity.experiment,
     "optimizers": optimizers.experiment,
+    "curriculum": curriculum.experiment,
 }
 
 

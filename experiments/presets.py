@@ -5,6 +5,7 @@ on every machine.
 """
 
 from rmcore.config import (
+    ActiveConfig,
     CurvaturePart,
     DataConfig,
     EvaluateConfig,
@@ -15,6 +16,7 @@ from rmcore.config import (
     PipelineConfig,
     PolicyConfig,
     ReadinessConfig,
+    RlhfConfig,
     TrainConfig,
     ValidationConfig,
 )
@@ -57,6 +59,25 @@ PRESETS: dict[str, PipelineConfig] = {
         landscape=LandscapeConfig(parts=QUICK_PARTS, num_pairs=16, lanczos_steps=12, trace_probes=4),
         policy=PolicyConfig(),
     ),
+    # From preferences to a policy, cold: reward model, readiness, GRPO against it; under ten minutes on two cores.
+    "rlhf": PipelineConfig(
+        study="rlhf",
+        data=WORLD,
+        model=ModelConfig(name="tiny", max_seq_len=256),
+        train=GOOD,
+        evaluate=EvaluateConfig(train_pairs=300),
+        landscape=LandscapeConfig(parts=("normalized",), num_pairs=8, lanczos_steps=10, trace_probes=4),
+        readiness=ReadinessConfig(planned_kl=2.0),  # best of 32 moves by 2.5
+        policy=PolicyConfig(
+            sft_examples=5000,
+            sft_epochs=2,
+            num_prompts=64,
+            samples_per_prompt=32,
+            max_new_tokens=160,
+            gradient_prompts=4,
+        ),
+        rlhf=RlhfConfig(),
+    ),
     # What readiness predicts, on 110 small reward models of known gain; about an hour on two cores.
     "validation": PipelineConfig(
         study="validation",
@@ -76,6 +97,30 @@ PRESETS: dict[str, PipelineConfig] = {
         readiness=ReadinessConfig(planned_kl=1.0, min_gain=0.1),
         policy=PolicyConfig(sft_examples=400, sft_epochs=1, num_prompts=16, samples_per_prompt=8, max_new_tokens=48),
         validation=ValidationConfig(num_backbones=2, steps=8, measured_prompts=8),
+    ),
+    # How many labels each acquisition function saves, in the gold world with a pretrained backbone; about half an hour
+    # on two cores, most of it once for the features.
+    "active": PipelineConfig(
+        study="active",
+        data=DataConfig(gold=GoldConfig(num_prompts=2000)),
+        model=ModelConfig(name="minilm", max_seq_len=256),
+        active=ActiveConfig(),
+    ),
+    # The same on real pairs, whose labels are hidden until they are asked for: name them with --data.
+    "active-pairs": PipelineConfig(
+        study="active-pairs",
+        data=DataConfig(pairs_per_prompt=6, eval_pairs_per_prompt=6),
+        model=ModelConfig(name="minilm", max_seq_len=192),
+        active=ActiveConfig(),
+    ),
+    # The same in seconds: that it runs, and nothing more.
+    "active-smoke": PipelineConfig(
+        study="active-smoke",
+        data=DataConfig(gold=GoldConfig(num_prompts=80, pairs_per_prompt=2)),
+        model=ModelConfig(name="tiny", max_seq_len=256),
+        active=ActiveConfig(
+            num_seeds=3, noise=(0.0, 0.25), seed_pairs=10, validation_pairs=8, growth=2.0, targets=(0.5, 0.8)
+        ),
     ),
     # The pipeline's chain in seconds, to see that everything is wired: no number of it means anything.
     "smoke": PipelineConfig(

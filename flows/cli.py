@@ -1,15 +1,15 @@
 """`rm-opt`: the whole command line. Commands that need no orchestrator come from rmcore.cli."""
 
 import importlib.metadata
-import os
 import sys
 from typing import Annotated, Any
 
 import typer
 
-from flows import cli_experiment, cli_policy, cli_trajectory
-from flows.cli_common import ConfigOption, Flow, SetOption, SummaryOption, run_configured
+from flows import cli_active, cli_experiment, cli_policy, cli_rlhf, cli_trajectory
+from flows.cli_common import ConfigOption, Flow, SetOption, SummaryOption, print_reported, run_configured
 from rmcore.cli import app
+from rmcore.cli.active import app as active_app
 from rmcore.cli.common import guard
 from tasks.home import configure_environment, home
 
@@ -18,6 +18,8 @@ app.add_typer(store_app, name="store")
 cli_experiment.add_to(app)
 cli_trajectory.add_to(app)
 cli_policy.add_to(app)
+cli_active.add_to(active_app)
+app.command()(cli_rlhf.rlhf)
 
 
 @app.callback()
@@ -39,34 +41,13 @@ def run(
 
     Example: rm-opt run --preset minilm --set data.source=pairs.parquet --set study=mine
     """
-    _print_outcome(run_configured(_load_pipeline, preset, config, set_ or [], summary))
+    print_reported(run_configured(_load_pipeline, preset, config, set_ or [], summary))
 
 
 def _load_pipeline() -> Flow:
     from flows.pipeline import pipeline
 
     return pipeline
-
-
-def _print_outcome(outcome: dict[str, Any]) -> None:
-    from flows.pipeline import shown_path
-
-    results = outcome["results"]
-    accuracy = results["metrics"]["pairwise_accuracy"]
-    interval = "" if accuracy["ci_low"] is None else f" [{accuracy['ci_low']:.3f}, {accuracy['ci_high']:.3f}]"
-    executed = outcome["executed"]
-    print()
-    print(f"computed    {', '.join(executed) if executed else 'nothing: every stage was cached'}")
-    print(f"accuracy    {accuracy['value']:.3f}{interval} on {accuracy['num']} held-out pairs")
-    print(f"verdict     {results['verdict']['headline']}")
-    for reason in results["verdict"]["reasons"]:
-        print(f"            - {reason}")
-    print(f"report      {shown_path(outcome['report'])}")
-    print(f"checkpoint  {shown_path(outcome['checkpoint'])}")
-    if outcome["model_version"] is not None:
-        print(f"registered  rm-{results['study']} version {outcome['model_version']} in MLflow")
-    program = shown_path(sys.argv[0]) if os.path.dirname(sys.argv[0]) else "rm-opt"
-    print(f"UIs         `{program} up` starts the Prefect and MLflow UIs on this machine and prints their addresses")
 
 
 @app.command()

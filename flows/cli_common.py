@@ -2,12 +2,16 @@
 
 import json
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import httpx
 import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from rmcore.config import PipelineConfig
 from rmcore.errors import ServiceError
@@ -18,7 +22,26 @@ SetOption = Annotated[
     list[str] | None, typer.Option("--set", help="Change one setting: train.lr=1e-4. May be repeated.")
 ]
 SummaryOption = Annotated[Path | None, typer.Option(help="Write everything that was found to this JSON file.")]
+FIGURES = (
+    "overoptimization",
+    "ensemble_disagreement",
+    "readiness_against_gain",
+    "rlhf",
+    "label_efficiency",
+    "label_savings",
+)
+"""Those that are worth opening first."""
 Flow = Callable[[PipelineConfig], dict[str, Any]]
+
+
+def prepare_terminal() -> None:
+    """Set the environment of a command that runs a flow in this terminal, before Prefect is imported."""
+    os.environ["RM_OPT_CONSOLE"] = "1"
+    # The embedded server logs to this terminal too. What it says while it is shut down is noise, and so is a database
+    # that was locked for a moment on busy cores: it tries again.
+    for logger in ("PREFECT_LOGGING_ROOT_LEVEL", "PREFECT_SERVER_LOGGING_LEVEL"):
+        os.environ.setdefault(logger, "CRITICAL")
+    configure_environment()
 
 
 def run_configured(
@@ -32,10 +55,7 @@ def run_configured(
         ConfigError, pydantic.ValidationError: the config cannot be used.
         ServiceError: Prefect's API failed.
     """
-    os.environ["RM_OPT_CONSOLE"] = "1"
-    # The embedded server logs to this terminal too, and what it says while it is shut down is noise.
-    os.environ.setdefault("PREFECT_LOGGING_ROOT_LEVEL", "CRITICAL")
-    configure_environment()
+    prepare_terminal()
     from flows.prefect_api import leave_dead_server
     from flows.settings import load_config
 
@@ -59,3 +79,47 @@ def run_configured(
     if summary is not None:
         summary.write_text(json.dumps(outcome, indent=1) + "\n")
     return outcome
+
+
+def print_findings(headings: Sequence[str], rows: Sequence[Sequence[str]], lines: Sequence[str]) -> None:
+    """Show a table, and below it what follows from it."""
+    table = Table(*headings)
+    for row in rows:
+        table.add_row(*(escape(cell) for cell in row))
+    Console().print(table)
+    for line in lines:
+        print(line)
+
+
+def print_places(outcome: dict[str, Any]) -> None:
+    """Say what was computed and where it lies."""
+    from flows.pipeline import shown_path
+
+    executed = outcome["executed"]
+    print(f"computed    {', '.join(executed) if executed else 'nothing: every stage was cached'}")
+    for name in FIGURES:
+        if name in outcome["figures"]:
+            print(f"figure      {shown_path(outcome['figures'][name])}")
+    print(f"record      {shown_path(outcome['folder'])}")
+
+
+def print_reported(outcome: dict[str, Any]) -> None:
+    """Say what a whole pipeline run came to and where it lies."""
+    from flows.pipeline import shown_path
+
+    results = outcome["results"]
+    accuracy = results["metrics"]["pairwise_accuracy"]
+    interval = "" if accuracy["ci_low"] is None else f" [{accuracy['ci_low']:.3f}, {accuracy['ci_high']:.3f}]"
+    executed = outcome["executed"]
+    print()
+    print(f"computed    {', '.join(executed) if executed else 'nothing: every stage was cached'}")
+    print(f"accuracy    {accuracy['value']:.3f}{interval} on {accuracy['num']} held-out pairs")
+    print(f"verdict     {results['verdict']['headline']}")
+    for reason in results["verdict"]["reasons"]:
+        print(f"            - {reason}")
+    print(f"report      {shown_path(outcome['report'])}")
+    print(f"checkpoint  {shown_path(outcome['checkpoint'])}")
+    if outcome["model_version"] is not None:
+        print(f"registered  rm-{results['study']} version {outcome['model_version']} in MLflow")
+    program = shown_path(sys.argv[0]) if os.path.dirname(sys.argv[0]) else "rm-opt"
+    print(f"UIs         `{program} up` starts the Prefect and MLflow UIs on this machine and prints their addresses")

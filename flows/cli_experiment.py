@@ -1,7 +1,6 @@
 """`rm-opt experiment` and `rm-opt compare`: plan, run and read a comparison of recipes."""
 
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,10 +14,11 @@ from rich.table import Table
 
 from experiments.library import SHIPPED, load_experiment, restrict
 from experiments.sizes import Size
+from flows.cli_common import prepare_terminal
 from flows.planning import MatrixPlan, make_plan
 from rmcore.errors import ConfigError, ServiceError
 from rmcore.study.plan import total_seconds
-from tasks.home import configure_environment, home
+from tasks.home import home
 
 NameArgument = Annotated[str, typer.Argument(help=f"One of {', '.join(SHIPPED)}, or a YAML file.")]
 SIZE_HELP: Any = typer.Option(
@@ -110,10 +110,7 @@ def run_or_plan(
 def _run(
     name: str, size: Size, seeds: int | None, arms: Sequence[str] | None, grid: bool, budget: float | None
 ) -> dict[str, Any]:
-    os.environ["RM_OPT_CONSOLE"] = "1"
-    # The embedded server logs to this terminal too, and what it says while it is shut down is noise.
-    os.environ.setdefault("PREFECT_LOGGING_ROOT_LEVEL", "CRITICAL")
-    configure_environment()
+    prepare_terminal()
     from flows.prefect_api import leave_dead_server
 
     leave_dead_server()

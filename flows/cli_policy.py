@@ -1,17 +1,13 @@
 """`rm-opt best-of-n` and `rm-opt readiness`: whether a policy may be optimised against a reward model."""
 
 import json
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-from flows.cli_common import ConfigOption, SetOption, SummaryOption, run_configured
+from flows.cli_common import ConfigOption, SetOption, SummaryOption, print_findings, print_places, run_configured
 from rmcore.cli.inputs import (
     ChosenColumn,
     Device,
@@ -71,8 +67,8 @@ def best_of_n(
     wanted += [] if n is None else [f"policy.samples_per_prompt={n}"]
     wanted += [] if prompts is None else [f"policy.num_prompts={prompts}"]
     outcome = run_configured(_loader("best_of_n", checkpoint), preset, config, [*wanted, *(set_ or [])], summary)
-    _print(BEST_OF_N_HEADINGS, best_of_n_rows(outcome["results"]), best_of_n_findings(outcome["results"]))
-    _print_places(outcome)
+    print_findings(BEST_OF_N_HEADINGS, best_of_n_rows(outcome["results"]), best_of_n_findings(outcome["results"]))
+    print_places(outcome)
 
 
 def readiness(
@@ -143,8 +139,8 @@ def readiness(
     results = outcome["results"]
     print(f"\n{results['verdict']['headline']}")
     checks = [f"{'pass' if check['passed'] else 'FAIL'}  {check['text']}" for check in results["gate"]]
-    _print(("part", "value, 95 %"), readiness_rows(results), checks)
-    _print_places(outcome)
+    print_findings(("part", "value, 95 %"), readiness_rows(results), checks)
+    print_places(outcome)
 
 
 def _validate(size: Size, config: Path | None, assignments: list[str], summary: Path | None) -> None:
@@ -152,8 +148,8 @@ def _validate(size: Size, config: Path | None, assignments: list[str], summary: 
 
     preset = "validation" if size == "full" else "validation-smoke"
     outcome = run_configured(_load_validation, preset, config, assignments, summary)
-    _print(VALIDATION_HEADINGS, validation_rows(outcome["results"]), [outcome["results"]["verdict"]])
-    _print_places(outcome)
+    print_findings(VALIDATION_HEADINGS, validation_rows(outcome["results"]), [outcome["results"]["verdict"]])
+    print_places(outcome)
 
 
 def _assignments(checkpoint: str | None, policy: str | None, data: str | None, samples: str | None) -> list[str]:
@@ -179,26 +175,6 @@ def _load_validation() -> Any:
     from flows.policy import readiness_validation
 
     return readiness_validation
-
-
-def _print(headings: Sequence[str], rows: Sequence[Sequence[str]], lines: Sequence[str]) -> None:
-    table = Table(*headings)
-    for row in rows:
-        table.add_row(*(escape(cell) for cell in row))
-    Console().print(table)
-    for line in lines:
-        print(line)
-
-
-def _print_places(outcome: dict[str, Any]) -> None:
-    from flows.pipeline import shown_path
-
-    executed = outcome["executed"]
-    print(f"computed    {', '.join(executed) if executed else 'nothing: every stage was cached'}")
-    for name in ("overoptimization", "ensemble_disagreement", "readiness_against_gain"):
-        if name in outcome["figures"]:
-            print(f"figure      {shown_path(outcome['figures'][name])}")
-    print(f"record      {shown_path(outcome['folder'])}")
 
 
 def add_to(app: typer.Typer) -> None:

@@ -22,7 +22,8 @@ from rmcore.config import PipelineConfig
 from rmcore.errors import ConfigError
 from rmcore.files import write_json
 from rmcore.report import Results, summary_markdown, write_report
-from rmcore.stages.registry import STAGES, pipeline_stages
+from rmcore.rl.rlhf_requirements import require_rlhf
+from rmcore.stages.registry import STAGES, is_judged, pipeline_stages
 from rmcore.stages.results import figures, gather_results, run_key
 from rmcore.stages.run import INTERRUPTED
 from rmcore.store import ArtifactRef, Store, flatten
@@ -48,12 +49,18 @@ def pipeline(config: PipelineConfig = PRESETS["demo"]) -> dict[str, Any]:
         ConfigError: there is a policy and nobody who judges its samples.
     """
     require_judge(config)
+    if config.rlhf is not None:
+        require_rlhf(config)
+    return run_pipeline(config, kind="pipeline", run_name=f"{config.study}-seed{config.seed}")
+
+
+def run_pipeline(config: PipelineConfig, *, kind: str, run_name: str) -> dict[str, Any]:
+    """Run all stages of `config` inside a flow, with tracking, report and registration; gives what `pipeline` gives."""
     store = open_store()
-    run_name = f"{config.study}-seed{config.seed}"
     with RunTracker.start(
         study=config.study,
         run_name=run_name,
-        tags={"rm.kind": "pipeline", "rm.seed": str(config.seed), "prefect.flow_run_id": str(runtime.flow_run.id)},
+        tags={"rm.kind": kind, "rm.seed": str(config.seed), "prefect.flow_run_id": str(runtime.flow_run.id)},
         params=flatten(config.model_dump(mode="json")),
     ) as tracker:
         runs = run_stages(pipeline_stages(config), config, store, tracker)
@@ -79,13 +86,15 @@ def require_judge(config: PipelineConfig) -> None:
     """Refuse to judge readiness v2 where nobody judges the samples, before hours are spent.
 
     Raises:
-        ConfigError: there is a policy, the data are not the gold world's, and no judged samples are named.
+        ConfigError: there is a policy, the data are not the gold world's, and neither judged samples nor a judge are
+            named. A training of the policy goes on without: nothing but its own rise can be shown then.
     """
-    if config.policy is not None and config.data.source != "gold" and config.policy.samples is None:
+    if config.policy is not None and config.rlhf is None and not is_judged(config):
         raise ConfigError(
             "readiness v2 asks what the reward that counts makes of the policy's samples, and nobody knows it for "
             f"{config.data.source}. Draw samples with `rm-opt best-of-n`, have them judged, and name the file in "
-            "policy.samples; or leave the policy out for readiness v1."
+            "policy.samples; or name a function of (prompt, response) in policy.judge; or leave the policy out for "
+            "readiness v1."
         )
 
 

@@ -106,7 +106,7 @@ def best_of_n(config: PipelineConfig = PRESETS["policy"], checkpoint: str | None
         "sampling": read_json(chain.refs["samples"], "sampling.json"),
         "optimize": read_json(chain.refs["optimize"], "optimize.json"),
     }
-    return _finish(chain, results, best_of_n_markdown(results))
+    return finish(chain, results, best_of_n_markdown(results))
 
 
 @flow(name="readiness", flow_run_name="{config.study}-seed{config.seed}-readiness", validate_parameters=True)
@@ -127,7 +127,7 @@ def readiness(config: PipelineConfig = PRESETS["policy"], checkpoint: str | None
     require_judge(config)
     chain = run_chain(config, pipeline_stages(config), kind="readiness", checkpoint=checkpoint)
     results = read_json(chain.refs["readiness_v2"], "readiness.json")
-    return _finish(chain, results, readiness_markdown(results))
+    return finish(chain, results, readiness_markdown(results))
 
 
 @flow(
@@ -151,7 +151,7 @@ def readiness_validation(config: PipelineConfig = PRESETS["validation"]) -> dict
         raise ConfigError("there is no study in this config; start from preset validation.")
     chain = run_chain(config, VALIDATION, kind="validation")
     results = read_json(chain.refs["validation"], "validation.json")
-    return _finish(chain, results, validation_markdown(results))
+    return finish(chain, results, validation_markdown(results))
 
 
 @flow(name="overoptimize", flow_run_name="overoptimize-{gold}", validate_parameters=True)
@@ -208,7 +208,7 @@ def overoptimize(
     }
 
 
-def _finish(chain: Chain, results: dict[str, Any], markdown: str) -> dict[str, Any]:
+def finish(chain: Chain, results: dict[str, Any], markdown: str) -> dict[str, Any]:
     """Write the record, and leave a readable summary and a link on the flow run's page."""
     chain.folder.mkdir(parents=True, exist_ok=True)
     write_json(chain.folder / "summary.json", results)

@@ -8,7 +8,16 @@ from typing import Any
 import yaml
 
 from experiments.presets import PRESETS
-from rmcore.config import LoraSettings, PipelineConfig, PolicyConfig, Settings, ValidationConfig
+from rmcore.config import (
+    ActiveConfig,
+    CheckConfig,
+    LoraSettings,
+    PipelineConfig,
+    PolicyConfig,
+    RlhfConfig,
+    Settings,
+    ValidationConfig,
+)
 from rmcore.config_file import read_mapping
 from rmcore.errors import ConfigError
 
@@ -16,6 +25,9 @@ Tree = dict[str, Any]
 OPTIONAL_GROUPS: dict[str, type[Settings]] = {
     "policy": PolicyConfig,
     "validation": ValidationConfig,
+    "active": ActiveConfig,
+    "active.check": CheckConfig,
+    "rlhf": RlhfConfig,
     "model.lora": LoraSettings,
 }
 """Groups that most runs do without: setting one field of them brings the whole group with its defaults."""

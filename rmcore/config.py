@@ -8,10 +8,13 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from rmcore.config_active import ActiveConfig as ActiveConfig  # noqa: PLC0414
+from rmcore.config_active import CheckConfig as CheckConfig  # noqa: PLC0414
 from rmcore.config_base import Settings as Settings  # noqa: PLC0414
 from rmcore.config_policy import PolicyConfig as PolicyConfig  # noqa: PLC0414
 from rmcore.config_policy import ReadinessConfig as ReadinessConfig  # noqa: PLC0414
 from rmcore.config_policy import ValidationConfig as ValidationConfig  # noqa: PLC0414
+from rmcore.config_rlhf import RlhfConfig as RlhfConfig  # noqa: PLC0414
 
 
 class GoldConfig(Settings):
@@ -119,6 +122,11 @@ class TrainConfig(Settings):
     """Most tokens computed in one micro-batch, padding included. Left out: chosen from free memory."""
     over_length: Literal["cut", "drop"] = "cut"
     """A training pair with a side over max_seq_len: cut that side, or drop the pair. Both are counted."""
+    curriculum: Literal["none", "easy_first", "hard_first"] = "none"
+    """Order of the pairs in an epoch: none draws evenly; easy_first brings more easy ones early and hard ones late."""
+    curriculum_margins: Literal["annotated", "predicted"] = "annotated"
+    """What tells how easy a pair is: its annotated margin, or that of reward heads fitted on the untrained backbone
+    without the pair, which takes one pass over the pairs."""
     optimizer: Literal["adamw", "adam", "sgd", "muon", "lion", "sam"] = "adamw"
     """muon: hidden matrices, AdamW for the rest. lion wants a 3 to 10 times smaller lr. sam: AdamW in two passes."""
     sam_rho: float = Field(default=0.05, gt=0)
@@ -285,6 +293,19 @@ class PipelineConfig(Settings):
     """The policy to be optimised: with it readiness is v2, measured on its samples; without it v1."""
     validation: ValidationConfig | None = None
     """The study of what readiness predicts; used by its flow only."""
+    active: ActiveConfig | None = None
+    """The study of what active learning saves; used by its flow only."""
+    rlhf: RlhfConfig | None = None
+    """Training of the policy against the reward model; needs a policy."""
+
+    @model_validator(mode="after")
+    def _somebody_is_trained(self) -> Self:
+        if self.rlhf is not None and (self.policy is None or self.policy.samples is not None):
+            raise ValueError(
+                "rlhf trains a policy, and there is none; set policy.name to sft, a folder or a hub name, and leave "
+                "policy.samples out"
+            )
+        return self
 
     @property
     def needs_policy(self) -> bool:

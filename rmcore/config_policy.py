@@ -37,6 +37,9 @@ class PolicyConfig(Settings):
     """A file of samples drawn elsewhere, with columns prompt, response and `judge_column`: nothing is sampled then."""
     judge_column: str = "judge"
     """Column of `samples` with the reward that counts; rows without it are left out. The gold world judges itself."""
+    judge: str | None = Field(default=None, pattern=r"^[\w.]+:\w+$")
+    """module:function of (prompt, response) that gives the reward that counts, for samples drawn here; code of yours,
+    from the current folder or PYTHONPATH."""
     num_members: int = Field(default=4, ge=2, le=64)
     """Bootstrap reward heads whose disagreement on the samples is measured."""
     gradient_prompts: int = Field(default=16, ge=0)
@@ -51,6 +54,7 @@ SAMPLING_FIELDS = (
     "max_new_tokens",
     "samples",
     "judge_column",
+    "judge",
 )
 """Fields of PolicyConfig that say how it is sampled, not what it is."""
 MEASURING_FIELDS = ("num_members", "gradient_prompts")

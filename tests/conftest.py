@@ -47,3 +47,16 @@ def gold_pairs():
     from rmcore.data.gold import generate_pairs
 
     return generate_pairs(GoldConfig(num_prompts=120, pairs_per_prompt=2), seed=0).pairs
+
+
+@pytest.fixture(scope="session")
+def vllm():
+    """The program that starts vLLM; skips where there is none."""
+    from rmcore.errors import ConfigError
+    from rmcore.serving.vllm_process import find_vllm
+
+    try:
+        return str(find_vllm())
+    except ConfigError:
+        assert os.environ.get("CI") != "true", "CI makes .venv-vllm"
+        pytest.skip("no vLLM here: make vllm")

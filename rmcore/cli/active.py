@@ -1,5 +1,6 @@
 """`rm-opt active`: which pairs to label next, and their labels back."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -75,6 +76,8 @@ def propose(
     model = make_members(checkpoint, heads, known, device, render_fn, seed)
     with progress_bar("pool") as report:
         view = look(rest, model, progress=lambda some, total: report(some, total, "sides"))
+    if known and acquisition == "d-optimal":
+        view = replace(view, labelled=look(known, model))
     chosen = select(view, k, ACQUISITIONS[acquisition](seed), max_per_prompt=max_per_prompt)
     write_proposal([rest[index] for index in chosen], out, seed=seed)
     print(f"{len(chosen)} of {len(rest)} unlabelled pairs by {acquisition}: {out}")

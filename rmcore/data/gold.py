@@ -153,7 +153,7 @@ def _draw_pairs(config: GoldConfig, seed: int, num_prompts: int, *, ood: bool) -
             if first == second or frozenset((first, second)) in seen:
                 continue
             seen.add(frozenset((first, second)))
-            pairs.append(_label(prompt, first, second, config, label_rng, split))
+            pairs.append(label_pair(prompt, first, second, config, label_rng, split))
     return pairs
 
 
@@ -162,7 +162,9 @@ def _rng(seed: int, *purpose: str) -> random.Random:
     return random.Random(f"gold world {seed} {' '.join(purpose)}")  # noqa: S311 - data, not cryptography
 
 
-def _label(prompt: str, first: str, second: str, config: GoldConfig, rng: random.Random, split: str) -> PreferencePair:
+def label_pair(
+    prompt: str, first: str, second: str, config: GoldConfig, rng: random.Random, split: str
+) -> PreferencePair:
     """Draw which of two responses is preferred: P(first) = sigmoid((gold_first - gold_second) / temperature)."""
     gold = {first: gold_reward(prompt, first), second: gold_reward(prompt, second)}
     gap = (gold[first] - gold[second]) / config.temperature

@@ -5,18 +5,14 @@ for the limit cuts around it. It is code, so it is imported only where a person 
 because a checkpoint does.
 """
 
-import hashlib
-import importlib
-import importlib.util
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from rmcore.data.pair import Prompt
-from rmcore.errors import ConfigError, DataError
+from rmcore.errors import DataError
+from rmcore.named_function import load_function, source_file_digest
 
-_FORM = "render_fn is module:function, of a file in the current folder, on PYTHONPATH or installed"
+SETTING = "render_fn"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,24 +43,8 @@ def load_render_fn(name: str) -> RenderFn:
     Raises:
         ConfigError: the module or the function is not there, or it cannot be called.
     """
-    module_name, function_name = _parts(name)
-    _add_current_folder()
-    try:
-        module = importlib.import_module(module_name)
-    except (ImportError, SyntaxError) as error:
-        raise ConfigError(
-            f"render_fn={name}: the module {module_name} cannot be imported ({error}). {_FORM}."
-        ) from error
-    if not hasattr(module, function_name):
-        place = getattr(module, "__file__", None) or "which has no file"
-        raise ConfigError(f"render_fn={name}: {module_name} ({place}) has no {function_name}. {_FORM}.")
-    function = getattr(module, function_name)
-    if not callable(function):
-        raise ConfigError(
-            f"render_fn={name}: {function_name} is a {type(function).__name__} and cannot be called; name a function "
-            "of (prompt, completion) that returns the text of one side."
-        )
-    return RenderFn(name, function)
+    meaning = "a function of (prompt, completion) that returns the text of one side"
+    return RenderFn(name, load_function(SETTING, name, meaning))
 
 
 def render_fn_digest(name: str) -> str:
@@ -73,30 +53,4 @@ def render_fn_digest(name: str) -> str:
     Raises:
         ConfigError: there is no such module, or it has no file.
     """
-    module_name, _ = _parts(name)
-    _add_current_folder()
-    try:
-        spec = importlib.util.find_spec(module_name)
-    except (ImportError, SyntaxError, ValueError) as error:  # of a parent package; ValueError: the running script
-        raise ConfigError(f"render_fn={name}: the module {module_name} cannot be found ({error}). {_FORM}.") from error
-    if spec is None or spec.origin is None or not spec.has_location:
-        raise ConfigError(f"render_fn={name}: there is no file of a module {module_name}. {_FORM}.")
-    return hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()
-
-
-def _parts(name: str) -> tuple[str, str]:
-    module, colon, function = name.partition(":")
-    if not (module and colon and function) or module.startswith("."):
-        raise ConfigError(f"render_fn={name!r} does not name a function. {_FORM}.")
-    return module, function
-
-
-def _add_current_folder() -> None:
-    """Make modules of the current folder importable, after all others, so that none stands in for a library.
-
-    A console script and `python -P` leave that folder out. It stays in, as the function may import when it is called.
-    """
-    folder = str(Path.cwd())
-    if folder not in sys.path:
-        sys.path.append(folder)
-    importlib.invalidate_caches()
+    return source_file_digest(SETTING, name)

@@ -185,6 +185,13 @@ WORDS: dict[str, str] = {
     "λmax falls merely because margins grow, so the size of the margins is drawn beside it",
     "gate": "conditions that a model must meet before a policy is optimised against it",
     "readiness v1": "one weighted score of accuracy, calibration, stability and landscape; above 0.8 is called ready",
+    "policy, start policy": "the model that answers prompts and is optimised against the reward model; the start "
+    "policy is as it was before",
+    "proxy reward, gold reward": "proxy: what the policy is optimised for, the reward model's; gold: what counts, "
+    "known in the gold world or from a judge",
+    "KL, nats": "how far the policy has moved from the start policy, for a whole response; best-of-16 is 1.8",
+    "GRPO": "training in which the samples of one prompt are compared with each other (Shao et al. 2024)",
+    "refresh": "new labels on samples of the policy as it is now, on which the reward model is trained further",
     "optimizer step": "one update of the weights from one batch of pairs",
     "artifact, key": "the stored result of a stage; its key is a digest of everything that the result depends on",
     "cached": "the artifact existed already with the same key, so the stage was not run again",

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from rmcore.plots import numbers
-from rmcore.report import curvature, glossary, policy
+from rmcore.report import curvature, glossary, policy, rlhf
 from rmcore.report.cards import headline_cards, metric_interval
 from rmcore.report.page import date, gate_row, write_page
 from rmcore.report.schema import Results
@@ -30,6 +30,7 @@ CAPTIONS = {
     "reward_by_length": "If reward follows length, a policy learns to write long instead of well.",
     **curvature.CAPTIONS,
     **policy.CAPTIONS,
+    **rlhf.CAPTIONS,
 }
 
 
@@ -81,6 +82,7 @@ def view(results: Results) -> dict[str, Any]:
         "curvature": curvature.view(results["curvature"]),
         "readiness_parts": _readiness_rows(results),
         "policy": policy.section(results["policy"]),
+        "rlhf": rlhf.rlhf_section(results["rlhf"]),
         "readiness_weakness": glossary.READINESS_WEAKNESS,
         "audit": sorted(blocks(audit, "overview"), key=lambda block: not block.sentences),  # warnings first
         "mistakes": [_mistake(mistake) for mistake in results["mistakes"]],

@@ -108,7 +108,8 @@ def best_of_n_findings(results: Mapping[str, Any]) -> list[str]:
 
 def best_of_n_markdown(results: Mapping[str, Any]) -> str:
     """The table and the findings."""
-    return _table(BEST_OF_N_HEADINGS, best_of_n_rows(results), "Best-of-n") + _list(best_of_n_findings(results))
+    table = markdown_table(BEST_OF_N_HEADINGS, best_of_n_rows(results), "Best-of-n")
+    return table + markdown_list(best_of_n_findings(results))
 
 
 def readiness_rows(results: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -120,7 +121,9 @@ def readiness_rows(results: Mapping[str, Any]) -> list[tuple[str, str]]:
 def readiness_markdown(results: Mapping[str, Any]) -> str:
     """Verdict, parts and checks."""
     checks = [f"{'pass' if check['passed'] else 'FAIL'}: {check['text']}" for check in results["gate"]]
-    return _table(("part", "value, 95 %"), readiness_rows(results), results["verdict"]["headline"]) + _list(checks)
+    return markdown_table(
+        ("part", "value, 95 %"), readiness_rows(results), results["verdict"]["headline"]
+    ) + markdown_list(checks)
 
 
 def validation_rows(results: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -147,7 +150,8 @@ def validation_markdown(results: Mapping[str, Any]) -> str:
         f"gain at least {results['min_gain']:g}, the gold reward of {results['num_turned']} turned",
         f"Brier score of the probability: {brier}",
     ]
-    return _table(VALIDATION_HEADINGS, validation_rows(results), "Readiness against the truth") + _list(lines)
+    table = markdown_table(VALIDATION_HEADINGS, validation_rows(results), "Readiness against the truth")
+    return table + markdown_list(lines)
 
 
 def curves_markdown(found: Mapping[str, Any]) -> str:
@@ -157,13 +161,15 @@ def curves_markdown(found: Mapping[str, Any]) -> str:
         for name, curves in found["proxies"].items()
         for curve in curves
     ]
-    return f"# Over-optimisation against {escape(found['gold'])}\n\n" + _list(lines)
+    return f"# Over-optimisation against {escape(found['gold'])}\n\n" + markdown_list(lines)
 
 
-def _table(headings: tuple[str, ...], rows: list[Any], title: str) -> str:
+def markdown_table(headings: tuple[str, ...], rows: list[Any], title: str) -> str:
+    """A title and a table."""
     lines = [f"# {escape(title)}", "", f"| {' | '.join(headings)} |", "| --- " * len(headings) + "|"]
     return "\n".join([*lines, *(f"| {' | '.join(escape(cell) for cell in row)} |" for row in rows)]) + "\n\n"
 
 
-def _list(lines: list[str]) -> str:
+def markdown_list(lines: list[str]) -> str:
+    """One item a line."""
     return "\n".join(f"- {line}" for line in lines) + "\n"

@@ -131,6 +131,8 @@ class Results(TypedDict):
     readiness: Readiness
     """v1, on labelled pairs alone."""
     policy: Policy | None
+    rlhf: Mapping[str, Any] | None
+    """Record of the stage grpo (`rmcore.stages.grpo`), where a policy was trained."""
     """With it verdict and gate are those of readiness v2."""
     spectrum: Mapping[str, Any]
     """HessianSpectrum.to_dict()."""

@@ -154,7 +154,7 @@ def render_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[in
 def _prompt_text(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> tuple[str, bool]:
     """The text, and whether it is the chat template's."""
     if not tokenizer.chat_template:
-        return f"Prompt: {prompt_text(prompt)}\n\nResponse: ", False
+        return plain_form(prompt_text(prompt)), False
     messages = [message._asdict() for message in prompt_messages(prompt)]
     try:
         return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)), True
@@ -163,6 +163,11 @@ def _prompt_text(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> tuple[st
             f"the policy's chat template refuses a dialogue with the roles {[one['role'] for one in messages]} "
             f"({error}); drop such prompts."
         ) from error
+
+
+def plain_form(prompt: str) -> str:
+    """A prompt's text as a policy without a chat template reads it."""
+    return f"Prompt: {prompt}\n\nResponse: "
 
 
 def shown(text: str, limit: int = 60) -> str:

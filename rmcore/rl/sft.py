@@ -127,7 +127,14 @@ def _batches(examples: Sequence[Example], rng: random.Random) -> Iterator[list[i
 
 def response_log_probs(model: nn.Module, examples: Sequence[Example]) -> Tensor:
     """Give log p(response | prompt) of E examples, in nats: (E,), with its graph."""
-    device = next(model.parameters()).device
+    ids, real, is_response = padded_examples(examples, next(model.parameters()).device)
+    logits = model(input_ids=ids, attention_mask=real).logits[:, :-1].float()
+    chosen = torch.gather(logits, 2, ids[:, 1:, None]).squeeze(2) - torch.logsumexp(logits, dim=2)
+    return (chosen * is_response[:, 1:]).sum(dim=1)
+
+
+def padded_examples(examples: Sequence[Example], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Token ids, which of them are real and which are of the response: (E, L) each, padded behind with zeros."""
     longest = max(example.num_tokens for example in examples)
     ids = torch.zeros((len(examples), longest), dtype=torch.long)
     is_response = torch.zeros_like(ids, dtype=torch.bool)
@@ -136,7 +143,4 @@ def response_log_probs(model: nn.Module, examples: Sequence[Example]) -> Tensor:
         ids[row, : example.num_tokens] = torch.tensor(example.prompt + example.response)
         is_response[row, len(example.prompt) : example.num_tokens] = True
         real[row, : example.num_tokens] = 1
-    ids, is_response, real = ids.to(device), is_response.to(device), real.to(device)
-    logits = model(input_ids=ids, attention_mask=real).logits[:, :-1].float()
-    chosen = torch.gather(logits, 2, ids[:, 1:, None]).squeeze(2) - torch.logsumexp(logits, dim=2)
-    return (chosen * is_response[:, 1:]).sum(dim=1)
+    return ids.to(device), real.to(device), is_response.to(device)

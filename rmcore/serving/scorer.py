@@ -121,6 +121,14 @@ class RewardModelScorer:
             rollout.meta.update(written)
         return list(answer.rewards)
 
+    def wait_ready(self, timeout_s: float) -> None:
+        """Wait until the server answers again; see `AsyncRewardClient.wait_ready`.
+
+        Raises:
+            ServingError: it was not ready in time.
+        """
+        self._client.wait_ready(timeout_s)
+
     def _input(self, index: int, rollout: Rollout) -> str | PromptResponse:
         if not rollout.steps:
             raise RequestError(f"rollout {index} of the list has no steps: there is nothing to score. Leave it out.")

@@ -25,6 +25,7 @@ from rmcore.progress import Report
 from rmcore.rl.best_of_n import best_of_n_kl, best_of_n_weights, nominal_kl
 from rmcore.rl.careful import careful_gains, disagreement_along_n
 from rmcore.rl.gradient_variance import gradient_variance
+from rmcore.rl.judge import judge_of
 from rmcore.rl.overoptimization import METHODS, overoptimization
 from rmcore.rl.parts import JudgedPools, on_policy_parts
 from rmcore.rl.policy import Policy, render_prompt
@@ -84,7 +85,8 @@ def _judge(config: PipelineConfig, wanted: PolicyConfig) -> str:
     """Who says what counts, as people read it."""
     if wanted.samples is not None:
         return f"column {wanted.judge_column} of the given samples"  # by content: the file may be renamed
-    return "the gold world" if config.data.source == "gold" else "nobody"
+    judge = judge_of(config)
+    return "nobody" if judge is None else judge.name
 
 
 def _choices(table: pd.DataFrame) -> list[dict[str, float]]:

@@ -90,14 +90,26 @@ def required_validation(config: PipelineConfig) -> ValidationConfig:
     return config.validation
 
 
-def _backbone_rows(
+def train_backbone(
     config: PipelineConfig,
     study: ValidationConfig,
     recipe: BackboneRecipe,
-    material: Material,
+    training: Sequence[PreferencePair],
+    policy: str,
+    place: Path,
     report: Callable[[str], None],
-) -> pd.DataFrame:
-    rng = random.Random(f"population {config.seed} {recipe.name}")  # noqa: S311 - data, not cryptography
+) -> None:
+    """Train one backbone with its defect into `place/best`; the same for the same arguments.
+
+    Args:
+        config: of the study; `train` is changed by the recipe.
+        study: how many steps.
+        recipe: the defect.
+        training: pairs without it.
+        policy: folder of the policy, which some recipes start from.
+        place: a folder.
+        report: what is being done.
+    """
     quick = {
         "steps": study.steps,
         "eval_every": study.steps,
@@ -111,17 +123,27 @@ def _backbone_rows(
             "train": config.train.model_copy(update=quick | dict(recipe.train)),
             "model": config.model.model_copy(
                 update=({} if recipe.max_seq_len is None else {"max_seq_len": recipe.max_seq_len})
-                | ({"name": material.policy} if recipe.from_policy else {})
+                | ({"name": policy} if recipe.from_policy else {})
             ),
         }
     )
+    rng = random.Random(f"population {config.seed} {recipe.name}")  # noqa: S311 - data, not cryptography
+    tracker = JsonlTracker(place / METRICS_FILE)
+    pairs = recipe.change(training, rng)
+    train_into(changed, pairs, [], place, tracker, lambda done, total, text: report(f"step {done} of {total}"))
+    tracker.close()
+
+
+def _backbone_rows(
+    config: PipelineConfig,
+    study: ValidationConfig,
+    recipe: BackboneRecipe,
+    material: Material,
+    report: Callable[[str], None],
+) -> pd.DataFrame:
     with tempfile.TemporaryDirectory(prefix="rm-opt-population-") as scratch:
-        place = Path(scratch)
-        tracker = JsonlTracker(place / METRICS_FILE)
-        pairs = recipe.change(material.training, rng)
-        train_into(changed, pairs, [], place, tracker, lambda done, total, text: report(f"step {done} of {total}"))
-        tracker.close()
-        rm = BradleyTerryRM.from_pretrained(place / "best", device=config.device)
+        train_backbone(config, study, recipe, material.training, material.policy, Path(scratch), report)
+        rm = BradleyTerryRM.from_pretrained(Path(scratch) / "best", device=config.device)
     # Heads are fitted on the pairs as they are: the defects of the backbone's pairs stay in its features.
     seen = see(rm, material.training[:HEAD_PAIRS], material.test, material.samples, report)
     return rows_of(

@@ -2,7 +2,9 @@
 
     prepare -> train -> evaluate -> landscape -> readiness                       the pipeline
                policy -> samples -> optimize -> readiness_v2                     where a policy is given
+                         samples -> optimize -> grpo                             where the policy is trained on
                          samples -> population -> validation                     the study of what readiness predicts
+    prepare -> features -> active, active_check                                  the study of what choosing labels saves
 
 (Registration in MLflow follows; it is not a stage of the store, because its outcome lives in MLflow.)
 """
@@ -20,8 +22,9 @@ from rmcore.config_policy import MEASURING_FIELDS, SAMPLING_FIELDS, SFT
 from rmcore.data.render_fn import render_fn_digest
 from rmcore.data.sources import source_digest
 from rmcore.files import file_digest
+from rmcore.named_function import source_file_digest
 from rmcore.resume import FINISHED_FILE
-from rmcore.store import ArtifactRef
+from rmcore.store import ArtifactRef, make_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,17 @@ def _model_content(config: PipelineConfig) -> dict[str, str]:
     return _weights_content(config) | _function_content(config)
 
 
+def _trained_content(config: PipelineConfig) -> dict[str, str]:
+    return _model_content(config) | _curriculum_content(config)
+
+
+def _curriculum_content(config: PipelineConfig) -> dict[str, str]:
+    """A curriculum with its code, which trainings without one do not depend on."""
+    if config.train.curriculum == "none":
+        return {}
+    return {"train.curriculum": f"{config.train.curriculum} {make_key(code_digests('rmcore.stages.train_order'))}"}
+
+
 def _function_content(config: PipelineConfig) -> dict[str, str]:
     named = config.model.render_fn
     return {} if named is None else {"model.render_fn": f"{named} {render_fn_digest(named)}"}
@@ -79,11 +93,18 @@ def _world_content(config: PipelineConfig) -> dict[str, str]:
     return {"data.source": "gold" if config.data.source == "gold" else "pairs"}
 
 
+def _labeller_content(config: PipelineConfig) -> dict[str, str]:
+    """The gold world labels anew, at its temperature; other labels are in the features' pairs."""
+    gold = {"data.gold": f"temperature {config.data.gold.temperature}"} if config.data.source == "gold" else {}
+    return _world_content(config) | gold
+
+
 def _sft_content(config: PipelineConfig) -> dict[str, str]:
     if config.policy is not None and not config.needs_policy:
         return {"policy.name": "none: its samples are given"}
     shortcut = {"data.gold": config.data.gold.shortcut} if config.data.source == "gold" else {}
-    policy = {name: digest for name, digest in _policy_content(config).items() if name != "policy.samples"}
+    others = ("policy.samples", "policy.judge")
+    policy = {name: digest for name, digest in _policy_content(config).items() if name not in others}
     return _world_content(config) | shortcut | policy
 
 
@@ -96,7 +117,16 @@ def _policy_content(config: PipelineConfig) -> dict[str, str]:
     policy = config.policy
     named = {} if policy is None else {"name": policy.name, "base": policy.base, "samples": policy.samples}
     files = {name: place for name, place in named.items() if place not in (None, SFT, "tiny") and Path(place).exists()}
-    return {f"policy.{name}": source_digest(place) for name, place in files.items()}
+    return {f"policy.{name}": source_digest(place) for name, place in files.items()} | _judge_content(config)
+
+
+def _judge_content(config: PipelineConfig) -> dict[str, str]:
+    judge = None if config.policy is None else config.policy.judge
+    return {} if judge is None else {"policy.judge": f"{judge} {source_file_digest('policy.judge', judge)}"}
+
+
+def _trained_policy_content(config: PipelineConfig) -> dict[str, str]:
+    return _world_content(config) | _function_content(config) | _policy_content(config)
 
 
 def _fit_content(config: PipelineConfig) -> dict[str, str]:
@@ -120,7 +150,7 @@ STAGES: dict[str, Stage] = {
             kept=("best", "resume", "step_*"),
             finished=FINISHED_FILE,
             on_device=True,
-            content=_model_content,
+            content=_trained_content,
         ),
         Stage(
             "evaluate",
@@ -180,6 +210,17 @@ STAGES: dict[str, Stage] = {
             content=_fit_content,
         ),
         Stage(
+            "grpo",
+            ("prepare", "train", "policy", "samples", "optimize"),
+            ("seed", "train", "evaluate", "policy", "rlhf"),
+            ("rlhf.json", "model/*"),
+            libraries=(*TORCH, "trl"),
+            without={"train": RUN_ONLY_FIELDS, "rlhf": ("wait_seconds",)},
+            kept=("seed_*",),
+            on_device=True,
+            content=_trained_policy_content,
+        ),
+        Stage(
             "population",
             ("prepare", "policy", "samples"),
             ("seed", "model", "train", "readiness", "validation"),
@@ -188,9 +229,39 @@ STAGES: dict[str, Stage] = {
             without={"train": RUN_ONLY_FIELDS},
             kept=("rows_*.parquet",),
             on_device=True,
-            content=_model_content,
+            content=_trained_content,
         ),
         Stage("validation", ("population",), ("seed", "readiness", "validation"), ("validation.json",)),
+        Stage(
+            "features",
+            ("prepare",),
+            ("seed", "model"),
+            ("pairs.parquet", "differences.npy"),
+            libraries=TORCH,
+            kept=("part_*.npy",),
+            on_device=True,
+            content=_model_content,
+        ),
+        Stage(
+            "active",
+            ("features",),
+            ("seed", "active"),
+            ("active.json",),
+            without={"active": ("check",)},
+            kept=("seed_*.json",),
+            content=_labeller_content,
+        ),
+        Stage(
+            "active_check",
+            ("features",),
+            ("seed", "model", "train", "active"),
+            ("check.json",),
+            libraries=TORCH,
+            without={"train": RUN_ONLY_FIELDS},
+            kept=("check_*.json",),
+            on_device=True,
+            content=lambda config: _model_content(config) | _labeller_content(config),
+        ),
     )
 }
 PIPELINE = ("prepare", "train", "evaluate", "landscape", "readiness")
@@ -199,8 +270,19 @@ POLICY = ("policy", "samples", "optimize")
 
 
 def pipeline_stages(config: PipelineConfig) -> tuple[str, ...]:
-    """Stages of a pipeline run in order: with a policy its samples decide about readiness."""
-    return PIPELINE if config.policy is None else (*PIPELINE, *POLICY, "readiness_v2")
+    """Stages of a pipeline run in order: with a policy its judged samples decide about readiness."""
+    if config.policy is None:
+        return PIPELINE
+    judged = ("readiness_v2",) if is_judged(config) else ()
+    return (*PIPELINE, *POLICY, *judged, *(() if config.rlhf is None else ("grpo",)))
+
+
+def is_judged(config: PipelineConfig) -> bool:
+    """Whether somebody gives the policy's samples the reward that counts."""
+    policy = config.policy
+    if policy is None:
+        return False
+    return policy.samples is not None or policy.judge is not None or config.data.source == "gold"
 
 
 def device_type(name: str) -> str:

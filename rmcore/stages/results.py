@@ -56,6 +56,7 @@ def gather_results(
         "gate": judged["gate"],
         "readiness": v1["readiness"],
         "policy": policy,
+        "rlhf": read_json(refs["grpo"], "rlhf.json") if "grpo" in refs else None,
         "metrics": evaluation["metrics"]["test"],
         "ood_metrics": evaluation["metrics"].get("ood"),
         "context": evaluation["context"],

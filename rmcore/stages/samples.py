@@ -2,7 +2,8 @@
 
 Writes `samples.parquet` (prompt_id, prompt, response, num_tokens, finished, gold; one row a sample, the samples of a
 prompt together), `drawn.jsonl`, from which an interrupted sampling goes on, `sampling.json` and `summary.json`. `gold`
-is the reward that counts: the gold world's own, or the judge's column of `policy.samples`; NaN where there is none.
+is the reward that counts: the gold world's own, that of `policy.judge`, or the judge's column of `policy.samples`; NaN
+where there is none.
 """
 
 from pathlib import Path
@@ -13,7 +14,6 @@ import pandas as pd
 
 from rmcore.config import PipelineConfig
 from rmcore.config_policy import PolicyConfig
-from rmcore.data.gold import gold_reward
 from rmcore.data.pair import content_id, prompt_text
 from rmcore.data.table import read_pairs
 from rmcore.errors import DataError
@@ -21,6 +21,7 @@ from rmcore.files import write_json
 from rmcore.loading import pick_device
 from rmcore.progress import Report
 from rmcore.resume import FINISHED_FILE
+from rmcore.rl.judge import judge_of
 from rmcore.rl.policy import Policy
 from rmcore.rl.samples import read_samples
 from rmcore.rl.sampling import SamplingSettings, draw_samples
@@ -90,11 +91,9 @@ def _draw(
             "finished": rows["finished"],
         }
     )
-    is_gold = config.data.source == "gold"
-    table["gold"] = [
-        gold_reward(prompt, response) if is_gold else np.nan
-        for prompt, response in zip(table["prompt"], table["response"], strict=True)
-    ]
+    judge = judge_of(config)
+    asked = [prompts[index] for index in rows["prompt_index"]]
+    table["gold"] = np.nan if judge is None else judge.rewards(asked, rows["response"].tolist())
     return table, {"engine": found.engine, "source": config.policy.name if config.policy else None}
 
 

@@ -4,6 +4,7 @@ Writes `best/` and `step_*/` (plain Hugging Face folders), `metrics.csv`, `metri
 `dropped_pairs.jsonl`, `training.json` (how it ended), `summary.json` and the training curves.
 """
 
+import hashlib
 import importlib
 import json
 from collections.abc import Sequence
@@ -74,6 +75,11 @@ def train_into(
         tokenized = rm.renderer.tokenize_pairs(train)
         kept, dropped = select_training_pairs(tokenized, over_length=config.train.over_length)
         held_out = rm.renderer.tokenize_pairs(validation)
+        order = None
+        if config.train.curriculum != "none":
+            # By name: trainings without a curriculum do not depend on its code; `Stage.content` has it for the others.
+            chosen = importlib.import_module("rmcore.stages.train_order")
+            order = chosen.curriculum_order(rm, config, kept, train, ranks)
         trainer = Trainer(
             rm,
             config.train,
@@ -84,8 +90,9 @@ def train_into(
             seed=config.seed,
             progress=report,
             callbacks=_callbacks(config),
-            settings=_model_settings(config, device.type),
+            settings=_model_settings(config, device.type) | _order_settings(order),
             ranks=ranks,
+            order=order,
         )
         result = trainer.run()
         if not ranks.is_main:
@@ -104,6 +111,11 @@ def _model_settings(config: PipelineConfig, device_type: str) -> dict[str, Any]:
     if Path(config.model.name).is_dir():
         settings["model.name"] = source_digest(config.model.name)
     return settings | {"device": device_type}
+
+
+def _order_settings(order: Sequence[Sequence[int]] | None) -> dict[str, Any]:
+    """Predicted margins may round otherwise on another machine: a training goes on in its own order or not at all."""
+    return {} if order is None else {"order": hashlib.sha256(repr(order).encode()).hexdigest()[:12]}
 
 
 def _callbacks(config: PipelineConfig) -> list[Callback]:

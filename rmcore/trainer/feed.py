@@ -91,8 +91,11 @@ def make_feed(
     pad_id: int,
     ranks: Ranks,
     packing: Packing | None = None,
+    order: Sequence[Sequence[int]] | None = None,
 ) -> StepFeed:
     """The feed of a whole training; the same arguments give the same steps, so a resumed run skips what was done.
+
+    `order` has the positions of the pairs of each of `num_steps` steps; None: `rmcore.batching.step_order`.
 
     Raises:
         ConfigError: plain batching on several processes.
@@ -103,7 +106,8 @@ def make_feed(
             f"batching=plain on {ranks.world} processes: its loss is a mean over the micro-batches of a step, which "
             "would depend on how pairs are shared out. Train in one process, or use batching=pairs."
         )
-    order = list(step_order(len(pairs), config.pairs_per_step, num_steps, seed=seed))
+    if order is None:
+        order = list(step_order(len(pairs), config.pairs_per_step, num_steps, seed=seed))
     return StepFeed(pairs, order, token_budget, pad_id, ranks, packing, plain)
 
 

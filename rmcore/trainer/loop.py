@@ -69,6 +69,7 @@ class Trainer:
         callbacks: called after each evaluation.
         settings: whatever else made this training what it is, by dotted name; a state of other settings is refused.
         ranks: the processes that train together.
+        order: positions of the pairs of each step, in place of an even draw; a state of another order is refused.
 
     Raises:
         ConfigError: a pair exceeds the token budget, or the world size does not divide `pairs_per_step`.
@@ -88,6 +89,7 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         settings: Mapping[str, Any] | None = None,
         ranks: Ranks = ALONE,
+        order: Sequence[Sequence[int]] | None = None,
     ) -> None:
         ranks.check_divides(config.pairs_per_step)
         self.rm, self.config, self.folder, self.tracker, self.seed = rm, config, folder, tracker, seed
@@ -116,6 +118,7 @@ class Trainer:
             pad_id=rm.pad_id,
             ranks=ranks,
             packing=self.packing,
+            order=order,
         )
         check_budget(self.at.token_budget, self.feed.least_budget())  # refuses now what would fail later
         self.keeper = Keeper(rm, config, folder, self.at.selection, ranks)

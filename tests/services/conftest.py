@@ -14,7 +14,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from rmcore.errors import ConfigError
 from rmcore.tracking import METRICS_FILE, JsonlTracker
 from tasks import home as home_module
 from tasks.mlflow_client import connect
@@ -129,18 +128,6 @@ def artifact(tmp_path):
     summary = {"eval/pairwise_accuracy": {"value": 0.7, "ci_low": 0.6, "ci_high": 0.8}, "calib/ece": None}
     (folder / "summary.json").write_text(json.dumps({"metrics": summary, "num_pairs": 9}))
     return folder
-
-
-@pytest.fixture(scope="session")
-def vllm():
-    """The program that starts vLLM; skips where there is none."""
-    from rmcore.serving.server import find_vllm
-
-    try:
-        return str(find_vllm())
-    except ConfigError:
-        assert os.environ.get("CI") != "true", "CI makes .venv-vllm"
-        pytest.skip("no vLLM here: make vllm")
 
 
 def free_port() -> int:

@@ -12,7 +12,7 @@ def _beside(name):
     return module
 
 
-curvature_sample, policy_sample = _beside("curvature_sample"), _beside("policy_sample")
+curvature_sample, policy_sample, rlhf_sample = map(_beside, ("curvature_sample", "policy_sample", "rlhf_sample"))
 
 
 def metric(
@@ -149,6 +149,7 @@ def results() -> dict[str, Any]:
         "ood_metrics": metrics(-0.13),
         "context": context(),
         "policy": policy_sample.policy(),
+        "rlhf": rlhf_sample.record(),
         "readiness": {
             "version": "v1",
             "overall_score": 0.781,

@@ -1,0 +1,124 @@
+"""Does the readiness verdict agree with what GRPO does? Eight reward models with differing defects, one start policy.
+
+    python benchmarks/readiness_vs_grpo.py --out readiness_vs_grpo
+
+Each backbone of the validation study is judged by readiness v2 on the policy's samples and then optimised against by
+GRPO; the gold world says what that gained. Stages are cached under $RM_OPT_HOME, so a second call goes on. Writes
+`rows.json` and prints the table.
+"""
+
+import argparse
+import json
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+from scipy.stats import spearmanr
+
+from experiments.presets import PRESETS
+from rmcore.config import PipelineConfig, ValidationConfig
+from rmcore.data.table import read_pairs
+from rmcore.rl.defects import BackboneRecipe, backbones
+from rmcore.stages.policy import policy_place
+from rmcore.stages.population import train_backbone
+from rmcore.stages.registry import STAGES, stage_inputs
+from rmcore.store import ArtifactRef, Store
+from tasks.checkpoints import given_checkpoint
+from tasks.execution import execute
+from tasks.home import configure_environment, home
+
+JUDGED = ("evaluate", "landscape", "readiness", "optimize", "readiness_v2", "grpo")
+
+
+def study(num_models: int, config: PipelineConfig, steps: int, out: Path) -> list[dict]:
+    """One row a reward model."""
+    store, refs = Store(home() / "store"), {}
+    for name in ("prepare", "policy", "samples"):
+        refs[name] = run(store, name, config, refs)
+    rows = []
+    for recipe in backbones(config.train)[:num_models]:
+        checkpoint = out / recipe.name
+        if not (checkpoint / "training.json").is_file():
+            checkpoint.mkdir(parents=True, exist_ok=True)
+            pairs = read_pairs(Path(refs["prepare"].path) / "train.parquet")
+            policy = policy_place(config, Path(refs["policy"].path))
+            train_backbone(config, ValidationConfig(steps=steps), recipe, pairs, policy, checkpoint, lambda text: None)
+        own = refs | {"train": given_checkpoint(str(checkpoint / "best"), home() / "given")}
+        for name in JUDGED:
+            own[name] = run(store, name, config, own)
+        rows.append(row_of(recipe, config, own))
+        print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def run(store: Store, name: str, config: PipelineConfig, refs: dict[str, ArtifactRef]) -> ArtifactRef:
+    stage = STAGES[name]
+    upstream = {needed: refs[needed] for needed in stage.upstream}
+    inputs = stage_inputs(stage, config, upstream)
+    return execute(store, stage, inputs, config, upstream, lambda path: nullcontext(), lambda: None)[0]
+
+
+def row_of(recipe: BackboneRecipe, config: PipelineConfig, refs: dict[str, ArtifactRef]) -> dict:
+    readiness = json.loads((Path(refs["readiness_v2"].path) / "readiness.json").read_text())
+    trained = json.loads((Path(refs["grpo"].path) / "rlhf.json").read_text())
+    curve = trained["curve"]
+    kl, gold = ([point[name]["value"] for point in curve] for name in ("kl", "gold"))
+    planned = config.readiness.planned_kl
+    parts = readiness["readiness"]["parts"]
+    return {
+        "model": recipe.name,
+        "defect": recipe.defect,
+        "verdict": readiness["verdict"]["status"],
+        "failed": [check["name"] for check in readiness["gate"] if not check["passed"]],
+        "probability": readiness["readiness"]["probability"],
+        "on_policy_accuracy": parts["on_policy_accuracy"]["value"],
+        "win_rate_16": parts["win_rate_16"]["value"],
+        "best_of_n_gain": parts["planned_gain"]["value"],
+        "grpo_kl": kl[-1],
+        "grpo_gain_at_plan": float(np.interp(planned, kl, gold)) if kl[-1] >= planned else None,
+        "grpo_best": max(gold),
+        "grpo_last": curve[-1]["gold"],
+        "grpo_proxy_last": curve[-1]["proxy"]["value"],
+        "stop": trained["early_stop"]["seeds"][0],
+    }
+
+
+def table(rows: list[dict], config: PipelineConfig) -> str:
+    lines = [
+        f"| reward model | verdict | P(gain) | on-policy accuracy | win rate, best of 16 | gold gain of best-of-n at "
+        f"{config.readiness.planned_kl:g} nats | of GRPO there | of GRPO at the end (KL) |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for row in rows:
+        numbers = [row[name] for name in ("probability", "on_policy_accuracy", "win_rate_16", "best_of_n_gain")]
+        at_plan = "not reached" if row["grpo_gain_at_plan"] is None else f"{row['grpo_gain_at_plan']:+.2f}"
+        shown = " | ".join("-" if number is None else f"{number:.2f}" for number in numbers)
+        last = row["grpo_last"]
+        end = f"{last['value']:+.2f} ({last['ci_low']:+.2f} to {last['ci_high']:+.2f}; {row['grpo_kl']:.1f})"
+        lines.append(f"| {row['model']} | {row['verdict']} | {shown} | {at_plan} | {end} |")
+    for name in ("on_policy_accuracy", "win_rate_16", "best_of_n_gain"):
+        both = [(row[name], row["grpo_gain_at_plan"]) for row in rows if row["grpo_gain_at_plan"] is not None]
+        if len(both) > 2:
+            found = spearmanr(*zip(*both, strict=True))
+            lines.append(f"\nSpearman of {name} with GRPO's gain at the plan: {found.statistic:.2f} (n = {len(both)})")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder for checkpoints and rows.json")
+    parser.add_argument("--models", type=int, default=8)
+    parser.add_argument("--rm-steps", type=int, default=250)
+    parser.add_argument("--steps", type=int, help="of GRPO; default: the preset's")
+    options = parser.parse_args()
+    configure_environment()
+    config = PRESETS["rlhf"]
+    if options.steps is not None:
+        config = config.model_copy(update={"rlhf": config.rlhf.model_copy(update={"steps": options.steps})})
+    rows = study(options.models, config, options.rm_steps, options.out)
+    (options.out / "rows.json").write_text(json.dumps(rows, indent=1))
+    print(table(rows, config))
+
+
+if __name__ == "__main__":
+    main()

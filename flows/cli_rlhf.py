@@ -1,0 +1,98 @@
+"""`rm-opt rlhf`: from preferences to a trained policy, and whether the reward that counts rose with the proxy."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+
+from flows.cli_common import (
+    ConfigOption,
+    SetOption,
+    SummaryOption,
+    print_findings,
+    print_places,
+    print_reported,
+    run_configured,
+)
+from rmcore.errors import ConfigError
+
+Mode = Literal["full", "rm", "policy"]
+
+
+def rlhf(
+    mode: Annotated[
+        Mode, typer.Option(help="full: reward model, then policy; rm: reward model alone; policy: policy alone.")
+    ] = "full",
+    policy_model: Annotated[
+        str | None, typer.Option(help="The policy: a folder or hub name of a causal model, or sft, which trains one.")
+    ] = None,
+    rm_base_model: Annotated[str | None, typer.Option(help="What the reward model starts from.")] = None,
+    preference_data: Annotated[
+        str | None, typer.Option(help="Preference pairs: a file, a datasets folder or a hub name; default: gold world.")
+    ] = None,
+    rm_steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps of the reward model.")] = None,
+    policy_steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps of the policy.")] = None,
+    refresh_every: Annotated[
+        int | None, typer.Option(min=1, help="Steps between refreshes of the reward model with new on-policy labels.")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Trainings of the policy, which differ by the seed.")] = None,
+    judge: Annotated[
+        str | None, typer.Option(help="module:function of (prompt, response): the reward that counts, where known.")
+    ] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(help="A trained reward model, for --mode policy: a checkpoint folder.")
+    ] = None,
+    preset: Annotated[str, typer.Option(help="Start from a named run.")] = "rlhf",
+    config: ConfigOption = None,
+    set_: SetOption = None,
+    summary: SummaryOption = None,
+) -> None:
+    """Train a reward model on preferences and a policy against it by GRPO; show whether the gold reward rose as well.
+
+    Rewards come from a vLLM reward server where vLLM is installed (`make vllm`). Everything is cached: the same command
+    goes on where it was stopped. Examples:
+
+    rm-opt rlhf
+
+    rm-opt rlhf --refresh-every 10 --seeds 3
+
+    rm-opt rlhf --preference-data pairs.parquet --rm-base-model my-base --policy-model my-policy --judge mine:judge
+
+    rm-opt rlhf --mode policy --checkpoint out/best --policy-steps 20
+    """
+    given = {
+        "policy.name": policy_model,
+        "model.name": rm_base_model,
+        "data.source": preference_data,
+        "train.steps": rm_steps,
+        "rlhf.steps": policy_steps,
+        "rlhf.refresh_every": refresh_every,
+        "rlhf.num_seeds": seeds,
+        "policy.judge": judge,
+    }
+    wanted = [f"{name}={value}" for name, value in given.items() if value is not None]
+    if (mode == "policy") != (checkpoint is not None):
+        raise ConfigError("--mode policy goes with --checkpoint, and no other mode does: the others train their own.")
+    outcome = run_configured(_loader(mode, checkpoint), preset, config, [*wanted, *(set_ or [])], summary)
+    if mode != "rm":
+        from rmcore.report.rlhf import RLHF_HEADINGS, rlhf_findings, rlhf_rows
+
+        record = outcome["results"] if mode == "policy" else outcome["results"]["rlhf"]
+        print_findings(RLHF_HEADINGS, rlhf_rows(record), rlhf_findings(record))
+    else:
+        Console().print(outcome["results"]["verdict"]["headline"], soft_wrap=True)
+    if mode == "policy":
+        print_places(outcome)
+    else:
+        print_reported(outcome)
+
+
+def _loader(mode: Mode, checkpoint: str | None) -> Callable[[], Any]:
+    def load() -> Any:
+        from flows.rlhf import rlhf as flow
+
+        return partial(flow, mode=mode, checkpoint=checkpoint)
+
+    return load

@@ -1,0 +1,63 @@
+"""From preferences to a policy: reward model, readiness, GRPO against it, and what the gold reward says. Order only."""
+
+from typing import Any, Literal
+
+from tasks.home import configure_environment
+
+configure_environment()  # before Prefect and MLflow read their settings
+
+# ruff: noqa: E402
+from prefect import flow
+from prefect.artifacts import create_markdown_artifact
+from rmcore.report.rlhf import rlhf_markdown
+
+from experiments.presets import PRESETS
+from flows.pipeline import require_judge, run_pipeline
+from flows.policy import finish, require_policy, run_chain
+from rmcore.config import PipelineConfig
+from rmcore.errors import ConfigError
+from rmcore.rl.rlhf_requirements import require_rlhf
+from rmcore.stages.registry import POLICY
+from rmcore.stages.results import read_json
+
+Mode = Literal["full", "rm", "policy"]
+POLICY_ONLY = ("prepare", "train", *POLICY, "grpo")
+
+
+@flow(name="rlhf", flow_run_name="{config.study}-seed{config.seed}-rlhf", validate_parameters=True)
+def rlhf(
+    config: PipelineConfig = PRESETS["rlhf"], mode: Mode = "full", checkpoint: str | None = None
+) -> dict[str, Any]:
+    """Train a reward model on preferences and a policy against it, and show whether the reward that counts rose too.
+
+    Args:
+        config: data, reward model, policy, and in rlhf the training of the policy.
+        mode: full: the reward model, its readiness, then the policy. rm: the reward model alone. policy: the policy
+            alone, against `checkpoint`.
+        checkpoint: a reward model that is there already, for mode policy: a checkpoint folder.
+
+    Returns:
+        As the flow `pipeline`; in mode policy {"results": the training's record, "figures", "folder", "executed",
+        "mlflow_url"}.
+
+    Raises:
+        ConfigError: the mode and what is given do not fit, or something that the config names is not there.
+    """
+    if (mode == "policy") != (checkpoint is not None):
+        raise ConfigError(
+            f"mode={mode} and checkpoint={checkpoint}: mode policy trains against a reward model that is there, so it "
+            "needs a checkpoint; the other modes train one of their own."
+        )
+    run_name = f"{config.study}-seed{config.seed}-rlhf"
+    if mode == "rm":
+        return run_pipeline(config.model_copy(update={"policy": None, "rlhf": None}), kind="rlhf", run_name=run_name)
+    require_policy(config)
+    require_rlhf(config)
+    require_judge(config)
+    if mode == "full":
+        outcome = run_pipeline(config, kind="rlhf", run_name=run_name)
+        create_markdown_artifact(markdown=rlhf_markdown(outcome["results"]["rlhf"]), description="Policy")
+        return outcome
+    chain = run_chain(config, POLICY_ONLY, kind="rlhf", checkpoint=checkpoint)
+    record = read_json(chain.refs["grpo"], "rlhf.json")
+    return finish(chain, record, rlhf_markdown(record))

@@ -1,0 +1,223 @@
+"""Stage grpo: the policy, trained against the reward model, and what became of the reward that counts.
+
+Starts the reward server where vLLM is to score, trains once a seed (`seed_N/`, from which an interrupted run goes on)
+and measures on held-out prompts on the way. Writes `model/` (the policy of the first seed), `progress.parquet`,
+`rollouts.parquet`, `samples.parquet`, `rlhf.json`, `figures/rlhf.png` and `summary.json`.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from rmcore.config import PipelineConfig, RlhfConfig
+from rmcore.data.pair import PreferencePair, Prompt
+from rmcore.data.table import read_pairs
+from rmcore.errors import DataError
+from rmcore.files import write_json
+from rmcore.loading import pick_device
+from rmcore.memory import peak_memory_bytes
+from rmcore.model import BradleyTerryRM
+from rmcore.plots.rlhf import rlhf_curves
+from rmcore.progress import Report
+from rmcore.rl.grpo import load_policy_model
+from rmcore.rl.judge import Judge, judge_of
+from rmcore.rl.policy import Policy
+from rmcore.rl.policy_meter import PolicyMeter, StartPools
+from rmcore.rl.refresh import Refresher
+from rmcore.rl.reward_in_use import RewardInUse
+from rmcore.rl.reward_service import RewardService, reward_service
+from rmcore.rl.rlhf_record import curve_of, stopping, verdict_of
+from rmcore.rl.rlhf_requirements import require_rlhf
+from rmcore.rl.training_run import (
+    FINISHED,
+    MODEL_FOLDER,
+    PROGRESS,
+    REFRESHES,
+    ROLLOUTS,
+    SAMPLES,
+    Plan,
+    read_rows,
+    train_policy,
+)
+from rmcore.stages.interface import Upstream
+from rmcore.stages.policy import policy_place, required_policy
+from rmcore.stages.samples import SAMPLES_FILE
+from rmcore.tracking import Tracker
+
+RECORD_FILE = "rlhf.json"
+START_SAMPLES = 16
+"""Stored samples of the start policy that a trained one is compared with, of each prompt, at most."""
+MEMBER_PAIRS = 2000
+CALIBRATION_PAIRS = 500
+"""Pairs that the members are fitted on, and calibrated on, at most."""
+
+
+def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+    """Train, measure, judge."""
+    settings = require_rlhf(config)
+    policy = Policy.load(policy_place(config, upstream["policy"]))
+    judge = judge_of(config)
+    pairs = read_pairs(upstream["prepare"] / "train.parquet")
+    start = _start(settings, upstream, judge)
+    reward = _reward_in_use(config, settings, upstream, pairs)
+    threshold = reward.calibration.threshold
+    with reward_service(settings, upstream["train"] / "best", render_fn=config.model.render_fn) as service:
+        for number in range(settings.num_seeds):
+            place = out / f"seed_{number}"
+            if (place / FINISHED).is_file():
+                continue
+            if reward.version != 1:  # an earlier seed has refreshed it
+                reward = _reward_in_use(config, settings, upstream, pairs)
+                if service.publish is not None:
+                    service.publish(reward.rm)
+            plan = _plan(config, settings, policy, judge, pairs, start, reward, service)
+            train_policy(plan, place, seed=config.seed + number, tracker=tracker, report=report)
+    record = _collect(config, settings, out, threshold, "nobody" if judge is None else judge.name, service.name)
+    _draw(record, upstream["optimize"] / "optimize.json", out / "figures")
+    write_json(out / RECORD_FILE, record)
+    for point in record["curve"]:
+        shown = {f"policy/{name}": point[name]["value"] for name in ("kl", "proxy", "gold", "win_rate") if point[name]}
+        tracker.metrics(point["step"], shown)
+    write_json(out / "summary.json", {"metrics": _tracked(record)})
+    for number in range(settings.num_seeds):
+        shutil.rmtree(out / f"seed_{number}")
+
+
+def _start(settings: RlhfConfig, upstream: Upstream, judge: Judge | None) -> StartPools:
+    """The stored samples of the first prompts, judged as the trained policy's will be."""
+    table = pd.read_parquet(upstream["samples"] / SAMPLES_FILE)
+    known = {pair.prompt_id: pair.prompt for pair in read_pairs(upstream["prepare"] / "test.parquet")}
+    prompts: list[Prompt] = []
+    responses: list[list[str]] = []
+    for key, rows in list(table.groupby("prompt_id", sort=False))[: settings.num_prompts]:
+        prompts.append(known.get(str(key), str(rows["prompt"].iloc[0])))
+        responses.append(rows["response"].tolist()[:START_SAMPLES])
+    if len(prompts) < 2:
+        raise DataError(
+            f"{len(prompts)} held-out prompt has samples, and a measurement is over several; raise policy.num_prompts, "
+            "or hold out more pairs."
+        )
+    gold = None
+    if judge is not None:
+        gold = [judge.rewards([prompt] * len(pool), pool) for prompt, pool in zip(prompts, responses, strict=True)]
+    return StartPools(prompts, responses, gold)
+
+
+def _reward_in_use(
+    config: PipelineConfig, settings: RlhfConfig, upstream: Upstream, pairs: list[PreferencePair]
+) -> RewardInUse:
+    rm = BradleyTerryRM.from_pretrained(
+        upstream["train"] / "best",
+        device=pick_device(config.device).type,
+        trust_remote_code=config.model.trust_remote_code,
+        render_fn=config.model.render_fn,
+    )
+    return RewardInUse(
+        rm,
+        pairs[:MEMBER_PAIRS],
+        read_pairs(upstream["prepare"] / "test.parquet")[:CALIBRATION_PAIRS],
+        num_members=required_policy(config).num_members,
+        seed=config.seed,
+        combine=settings.aggregate,
+    )
+
+
+def _plan(
+    config: PipelineConfig,
+    settings: RlhfConfig,
+    policy: Policy,
+    judge: Judge | None,
+    pairs: list[PreferencePair],
+    start: StartPools,
+    reward: RewardInUse,
+    service: RewardService,
+) -> Plan:
+    sampling = required_policy(config)
+    prompts = list(dict.fromkeys(pair.prompt for pair in pairs))
+    reference = load_policy_model(policy).to(pick_device(config.device)).eval().requires_grad_(requires_grad=False)
+    meter = PolicyMeter(
+        policy,
+        reference,
+        start,
+        reward,
+        judge,
+        num_samples=settings.samples_per_prompt,
+        temperature=sampling.temperature,
+        max_new_tokens=sampling.max_new_tokens,
+    )
+    refresher = None
+    if settings.refresh_every is not None and judge is not None:
+        refresher = Refresher(reward, judge, prompts, pairs[:MEMBER_PAIRS], config.train, settings, service.publish)
+    return Plan(policy, prompts, service.scorer or reward, meter, settings, config.device, refresher)
+
+
+def _collect(
+    config: PipelineConfig, settings: RlhfConfig, out: Path, threshold: float, judge: str, rewards: str
+) -> dict[str, Any]:
+    """One record of all seeds, and their rows as tables."""
+    seeds = [out / f"seed_{number}" for number in range(settings.num_seeds)]
+    for name in (PROGRESS, SAMPLES, ROLLOUTS):
+        rows = [
+            row | {"seed": config.seed + number}
+            for number, place in enumerate(seeds)
+            for row in read_rows(place / name)
+        ]
+        pd.DataFrame(rows).to_parquet(out / Path(name).with_suffix(".parquet"))
+    if not (out / MODEL_FOLDER).is_dir():
+        (seeds[0] / MODEL_FOLDER).rename(out / MODEL_FOLDER)
+    progress = pd.read_parquet(out / "progress.parquet").astype({"gold": float, "win_rate": float})
+    numbers = {"num_resamples": config.evaluate.num_resamples, "seed": config.seed}
+    ends = [json.loads((place / FINISHED).read_text(encoding="utf-8")) for place in seeds]
+    shared = progress.groupby("step")["seed"].nunique()
+    common = shared.index[shared == settings.num_seeds]  # where a seed stopped early, the others stand alone
+    curve = curve_of(progress[progress["step"].isin(common)], **numbers)
+    seconds, beside = (sum(end[name] for end in ends) for name in ("seconds", "measuring_seconds"))
+    return {
+        "rewards": rewards,
+        "judge": judge,
+        **settings.model_dump(
+            include={"num_seeds", "prompts_per_step", "group_size", "learning_rate", "kl_beta", "aggregate"}
+            | {"length_penalty", "refresh_every", "samples_per_prompt"}
+        ),
+        "num_steps": settings.steps,
+        "num_prompts": int(progress["prompt"].nunique()),
+        "curve": curve,
+        "seeds": [
+            {
+                "seed": config.seed + number,
+                "points": curve_of(progress[progress["seed"] == config.seed + number], **numbers),
+                "refreshes": read_rows(place / REFRESHES),
+                "stopped": ends[number]["stopped"],
+            }
+            for number, place in enumerate(seeds)
+        ],
+        "early_stop": stopping(progress, threshold),
+        "verdict": verdict_of(curve),
+        "cost": {
+            "train_seconds": seconds,
+            "measuring_seconds": beside,
+            "tokens_per_second": sum(end["num_tokens"] for end in ends) / (seconds - beside),
+            "peak_mib": peak_memory_bytes(pick_device(config.device)) / 2**20,
+        },
+    }
+
+
+def _draw(record: dict[str, Any], optimized: Path, folder: Path) -> None:
+    curves = json.loads(optimized.read_text(encoding="utf-8")).get("curves", [])
+    best_of_n = next((curve for curve in curves if curve["method"] == "best_of_n"), None)
+    folder.mkdir(exist_ok=True)
+    rlhf_curves(record, best_of_n, folder / "rlhf.png")
+
+
+def _tracked(record: dict[str, Any]) -> dict[str, Any]:
+    """Names for trackers: policy/trained_kl, policy/trained_gold, ... at the last step, and what it cost."""
+    last = record["curve"][-1]
+    shown: dict[str, Any] = {
+        f"policy/trained_{name}": last[name]
+        for name in ("kl", "proxy", "gold", "win_rate", "disagreement", "num_tokens")
+        if last[name] is not None
+    }
+    return shown | {f"cost/rlhf_{name}": value for name, value in record["cost"].items()}

@@ -1,0 +1,108 @@
+"""What the stage grpo leaves: a policy whose proxy reward rises while the gold reward turns."""
+
+from statistics import fmean
+
+STOPS = ((20, 25), (15, 20), (None, 40))
+"""Where the rule stops and where gold peaks, by seed."""
+
+
+def measured(value, half=None, reason=None):
+    known = value is not None and half is not None
+    low, high = (value - half, value + half) if known else (None, None)
+    return {"value": value, "ci_low": low, "ci_high": high, "num": 48, "reason": reason}
+
+
+def point(step, seed, judged, members, half):
+    """One measurement; numbers differ by seed and step, so that each can be found again."""
+    done = step / 40
+    gold = (1.7 + 0.1 * seed) * done - (1.31 + 0.4 * seed) * done**2
+    return {
+        "step": step,
+        "kl": measured((4.13 + 0.3 * seed) * done**1.3, half * done),
+        "proxy": measured((2.07 + 0.11 * seed) * done**0.8, half * done),
+        "gold": measured(gold, half * done) if judged else None,
+        "win_rate": measured(0.5 + 0.21 * gold, 0.1 * half) if judged else None,
+        "disagreement": measured(0.517 + (0.43 + 0.09 * seed) * done, 0.2 * half)
+        if members
+        else measured(None, reason="one reward, no members"),
+        "num_tokens": measured(23.7 + 21.3 * done - seed, 20 * half),
+    }
+
+
+def mean_of(points, half):
+    """The mean over seeds at one step."""
+
+    def over(key):
+        values = [one[key] for one in points]
+        if values[0] is None or values[0]["value"] is None:
+            return values[0]
+        return measured(fmean(value["value"] for value in values), half if points[0]["step"] else 0.0)
+
+    return {key: points[0]["step"] if key == "step" else over(key) for key in points[0]}
+
+
+def refresh(step, seed):
+    after = step + 10
+    return {
+        "step": step,
+        "weight_version": after // 10,
+        "num_pairs": 64 + step,
+        "accuracy_before": 0.6113 + 0.01 * seed,
+        "accuracy_after": 0.7042 + 0.002 * step,
+    }
+
+
+def record(*, judged=True, num_seeds=3, num_points=9, refreshes=True, early_stop=True):
+    """`rlhf.json`; without a judge, with one seed, one point, without refreshes or members where asked for."""
+    seeds = [
+        {
+            "seed": seed,
+            "points": [point(5 * index, seed, judged, early_stop, 0.2) for index in range(num_points)],
+            "refreshes": [refresh(step, seed) for step in (10, 20, 30) if step < 5 * num_points] if refreshes else [],
+            "stopped": "the reward server went away for 300 s" if seed == 1 else None,
+        }
+        for seed in range(num_seeds)
+    ]
+    curve = [mean_of(points, 0.23) for points in zip(*(seed["points"] for seed in seeds), strict=True)]
+    rule = {
+        "threshold": 0.731,
+        "seeds": [
+            {
+                "seed": seed,
+                "stop_step": STOPS[seed][0],
+                "stop_gold": 0.427 + 0.01 * seed if judged and STOPS[seed][0] is not None else None,
+                "peak_step": STOPS[seed][1] if judged else None,
+                "peak_gold": 0.561 + 0.01 * seed if judged else None,
+                "last_gold": 0.112 - 0.1 * seed if judged else None,
+            }
+            for seed in range(num_seeds)
+        ],
+    }
+    return {
+        "rewards": "vllm",
+        "judge": "the <gold> world" if judged else "nobody",
+        "num_seeds": num_seeds, "num_steps": 40, "prompts_per_step": 8, "group_size": 6, "learning_rate": 1e-4,
+        "kl_beta": 0.02, "aggregate": "worst_case", "length_penalty": 0.003, "refresh_every": 10 if refreshes else None,
+        "num_prompts": 48, "samples_per_prompt": 4,
+        "curve": curve,
+        "seeds": seeds,
+        "early_stop": rule if early_stop else None,
+        "verdict": {
+            "status": "unclear" if judged else "unknown",
+            "headline": "Gold reward cannot be told from zero: +0.09 sd (-0.14 to 0.32) after 40 steps at 4.4 nats"
+            if judged else "Nobody judged: the reward model's own reward rose by 2.1 sd",
+            "reasons": ["the gold reward peaked at step 20 & fell after"] if judged else [],
+        },
+        "cost": {"train_seconds": 125.0, "tokens_per_second": 913.0, "peak_mib": 1234.0},
+    }  # fmt: skip
+
+
+def best_of_n(gold=True):
+    """The curve of best-of-n, as `optimize.json` has it."""
+    return {
+        "method": "best_of_n",
+        "points": [
+            {"kl": kl, "proxy": measured(proxy, 0.1)} | ({"gold": measured(0.62 * proxy, 0.12)} if gold else {})
+            for kl, proxy in ((0.0, 0.0), (0.19, 0.55), (0.63, 1.0), (1.2, 1.35), (1.83, 1.65))
+        ],
+    }

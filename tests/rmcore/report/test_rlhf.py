@@ -1,0 +1,77 @@
+"""The trained policy's section of a report, its table for terminals and its figure: every number, no empty words."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from rmcore.plots import numbers
+from rmcore.plots.rlhf import rlhf_curves
+from rmcore.report.html import write_report
+from rmcore.report.rlhf import RLHF_HEADINGS, refresh_rows, rlhf_findings, rlhf_markdown, rlhf_rows, stop_rows
+
+_SPEC = importlib.util.spec_from_file_location("report_sample", Path(__file__).with_name("sample.py"))
+sample = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(sample)
+make = sample.rlhf_sample.record
+KINDS = {
+    "whole": {},
+    "nobody judged": {"judged": False},
+    "one seed": {"num_seeds": 1},
+    "one point": {"num_points": 1},
+    "no refresh": {"refreshes": False},
+}
+
+
+@pytest.fixture(params=KINDS)
+def record(request):
+    return make(**KINDS[request.param])
+
+
+@pytest.fixture
+def page(parse, tmp_path):
+    def render(record):
+        results = sample.results() | {"rlhf": record}
+        return parse(write_report(results, {}, tmp_path / "report.html").read_text(encoding="utf-8"))
+
+    return render
+
+
+def test_every_number_of_the_record_is_in_the_section(page, record):
+    text = page(record).section("rlhf")
+    assert record["verdict"]["headline"] in text
+    for point in record["curve"]:
+        for name in ("kl", "proxy", "gold", "win_rate", "disagreement", "num_tokens"):
+            value = point[name]
+            if value is not None:
+                assert numbers.decimal(value["value"]) in text
+    for row in refresh_rows(record) + stop_rows(record):
+        assert all(cell in text for cell in row)
+    for line in rlhf_findings(record):
+        assert " ".join(line.split()) in " ".join(text.split())
+
+
+def test_nothing_is_said_with_words_of_the_program(page, record):
+    for text in (page(record).section("rlhf"), rlhf_markdown(record), *map(" ".join, rlhf_rows(record))):
+        assert not re.search(r"\b(None|nan|inf|NaN)\b", text)
+
+
+def test_without_a_trained_policy_there_is_no_section(page):
+    html = page(None)
+    assert 'id="rlhf"' not in html.raw
+    assert "Trained policy" not in html.text
+
+
+def test_a_judges_name_is_text_and_not_an_element(page):
+    assert "the <gold> world" in page(make()).section("rlhf")
+    assert "<gold>" not in rlhf_markdown(make())
+
+
+def test_rows_fit_their_headings(record):
+    assert {len(row) for row in rlhf_rows(record)} == {len(RLHF_HEADINGS)}
+
+
+@pytest.mark.parametrize("best_of_n", [None, sample.rlhf_sample.best_of_n(), sample.rlhf_sample.best_of_n(gold=False)])
+def test_the_figure_is_drawn_whatever_is_missing(record, best_of_n, tmp_path):
+    assert rlhf_curves(record, best_of_n, tmp_path / "rlhf.png").stat().st_size > 20_000

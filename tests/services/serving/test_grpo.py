@@ -1,0 +1,134 @@
+"""GRPO against a real vLLM reward server: ten steps, new weights on the way, a killed engine, texts that are cut."""
+
+import importlib.util
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from transformers import TrainerCallback
+
+from rmcore.config import RlhfConfig
+from rmcore.rl.grpo import make_grpo_with_rm
+from rmcore.serving.scorer import RewardModelScorer
+
+_SPEC = importlib.util.spec_from_file_location("serving_world", Path(__file__).with_name("world.py"))
+world = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(world)
+_POLICIES = importlib.util.spec_from_file_location(
+    "policies", Path(__file__).parents[2] / "rmcore" / "rl" / "policies.py"
+)
+policies = importlib.util.module_from_spec(_POLICIES)
+_POLICIES.loader.exec_module(policies)
+
+pytestmark = pytest.mark.services
+PROMPTS = ["What is 2 + 2?", "Count.", "Grüße! 🙂", "word " * 150]
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    return policies.new_policy(tmp_path_factory.mktemp("policy"), eos_token_id=policies.STOPS)
+
+
+def train(policy, scorer, out, *, steps, record, callbacks=(), group_size=4):
+    settings = RlhfConfig(
+        steps=steps, prompts_per_step=4, group_size=group_size, learning_rate=1e-3, measure_every=steps
+    )
+    one = make_grpo_with_rm(
+        policy, PROMPTS, scorer, out=out, settings=settings, max_new_tokens=12, device="cpu", record=record,
+        callbacks=callbacks,
+    )  # fmt: skip
+    one.train()
+
+
+class After(TrainerCallback):
+    """Calls a function after one step."""
+
+    def __init__(self, step, function):
+        self.step, self.function = step, function
+
+    def on_step_end(self, args, state, control, **given):
+        if state.global_step == self.step:
+            self.function()
+
+
+class StopWhen(TrainerCallback):
+    """Ends the training once it is so."""
+
+    def __init__(self, condition):
+        self.condition = condition
+
+    def on_step_end(self, args, state, control, **given):
+        control.should_training_stop = self.condition()
+
+
+def moved(rm):
+    with torch.no_grad():
+        for parameter in rm.model.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    return rm
+
+
+def test_ten_steps_and_new_weights_in_between(server, client, policy, tmp_path):
+    first = client.version().weight_version
+    models = {first: world.served_model(client)}
+    seen = []
+
+    def publish():
+        models[first + 1] = moved(world.served_model(client))
+        assert world.publisher_of(server).publish(models[first + 1]).weight_version == first + 1
+
+    scorer = RewardModelScorer(client, over_length="cut")
+    record = lambda step, rollouts, credits: seen.append((rollouts, credits))  # noqa: E731
+    train(policy, scorer, tmp_path, steps=10, record=record, callbacks=[After(4, publish)])
+    versions = [{rollout.meta["rm_score_version"] for rollout in rollouts} for rollouts, _ in seen]
+    assert versions == [{first}] * 4 + [{first + 1}] * 6
+    for (rollouts, credits), [version] in zip(seen, versions, strict=True):
+        pairs = [(rollout.steps[0].prompt, rollout.steps[0].completion) for rollout in rollouts]
+        assert credits == world.close(world.expected(models[version], pairs))
+    last = [rollout for rollouts, _ in seen for rollout in rollouts]
+    cut = {rollout.steps[0].prompt for rollout in last if rollout.meta["rm_score_num_cut"] > 0}
+    assert cut == {PROMPTS[3]}
+
+
+def test_an_update_between_two_halves_of_a_group_scores_it_again_whole(server, policy, tmp_path):
+    """Requests of two rows each, one at a time: updates fall between those of one step."""
+    seen = []
+    with server.client(batch_size=2, max_concurrency=1) as session:
+        rm = world.served_model(session)
+        publisher = world.publisher_of(server)
+        before = session.version().weight_version
+
+        def publish_thrice():
+            for _ in range(3):
+                publisher.publish(moved(rm))
+
+        updates = threading.Thread(target=publish_thrice)
+        scorer = RewardModelScorer(session, over_length="cut")
+        record = lambda step, rollouts, credits: seen.append(rollouts)  # noqa: E731
+        until_published = [After(1, updates.start), StopWhen(lambda: len(seen) > 1 and not updates.is_alive())]
+        train(policy, scorer, tmp_path, steps=200, record=record, group_size=8, callbacks=until_published)
+        updates.join()
+        after = session.version().weight_version
+    versions = [{rollout.meta["rm_score_version"] for rollout in rollouts} for rollouts in seen]
+    assert all(len(one) == 1 for one in versions)
+    assert after == before + 3
+    assert {before} in versions  # updates did go by while it was trained
+    assert versions[-1] == {after}
+
+
+def test_an_engine_that_is_killed_in_the_middle_is_waited_for(server, client, policy, tmp_path):
+    rm, seen = world.served_model(client), []
+
+    def kill():
+        [engine] = [one for one in psutil.Process(server.pid).children(recursive=True) if "EngineCore" in one.name()]
+        engine.kill()
+
+    scorer = RewardModelScorer(client, over_length="cut")
+    record = lambda step, rollouts, credits: seen.append((rollouts, credits))  # noqa: E731
+    train(policy, scorer, tmp_path, steps=4, record=record, callbacks=[After(2, kill)])
+    assert len(seen) == 4
+    for rollouts, credits in seen:
+        pairs = [(rollout.steps[0].prompt, rollout.steps[0].completion) for rollout in rollouts]
+        assert credits == world.close(world.expected(rm, pairs))
