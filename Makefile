@@ -26,10 +26,11 @@ lint: $(STAMP)
 typecheck: $(STAMP)
 	@$(BIN)/mypy
 
-# Tests that start servers share ports, memory and two cores: they run one after the other, the rest in parallel.
+# A file's tests run one after the other, in a process of their own: those that start servers share them. Servers take
+# free ports and homes of their own, so two files may run side by side.
 unit: $(STAMP)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile -m "not services"
-	@$(BIN)/pytest -m services
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile -m services
 
 install: $(STAMP)
 

@@ -63,8 +63,8 @@ def experiment(
     """Compare recipes for reward models on pre-registered hypotheses; only cells that are missing run.
 
     Args:
-        experiment: which question: baseline, ablation, lora, sensitivity, optimizers or curriculum (the command line also
-            takes a YAML file).
+        experiment: which question: baseline, ablation, lora, sensitivity, optimizers or curriculum (the command line
+            also takes a YAML file).
         size: smoke (gold world, minutes), small (real pairs and a pretrained encoder) or paper (the specification's
             model and data, for a GPU).
         seeds: replicates of every arm; left out, as declared.

@@ -149,13 +149,12 @@ class SavingClaim:
     @property
     def text(self) -> str:
         """The claim in a sentence."""
-        more = "fewer labels than random choice" if self.threshold == 0 else "labels against random choice"
-        amount = "" if self.threshold == 0 else f"more than {self.threshold:.0%} of the "
-        verb = "needs" if self.threshold == 0 else "saves"
-        return (
-            f"{self.acquisition} {verb} {amount}{more} to {self.share:.0%} of the way to the whole pool's accuracy, "
-            f"with {self.noise:.0%} of the labels turned around."
+        where = (
+            f"{self.share:.0%} of the way to the whole pool's accuracy, {self.noise:.0%} of the labels turned around"
         )
+        if self.threshold == 0:
+            return f"{self.acquisition} needs fewer labels than random choice ({where})."
+        return f"{self.acquisition} saves more than {self.threshold:.0%} of random choice's labels ({where})."
 
 
 def registered_claims(acquisitions: Sequence[str], *, noise: float, share: float, claimed: float) -> list[SavingClaim]:

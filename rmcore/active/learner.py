@@ -225,7 +225,7 @@ class ActiveLearner:
         return {
             "acquisition": name,
             "seed": self.seed,
-            "first_rounds_k": [self._room(first), self._room(2 * first)],
+            "first_k": self._room(first),
             "max_per_prompt": self.max_per_prompt,
             "num_seed_pairs": first,
             "seed_set": content_id(*(f"{pair.pair_id} {pair.chosen}" for pair in self.labelled)),

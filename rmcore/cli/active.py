@@ -36,7 +36,7 @@ def propose(
             help="entropy: least sure; variance, bald: members disagree; d-optimal: new directions of the features; "
             "random: what those have to beat."
         ),
-    ] = "d-optimal",
+    ] = "entropy",
     labelled: Annotated[
         str | None, typer.Option(help="Pairs that are labelled already: left out, and what --heads are fitted on.")
     ] = None,

@@ -61,9 +61,7 @@ def rlhf_curves_figure(record: Mapping[str, Any], best_of_n: Mapping[str, Any] |
 def _by_step(ax: Axes, record: Mapping[str, Any], seeds: Sequence[Mapping[str, Any]]) -> None:
     over = f"mean of {len(seeds)} seeds (faint: each)" if seeds else "one seed"
     dress(ax, title=f"reward by step · {over}, 95 % intervals", x="optimizer step of the policy", y=GAIN)
-    drawn = [
-        _line(ax, record["curve"], seeds, key, colour, marker, f"{key} reward") for key, colour, marker in REWARDS
-    ]
+    drawn = [_line(ax, record["curve"], seeds, key, colour, marker, f"{key} reward") for key, colour, marker in REWARDS]
     if not any(drawn):
         note(ax, "no reward was measured")
         return
@@ -99,9 +97,7 @@ def _by_kl(ax: Axes, curve: Sequence[Mapping[str, Any]], best_of_n: Mapping[str,
     _key(ax)
 
 
-def _along_kl(
-    ax: Axes, points: Sequence[Mapping[str, Any]], key: str, colour: str, marker: str, method: str
-) -> float:
+def _along_kl(ax: Axes, points: Sequence[Mapping[str, Any]], key: str, colour: str, marker: str, method: str) -> float:
     """Draw one reward in the order of its points; returns the largest KL drawn, -1 where there is nothing to draw."""
     distance = np.array([_value(point["kl"]) for point in points])
     values, low, high = _values(points, key)

@@ -55,7 +55,7 @@ def refresh_rows(record: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def stop_rows(record: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """The rule by disagreement beside the truth, one row a seed."""
+    """The rule by disagreement beside the truth, one row a seed; none where there is no rule."""
     return [
         (
             str(one["seed"]),
@@ -65,7 +65,7 @@ def stop_rows(record: Mapping[str, Any]) -> list[tuple[str, ...]]:
             _gain(one["peak_gold"]),
             _gain(one["last_gold"]),
         )
-        for one in record["early_stop"]["seeds"]
+        for one in (record["early_stop"] or {"seeds": []})["seeds"]
     ]
 
 
@@ -97,6 +97,7 @@ def rlhf_section(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """What the report prints, numbers as text; None where no policy was trained."""
     if record is None:
         return None
+    rule = record["early_stop"]
     return {
         "headline": record["verdict"]["headline"],
         "headings": RLHF_HEADINGS,
@@ -106,7 +107,7 @@ def rlhf_section(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
         "refreshes": refresh_rows(record),
         "stop_headings": STOP_HEADINGS,
         "stops": stop_rows(record),
-        "threshold": numbers.decimal(record["early_stop"]["threshold"]),
+        "threshold": numbers.MISSING if rule is None else numbers.decimal(rule["threshold"]),
     }
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from rmcore.errors import ModelError
-from rmcore.loading import guard, quiet_libraries
 from rmcore.rl.policy import Policy
+from rmcore.rl.policy_weights import load_weights
 from rmcore.rl.sampler import Keep, Sample, SamplingSettings, as_sample, prompt_seed
 
 TOKENS_AT_ONCE = 65_536
@@ -47,25 +47,7 @@ class GenerateSampler:
 
 
 def _load(policy: Policy, device: torch.device) -> Any:
-    quiet_libraries()
-    model, info = guard(
-        policy.name,
-        lambda: AutoModelForCausalLM.from_pretrained(
-            policy.weights(),
-            dtype=getattr(torch, policy.compute_dtype(device.type)),
-            use_safetensors=True,
-            trust_remote_code=policy.trust_remote_code,
-            output_loading_info=True,
-        ),
-    )
-    if info["missing_keys"]:
-        raise ModelError(
-            f"the policy {policy.name} lacks weights ({', '.join(sorted(info['missing_keys'])[:3])}...), which would "
-            "be random. Name the folder of a whole causal model."
-        )
-    # Whatever the folder recommends (top-k, penalties, suppressed tokens) is another distribution than the policy's.
-    model.generation_config = GenerationConfig()
-    return model.to(device).eval()
+    return load_weights(policy, getattr(torch, policy.compute_dtype(device.type))).to(device).eval()
 
 
 def _draw_prompt(
@@ -80,21 +62,31 @@ def _draw_prompt(
         drawn = model.generate(
             input_ids=prompt,
             attention_mask=torch.ones_like(prompt),
-            generation_config=GenerationConfig(
-                do_sample=True,
-                temperature=settings.temperature,
-                top_k=0,
-                top_p=1.0,
-                max_new_tokens=settings.max_new_tokens,
+            generation_config=whole_distribution(
+                policy,
+                settings.temperature,
+                settings.max_new_tokens,
                 num_return_sequences=min(at_once, settings.num_samples - len(samples)),
-                eos_token_id=list(policy.stop_ids) or None,
-                pad_token_id=policy.stop_ids[0] if policy.stop_ids else None,  # fills up what ended earlier
             ),
             logits_processor=LogitsProcessorList([_RefuseBroken(policy.name)]),
         )
         for row in drawn[:, len(ids) :].tolist():
             samples.append(as_sample(policy, index, len(samples), row))
     return samples
+
+
+def whole_distribution(policy: Policy, temperature: float, max_new_tokens: int, **others: Any) -> GenerationConfig:
+    """Sampling from all tokens at a temperature, until one that ends a response."""
+    return GenerationConfig(
+        do_sample=True,
+        temperature=temperature,
+        top_k=0,
+        top_p=1.0,
+        max_new_tokens=max_new_tokens,
+        eos_token_id=list(policy.stop_ids) or None,
+        pad_token_id=policy.stop_ids[0] if policy.stop_ids else None,  # fills up what ended earlier
+        **others,
+    )
 
 
 class _RefuseBroken(LogitsProcessor):

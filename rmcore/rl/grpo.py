@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig, TrainerCallback
+from transformers import TrainerCallback
 
 from rmcore.config import RlhfConfig
 from rmcore.data.pair import Prompt, prompt_messages, prompt_text
 from rmcore.errors import ModelError
-from rmcore.loading import guard, pick_device, quiet_libraries
+from rmcore.loading import pick_device
 from rmcore.rl.credit import RewardModelCreditAssigner
 from rmcore.rl.group_reward import GroupReward, Record
 from rmcore.rl.policy import Policy, plain_form
+from rmcore.rl.policy_weights import load_weights
 from rmcore.rl.rlhf_requirements import require_trl
 from rmcore.rl.rollouts import RolloutScorer
 
@@ -82,12 +83,15 @@ def make_grpo_with_rm(
         record=record,
     )
     on_gpu = place.type == "cuda"
+    samples = wanted.prompts_per_step * wanted.group_size
+    micro_batch = wanted.micro_batch_size or samples
     options = GRPOConfig(
         output_dir=str(out),
         use_cpu=not on_gpu,
         bf16=on_gpu,
         gradient_checkpointing=on_gpu,
-        per_device_train_batch_size=wanted.prompts_per_step * wanted.group_size,
+        per_device_train_batch_size=micro_batch,
+        gradient_accumulation_steps=samples // micro_batch,
         num_generations=wanted.group_size,
         max_steps=wanted.steps,
         learning_rate=wanted.learning_rate,
@@ -107,7 +111,7 @@ def make_grpo_with_rm(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of TRL's own use of transformers
         trainer = GRPOTrainer(
-            load_policy_model(asked),
+            load_weights(asked, torch.float32),
             reward_funcs=reward,
             args=options,
             train_dataset=rows,
@@ -116,33 +120,6 @@ def make_grpo_with_rm(
         )
     trainer.remove_callback(_printer())
     return trainer
-
-
-def load_policy_model(policy: Policy) -> Any:
-    """The causal model with weights to train, float32.
-
-    Raises:
-        ModelError: it cannot be read, or lacks weights.
-    """
-    quiet_libraries()
-    model, info = guard(
-        policy.name,
-        lambda: AutoModelForCausalLM.from_pretrained(
-            policy.weights(),
-            dtype=torch.float32,
-            use_safetensors=True,
-            trust_remote_code=policy.trust_remote_code,
-            output_loading_info=True,
-        ),
-    )
-    if info["missing_keys"]:
-        raise ModelError(
-            f"the policy {policy.name} lacks weights ({', '.join(sorted(info['missing_keys'])[:3])}...), which would "
-            "be random. Name the folder of a whole causal model."
-        )
-    # Whatever the folder recommends (top-k, penalties, suppressed tokens) is another distribution than the policy's.
-    model.generation_config = GenerationConfig(eos_token_id=list(policy.stop_ids) or None)
-    return model
 
 
 def _rows(policy: Policy, prompts: Sequence[Prompt], max_new_tokens: int) -> Any:

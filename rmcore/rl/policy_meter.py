@@ -12,6 +12,7 @@ from transformers import GenerationConfig
 from rmcore.data.pair import Prompt
 from rmcore.metrics.uncertainty import FloatArray
 from rmcore.rl.best_of_n import pooled_deviation
+from rmcore.rl.generate_sampler import whole_distribution
 from rmcore.rl.judge import Judge
 from rmcore.rl.policy import Policy
 from rmcore.rl.policy_kl import sequence_kl
@@ -67,6 +68,7 @@ class PolicyMeter:
         self.policy, self.reference, self.start, self.reward, self.judge = policy, reference, start, reward, judge
         self.num_samples, self.temperature, self.max_new_tokens = num_samples, temperature, max_new_tokens
         self.prompt_ids = policy.fitting_ids(start.prompts, max_new_tokens)
+        self.sampling = whole_distribution(policy, temperature, max_new_tokens)
         self._start_rewards: tuple[int, list[FloatArray]] | None = None
 
     def measure(self, model: Any, *, seed: int) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -77,7 +79,7 @@ class PolicyMeter:
             response, reward, gold, disagreement, num_tokens, kl.
         """
         prompts = [index for index in range(len(self.prompt_ids)) for _ in range(self.num_samples)]
-        drawn = draw(model, self.policy, [self.prompt_ids[index] for index in prompts], self._config(), seed)
+        drawn = draw(model, self.policy, [self.prompt_ids[index] for index in prompts], self.sampling, seed)
         examples = [
             Example(tuple(self.prompt_ids[index]), tuple(ids)) for index, ids in zip(prompts, drawn, strict=True)
         ]
@@ -97,18 +99,6 @@ class PolicyMeter:
             }
         )
         return self._by_prompt(samples), samples
-
-    def _config(self) -> GenerationConfig:
-        stops = list(self.policy.stop_ids)
-        return GenerationConfig(
-            do_sample=True,
-            temperature=self.temperature,
-            top_k=0,
-            top_p=1.0,
-            max_new_tokens=self.max_new_tokens,
-            eos_token_id=stops or None,
-            pad_token_id=stops[0] if stops else None,
-        )
 
     def _by_prompt(self, samples: pd.DataFrame) -> pd.DataFrame:
         proxy = self._proxy_of_start()

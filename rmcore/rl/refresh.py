@@ -6,7 +6,7 @@ the reward model after it (iterated RLHF: Bai et al. 2022, arXiv:2204.05862, sec
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 from rmcore.config import RlhfConfig, TrainConfig
 from rmcore.data.integrity import select_training_pairs
 from rmcore.data.pair import PreferencePair, Prompt
+from rmcore.data.table import read_pairs, write_pairs
 from rmcore.errors import TrainingError
 from rmcore.model import BradleyTerryRM
 from rmcore.rl.judge import Judge
@@ -22,6 +23,7 @@ from rmcore.rl.reward_in_use import RewardInUse
 from rmcore.tracking import NullTracker
 from rmcore.trainer.loop import Trainer
 
+PAIRS_FILE = "pairs.parquet"
 TESTED_SHARE = 0.25
 """Of the new labels, which are only tested on: the training would flatter itself on the others."""
 
@@ -58,6 +60,7 @@ class Refresher:
     train: settings of the first training.
     settings: of the refreshes.
     publish: brings the present weights to who serves them and gives their version; None: nobody serves them.
+    labelled: what earlier refreshes were trained on.
     """
 
     reward: RewardInUse
@@ -67,16 +70,17 @@ class Refresher:
     train: TrainConfig
     settings: RlhfConfig
     publish: Callable[[BradleyTerryRM], int] | None
+    labelled: list[PreferencePair] = field(default_factory=list)
 
     def __call__(
         self, sample: Callable[[Sequence[Prompt]], Sequence[Sequence[str]]], step: int, folder: Path, seed: int
     ) -> Refresh:
-        """Label pairs of the policy's present samples, train on them, save to `folder/best`, publish.
+        """Label pairs of the policy's present samples, train on them, save to `folder`, publish.
 
         Args:
             sample: two or more responses of the policy to each prompt.
             step: of the policy.
-            folder: for the checkpoint.
+            folder: for the checkpoint (`best/`) and the labelled pairs (`pairs.parquet`).
             seed: of the run; each step draws its own prompts.
 
         Raises:
@@ -86,16 +90,34 @@ class Refresher:
         rng = random.Random(f"refresh {seed} {step}")  # noqa: S311 - data, not cryptography
         asked = rng.sample(list(self.prompts), min(len(self.prompts), self.settings.refresh_pairs))
         new = label_samples(asked, sample(asked), self.judge, self.settings.refresh_pairs, rng)
+        known = [*self.old, *self.labelled]
         before, after, trained = train_further(
-            self.reward.rm, new, self.old, self.train, self.settings, folder=folder, seed=seed + step
+            self.reward.rm, new, known, self.train, self.settings, folder=folder, seed=seed + step
         )
-        version = self.adopt(self.reward.rm, [*self.old, *trained])
-        return Refresh(step, version, len(new), before, after)
+        write_pairs(trained, folder / PAIRS_FILE)
+        return Refresh(step, self._adopt(self.reward.rm, trained), len(new), before, after)
 
-    def adopt(self, rm: BradleyTerryRM, training: Sequence[PreferencePair] | None = None) -> int:
+    def restore(self, folders: Sequence[Path]) -> None:
+        """Put the reward model of the last of some refreshes into use, as it was after it.
+
+        Args:
+            folders: of all refreshes so far, oldest first.
+        """
+        for folder in folders[:-1]:
+            self.labelled.extend(read_pairs(folder / PAIRS_FILE))
+            self.reward.version += 1
+        if folders:
+            rm = self.reward.rm
+            kept = BradleyTerryRM.from_pretrained(
+                folders[-1] / "best", device=rm.device.type, render_fn=rm.renderer.rendering.render_fn
+            )
+            self._adopt(kept, read_pairs(folders[-1] / PAIRS_FILE))
+
+    def _adopt(self, rm: BradleyTerryRM, trained: Sequence[PreferencePair]) -> int:
         """Use `rm` from now on, fit its members, and publish it; the version that it is served as."""
+        self.labelled.extend(trained)
         self.reward.rm = rm
-        self.reward.refit(self.old if training is None else training, self.reward.version + 1)
+        self.reward.refit([*self.old, *self.labelled], self.reward.version + 1)
         return self.reward.version if self.publish is None else self.publish(rm)
 
 
@@ -135,7 +157,7 @@ def train_further(
     Args:
         rm: the reward model in use.
         new: labelled where the policy is now; the last quarter is tested on.
-        old: pairs of the first training, of which some are mixed in lest they be forgotten.
+        old: pairs of all earlier trainings, of which some are mixed in lest they be forgotten.
         config: of the first training; optimizer and batch are its.
         settings: steps and learning rate.
         folder: for the checkpoint.

@@ -14,16 +14,15 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
-from transformers import GenerationConfig, TrainerCallback
+from transformers import TrainerCallback
 
 from rmcore.config import RlhfConfig
 from rmcore.data.pair import Prompt, prompt_text
-from rmcore.errors import TrainingError
+from rmcore.errors import RmcoreError
 from rmcore.files import write_json
-from rmcore.model import BradleyTerryRM
 from rmcore.progress import Report
 from rmcore.rl.credit import LengthCredit, RewardModelCreditAssigner
 from rmcore.rl.group_reward import SCORE_KEY
@@ -51,6 +50,7 @@ class Plan:
     settings: of the training.
     device: auto, cpu or cuda.
     refresher: renews the reward model; None: never.
+    rollouts: what draws the samples, see `make_grpo_with_rm`.
     """
 
     policy: Policy
@@ -60,6 +60,7 @@ class Plan:
     settings: RlhfConfig
     device: str
     refresher: Refresher | None
+    rollouts: Literal["generate", "vllm"] = "generate"
 
 
 def train_policy(plan: Plan, folder: Path, *, seed: int, tracker: Tracker, report: Report) -> None:
@@ -76,7 +77,7 @@ def train_policy(plan: Plan, folder: Path, *, seed: int, tracker: Tracker, repor
     folder.mkdir(parents=True, exist_ok=True)
     state = _rewind(folder)
     if plan.refresher is not None:
-        _restore_reward(plan.refresher, folder)
+        plan.refresher.restore(_refreshes(folder))
     run = _Run(plan, folder, seed, tracker, report)
     trainer = make_grpo_with_rm(
         plan.policy,
@@ -89,13 +90,14 @@ def train_policy(plan: Plan, folder: Path, *, seed: int, tracker: Tracker, repor
         max_new_tokens=plan.meter.max_new_tokens,
         seed=seed,
         device=plan.device,
+        rollouts=plan.rollouts,
         callbacks=[run],
         record=run.record,
     )
     started = time.perf_counter()
     try:
         trainer.train(resume_from_checkpoint=None if state is None else str(state))
-    except TrainingError:
+    except RmcoreError:
         if trainer.state.global_step:  # the step that failed changed no weight
             trainer._save_checkpoint(trainer.model, trial=None)
         raise
@@ -193,21 +195,11 @@ class _Run(TrainerCallback):
 
     def _refresh(self, refresher: Refresher, model: Any, step: int) -> None:
         policy, meter = self.plan.policy, self.plan.meter
-        stops = list(policy.stop_ids)
-        config = GenerationConfig(
-            do_sample=True,
-            temperature=meter.temperature,
-            top_k=0,
-            top_p=1.0,
-            max_new_tokens=meter.max_new_tokens,
-            eos_token_id=stops or None,
-            pad_token_id=stops[0] if stops else None,
-        )
 
         def sample(prompts: Sequence[Prompt]) -> list[list[str]]:
             ids = policy.fitting_ids(prompts, meter.max_new_tokens)
-            drawn = draw(model, policy, [row for row in ids for _ in range(2)], config, self.seed + step)
-            texts = [policy.decode([token for token in row if token not in stops]) for row in drawn]
+            drawn = draw(model, policy, [row for row in ids for _ in range(2)], meter.sampling, self.seed + step)
+            texts = [policy.decode([token for token in row if token not in policy.stop_ids]) for row in drawn]
             return [texts[first : first + 2] for first in range(0, len(texts), 2)]
 
         started = time.perf_counter()
@@ -227,29 +219,30 @@ def _credit(length_penalty: float) -> RewardModelCreditAssigner:
 
 def _rewind(folder: Path) -> Path | None:
     """The newest state, after dropping what was written behind it; None: from the start."""
-    states = sorted(folder.glob("checkpoint-*"), key=lambda place: int(place.name.split("-")[1]))
+    states = sorted(folder.glob("checkpoint-*"), key=_step)
     whole = [place for place in states if (place / "trainer_state.json").is_file()]
     for place in set(states) - set(whole):
         shutil.rmtree(place)
-    last = int(whole[-1].name.split("-")[1]) if whole else -1
+    last = _step(whole[-1]) if whole else -1
     for name in (PROGRESS, SAMPLES, ROLLOUTS, REFRESHES):
         kept = [row for row in read_rows(folder / name) if row["step"] <= last]
         if (folder / name).is_file():
             (folder / name).unlink()
             _append(folder / name, kept)
-    for place in folder.glob("refresh_*"):
-        if int(place.name.removeprefix("refresh_")) > last:
+    for place in _refreshes(folder):
+        if _step(place) > last:
             shutil.rmtree(place)
     return whole[-1] if whole else None
 
 
-def _restore_reward(refresher: Refresher, folder: Path) -> None:
-    """Put the reward model of the last kept refresh into use."""
-    places = sorted(folder.glob("refresh_*"), key=lambda place: int(place.name.removeprefix("refresh_")))
-    if places:
-        device = refresher.reward.rm.device.type
-        render_fn = refresher.reward.rm.renderer.rendering.render_fn
-        refresher.adopt(BradleyTerryRM.from_pretrained(places[-1] / "best", device=device, render_fn=render_fn))
+def _refreshes(folder: Path) -> list[Path]:
+    """Oldest first."""
+    return sorted(folder.glob("refresh_*"), key=_step)
+
+
+def _step(place: Path) -> int:
+    """Of the folder of a refresh or a state."""
+    return int(place.name.replace("_", "-").rpartition("-")[2])
 
 
 def _json_rows(table: pd.DataFrame) -> list[dict[str, Any]]:

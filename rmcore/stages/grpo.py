@@ -7,10 +7,12 @@ and measures on held-out prompts on the way. Writes `model/` (the policy of the 
 
 import json
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
+import torch
 
 from rmcore.config import PipelineConfig, RlhfConfig
 from rmcore.data.pair import PreferencePair, Prompt
@@ -22,10 +24,10 @@ from rmcore.memory import peak_memory_bytes
 from rmcore.model import BradleyTerryRM
 from rmcore.plots.rlhf import rlhf_curves
 from rmcore.progress import Report
-from rmcore.rl.grpo import load_policy_model
 from rmcore.rl.judge import Judge, judge_of
 from rmcore.rl.policy import Policy
 from rmcore.rl.policy_meter import PolicyMeter, StartPools
+from rmcore.rl.policy_weights import load_weights
 from rmcore.rl.refresh import Refresher
 from rmcore.rl.reward_in_use import RewardInUse
 from rmcore.rl.reward_service import RewardService, reward_service
@@ -137,7 +139,9 @@ def _plan(
 ) -> Plan:
     sampling = required_policy(config)
     prompts = list(dict.fromkeys(pair.prompt for pair in pairs))
-    reference = load_policy_model(policy).to(pick_device(config.device)).eval().requires_grad_(requires_grad=False)
+    reference = (
+        load_weights(policy, torch.float32).to(pick_device(config.device)).eval().requires_grad_(requires_grad=False)
+    )
     meter = PolicyMeter(
         policy,
         reference,
@@ -151,7 +155,9 @@ def _plan(
     refresher = None
     if settings.refresh_every is not None and judge is not None:
         refresher = Refresher(reward, judge, prompts, pairs[:MEMBER_PAIRS], config.train, settings, service.publish)
-    return Plan(policy, prompts, service.scorer or reward, meter, settings, config.device, refresher)
+    in_vllm = sampling.engine == "vllm" and pick_device(config.device).type == "cuda" and find_spec("vllm") is not None
+    rollouts: Literal["generate", "vllm"] = "vllm" if in_vllm else "generate"
+    return Plan(policy, prompts, service.scorer or reward, meter, settings, config.device, refresher, rollouts)
 
 
 def _collect(

@@ -215,7 +215,7 @@ STAGES: dict[str, Stage] = {
             ("seed", "train", "evaluate", "policy", "rlhf"),
             ("rlhf.json", "model/*"),
             libraries=(*TORCH, "trl"),
-            without={"train": RUN_ONLY_FIELDS, "rlhf": ("wait_seconds",)},
+            without={"train": RUN_ONLY_FIELDS, "rlhf": ("wait_seconds", "micro_batch_size")},
             kept=("seed_*",),
             on_device=True,
             content=_trained_policy_content,

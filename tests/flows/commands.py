@@ -29,7 +29,7 @@ class Home:
     def rm_opt(self, *arguments, check=True):
         done = subprocess.run(
             [sys.executable, "-c", "from flows.cli import main; main()", *map(str, arguments)],
-            cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=400,
+            cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=900,
         )  # fmt: skip
         assert "Traceback" not in done.stdout + done.stderr, done.stdout + done.stderr
         if check:

@@ -1,36 +1,27 @@
 """`rm-opt active study` as a user runs it: real Prefect and MLflow, a process a command."""
 
+import importlib.util
 import json
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+_SPEC = importlib.util.spec_from_file_location("commands", Path(__file__).with_name("commands.py"))
+commands = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(commands)
+
 pytestmark = pytest.mark.services
-ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("--preset", "active-smoke", "--seeds", "2", "--set", "active.noise=[0.0]", "--set", "active.growth=3")
 
 
 @pytest.fixture(scope="module")
 def rm_opt(tmp_path_factory):
-    """Runs a command in a home of its own, on a copy of the packages: a key digests the code."""
-    root = tmp_path_factory.mktemp("active")
-    home, code = root / "home", root / "code"
-    home.mkdir()
-    for package in ("rmcore", "tasks", "flows", "experiments"):
-        shutil.copytree(ROOT / package, code / package, ignore=shutil.ignore_patterns("__pycache__"))
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
+    """Runs a command and reads its summary."""
+    home = commands.Home(tmp_path_factory.mktemp("active"))
 
     def run(*arguments):
-        summary = home / "summary.json"
-        done = subprocess.run(
-            [sys.executable, "-c", "from flows.cli import main; main()", *arguments, "--summary", str(summary)],
-            cwd=home, env=kept | {"RM_OPT_HOME": str(home), "PYTHONPATH": str(code)},
-            capture_output=True, text=True, timeout=400,
-        )  # fmt: skip
+        summary = home.folder / "summary.json"
+        done = home.rm_opt(*arguments, "--summary", summary, check=False)
         return done, json.loads(summary.read_text() or "{}") if summary.exists() else {}
 
     return run

@@ -76,7 +76,7 @@ class Place:
 
     def rm_opt(self, *arguments):
         process = self.start(*arguments)
-        output, errors = process.communicate(timeout=500)
+        output, errors = process.communicate(timeout=900)
         assert "Traceback" not in output + errors, output + errors
         return process.returncode, output, errors
 

@@ -34,7 +34,7 @@ class Workplace:
     def rm_opt(self, *arguments, check=True, **environment):
         command = [sys.executable, "-c", "from flows.cli import main; main()", *map(str, arguments)]
         done = subprocess.run(
-            command, cwd=self.code, env=self.environment | environment, capture_output=True, text=True, timeout=400
+            command, cwd=self.code, env=self.environment | environment, capture_output=True, text=True, timeout=900
         )
         assert "Traceback" not in done.stdout + done.stderr, done.stdout + done.stderr
         if check:

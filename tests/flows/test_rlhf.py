@@ -24,6 +24,7 @@ SETTINGS = {
     "policy.samples_per_prompt": 8,
     "policy.max_new_tokens": 40,
     "policy.gradient_prompts": 0,
+    "rlhf.measure_every": 5,
     "rlhf.prompts_per_step": 2,
     "rlhf.group_size": 4,
     "rlhf.num_prompts": 8,

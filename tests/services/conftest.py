@@ -168,7 +168,7 @@ class Services:
     def flow_runs(self, **conditions):
         return httpx.post(f"{self.api}/flow_runs/filter", json={"flow_runs": conditions}).raise_for_status().json()
 
-    def wait(self, run_id, timeout_s=300, until=lambda: False):
+    def wait(self, run_id, timeout_s=600, until=lambda: False):
         """The flow run once it has ended, or once `until()` is true: it is asked at each look."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:

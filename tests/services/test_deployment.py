@@ -12,7 +12,7 @@ from experiments.presets import PRESETS
 pytestmark = pytest.mark.services
 FLOWS = (
     "pipeline", "trajectory", "experiment", "score", "best-of-n", "overoptimize", "readiness", "readiness-validation",
-    "active-learning",
+    "active-learning", "rlhf",
 )  # fmt: skip
 MATRIX = {"experiment": "baseline", "size": "smoke", "seeds": 2}
 
@@ -76,6 +76,7 @@ def test_the_form_and_the_run_show_in_a_browser(browse, services, finished):
         forms["overoptimize"]: ["column of the reward that counts", "largest n of best-of-n", "Submit"],
         forms["readiness"]: ["nats that the policy will be moved by", "Submit"],
         forms["readiness-validation"]: ["quickly trained backbones", "Submit"],
+        forms["rlhf"]: ["Samples of each prompt, whose rewards are compared", "a checkpoint folder", "Submit"],
         forms["active-learning"]: ["paired repetitions", "Submit"],
         f"{services.ui}/runs/flow-run/{finished['id']}": ["from-ui-seed0", "Completed"],
     }

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from experiments.presets import PRESETS
-from rmcore.config import PolicyConfig, ReadinessConfig
+from rmcore.config import PolicyConfig, ReadinessConfig, RlhfConfig
 from tasks.mlflow_client import connect
 
 pytestmark = pytest.mark.services
@@ -78,3 +78,28 @@ def test_overoptimize_draws_a_curve_for_each_proxy_of_a_file(services, tmp_path)
     assert found == {"figures/overoptimization_good.png", "figures/overoptimization_bad.png"}
     [told] = [text for text in services.artifacts(run["id"]) if "Over-optimisation" in text]
     assert "falls from the start" in next(line for line in told.splitlines() if "bad, best-of-n" in line)
+
+
+def test_a_policy_is_trained_from_the_form_and_its_curves_are_in_mlflow(services):
+    training = RlhfConfig(
+        steps=2, prompts_per_step=2, group_size=4, measure_every=1, num_prompts=4, samples_per_prompt=2, rewards="local"
+    )
+    config = SMALL.model_copy(update={"study": "trained", "rlhf": training}).model_dump(mode="json")
+    started = services.trigger({"config": config}, "rlhf").raise_for_status().json()
+    run = services.wait(started["id"])
+    assert run["state_type"] == "COMPLETED", run["state"]
+    assert files(services, "trained", "grpo/figures") == {"grpo/figures/rlhf.png"}
+    [tracked] = services.mlflow_runs("trained")
+    metrics = {metric["key"]: metric["value"] for metric in tracked["data"]["metrics"]}
+    assert {"policy/kl", "policy/gold", "policy/reward_seed0", "policy/weight_version_seed0"} <= metrics.keys()
+    assert {"policy/trained_gold_ci_low", "cost/rlhf_tokens_per_second"} <= metrics.keys()
+    [told] = [text for text in services.artifacts(run["id"]) if "win rate" in text and "GRPO" in text]
+    assert "the gold world" in told
+
+
+def test_a_form_that_names_a_checkpoint_for_the_wrong_mode_is_refused(services):
+    config = SMALL.model_copy(update={"study": "wrong", "rlhf": RlhfConfig()}).model_dump(mode="json")
+    started = services.trigger({"config": config, "checkpoint": "x"}, "rlhf").raise_for_status().json()
+    run = services.wait(started["id"])
+    assert run["state_type"] == "FAILED"
+    assert "mode policy" in run["state"]["message"]

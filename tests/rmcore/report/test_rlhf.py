@@ -21,6 +21,7 @@ KINDS = {
     "one seed": {"num_seeds": 1},
     "one point": {"num_points": 1},
     "no refresh": {"refreshes": False},
+    "no members, no rule": {"early_stop": False},
 }
 
 
@@ -45,7 +46,7 @@ def test_every_number_of_the_record_is_in_the_section(page, record):
         for name in ("kl", "proxy", "gold", "win_rate", "disagreement", "num_tokens"):
             value = point[name]
             if value is not None:
-                assert numbers.decimal(value["value"]) in text
+                assert (value["reason"] if value["value"] is None else numbers.decimal(value["value"])) in text
     for row in refresh_rows(record) + stop_rows(record):
         assert all(cell in text for cell in row)
     for line in rlhf_findings(record):
@@ -61,6 +62,12 @@ def test_without_a_trained_policy_there_is_no_section(page):
     html = page(None)
     assert 'id="rlhf"' not in html.raw
     assert "Trained policy" not in html.text
+
+
+def test_the_rule_is_shown_where_there_is_one_alone(page):
+    heading = "disagreement have stopped it in time"
+    assert heading in page(make()).section("rlhf")
+    assert heading not in page(make(early_stop=False)).section("rlhf")
 
 
 def test_a_judges_name_is_text_and_not_an_element(page):

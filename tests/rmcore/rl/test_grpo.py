@@ -11,16 +11,19 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rmcore.config import GoldConfig, RlhfConfig
+from rmcore.config import GoldConfig, RlhfConfig, TrainConfig
 from rmcore.data.pair import Message
 from rmcore.errors import ConfigError, DataError, ModelError, NotReadyError, ServingError, TrainingError
+from rmcore.model import BradleyTerryRM
 from rmcore.rl.credit import GroupNormalizedCredit, LengthCredit, RewardModelCreditAssigner
-from rmcore.rl.grpo import load_policy_model, make_grpo_with_rm
+from rmcore.rl.grpo import make_grpo_with_rm
 from rmcore.rl.judge import GoldJudge
 from rmcore.rl.policy import Policy
 from rmcore.rl.policy_meter import QUANTITIES, PolicyMeter, StartPools
+from rmcore.rl.policy_weights import load_weights
+from rmcore.rl.refresh import Refresher
 from rmcore.rl.reward_in_use import RewardInUse
-from rmcore.rl.training_run import FINISHED, PROGRESS, ROLLOUTS, Plan, read_rows, train_policy
+from rmcore.rl.training_run import FINISHED, PROGRESS, REFRESHES, ROLLOUTS, Plan, read_rows, train_policy
 from rmcore.tracking import MemoryTracker
 
 _SPEC = importlib.util.spec_from_file_location("policies", Path(__file__).with_name("policies.py"))
@@ -99,6 +102,19 @@ def test_the_policy_learns_what_is_rewarded(policy, tmp_path):
     assert np.mean(seen[-5:]) > np.mean(seen[:5]) + 3 * np.std([np.mean(step) for step in seen[:5]])
     assert scorer.calls == 25
     assert all(len(step) == 48 for step in seen)
+
+
+def test_micro_batches_make_the_same_step(policy, tmp_path):
+    once = SMALL.model_copy(update={"steps": 1})
+    seen = []
+    for size in (None, 2):
+        one = trainer(policy, Scorer(len), tmp_path / str(size), once.model_copy(update={"micro_batch_size": size}))
+        one.train()
+        seen.append(torch.cat([value.flatten() for value in one.model.state_dict().values()]))
+    # AdamW's first step is the sign of the gradient: where that is rounding alone, it may turn round.
+    assert (seen[0] - seen[1]).abs().gt(1e-5).float().mean() < 1e-3
+    with pytest.raises(ValueError, match="does not divide"):
+        RlhfConfig(prompts_per_step=2, group_size=4, micro_batch_size=3)
 
 
 def test_groups_of_equal_rewards_teach_nothing(policy, tmp_path):
@@ -192,8 +208,6 @@ def texts(rollouts):
 
 @pytest.fixture(scope="module")
 def reward(tiny_folder, gold_pairs):
-    from rmcore.model import BradleyTerryRM
-
     rm = BradleyTerryRM.from_pretrained(tiny_folder, device="cpu", max_seq_len=128)
     return RewardInUse(rm, gold_pairs[:60], gold_pairs[60:120], num_members=3, seed=0)
 
@@ -205,7 +219,7 @@ def plan(policy, reward, gold_pairs):
     held_out = [pair.prompt for pair in gold_pairs[100:108:2]]
     judge = GoldJudge(GoldConfig())
     gold = [judge.rewards([prompt] * 2, pool) for prompt, pool in zip(held_out, pools, strict=True)]
-    reference = load_policy_model(policy).eval()
+    reference = load_weights(policy, torch.float32).eval()
     start = StartPools(held_out, pools, gold)
     meter = PolicyMeter(policy, reference, start, reward, judge, num_samples=3, temperature=1.0, max_new_tokens=10)
     settings = RlhfConfig(steps=5, prompts_per_step=2, group_size=4, measure_every=2, learning_rate=1e-3)
@@ -256,6 +270,44 @@ def test_a_training_that_was_cut_off_goes_on_to_the_same_end(plan, whole, tmp_pa
     assert read_rows(tmp_path / ROLLOUTS) == read_rows(whole / ROLLOUTS)
     ours, theirs = (load_file(place / "model" / "model.safetensors") for place in (tmp_path, whole))
     assert same(ours, theirs)
+
+
+def refreshed(plan, tiny_folder, gold_pairs, settings):
+    """The plan with a reward model of its own, which two refreshes change."""
+    rm = BradleyTerryRM.from_pretrained(tiny_folder, device="cpu", max_seq_len=128)
+    reward = RewardInUse(rm, gold_pairs[:60], gold_pairs[60:120], num_members=3, seed=0)
+    meter = PolicyMeter(
+        plan.policy, plan.meter.reference, plan.meter.start, reward, plan.meter.judge, num_samples=3, temperature=1.0,
+        max_new_tokens=10,
+    )  # fmt: skip
+    train = TrainConfig(lr=1e-3, token_budget=4096)
+    refresher = Refresher(reward, plan.meter.judge, plan.prompts, gold_pairs[:60], train, settings, None)
+    return {"scorer": reward, "meter": meter, "refresher": refresher, "settings": settings}
+
+
+@pytest.mark.parametrize("last", [3, 5])
+def test_refreshes_are_repeated_or_restored_after_a_cut(plan, tiny_folder, gold_pairs, tmp_path, last):
+    settings = plan.settings.model_copy(
+        update={"steps": 6, "refresh_every": 2, "refresh_pairs": 16, "refresh_steps": 2, "measure_every": 3}
+    )
+
+    def stop(done, total, text):
+        if done == last:
+            raise KeyboardInterrupt
+
+    changes = refreshed(plan, tiny_folder, gold_pairs, settings)
+    finish(plan, tmp_path / "whole", **changes)
+    with pytest.raises(KeyboardInterrupt):
+        finish(plan, tmp_path / "cut", report=stop, **refreshed(plan, tiny_folder, gold_pairs, settings))
+    again = refreshed(plan, tiny_folder, gold_pairs, settings)
+    finish(plan, tmp_path / "cut", **again)
+    assert [row["step"] for row in read_rows(tmp_path / "cut" / REFRESHES)] == [2, 4]
+    for name in (PROGRESS, ROLLOUTS, REFRESHES):
+        assert read_rows(tmp_path / "cut" / name) == read_rows(tmp_path / "whole" / name)
+    assert again["scorer"].version == changes["scorer"].version == 3
+    assert len(again["refresher"].labelled) == len(changes["refresher"].labelled) > 16
+    rewards = [row["weight_version"] for row in read_rows(tmp_path / "cut" / ROLLOUTS)]
+    assert sorted(set(rewards)) == [1, 2, 3]
 
 
 def test_a_scorer_that_stays_away_ends_the_training_with_its_state_saved(plan, whole, tmp_path):
