@@ -2,8 +2,9 @@
 
     python benchmarks/active_selection.py [--model minilm] [--pairs 10000] [--max-seq-len 64] [--repeats 3]
 
-Pairs of the gold world, members that share one backbone, in float32. A cheaper backbone is the stricter test. Both passes are timed in turns in one
-process; the first of each, which warms up, is left out. Choosing is timed on the view that the pass gives.
+Pairs of the gold world, members that share one backbone, in float32. A cheaper backbone is the stricter test. Both
+passes are timed in turns in one process, after a warm-up on a few pairs. Choosing is timed on the view that the pass
+gives.
 """
 
 import argparse
