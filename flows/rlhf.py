@@ -9,13 +9,13 @@ configure_environment()  # before Prefect and MLflow read their settings
 # ruff: noqa: E402
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact
-from rmcore.report.rlhf import rlhf_markdown
 
 from experiments.presets import PRESETS
 from flows.pipeline import require_judge, run_pipeline
 from flows.policy import finish, require_policy, run_chain
 from rmcore.config import PipelineConfig
 from rmcore.errors import ConfigError
+from rmcore.report.rlhf import rlhf_markdown
 from rmcore.rl.rlhf_requirements import require_rlhf
 from rmcore.stages.registry import POLICY
 from rmcore.stages.results import read_json
