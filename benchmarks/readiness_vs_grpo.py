@@ -112,9 +112,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="of GRPO; default: the preset's")
     options = parser.parse_args()
     configure_environment()
-    config = PRESETS["rlhf"]
-    if options.steps is not None:
-        config = config.model_copy(update={"rlhf": config.rlhf.model_copy(update={"steps": options.steps})})
+    preset = PRESETS["rlhf"]
+    assert preset.rlhf is not None
+    changes = {"rewards": "local"} | ({} if options.steps is None else {"steps": options.steps})
+    config = preset.model_copy(update={"rlhf": preset.rlhf.model_copy(update=changes)})
     rows = study(options.models, config, options.rm_steps, options.out)
     (options.out / "rows.json").write_text(json.dumps(rows, indent=1))
     print(table(rows, config))

@@ -33,7 +33,7 @@ def rlhf_rows(record: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """One row a measured step; what nobody judged is a dash."""
     names = ("kl", "proxy", "gold", "win_rate", "disagreement", "num_tokens")
     return [
-        (str(point["step"]), *("-" if point[name] is None else shown(point[name]) for name in names))
+        (str(point["step"]), *("-" if point[name] is None else _short(point[name]) for name in names))
         for point in record["curve"]
     ]
 
@@ -122,6 +122,13 @@ def rlhf_markdown(record: Mapping[str, Any]) -> str:
 
 def _escaped(lines: Sequence[str]) -> list[str]:
     return [line.replace("<", "&lt;") for line in lines]
+
+
+def _short(value: Mapping[str, Any]) -> str:
+    """With two decimals, so that all columns stand beside each other on a page."""
+    if value["value"] is None or value["ci_low"] is None:
+        return shown(value)
+    return f"{value['value']:.2f} ({value['ci_low']:.2f} to {value['ci_high']:.2f})"
 
 
 def _gain(value: float | None) -> str:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from rmcore.plots import numbers
 from rmcore.plots.rlhf import rlhf_curves
 from rmcore.report.html import write_report
 from rmcore.report.rlhf import RLHF_HEADINGS, refresh_rows, rlhf_findings, rlhf_markdown, rlhf_rows, stop_rows
@@ -46,7 +45,7 @@ def test_every_number_of_the_record_is_in_the_section(page, record):
         for name in ("kl", "proxy", "gold", "win_rate", "disagreement", "num_tokens"):
             value = point[name]
             if value is not None:
-                assert (value["reason"] if value["value"] is None else numbers.decimal(value["value"])) in text
+                assert (value["reason"] if value["value"] is None else f"{value['value']:.2f}") in text
     for row in refresh_rows(record) + stop_rows(record):
         assert all(cell in text for cell in row)
     for line in rlhf_findings(record):
