@@ -86,8 +86,11 @@ class Place:
         assert status in (0, 1), output + errors
         return status, json.loads(out.read_text()), output + errors
 
-    def manifests(self, stage="*"):
-        """Bytes of the manifest of every finished artifact: the same bytes were not made again."""
+    def manifests(self, stage="[!.]*"):
+        """Bytes of the manifest of every finished artifact: the same bytes were not made again.
+
+        Folders with a dot hold what is not finished, its manifest perhaps written already.
+        """
         return {path: path.read_bytes() for path in self.home.glob(f"store/{stage}/*/MANIFEST.json")}
 
 
