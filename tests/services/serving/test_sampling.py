@@ -31,14 +31,28 @@ def draw(policy, prompts, settings, out, **options):
     return draw_samples(policy, prompts, settings, out, engine="vllm", device="cpu", **options)
 
 
+def children():
+    return [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+
+
+OTHERS: set[int] = set()
+"""What ran before a test began, such as the server that other files of this folder share."""
+
+
+@pytest.fixture(autouse=True)
+def others():
+    OTHERS.clear()
+    OTHERS.update(process.pid for process in children())
+
+
 def engines():
-    """vLLM's engines below this process; its API server is another process."""
-    running = [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
-    return [process for process in running if "EngineCore" in process.name()]
+    """The sampler's vLLM engines below this process; its API server is another process."""
+    return [process for process in children() if process.pid not in OTHERS and "EngineCore" in process.name()]
 
 
 def left_over():
-    return [p for p in psutil.Process().children(recursive=True) if "vllm" in " ".join(p.cmdline()).lower()]
+    found = [process for process in children() if process.pid not in OTHERS]
+    return [process for process in found if "vllm" in " ".join(process.cmdline()).lower()]
 
 
 def test_the_first_token_has_the_policys_distribution_and_ends_where_it_says(vllm, policy, tmp_path):
