@@ -1,5 +1,7 @@
 """What choosing labels saves: the claims are frozen, then every seed runs, then they are judged. Order only."""
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from tasks.home import configure_environment, home
@@ -13,11 +15,14 @@ from experiments.presets import PRESETS
 from flows.policy import finish, run_chain
 from rmcore.active.analysis import claims_of
 from rmcore.config import ActiveConfig, PipelineConfig
-from rmcore.errors import ConfigError
 from rmcore.report.active import active_markdown
-from rmcore.stages.results import read_json
+from rmcore.report.active_page import write_active_report
+from rmcore.stages.requirements import required_active
+from rmcore.stages.results import figures, read_json
+from rmcore.store import ArtifactRef
 from rmcore.study.registration import register
 
+REPORT_FILE = "report.html"
 STUDY = ("prepare", "features", "active")
 
 
@@ -31,33 +36,29 @@ def active_learning(config: PipelineConfig = PRESETS["active"]) -> dict[str, Any
         config: pairs, the backbone whose features the heads read, and in active the size of the study.
 
     Returns:
-        {"results": curves, savings, claims with verdicts, the registration; "figures": paths by name, "folder",
-        "executed", "mlflow_url"}.
+        {"results": curves, savings, claims with verdicts, the registration; "report": HTML file, "figures": paths by
+        name, "folder", "executed", "mlflow_url"}.
 
     Raises:
         ConfigError: the config has no study.
     """
-    study = require_active(config)
+    study = required_active(config)
     registration = register(home() / "registrations" / f"active-{config.study}", _frozen(config, study))
-    chain = run_chain(config, STUDY if study.check is None else (*STUDY, "active_check"), kind="active")
-    results = read_json(chain.refs["active"], "active.json") | {"registration": registration}
-    if study.check is not None:
-        results["check"] = read_json(chain.refs["active_check"], "check.json")
+
+    def found(refs: Mapping[str, ArtifactRef]) -> dict[str, Any]:
+        checked = {} if study.check is None else {"check": read_json(refs["active_check"], "check.json")}
+        return read_json(refs["active"], "active.json") | {"registration": registration} | checked
+
+    def report(refs: Mapping[str, ArtifactRef], folder: Path) -> Path:
+        settings = config.model_dump(mode="json")
+        return write_active_report(found(refs), figures(refs), folder / REPORT_FILE, config=settings)
+
+    stages = STUDY if study.check is None else (*STUDY, "active_check")
+    chain = run_chain(config, stages, kind="active", report=report)
+    results = found(chain.refs)
     markdown = active_markdown(results)
-    chain.folder.mkdir(parents=True, exist_ok=True)
     (chain.folder / "summary.md").write_text(markdown, encoding="utf-8")
-    return finish(chain, results, markdown)
-
-
-def require_active(config: PipelineConfig) -> ActiveConfig:
-    """The study's settings.
-
-    Raises:
-        ConfigError: the config has none.
-    """
-    if config.active is None:
-        raise ConfigError("there is no study in this config; start from preset active.")
-    return config.active
+    return finish(chain, results, markdown) | {"report": str(chain.folder / REPORT_FILE)}
 
 
 def _frozen(config: PipelineConfig, study: ActiveConfig) -> dict[str, Any]:

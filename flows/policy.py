@@ -1,6 +1,6 @@
 """What would happen to a policy: best-of-n by a reward model, readiness v2, and the study that tests it. Order only."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,17 +17,18 @@ from pydantic import Field
 from experiments.presets import PRESETS
 from flows.pipeline import open_store, require_judge, run_stages
 from rmcore.config import PipelineConfig
-from rmcore.errors import ConfigError
 from rmcore.files import write_json
 from rmcore.report.policy import best_of_n_markdown, curves_markdown, readiness_markdown, validation_markdown
 from rmcore.rl.curves import curves_of_file
 from rmcore.stages.registry import POLICY, pipeline_stages
+from rmcore.stages.requirements import required_policy, required_validation
 from rmcore.stages.results import figures, read_json, run_key
 from rmcore.store import ArtifactRef, flatten
 from tasks.checkpoints import given_checkpoint
 from tasks.tracking import RunTracker
 
 BEST_OF_N = ("prepare", "train", *POLICY)
+WriteReport = Callable[[Mapping[str, ArtifactRef], Path], Path]
 VALIDATION = ("prepare", "policy", "samples", "population", "validation")
 
 
@@ -53,8 +54,19 @@ class Chain:
         }
 
 
-def run_chain(config: PipelineConfig, names: Sequence[str], *, kind: str, checkpoint: str | None = None) -> Chain:
-    """Run the stages `names` with tracking; `checkpoint` stands in for the stage train."""
+def run_chain(
+    config: PipelineConfig,
+    names: Sequence[str],
+    *,
+    kind: str,
+    checkpoint: str | None = None,
+    report: WriteReport | None = None,
+) -> Chain:
+    """Run the stages `names` with tracking.
+
+    `checkpoint` stands in for the stage train; `report` writes what is tracked beside the artifacts, given them and the
+    run's folder.
+    """
     store = open_store()
     run_name = f"{config.study}-seed{config.seed}-{kind}"
     with RunTracker.start(
@@ -69,21 +81,11 @@ def run_chain(config: PipelineConfig, names: Sequence[str], *, kind: str, checkp
         key = run_key(refs)
         cached = [name for name, run in runs.items() if run.cached]
         tracker.set_tags({"rm.key": key, "rm.cache": ",".join(cached) or "none"})
+        folder = home() / "reports" / f"{run_name}-{key[:12]}"
+        if report is not None:
+            tracker.log_file(report(refs, folder), "report")
     executed = [name for name, run in runs.items() if not run.cached]
-    return Chain(refs, executed, tracker.url, home() / "reports" / f"{run_name}-{key[:12]}")
-
-
-def require_policy(config: PipelineConfig) -> None:
-    """Refuse before anything runs what could only fail after a training.
-
-    Raises:
-        ConfigError: there is no policy.
-    """
-    if config.policy is None:
-        raise ConfigError(
-            "there is no policy in this config, so nothing would be sampled; start from preset policy, or set "
-            "policy.name to sft, a folder or a hub name."
-        )
+    return Chain(refs, executed, tracker.url, folder)
 
 
 @flow(name="best-of-n", flow_run_name="{config.study}-seed{config.seed}-best-of-n", validate_parameters=True)
@@ -100,7 +102,7 @@ def best_of_n(config: PipelineConfig = PRESETS["policy"], checkpoint: str | None
     Raises:
         ConfigError: the config has no policy.
     """
-    require_policy(config)
+    required_policy(config)
     chain = run_chain(config, BEST_OF_N, kind="best-of-n", checkpoint=checkpoint)
     results = {
         "sampling": read_json(chain.refs["samples"], "sampling.json"),
@@ -123,7 +125,7 @@ def readiness(config: PipelineConfig = PRESETS["policy"], checkpoint: str | None
     Raises:
         ConfigError: the config has no policy, or nobody judges its samples.
     """
-    require_policy(config)
+    required_policy(config)
     require_judge(config)
     chain = run_chain(config, pipeline_stages(config), kind="readiness", checkpoint=checkpoint)
     results = read_json(chain.refs["readiness_v2"], "readiness.json")
@@ -145,10 +147,9 @@ def readiness_validation(config: PipelineConfig = PRESETS["validation"]) -> dict
     Raises:
         ConfigError: the config has no policy or no study, or its data have no known truth.
     """
-    require_policy(config)
+    required_policy(config)
     require_judge(config)
-    if config.validation is None:
-        raise ConfigError("there is no study in this config; start from preset validation.")
+    required_validation(config)
     chain = run_chain(config, VALIDATION, kind="validation")
     results = read_json(chain.refs["validation"], "validation.json")
     return finish(chain, results, validation_markdown(results))

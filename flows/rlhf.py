@@ -12,12 +12,13 @@ from prefect.artifacts import create_markdown_artifact
 
 from experiments.presets import PRESETS
 from flows.pipeline import require_judge, run_pipeline
-from flows.policy import finish, require_policy, run_chain
+from flows.policy import finish, run_chain
 from rmcore.config import PipelineConfig
 from rmcore.errors import ConfigError
 from rmcore.report.rlhf import rlhf_markdown
 from rmcore.rl.rlhf_requirements import require_rlhf
 from rmcore.stages.registry import POLICY
+from rmcore.stages.requirements import required_policy
 from rmcore.stages.results import read_json
 
 Mode = Literal["full", "rm", "policy"]
@@ -51,7 +52,7 @@ def rlhf(
     run_name = f"{config.study}-seed{config.seed}-rlhf"
     if mode == "rm":
         return run_pipeline(config.model_copy(update={"policy": None, "rlhf": None}), kind="rlhf", run_name=run_name)
-    require_policy(config)
+    required_policy(config)
     require_rlhf(config)
     require_judge(config)
     if mode == "full":

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,20 @@ def write_json(path: Path, value: Any) -> None:
     temporary.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     fsync_folder(temporary)
     temporary.replace(path)
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """Rows of a JSONL file, none where it is not there; a last line cut by a crash is left out."""
+    if not path.is_file():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def append_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Add rows to a JSONL file, which is made if it is not there."""
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
 @contextmanager

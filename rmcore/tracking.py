@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -57,14 +57,3 @@ class JsonlTracker:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-
-def read_history(path: Path) -> list[dict[str, Any]]:
-    """Read the rows of a `metrics.jsonl`; a last line cut by a crash is left out."""
-    if not path.is_file():
-        return []
-    rows = []
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        if line.endswith("\n"):
-            rows.append(json.loads(line))
-    return rows

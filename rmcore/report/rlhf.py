@@ -18,6 +18,8 @@ AGGREGATES = {
 }
 REWARDS = {"vllm": "a vLLM reward server", "local": "the reward model in the training's process"}
 RLHF_HEADINGS = ("step", "KL, nats", "proxy gain, sd", "gold gain, sd", "win rate", "disagreement", "tokens")
+DIGITS = (("kl", 2), ("proxy", 2), ("gold", 2), ("win_rate", 2), ("disagreement", 2), ("num_tokens", 0))
+"""Decimals of each column after the step."""
 REFRESH_HEADINGS = ("seed", "after step", "new labels", "accuracy before", "accuracy after", "weight version")
 STOP_HEADINGS = (
     "seed",
@@ -31,9 +33,8 @@ STOP_HEADINGS = (
 
 def rlhf_rows(record: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """One row a measured step; what nobody judged is a dash."""
-    names = ("kl", "proxy", "gold", "win_rate", "disagreement", "num_tokens")
     return [
-        (str(point["step"]), *("-" if point[name] is None else _short(point[name]) for name in names))
+        (str(point["step"]), *("-" if point[name] is None else _short(point[name], digits) for name, digits in DIGITS))
         for point in record["curve"]
     ]
 
@@ -124,11 +125,11 @@ def _escaped(lines: Sequence[str]) -> list[str]:
     return [line.replace("<", "&lt;") for line in lines]
 
 
-def _short(value: Mapping[str, Any]) -> str:
-    """With two decimals, so that all columns stand beside each other on a page."""
+def _short(value: Mapping[str, Any], digits: int) -> str:
+    """With few decimals, so that all columns stand beside each other on a page."""
     if value["value"] is None or value["ci_low"] is None:
         return shown(value)
-    return f"{value['value']:.2f} ({value['ci_low']:.2f} to {value['ci_high']:.2f})"
+    return f"{value['value']:.{digits}f} ({value['ci_low']:.{digits}f} to {value['ci_high']:.{digits}f})"
 
 
 def _gain(value: float | None) -> str:

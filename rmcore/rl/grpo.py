@@ -1,8 +1,12 @@
 """GRPO with the reward model: TRL's trainer on a policy folder, with rewards and credit of this platform.
 
-with RewardServer(ServeSettings("checkpoints/best", port=0)) as server, server.client() as client:
-trainer = make_grpo_with_rm("my-policy", prompts, RewardModelScorer(client, over_length="cut"), out="grpo")
-trainer.train()
+For example
+
+    with RewardServer(ServeSettings("checkpoints/best", port=0)) as server, server.client() as client:
+        trainer = make_grpo_with_rm("my-policy", prompts, RewardModelScorer(client, over_length="cut"), out="grpo")
+        trainer.train()
+
+The trainer is TRL's own, with all its methods.
 """
 
 import warnings

@@ -1,14 +1,15 @@
 """One training of a policy against a reward model, which a second call goes on with where the first was cut off.
 
-<folder>/checkpoint-STEP    TRL's states; the newest two
-progress.jsonl     a row a measured step and prompt
-samples.jsonl      the samples of each measurement
-rollouts.jsonl     every sample that was trained on, with its reward and the weight version that gave it
-refreshes.jsonl    a row a refresh; refresh_STEP/best is the reward model after it
-finished.json      written last
+Its folder holds
+
+- `checkpoint-STEP/`: TRL's states, the newest two
+- `progress.jsonl`: a row a measured step and prompt
+- `samples.jsonl`: the samples of each measurement
+- `rollouts.jsonl`: every sample that was trained on, with its reward and the weight version that gave it
+- `refreshes.jsonl`: a row a refresh; `refresh_STEP/best` is the reward model after it
+- `finished.json`: written last
 """
 
-import json
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ from transformers import TrainerCallback
 from rmcore.config import RlhfConfig
 from rmcore.data.pair import Prompt, prompt_text
 from rmcore.errors import RmcoreError
-from rmcore.files import write_json
+from rmcore.files import append_json_lines, read_json_lines, write_json
 from rmcore.progress import Report
 from rmcore.rl.credit import LengthCredit, RewardModelCreditAssigner
 from rmcore.rl.group_reward import SCORE_KEY
@@ -116,14 +117,6 @@ def train_policy(plan: Plan, folder: Path, *, seed: int, tracker: Tracker, repor
     write_json(folder / FINISHED, outcome)
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Rows of a JSONL file, none where it is not there; a last line cut by a crash is left out."""
-    if not path.is_file():
-        return []
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
-
-
 class _Run(TrainerCallback):
     """Measures, refreshes, stops and writes down between the steps of one training."""
 
@@ -171,7 +164,7 @@ class _Run(TrainerCallback):
             }
             for rollout, credit in zip(rollouts, credits, strict=True)
         ]
-        _append(self.folder / ROLLOUTS, rows)
+        append_json_lines(self.folder / ROLLOUTS, rows)
         self.num_tokens += sum(rollout.meta["num_tokens"] for rollout in rollouts)
         table = pd.DataFrame(rows)
         within = table.groupby("prompt")["credit"].std(ddof=0)
@@ -187,8 +180,8 @@ class _Run(TrainerCallback):
     def _measure(self, model: Any, step: int) -> float:
         started = time.perf_counter()
         rows, samples = self.plan.meter.measure(model, seed=self.seed)
-        _append(self.folder / PROGRESS, _json_rows(rows.assign(seed=self.seed, step=step)))
-        _append(self.folder / SAMPLES, _json_rows(samples.assign(seed=self.seed, step=step)))
+        append_json_lines(self.folder / PROGRESS, _json_rows(rows.assign(seed=self.seed, step=step)))
+        append_json_lines(self.folder / SAMPLES, _json_rows(samples.assign(seed=self.seed, step=step)))
         self._track(step, {f"measured_{name}": rows[name].mean() for name in ("kl", "proxy", "gold", "win_rate")})
         self.measuring_seconds += time.perf_counter() - started
         return float(rows["disagreement"].mean())
@@ -204,7 +197,7 @@ class _Run(TrainerCallback):
 
         started = time.perf_counter()
         done = refresher(sample, step, self.folder / f"refresh_{step}", self.seed)
-        _append(self.folder / REFRESHES, [done.to_dict()])
+        append_json_lines(self.folder / REFRESHES, [done.to_dict()])
         self.measuring_seconds += time.perf_counter() - started
 
     def _track(self, step: int, values: Mapping[str, float]) -> None:
@@ -225,10 +218,10 @@ def _rewind(folder: Path) -> Path | None:
         shutil.rmtree(place)
     last = _step(whole[-1]) if whole else -1
     for name in (PROGRESS, SAMPLES, ROLLOUTS, REFRESHES):
-        kept = [row for row in read_rows(folder / name) if row["step"] <= last]
+        kept = [row for row in read_json_lines(folder / name) if row["step"] <= last]
         if (folder / name).is_file():
             (folder / name).unlink()
-            _append(folder / name, kept)
+            append_json_lines(folder / name, kept)
     for place in _refreshes(folder):
         if _step(place) > last:
             shutil.rmtree(place)
@@ -248,8 +241,3 @@ def _step(place: Path) -> int:
 def _json_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
     """With null where there is no number: JSON has no NaN."""
     return table.astype(object).where(table.notna(), None).to_dict("records")
-
-
-def _append(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)

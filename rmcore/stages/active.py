@@ -15,15 +15,15 @@ from rmcore.active.analysis import analyse
 from rmcore.active.differences import CachedDifferences
 from rmcore.active.labellers import GoldLabels, HiddenLabels, Labeller, NoisyLabels
 from rmcore.active.study import pool_size, seed_record
-from rmcore.config import ActiveConfig, PipelineConfig
+from rmcore.config import PipelineConfig
 from rmcore.data.pair import PreferencePair
 from rmcore.data.table import read_pairs
-from rmcore.errors import ConfigError
 from rmcore.files import write_json
 from rmcore.plots.active import label_efficiency, savings_figure
 from rmcore.progress import Report
 from rmcore.stages.features import DIFFERENCES_FILE, PAIRS_FILE
 from rmcore.stages.interface import Upstream
+from rmcore.stages.requirements import required_active
 from rmcore.tracking import Tracker
 
 
@@ -53,17 +53,6 @@ def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker,
     write_json(out / "active.json", found)
     _track(found, tracker)
     _write_outcome(found, out)
-
-
-def required_active(config: PipelineConfig) -> ActiveConfig:
-    """The study's settings.
-
-    Raises:
-        ConfigError: the config has none.
-    """
-    if config.active is None:
-        raise ConfigError("there is no study in this config; set active.num_seeds, or use preset active.")
-    return config.active
 
 
 def make_labeller(config: PipelineConfig, pairs: list[PreferencePair], seed: int) -> Labeller:

@@ -17,9 +17,10 @@ from rmcore.data.table import read_pairs
 from rmcore.errors import ConfigError
 from rmcore.files import write_json
 from rmcore.progress import Report
-from rmcore.stages.active import make_labeller, required_active
+from rmcore.stages.active import make_labeller
 from rmcore.stages.features import PAIRS_FILE
 from rmcore.stages.interface import Upstream
+from rmcore.stages.requirements import required_active
 from rmcore.tracking import Tracker
 
 

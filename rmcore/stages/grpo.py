@@ -18,7 +18,7 @@ from rmcore.config import PipelineConfig, RlhfConfig
 from rmcore.data.pair import PreferencePair, Prompt
 from rmcore.data.table import read_pairs
 from rmcore.errors import DataError
-from rmcore.files import write_json
+from rmcore.files import read_json_lines, write_json
 from rmcore.loading import pick_device
 from rmcore.memory import peak_memory_bytes
 from rmcore.model import BradleyTerryRM
@@ -41,11 +41,11 @@ from rmcore.rl.training_run import (
     ROLLOUTS,
     SAMPLES,
     Plan,
-    read_rows,
     train_policy,
 )
 from rmcore.stages.interface import Upstream
-from rmcore.stages.policy import policy_place, required_policy
+from rmcore.stages.policy import policy_place
+from rmcore.stages.requirements import required_policy
 from rmcore.stages.samples import SAMPLES_FILE
 from rmcore.tracking import Tracker
 
@@ -139,9 +139,7 @@ def _plan(
 ) -> Plan:
     sampling = required_policy(config)
     prompts = list(dict.fromkeys(pair.prompt for pair in pairs))
-    reference = (
-        load_weights(policy, torch.float32).to(pick_device(config.device)).eval().requires_grad_(requires_grad=False)
-    )
+    reference = load_weights(policy, torch.float32).to(pick_device(config.device)).eval()
     meter = PolicyMeter(
         policy,
         reference,
@@ -169,7 +167,7 @@ def _collect(
         rows = [
             row | {"seed": config.seed + number}
             for number, place in enumerate(seeds)
-            for row in read_rows(place / name)
+            for row in read_json_lines(place / name)
         ]
         pd.DataFrame(rows).to_parquet(out / Path(name).with_suffix(".parquet"))
     if not (out / MODEL_FOLDER).is_dir():
@@ -195,7 +193,7 @@ def _collect(
             {
                 "seed": config.seed + number,
                 "points": curve_of(progress[progress["seed"] == config.seed + number], **numbers),
-                "refreshes": read_rows(place / REFRESHES),
+                "refreshes": read_json_lines(place / REFRESHES),
                 "stopped": ends[number]["stopped"],
             }
             for number, place in enumerate(seeds)

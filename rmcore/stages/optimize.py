@@ -33,7 +33,8 @@ from rmcore.rl.samples import pools
 from rmcore.rl.scored_samples import ScoredSamples, score_samples
 from rmcore.rl.sft import Example
 from rmcore.stages.interface import Upstream
-from rmcore.stages.policy import policy_place, required_policy
+from rmcore.stages.policy import policy_place
+from rmcore.stages.requirements import required_policy
 from rmcore.stages.samples import SAMPLES_FILE
 from rmcore.tracking import Tracker
 

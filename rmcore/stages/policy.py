@@ -24,6 +24,7 @@ from rmcore.progress import Report
 from rmcore.rl.policy import render_prompt
 from rmcore.rl.sft import TOKEN_BUDGET, Example, fine_tune
 from rmcore.stages.interface import Upstream
+from rmcore.stages.requirements import required_policy
 from rmcore.tiny import build_tiny
 from rmcore.tracking import Tracker
 
@@ -70,17 +71,6 @@ def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker,
     left_out = len(examples) - len(fitting)
     write_json(out / "training.json", {"num_examples": len(fitting), "num_too_long": left_out, "loss": loss})
     write_json(out / "summary.json", {"metrics": {"policy/sft_loss": loss, "policy/sft_examples": len(fitting)}})
-
-
-def required_policy(config: PipelineConfig) -> PolicyConfig:
-    """The policy's settings.
-
-    Raises:
-        ConfigError: the config names no policy.
-    """
-    if config.policy is None:
-        raise ConfigError("there is no policy in this config; set policy.name to sft, a folder or a hub name.")
-    return config.policy
 
 
 def policy_place(config: PipelineConfig, artifact: Path) -> str:

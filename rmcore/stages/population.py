@@ -16,7 +16,7 @@ import pandas as pd
 from rmcore.config import PipelineConfig, ValidationConfig
 from rmcore.data.pair import PreferencePair
 from rmcore.data.table import read_pairs
-from rmcore.errors import ConfigError, DataError
+from rmcore.errors import DataError
 from rmcore.files import write_json
 from rmcore.model import BradleyTerryRM
 from rmcore.progress import Report
@@ -24,6 +24,7 @@ from rmcore.rl.defects import BackboneRecipe, backbones
 from rmcore.rl.population import rows_of, see
 from rmcore.stages.interface import Upstream
 from rmcore.stages.policy import policy_place
+from rmcore.stages.requirements import required_validation
 from rmcore.stages.samples import SAMPLES_FILE
 from rmcore.stages.train import train_into
 from rmcore.tracking import METRICS_FILE, JsonlTracker, Tracker
@@ -77,17 +78,6 @@ def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker,
 
 def _say(report: Report, done: int, total: int, name: str, text: str) -> None:
     report(done, total, f"{name}: {text}")
-
-
-def required_validation(config: PipelineConfig) -> ValidationConfig:
-    """The study's settings.
-
-    Raises:
-        ConfigError: the config has none.
-    """
-    if config.validation is None:
-        raise ConfigError("there is no study in this config; set validation.num_backbones, or use preset validation.")
-    return config.validation
 
 
 def train_backbone(

@@ -11,11 +11,12 @@ from typing import Any
 import pandas as pd
 
 from rmcore.config import PipelineConfig
+from rmcore.files import read_json_lines
 from rmcore.metrics.diagnosis import diagnose
 from rmcore.report.schema import Policy, Results, Stage, Training
 from rmcore.stages.registry import device_type
 from rmcore.store import ArtifactRef, Store, make_key
-from rmcore.tracking import METRICS_FILE, read_history
+from rmcore.tracking import METRICS_FILE
 
 NUM_MISTAKES = 50
 SHOWN_VERSIONS = ("rm-optimizer", "torch", "transformers", "prefect", "mlflow", "pandas", "numpy")
@@ -67,7 +68,7 @@ def gather_results(
         "mistakes": mistakes[["pair_id", "prompt", "chosen", "rejected", "margin"]].to_dict("records"),
         "diagnoses": [
             {"symptom": found.symptom, "diagnosis": found.diagnosis, "advice": found.advice}
-            for found in diagnose(read_history(folder["train"] / METRICS_FILE))
+            for found in diagnose(read_json_lines(folder["train"] / METRICS_FILE))
         ],
         "stages": [_stage(store, ref, cached[name]) for name, ref in refs.items()],
         "config": config.model_dump(mode="json"),

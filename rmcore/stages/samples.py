@@ -26,7 +26,8 @@ from rmcore.rl.policy import Policy
 from rmcore.rl.samples import read_samples
 from rmcore.rl.sampling import SamplingSettings, draw_samples
 from rmcore.stages.interface import Upstream
-from rmcore.stages.policy import policy_place, required_policy
+from rmcore.stages.policy import policy_place
+from rmcore.stages.requirements import required_policy
 from rmcore.tracking import Tracker
 
 SAMPLES_FILE = "samples.parquet"

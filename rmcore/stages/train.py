@@ -20,7 +20,7 @@ from rmcore.data.rendering import count_cut
 from rmcore.data.sources import source_digest
 from rmcore.data.table import read_pairs
 from rmcore.errors import ConfigError
-from rmcore.files import write_json
+from rmcore.files import read_json_lines, write_json
 from rmcore.loading import pick_device
 from rmcore.model import BradleyTerryRM
 from rmcore.plots.training import training_curves
@@ -28,7 +28,7 @@ from rmcore.plots.trajectory import curvature_trajectory
 from rmcore.progress import Report
 from rmcore.resume import FINISHED_FILE, clear
 from rmcore.stages.interface import Upstream
-from rmcore.tracking import METRICS_FILE, Tracker, read_history
+from rmcore.tracking import METRICS_FILE, Tracker
 from rmcore.trainer.callbacks import Callback
 from rmcore.trainer.loop import Trainer
 from rmcore.trainer.record import TrainResult
@@ -152,7 +152,7 @@ def _write_outcome(out: Path, trainer: Trainer, result: TrainResult) -> None:
         costs["cost/peak_training_mib"] = result.peak_training_bytes / 2**20
     write_json(out / "summary.json", {"metrics": costs})
     (out / "figures").mkdir(exist_ok=True)
-    history = read_history(out / METRICS_FILE)
+    history = read_json_lines(out / METRICS_FILE)
     training_curves(history, out / "figures" / "training_curves.png", best_step=result.best_step)
     if "curvature" in trainer.config.callbacks and trainer.validation:
         curvature_trajectory(history, out / "figures" / "curvature_trajectory.png", best_step=result.best_step)

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from rmcore.files import read_json_lines
 from rmcore.metrics.calibration import BinnedCalibration
 from rmcore.metrics.diagnosis import Diagnosis, GateCheck, diagnose, validation_gate
 from rmcore.metrics.ranking import PairMean, mean_statistic, pair_means
 from rmcore.metrics.rewards import RewardTable
 from rmcore.metrics.uncertainty import FloatArray, cluster_bootstrap
-from rmcore.tracking import METRICS_FILE, read_history
+from rmcore.tracking import METRICS_FILE
 from rmcore.verdicts import SeedSample
 
 NUM_RESAMPLES = 1000
@@ -96,7 +97,7 @@ def read_cell(
         metrics: names to read.
         target_accuracy: validation accuracy that steps and seconds to the target are measured to.
     """
-    history = read_history(folders["train"] / METRICS_FILE)
+    history = read_json_lines(folders["train"] / METRICS_FILE)
     samples = dict(_summaries(folders, metrics)) | dict(_training(folders["train"], history, target_accuracy))
     if "evaluate" not in folders:
         return Measured(arm, seed, _wanted(samples, metrics), history=history, diagnoses=diagnose(history))

@@ -4,8 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rmcore.files import read_json_lines
 from rmcore.report.experiment_schema import Trial, Tuned
-from rmcore.tracking import METRICS_FILE, read_history
+from rmcore.tracking import METRICS_FILE
 
 
 def trial_score(training: Path, metric: str) -> float | None:
@@ -15,7 +16,7 @@ def trial_score(training: Path, metric: str) -> float | None:
         training: artifact of the train stage.
         metric: eval/loss, of which less is better, or eval/pairwise_accuracy.
     """
-    values = [row["metrics"].get(metric) for row in read_history(training / METRICS_FILE)]
+    values = [row["metrics"].get(metric) for row in read_json_lines(training / METRICS_FILE)]
     finite = [value for value in values if value is not None and math.isfinite(value)]
     return _best(metric, finite) if finite else None
 

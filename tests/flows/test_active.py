@@ -36,7 +36,11 @@ def test_the_study_says_what_was_saved_and_is_not_run_twice(rm_opt):
     assert "d-optimal > 40%" in done.stdout
     assert "inconclusive" in done.stdout  # two seeds claim nothing
     assert found["registration"]["number"] == 1
-    assert "paired seeds" in (Path(outcome["folder"]) / "summary.md").read_text()
+    report = Path(outcome["report"])
+    assert report.parent == Path(outcome["folder"])
+    assert all(claim["text"] in report.read_text() for claim in found["claims"])
+    assert "report      " in done.stdout
+    assert "paired seeds" in report.with_name("summary.md").read_text()
     assert set(outcome["figures"]) == {"label_efficiency", "label_savings"}
 
     done, again = rm_opt("active", "study", *SMALL)

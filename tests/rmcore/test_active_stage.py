@@ -12,6 +12,7 @@ from rmcore.active.analysis import claims_of
 from rmcore.config import ActiveConfig, DataConfig, GoldConfig, PipelineConfig
 from rmcore.data.table import read_pairs, write_pairs
 from rmcore.errors import ConfigError
+from rmcore.files import read_json_lines
 from rmcore.model import BradleyTerryRM
 from rmcore.report.active import active_markdown, claim_rows, short_rows
 from rmcore.scoring.features import pair_features
@@ -19,7 +20,7 @@ from rmcore.stages import features as features_stage
 from rmcore.stages.registry import STAGES, stage_inputs
 from rmcore.stages.run import run_stage
 from rmcore.store import ArtifactRef
-from rmcore.tracking import METRICS_FILE, read_history
+from rmcore.tracking import METRICS_FILE
 
 CONFIG = PRESETS["active-smoke"].model_copy(
     update={
@@ -85,7 +86,7 @@ def test_the_study_writes_curves_savings_verdicts_and_figures(chain, found):
         assert (chain["active"] / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     table = pd.read_csv(chain["active"] / "tables" / "savings.csv")
     assert len(table) == 2 * 4 * 4  # noise levels, functions, targets
-    history = read_history(chain["active"] / METRICS_FILE)
+    history = read_json_lines(chain["active"] / METRICS_FILE)
     assert [row["step"] for row in history] == found["noise"][0]["num_labels"]
     assert set(history[0]["metrics"]) == {
         f"eval/accuracy_{name}" for name in ("random", "entropy", "variance", "bald", "d_optimal")

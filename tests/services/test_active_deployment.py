@@ -29,6 +29,7 @@ def test_the_study_runs_from_its_form_and_shows_in_mlflow(services):
     assert tracked["info"]["status"] == "FINISHED"
     figures = {file.path for file in client.list_artifacts(run_id, "active/figures")}
     assert figures == {"active/figures/label_efficiency.png", "active/figures/label_savings.png"}
+    assert [file.path for file in client.list_artifacts(run_id, "report")] == ["report/report.html"]
     by_labels = [(point.step, point.value) for point in client.get_metric_history(run_id, "eval/accuracy_d_optimal")]
     assert len(by_labels) > 2
     assert all(0 <= value <= 1 for _, value in by_labels)

@@ -8,7 +8,7 @@ import pytest
 
 from rmcore.plots.rlhf import rlhf_curves
 from rmcore.report.html import write_report
-from rmcore.report.rlhf import RLHF_HEADINGS, refresh_rows, rlhf_findings, rlhf_markdown, rlhf_rows, stop_rows
+from rmcore.report.rlhf import DIGITS, RLHF_HEADINGS, refresh_rows, rlhf_findings, rlhf_markdown, rlhf_rows, stop_rows
 
 _SPEC = importlib.util.spec_from_file_location("report_sample", Path(__file__).with_name("sample.py"))
 sample = importlib.util.module_from_spec(_SPEC)
@@ -42,10 +42,10 @@ def test_every_number_of_the_record_is_in_the_section(page, record):
     text = page(record).section("rlhf")
     assert record["verdict"]["headline"] in text
     for point in record["curve"]:
-        for name in ("kl", "proxy", "gold", "win_rate", "disagreement", "num_tokens"):
+        for name, digits in DIGITS:
             value = point[name]
             if value is not None:
-                assert (value["reason"] if value["value"] is None else f"{value['value']:.2f}") in text
+                assert (value["reason"] if value["value"] is None else f"{value['value']:.{digits}f}") in text
     for row in refresh_rows(record) + stop_rows(record):
         assert all(cell in text for cell in row)
     for line in rlhf_findings(record):

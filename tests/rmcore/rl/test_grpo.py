@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from rmcore.config import GoldConfig, RlhfConfig, TrainConfig
 from rmcore.data.pair import Message
 from rmcore.errors import ConfigError, DataError, ModelError, NotReadyError, ServingError, TrainingError
+from rmcore.files import read_json_lines
 from rmcore.model import BradleyTerryRM
 from rmcore.rl.credit import GroupNormalizedCredit, LengthCredit, RewardModelCreditAssigner
 from rmcore.rl.grpo import make_grpo_with_rm
@@ -23,7 +24,7 @@ from rmcore.rl.policy_meter import QUANTITIES, PolicyMeter, StartPools
 from rmcore.rl.policy_weights import load_weights
 from rmcore.rl.refresh import Refresher
 from rmcore.rl.reward_in_use import RewardInUse
-from rmcore.rl.training_run import FINISHED, PROGRESS, REFRESHES, ROLLOUTS, Plan, read_rows, train_policy
+from rmcore.rl.training_run import FINISHED, PROGRESS, REFRESHES, ROLLOUTS, Plan, train_policy
 from rmcore.tracking import MemoryTracker
 
 _SPEC = importlib.util.spec_from_file_location("policies", Path(__file__).with_name("policies.py"))
@@ -232,7 +233,7 @@ def finish(plan, folder, report=lambda *state: None, **changes):
 
 
 def measured(folder):
-    return pd.DataFrame(read_rows(folder / PROGRESS)).astype(float)
+    return pd.DataFrame(read_json_lines(folder / PROGRESS)).astype(float)
 
 
 @pytest.fixture(scope="module")
@@ -252,7 +253,7 @@ def test_a_training_leaves_its_policy_and_what_was_measured(whole, folder):
     trained = load_file(whole / "model" / "model.safetensors")
     assert not same(trained, load_file(folder / "model.safetensors"))
     assert not list(whole.glob("checkpoint-*"))
-    assert {row["weight_version"] for row in read_rows(whole / ROLLOUTS)} == {1}
+    assert {row["weight_version"] for row in read_json_lines(whole / ROLLOUTS)} == {1}
 
 
 @pytest.mark.parametrize("last", [1, 3, 4])
@@ -267,7 +268,7 @@ def test_a_training_that_was_cut_off_goes_on_to_the_same_end(plan, whole, tmp_pa
     (tmp_path / "checkpoint-9").mkdir()  # as one that died while it wrote its state leaves it
     finish(plan, tmp_path)
     pd.testing.assert_frame_equal(measured(tmp_path), measured(whole))
-    assert read_rows(tmp_path / ROLLOUTS) == read_rows(whole / ROLLOUTS)
+    assert read_json_lines(tmp_path / ROLLOUTS) == read_json_lines(whole / ROLLOUTS)
     ours, theirs = (load_file(place / "model" / "model.safetensors") for place in (tmp_path, whole))
     assert same(ours, theirs)
 
@@ -301,12 +302,12 @@ def test_refreshes_are_repeated_or_restored_after_a_cut(plan, tiny_folder, gold_
         finish(plan, tmp_path / "cut", report=stop, **refreshed(plan, tiny_folder, gold_pairs, settings))
     again = refreshed(plan, tiny_folder, gold_pairs, settings)
     finish(plan, tmp_path / "cut", **again)
-    assert [row["step"] for row in read_rows(tmp_path / "cut" / REFRESHES)] == [2, 4]
+    assert [row["step"] for row in read_json_lines(tmp_path / "cut" / REFRESHES)] == [2, 4]
     for name in (PROGRESS, ROLLOUTS, REFRESHES):
-        assert read_rows(tmp_path / "cut" / name) == read_rows(tmp_path / "whole" / name)
+        assert read_json_lines(tmp_path / "cut" / name) == read_json_lines(tmp_path / "whole" / name)
     assert again["scorer"].version == changes["scorer"].version == 3
     assert len(again["refresher"].labelled) == len(changes["refresher"].labelled) > 16
-    rewards = [row["weight_version"] for row in read_rows(tmp_path / "cut" / ROLLOUTS)]
+    rewards = [row["weight_version"] for row in read_json_lines(tmp_path / "cut" / ROLLOUTS)]
     assert sorted(set(rewards)) == [1, 2, 3]
 
 
@@ -317,7 +318,7 @@ def test_a_scorer_that_stays_away_ends_the_training_with_its_state_saved(plan, w
     assert [place.name for place in tmp_path.glob("checkpoint-*")] == ["checkpoint-3"]
     finish(plan, tmp_path, scorer=Scorer(len), settings=settings)
     assert json.loads((tmp_path / FINISHED).read_text())["num_steps"] == 5
-    assert sorted({row["step"] for row in read_rows(tmp_path / ROLLOUTS)}) == [1, 2, 3, 4, 5]
+    assert sorted({row["step"] for row in read_json_lines(tmp_path / ROLLOUTS)}) == [1, 2, 3, 4, 5]
 
 
 def test_a_finished_training_is_left_as_it_is(plan, whole):

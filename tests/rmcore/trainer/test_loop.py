@@ -9,10 +9,11 @@ from safetensors.torch import load_file
 
 from rmcore.config import ModelConfig, PipelineConfig, TrainConfig
 from rmcore.errors import TrainingError
+from rmcore.files import read_json_lines
 from rmcore.model import BradleyTerryRM
 from rmcore.progress import progress_bar
 from rmcore.stages.train import train_into
-from rmcore.tracking import METRICS_FILE, JsonlTracker, MemoryTracker, read_history
+from rmcore.tracking import METRICS_FILE, JsonlTracker, MemoryTracker
 from rmcore.trainer.loop import Trainer
 
 CPU = torch.device("cpu")
@@ -167,7 +168,7 @@ def test_the_stage_writes_the_documented_files(tmp_path, gold_pairs):
     names = {path.name for path in tmp_path.iterdir()}
     assert {"best", "step_6", "metrics.csv", "metrics.jsonl", "reward_distributions.json", "training.json"} <= names
     assert "resume" not in names
-    assert len(read_history(tmp_path / METRICS_FILE)) == 9  # six logged steps, three evaluations
+    assert len(read_json_lines(tmp_path / METRICS_FILE)) == 9  # six logged steps, three evaluations
     distribution = json.loads((tmp_path / "reward_distributions.json").read_text())["validation"]["chosen"]
     assert sum(distribution["histogram"]["counts"]) == distribution["num"] == 10
 

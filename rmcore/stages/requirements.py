@@ -1,0 +1,40 @@
+"""Parts of a config that some stages cannot do without; flows ask for them before anything runs. Imports no torch."""
+
+from rmcore.config import ActiveConfig, PipelineConfig, PolicyConfig, ValidationConfig
+from rmcore.errors import ConfigError
+
+
+def required_policy(config: PipelineConfig) -> PolicyConfig:
+    """The policy's settings.
+
+    Raises:
+        ConfigError: the config names no policy.
+    """
+    if config.policy is None:
+        raise ConfigError(
+            "there is no policy in this config, so nothing would be sampled; start from preset policy, or set "
+            "policy.name to sft, a folder or a hub name."
+        )
+    return config.policy
+
+
+def required_validation(config: PipelineConfig) -> ValidationConfig:
+    """The settings of the study that tests readiness.
+
+    Raises:
+        ConfigError: the config has none.
+    """
+    if config.validation is None:
+        raise ConfigError("there is no study in this config; set validation.num_backbones, or use preset validation.")
+    return config.validation
+
+
+def required_active(config: PipelineConfig) -> ActiveConfig:
+    """The settings of the study of what choosing labels saves.
+
+    Raises:
+        ConfigError: the config has none.
+    """
+    if config.active is None:
+        raise ConfigError("there is no study in this config; set active.num_seeds, or use preset active.")
+    return config.active
