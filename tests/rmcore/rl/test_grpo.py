@@ -136,7 +136,10 @@ def test_rollouts_are_draws_of_the_policy_and_carry_what_credit_needs(policy, tm
     seen = []
     settings = RlhfConfig(steps=1, prompts_per_step=1, group_size=400)
     scorer = Scorer(len)
-    record = lambda step, rollouts, credits: seen.extend(rollouts)  # noqa: E731
+
+    def record(step, rollouts, credits):
+        seen.extend(rollouts)
+
     make_grpo_with_rm(
         policy, PROMPTS[:1], scorer, out=tmp_path, settings=settings, record=record, max_new_tokens=1, device="cpu"
     ).train()
@@ -151,7 +154,10 @@ def test_rollouts_are_draws_of_the_policy_and_carry_what_credit_needs(policy, tm
 
 def test_a_price_of_length_is_taken_off(policy, tmp_path):
     credit, seen = RewardModelCreditAssigner(LengthCredit(0.5), mode="add"), []
-    record = lambda step, rollouts, credits: seen.extend(zip(rollouts, credits, strict=True))  # noqa: E731
+
+    def record(step, rollouts, credits):
+        seen.extend(zip(rollouts, credits, strict=True))
+
     trainer(policy, Scorer(lambda text: 3), tmp_path, credit=credit, record=record).train()
     assert all(value == pytest.approx(3 - 0.5 * rollout.meta["num_tokens"]) for rollout, value in seen)
     assert len({value for _, value in seen}) > 1

@@ -80,7 +80,10 @@ def test_ten_steps_and_new_weights_in_between(server, client, policy, tmp_path):
         assert world.publisher_of(server).publish(models[first + 1]).weight_version == first + 1
 
     scorer = RewardModelScorer(client, over_length="cut")
-    record = lambda step, rollouts, credits: seen.append((rollouts, credits))  # noqa: E731
+
+    def record(step, rollouts, credits):
+        seen.append((rollouts, credits))
+
     train(policy, scorer, tmp_path, steps=10, record=record, callbacks=[After(4, publish)])
     versions = [{rollout.meta["rm_score_version"] for rollout in rollouts} for rollouts, _ in seen]
     assert versions == [{first}] * 4 + [{first + 1}] * 6
@@ -106,7 +109,10 @@ def test_an_update_between_two_halves_of_a_group_scores_it_again_whole(server, p
 
         updates = threading.Thread(target=publish_thrice)
         scorer = RewardModelScorer(session, over_length="cut")
-        record = lambda step, rollouts, credits: seen.append(rollouts)  # noqa: E731
+
+        def record(step, rollouts, credits):
+            seen.append(rollouts)
+
         until_published = [After(1, updates.start), StopWhen(lambda: len(seen) > 1 and not updates.is_alive())]
         train(policy, scorer, tmp_path, steps=200, record=record, group_size=8, callbacks=until_published)
         updates.join()
@@ -126,7 +132,10 @@ def test_an_engine_that_is_killed_in_the_middle_is_waited_for(server, client, po
         engine.kill()
 
     scorer = RewardModelScorer(client, over_length="cut")
-    record = lambda step, rollouts, credits: seen.append((rollouts, credits))  # noqa: E731
+
+    def record(step, rollouts, credits):
+        seen.append((rollouts, credits))
+
     train(policy, scorer, tmp_path, steps=4, record=record, callbacks=[After(2, kill)])
     assert len(seen) == 4
     for rollouts, credits in seen:
