@@ -62,7 +62,7 @@ PRESETS: dict[str, PipelineConfig] = {
     # From preferences to a policy, cold: reward model, readiness, GRPO against it; under ten minutes on two cores.
     "rlhf": PipelineConfig(
         study="rlhf",
-        data=WORLD,
+        data=WORLD.model_copy(update={"eval_limit": 600}),
         model=ModelConfig(name="tiny", max_seq_len=256),
         train=GOOD,
         evaluate=EvaluateConfig(train_pairs=300),
