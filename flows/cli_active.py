@@ -1,11 +1,18 @@
 """`rm-opt active study`: what choosing labels saves on these pairs."""
 
-import json
 from typing import Annotated, Any
 
 import typer
 
-from flows.cli_common import ConfigOption, SetOption, SummaryOption, print_findings, print_places, run_configured
+from flows.cli_common import (
+    ConfigOption,
+    SetOption,
+    SummaryOption,
+    print_findings,
+    print_places,
+    run_configured,
+    settings_of,
+)
 
 
 def study(
@@ -31,9 +38,7 @@ def study(
     rm-opt active study --preset active-pairs --data pairs.parquet --model out/best
     """
     given = {"data.source": data, "model.name": model, "active.num_seeds": seeds}
-    # As JSON: a path is text, whatever YAML would read in it.
-    wanted = [f"{name}={json.dumps(value)}" for name, value in given.items() if value is not None]
-    wanted += ["data.eval_source=null"] if data is not None else []
+    wanted = settings_of(given) + (["data.eval_source=null"] if data is not None else [])
     outcome = run_configured(_load, preset, config, [*wanted, *(set_ or [])], summary)
     from rmcore.report.active import SHORT_HEADINGS, active_findings, short_rows
 

@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,6 +42,14 @@ def prepare_terminal() -> None:
     for logger in ("PREFECT_LOGGING_ROOT_LEVEL", "PREFECT_SERVER_LOGGING_LEVEL"):
         os.environ.setdefault(logger, "CRITICAL")
     configure_environment()
+
+
+def settings_of(given: Mapping[str, str | int | float | None]) -> list[str]:
+    """The settings behind a command's options, those that were given, in the form of `--set`.
+
+    As JSON: a path is text, whatever YAML would read in it.
+    """
+    return [f"{name}={json.dumps(value)}" for name, value in given.items() if value is not None]
 
 
 def run_configured(

@@ -1,13 +1,20 @@
 """`rm-opt best-of-n` and `rm-opt readiness`: whether a policy may be optimised against a reward model."""
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from flows.cli_common import ConfigOption, SetOption, SummaryOption, print_findings, print_places, run_configured
+from flows.cli_common import (
+    ConfigOption,
+    SetOption,
+    SummaryOption,
+    print_findings,
+    print_places,
+    run_configured,
+    settings_of,
+)
 from rmcore.cli.inputs import (
     ChosenColumn,
     Device,
@@ -155,9 +162,7 @@ def _validate(size: Size, config: Path | None, assignments: list[str], summary: 
 def _assignments(checkpoint: str | None, policy: str | None, data: str | None, samples: str | None) -> list[str]:
     """The settings behind the options. A given reward model was not trained here, so more pairs are left to measure."""
     given = {"policy.name": policy, "data.source": data, "policy.samples": samples}
-    # As JSON: a path is text, whatever YAML would read in it.
-    wanted = [f"{name}={json.dumps(value)}" for name, value in given.items() if value is not None]
-    return wanted + (["data.test_fraction=0.5"] if checkpoint is not None and data is not None else [])
+    return settings_of(given) + (["data.test_fraction=0.5"] if checkpoint is not None and data is not None else [])
 
 
 def _loader(name: Literal["best_of_n", "readiness"], checkpoint: str | None) -> Any:

@@ -15,6 +15,7 @@ from flows.cli_common import (
     print_places,
     print_reported,
     run_configured,
+    settings_of,
 )
 from rmcore.errors import ConfigError
 
@@ -72,10 +73,9 @@ def rlhf(
         "rlhf.num_seeds": seeds,
         "policy.judge": judge,
     }
-    wanted = [f"{name}={value}" for name, value in given.items() if value is not None]
     if (mode == "policy") != (checkpoint is not None):
         raise ConfigError("--mode policy goes with --checkpoint, and no other mode does: the others train their own.")
-    outcome = run_configured(_loader(mode, checkpoint), preset, config, [*wanted, *(set_ or [])], summary)
+    outcome = run_configured(_loader(mode, checkpoint), preset, config, [*settings_of(given), *(set_ or [])], summary)
     if mode != "rm":
         from rmcore.report.rlhf import RLHF_HEADINGS, rlhf_findings, rlhf_rows
 

@@ -81,7 +81,7 @@ def _value(text: str) -> Any:
         value = yaml.safe_load(text)
     except yaml.YAMLError:
         return text
-    if isinstance(value, str):
+    if value == text.strip():  # not in quotes, which make a text of anything
         try:
             return float(value)  # YAML 1.1 reads 1e-4 as text
         except ValueError:

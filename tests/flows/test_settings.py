@@ -2,6 +2,7 @@ import pytest
 from pydantic import ValidationError
 
 from experiments.presets import PRESETS
+from flows.cli_common import settings_of
 from flows.settings import load_config
 from rmcore.config import PipelineConfig
 from rmcore.errors import ConfigError
@@ -20,6 +21,14 @@ def test_file_then_assignments_change_the_preset(tmp_path):
     assert config.train.save_every is None
     assert config.model.use_chat_template is False
     assert config.data == PRESETS["demo"].data
+
+
+@pytest.mark.parametrize("name", ["2024", "null", "yes", "1e-3", "a: b", "#pairs", "{x}", "pairs 'of' \"mine\".jsonl"])
+def test_an_option_is_text_whatever_yaml_would_read_in_it(name):
+    given = {"data.source": name, "model.name": None, "train.steps": 7, "rlhf.learning_rate": 3e-5}
+    config = load_config("rlhf", None, settings_of(given))
+    assert (config.data.source, config.train.steps, config.rlhf.learning_rate) == (name, 7, 3e-5)
+    assert config.model == PRESETS["rlhf"].model
 
 
 @pytest.mark.parametrize(
