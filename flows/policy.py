@@ -28,8 +28,9 @@ from tasks.checkpoints import given_checkpoint
 from tasks.tracking import RunTracker
 
 BEST_OF_N = ("prepare", "train", *POLICY)
-WriteReport = Callable[[Mapping[str, ArtifactRef], Path], Path]
 VALIDATION = ("prepare", "policy", "samples", "population", "validation")
+WriteReport = Callable[[Mapping[str, ArtifactRef], Path], Path]
+"""Given the artifacts by stage and the run's folder, writes its report and gives the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +65,7 @@ def run_chain(
 ) -> Chain:
     """Run the stages `names` with tracking.
 
-    `checkpoint` stands in for the stage train; `report` writes what is tracked beside the artifacts, given them and the
-    run's folder.
+    `checkpoint` stands in for the stage train; what `report` writes is tracked beside the artifacts.
     """
     store = open_store()
     run_name = f"{config.study}-seed{config.seed}-{kind}"
