@@ -145,6 +145,10 @@ class Services:
         prefect_port, mlflow_port = free_port(), free_port()
         self.ui, self.mlflow = f"http://127.0.0.1:{prefect_port}", f"http://127.0.0.1:{mlflow_port}"
         self.api = f"{self.ui}/api"
+        self.http = httpx.Client(timeout=60)
+        """Speaks to both servers as their owner."""
+        self.tracking = self.mlflow
+        """MLflow's address for a client of its owner."""
         self.printed = self.rm_opt("up", "--prefect-port", prefect_port, "--mlflow-port", mlflow_port)
 
     def rm_opt(self, *arguments):
@@ -154,25 +158,25 @@ class Services:
         return done.stdout
 
     def deployment(self, flow="pipeline", name=None):
-        return httpx.get(f"{self.api}/deployments/name/{flow}/{name or flow}").raise_for_status().json()
+        return self.http.get(f"{self.api}/deployments/name/{flow}/{name or flow}").raise_for_status().json()
 
     def trigger(self, parameters, flow="pipeline"):
         place = f"{self.api}/deployments/{self.deployment(flow)['id']}/create_flow_run"
         for _ in range(5):
-            answer = httpx.post(place, json={"parameters": parameters}, timeout=60)
+            answer = self.http.post(place, json={"parameters": parameters})
             if answer.status_code != 503:  # its database is busy; Prefect's own client asks again, too
                 break
             time.sleep(float(answer.headers.get("Retry-After", 1)))
         return answer
 
     def flow_runs(self, **conditions):
-        return httpx.post(f"{self.api}/flow_runs/filter", json={"flow_runs": conditions}).raise_for_status().json()
+        return self.http.post(f"{self.api}/flow_runs/filter", json={"flow_runs": conditions}).raise_for_status().json()
 
     def wait(self, run_id, timeout_s=600, until=lambda: False):
         """The flow run once it has ended, or once `until()` is true: it is asked at each look."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
-            run = httpx.get(f"{self.api}/flow_runs/{run_id}").json()
+            run = self.http.get(f"{self.api}/flow_runs/{run_id}").json()
             if run["state_type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED") or until():
                 return run
             time.sleep(0.5)
@@ -182,16 +186,16 @@ class Services:
         """Runs of a study in MLflow; none where it has no experiment."""
         place = f"{self.mlflow}/api/2.0/mlflow"
         wanted = {"max_results": 10, "filter": f"name = 'rm/{study}'"}
-        found = httpx.post(f"{place}/experiments/search", json=wanted).raise_for_status().json()
+        found = self.http.post(f"{place}/experiments/search", json=wanted).raise_for_status().json()
         search = {"experiment_ids": [one["experiment_id"] for one in found.get("experiments", [])], "max_results": 10}
         if not search["experiment_ids"]:
             return []
-        return httpx.post(f"{place}/runs/search", json=search).raise_for_status().json().get("runs", [])
+        return self.http.post(f"{place}/runs/search", json=search).raise_for_status().json().get("runs", [])
 
     def artifacts(self, run_id):
         """What a flow run left to read on its page."""
         filtered = {"artifacts": {"flow_run_id": {"any_": [run_id]}}}
-        answer = httpx.post(f"{self.api}/artifacts/filter", json=filtered).raise_for_status()
+        answer = self.http.post(f"{self.api}/artifacts/filter", json=filtered).raise_for_status()
         return [artifact["data"] for artifact in answer.json()]
 
 

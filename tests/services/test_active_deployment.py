@@ -25,7 +25,7 @@ def test_the_study_runs_from_its_form_and_shows_in_mlflow(services):
     run = services.wait(started["id"])
     assert run["state_type"] == "COMPLETED", run["state"]
     [tracked] = services.mlflow_runs("labels")
-    run_id, client = tracked["info"]["run_id"], connect(services.mlflow)
+    run_id, client = tracked["info"]["run_id"], connect(services.tracking)
     assert tracked["info"]["status"] == "FINISHED"
     figures = {file.path for file in client.list_artifacts(run_id, "active/figures")}
     assert figures == {"active/figures/label_efficiency.png", "active/figures/label_savings.png"}

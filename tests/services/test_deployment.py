@@ -4,7 +4,6 @@ import csv
 import json
 from datetime import UTC, datetime, timedelta
 
-import httpx
 import pytest
 
 from experiments.presets import PRESETS
@@ -115,7 +114,7 @@ def test_a_trajectory_triggered_through_the_api_has_each_step_in_mlflow_and_runs
     assert (tags["rm.kind"], tags["rm.cache"], tags["prefect.flow_run_id"]) == ("trajectory", "none", run["id"])
     for name in MEASURED:
         question = {"run_id": tracked["info"]["run_id"], "metric_key": name}
-        answer = httpx.get(f"{services.mlflow}/api/2.0/mlflow/metrics/get-history", params=question).json()
+        answer = services.http.get(f"{services.mlflow}/api/2.0/mlflow/metrics/get-history", params=question).json()
         assert [int(point["step"]) for point in answer["metrics"]] == STEPS, name
     [description] = [text for text in services.artifacts(run["id"]) if "margins of 1" in text]
     assert "falls merely because margins grow" in description
@@ -171,13 +170,13 @@ def test_a_matrix_started_in_the_ui_a_command_and_a_schedule_share_their_cells(s
     soon = (datetime.now(UTC) + timedelta(seconds=30)).isoformat()
     schedule = {"schedule": {"interval": 3600, "anchor_date": soon}, "active": True, "parameters": MATRIX}
     place = f"{services.api}/deployments/{deployment['id']}"
-    [created] = httpx.post(f"{place}/schedules", json=[schedule]).raise_for_status().json()
-    httpx.post(f"{place}/schedule", json={}).raise_for_status()
+    [created] = services.http.post(f"{place}/schedules", json=[schedule]).raise_for_status().json()
+    services.http.post(f"{place}/schedule", json={}).raise_for_status()
     planned = services.flow_runs(tags={"all_": ["auto-scheduled"]})
     run = min(planned, key=lambda one: one["expected_start_time"])
     assert run["auto_scheduled"]
     assert services.wait(run["id"])["state_type"] == "COMPLETED"
-    httpx.delete(f"{place}/schedules/{created['id']}").raise_for_status()
+    services.http.delete(f"{place}/schedules/{created['id']}").raise_for_status()
     assert trained(services) == before
 
 

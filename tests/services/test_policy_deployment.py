@@ -26,7 +26,7 @@ def files(services, study, folder):
     """Files in a folder of the one MLflow run of a study."""
     [run] = services.mlflow_runs(study)
     assert run["info"]["status"] == "FINISHED"
-    return {file.path for file in connect(services.mlflow).list_artifacts(run["info"]["run_id"], folder)}
+    return {file.path for file in connect(services.tracking).list_artifacts(run["info"]["run_id"], folder)}
 
 
 def test_best_of_n_and_readiness_share_their_samples_and_show_in_mlflow(services):

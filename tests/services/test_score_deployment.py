@@ -2,7 +2,6 @@
 
 import json
 
-import httpx
 import pandas as pd
 import psutil
 import pytest
@@ -83,7 +82,7 @@ def test_a_registered_model_scores_pairs_as_pytorch_does_and_nothing_of_vllm_sta
     assert one["info"]["status"] == "FINISHED"
     assert (tags["rm.kind"], tags["rm.checkpoint_digest"]) == ("scores", summary["checkpoint_digest"])
     assert metrics["cost/rows_per_second"] == pytest.approx(summary["rows_per_second"])
-    assert [file.path for file in connect(services.mlflow).list_artifacts(one["info"]["run_id"])] == ["summary.json"]
+    assert [file.path for file in connect(services.tracking).list_artifacts(one["info"]["run_id"])] == ["summary.json"]
     described = services.artifacts(run["id"])
     assert any("pairwise accuracy" in text and "rm-to-score/1" in text for text in described)
     assert any(one["info"]["run_id"] in text for text in described)
@@ -119,7 +118,7 @@ def test_a_cancelled_run_leaves_nothing_of_vllm(vllm, services, trained):
     services.wait(started["id"], until=lambda: len(of_vllm(services)) > 2)
     family = of_vllm(services)
     assert len(family) > 2
-    httpx.post(f"{place}/set_state", json={"state": {"type": "CANCELLING"}}).raise_for_status()
+    services.http.post(f"{place}/set_state", json={"state": {"type": "CANCELLING"}}).raise_for_status()
     assert services.wait(started["id"])["state_type"] == "CANCELLED"
     assert not still_running(family)
     assert not still_running(of_vllm(services))
