@@ -8,7 +8,9 @@ from rmcore.config_base import Settings
 
 
 class RlhfConfig(Settings):
-    """GRPO (Shao et al. 2024, arXiv:2402.03300) by TRL: the policy is trained on the reward model's rewards."""
+    """GRPO by TRL: the policy is trained on the reward model's rewards, compared within groups of samples of one
+    prompt (the advantages of Shao et al. 2024, arXiv:2402.03300).
+    """
 
     steps: int = Field(default=40, ge=1)
     """Optimizer steps of the policy."""
@@ -23,6 +25,9 @@ class RlhfConfig(Settings):
     learning_rate: float = Field(default=3e-5, gt=0)
     """Of AdamW, constant. 40 steps took the tiny policy 2 to 11 nats away; at 5e-5 it was 12 to 63, at 1e-4 hundreds.
     1e-6 to 5e-6 for a pretrained policy."""
+    loss: Literal["dapo", "grpo"] = "dapo"
+    """How tokens are weighed. dapo: all tokens of a step alike (Yu et al. 2025, arXiv:2503.14476), TRL's default. grpo:
+    all responses alike, so a token of a long one counts for less (Shao et al. 2024)."""
     kl_beta: float = Field(default=0.0, ge=0)
     """Weight of the KL penalty in the loss; 0 leaves it out, and KL is bounded by the steps alone."""
     rewards: Literal["auto", "vllm", "local"] = "auto"

@@ -80,8 +80,9 @@ def rlhf_findings(record: Mapping[str, Any]) -> list[str]:
     lines = [verdict["headline"], *verdict["reasons"]]
     lines += [f"seed {one['seed']} ended early: {one['stopped']}" for one in record["seeds"] if one["stopped"]]
     lines += [
-        f"GRPO, {record['num_steps']} steps of {record['prompts_per_step']} prompts with {record['group_size']} "
-        f"samples each, learning rate {record['learning_rate']:g}" + "".join(f", {one}" for one in penalties),
+        f"GRPO with the loss {record['loss']}, {record['num_steps']} steps of {record['prompts_per_step']} prompts "
+        f"with {record['group_size']} samples each, learning rate {record['learning_rate']:g}"
+        + "".join(f", {one}" for one in penalties),
         f"rewards: {AGGREGATES[record['aggregate']]}, from {REWARDS[record['rewards']]}; gold: {record['judge']}",
         f"measured on {record['num_prompts']} held-out prompts with {record['samples_per_prompt']} samples each, "
         f"against stored samples of the start policy; 95 % intervals {intervals}",

@@ -27,6 +27,7 @@ from rmcore.rl.policy import Policy, plain_form
 from rmcore.rl.policy_weights import load_weights
 from rmcore.rl.rlhf_requirements import require_trl
 from rmcore.rl.rollouts import RolloutScorer
+from rmcore.trainer.form import switch_off_dropout
 
 
 def make_grpo_with_rm(
@@ -49,6 +50,9 @@ def make_grpo_with_rm(
 
     TRL compares the credits within each group: advantage = (credit - mean) / (standard deviation + 1e-4), so a group
     of equal credits gives none. One step is one update on fresh samples of `prompts_per_step` prompts.
+
+    The policy's dropout is off throughout: TRL leaves it on, and then samples are drawn from, and probabilities of
+    their tokens taken under, randomly thinned networks that are not the policy.
 
     Args:
         policy: a folder or hub model; trained whole, in float32 (bf16 autocast on a GPU).
@@ -89,6 +93,8 @@ def make_grpo_with_rm(
     on_gpu = place.type == "cuda"
     samples = wanted.prompts_per_step * wanted.group_size
     micro_batch = wanted.micro_batch_size or samples
+    model = load_weights(asked, torch.float32)
+    switch_off_dropout(model)  # TRL's own switch knows Dropout modules alone, and not what attention is handed
     options = GRPOConfig(
         output_dir=str(out),
         use_cpu=not on_gpu,
@@ -101,6 +107,9 @@ def make_grpo_with_rm(
         learning_rate=wanted.learning_rate,
         lr_scheduler_type="constant",
         beta=wanted.kl_beta,
+        loss_type=wanted.loss,
+        scale_rewards="group",
+        disable_dropout=True,  # of the reference model that a KL penalty loads, too
         temperature=temperature,
         max_completion_length=max_new_tokens,
         use_vllm=rollouts == "vllm",
@@ -115,7 +124,7 @@ def make_grpo_with_rm(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of TRL's own use of transformers
         trainer = GRPOTrainer(
-            load_weights(asked, torch.float32),
+            model,
             reward_funcs=reward,
             args=options,
             train_dataset=rows,

@@ -183,7 +183,7 @@ def _collect(
         "rewards": rewards,
         "judge": judge,
         **settings.model_dump(
-            include={"num_seeds", "prompts_per_step", "group_size", "learning_rate", "kl_beta", "aggregate"}
+            include={"num_seeds", "prompts_per_step", "group_size", "learning_rate", "loss", "kl_beta", "aggregate"}
             | {"length_penalty", "refresh_every", "samples_per_prompt"}
         ),
         "num_steps": settings.steps,

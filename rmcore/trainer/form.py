@@ -32,6 +32,19 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
     The two sides of a pair would be masked differently, so dropout is noise in their margin; TRL's RewardTrainer
     switches it off as well (`disable_dropout`).
     """
+    before = switch_off_dropout(model)
+    try:
+        yield
+    finally:
+        for module, attribute, value in before:
+            setattr(module, attribute, value)
+
+
+def switch_off_dropout(model: nn.Module) -> list[tuple[nn.Module, str, float]]:
+    """Set every dropout probability to zero but those of LoRA; returns where they were and what they were.
+
+    Only modules are changed: `model.config`, and what is saved of it, keeps its own.
+    """
     before: list[tuple[nn.Module, str, float]] = []
     for name, module in model.named_modules():
         if "lora_dropout" in name:
@@ -42,8 +55,4 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
             if is_probability and isinstance(value, float):
                 before.append((module, attribute, value))
                 setattr(module, attribute, 0.0)
-    try:
-        yield
-    finally:
-        for module, attribute, value in before:
-            setattr(module, attribute, value)
+    return before

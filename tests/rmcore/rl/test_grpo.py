@@ -10,6 +10,8 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.overrides import TorchFunctionMode
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GPT2Config
 
 from rmcore.config import GoldConfig, RlhfConfig, TrainConfig
 from rmcore.data.pair import Message
@@ -116,6 +118,58 @@ def test_micro_batches_make_the_same_step(policy, tmp_path):
     assert (seen[0] - seen[1]).abs().gt(1e-5).float().mean() < 1e-3
     with pytest.raises(ValueError, match="does not divide"):
         RlhfConfig(prompts_per_step=2, group_size=4, micro_batch_size=3)
+
+
+class ActiveDropouts(TorchFunctionMode):
+    """Counts the calls that would drop something, in a Dropout module, a function or a fused attention kernel."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is torch.nn.functional.dropout:
+            given = dict(zip(("input", "p", "training"), args, strict=False)) | kwargs
+            self.count += given.get("training", True) and given.get("p", 0.5) > 0
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            self.count += (args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)) > 0
+        return func(*args, **kwargs)
+
+
+def dropping_policy(tiny, folder, kind):
+    """A policy whose dropout is on while it trains: in modules (GPT-2), or as a number that attention is given."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    sizes = {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
+    if kind == "gpt2":
+        config = GPT2Config(n_embd=32, n_layer=2, n_head=2, n_positions=512, **sizes)  # its default: 0.1 everywhere
+    else:
+        config = AutoConfig.from_pretrained(tiny)
+        config.attention_dropout = 0.3
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return Policy.load(folder)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "qwen2"])
+def test_neither_sampling_nor_the_update_drops_anything(folder, tmp_path, kind):
+    policy = dropping_policy(folder, tmp_path / "policy", kind)
+    with ActiveDropouts() as usual:  # what is counted is there: the model as it is, in training mode
+        load_weights(policy, torch.float32).train()(torch.tensor([[1, 2, 3]]))
+    assert usual.count > 0
+    one = trainer(policy, Scorer(len), tmp_path / "out", SMALL.model_copy(update={"steps": 1}), max_new_tokens=3)
+    with ActiveDropouts() as found:
+        one.train()
+    assert found.count == 0
+    one.model.save_pretrained(tmp_path / "trained")  # the trained policy's own settings stay what they were
+    saved = json.loads((tmp_path / "trained" / "config.json").read_text())
+    assert saved.get("attn_pdrop", saved.get("attention_dropout")) > 0
+
+
+@pytest.mark.parametrize("loss", ["dapo", "grpo"])
+def test_the_loss_is_the_one_that_the_settings_name(policy, tmp_path, loss):
+    one = trainer(policy, Scorer(len), tmp_path, SMALL.model_copy(update={"steps": 1, "loss": loss}))
+    assert one.loss_type == loss
 
 
 def test_groups_of_equal_rewards_teach_nothing(policy, tmp_path):
