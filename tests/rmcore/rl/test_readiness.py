@@ -58,6 +58,23 @@ def test_the_printed_example_is_0_789_by_its_own_formula():
     assert report.version == "v1"
 
 
+@pytest.mark.parametrize(
+    ("values", "score", "said"),
+    [
+        ((0.95, 0.02, 1.0, 100.0), "0.89", "✓ Model is ready for RL training"),
+        ((0.87, 0.05, 1.2, 150.0), "0.79", "monitor"),
+        ((0.5, 0.5, 5.0, 500.0), "0.17", "does not recommend"),
+    ],
+)
+def test_the_printed_report_has_score_verdict_advice_and_limits(values, score, said):
+    report = RLReadinessScorer().compute_score(*values)
+    lines = str(report).splitlines()
+    assert f"Overall Score: {score}/1.00" in lines
+    assert any(said in line for line in lines)
+    assert [line.removeprefix("  - ") for line in lines if line.startswith("  - ")] == [*report.recommendations]
+    assert "v1 sees no sample of the policy" in lines[-1]  # a verdict of v1 is never shown without its limits
+
+
 def test_flaw_a_guessing_model_is_called_ready():
     # rewards that hardly differ: confidence 0.501 against accuracy 0.494, next to no variance or curvature
     report = RLReadinessScorer().compute_score(accuracy=0.494, ece=0.007, reward_variance=0.001, top_eigenvalue=1.0)
