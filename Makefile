@@ -11,12 +11,16 @@ RM_OPT_DATA ?= $(abspath $(wildcard ../shared/data))
 export RM_OPT_DATA
 JOBS ?= 2
 
-.PHONY: demo test lint typecheck unit install vllm clean
+.PHONY: demo test test-fast lint typecheck unit install vllm clean
 
 demo: $(STAMP)
 	@$(BIN)/rm-opt run --preset demo
 
 test: lint typecheck unit
+
+# What an edit is tried with: no server, no training of more than a moment.
+test-fast: $(STAMP)
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile -m "not services and not slow"
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .

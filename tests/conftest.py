@@ -10,9 +10,18 @@ from hypothesis import settings
 settings.register_profile("project", deadline=None, derandomize=True)
 settings.load_profile("project")
 
+SERVICES_TIMEOUT_S = 900.0
+"""Of a test with servers: above every time-out of its own, so that those speak first and say what was waited for."""
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("DO_NOT_TRACK", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("services") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SERVICES_TIMEOUT_S))
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,15 @@ import pytest
 from rmcore.rl import vllm_sampler
 
 
-def test_ctrl_c_ends_what_runs_apart_and_waits_for_its_end():
+@pytest.fixture
+def hears_ctrl_c():
+    """A shell that starts the tests in the background, as many CI systems do, has them ignore Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_ends_what_runs_apart_and_waits_for_its_end(hears_ctrl_c):
     ended = []
 
     async def work():
