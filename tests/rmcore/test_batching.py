@@ -88,3 +88,8 @@ def test_an_epoch_visits_each_pair_once_and_the_order_can_be_replayed(num_pairs,
     for start in range(0, num_steps - per_epoch + 1, per_epoch):
         epoch = list(itertools.chain.from_iterable(steps[start : start + per_epoch]))
         assert sorted(epoch) == list(range(num_pairs))
+
+
+def test_no_epoch_repeats_the_order_of_another():
+    epochs = [tuple(step) for step in step_order(20, 20, 10, seed=0)]
+    assert len(set(epochs)) == 10

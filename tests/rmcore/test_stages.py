@@ -71,6 +71,15 @@ def key(name, config):
     return make_key(stage_inputs(STAGES[name], config, upstream))
 
 
+def test_what_came_out_upstream_is_in_a_key_and_not_how_or_where():
+    def trained(*made_of):
+        ref = ArtifactRef("prepare", *made_of)
+        return make_key(stage_inputs(STAGES["train"], PipelineConfig(), {"prepare": ref}))
+
+    assert trained("key", "/here", "digest") == trained("other key", "/there", "digest")
+    assert trained("key", "/here", "digest") != trained("key", "/here", "other digest")
+
+
 ADDRESSES = {"data.source", "data.eval_source"}  # their content counts, see below
 
 

@@ -1,6 +1,8 @@
 """A training that was stopped and gone on with is the training that was left alone."""
 
+import pickle
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from safetensors.torch import load_file
 
 from rmcore.errors import ConfigError
 from rmcore.resume import find_resume_point
+from rmcore.trainer.state import load_state
 
 LORA = {"lora": {"dropout": 0.3}}  # frozen weights, adapters and random numbers all matter
 
@@ -164,3 +167,20 @@ def test_a_kill_before_the_first_state_keeps_the_chosen_budget(tmp_path, start, 
     again = start(tmp_path, token_budget=None)
     assert again.trainer.point is None
     assert again.trainer.at.token_budget == begun.trainer.at.token_budget
+
+
+class Program:
+    """What runs when somebody unpickles it."""
+
+    def __init__(self, trace):
+        self.trace = trace
+
+    def __reduce__(self):
+        return Path.touch, (self.trace,)
+
+
+def test_a_state_that_holds_a_program_is_refused_and_not_run(tmp_path):
+    torch.save({"model": Program(tmp_path / "trace")}, tmp_path / "state.pt")
+    with pytest.raises(pickle.UnpicklingError):
+        load_state(tmp_path / "state.pt")
+    assert not (tmp_path / "trace").exists()
