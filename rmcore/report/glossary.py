@@ -73,7 +73,7 @@ METRICS: dict[str, Term] = {
     "readiness_v1": Term("readiness v1", "", "the weighted score of the readiness section"),
     "on_policy_accuracy": Term("on-policy accuracy", "%", "accuracy on pairs of the policy's own samples"),
     "hard_accuracy": Term("hard on-policy accuracy", "%", "the same where the shorter sample is the better one"),
-    "win_rate_16": Term("best-of-16 win rate", "%", "how often the best of 16 samples beats another sample"),
+    "win_rate_16": Term("best-of-16 win rate", "%", "how often the best of 16 samples beats one more"),
     "planned_gain": Term("gain at the planned KL", "sd", "of the gold reward, in deviations within prompts"),
     "headroom": Term("headroom", "", "distance to the gold reward's peak over the planned distance"),
     "signal_share": Term("signal share", "%", "of the variance within prompts that other training data repeat"),

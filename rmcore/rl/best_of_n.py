@@ -15,6 +15,7 @@ from scipy.optimize import brentq
 from rmcore.errors import ConfigError
 
 FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.intp]
 
 _STRONGEST = 1e6
 """1 / beta in units of the pool's standard deviation beyond which nothing but the best sample has weight."""
@@ -33,17 +34,60 @@ def best_of_n_weights(rewards: FloatArray, n: int) -> FloatArray:
     size = len(rewards)
     if not 1 <= n <= size:
         raise ConfigError(f"best of {n} cannot be told from {size} samples of a prompt; draw more, or take a lower n.")
-    order = np.argsort(rewards, kind="stable")
-    ranked = rewards[order]
+    below = _all_among(size, n)
+    first, last = _ties(rewards)
+    return np.asarray((below[last] - below[first]) / (last - first))
+
+
+def best_of_n_win_rate(rewards: FloatArray, judged: FloatArray, n: int) -> float:
+    """P(the judge prefers the best of n by reward to one more sample of the policy); equal ones count half.
+
+    Exact over all draws of n + 1 of the K samples without replacement: the opponent is none of those that the best was
+    chosen from. A perfect choice wins n / (n + 1) on average, the chance that the largest of n + 1 is among the first
+    n. (An opponent from all others would be, with probability (n - 1) / (K - 1), one that the best has beaten already.)
+
+    Args:
+        rewards: (K,) that the choice is made by.
+        judged: (K,) of the same samples by the judge.
+        n: samples that the best is chosen from.
+
+    Raises:
+        ConfigError: n is not in 1..K-1.
+    """
+    size = len(rewards)
+    if not 1 <= n < size:
+        raise ConfigError(
+            f"the best of {n} has no opponent among {size} samples of a prompt: it takes {n + 1}. Draw more, or take a "
+            "lower n."
+        )
+    # The opponent j may as well be drawn first, then the n from the K - 1 others, of which the best is i.
+    below = _all_among(size - 1, n)
+    first, last = (ranks[:, None] for ranks in _ties(rewards))  # of i, among all K
+    opponent_below = rewards[None, :] < rewards[:, None]
+    opponent_tied = rewards[None, :] == rewards[:, None]
+    low, high = first - opponent_below, last - opponent_below - opponent_tied  # the same, among the others
+    best = (below[high] - below[low]) / np.maximum(high - low, 1)
+    np.fill_diagonal(best, 0.0)
+    wins = (1 + np.sign(judged[:, None] - judged[None, :])) / 2
+    return float((best * wins).sum() / size)
+
+
+def _all_among(size: int, n: int) -> FloatArray:
+    """Probability that n of `size`, drawn without replacement, are all among the k lowest: C(k, n) / C(size, n).
+
+    For k = 0..size: (size + 1,).
+    """
     lowest = np.arange(size + 1, dtype=np.float64)
     below = np.ones(size + 1)
     for drawn in range(n):
         below *= np.clip(lowest - drawn, 0, None) / (size - drawn)
-    first = np.searchsorted(ranked, ranked, side="left")
-    last = np.searchsorted(ranked, ranked, side="right")
-    weights = np.empty(size)
-    weights[order] = (below[last] - below[first]) / (last - first)
-    return weights
+    return below
+
+
+def _ties(rewards: FloatArray) -> tuple[IntArray, IntArray]:
+    """How many rewards are below each one, and how many are not above it; (K,) each."""
+    ranked = np.sort(rewards)
+    return np.searchsorted(ranked, rewards, side="left"), np.searchsorted(ranked, rewards, side="right")
 
 
 def best_of_n_kl(rewards: FloatArray, n: int) -> float:

@@ -13,7 +13,7 @@ import numpy as np
 
 from rmcore.errors import ConfigError, DataError
 from rmcore.metrics.uncertainty import FloatArray, MetricValue, cluster_bootstrap, metric_value
-from rmcore.rl.best_of_n import best_of_n_weights
+from rmcore.rl.best_of_n import best_of_n_win_rate
 
 WIN_COUNTS = (4, 16, 64)
 """n of the best-of-n win rates."""
@@ -75,8 +75,9 @@ def on_policy_parts(
         seed: of the bootstrap.
 
     Returns:
-        on_policy_accuracy; win_rate_N and skill_N for N of `WIN_COUNTS` up to the smallest pool; signal_share where
-        there are members; length_correlation; hard_accuracy.
+        on_policy_accuracy; win_rate_N and skill_N for N of `WIN_COUNTS`, the latter where every pool has more than N
+        samples, the former without a value where one has not; signal_share where there are members;
+        length_correlation; hard_accuracy.
 
     Raises:
         ConfigError: judge_ceiling is not in (0.5, 1].
@@ -90,9 +91,10 @@ def on_policy_parts(
     ratios: dict[str, tuple[FloatArray, FloatArray, Callable[[FloatArray], FloatArray]]] = {}
     ratios["on_policy_accuracy"] = (*_accuracies(pools, only_hard=False), correct)
     ratios["hard_accuracy"] = (*_accuracies(pools, only_hard=True), correct)
+    smallest = min(len(pool) for pool in pools.rewards)
     for n in WIN_COUNTS:
-        if n <= min(len(pool) for pool in pools.rewards):
-            wins = np.array([_win_rate(r, j, n) for r, j in zip(pools.rewards, pools.judged, strict=True)])
+        if n < smallest:
+            wins = np.array([best_of_n_win_rate(r, j, n) for r, j in zip(pools.rewards, pools.judged, strict=True)])
             ratios[f"win_rate_{n}"] = (wins, np.ones(len(wins)), _unchanged)
             ratios[f"skill_{n}"] = (wins, np.ones(len(wins)), _skill(n))
     if pools.members:
@@ -109,7 +111,13 @@ def on_policy_parts(
 
     num_prompts = len(pools.rewards)
     drawn = cluster_bootstrap(compute, num_prompts, num_resamples=num_resamples, seed=seed)
-    return {
+    too_many = {
+        f"win_rate_{n}": f"it takes {n + 1} samples of each prompt (policy.samples_per_prompt), and one has {smallest}"
+        for n in WIN_COUNTS
+        if n >= smallest
+    }
+    unmeasured = {name: MetricValue(None, None, None, 0, reason) for name, reason in too_many.items()}
+    return unmeasured | {
         name: MetricValue(None, None, None, 0, "no two samples of a prompt that the judge tells apart allow it")
         if math.isnan(value)
         else metric_value(value, drawn.replicates.get(name), num_prompts=num_prompts, num_pairs=pools.num_samples)
@@ -144,13 +152,6 @@ def _accuracies(pools: JudgedPools, *, only_hard: bool) -> tuple[FloatArray, Flo
         accuracies[index] = agreement[better].mean() if better.any() else np.nan
     known = ~np.isnan(accuracies)
     return np.where(known, accuracies, 0.0), known.astype(np.float64)
-
-
-def _win_rate(reward: FloatArray, judged: FloatArray, n: int) -> float:
-    """P(the judge prefers the best of n by reward to another sample of the policy); equal ones count half."""
-    wins = (1 + np.sign(judged[:, None] - judged[None, :])) / 2
-    np.fill_diagonal(wins, 0.0)  # the other sample is another one
-    return float(best_of_n_weights(reward, n) @ wins.sum(axis=1) / (len(reward) - 1))
 
 
 def _signal(members: Sequence[FloatArray]) -> tuple[FloatArray, FloatArray]:

@@ -12,6 +12,7 @@ from rmcore.errors import ConfigError
 from rmcore.rl.best_of_n import (
     best_of_n_kl,
     best_of_n_weights,
+    best_of_n_win_rate,
     nominal_kl,
     pool_kl,
     pooled_deviation,
@@ -33,6 +34,12 @@ def test_weights_are_those_of_enumerating_every_draw(pool, data):
         counts[best] += 1 / len(best)
     # A tie is broken at random among the samples drawn; over all draws equal rewards come out equal.
     assert best_of_n_weights(pool, n) == pytest.approx(counts / len(draws), abs=1e-12)
+
+
+@pytest.mark.parametrize("n", [0, 5, 6])
+def test_the_best_of_all_samples_has_no_opponent(n):
+    with pytest.raises(ConfigError, match="no opponent"):
+        best_of_n_win_rate(np.arange(5.0), np.arange(5.0), n)
 
 
 @given(pool=POOLS, data=st.data())

@@ -63,7 +63,7 @@ def test_a_reward_of_brevity_has_all_hard_pairs_right_and_one_of_length_none():
 
 
 def win_rate_by_subsets(reward, judged, n):
-    """Over all n-subsets: does the judge prefer the one of highest reward to a sample drawn from the others?"""
+    """Over all n-subsets: does the judge prefer the one of highest reward to a sample that was not drawn?"""
     scores = []
     for subset in combinations(range(len(reward)), n):
         top = max(reward[index] for index in subset)
@@ -72,7 +72,7 @@ def win_rate_by_subsets(reward, judged, n):
             wins = [
                 0.5 if judged[index] == judged[other] else float(judged[index] > judged[other])
                 for other in range(len(reward))
-                if other != index
+                if other not in subset
             ]
             scores.append((np.mean(wins), 1 / len(best)))
     return sum(score * weight for score, weight in scores) / math.comb(len(reward), n)
@@ -85,24 +85,34 @@ def test_the_win_rate_is_that_of_all_subsets(seed, levels):
     assert values(pools)["win_rate_4"] == pytest.approx(np.mean(expected))
 
 
-def test_only_n_that_every_pool_can_give_are_told():
-    assert {"win_rate_4", "skill_4"} == {name for name in values(world(0, size=9)) if name.startswith(("win", "skill"))}
-    assert "win_rate_16" in values(world(0, size=16))
-    assert "win_rate_16" not in values(world(0, size=15))
+def test_an_n_without_an_opponent_in_every_pool_has_no_value_and_says_what_it_takes():
+    assert values(world(0, size=17))["win_rate_16"] is not None
+    found = on_policy_parts(world(0, size=16), num_resamples=100)
+    assert found["win_rate_16"].value is None
+    assert "17 samples" in found["win_rate_16"].reason
+    assert "skill_16" not in found
+    assert found["win_rate_4"].value is not None
+
+
+@pytest.mark.parametrize("size", [17, 32, 64])
+def test_a_perfect_choice_wins_n_of_n_plus_1_whatever_the_size_of_the_pool(size):
+    """The largest of 17 independent samples is among any 16 of them in 16 of 17 draws, exactly so over all draws."""
+    rng = np.random.default_rng(size)
+    pools = [rng.normal(size=size) for _ in range(3)]
+    assert values(JudgedPools(pools, pools, pools))["win_rate_16"] == pytest.approx(16 / 17)
+    assert values(JudgedPools(pools, [-pool for pool in pools], pools))["win_rate_16"] == pytest.approx(1 / 17)
 
 
 @pytest.mark.parametrize("n", [4, 16])
 def test_skill_is_near_1_for_the_judges_own_reward_and_near_0_for_a_blind_one(n):
-    """The best of n beats an independent draw with probability n / (n + 1); one from the same pool, a little more."""
     pools = world(1, num_prompts=200, size=60)
     own = values(JudgedPools(pools.judged, pools.judged, pools.lengths))
-    assert own[f"win_rate_{n}"] == pytest.approx(n / (n + 1), abs=1 / 60)
-    assert own[f"skill_{n}"] == pytest.approx(1, abs=0.06)
+    assert own[f"skill_{n}"] == pytest.approx(1)
     rng = np.random.default_rng(2)
     blind = values(JudgedPools([rng.normal(size=len(pool)) for pool in pools.judged], pools.judged, pools.lengths))
     assert blind[f"skill_{n}"] == pytest.approx(0, abs=0.1)  # some five standard errors
     against = values(JudgedPools([-pool for pool in pools.judged], pools.judged, pools.lengths))
-    assert against[f"skill_{n}"] == pytest.approx(-1, abs=0.06)
+    assert against[f"skill_{n}"] == pytest.approx(-1)
 
 
 def residual_correlation(pools):
@@ -215,7 +225,7 @@ def test_a_ceiling_that_nothing_can_be_corrected_by_is_refused(ceiling):
 
 
 def test_a_reward_without_opinion_is_half_right_everywhere():
-    pools = world(8, size=16)
+    pools = world(8, size=17)
     found = values(JudgedPools([np.ones_like(pool) for pool in pools.rewards], pools.judged, pools.lengths))
     assert found["on_policy_accuracy"] == found["hard_accuracy"] == 0.5
     assert found["win_rate_4"] == pytest.approx(0.5)
