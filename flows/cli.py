@@ -140,10 +140,15 @@ def store_ls() -> None:
 def store_gc(
     keep: Annotated[int, typer.Option(min=0, help="Artifacts kept of each stage, the most recently used ones.")],
 ) -> None:
-    """Remove old artifacts and what dead writers left behind. A removed artifact is computed again when needed."""
+    """Remove old artifacts and what dead writers left behind. A removed artifact is computed again when needed.
+
+    What a running pipeline reads stays, and is named.
+    """
     from rmcore.store import Store
 
-    removed = Store(home() / "store").collect_garbage(keep)
+    removed, in_use = Store(home() / "store").collect_garbage(keep)
+    for entry in in_use:
+        print(f"in use by a running pipeline, kept: {entry.stage} {entry.key[:12]}  {entry.path.name}")
     freed = sum(entry.num_bytes for entry in removed) / 2**20
     print(f"removed {len(removed)} artifacts, {freed:.1f} MiB")
 

@@ -68,6 +68,8 @@ def run_chain(
     `checkpoint` stands in for the stage train; what `report` writes is tracked beside the artifacts.
     """
     store = open_store()
+    if checkpoint is not None:
+        store.hold_around(checkpoint)
     run_name = f"{config.study}-seed{config.seed}-{kind}"
     with RunTracker.start(
         study=config.study,

@@ -72,6 +72,7 @@ def score(
         RmcoreError: the model is not there, nothing in the data can be scored, or vLLM is absent or did not start.
     """
     store = open_store()
+    store.hold_around(model)
     with model_to_serve(model) as served:
         rows = read_data(data, split, limit)
         settings = {"split": split, "limit": limit, "over_length": over_length}

@@ -68,8 +68,17 @@ def append_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 def exclusive(path: Path) -> Iterator[None]:
     """Hold the file lock `path` against other threads and processes; the kernel frees it when its holder dies."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as lock:
+    with path.open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def shared(path: Path) -> Iterator[None]:
+    """Hold the file lock `path` together with others who share it, and against those who want it alone."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
         yield
 
 
@@ -77,7 +86,7 @@ def exclusive(path: Path) -> Iterator[None]:
 def try_exclusive(path: Path) -> Iterator[bool]:
     """Hold the file lock `path` inside the block if nobody else does; gives whether it is held. Never waits."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as lock:
+    with path.open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -4,26 +4,38 @@ An artifact is a folder `<root>/<stage>/<slug>-<key12>/` with a `MANIFEST.json`.
 affect the outcome; its `digest` covers the outcome files, which is what downstream keys contain. It is written to a
 temporary sibling, synced and renamed, so a half artifact never has a name. A lock is `flock`, which the kernel frees
 when its holder dies.
+
+Who reads artifacts holds them: a `Store` writes each key that it gave out into a lease, a file of its own that it keeps
+locked until it is collected or its process ends, and `collect_garbage` spares what stands in a locked lease.
 """
 
+import fcntl
 import hashlib
 import json
 import os
 import re
 import shutil
+import threading
 import time
+import uuid
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rmcore.errors import StoreError
-from rmcore.files import exclusive, file_digest, fsync_folder, fsync_tree, is_free, try_exclusive
+from rmcore.files import exclusive, file_digest, fsync_folder, fsync_tree, is_free, shared, try_exclusive
 
 MANIFEST = "MANIFEST.json"
 KEY_LENGTH = 12
 UNFINISHED = ".wip"
+LEASES = ".leases"
+LEASE_LOCK = "leases"
+"""Held in common while a lease grows, alone while an artifact loses its name: who holds it first, is heard."""
+SEAL = "manifest_sha256"
+"""Of a manifest: the digest of all the rest of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +85,9 @@ class Store:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._lease: IO[str] | None = None
+        self._held: set[str] = set()
+        self._growing = threading.Lock()
 
     def find(self, stage: str, key: str) -> Path | None:
         """Folder of an artifact, whole or not; None where there is none."""
@@ -94,8 +109,8 @@ class Store:
         if folder is None:
             return "not there"
         manifest = _read_manifest(folder)
-        if manifest is None or manifest.get("key") != key:
-            return f"{folder / MANIFEST} is missing or unreadable"
+        if manifest is None or manifest["key"] != key:
+            return f"{folder / MANIFEST} is missing, unreadable or not what was written"
         for name, entry in manifest["files"].items():
             path = folder / name
             if not path.is_file():
@@ -106,11 +121,12 @@ class Store:
         return None
 
     def ref(self, stage: str, key: str) -> ArtifactRef:
-        """Name a stored artifact and note that it was used.
+        """Name a stored artifact, note that it was used, and hold it.
 
         Raises:
             StoreError: there is no such artifact.
         """
+        self.hold(key)
         folder, manifest = self.find(stage, key), self.manifest(stage, key)
         if folder is None or manifest is None:
             raise StoreError(
@@ -119,21 +135,53 @@ class Store:
         os.utime(folder / MANIFEST)
         return ArtifactRef(stage, key, str(folder), manifest["digest"])
 
+    def hold(self, key: str) -> None:
+        """Keep `collect_garbage` from the artifact of that key, there or not yet, for as long as this store lives."""
+        with self._growing:
+            if key[:KEY_LENGTH] in self._held:
+                return
+            with shared(self._lock_path(LEASE_LOCK)):
+                if self._lease is None:
+                    self._lease = _new_lease(self.root / LEASES)
+                    weakref.finalize(self, _end_lease, self._lease)
+                self._lease.write(f"{key[:KEY_LENGTH]}\n")
+                self._lease.flush()
+            self._held.add(key[:KEY_LENGTH])
+
+    def hold_around(self, path: str | Path) -> None:
+        """Hold the artifact that `path` lies in, if it lies in one of this store."""
+        place, root = Path(path).expanduser().resolve(), self.root.resolve()
+        if root in place.parents and len(parts := place.relative_to(root).parts) > 1:
+            self.hold(parts[1].rsplit("-", 1)[-1])
+
+    def _keys_in_use(self) -> set[str]:
+        """First digits of the keys in all leases whose holder lives; drops the others. Needs the lease lock alone."""
+        found: set[str] = set()
+        for lease in (self.root / LEASES).glob("*"):
+            if is_free(lease):
+                lease.unlink(missing_ok=True)
+            else:
+                found.update(lease.read_text(encoding="utf-8").split())
+        return found
+
+    def _lock_path(self, name: str) -> Path:
+        return self.root / ".locks" / f"{name}.lock"
+
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
         """Hold an exclusive lock; waits for another holder, on this machine, to finish or die."""
-        with exclusive(self.root / ".locks" / f"{name}.lock"):
+        with exclusive(self._lock_path(name)):
             yield
 
     @contextmanager
     def try_lock(self, name: str) -> Iterator[bool]:
         """Hold an exclusive lock if nobody else does; gives whether it is held. Never waits."""
-        with try_exclusive(self.root / ".locks" / f"{name}.lock") as held:
+        with try_exclusive(self._lock_path(name)) as held:
             yield held
 
     def is_free(self, name: str) -> bool:
         """Whether nobody on this machine holds that lock right now."""
-        return is_free(self.root / ".locks" / f"{name}.lock")
+        return is_free(self._lock_path(name))
 
     @contextmanager
     def publish(
@@ -155,6 +203,7 @@ class Store:
             StoreError: the block wrote no outcome file.
         """
         key = make_key(inputs)
+        self.hold(key)
         started = time.time()
         folder = self.unfinished(stage, key)
         if not resumable:
@@ -184,7 +233,7 @@ class Store:
                 "inputs": dict(inputs),
                 "files": files,
             }
-            (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+            (folder / MANIFEST).write_text(json.dumps(sealed(manifest), indent=1) + "\n")
             fsync_tree(folder)
             self._rename(folder, stage, slug, key)
             finished = True
@@ -236,29 +285,70 @@ class Store:
             )
         return matches[0]
 
-    def collect_garbage(self, keep: int) -> list[Entry]:
-        """Remove all but the `keep` most recently used artifacts of each stage, and unfinished ones nobody works on."""
-        removed, seen = [], dict[str, int]()
-        for entry in self.entries():
-            seen[entry.stage] = seen.get(entry.stage, 0) + 1
-            if seen[entry.stage] > keep:
-                with self.lock(entry.key):
-                    shutil.rmtree(entry.path)
-                removed.append(entry)
-        for folder in (self.root / UNFINISHED).glob("*"):
-            key = folder.name.rsplit("-", 1)[-1]
-            if self.is_free(key):
-                with self.lock(key):
-                    shutil.rmtree(folder)
-        return removed
+    def collect_garbage(self, keep: int) -> tuple[list[Entry], list[Entry]]:
+        """Remove all but the `keep` most recently used artifacts of each stage, and what nobody can or will use.
+
+        The latter are folders whose manifest is not what was written, and unfinished artifacts nobody works on.
+
+        Returns:
+            What was removed, and what was due but is in use and stays. Folders without a manifest are not listed.
+        """
+        removed, in_use, seen = list[Entry](), list[Entry](), dict[str, int]()
+        with self.lock("garbage"):
+            for entry in self.entries():
+                seen[entry.stage] = seen.get(entry.stage, 0) + 1
+                if seen[entry.stage] > keep:
+                    (removed if self._remove(entry.path, entry.key) else in_use).append(entry)
+            for folder in self.root.glob("[!.]*/*"):
+                if folder.is_dir() and _read_manifest(folder) is None:
+                    self._remove(folder, folder.name.rsplit("-", 1)[-1])
+            for folder in (self.root / UNFINISHED).glob("*"):
+                with self.try_lock(folder.name.rsplit("-", 1)[-1]) as nobody_works:
+                    if nobody_works:
+                        shutil.rmtree(folder)
+        return removed, in_use
+
+    def _remove(self, folder: Path, key: str) -> bool:
+        """Remove an artifact unless somebody makes or holds it; gives whether it is gone."""
+        nameless = self.root / UNFINISHED / f"removed-{uuid.uuid4().hex}"  # half an artifact never has a name
+        with self.try_lock(key) as nobody_makes:
+            if not nobody_makes:
+                return False
+            with exclusive(self._lock_path(LEASE_LOCK)):
+                if key[:KEY_LENGTH] in self._keys_in_use():
+                    return False
+                nameless.parent.mkdir(exist_ok=True)
+                folder.rename(nameless)
+        shutil.rmtree(nameless)
+        return True
+
+
+def _new_lease(folder: Path) -> IO[str]:
+    """A new file of a name of its own in `folder`, locked."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lease = (folder / uuid.uuid4().hex).open("x", encoding="utf-8")
+    fcntl.flock(lease, fcntl.LOCK_EX)
+    return lease
+
+
+def _end_lease(lease: IO[str]) -> None:
+    Path(lease.name).unlink(missing_ok=True)
+    lease.close()
+
+
+def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """A manifest with its own digest in it, by which a change of any of it is seen."""
+    content = {name: value for name, value in manifest.items() if name != SEAL}
+    return {**content, SEAL: make_key(content)}
 
 
 def _read_manifest(folder: Path) -> dict[str, Any] | None:
+    """The manifest in `folder`; None where it is missing, unreadable or not what was written."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
+        return manifest if isinstance(manifest, dict) and manifest == sealed(manifest) else None
     except (OSError, ValueError):
         return None
-    return manifest if isinstance(manifest, dict) and {"key", "files", "inputs", "digest"} <= manifest.keys() else None
 
 
 def flatten(value: Any, prefix: str = "") -> dict[str, Any]:

@@ -48,6 +48,7 @@ def run_stage(
     stage = STAGES[name]
     inputs = stage_inputs(stage, config, upstream)
     key = make_key(inputs)
+    store.hold(key)  # before it is looked at: from then on nobody may collect it
     damage = store.damage(name, key)
     is_new = store.find(name, key) is None
     ran: list[bool] = []

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmcore.errors import StoreError
-from rmcore.store import MANIFEST, Store, canonical_json, explain, make_key
+from rmcore.store import LEASES, MANIFEST, SEAL, UNFINISHED, Store, canonical_json, explain, make_key
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -65,6 +65,29 @@ def test_damage_is_seen_and_named_and_mended_by_publishing_again(store, harm):
     assert store.damage("train", key) is None
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m | {"digest": "0" * 64},
+        lambda m: m | {"wall_seconds": 0.0},
+        lambda m: m | {"inputs": {"lr": 1, "beta": 2}},
+        lambda m: m | {"files": {name: entry for name, entry in m["files"].items() if name != "model.txt"}},
+        lambda m: m | {"more": None},
+        lambda m: {name: value for name, value in m.items() if name != SEAL},
+    ],
+    ids=["digest", "time", "inputs", "files", "more", "seal"],
+)
+def test_any_change_of_a_manifest_is_seen_and_mended_by_publishing_again(store, change):
+    key = publish(store, {"lr": 1})
+    manifest = store.find("train", key) / MANIFEST
+    manifest.write_text(json.dumps(change(json.loads(manifest.read_text()))))
+    assert str(manifest) in store.damage("train", key)
+    with pytest.raises(StoreError):
+        store.ref("train", key)
+    publish(store, {"lr": 1})
+    assert store.damage("train", key) is None
+
+
 def test_a_stage_that_fails_leaves_nothing(store):
     def run_out_of_space():
         with store.publish("train", "t", {"lr": 1}, outcome=("*",)) as out:
@@ -109,13 +132,74 @@ def test_the_first_artifact_has_no_earlier_one(store):
 
 
 def test_garbage_collection_keeps_the_most_recently_used(store):
-    keys = [publish(store, {"lr": lr}) for lr in range(4)]
+    keys = [publish(Store(store.root), {"lr": lr}) for lr in range(4)]
     for age, key in enumerate(keys):
         os.utime(store.find("train", key) / MANIFEST, (1000 + age, 1000 + age))
     store.ref("train", keys[0])  # used just now
-    removed = store.collect_garbage(keep=2)
+    removed, in_use = Store(store.root).collect_garbage(keep=2)
     assert {entry.key for entry in removed} == {keys[1], keys[2]}
+    assert not in_use
     assert {entry.key for entry in store.entries()} == {keys[0], keys[3]}
+
+
+READER = """
+import sys
+from pathlib import Path
+from rmcore.store import Store
+store = Store(Path(sys.argv[1]))
+{how}
+print("holds", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["store.ref('train', sys.argv[2])", "store.hold(sys.argv[2])", "store.hold_around(sys.argv[3] + '/model.txt')"],
+)
+def test_garbage_collection_spares_what_another_process_reads_until_that_dies(store, how):
+    keys = {publish(Store(store.root), {"lr": lr}) for lr in range(3)}
+    read = sorted(keys)[1]
+    command = [sys.executable, "-c", READER.format(how=how), store.root, read, store.find("train", read)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
+        assert reader.stdout.readline() == "holds\n"
+        removed, in_use = store.collect_garbage(keep=0)
+        assert [entry.key for entry in in_use] == [read]
+        assert {entry.key for entry in removed} == keys - {read}
+        assert store.damage("train", read) is None
+        reader.kill()
+    removed, in_use = store.collect_garbage(keep=0)
+    assert ([entry.key for entry in removed], in_use) == ([read], [])
+    assert not list((store.root / LEASES).iterdir())
+
+
+def test_a_store_that_is_no_longer_used_holds_nothing(store):
+    key = publish(Store(store.root), {"lr": 1})
+    reader = Store(store.root)
+    reader.ref("train", key)
+    assert [entry.key for entry in store.collect_garbage(keep=0)[1]] == [key]
+    del reader
+    assert [entry.key for entry in store.collect_garbage(keep=0)[0]] == [key]
+
+
+def test_an_artifact_that_is_being_made_anew_stays(store):
+    key = publish(Store(store.root), {"lr": 1})
+    with store.lock(key):
+        assert [entry.key for entry in Store(store.root).collect_garbage(keep=0)[1]] == [key]
+    (store.find("train", key) / MANIFEST).write_text("{}")
+    with store.lock(key), store.publish("train", "t", {"lr": 1}, outcome=("*",)) as out:
+        (out / "model.txt").write_text("x")
+        Store(store.root).collect_garbage(keep=0)
+        assert store.find("train", key)
+    assert store.damage("train", key) is None
+
+
+def test_garbage_collection_removes_what_can_no_longer_be_used(store):
+    key = publish(Store(store.root), {"lr": 1})
+    (store.find("train", key) / MANIFEST).write_text("{}")
+    assert store.collect_garbage(keep=9) == ([], [])
+    assert store.find("train", key) is None
+    assert not list((store.root / UNFINISHED).iterdir())
 
 
 def test_an_ambiguous_or_unknown_key_is_refused(store):

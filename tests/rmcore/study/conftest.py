@@ -10,7 +10,7 @@ import pytest
 from rmcore.metrics.rewards import RewardTable
 from rmcore.resume import FINISHED_FILE
 from rmcore.stages.registry import STAGES, slug, stage_inputs
-from rmcore.store import MANIFEST, Store, make_key
+from rmcore.store import MANIFEST, Store, make_key, sealed
 from rmcore.study import cells as reading
 from rmcore.trainer.record import TrainResult
 
@@ -105,7 +105,7 @@ def publish(store):
                 (out / FINISHED_FILE).write_text(json.dumps(finished(**training)))
         manifest = store.find(name, make_key(inputs)) / MANIFEST
         record = json.loads(manifest.read_text()) | {"wall_seconds": wall_seconds}
-        manifest.write_text(json.dumps(record))
+        manifest.write_text(json.dumps(sealed(record)))
         return store.ref(name, make_key(inputs))
 
     return published
