@@ -131,6 +131,22 @@ def test_a_chat_side_holds_prompt_and_completion_and_is_not_changed_by_its_partn
     assert chat.decode(alone[0].ids) == text
 
 
+@pytest.mark.parametrize("special", [CAUSAL, ENCODER])
+def test_a_template_alone_says_which_special_tokens_there_are(special):
+    tokenizer = word_tokenizer(**special)
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }} {% endfor %}"
+    (side,) = Renderer(tokenizer, Rendering("chat", 64)).tokenize_sides([("w1 w2", "w3")])
+    assert tokenizer.convert_ids_to_tokens(side.ids) == ["w1", "w2", "w3"]
+
+
+def test_each_side_of_a_pair_is_that_of_its_own_text(chat):
+    renderer = Renderer(chat, Rendering("chat", 512))
+    texts = [("sum", "4", "5"), ("sum", "five", "four"), ("hi", "yes?", "no")]
+    pairs = renderer.tokenize_pairs([PreferencePair(*one) for one in texts])
+    for (prompt, chosen, rejected), pair in zip(texts, pairs, strict=True):
+        assert [pair.chosen, pair.rejected] == renderer.tokenize_sides([(prompt, chosen), (prompt, rejected)])
+
+
 def test_a_long_chat_keeps_its_closing_turn(chat):
     renderer = Renderer(chat, Rendering("chat", 40))
     whole = Renderer(chat, Rendering("chat", 4000))
