@@ -1,7 +1,9 @@
 """What a flow tells people: to Prefect's log always, to the terminal when the command line started it."""
 
+import json
 import logging
 import os
+from pathlib import Path
 
 from prefect.logging import get_run_logger
 
@@ -22,3 +24,9 @@ def say(text: str) -> None:
     get_run_logger().info(text)
     if os.environ.get(CONSOLE_VARIABLE) == "1":
         print(text, flush=True)
+
+
+def say_notices(prepared: Path) -> None:
+    """Say which usable pairs the prepared data go without, and why."""
+    for sentence in json.loads((prepared / "audit.json").read_text(encoding="utf-8"))["notices"]:
+        say(sentence)

@@ -14,7 +14,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.exceptions import TerminationSignal
 from prefect.futures import PrefectConcurrentFuture, PrefectFuture
 
-from flows.console import say
+from flows.console import say, say_notices
 from rmcore.errors import RmcoreError, TrainingError
 from rmcore.store import ArtifactRef, Store
 from rmcore.study.estimates import Estimates
@@ -123,6 +123,8 @@ class MatrixRunner:
                     say(f"{cell.label:<24} {name} was damaged and made again: {done.damage}")
                 ran = ran or not done.cached
                 refs[name] = done.ref
+                if name == "prepare" and not done.cached:  # once for all cells that share it
+                    say_notices(Path(done.ref.path))
                 tracker.log_artifact_folder(Path(done.ref.path), name)
             self.finish(tracker, cell, refs)
         return Outcome(cell, refs, None, computed=ran)

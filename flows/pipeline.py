@@ -16,7 +16,7 @@ from prefect import flow, get_client, runtime
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 
 from experiments.presets import PRESETS
-from flows.console import say
+from flows.console import say, say_notices
 from flows.prefect_api import ensure_device_limit, free_leaked_device, run_owner_tags
 from rmcore.config import PipelineConfig
 from rmcore.errors import ConfigError
@@ -130,6 +130,8 @@ def run_stages(
     for name in names:
         upstream = {needed: refs[needed] for needed in STAGES[name].upstream}
         runs[name] = run_and_say(store, name, config, upstream, tracker)
+        if name == "prepare":
+            say_notices(Path(runs[name].ref.path))
         refs[name] = runs[name].ref
         tracker.log_artifact_folder(Path(runs[name].ref.path), name)
     return runs

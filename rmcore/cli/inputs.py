@@ -73,6 +73,8 @@ def read_pairs(
     )
     if loaded.rejected:
         tell_unusable(data, len(loaded.rejected), loaded.num_rows)
+    for sentence in loaded.notices():
+        print(sentence)
     return loaded.pairs
 
 

@@ -153,6 +153,8 @@ def _load(config: DataConfig, output_dir: Path | None) -> tuple[list[PreferenceP
         _say(
             f"{one.source}: {len(one.pairs)} pairs ({one.layout}), {len(one.rejected)} of {one.num_rows} rows unusable"
         )
+        for sentence in one.notices():
+            _say(sentence)
     rejected = [row for one in loaded for row in one.rejected]
     if rejected and output_dir is not None:
         output_dir.mkdir(parents=True, exist_ok=True)

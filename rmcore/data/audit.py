@@ -18,7 +18,7 @@ import numpy as np
 from rmcore.data.fields import Reason
 from rmcore.data.pair import PreferencePair, content_id, prompt_text
 from rmcore.data.sources import LoadedPairs
-from rmcore.data.splits import normalized_prompt, normalized_text
+from rmcore.data.splits import conversation, normalized_prompt, normalized_text
 
 REJECTED_SHARE_WARNING = 0.05
 LONGER_WINS_WARNING = 0.65
@@ -45,8 +45,10 @@ def audit(
         count_tokens: texts -> their lengths in tokens; left out, only characters are counted.
 
     Returns:
-        A JSON-ready dict: `num_pairs`, `num_prompts`, `sources`, `rejected` (reason -> rows), `duplicates`,
-        `leakage` (one entry for each two splits), `splits` (see `_describe`) and `warnings` (sentences).
+        A JSON-ready dict: `num_pairs`, `num_prompts`, `num_conversations` (dialogues with the same first user turn are
+        one, and so is each prompt of one turn), `sources`, `rejected` (reason -> rows), `duplicates`, `leakage` (one
+        entry for each two splits), `splits` (see `_describe`), `notices` (sentences on usable pairs that were left out)
+        and `warnings` (sentences).
     """
     num_rows = sum(source.num_rows for source in loaded)
     rejected = Counter(row.reason for source in loaded for row in source.rejected)
@@ -54,6 +56,7 @@ def audit(
     result: dict[str, Any] = {
         "num_pairs": len(every_pair),
         "num_prompts": len({normalized_prompt(pair.prompt) for pair in every_pair}),
+        "num_conversations": len({conversation(pair.prompt) for pair in every_pair}),
         "num_rows": num_rows,
         "num_rejected": rejected.total(),
         "rejected": dict(rejected.most_common()),
@@ -68,13 +71,16 @@ def audit(
                 "num_rows": source.num_rows,
                 "num_pairs": len(source.pairs),
                 "num_rejected": len(source.rejected),
+                "num_over_row_cap": source.num_over_row_cap,
                 "num_over_cap": source.num_over_cap,
+                "num_held_out": source.num_held_out,
             }
             for source in loaded
         ],
         "duplicates": _duplicates(every_pair),
         "leakage": _leakage(splits),
         "splits": {name: _describe(pairs, count_tokens) for name, pairs in splits.items()},
+        "notices": [sentence for source in loaded for sentence in source.notices()],
     }
     result["warnings"] = _warnings(result)
     return result
@@ -104,8 +110,9 @@ def _identity(pair: PreferencePair, first: str, second: str) -> str:
 
 
 def _leakage(splits: Mapping[str, Sequence[PreferencePair]]) -> list[dict[str, Any]]:
-    """What two splits share: prompts and completions, and the share of the later split's that this is."""
+    """What two splits share: prompts, conversations, completions, and the share of the later split's that this is."""
     prompts = {name: {content_id(normalized_prompt(pair.prompt)) for pair in pairs} for name, pairs in splits.items()}
+    conversations = {name: {content_id(conversation(pair.prompt)) for pair in pairs} for name, pairs in splits.items()}
     completions = {
         name: {content_id(normalized_text(text)) for pair in pairs for text in (pair.chosen, pair.rejected)}
         for name, pairs in splits.items()
@@ -114,6 +121,7 @@ def _leakage(splits: Mapping[str, Sequence[PreferencePair]]) -> list[dict[str, A
         {
             "splits": [first, second],
             "num_prompts": len(prompts[first] & prompts[second]),
+            "num_conversations": len(conversations[first] & conversations[second]),
             "num_completions": len(completions[first] & completions[second]),
             "share_of_completions": len(completions[first] & completions[second]) / max(1, len(completions[second])),
         }
@@ -172,6 +180,12 @@ def _warnings(result: Mapping[str, Any]) -> list[str]:
                 f"{shared['num_prompts']} prompts are in both {first} and {second}: numbers on {second} flatter the "
                 "model. Split by prompt, or drop them from one side."
             )
+        elif shared["num_conversations"]:
+            warnings.append(
+                f"{shared['num_conversations']} dialogues of {second} began like one of {first}, so that a prompt of "
+                f"one may be an earlier or later turn of the other: numbers on {second} flatter the model. Split by "
+                "the first user turn, or drop them from one side."
+            )
         if shared["share_of_completions"] > COMPLETION_LEAKAGE_WARNING:
             warnings.append(
                 f"{shared['num_completions']} completions of {second} ({shared['share_of_completions']:.1%}) are also "
@@ -206,6 +220,7 @@ def _is_no_chance(accuracy: float, num_pairs: int) -> bool:
 def format_audit(result: Mapping[str, Any]) -> str:
     """The audit as plain text for a terminal: warnings, counts, then a table for each split."""
     lines = [f"WARNING  {sentence}" for sentence in result["warnings"]] or ["No warnings."]
+    lines += [f"NOTE     {sentence}" for sentence in result["notices"]]
     lines.append("")
     for source in result["sources"]:
         lines.append(f"{source['source']}: {source['layout']}, {source['num_rows']:,} rows read, ")
@@ -215,6 +230,7 @@ def format_audit(result: Mapping[str, Any]) -> str:
     counts = {
         "pairs": result["num_pairs"],
         "different prompts": result["num_prompts"],
+        "different conversations": result["num_conversations"],
         "repeated pairs": duplicates["num_exact"],
         "contradictory pairs": duplicates["num_contradictory"],
         "sides alike but for case or spaces": alike["num_pairs_alike"],
@@ -222,7 +238,8 @@ def format_audit(result: Mapping[str, Any]) -> str:
     lines += ["", *(f"{name:<36}{count:>9,}" for name, count in counts.items())]
     for shared in result["leakage"]:
         title = f"in both {' and '.join(shared['splits'])}"
-        lines.append(f"{title:<36}{shared['num_prompts']:>9,} prompts, {shared['num_completions']:,} completions")
+        lines.append(f"{title:<36}{shared['num_prompts']:>9,} prompts, ")
+        lines[-1] += f"{shared['num_conversations']:,} conversations, {shared['num_completions']:,} completions"
     for name, split in result["splits"].items():
         lines += ["", *_format_split(name, split)]
     return "\n".join(lines) + "\n"

@@ -38,6 +38,15 @@ def prompt_text(prompt: Prompt) -> str:
     return "\n\n".join(f"{message.role.capitalize()}: {message.content}" for message in messages)
 
 
+def opening(prompt: Prompt) -> str:
+    """What a conversation began with: the text of its first user turn; of a prompt without one, the whole of it.
+
+    The prompts of one conversation are one another's beginnings, so they are not independent: splits keep them together
+    and intervals are drawn over conversations. A prompt of one turn is a conversation of its own.
+    """
+    return next((turn.content for turn in prompt_messages(prompt) if turn.role == "user"), prompt_text(prompt))
+
+
 def content_id(*parts: str) -> str:
     """16 hex digits that depend on the given texts and their order only."""
     return hashlib.sha256("\x1f".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:16]
@@ -73,8 +82,8 @@ class PreferencePair:
 
     @property
     def prompt_id(self) -> str:
-        """Digest of the prompt: equal for all pairs of one prompt."""
-        return content_id(prompt_text(self.prompt))
+        """Digest of what the prompt's conversation began with (`opening`): the unit that intervals are drawn over."""
+        return content_id(opening(self.prompt))
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready record that `rmcore.data.sources` reads back to an equal pair."""

@@ -21,8 +21,11 @@ from rmcore.data.layouts import SIDE_ROWS, USUAL_COLUMNS, ColumnMap, Layout, par
 from rmcore.data.pair import PreferencePair
 from rmcore.data.rejected import INCOMPLETE, INCOMPLETE_SIDES, RejectedRow, refuse_incomplete, reject
 from rmcore.data.side_rows import read_side_rows
+from rmcore.data.splits import conversation
 from rmcore.errors import DataError
 
+FEWEST_PROMPTS = 20
+"""As few as the gold world can be made of (data.gold.num_prompts)."""
 _PROBE_ROWS = 100
 """Rows whose columns together decide the layout: more than one, as JSON rows may each leave out what they lack."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -39,6 +42,28 @@ class LoadedPairs:
     source: str
     num_over_cap: int = 0
     """Usable pairs left out because their prompt had enough (`cap_prompts`)."""
+    num_held_out: int = 0
+    """Usable pairs taken out because their conversation is among the held-out pairs (`take_out`)."""
+    num_over_row_cap: int = 0
+    """Usable pairs left out because their row of ranked answers gave enough."""
+
+    def notices(self) -> list[str]:
+        """What a reader of the numbers must know about usable pairs that are not here: a sentence each."""
+        counts = (
+            (self.num_over_row_cap, "are beyond data.pairs_per_row: of such rows a random choice is kept"),
+            (self.num_over_cap, "are of prompts that had enough (data.pairs_per_prompt, data.eval_pairs_per_prompt)"),
+            (
+                self.num_held_out,
+                "share their prompt, or a dialogue's first user turn, with held-out pairs: taken out of training",
+            ),
+        )
+        usable = len(self.pairs) + sum(count for count, _ in counts)
+        sentences = []
+        for count, what in counts:
+            if count:
+                sentences.append(f"{count:,} of {usable:,} pairs of {self.source} {what}.")
+            usable -= count
+        return sentences
 
 
 def load_pairs(
@@ -85,6 +110,26 @@ def cap_prompts(loaded: LoadedPairs, most: int | None) -> LoadedPairs:
         if seen[pair.prompt_id] <= most:
             kept.append(pair)
     return replace(loaded, pairs=kept, num_over_cap=len(loaded.pairs) - len(kept))
+
+
+def take_out(loaded: LoadedPairs, held_out: LoadedPairs) -> LoadedPairs:
+    """Leave out of the training source every pair whose conversation is among the held-out pairs; they are counted.
+
+    Raises:
+        DataError: that leaves too little to train on.
+    """
+    tested = {conversation(pair.prompt) for pair in held_out.pairs}
+    kept = [pair for pair in loaded.pairs if conversation(pair.prompt) not in tested]
+    num_taken = len(loaded.pairs) - len(kept)
+    num_left = len({conversation(pair.prompt) for pair in kept})
+    if num_taken and num_left < FEWEST_PROMPTS:
+        raise DataError(
+            f"{num_taken:,} of {len(loaded.pairs):,} pairs of {loaded.source} share their prompt, or a dialogue's "
+            f"first user turn, with held-out pairs of {held_out.source}: a model trained on them has seen the test. "
+            f"Without them {num_left} prompts are left to train on, and fewer than {FEWEST_PROMPTS} show nothing. Name "
+            "held-out data with prompts of their own, or none: a share of the prompts of the source is then held out."
+        )
+    return replace(loaded, pairs=kept, num_held_out=num_taken)
 
 
 def _read_pair_rows(

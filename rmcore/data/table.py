@@ -2,7 +2,7 @@
 
 | column | type | what |
 | --- | --- | --- |
-| pair_id, prompt_id | string | digests, see `rmcore.data.pair` |
+| pair_id, prompt_id | string | digests of the pair and of its conversation's opening, see `rmcore.data.pair` |
 | prompt | list of {role, content} | a plain prompt is one user turn; read back, one user turn is a plain prompt |
 | chosen, rejected | string | the completions |
 | target_margin | double, may be null | annotated strength |

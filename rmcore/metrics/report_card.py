@@ -50,8 +50,8 @@ def evaluate_pairs(
     because each resample adds the upward bias once more.
 
     Args:
-        rewards: one row a pair with pair_id, prompt_id, reward_chosen, reward_rejected (logits), chosen_chars,
-            rejected_chars, subset (text or null).
+        rewards: one row a pair with pair_id, prompt_id (of a dialogue, that of its first user turn), reward_chosen,
+            reward_rejected (logits), chosen_chars, rejected_chars, subset (text or null).
         calibration: a separate split of the same form to fit the temperature on; pairs whose prompt also occurs in
             `rewards` are left out. None: the temperature is fitted on a hash-half of the prompts of `rewards` and
             ece_tempered is over the other half.

@@ -12,7 +12,7 @@ from rmcore.data.audit import audit
 from rmcore.data.gold import generate_pairs, label_ceiling
 from rmcore.data.layouts import ColumnMap
 from rmcore.data.pair import PreferencePair
-from rmcore.data.sources import LoadedPairs, cap_prompts, load_pairs, source_kind, write_rejected
+from rmcore.data.sources import LoadedPairs, cap_prompts, load_pairs, source_kind, take_out, write_rejected
 from rmcore.data.splits import split_by_prompt
 from rmcore.data.table import write_pairs
 from rmcore.errors import ConfigError
@@ -60,9 +60,12 @@ def load_splits(config: DataConfig, *, seed: int) -> tuple[Splits, list[LoadedPa
 def load_sources(config: DataConfig) -> list[LoadedPairs]:
     """Read the training source and, where one is named, the held-out source.
 
+    Training pairs whose prompt or conversation is held out are taken out and counted: held-out numbers would flatter a
+    model that was trained on them.
+
     Raises:
         ConfigError: the held-out pairs would be the training pairs.
-        DataError: see `rmcore.data.sources.load_pairs`.
+        DataError: see `rmcore.data.sources.take_out` and `rmcore.data.sources.load_pairs`.
     """
     columns = ColumnMap.from_config(config)
     if config.eval_source is None and config.eval_split is not None and source_kind(config.source) == "file":
@@ -71,11 +74,12 @@ def load_sources(config: DataConfig) -> list[LoadedPairs]:
             "would be the training pairs; name a file in eval_source, or leave both out to hold out some prompts."
         )
     load = partial(load_pairs, columns=columns, require_complete_pairs=config.require_complete_pairs)
-    loaded = [cap_prompts(load(config.source, split=config.split, limit=config.limit), config.pairs_per_prompt)]
+    training = cap_prompts(load(config.source, split=config.split, limit=config.limit), config.pairs_per_prompt)
     if config.eval_source is None and config.eval_split is None:
-        return loaded
+        return [training]
     source, split = config.eval_source or config.source, config.eval_split or config.split
-    return [*loaded, cap_prompts(load(source, split=split, limit=config.eval_limit), config.eval_pairs_per_prompt)]
+    held_out = cap_prompts(load(source, split=split, limit=config.eval_limit), config.eval_pairs_per_prompt)
+    return [take_out(training, held_out), held_out]
 
 
 def _carve(pairs: list[PreferencePair], config: DataConfig, *, seed: int, test: float) -> Splits:

@@ -6,6 +6,7 @@ is the reward that counts: the gold world's own, that of `policy.judge`, or the 
 where there is none.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pandas as pd
 
 from rmcore.config import PipelineConfig
 from rmcore.config_policy import PolicyConfig
-from rmcore.data.pair import content_id, prompt_text
+from rmcore.data.pair import PreferencePair, Prompt, content_id, prompt_text
 from rmcore.data.table import read_pairs
 from rmcore.errors import DataError
 from rmcore.files import write_json
@@ -65,7 +66,7 @@ def _draw(
     config: PipelineConfig, wanted: PolicyConfig, upstream: Upstream, drawn: Path, report: Report
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
     pairs = read_pairs(upstream["prepare"] / "test.parquet")
-    prompts = list(dict.fromkeys(pair.prompt for pair in pairs))[: wanted.num_prompts]
+    prompts = one_each(pairs)[: wanted.num_prompts]
     settings = SamplingSettings(
         num_samples=wanted.samples_per_prompt,
         temperature=wanted.temperature,
@@ -96,6 +97,14 @@ def _draw(
     asked = [prompts[index] for index in rows["prompt_index"]]
     table["gold"] = np.nan if judge is None else judge.rewards(asked, rows["response"].tolist())
     return table, {"engine": found.engine, "source": config.policy.name if config.policy else None}
+
+
+def one_each(pairs: Sequence[PreferencePair]) -> list[Prompt]:
+    """The first prompt of each conversation, in order: intervals are drawn over the prompts that are answered."""
+    first: dict[str, Prompt] = {}
+    for pair in pairs:
+        first.setdefault(pair.prompt_id, pair.prompt)
+    return list(first.values())
 
 
 def _read(wanted: PolicyConfig, path: str) -> tuple[pd.DataFrame, dict[str, Any]]:

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rmcore.data.audit import audit, format_audit, longer_wins
-from rmcore.data.pair import PreferencePair
+from rmcore.data.pair import Message, PreferencePair
 from rmcore.data.sources import LoadedPairs, RejectedRow, load_pairs
 
 CLEAN = [
@@ -19,7 +19,13 @@ def test_clean_data_has_no_warnings():
     assert (result["num_pairs"], result["num_prompts"], result["num_rows"]) == (10, 10, 0)
     assert result["duplicates"] == {"num_exact": 0, "num_contradictory": 0}
     assert result["leakage"] == [
-        {"splits": ["train", "test"], "num_prompts": 0, "num_completions": 0, "share_of_completions": 0.0}
+        {
+            "splits": ["train", "test"],
+            "num_prompts": 0,
+            "num_conversations": 0,
+            "num_completions": 0,
+            "share_of_completions": 0.0,
+        }
     ]
     assert format_audit(result).startswith("No warnings.")
 
@@ -46,6 +52,14 @@ def test_leakage_is_found_through_case_and_white_space():
     assert by_splits["validation", "test"]["num_prompts"] == 0
     text = format_audit(result)
     assert text.startswith("WARNING  1 prompts are in both train and test")
+
+
+def test_turns_of_one_dialogue_in_two_splits_are_leakage():
+    later = (Message("user", "Prompt 1"), Message("assistant", "Hm."), Message("user", "Go on."))
+    result = audit({"train": CLEAN, "test": [PreferencePair(later, "an answer", "another")]}, [])
+    assert (result["num_prompts"], result["num_conversations"]) == (11, 10)
+    assert (result["leakage"][0]["num_prompts"], result["leakage"][0]["num_conversations"]) == (0, 1)
+    assert format_audit(result).startswith("WARNING  1 dialogues of test began like one of train")
 
 
 def test_rejected_rows_are_counted_by_reason_over_all_sources():

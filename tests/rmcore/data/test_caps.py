@@ -1,6 +1,7 @@
-"""A cap on the pairs of one prompt keeps the first ones and counts the rest."""
+"""What is left out of usable pairs: caps keep the first ones, what is held out is not trained on; all is counted."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmcore.config import DataConfig
-from rmcore.data.pair import PreferencePair
-from rmcore.data.sources import LoadedPairs, cap_prompts
+from rmcore.data.audit import audit, format_audit
+from rmcore.data.pair import Message, PreferencePair
+from rmcore.data.sources import LoadedPairs, cap_prompts, take_out
 from rmcore.data.table import write_pairs
+from rmcore.errors import DataError
 from rmcore.stages.prepare import load_splits
 
 
@@ -45,3 +48,44 @@ def test_both_sources_have_their_own_cap(tmp_path: Path, caps, expected):
     )
     splits, _ = load_splits(config, seed=0)
     assert (len(splits["train"]) + len(splits["validation"]), len(splits["test"])) == expected
+
+
+def dialogue(number, *, later):
+    turns = (Message("user", f"prompt {number}"), Message("assistant", "Hm."), Message("user", "Go on."))
+    return PreferencePair(turns if later else turns[:1], f"good {number}", "bad")
+
+
+@given(st.sets(st.integers(0, 59), max_size=40), st.booleans())
+def test_training_pairs_of_held_out_conversations_are_taken_out_and_counted(tested, later):
+    training = LoadedPairs([pair(number, number) for number in range(60)], [], 60, "plain", "a")
+    held_out = LoadedPairs([dialogue(number, later=later) for number in tested], [], len(tested), "message lists", "b")
+    left = take_out(training, held_out)
+    assert left.pairs == [one for one in training.pairs if int(one.prompt.split()[1]) not in tested]
+    assert left.num_held_out == len(tested)
+    assert left.notices() == (
+        [f"{len(tested)} of 60 pairs of a share their prompt, or a dialogue's first user turn, with held-out pairs: "
+         "taken out of training."]
+        if tested
+        else []
+    )  # fmt: skip
+
+
+def test_too_little_left_to_train_on_is_refused():
+    training = LoadedPairs([pair(number, number) for number in range(30)], [], 30, "plain", "a.csv")
+    few = replace(training, pairs=training.pairs[:5])
+    other = LoadedPairs([PreferencePair("other", "good", "bad")], [], 1, "plain", "b.csv")
+    assert take_out(few, other) == few  # few, but nothing was taken out
+    with pytest.raises(DataError, match=r"11 of 30 pairs of a.csv .* Without them 19 prompts are left"):
+        take_out(training, replace(training, pairs=training.pairs[:11], source="b.csv"))
+
+
+def test_prepared_data_say_what_was_taken_out(tmp_path: Path):
+    write_pairs([pair(number, number) for number in range(60)], tmp_path / "a.parquet")
+    write_pairs([dialogue(number, later=True) for number in range(5)], tmp_path / "b.parquet")
+    config = DataConfig(source=str(tmp_path / "a.parquet"), eval_source=str(tmp_path / "b.parquet"))
+    splits, loaded = load_splits(config, seed=0)
+    found = audit(splits, loaded)
+    assert (len(splits["train"]) + len(splits["validation"]), len(splits["test"])) == (55, 5)
+    assert [one["num_held_out"] for one in found["sources"]] == [5, 0]
+    assert [one["num_conversations"] for one in found["leakage"]] == [0, 0, 0]
+    assert "NOTE     5 of 60 pairs of" in format_audit(found)

@@ -4,9 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmcore.data.pair import Message, PreferencePair
-from rmcore.data.splits import normalized_prompt, split_by_prompt
+from rmcore.data.pair import Message, PreferencePair, prompt_messages
+from rmcore.data.sources import load_pairs
+from rmcore.data.splits import conversation, normalized_prompt, split_by_prompt
 from rmcore.errors import ConfigError, DataError
+from rmcore.stages.samples import one_each
 
 FRACTIONS = {"train": 0.75, "validation": 0.1, "test": 0.15}
 
@@ -60,6 +62,57 @@ def test_a_dialogue_prompt_has_one_place_however_often_it_comes():
     dialogue = (Message("user", "Hi"), Message("assistant", "Hello"), Message("user", "Why?"))
     splits = split_by_prompt(make_pairs([dialogue] * 5 + ["x"]), fractions={"train": 0.5, "test": 0.5}, seed=0)
     assert sorted(len(pairs) for pairs in splits.values()) == [1, 5]
+
+
+def dialogue(*turns):
+    return tuple(Message(("user", "assistant")[place % 2], turn) for place, turn in enumerate(turns))
+
+
+def num_turns_of_training_dialogues(splits):
+    """Test pairs whose prompt a dialogue of training begins with, or goes on from."""
+    trained = [prompt_messages(pair.prompt) for pair in splits["train"]]
+    beginnings = {prompt[: end + 1] for prompt in trained for end in range(len(prompt))}
+    tested = [prompt_messages(pair.prompt) for pair in splits["test"]]
+    return sum(
+        prompt in beginnings or any(prompt[:end] in set(trained) for end in range(1, len(prompt))) for prompt in tested
+    )
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3), st.booleans()), min_size=10, max_size=30),
+    st.integers(0, 1000),
+)
+def test_turns_of_a_conversation_stay_together(cuts, seed):
+    prompts = []
+    for talk, num_answers, has_system in cuts:
+        turns = dialogue(*(f"talk {talk} turn {turn}" for turn in range(2 * num_answers + 1)))
+        prompts.append((Message("system", "Be brief."), *turns) if has_system else turns)
+    try:
+        splits = split_by_prompt(make_pairs(prompts), fractions=FRACTIONS, seed=seed)
+    except DataError:
+        assert len({talk for talk, *_ in cuts}) == 1
+        return
+    assert num_turns_of_training_dialogues(splits) == 0
+    talks = [{conversation(pair.prompt) for pair in part} for part in splits.values()]
+    assert sum(map(len, talks)) == len(set.union(*talks)) == len({talk for talk, *_ in cuts})
+
+
+def test_public_dialogues_are_split_by_their_first_user_turn(data_folder, monkeypatch):
+    pairs = load_pairs(str(data_folder / "hh_harmless_base_test.jsonl.gz")).pairs
+    assert num_turns_of_training_dialogues(split_by_prompt(pairs, fractions=FRACTIONS, seed=0)) == 0
+    monkeypatch.setattr("rmcore.data.splits.conversation", normalized_prompt)  # as it would be by whole prompts
+    assert num_turns_of_training_dialogues(split_by_prompt(pairs, fractions=FRACTIONS, seed=0)) == 25
+
+
+@given(st.text().filter(str.strip))
+def test_a_prompt_of_one_turn_is_a_conversation_of_its_own(text):
+    assert conversation(text) == normalized_prompt(text)
+    as_dialogue = PreferencePair((*dialogue(text, "Hm."), Message("user", "Go on.")), "a", "b")
+    alone = PreferencePair(text, "a", "b")
+    assert alone.prompt_id == as_dialogue.prompt_id
+    assert alone.pair_id != as_dialogue.pair_id
+    assert one_each([as_dialogue, alone]) == [as_dialogue.prompt]
 
 
 def test_shares_come_out_as_asked_and_the_seed_changes_the_split():
