@@ -32,6 +32,10 @@ class GoldConfig(Settings):
     """Spurious feature that goes with the gold reward in training and stops doing so in the tail."""
 
 
+PAIRS_PER_ROW = 36
+"""All pairs of 9 answers, the most that InstructGPT's labellers ranked (Ouyang et al. 2022, arXiv:2203.02155)."""
+
+
 class DataConfig(Settings):
     """Which preference pairs, how they are read and how they are split."""
 
@@ -51,6 +55,8 @@ class DataConfig(Settings):
     """Use at most this many pairs of one prompt of `source`: the first ones. SHP's authors advise 5."""
     eval_pairs_per_prompt: int | None = Field(default=None, ge=1)
     """The same for held-out pairs of their own source."""
+    pairs_per_row: int = Field(default=PAIRS_PER_ROW, ge=1)
+    """Most pairs that one row of ranked answers gives, drawn at random beyond: 36 are all pairs of 9 answers."""
     validation_fraction: float = Field(default=0.1, ge=0, lt=0.9)
     """Share of the training prompts kept for choosing the checkpoint and fitting the temperature."""
     test_fraction: float = Field(default=0.15, gt=0, lt=0.9)

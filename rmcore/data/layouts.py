@@ -17,11 +17,16 @@ All take a prompt of several turns except SHP, whose `history` is one user turn 
 """
 
 import math
+import random
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate, groupby
+from operator import itemgetter
 from typing import Any
 
-from rmcore.config import DataConfig
+from rmcore.config import PAIRS_PER_ROW, DataConfig
 from rmcore.data.fields import (
     Reason,
     RowRejected,
@@ -35,7 +40,7 @@ from rmcore.data.fields import (
     pair_id_value,
     text_value,
 )
-from rmcore.data.pair import Message, PreferencePair, plain_prompt
+from rmcore.data.pair import Message, PreferencePair, content_id, plain_prompt, prompt_text
 from rmcore.errors import DataError
 
 ANSWER_COLUMNS = ("responses", "answers", "completions")
@@ -79,19 +84,28 @@ USUAL_COLUMNS = ColumnMap()
 
 
 @dataclass(frozen=True, slots=True)
+class RowPairs:
+    """The pairs of one row, and how many more it would give that `most` (see `recognise`) leaves out."""
+
+    pairs: list[PreferencePair]
+    num_over_cap: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Layout:
     """How the rows of a source are to be read."""
 
     name: str
-    parse: Callable[[Row], list[PreferencePair]]
+    parse: Callable[[Row], RowPairs]
 
 
-def recognise(sample: Row, columns: ColumnMap = USUAL_COLUMNS) -> Layout:
+def recognise(sample: Row, columns: ColumnMap = USUAL_COLUMNS, *, most: int = PAIRS_PER_ROW) -> Layout:
     """The layout of a source.
 
     Args:
         sample: every column of the source with a typical value.
         columns: names that the user gave.
+        most: pairs that one row of ranked answers may give.
 
     Raises:
         DataError: a named column is not there, or the columns fit no layout.
@@ -102,11 +116,11 @@ def recognise(sample: Row, columns: ColumnMap = USUAL_COLUMNS) -> Layout:
         if "chosen" in row and "rejected" in row:
             return _pair_layout(row)
         if all(name in row for name in _SHP_COLUMNS):
-            return Layout("SHP", _parse_shp)
+            return Layout("SHP", _one(_parse_shp))
         if "prompt" in row and any(name in row for name in ANSWER_COLUMNS) and ("ranks" in row or "scores" in row):
-            return Layout("ranked answers", _parse_ranked)
+            return Layout("ranked answers", partial(_parse_ranked, most=most))
         if _is_one_side(side_fields(row)):
-            return Layout(SIDE_ROWS, _parse_prompt_pair)
+            return Layout(SIDE_ROWS, _one(_parse_prompt_pair))
     there = ", ".join(map(repr, sample)) or "none"
     seen = f"no column {absent[0]!r}" if absent else "no layout fits the columns"
     raise DataError(
@@ -119,7 +133,7 @@ def recognise(sample: Row, columns: ColumnMap = USUAL_COLUMNS) -> Layout:
 
 
 def parse_record(row: Row, columns: ColumnMap = USUAL_COLUMNS, layout: Layout | None = None) -> list[PreferencePair]:
-    """The pairs of one raw record: one, or several for ranked answers.
+    """The pairs of one raw record: one, or up to PAIRS_PER_ROW for ranked answers.
 
     `layout` is what `recognise` said of the whole source; left out, the record's own columns decide.
 
@@ -128,7 +142,11 @@ def parse_record(row: Row, columns: ColumnMap = USUAL_COLUMNS, layout: Layout | 
         DataError: no layout was given and the record fits none.
     """
     layout = layout if layout is not None else recognise(row, columns)
-    return layout.parse(columns.rename(row))
+    return layout.parse(columns.rename(row)).pairs
+
+
+def _one(parse: Callable[[Row], PreferencePair]) -> Callable[[Row], RowPairs]:
+    return lambda row: RowPairs([parse(row)])
 
 
 def side_fields(row: Row) -> dict[str, Any]:
@@ -146,29 +164,29 @@ def _is_one_side(row: Row) -> bool:
 def _pair_layout(row: Row) -> Layout:
     is_text = isinstance(row["chosen"], str | bytes)
     if "prompt" in row:
-        return Layout("plain strings" if is_text else "message lists", _parse_prompt_pair)
-    return Layout("dialogues", _parse_dialogue) if is_text else Layout("message lists", _parse_implicit)
+        return Layout("plain strings" if is_text else "message lists", _one(_parse_prompt_pair))
+    return Layout("dialogues", _one(_parse_dialogue)) if is_text else Layout("message lists", _one(_parse_implicit))
 
 
-def _parse_prompt_pair(row: Row) -> list[PreferencePair]:
+def _parse_prompt_pair(row: Row) -> PreferencePair:
     context, chosen, rejected = _sides(row)
-    return [_pair(_whole_prompt(row, context), chosen, rejected, row, margin=_annotated_margin(row))]
+    return _pair(_whole_prompt(row, context), chosen, rejected, row, margin=_annotated_margin(row))
 
 
-def _parse_implicit(row: Row) -> list[PreferencePair]:
+def _parse_implicit(row: Row) -> PreferencePair:
     context, chosen, rejected = _sides(row)
-    return [_pair(context, chosen, rejected, row, margin=_annotated_margin(row))]
+    return _pair(context, chosen, rejected, row, margin=_annotated_margin(row))
 
 
-def _parse_dialogue(row: Row) -> list[PreferencePair]:
+def _parse_dialogue(row: Row) -> PreferencePair:
     turns = {name: dialogue_turns(text_value(row.get(name), empty)) for name, empty in _SIDE_REASONS}
     if turns["chosen"][:-1] != turns["rejected"][:-1]:
         raise RowRejected(Reason.PROMPTS_DIFFER)
     chosen, rejected = (text_value(turns[name][-1].content, empty) for name, empty in _SIDE_REASONS)
-    return [_pair(turns["chosen"][:-1], chosen, rejected, row, margin=_annotated_margin(row))]
+    return _pair(turns["chosen"][:-1], chosen, rejected, row, margin=_annotated_margin(row))
 
 
-def _parse_shp(row: Row) -> list[PreferencePair]:
+def _parse_shp(row: Row) -> PreferencePair:
     """`labels` is 1 where A is preferred; the strength of the preference is the log ratio of the two scores."""
     prompt = Message("user", text_value(row.get("history"), Reason.EMPTY_PROMPT))
     label = number(row.get("labels"), Reason.WRONG_TYPE)
@@ -183,11 +201,16 @@ def _parse_shp(row: Row) -> list[PreferencePair]:
     margin = _annotated_margin(row)
     if margin is None and ratio is not None:
         margin = math.log(ratio)
-    return [_pair((prompt,), chosen, rejected, row, margin=margin, used=_SHP_COLUMNS)]
+    return _pair((prompt,), chosen, rejected, row, margin=margin, used=_SHP_COLUMNS)
 
 
-def _parse_ranked(row: Row) -> list[PreferencePair]:
-    """All strictly ordered pairs of K answers; with scores, the target margin is the difference of the two."""
+def _parse_ranked(row: Row, *, most: int) -> RowPairs:
+    """The strictly ordered pairs of K answers, or `most` of them, each as likely as any other.
+
+    With scores, the target margin is the difference of the two. The choice depends on what the row holds alone, so it
+    is the same wherever the row stands. Nothing here is done for each of the K (K - 1) / 2 pairs: a row of thousands of
+    answers is read as fast as a short one.
+    """
     column = next((name for name in ANSWER_COLUMNS if name in row), ANSWER_COLUMNS[0])
     answers = [_completion(answer, Reason.EMPTY_ANSWER) for answer in list_value(row.get(column))]
     ranks, scores = (number_list(row.get(name), len(answers)) for name in ("ranks", "scores"))
@@ -200,25 +223,52 @@ def _parse_ranked(row: Row) -> list[PreferencePair]:
     if len(contexts) > 1:
         raise RowRejected(Reason.PROMPTS_DIFFER)
     prompt = _whole_prompt(row, contexts.pop())
-    ordered = [(i, j) for i in range(len(answers)) for j in range(len(answers)) if strength[i] > strength[j]]
-    if not ordered:
+    if len(set(strength)) == 1:
         raise RowRejected(Reason.EQUAL_RANKS)
-    if scores is not None and any(scores[i] < scores[j] for i, j in ordered):
+    if scores is not None and _contradict(strength, scores):
         raise RowRejected(Reason.RANKS_CONTRADICT_SCORES)
-    differing = [(i, j) for i, j in ordered if answers[i][1] != answers[j][1]]
-    if not differing:
+    texts = [text for _, text in answers]
+    num_worse = _num_worse(strength, texts)
+    ends = list(accumulate(num_worse))  # the pairs in order: those that the first answer wins, then the second's, ...
+    if not ends[-1]:
         raise RowRejected(Reason.IDENTICAL_SIDES)
+    numbers: Iterable[int] = range(ends[-1])
+    if ends[-1] > most:
+        identity = content_id(prompt_text(prompt), *texts, *map(repr, strength))
+        numbers = sorted(random.Random(identity).sample(range(ends[-1]), most))  # noqa: S311 - data, not cryptography
     used = (column, "ranks", "scores", "pair_id")  # an id of the row is not an id of each of its pairs
+    pairs = []
+    for i, places in groupby(numbers, partial(bisect_right, ends)):
+        worse = [j for j in range(len(texts)) if strength[j] < strength[i] and texts[j] != texts[i]]
+        for place in places:
+            j = worse[place - ends[i] + num_worse[i]]
+            margin = None if scores is None else scores[i] - scores[j]
+            pairs.append(_pair(prompt, texts[i], texts[j], row, margin=margin, used=used))
+    return RowPairs(pairs, ends[-1] - len(pairs))
+
+
+def _contradict(strength: list[float], scores: list[float]) -> bool:
+    """Whether a stronger answer has a lower score than a weaker one."""
+    highest_below = -math.inf
+    for _, same in groupby(sorted(zip(strength, scores, strict=True)), key=itemgetter(0)):
+        tied = [score for _, score in same]
+        if tied[0] < highest_below:  # the lowest of them, as they are sorted
+            return True
+        highest_below = max(highest_below, tied[-1])
+    return False
+
+
+def _num_worse(strength: list[float], texts: list[str]) -> list[int]:
+    """For each answer, how many others of another text it is strictly stronger than."""
+    own: dict[str, list[float]] = {}
+    for text, value in zip(texts, strength, strict=True):
+        own.setdefault(text, []).append(value)
+    everyone = sorted(strength)
+    for values in own.values():
+        values.sort()
     return [
-        _pair(
-            prompt,
-            answers[i][1],
-            answers[j][1],
-            row,
-            margin=None if scores is None else scores[i] - scores[j],
-            used=used,
-        )
-        for i, j in differing
+        bisect_left(everyone, value) - bisect_left(own[text], value)
+        for text, value in zip(texts, strength, strict=True)
     ]
 
 

@@ -91,7 +91,7 @@ class SideRows:
         group.waiting = None
         try:
             chosen, rejected = _by_role(first, second)
-            (group.pair,) = self._layout.parse(_joined(_fields(chosen), _fields(rejected)))
+            (group.pair,) = self._layout.parse(_joined(_fields(chosen), _fields(rejected))).pairs
             group.rows = (chosen.row, rejected.row)
         except RowRejected as rejection:
             group.rejected = [reject(record, rejection.reason) for record in (first, second)]

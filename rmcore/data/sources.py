@@ -14,10 +14,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
+from rmcore.config import PAIRS_PER_ROW
 from rmcore.data.fields import Reason, RowRejected
 from rmcore.data.files import RawRecord, is_file_name, read_file
 from rmcore.data.hub import hub_revision, read_folder, read_hub
-from rmcore.data.layouts import SIDE_ROWS, USUAL_COLUMNS, ColumnMap, Layout, parse_record, recognise
+from rmcore.data.layouts import SIDE_ROWS, USUAL_COLUMNS, ColumnMap, Layout, RowPairs, recognise
 from rmcore.data.pair import PreferencePair
 from rmcore.data.rejected import INCOMPLETE, INCOMPLETE_SIDES, RejectedRow, refuse_incomplete, reject
 from rmcore.data.side_rows import read_side_rows
@@ -73,6 +74,7 @@ def load_pairs(
     columns: ColumnMap = USUAL_COLUMNS,
     limit: int | None = None,
     require_complete_pairs: bool = False,
+    pairs_per_row: int = PAIRS_PER_ROW,
 ) -> LoadedPairs:
     """Read the pairs of a source, in its order.
 
@@ -85,18 +87,23 @@ def load_pairs(
             a dialogue that ends before it) or, with one row a side, is not exactly one chosen and one rejected row of
             the same prompt. Rows of which only something else is wrong (equal sides, a bad margin, a line that is not
             JSON) are set aside as ever, and so are ranked answers, which have no sides.
+        pairs_per_row: a row of ranked answers that would give more gives so many, drawn at random; see `layouts`.
 
     Raises:
         DataError: the source cannot be read, its columns fit no layout, no row gives a pair, or see above.
     """
-    records, layout = _probe(iter_records(source, split=split), source, columns)
+    records, layout = _probe(iter_records(source, split=split), source, columns, pairs_per_row)
     sided = layout.name == SIDE_ROWS
-    pairs, rejected, num_rows = (read_side_rows if sided else _read_pair_rows)(records, layout, columns, limit)
+    num_over_row_cap = 0
+    if sided:
+        pairs, rejected, num_rows = read_side_rows(records, layout, columns, limit)
+    else:
+        pairs, rejected, num_rows, num_over_row_cap = _read_pair_rows(records, layout, columns, limit)
     if require_complete_pairs:
         refuse_incomplete(source, rejected, INCOMPLETE_SIDES if sided else INCOMPLETE)
     if not pairs:
         raise _nothing_usable(source, rejected)
-    return LoadedPairs(pairs, rejected, num_rows, layout.name, source)
+    return LoadedPairs(pairs, rejected, num_rows, layout.name, source, num_over_row_cap=num_over_row_cap)
 
 
 def cap_prompts(loaded: LoadedPairs, most: int | None) -> LoadedPairs:
@@ -134,21 +141,22 @@ def take_out(loaded: LoadedPairs, held_out: LoadedPairs) -> LoadedPairs:
 
 def _read_pair_rows(
     records: Iterable[RawRecord], layout: Layout, columns: ColumnMap, limit: int | None
-) -> tuple[list[PreferencePair], list[RejectedRow], int]:
-    """Read (pairs, rows set aside, number of rows) from rows that each stand alone."""
+) -> tuple[list[PreferencePair], list[RejectedRow], int, int]:
+    """Read (pairs, rows set aside, number of rows, pairs over the rows' cap) from rows that each stand alone."""
     pairs: list[PreferencePair] = []
     rejected: list[RejectedRow] = []
-    num_rows = 0
+    num_rows = num_over_cap = 0
     for record in records:
         num_rows += 1
         outcome = _parse(record, columns, layout)
         if isinstance(outcome, RejectedRow):
             rejected.append(outcome)
         else:
-            pairs.extend(outcome)
+            pairs.extend(outcome.pairs)
+            num_over_cap += outcome.num_over_cap
         if limit is not None and len(pairs) >= limit:
             break
-    return pairs[:limit], rejected, num_rows
+    return pairs[:limit], rejected, num_rows, num_over_cap
 
 
 def iter_records(source: str, *, split: str = "train") -> Iterator[RawRecord]:
@@ -204,7 +212,9 @@ def write_rejected(rejected: Iterable[RejectedRow], path: Path) -> None:
         file.writelines(json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in rejected)
 
 
-def _probe(records: Iterator[RawRecord], source: str, columns: ColumnMap) -> tuple[Iterator[RawRecord], Layout]:
+def _probe(
+    records: Iterator[RawRecord], source: str, columns: ColumnMap, pairs_per_row: int
+) -> tuple[Iterator[RawRecord], Layout]:
     """All the records again, and the layout that the columns of the first ones show."""
     head: list[RawRecord] = []
     sample: dict[str, Any] = {}
@@ -220,16 +230,16 @@ def _probe(records: Iterator[RawRecord], source: str, columns: ColumnMap) -> tup
     if not sample:
         raise _nothing_usable(source, [reject(record, record.problem or Reason.MISSING_VALUE) for record in head])
     try:
-        return chain(head, records), recognise(sample, columns)
+        return chain(head, records), recognise(sample, columns, most=pairs_per_row)
     except DataError as error:
         raise DataError(f"{source}: {error}") from error
 
 
-def _parse(record: RawRecord, columns: ColumnMap, layout: Layout) -> list[PreferencePair] | RejectedRow:
+def _parse(record: RawRecord, columns: ColumnMap, layout: Layout) -> RowPairs | RejectedRow:
     if record.fields is None:
         return reject(record, record.problem or Reason.MISSING_VALUE)
     try:
-        return parse_record(record.fields, columns, layout)
+        return layout.parse(columns.rename(record.fields))
     except RowRejected as rejection:
         return reject(record, rejection.reason)
 

@@ -73,7 +73,12 @@ def load_sources(config: DataConfig) -> list[LoadedPairs]:
             f"eval_split={config.eval_split} names a split of {config.source}, and a file has none, so the test pairs "
             "would be the training pairs; name a file in eval_source, or leave both out to hold out some prompts."
         )
-    load = partial(load_pairs, columns=columns, require_complete_pairs=config.require_complete_pairs)
+    load = partial(
+        load_pairs,
+        columns=columns,
+        require_complete_pairs=config.require_complete_pairs,
+        pairs_per_row=config.pairs_per_row,
+    )
     training = cap_prompts(load(config.source, split=config.split, limit=config.limit), config.pairs_per_prompt)
     if config.eval_source is None and config.eval_split is None:
         return [training]

@@ -1,5 +1,6 @@
 """What is left out of usable pairs: caps keep the first ones, what is held out is not trained on; all is counted."""
 
+import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +11,9 @@ from hypothesis import strategies as st
 
 from rmcore.config import DataConfig
 from rmcore.data.audit import audit, format_audit
+from rmcore.data.layouts import parse_record, recognise
 from rmcore.data.pair import Message, PreferencePair
-from rmcore.data.sources import LoadedPairs, cap_prompts, take_out
+from rmcore.data.sources import LoadedPairs, cap_prompts, load_pairs, take_out
 from rmcore.data.table import write_pairs
 from rmcore.errors import DataError
 from rmcore.stages.prepare import load_splits
@@ -89,3 +91,17 @@ def test_prepared_data_say_what_was_taken_out(tmp_path: Path):
     assert [one["num_held_out"] for one in found["sources"]] == [5, 0]
     assert [one["num_conversations"] for one in found["leakage"]] == [0, 0, 0]
     assert "NOTE     5 of 60 pairs of" in format_audit(found)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
+def test_a_cap_on_a_rows_pairs_draws_the_same_wherever_the_row_stands(tmp_path: Path, order):
+    rows = [{"prompt": f"p{i}", "answers": list("abcdefgh"), "ranks": [*range(8)]} for i in range(3)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(rows[place]) + "\n" for place in order))
+    loaded = load_pairs(str(tmp_path / "a.jsonl"), pairs_per_row=5)
+    alone = {row["prompt"]: parse_record(row, layout=recognise(row, most=5)) for row in rows}
+    assert loaded.pairs == [pair for place in order for pair in alone[f"p{place}"]]
+    assert loaded.num_over_row_cap == 3 * (28 - 5)
+    (notice,) = audit({"all": loaded.pairs}, [loaded])["notices"]
+    assert notice.startswith("69 of 84 pairs of")
+    config = DataConfig(source=str(tmp_path / "a.jsonl"), pairs_per_row=2, test_fraction=0.4)
+    assert sum(map(len, load_splits(config, seed=0)[0].values())) == 6

@@ -2,6 +2,9 @@
 
 import json
 import math
+import tracemalloc
+from collections import Counter
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -186,6 +189,67 @@ def test_ranked_answers_become_all_strictly_ordered_pairs(values, as_scores):
     else:
         with pytest.raises(RowRejected, match=Reason.EQUAL_RANKS):
             parse_record(record)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 5)), min_size=2, max_size=9), st.integers(1, 40))
+def test_a_cap_keeps_some_of_a_rows_pairs_in_order_and_counts_the_rest(answers, most):
+    row = {"prompt": "p", "answers": [text for text, _ in answers], "ranks": [rank for _, rank in answers]}
+    expected = [
+        (chosen, rejected)
+        for chosen, better in answers
+        for rejected, worse in answers
+        if better < worse and chosen != rejected
+    ]
+    try:
+        found = recognise(row, most=most).parse(row)
+    except RowRejected:
+        assert not expected
+        return
+    pairs = [(pair.chosen, pair.rejected) for pair in found.pairs]
+    assert len(pairs) == min(most, len(expected))
+    assert found.num_over_cap == len(expected) - len(pairs)
+    rest = iter(expected)
+    assert all(pair in rest for pair in pairs)  # each behind the one before
+    assert recognise(row, most=most).parse({**row, "subset": "another column"}).pairs == [
+        replace(pair, metadata={"subset": "another column"}) for pair in found.pairs
+    ]
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=2, max_size=6))
+def test_ranks_contradict_scores_where_a_better_answer_has_the_lower_one(both):
+    row = {"prompt": "p", "answers": [str(i) for i in range(len(both))]}
+    row |= {"ranks": [rank for rank, _ in both], "scores": [score for _, score in both]}
+    contradict = any(rank < other and score < less for rank, score in both for other, less in both)
+    if not contradict and len(set(row["ranks"])) > 1:
+        assert parse_record(row)
+    else:
+        reason = Reason.RANKS_CONTRADICT_SCORES if contradict else Reason.EQUAL_RANKS
+        with pytest.raises(RowRejected, match=reason):
+            parse_record(row)
+
+
+def test_every_pair_of_a_row_is_as_likely_to_be_kept():
+    """2 of 8 pairs, two answers tied and two alike, from each of 3,000 rows: 750 times each, standard error 24."""
+    row = {"answers": ["a", "b", "c", "a", "d"], "ranks": [1, 2, 2, 3, 4]}
+    counts = Counter()
+    for number in range(3000):
+        found = recognise({"prompt": "", **row}, most=2).parse({"prompt": f"prompt {number}", **row})
+        counts.update((pair.chosen, pair.rejected) for pair in found.pairs)
+    expected = {"ab": 1, "ac": 1, "ad": 2, "ba": 1, "bd": 1, "ca": 1, "cd": 1}
+    assert {chosen + rejected for chosen, rejected in counts} == expected.keys()
+    for (chosen, rejected), count in counts.items():
+        assert abs(count / expected[chosen + rejected] - 750) < 4 * 24
+
+
+def test_thousands_of_ranked_answers_cost_no_more_than_they_give():
+    row = {"prompt": "p", "answers": [f"answer {i}" for i in range(3000)], "ranks": list(range(3000))}
+    tracemalloc.start()
+    found = recognise(row).parse(row)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (len(found.pairs), found.num_over_cap) == (36, 3000 * 2999 // 2 - 36)
+    assert peak < 4 * 2**20  # all pairs of indices alone would take 400 MB
 
 
 def test_what_else_a_record_carries_is_metadata_and_json_ready():
