@@ -15,7 +15,8 @@ import pytest
 
 from flows.cli import app
 from rmcore.cli.common import guard
-from rmcore.data.table import write_pairs
+from rmcore.data.table import read_pairs, write_pairs
+from rmcore.model import BradleyTerryRM
 
 
 @dataclass
@@ -151,12 +152,17 @@ def test_score_keeps_order_and_agrees_between_pairs_and_responses(checkpoint, fi
     assert rewards == pytest.approx(scored.reward_chosen[:10].tolist(), abs=1e-5)
 
 
-def test_diff_of_a_model_with_itself_is_nothing(checkpoint, files):
+def test_diff_is_the_first_model_minus_the_second(checkpoint, tiny_folder, files):
     out = files / "diff.json"
-    rm_opt("diff", checkpoint, checkpoint, "--data", files / "test.parquet", "--json", out)
+    rm_opt("diff", checkpoint, tiny_folder, "--data", files / "test.parquet", "--json", out)
     compared = json.loads(out.read_text())["comparison"]
-    assert compared["accuracy_difference"]["value"] == 0
-    assert compared["sign_flip_p"] == 1
+    accuracies = []
+    for folder in (checkpoint, tiny_folder):
+        rewards = BradleyTerryRM.from_pretrained(folder, device="cpu").score_pairs(read_pairs(files / "test.parquet"))
+        accuracies.append((rewards[:, 0] > rewards[:, 1]).sum() / (rewards[:, 0] != rewards[:, 1]).sum())
+    assert [compared[name]["value"] for name in ("accuracy_a", "accuracy_b")] == pytest.approx(accuracies)
+    assert accuracies[0] != accuracies[1]
+    assert compared["accuracy_difference"]["value"] == pytest.approx(accuracies[0] - accuracies[1])
 
 
 def test_a_dry_run_tells_the_cost_and_writes_nothing(files):
