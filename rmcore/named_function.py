@@ -6,18 +6,20 @@ Imported only where a person or a configuration names it, never because a file d
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rmcore.errors import ConfigError
+from rmcore.errors import ConfigError, DataError, RmcoreError
 
 _FORM = "{} is module:function, of a file in the current folder, on PYTHONPATH or installed"
 
 
 def load_function(setting: str, name: str, meaning: str) -> Callable[..., Any]:
-    """Import the function that `name` (`module:function`) stands for. The current folder is looked at last.
+    """Import the function of two that `name` (`module:function`) stands for. The current folder is looked at last.
 
     Args:
         setting: which names it, for messages.
@@ -25,15 +27,16 @@ def load_function(setting: str, name: str, meaning: str) -> Callable[..., Any]:
         meaning: what it has to be, for messages.
 
     Raises:
-        ConfigError: the module or the function is not there, or it cannot be called.
+        ConfigError: the module or the function is not there, or it cannot be called with two arguments.
     """
     module_name, function_name = _parts(setting, name)
     _add_current_folder()
     try:
         module = importlib.import_module(module_name)
-    except (ImportError, SyntaxError) as error:
+    except Exception as error:  # importing runs the user's code, which raises what it likes
         raise ConfigError(
-            f"{setting}={name}: the module {module_name} cannot be imported ({error}). {_FORM.format(setting)}."
+            f"{setting}={name}: the module {module_name} cannot be imported ({type(error).__name__}: {error}). "
+            f"{_FORM.format(setting)}."
         ) from error
     if not hasattr(module, function_name):
         place = getattr(module, "__file__", None) or "which has no file"
@@ -43,7 +46,36 @@ def load_function(setting: str, name: str, meaning: str) -> Callable[..., Any]:
         raise ConfigError(
             f"{setting}={name}: {function_name} is a {type(function).__name__} and cannot be called; name {meaning}."
         )
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # of some functions written in C nobody knows it
+        return function
+    try:
+        signature.bind("", "")
+    except TypeError as error:
+        raise ConfigError(
+            f"{setting}={name}: {function_name}{signature} cannot be called with two arguments ({error}); "
+            f"name {meaning}."
+        ) from error
     return function
+
+
+def call_named(setting: str, name: str, function: Callable[..., Any], *arguments: object) -> Any:
+    """What a user's function gives.
+
+    Raises:
+        DataError: it failed.
+    """
+    try:
+        return function(*arguments)
+    except RmcoreError:
+        raise
+    except Exception as error:  # the user's code raises what it likes
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise DataError(
+            f"{setting}={name} failed with {type(error).__name__}: {error} ({place.filename}, line {place.lineno}) on "
+            f"{', '.join(repr(argument)[:60] for argument in arguments)}; it has to take whatever the data hold."
+        ) from error
 
 
 def source_file_digest(setting: str, name: str) -> str:

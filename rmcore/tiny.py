@@ -17,6 +17,7 @@ from transformers import AutoModelForSequenceClassification, Qwen2Config, Qwen2T
 from rmcore.config import GoldConfig
 from rmcore.data.gold import generate_pairs
 from rmcore.data.pair import prompt_text
+from rmcore.saving import save_pretrained
 
 PAD, START, END = "<pad>", "<|im_start|>", "<|im_end|>"
 VOCAB_SIZE = 1024
@@ -43,15 +44,15 @@ def build_tiny(folder: Path, *, seed: int = 0) -> Path:
     random state is left as it was.
 
     Raises:
-        OSError: the folder cannot be written.
+        OSError, StoreError: the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = tiny_tokenizer()
-    tokenizer.save_pretrained(folder)
+    save_pretrained(tokenizer, folder)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForSequenceClassification.from_config(tiny_config(tokenizer), dtype=torch.float32)
-    model.save_pretrained(folder)
+    save_pretrained(model, folder)
     return folder
 
 

@@ -90,6 +90,8 @@ def _write(rm: Any, folder: Path, dtype: Dtype) -> None:
     """Merge and round in place, which changes the weights of `rm`: it was loaded for this alone."""
     import torch
 
+    from rmcore.saving import save_pretrained
+
     plain = rm.model.merge_and_unload(safe_merge=True) if rm.has_adapters else rm.model
-    plain.to(getattr(torch, dtype)).save_pretrained(folder)
+    save_pretrained(plain.to(getattr(torch, dtype)), folder)
     rm.save_text(folder)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from rmcore.data.pair import Prompt
 from rmcore.errors import DataError
-from rmcore.named_function import load_function, source_file_digest
+from rmcore.named_function import call_named, load_function, source_file_digest
 
 SETTING = "render_fn"
 
@@ -26,9 +26,9 @@ class RenderFn:
         """Render one side.
 
         Raises:
-            DataError: the function returned something else than a text.
+            DataError: the function failed, or returned something else than a text.
         """
-        text = self.function(prompt, completion)
+        text = call_named(SETTING, self.name, self.function, prompt, completion)
         if not isinstance(text, str):
             raise DataError(
                 f"render_fn {self.name} returned {type(text).__name__} for the completion {completion[:60]!r}: the "
@@ -41,7 +41,7 @@ def load_render_fn(name: str) -> RenderFn:
     """Import the function that `name` (`module:function`) stands for. The current folder is looked at last.
 
     Raises:
-        ConfigError: the module or the function is not there, or it cannot be called.
+        ConfigError: the module or the function is not there, or it cannot be called with prompt and completion.
     """
     meaning = "a function of (prompt, completion) that returns the text of one side"
     return RenderFn(name, load_function(SETTING, name, meaning))

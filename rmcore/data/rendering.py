@@ -22,8 +22,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from jinja2 import TemplateError
-
 from rmcore.data.pair import PreferencePair, Prompt, plain_prompt, prompt_messages, prompt_text
 from rmcore.data.render_fn import RenderFn
 from rmcore.data.rendered import RenderedSide, cut, locate
@@ -50,6 +48,11 @@ class Rendering:
             raise ModelError(
                 f"a rendering of format {self.format!r} is unknown; restore the checkpoint's {RENDERING_FILE}."
             )
+        if not isinstance(self.max_seq_len, int) or isinstance(self.max_seq_len, bool) or self.max_seq_len < 1:
+            raise ModelError(
+                f"a rendering of at most {self.max_seq_len!r} tokens a side: that is no whole number from 1 on; "
+                f"restore the checkpoint's {RENDERING_FILE}."
+            )
         if (self.format == "custom") != (self.render_fn is not None):
             raise ModelError(
                 f"a rendering of format {self.format!r} with render_fn={self.render_fn!r}: the custom format, and only "
@@ -68,7 +71,9 @@ class Rendering:
             return None
         try:
             return cls(**json.loads(path.read_text()))
-        except (ValueError, TypeError) as error:
+        except ModelError:
+            raise
+        except (ValueError, TypeError, RecursionError) as error:
             raise ModelError(
                 f"{path} is damaged ({error}), so it is not known how this model reads text; restore it from the "
                 "folder the model was trained into."
@@ -179,7 +184,7 @@ class Renderer:
         answer = {"role": "assistant", "content": completion}
         try:
             text = str(self.tokenizer.apply_chat_template([*messages, answer], tokenize=False))
-        except TemplateError as error:
+        except Exception as error:  # a template is a program, and fails as it likes
             raise DataError(
                 f"the chat template refuses a dialogue with the roles {[message['role'] for message in messages]} "
                 f"({error}); train with use_chat_template=false, or drop such dialogues."

@@ -13,7 +13,7 @@ from rmcore.data.gold import gold_reward, label_pair
 from rmcore.data.pair import PreferencePair, Prompt, prompt_text
 from rmcore.errors import DataError
 from rmcore.metrics.uncertainty import FloatArray
-from rmcore.named_function import load_function
+from rmcore.named_function import call_named, load_function
 from rmcore.rl.rlhf_requirements import JUDGE_MEANING, JUDGE_SETTING
 
 
@@ -77,7 +77,7 @@ class HookJudge:
         return PreferencePair(prompt=prompt, chosen=chosen, rejected=rejected)
 
     def _reward(self, prompt: Prompt, response: str) -> float:
-        value = self.function(prompt, response)
+        value = call_named(JUDGE_SETTING, self.name, self.function, prompt, response)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
             raise DataError(
                 f"{JUDGE_SETTING}={self.name} gave {value!r} for the response {response[:60]!r}; a finite number is "

@@ -32,6 +32,7 @@ from rmcore.rl.policy import Policy
 from rmcore.rl.policy_meter import PolicyMeter, draw
 from rmcore.rl.refresh import Refresher
 from rmcore.rl.rollouts import RolloutScorer
+from rmcore.saving import save_pretrained
 from rmcore.serving.scorer import Rollout
 from rmcore.tracking import Tracker
 
@@ -103,8 +104,8 @@ def train_policy(plan: Plan, folder: Path, *, seed: int, tracker: Tracker, repor
             trainer._save_checkpoint(trainer.model, trial=None)
         raise
     seconds = time.perf_counter() - started
-    trainer.model.save_pretrained(folder / MODEL_FOLDER)
-    plan.policy.tokenizer.save_pretrained(folder / MODEL_FOLDER)
+    save_pretrained(trainer.model, folder / MODEL_FOLDER)
+    save_pretrained(plan.policy.tokenizer, folder / MODEL_FOLDER)
     for checkpoint in folder.glob("checkpoint-*"):
         shutil.rmtree(checkpoint)
     outcome = {

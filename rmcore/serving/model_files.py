@@ -10,8 +10,9 @@ from pathlib import Path
 
 from rmcore.errors import ModelError
 from rmcore.files import file_digest
+from rmcore.weight_index import INDEX_FILE, read_index
 
-WHOLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+WHOLE_FILE = "model.safetensors"
 TEXT_FILES = frozenset(
     [
         *("config.json", "generation_config.json", "rm_rendering.json", "chat_template.jinja", "chat_template.json"),
@@ -85,27 +86,3 @@ def folder_digest(folder: Path) -> str:
     index = [] if weights == [WHOLE_FILE] else [INDEX_FILE]
     pairs = [[name, file_digest(folder / name)] for name in sorted([*text_files(folder), *weights, *index])]
     return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
-
-
-def read_index(folder: Path) -> dict[str, str] | None:
-    """{tensor: file} of the index; None where there is none.
-
-    Raises:
-        ModelError: it is damaged, or names a file that does not lie directly in `folder`.
-    """
-    path = folder / INDEX_FILE
-    if not path.is_file():
-        return None
-    try:
-        listed = json.loads(path.read_bytes())["weight_map"]
-        if not all(isinstance(file, str) for file in listed.values()) or not listed:
-            raise TypeError("weight_map does not map names to files")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"{path} is damaged ({error!r}); save or download the model again.") from error
-    for file in set(listed.values()):
-        if Path(file).name != file or not file.endswith(".safetensors"):
-            raise ModelError(
-                f"{path} names {file!r}, which is no safetensors file directly in its folder; such an index cannot be "
-                "trusted. Save the model again with save_pretrained."
-            )
-    return dict(listed)

@@ -23,6 +23,7 @@ from rmcore.loading import guard, max_positions, pick_device, quiet_libraries
 from rmcore.progress import Report
 from rmcore.rl.policy import render_prompt
 from rmcore.rl.sft import TOKEN_BUDGET, Example, fine_tune
+from rmcore.saving import save_pretrained
 from rmcore.stages.interface import Upstream
 from rmcore.stages.requirements import required_policy
 from rmcore.tiny import build_tiny
@@ -65,8 +66,8 @@ def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker,
         tracker.metrics(done, {"policy/loss": loss})
 
     loss = fine_tune(model, fitting, epochs=wanted.sft_epochs, lr=wanted.sft_lr, seed=config.seed, on_step=on_step)
-    model.save_pretrained(out / MODEL_FOLDER)
-    tokenizer.save_pretrained(out / MODEL_FOLDER)
+    save_pretrained(model, out / MODEL_FOLDER)
+    save_pretrained(tokenizer, out / MODEL_FOLDER)
     write_json(out / POLICY_FILE, {"policy": SFT})
     left_out = len(examples) - len(fitting)
     write_json(out / "training.json", {"num_examples": len(fitting), "num_too_long": left_out, "loss": loss})

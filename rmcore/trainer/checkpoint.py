@@ -59,7 +59,7 @@ def _publish(folder: Path, write: Callable[[Path], object]) -> None:
         temporary.mkdir(parents=True)
         try:
             write(temporary)
-        except SafetensorError as error:
+        except (SafetensorError, StoreError) as error:
             raise StoreError(
                 f"the checkpoint {folder} could not be written ({error}), most often because the disk is full; the one "
                 "before it is untouched. Free space and run again."

@@ -52,6 +52,30 @@ def module(tmp_path, monkeypatch):
     sys.modules.pop(name, None)
 
 
+@pytest.mark.parametrize("parameters", ["", "prompt", "prompt, completion, more", "*, prompt, completion"])
+def test_a_function_that_does_not_take_prompt_and_completion_is_refused_at_once(module, parameters):
+    with open(f"{module}.py", "a") as file:
+        file.write(f"\ndef odd({parameters}):\n    return ''\n")
+    with pytest.raises(ConfigError, match=r"odd\(.*cannot be called with two arguments.*prompt, completion"):
+        load_render_fn(f"{module}:odd")
+
+
+def test_what_fails_in_a_function_is_named_with_its_place(module, tokenizer):
+    with open(f"{module}.py", "a") as file:
+        file.write("\ndef odd(prompt, completion):\n    return completion[99]\n")
+    function = load_render_fn(f"{module}:odd")
+    renderer = Renderer(tokenizer, Rendering("custom", 32, function.name), function)
+    with pytest.raises(DataError, match=rf"odd failed with IndexError.*{module}.py, line \d+.*'hi', 'there'"):
+        renderer.tokenize_sides([("hi", "there")])
+
+
+def test_what_fails_while_a_module_is_imported_is_named(module):
+    with open(f"{module}.py", "a") as file:
+        file.write("\n1 / 0\n")
+    with pytest.raises(ConfigError, match=r"cannot be imported .ZeroDivisionError"):
+        load_render_fn(f"{module}:bracketed")
+
+
 def bracketed(prompt, completion):
     turns = [Message("user", prompt)] if isinstance(prompt, str) else prompt
     return "".join(f"<{turn.role}>{turn.content}" for turn in turns) + f"<answer>{completion}<end>"

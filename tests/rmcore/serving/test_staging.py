@@ -14,10 +14,11 @@ from safetensors.torch import load_file, save_file
 from rmcore.errors import ModelError, StoreError
 from rmcore.heads import is_reward_head
 from rmcore.serving import staging
-from rmcore.serving.model_files import INDEX_FILE, WHOLE_FILE
+from rmcore.serving.model_files import WHOLE_FILE
 from rmcore.serving.staging import check_update, folder_digest, stage_checkpoint, stage_update, write_update
 from rmcore.serving.types import RewardModelTrainingMode as Mode
 from rmcore.serving.weight_files import WeightLayout
+from rmcore.weight_index import INDEX_FILE
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": 64}
 CONFIGS = {
@@ -206,10 +207,11 @@ def stored_model(folder):
 
 
 def test_links_of_the_hubs_cache_are_followed(tmp_path):
-    blobs, snapshot = save_model(tmp_path / "blobs", "qwen2", "4KB"), tmp_path / "snapshot"
-    snapshot.mkdir()
+    cached = tmp_path / "models--somebody--model"
+    blobs, snapshot = save_model(cached / "blobs", "qwen2", "4KB"), cached / "snapshots" / "0123456789abcdef"
+    snapshot.mkdir(parents=True)
     for path in blobs.iterdir():
-        (snapshot / path.name).symlink_to(Path("..") / "blobs" / path.name)
+        (snapshot / path.name).symlink_to(Path("../..") / "blobs" / path.name)
     stage_checkpoint(snapshot, tmp_path / "weights" / "served-000001")
     assert not any(path.is_symlink() for path in (tmp_path / "weights" / "served-000001").iterdir())
     shutil.rmtree(blobs)

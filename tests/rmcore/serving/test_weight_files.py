@@ -13,8 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from rmcore.errors import ModelError
 from rmcore.serving import weight_files
-from rmcore.serving.model_files import INDEX_FILE, WHOLE_FILE, folder_digest
+from rmcore.serving.model_files import WHOLE_FILE, folder_digest
 from rmcore.serving.weight_files import DTYPES, WeightLayout, copy_without, is_finite, read_header
+from rmcore.weight_index import INDEX_FILE
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": 64}
 CONFIGS = {
@@ -76,6 +77,13 @@ def cut(folder):
     path.write_bytes(path.read_bytes()[:-1])
 
 
+def lead_out(folder):
+    """The second shard is a link to somebody else's file, as an unpacked archive may bring one."""
+    outside = folder.parent / f"{folder.name}-outside.safetensors"
+    (folder / "two.safetensors").rename(outside)
+    (folder / "two.safetensors").symlink_to(outside)
+
+
 def only(suffix):
     def damage(folder):
         for path in [*folder.glob("*.safetensors"), folder / INDEX_FILE]:
@@ -99,6 +107,7 @@ def only(suffix):
         pytest.param(lambda f: save_file({"a": torch.ones(1)}, f / WHOLE_FILE), "has both", id="index and whole"),
         pytest.param(lambda f: write_map(f, a="../one.safetensors"), r"names '\.\./one.safetensors'", id="outside"),
         pytest.param(lambda f: write_map(f, a="/etc/one.safetensors"), "directly in its folder", id="absolute"),
+        pytest.param(lead_out, "two.safetensors, which the index names, is a link to .*outside", id="link out"),
         pytest.param(lambda f: write_map(f, a="model.bin"), "no safetensors file", id="bin in the index"),
         pytest.param(lambda f: (f / INDEX_FILE).write_text("{}"), "damaged", id="no map"),
         pytest.param(lambda f: (f / INDEX_FILE).write_text('{"weight_map": ["a"]}'), "damaged", id="map is a list"),
