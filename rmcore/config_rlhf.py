@@ -15,7 +15,7 @@ class RlhfConfig(Settings):
     steps: int = Field(default=40, ge=1)
     """Optimizer steps of the policy."""
     num_seeds: int = Field(default=1, ge=1, le=10)
-    """Trainings that differ by the seed alone; intervals are over them where there are several."""
+    """Trainings that differ by the seed alone; where there are several, intervals are over them and over prompts."""
     prompts_per_step: int = Field(default=8, ge=1)
     """Prompts of each step, of the training split."""
     group_size: int = Field(default=8, ge=2)

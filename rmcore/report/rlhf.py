@@ -74,7 +74,7 @@ def rlhf_findings(record: Mapping[str, Any]) -> list[str]:
     """Sentences below the table, the verdict first."""
     verdict = record["verdict"]
     seeds = record["num_seeds"]
-    intervals = f"over {seeds} seeds (Student t)" if seeds > 1 else "over prompts"
+    intervals = f"over {seeds} seeds and the prompts that they share" if seeds > 1 else "over prompts, not seeds"
     penalties = [] if record["kl_beta"] == 0 else [f"KL penalty {record['kl_beta']:g}"]
     penalties += [] if record["length_penalty"] == 0 else [f"{record['length_penalty']:g} off for each token"]
     lines = [verdict["headline"], *verdict["reasons"]]

@@ -6,17 +6,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from rmcore.metrics.uncertainty import FloatArray, MetricValue, cluster_bootstrap, metric_value, t_interval
+from rmcore.metrics.uncertainty import FloatArray, MetricValue, cluster_bootstrap, metric_value
 from rmcore.rl.policy_meter import QUANTITIES
+from rmcore.verdicts import SeedSample, estimate_over_seeds
 
 
 def curve_of(progress: pd.DataFrame, *, num_resamples: int, seed: int) -> list[dict[str, Any]]:
     """Every quantity at every measured step, JSON-ready: {"step", quantity: value with interval, ...}.
 
-    Intervals are over seeds (Student t of their means) where there are several, else over prompts (bootstrap).
+    Intervals are for new seeds and new prompts, all seeds having answered the same ones (`estimate_over_seeds`); with
+    one seed, for new prompts alone.
 
     Args:
-        progress: columns seed, step, prompt and `QUANTITIES`; NaN where nobody judged.
+        progress: columns seed, step, prompt and `QUANTITIES`; NaN where nobody judged. At each step every seed has the
+            same prompts.
         num_resamples: of the bootstrap.
         seed: of the bootstrap.
     """
@@ -32,18 +35,23 @@ def curve_of(progress: pd.DataFrame, *, num_resamples: int, seed: int) -> list[d
 def _value(rows: pd.DataFrame, name: str, num_resamples: int, seed: int) -> dict[str, Any] | None:
     if rows[name].isna().all():
         return None
-    if rows["seed"].nunique() > 1:
-        return t_interval(rows.groupby("seed")[name].mean().to_numpy()).to_dict()
-    values = rows[name].to_numpy(dtype=np.float64)
+    values = rows.pivot(index="prompt", columns="seed", values=name).to_numpy(dtype=np.float64)  # (C, S)
+    num_prompts, num_seeds = values.shape
     if np.ptp(values) == 0:  # the start itself: nothing varies, and nothing is uncertain
-        return MetricValue(float(values[0]), float(values[0]), float(values[0]), len(values)).to_dict()
+        only = float(values[0, 0])
+        return MetricValue(only, only, only, num_prompts if num_seeds == 1 else num_seeds).to_dict()
 
-    def mean(weights: FloatArray) -> dict[str, FloatArray]:
-        return {"mean": weights @ values / weights.sum(axis=1)}
+    def means(weights: FloatArray) -> dict[str, FloatArray]:
+        by_seed = weights @ values / weights.sum(axis=1, keepdims=True)
+        return {str(index): by_seed[:, index] for index in range(num_seeds)}
 
-    drawn = cluster_bootstrap(mean, len(values), num_resamples=num_resamples, seed=seed)
-    replicates = drawn.replicates.get("mean")
-    return metric_value(drawn.point["mean"], replicates, num_prompts=len(values), num_pairs=len(values)).to_dict()
+    drawn = cluster_bootstrap(means, num_prompts, num_resamples=num_resamples, seed=seed)
+    samples = [SeedSample(drawn.point[one], drawn.replicates.get(one)) for one in map(str, range(num_seeds))]
+    if num_seeds == 1:
+        value, replicates = samples[0].value, samples[0].replicates
+        return metric_value(value, replicates, num_prompts=num_prompts, num_pairs=num_prompts).to_dict()
+    found = estimate_over_seeds(samples, num_prompts=num_prompts, prompts_shared=True, seed=seed)
+    return MetricValue(found.value, found.ci_low, found.ci_high, num_seeds, found.reason).to_dict()
 
 
 def stopping(progress: pd.DataFrame, threshold: float) -> dict[str, Any]:
