@@ -103,3 +103,21 @@ def test_annotated_margins_reach_the_loss(rm, gold_pairs):
         loss, margins = make_forward(rm.model, make_bradley_terry(bare), "fp32", CPU)(batch.rows, batch.target_margins)
     asked = torch.tensor([0.4, 2.0, 0.0, -1.0])
     torch.testing.assert_close(loss, torch.nn.functional.softplus(asked - margins).sum())
+
+
+def test_an_update_is_no_longer_than_the_clip_allows(rm, gold_pairs):
+    pairs = rm.renderer.tokenize_pairs(gold_pairs[:3])
+    before = torch.cat([parameter.detach().flatten() for parameter in rm.model.parameters()])
+    sgd = TrainConfig(optimizer="sgd", lr=1.0, weight_decay=0, clip=0.25)
+    batch = collate(pairs, range(3), pad_id=rm.pad_id)
+    [seen] = read_steps([train_step(context(rm.model, sgd), [batch], step=1, pair_ids=["a"] * 3)])
+    moved = torch.cat([parameter.detach().flatten() for parameter in rm.model.parameters()]) - before
+    assert seen.grad_norm > 0.25
+    assert moved.norm().item() == pytest.approx(0.25, rel=1e-3)
+
+
+def test_a_tie_is_half_a_win(rm, gold_pairs):
+    equal = [replace(pair, rejected=pair.chosen) for pair in rm.renderer.tokenize_pairs(gold_pairs[:2])]
+    batch = collate(equal, range(2), pad_id=rm.pad_id)
+    [seen] = read_steps([train_step(context(rm.model, TrainConfig()), [batch], step=1, pair_ids=["a"] * 2)])
+    assert (seen.mean_margin, seen.pairwise_accuracy) == (0.0, 0.5)
