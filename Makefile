@@ -30,8 +30,8 @@ lint: $(STAMP)
 typecheck: $(STAMP)
 	@$(BIN)/mypy
 
-# A file's tests run one after the other, in a process of their own: those that start servers share them. Servers take
-# free ports and homes of their own, so two files may run side by side.
+# A file's tests run one after the other in one process, and so do those of a folder of tests/services: they share their
+# servers. Servers take free ports and homes of their own, so two such groups may run side by side.
 unit: $(STAMP)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile -m "not services"
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile -m services

@@ -1,5 +1,6 @@
-"""Shared by the tests with servers: an empty MLflow database, a real server over it, a stage's output, a browser, the
-local services as `rm-opt up` starts them, vLLM."""
+"""Shared by the tests with servers: an empty MLflow database, a real server, a stage's output, a browser, and the local
+services as `rm-opt up` starts them. The tests of one folder run one after the other in one process, so that each server
+is started once for all of them."""
 
 import json
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from rmcore.processes import marked, terminate
 from rmcore.tracking import METRICS_FILE, JsonlTracker
 from tasks import home as home_module
 from tasks.mlflow_client import connect
@@ -47,7 +49,7 @@ def browse(tmp_path):
     return load
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def migrated_database(tmp_path_factory):
     """A database with MLflow's tables, made once: the migrations take 5 s."""
     path = tmp_path_factory.mktemp("database") / "mlflow.db"
@@ -70,47 +72,67 @@ def home(tmp_path, monkeypatch, migrated_database):
     return directory
 
 
-class Server:
-    """A real MLflow server over the home's database, on a port of its own."""
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
 
-    def __init__(self, home: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.home = home
+
+class Server:
+    """A real MLflow server in a folder of its own, on a port of its own."""
+
+    def __init__(self, folder: Path, database: Path) -> None:
+        self.port = free_port()
+        self.folder, self.log = folder, folder / "server.log"
         self.url = f"http://127.0.0.1:{self.port}"
+        shutil.copy(database, folder / "mlflow.db")
         self.start()
 
     def start(self) -> None:
-        database, artifacts = self.home / "mlflow" / "mlflow.db", self.home / "mlflow" / "artifacts"
         command = [sys.executable, "-m", "mlflow", "server", "--port", str(self.port), "--workers", "1"]
-        command += ["--backend-store-uri", f"sqlite:///{database}", "--no-serve-artifacts"]
-        command += ["--default-artifact-root", artifacts.as_uri()]
+        command += ["--backend-store-uri", f"sqlite:///{self.folder / 'mlflow.db'}", "--no-serve-artifacts"]
+        command += ["--default-artifact-root", (self.folder / "artifacts").as_uri()]
         environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-        with (self.home / "server.log").open("ab") as log:
+        with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                command, stdout=log, stderr=log, start_new_session=True, env=environment, cwd=self.home
+                command, stdout=log, stderr=log, start_new_session=True, env=environment, cwd=self.folder
             )
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
             try:
                 return connect(self.url)
             except OSError:
                 time.sleep(0.2)
-        raise AssertionError((self.home / "server.log").read_text())
+        raise AssertionError(self.log.read_text())
 
     def kill(self) -> None:
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
 
+    def clear(self) -> None:
+        """Put away what a test left: its experiments under another name, and its registered models."""
+        client = connect(self.url)
+        for found in client.search_experiments(filter_string="name LIKE 'rm/%'"):
+            client.rename_experiment(found.experiment_id, f"left-{found.experiment_id}")
+        for model in client.search_registered_models():
+            client.delete_registered_model(model.name)
 
-@pytest.fixture
-def server(home, monkeypatch):
-    running = Server(home)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", running.url)
+
+@pytest.fixture(scope="session")
+def mlflow_server(tmp_path_factory, migrated_database):
+    running = Server(tmp_path_factory.mktemp("mlflow-server"), migrated_database)
     yield running
     running.kill()
+
+
+@pytest.fixture
+def server(home, mlflow_server, monkeypatch):
+    """The server, without any run or model, as where this test's runs are tracked; it may be killed and started."""
+    if mlflow_server.process.poll() is not None:
+        mlflow_server.start()
+    mlflow_server.clear()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_server.url)
+    return mlflow_server
 
 
 @pytest.fixture
@@ -128,11 +150,6 @@ def artifact(tmp_path):
     summary = {"eval/pairwise_accuracy": {"value": 0.7, "ci_low": 0.6, "ci_high": 0.8}, "calib/ece": None}
     (folder / "summary.json").write_text(json.dumps({"metrics": summary, "num_pairs": 9}))
     return folder
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 class Services:
@@ -201,7 +218,11 @@ class Services:
 
 @pytest.fixture(scope="module")
 def services(tmp_path_factory):
-    started = Services(tmp_path_factory.mktemp("home"))
-    yield started
-    assert "worker" in started.rm_opt("down")
-    assert started.rm_opt("status").count("not running") == 3
+    home = tmp_path_factory.mktemp("home")
+    try:
+        started = Services(home)
+        yield started
+        assert "worker" in started.rm_opt("down")
+        assert started.rm_opt("status").count("not running") == 3
+    finally:
+        terminate(marked("RM_OPT_HOME", str(home)))  # what an `up` that failed may have left

@@ -27,6 +27,7 @@ def send_cell(matrix_key, arm, seed, accuracy):
 
 @pytest.fixture
 def matrix(server):
+    """A matrix with three cells, and a cell of another one beside it."""
     with RunTracker.start("demo", "optimizers", {"rm.kind": "matrix"}, {}, uid=MATRIX) as tracker:
         assert tracker.comparison_url is None
         publish_view(tracker, matrix_key=MATRIX, params=PARAMS, metrics=METRICS)
