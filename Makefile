@@ -11,7 +11,7 @@ RM_OPT_DATA ?= $(abspath $(wildcard ../shared/data))
 export RM_OPT_DATA
 JOBS ?= 2
 
-.PHONY: demo test test-fast lint typecheck unit install vllm clean
+.PHONY: demo test test-fast lint typecheck unit mutants install vllm clean
 
 demo: $(STAMP)
 	@$(BIN)/rm-opt run --preset demo
@@ -35,6 +35,10 @@ typecheck: $(STAMP)
 unit: $(STAMP)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile -m "not services"
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile -m services
+
+# Does the suite notice small wrong changes? Not part of `make test`: some twenty minutes on idle cores.
+mutants: $(STAMP)
+	@$(BIN)/python tests/mutants/run.py --jobs $(JOBS)
 
 install: $(STAMP)
 
