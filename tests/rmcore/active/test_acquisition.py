@@ -98,6 +98,13 @@ def test_a_choice_holds_k_different_pairs_and_few_of_a_prompt(name):
     assert sorted(everything) == list(range(40))
 
 
+@pytest.mark.parametrize("name", sorted(ACQUISITIONS.keys() - {"d-optimal"}))
+def test_a_choice_is_of_the_highest_scores_highest_first(name):
+    view, function = make_view(), ACQUISITIONS[name](3)
+    scores = function.score_view(view)
+    assert [scores[index] for index in select(view, 10, function)] == sorted(scores, reverse=True)[:10]
+
+
 def test_random_sampling_follows_its_seed():
     view = make_view()
     assert select(view, 9, RandomSampling(1)) == select(view, 9, RandomSampling(1))

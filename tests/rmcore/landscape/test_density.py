@@ -17,7 +17,7 @@ from rmcore.errors import ConfigError, CurvatureError
 from rmcore.landscape import LossHessian
 from rmcore.landscape.density import SpectralDensity, gaussian_kernels, spectral_density
 from rmcore.landscape.operators import LossGaussNewton
-from rmcore.landscape.quadrature import random_quadrature
+from rmcore.landscape.quadrature import Rule, _averaged_rule, random_quadrature
 
 SIGMAS = 4.0  # a right estimator is farther off than that in one of 16,000 tests
 FLAT = np.array([*np.linspace(-1, 2, 33), 5.0, -3.0, 0.0, 0.0, 0.0])
@@ -183,6 +183,18 @@ def test_averaged_rules_are_closer_than_gauss_rules_at_the_kink(num_steps):
         distances.append([rule(np.abs) - weights @ np.abs(PEAKED) for rule in (found.averaged, found.gauss)])
     averaged, gauss = np.sqrt((np.array(distances) ** 2).mean(axis=0))
     assert averaged < gauss
+
+
+@pytest.mark.parametrize("num_steps", [2, 3, 6])
+def test_averaged_rules_are_exact_to_the_degree_that_laurie_gives(num_steps):
+    """2 m - 1 from m steps, two more than the Gauss rule of m - 1: the errors of the two halves cancel there."""
+    rng = np.random.default_rng(num_steps)
+    diagonal, beside = rng.normal(size=num_steps), rng.uniform(0.5, 1.5, num_steps - 1)
+    matrix = np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1)
+    rule = _averaged_rule(diagonal, beside, Rule(np.array([-99.0, 99.0]), np.array([0.5, 0.5])))
+    for degree in range(2 * num_steps):
+        moment = np.linalg.matrix_power(matrix, degree)[0, 0]
+        assert rule(lambda nodes, power=degree: nodes**power) == pytest.approx(moment, abs=1e-9)
 
 
 @property_test

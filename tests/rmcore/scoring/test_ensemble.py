@@ -127,6 +127,13 @@ def test_the_order_statistic_is_the_conformal_one():
         conformal_rank(100, 1.0)
 
 
+@pytest.mark.parametrize(("num_prompts", "share", "num_above"), [(5, 0.95, 0), (10, 0.9, 3), (25, 0.5, 49)])
+def test_as_many_of_the_calibrated_are_above_as_the_order_statistic_leaves(num_prompts, share, num_above):
+    raw, prompts, _ = raw_rewards(np.random.default_rng(0), num_prompts)
+    found = calibration_of(raw, prompts, share, list("abcd"))
+    assert (disagreement(found.apply(raw)) > found.threshold).sum() == num_above
+
+
 def test_a_calibrated_ensemble_knows_what_is_usual(models, gold_pairs):
     ensemble = RewardModelEnsemble(models)
     with pytest.raises(ConfigError, match="no threshold"):
