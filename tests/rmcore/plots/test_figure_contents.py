@@ -116,6 +116,13 @@ def test_margin_histogram_says_shares_and_counts_outliers(draw):
     assert "20.0 to 30.0 %" in written
 
 
+def test_ties_are_on_neither_side_of_the_margin_histogram(draw):
+    frame = pd.DataFrame({"reward_chosen": [-1.0, 0.0, 0.0, 0.0, 2.0], "reward_rejected": 0.0})
+    written = " ".join(text.get_text() for text in draw(margin_histogram_figure(frame)).axes[0].texts)
+    for said in ("20.0 % negative", "20.0 % positive", "3 exactly 0"):
+        assert said in written.replace("\u00a0", " ")
+
+
 @pytest.mark.parametrize("num", [1, 7])
 @pytest.mark.parametrize("scale", [0.0, 1.0, 1e12])
 def test_reward_figures_of_few_equal_or_huge_rewards(draw, num, scale):
