@@ -18,7 +18,7 @@ from rmcore.config import (
     Settings,
     ValidationConfig,
 )
-from rmcore.config_file import read_mapping
+from rmcore.config_file import parse_yaml, read_mapping
 from rmcore.errors import ConfigError
 
 Tree = dict[str, Any]
@@ -42,7 +42,8 @@ def load_config(preset: str, file: Path | None, assignments: Sequence[str]) -> P
         assignments: `dotted.name=value`; the value is read as YAML (1e-4, null, true, text).
 
     Raises:
-        ConfigError: unknown preset or key, unreadable file, or a malformed assignment.
+        ConfigError: unknown preset or key, unreadable file, a malformed assignment, or a number or repeated key that
+            YAML reads otherwise than it looks (`rmcore.config_file`).
         pydantic.ValidationError: a value is not allowed.
     """
     if preset not in PRESETS:
@@ -54,7 +55,7 @@ def load_config(preset: str, file: Path | None, assignments: Sequence[str]) -> P
         name, separator, text = assignment.partition("=")
         if not separator or not name.strip():
             raise ConfigError(f"--set {assignment!r} is not of the form dotted.name=value, for example train.lr=1e-4.")
-        change: Any = _value(text)
+        change: Any = _value(name, text)
         for part in reversed(name.strip().split(".")):
             change = {part: change}
         _merge(tree, change, "")
@@ -76,9 +77,9 @@ def _merge(tree: Tree, change: Tree, path: str) -> None:
             tree[name] = value
 
 
-def _value(text: str) -> Any:
+def _value(name: str, text: str) -> Any:
     try:
-        value = yaml.safe_load(text)
+        value = parse_yaml(text, f"--set {name.strip()}={text}")
     except yaml.YAMLError:
         return text
     if value == text.strip():  # not in quotes, which make a text of anything

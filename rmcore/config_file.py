@@ -1,5 +1,10 @@
-"""Settings and experiments that stand in a YAML file."""
+"""Settings and experiments that stand in a YAML file.
 
+PyYAML reads YAML 1.1, where 010 is 8 and 1:30 is 90, and of a key that stands twice it keeps the last one. All of these
+are refused: who wrote them meant something else.
+"""
+
+import re
 from pathlib import Path
 from typing import Any
 
@@ -7,15 +12,70 @@ import yaml
 
 from rmcore.errors import ConfigError
 
+_OCTAL = re.compile(r"[-+]?0[0-9_]+")
+_SEXAGESIMAL = re.compile(r"[-+]?[0-9_]+:[0-9:._]+")
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML without what is read as something else than it looks like."""
+
+    where: str
+
+    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+        """Look for repeated keys here, where merged ones (`<<`), which a mapping may set anew, are not among them."""
+        node = super().compose_mapping_node(anchor)
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                line = key.start_mark.line + 1
+                if key.value in lines:
+                    raise ConfigError(
+                        f"{self.where} names {key.value!r} twice in one group, in lines {lines[key.value]} and {line}: "
+                        "which one counts is unknown. Remove one of them."
+                    )
+                lines[key.value] = line
+        return node
+
+    def construct_number(self, node: yaml.ScalarNode) -> float:
+        """A number that is written as it counts."""
+        is_int = node.tag == "tag:yaml.org,2002:int"
+        number: float = self.construct_yaml_int(node) if is_int else self.construct_yaml_float(node)
+        for pattern, base in ((_OCTAL, "8, for its leading zero"), (_SEXAGESIMAL, "60, for its colons")):
+            if pattern.fullmatch(node.value):
+                raise ConfigError(
+                    f"{self.where}: YAML would read {node.value} as {number:g}, a number in base {base}. Write the "
+                    f"number in the usual way, or '{node.value}' in quotes where text is meant."
+                )
+        return number
+
+
+for _tag in ("int", "float"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _Loader.construct_number)
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """The value that a YAML text holds; `where` it stands is what messages begin with.
+
+    Raises:
+        ConfigError: a key stands twice in a mapping, or a number is written in base 8 or 60.
+        yaml.YAMLError: it is no YAML.
+    """
+    loader = _Loader(text)
+    loader.where = where
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
+
 
 def read_mapping(file: Path, advice: str) -> dict[str, Any]:
     """The mapping in a YAML file; `advice` says what to write where it holds something else.
 
     Raises:
-        ConfigError: it cannot be read, or holds no YAML mapping.
+        ConfigError: it cannot be read, or holds no YAML mapping, or see `parse_yaml`.
     """
     try:
-        loaded = yaml.safe_load(file.read_text(encoding="utf-8"))
+        loaded = parse_yaml(file.read_text(encoding="utf-8"), str(file))
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}.") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:

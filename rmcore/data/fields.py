@@ -4,13 +4,13 @@ One function a kind of value. Each returns the value or raises `RowRejected` wit
 so that a bad row is counted under one name however it was stored. Nothing is guessed and nothing is repaired.
 """
 
-import json
 import math
 import re
 from enum import StrEnum
 from typing import Any
 
-from rmcore.data.pair import Message
+from rmcore.data.json_stream import parse_json
+from rmcore.data.pair import Message, is_blank
 from rmcore.errors import DataError
 
 _MAX_METADATA_DEPTH = 20
@@ -33,6 +33,7 @@ class Reason(StrEnum):
     PROMPTS_DIFFER = "prompts differ"
     INVALID_UTF8 = "invalid UTF-8"
     NOT_JSON = "not valid JSON"
+    REPEATED_KEY = "a key stands twice"
     NOT_CSV = "not valid CSV"
     NOT_A_DIALOGUE = "not a dialogue"
     NO_FINAL_ASSISTANT_TURN = "no final assistant turn"
@@ -102,7 +103,7 @@ def text_value(value: Any, empty: Reason | None) -> str:
             text.encode("utf-8")  # lone surrogates: bytes that were not UTF-8, or half of a JSON \u pair
     except UnicodeError as error:
         raise RowRejected(Reason.INVALID_UTF8) from error
-    if empty is not None and not text.strip():
+    if empty is not None and is_blank(text):
         raise RowRejected(empty)
     return text
 
@@ -133,7 +134,10 @@ def number_list(value: Any, count: int) -> list[float] | None:
     """`count` finite numbers, None where the whole list is absent."""
     if value is None:
         return None
-    numbers = [number(item, Reason.WRONG_TYPE) for item in list_value(value)]
+    items = list_value(value)
+    if any(isinstance(item, bool) for item in items):
+        raise RowRejected(Reason.WRONG_TYPE)
+    numbers = [number(item, Reason.WRONG_TYPE) for item in items]
     if len(numbers) != count:
         raise RowRejected(Reason.LENGTHS_DIFFER)
     present = [item for item in numbers if item is not None]
@@ -154,7 +158,7 @@ def list_value(value: Any) -> list[Any]:
 def json_or_text(text: str) -> Any:
     """The JSON value that a text holds, or the text itself where it holds none."""
     try:
-        return json.loads(text)
+        return parse_json(text)
     except (ValueError, RecursionError):
         return text
 

@@ -11,11 +11,11 @@ finds in the text that holds them. So one bad byte costs one row and not the fil
 import csv
 import gzip
 import io
-import json
 import re
 import shutil
 import tempfile
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rmcore.data.fields import Reason
-from rmcore.data.json_stream import JsonText, array_values
+from rmcore.data.json_stream import JsonText, RepeatedKey, RepeatedKeyError, array_values, parse_json
 from rmcore.data.layouts import LIST_COLUMNS
 from rmcore.errors import DataError
 
@@ -150,6 +150,7 @@ def _read_parquet(binary: BinaryIO, path: Path) -> Iterator[RawRecord]:
             binary = unpacked
         # Buffered and not pre-read: otherwise a whole row group, in practice often the whole file, sits in memory.
         file = pq.ParquetFile(binary, buffer_size=_COPY_BYTES, pre_buffer=False)
+        _check_columns(file.schema_arrow.names, path)
         row = 1
         for batch in file.iter_batches(batch_size=BATCH_ROWS, use_threads=False):
             yield from arrow_records(batch, row)
@@ -175,7 +176,9 @@ def _read_jsonl(binary: BinaryIO, path: Path) -> Iterator[RawRecord]:
             yield RawRecord(row, None, Reason.INVALID_UTF8, _excerpt(line.decode("utf-8", "backslashreplace")))
             continue
         try:
-            yield _json_record(row, json.loads(text))
+            yield _json_record(row, parse_json(text))
+        except RepeatedKeyError as error:
+            yield _json_record(row, RepeatedKey(str(error)))
         except (ValueError, RecursionError):  # ValueError also for numbers of more digits than Python converts
             yield RawRecord(row, None, Reason.NOT_JSON, _excerpt(text))
 
@@ -183,6 +186,8 @@ def _read_jsonl(binary: BinaryIO, path: Path) -> Iterator[RawRecord]:
 def _json_record(row: int, value: Any) -> RawRecord:
     if isinstance(value, dict):
         return RawRecord(row, value)
+    if isinstance(value, RepeatedKey):
+        return RawRecord(row, None, Reason.REPEATED_KEY, f"the key {value.key!r}")
     return RawRecord(row, None, Reason.WRONG_TYPE, _excerpt(repr(value)))
 
 
@@ -237,10 +242,14 @@ def _read_csv(binary: BinaryIO, path: Path) -> Iterator[RawRecord]:
 
 def _csv_header(cells: list[str], path: Path) -> list[str]:
     header = [cell.strip() for cell in cells]
-    repeated = sorted({name for name in header if header.count(name) > 1})
+    _check_columns(header, path)
+    return header
+
+
+def _check_columns(names: list[str], path: Path) -> None:
+    repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
         raise DataError(f"{path} has the column {repeated[0]!r} twice: which one is meant is unknown. Rename one.")
-    return header
 
 
 def _csv_record(row: int, header: list[str], cells: list[str]) -> RawRecord:
@@ -248,8 +257,9 @@ def _csv_record(row: int, header: list[str], cells: list[str]) -> RawRecord:
         return RawRecord(row, None, Reason.NOT_CSV, f"{len(cells)} cells for {len(header)} columns: {cells[0][:80]}")
     try:
         return RawRecord(row, {name: _csv_cell(name, cell) for name, cell in zip(header, cells, strict=True)})
-    except (ValueError, RecursionError):
-        return RawRecord(row, None, Reason.NOT_JSON, _excerpt(",".join(cells)))
+    except (ValueError, RecursionError) as error:
+        reason = Reason.REPEATED_KEY if isinstance(error, RepeatedKeyError) else Reason.NOT_JSON
+        return RawRecord(row, None, reason, _excerpt(",".join(cells)))
 
 
 def _csv_cell(name: str, cell: str) -> Any:
@@ -259,7 +269,7 @@ def _csv_cell(name: str, cell: str) -> Any:
     (Python's own notation, say) is refused, as it would otherwise be taken for an answer.
     """
     is_list = name in LIST_COLUMNS and cell.lstrip().startswith("[")
-    return json.loads(cell) if is_list or _MESSAGE_LIST.match(cell) else cell
+    return parse_json(cell) if is_list or _MESSAGE_LIST.match(cell) else cell
 
 
 def _excerpt(text: str) -> str:

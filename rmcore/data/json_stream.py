@@ -6,13 +6,46 @@ is dropped: memory is bounded by the largest single value.
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, TextIO
 
 MAX_VALUE_CHARACTERS = 64 * 2**20
 """Largest single value. A longer one is a file of another kind, and would have to fit into memory."""
 _READ_CHARACTERS = 2**20
 _WHITESPACE = re.compile(r"[ \t\n\r]*")
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatedKey:
+    """Stands for a JSON value in which an object names a key twice: which of the two is meant is unknown."""
+
+    key: str
+
+
+class RepeatedKeyError(ValueError):
+    """A JSON object names a key twice."""
+
+
+def _unique(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(items)
+    if len(fields) < len(items):
+        raise RepeatedKeyError(Counter(key for key, _ in items).most_common(1)[0][0])
+    return fields
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique)
+_ANY_DECODER = json.JSONDecoder()
+
+
+def parse_json(text: str) -> Any:
+    """The value of a JSON text.
+
+    Raises:
+        ValueError: it is no JSON; a `RepeatedKeyError` where an object in it names a key twice.
+    """
+    return _DECODER.decode(text)
 
 
 class JsonText:
@@ -22,7 +55,6 @@ class JsonText:
         self._stream = stream
         self._buffer = ""
         self._position = 0
-        self._decoder = json.JSONDecoder()
 
     def peek(self) -> str:
         """The next character that is not white space; empty at the end."""
@@ -39,10 +71,10 @@ class JsonText:
         self._position += 1
 
     def value(self) -> Any:
-        """The value that starts here. Raises ValueError where there is none."""
+        """The value that starts here, or a `RepeatedKey`. Raises ValueError where there is none."""
         while True:
             try:
-                value, end = self._decoder.raw_decode(self._buffer, self._position)
+                value, end = self._decoded()
             except (ValueError, RecursionError) as error:
                 if len(self._buffer) - self._position > MAX_VALUE_CHARACTERS or not self._read_more():
                     raise ValueError(str(error)) from error
@@ -51,6 +83,13 @@ class JsonText:
                 continue  # `12` at the end of what was read may go on as `123`
             self._position = end
             return value
+
+    def _decoded(self) -> tuple[Any, int]:
+        """The value that starts here and the place behind it."""
+        try:
+            return _DECODER.raw_decode(self._buffer, self._position)
+        except RepeatedKeyError as error:
+            return RepeatedKey(str(error)), _ANY_DECODER.raw_decode(self._buffer, self._position)[1]
 
     def _read_more(self) -> bool:
         rest = self._buffer[self._position :]

@@ -40,7 +40,7 @@ from rmcore.data.fields import (
     pair_id_value,
     text_value,
 )
-from rmcore.data.pair import Message, PreferencePair, content_id, plain_prompt, prompt_text
+from rmcore.data.pair import Message, PreferencePair, content_id, is_blank, plain_prompt, prompt_text
 from rmcore.errors import DataError
 
 ANSWER_COLUMNS = ("responses", "answers", "completions")
@@ -281,7 +281,7 @@ def _pair(
     margin: float | None,
     used: Iterable[str] = (),
 ) -> PreferencePair:
-    if not any(message.content.strip() for message in prompt):
+    if all(is_blank(message.content) for message in prompt):
         raise RowRejected(Reason.EMPTY_PROMPT)
     if chosen == rejected:
         raise RowRejected(Reason.IDENTICAL_SIDES)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -15,6 +16,10 @@ class Message(NamedTuple):
     role: str
     content: str
 
+
+_UNSEEN_CATEGORIES = frozenset(("Cc", "Cf", "Zs", "Zl", "Zp"))
+_UNSEEN = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0" + "".join(map(chr, range(0xFE00, 0xFE10))))
+"""Of other categories and yet unseen: joiners, fillers, the empty Braille pattern, variation selectors."""
 
 Prompt = str | tuple[Message, ...]
 """What a completion answers: a plain string (one user turn) or the turns of a dialogue, oldest first."""
@@ -47,6 +52,11 @@ def opening(prompt: Prompt) -> str:
     return next((turn.content for turn in prompt_messages(prompt) if turn.role == "user"), prompt_text(prompt))
 
 
+def is_blank(text: str) -> bool:
+    """Whether nothing of a text can be seen: white space, control and zero-width characters alone, or none at all."""
+    return all(char in _UNSEEN or unicodedata.category(char) in _UNSEEN_CATEGORIES for char in text)
+
+
 def content_id(*parts: str) -> str:
     """16 hex digits that depend on the given texts and their order only."""
     return hashlib.sha256("\x1f".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:16]
@@ -73,7 +83,7 @@ class PreferencePair:
 
     def __post_init__(self) -> None:
         for name, text in (("prompt", prompt_text(self.prompt)), ("chosen", self.chosen), ("rejected", self.rejected)):
-            if not text.strip():
+            if is_blank(text):
                 raise DataError(f"the {name} of a preference pair is empty: nothing can be scored. Drop the row.")
         if self.chosen == self.rejected:
             raise DataError("chosen and rejected are the same text: the pair carries no preference. Drop the row.")

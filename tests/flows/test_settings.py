@@ -5,6 +5,7 @@ from experiments.presets import PRESETS
 from flows.cli_common import settings_of
 from flows.settings import load_config
 from rmcore.config import PipelineConfig
+from rmcore.config_file import parse_yaml
 from rmcore.errors import ConfigError
 
 
@@ -41,6 +42,13 @@ def test_an_option_is_text_whatever_yaml_would_read_in_it(name):
         ("demo", "train: {momentum: 1}", [], "no setting 'train.momentum'"),
         ("demo", "- a list", [], "holds a list"),
         ("demo", "a: [", [], "not valid YAML"),
+        ("demo", "train: {lr: 1}\nseed: 1\ntrain: {lr: 2}", [], r"names 'train' twice in one group, in lines 1 and 3"),
+        ("demo", "train: {lr: 1, lr: 2}", [], "names 'lr' twice"),
+        ("demo", "seed: 010", [], r"config.yaml: YAML would read 010 as 8, a number in base 8.*'010' in quotes"),
+        ("demo", None, ["train.steps=010"], "--set train.steps=010: YAML would read 010 as 8, a number in base 8"),
+        ("demo", None, ["train.steps=1:30"], "would read 1:30 as 90, a number in base 60"),
+        ("demo", None, ["train.lr=-1:30.5"], "would read -1:30.5 as -90.5, a number in base 60"),
+        ("demo", None, ["train={steps: 1, steps: 2}"], "names 'steps' twice"),
     ],
 )
 def test_mistakes_are_named(tmp_path, preset, text, assignments, said):
@@ -50,6 +58,29 @@ def test_mistakes_are_named(tmp_path, preset, text, assignments, said):
         file.write_text(text)
     with pytest.raises(ConfigError, match=said):
         load_config(preset, file, assignments)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["train.steps=true", "train.lr=false", "seed=yes", "data.limit=on", "policy.num_prompts=true", "train.clip=no"],
+)
+def test_a_truth_value_is_no_number(setting):
+    with pytest.raises(ValidationError, match=r"true or false is given where a number is asked for"):
+        load_config("demo", None, [setting])
+
+
+def test_what_yaml_reads_as_it_looks_is_taken(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("train: {lr: 0.1, epochs: 2}\nseed: 0\nstudy: '010'\n")
+    config = load_config(
+        "demo", file, ["data.source='1:30'", "train.dropout=yes", "data.limit=1_000", "train.clip=0.5"]
+    )
+    assert (config.study, config.data.source, config.train.dropout) == ("010", "1:30", True)
+    assert (config.data.limit, config.train.clip, config.seed) == (1000, 0.5, 0)
+
+
+def test_a_merged_key_may_be_set_anew():
+    assert parse_yaml("{a: &a {lr: 1, steps: 2}, b: {<<: *a, lr: 3}}", "here")["b"] == {"lr": 3, "steps": 2}
 
 
 def test_a_missing_file_is_named(tmp_path):

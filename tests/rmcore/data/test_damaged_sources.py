@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rmcore.data.pair import is_blank
 from rmcore.data.sources import load_pairs, write_rejected
 from rmcore.errors import DataError
 
@@ -56,6 +57,10 @@ BAD_LINES = {
     b'{"prompt": "p", "chosen": "a"}': "missing rejected",
     b'{"prompt": "p", "chosen": "a", "rejected": null}': "missing rejected",
     b"{}": "missing chosen",
+    b'{"prompt": "p", "chosen": "a", "rejected": "b", "chosen": "c"}': "a key stands twice",
+    b'{"prompt": "p", "chosen": [{"role": "user", "role": "assistant", "content": "a"}]}': "a key stands twice",
+    b'{"prompt": "p", "chosen": "\\u0000\\u200b", "rejected": "b"}': "empty chosen",
+    b'{"prompt": "\\u2060\\ufeff \\u3164", "chosen": "a", "rejected": "b"}': "empty prompt",
     b"\x00\x01\x02": "not valid JSON",
 }
 
@@ -211,3 +216,45 @@ def test_arbitrary_json_rows_are_counted_and_never_stop_the_reading(tmp_path_fac
     assert loaded.num_rows == len(loaded.pairs) + len(loaded.rejected) == len(rows) + 2
     assert loaded.pairs[-1].prompt == "last"
     write_rejected(loaded.rejected, path.with_name("rejected_rows.jsonl"))
+
+
+def test_a_repeated_key_costs_its_row_alone_in_json_too(tmp_path):
+    row, twice = json.dumps(plain()), '{"prompt": "p", "meta": [{"a": 1, "a": 2}], "chosen": "a", "rejected": "b"}'
+    for text in (f"[{row}, {twice}, {row}]", f"{row}\n{twice}\n{row}"):
+        (tmp_path / "data.json").write_text(text)
+        loaded = load_pairs(str(tmp_path / "data.json"))
+        assert (len(loaded.pairs), reasons(loaded)) == (2, [(2, "a key stands twice")])
+    header = "prompt,chosen,rejected\n"
+    (tmp_path / "data.csv").write_text(header + 'p,"[{""role"": ""assistant"", ""role"": ""user""}]",b\np,a,b\n')
+    assert reasons(load_pairs(str(tmp_path / "data.csv"))) == [(1, "a key stands twice")]
+
+
+def test_a_repeated_key_is_found_wherever_the_buffer_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr("rmcore.data.json_stream._READ_CHARACTERS", 5)
+    rows = [plain(), plain(metadata={"a": 1}), plain()]
+    text = json.dumps(rows).replace('"a": 1', '"a": 1, "a": 2')
+    (tmp_path / "data.json").write_text(text)
+    assert reasons(load_pairs(str(tmp_path / "data.json"))) == [(2, "a key stands twice")]
+
+
+@pytest.mark.parametrize("packed", ["", ".gz"])
+def test_a_repeated_column_is_refused(tmp_path, packed):
+    table = pa.table([["p"], ["a"], ["b"], ["c"]], names=["prompt", "chosen", "rejected", "chosen"])
+    path = tmp_path / f"data.parquet{packed}"
+    with gzip.open(path, "wb") if packed else path.open("wb") as file:
+        pq.write_table(table, file)
+    with pytest.raises(DataError, match="has the column 'chosen' twice: which one is meant is unknown"):
+        load_pairs(str(path))
+
+
+@pytest.mark.parametrize("values", [[True, False], [1, False]])
+def test_truth_values_are_no_ranks(tmp_path, values):
+    path = write([{"prompt": "p", "answers": ["a", "b"], "ranks": values}], tmp_path / "data.jsonl")
+    with pytest.raises(DataError, match="wrong type: 1"):
+        load_pairs(str(path))
+
+
+@given(st.text(st.sampled_from("\0\x01\x1f\x7f\u00ad\u200b\u200d\u2060\ufeff\u2800\u3164\ufe0f \t\n")), st.text())
+def test_what_cannot_be_seen_is_blank_and_stays_where_something_can(unseen, text):
+    assert is_blank(unseen)
+    assert not is_blank(f"{unseen}e\u0301{unseen}{text}")

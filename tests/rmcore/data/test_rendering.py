@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from rmcore.data.pair import Message, PreferencePair
+from rmcore.data.pair import Message, PreferencePair, is_blank
 from rmcore.data.render_fn import RenderFn
 from rmcore.data.rendering import Renderer, Rendering, choose_rendering, count_cut, ensure_pad_token
 from rmcore.errors import DataError, ModelError
@@ -117,7 +117,9 @@ def chat(tiny_folder):
     return AutoTokenizer.from_pretrained(tiny_folder)
 
 
-TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), min_size=1, max_size=60).filter(str.strip)
+TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), min_size=1, max_size=60).filter(
+    lambda text: not is_blank(text)
+)
 
 
 @given(TEXT, TEXT)

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmcore.data.pair import Message, PreferencePair
+from rmcore.data.pair import Message, PreferencePair, is_blank
 from rmcore.data.sources import load_pairs
 from rmcore.data.table import SCHEMA, read_pairs, write_pairs
 from rmcore.errors import DataError
 
-texts = st.text(min_size=1).filter(str.strip)
+texts = st.text(min_size=1).filter(lambda text: not is_blank(text))
 dialogues = st.lists(
     st.builds(Message, st.sampled_from(["system", "user", "assistant"]), texts), min_size=2, max_size=4
 )
