@@ -1,6 +1,8 @@
 """`rm-opt`: the whole command line. Commands that need no orchestrator come from rmcore.cli."""
 
 import importlib.metadata
+import os
+import shlex
 import sys
 from typing import Annotated, Any
 
@@ -83,8 +85,12 @@ def status() -> None:
 
 
 def _print_services(found: list[Any]) -> None:
+    from tasks.local_services import password_file
+
     for service in found:
         print(service)
+    if any(service.pid for service in found):
+        print(f"{'password':<15} of both UIs, asked for once: cat {shlex.quote(str(password_file(home())))}")
 
 
 @app.command()
@@ -92,6 +98,8 @@ def sync(
     to: Annotated[str | None, typer.Option(help="MLflow address; default: the one each run was meant for.")] = None,
 ) -> None:
     """Send runs to MLflow that could not be sent when they ran."""
+    if to is not None:
+        os.environ["MLFLOW_TRACKING_URI"] = to  # so that no other server is told the local one's password
     configure_environment()
     from tasks.sync import sync_pending
 
@@ -197,4 +205,5 @@ def _vllm() -> str:
 
 def main() -> None:
     """Entry point of the console script."""
+    os.environ.setdefault("PYTHONSAFEPATH", "1")  # no child takes a file of the current folder for a library
     sys.exit(guard(lambda: app(standalone_mode=False)))

@@ -3,7 +3,8 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -72,21 +73,34 @@ def run_configured(
         summary.parent.mkdir(parents=True, exist_ok=True)
         summary.touch()  # a path that cannot be written is refused before hours are spent
     leave_dead_server()
-    from prefect.exceptions import PrefectException
-
     from flows.console import quiet_prefect
 
     started = load_flow()
     quiet_prefect()
-    try:
+    with prefect_in_use("stages"):
         outcome = started(settings)
-    except (httpx.HTTPError, PrefectException) as error:
-        raise ServiceError(
-            f"Prefect's API failed during the run ({error}). Finished stages are stored: run the same command again."
-        ) from error
     if summary is not None:
         summary.write_text(json.dumps(outcome, indent=1) + "\n")
     return outcome
+
+
+@contextmanager
+def prefect_in_use(results: str) -> Iterator[None]:
+    """Run flows inside, and say in one sentence what is kept of their `results` where Prefect's server fails or goes.
+
+    Raises:
+        ServiceError: Prefect's API failed.
+    """
+    from prefect.exceptions import PrefectException
+
+    from flows.prefect_api import end_without_server
+
+    advice = f"Finished {results} are stored: run the same command again."
+    try:
+        with end_without_server(advice):
+            yield
+    except (httpx.HTTPError, PrefectException) as error:
+        raise ServiceError(f"Prefect's API failed during the run ({error}). {advice}") from error
 
 
 def print_findings(headings: Sequence[str], rows: Sequence[Sequence[str]], lines: Sequence[str]) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import httpx
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -14,9 +13,9 @@ from rich.table import Table
 
 from experiments.library import SHIPPED, load_experiment, restrict
 from experiments.sizes import Size
-from flows.cli_common import prepare_terminal
+from flows.cli_common import prefect_in_use, prepare_terminal
 from flows.planning import MatrixPlan, make_plan
-from rmcore.errors import ConfigError, ServiceError
+from rmcore.errors import ConfigError
 from rmcore.study.plan import total_seconds
 from tasks.home import home
 
@@ -114,21 +113,16 @@ def _run(
     from flows.prefect_api import leave_dead_server
 
     leave_dead_server()
-    from prefect.exceptions import PrefectException
-
     from flows.console import quiet_prefect
     from flows.experiment import FailedCellsError
     from flows.experiment import experiment as flow
 
     quiet_prefect()
     try:
-        outcome: dict[str, Any] = flow(name, size, seeds, None if arms is None else list(arms), grid, budget)
+        with prefect_in_use("cells"):
+            outcome: dict[str, Any] = flow(name, size, seeds, None if arms is None else list(arms), grid, budget)
     except FailedCellsError as error:
         return error.outcome
-    except (httpx.HTTPError, PrefectException) as error:
-        raise ServiceError(
-            f"Prefect's API failed during the run ({error}). Finished cells are stored: run the same command again."
-        ) from error
     return outcome
 
 

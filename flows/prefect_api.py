@@ -3,19 +3,33 @@
 Plain HTTP, because the command line starts servers before Prefect may be imported with their address.
 """
 
+import contextlib
 import os
 import socket
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
 import psutil
 
+from rmcore.cli.common import FAILED
 from rmcore.errors import ServiceError
 from tasks.device import device_slots
 from tasks.home import DEVICE_LIMIT, find_process
+from tasks.local_services import WORK_POOL, basic_authorization
 
-WORK_POOL = "rm-opt"
+JOB_TEMPLATE = {
+    # Names neither command nor environment nor folder, so those are the worker's; and no run may bring values of its
+    # own: with Prefect's template they are the choice of whoever may create a run.
+    "job_configuration": {"stream_output": True},
+    "variables": {"type": "object", "properties": {}, "additionalProperties": False},
+}
+WATCH_SECONDS = 1.0
+REFUSALS_OF_A_DEAD_SERVER = 3
+"""So that a server that is started anew at once is not missed."""
 
 
 def ask(method: str, url: str, body: dict[str, Any] | None = None, *, tolerate: int | None = None) -> Any:
@@ -24,12 +38,20 @@ def ask(method: str, url: str, body: dict[str, Any] | None = None, *, tolerate: 
     Raises:
         ServiceError: Prefect does not answer, or refuses.
     """
+    secret = os.environ.get("PREFECT_API_AUTH_STRING")
     try:
-        answer = httpx.request(method, url, json=body, timeout=30)
+        answer = httpx.request(
+            method, url, json=body, timeout=30, headers=basic_authorization(secret) if secret else None
+        )
     except httpx.HTTPError as error:
         raise ServiceError(
             f"Prefect at {url} does not answer ({error}): the server is down or busy. See `rm-opt status`."
         ) from error
+    if answer.status_code == httpx.codes.UNAUTHORIZED:
+        raise ServiceError(
+            f"Prefect at {url} refuses the password (401): it was started with another one. If it is the local one, "
+            "run `rm-opt down` and `rm-opt up`; of another server, put the login into PREFECT_API_AUTH_STRING."
+        )
     if not answer.is_success and answer.status_code != tolerate:
         raise ServiceError(
             f"Prefect refused {url} with {answer.status_code} ({answer.text[:300]}): this version's API differs from "
@@ -50,6 +72,7 @@ def leave_dead_server() -> None:
         httpx.get(f"{configured.rstrip('/')}/health", timeout=10).raise_for_status()
     except httpx.HTTPError as error:
         del os.environ["PREFECT_API_URL"]
+        os.environ["PREFECT_API_AUTH_STRING"] = os.environ["PREFECT_SERVER_API_AUTH_STRING"]
         print(
             f"warning: Prefect at {configured} does not answer ({error}); the embedded API is used, so this run will "
             "not show on that server. `rm-opt up` starts one here.",
@@ -65,6 +88,52 @@ def current_api() -> str:
 
     with get_client(sync_client=True) as client:
         return str(client.api_url).rstrip("/")
+
+
+@contextmanager
+def end_without_server(advice: str) -> Iterator[None]:
+    """End this process with one sentence, and `advice`, if Prefect's server goes away during the block.
+
+    A flow cannot go on without it, and Prefect's client would try for minutes and log a traceback for each attempt.
+    The embedded server is started here, if it is the one in use.
+
+    Raises:
+        ServiceError: the embedded server did not start.
+    """
+    try:
+        api = httpx.URL(current_api())
+    except RuntimeError as error:  # what Prefect raises
+        raise ServiceError(f"Prefect's embedded server did not start: {error}") from error
+    over = threading.Event()
+    threading.Thread(target=_watch, args=(api, advice, over), name="prefect-watch", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def _watch(api: httpx.URL, advice: str, over: threading.Event) -> None:
+    """Look whether somebody listens at all: a busy server does, and may take its time to answer."""
+    port = api.port or (443 if api.scheme == "https" else 80)
+    num_refused = 0
+    while num_refused < REFUSALS_OF_A_DEAD_SERVER:
+        if over.wait(WATCH_SECONDS):
+            return
+        try:
+            socket.create_connection((api.host, port), timeout=10).close()
+            num_refused = 0
+        except ConnectionRefusedError:
+            num_refused += 1
+        except OSError:  # the network's trouble, of which Prefect's client judges by itself
+            continue
+    if over.is_set():
+        return
+    sys.stdout.flush()
+    print(f"error: Prefect's server at {api} has ended during the run. {advice}", file=sys.stderr, flush=True)
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.terminate()
+    os._exit(FAILED)  # threads of Prefect's wait for an answer, so no other end comes soon
 
 
 def ensure_device_limit(api: str | None = None) -> None:
@@ -96,8 +165,22 @@ def free_leaked_device(device_is_free: bool) -> None:
         ask("PATCH", f"{current_api()}/v2/concurrency_limits/{DEVICE_LIMIT}", {"active_slots": 0})
 
 
+def ensure_work_pool(api: str) -> None:
+    """Make the worker's pool, or give the one that is there our template: Prefect's own lets a run name its command.
+
+    Raises:
+        ServiceError: Prefect does not answer.
+    """
+    url = f"{api}/work_pools/"
+    found = ask("GET", url + WORK_POOL, tolerate=404)
+    if found.get("name") != WORK_POOL:
+        ask("POST", url, {"name": WORK_POOL, "type": "process", "base_job_template": JOB_TEMPLATE})
+    elif found["base_job_template"] != JOB_TEMPLATE:
+        ask("PATCH", url + WORK_POOL, {"base_job_template": JOB_TEMPLATE})
+
+
 def worker_is_online(api: str) -> bool:
-    """Whether a worker polls our work pool (which the worker itself makes)."""
+    """Whether a worker polls our work pool."""
     workers = ask("POST", f"{api}/work_pools/{WORK_POOL}/workers/filter", {}, tolerate=404)
     return isinstance(workers, list) and any(worker["status"] == "ONLINE" for worker in workers)
 

@@ -36,7 +36,7 @@ def terminate(processes: list[psutil.Process]) -> None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 send(process)
         deadline = time.monotonic() + GRACE_SECONDS
-        while (processes := [process for process in processes if _runs(process)]) and time.monotonic() < deadline:
+        while (processes := [process for process in processes if runs(process)]) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
     if processes:
         raise ServiceError(
@@ -45,7 +45,7 @@ def terminate(processes: list[psutil.Process]) -> None:
         )
 
 
-def _runs(process: psutil.Process) -> bool:
+def runs(process: psutil.Process) -> bool:
     """Whether the process has not ended. A zombie has: in a container nobody may ever collect it."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
@@ -58,9 +58,11 @@ def marked(variable: str, token: str) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get(variable) == token and process.pid != os.getpid() and _runs(process):
+            # Another user's process may claim anything, and root can read its environment.
+            mine = process.uids().real == os.getuid() and process.pid != os.getpid()
+            if mine and process.environ().get(variable) == token and runs(process):
                 found.append(process)
-        except psutil.Error:  # ended meanwhile, or another user's
+        except psutil.Error:  # ended meanwhile
             continue
     return found
 

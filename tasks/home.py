@@ -5,19 +5,16 @@ thing in every process of ours, and this module imports neither of them. It only
 already (by the user, a worker or `rm-opt up`) stands.
 """
 
-import json
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from rmcore.errors import ConfigError
+from tasks.local_services import MLFLOW_SERVER, PREFECT_SERVER, password, running_services
 
 PREFECT_PORT = 4200
 MLFLOW_PORT = 5000
-PREFECT_SERVER = "prefect-server"
-MLFLOW_SERVER = "mlflow-server"
 DEVICE_LIMIT = "rm-device"
 """Prefect's global concurrency limit of which a stage takes a slot while it uses the device (tasks/device.py)."""
 CREATE_TIME_TOLERANCE_S = 1.0
@@ -45,6 +42,20 @@ QUIET_ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "true",
 }
 
+SAFE_ENVIRONMENT = {
+    # No child of ours, or of Prefect's, takes a file of the current folder for a library.
+    "PYTHONSAFEPATH": "1",
+    # Origins whose pages may ask Prefect's server; by default all. `rm-opt up` names its UI, the embedded one has none.
+    "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": "none",
+}
+LOGIN_VARIABLES = (
+    "PREFECT_SERVER_API_AUTH_STRING",
+    "PREFECT_API_AUTH_STRING",
+    "MLFLOW_TRACKING_USERNAME",
+    "MLFLOW_TRACKING_PASSWORD",
+)
+"""Environment that holds the password."""
+
 
 def project_root() -> Path:
     """The checkout that holds this file (it has pyproject.toml and flows/); installed elsewhere, the current folder."""
@@ -58,21 +69,6 @@ def home() -> Path:
     return Path(named).expanduser().resolve() if named else project_root() / ".rm-opt"
 
 
-@dataclass(frozen=True)
-class Service:
-    """One server process that `rm-opt up` started: pid and creation time (epoch seconds) name it beyond doubt."""
-
-    name: str
-    pid: int
-    created: float
-    log: str
-    url: str | None = None
-
-    def process(self) -> psutil.Process | None:
-        """The process if it still runs; None where it ended, also when its pid went to somebody else."""
-        return find_process(self.pid, self.created)
-
-
 def find_process(pid: int, created: float) -> psutil.Process | None:
     """The running process with this pid and creation time (epoch seconds), or None. A zombie has ended."""
     try:
@@ -83,22 +79,14 @@ def find_process(pid: int, created: float) -> psutil.Process | None:
         return None
 
 
-def services_folder(directory: Path) -> Path:
-    """Logs and state of the local services of the home `directory`."""
-    return directory / "services"
-
-
-def recorded_services(directory: Path) -> list[Service]:
-    """What `rm-opt up` wrote down for this home, running or not; empty where nothing was started."""
-    state = services_folder(directory) / "state.json"
-    if not state.is_file():
-        return []
-    return [Service(**entry) for entry in json.loads(state.read_text(encoding="utf-8"))["services"]]
-
-
 def default_tracking_uri(directory: Path) -> str:
     """MLflow's SQLite database of this home: what runs use without a server, and what the local server serves."""
     return f"sqlite:///{directory / 'mlflow' / 'mlflow.db'}"
+
+
+def default_artifact_root(directory: Path) -> str:
+    """Where MLflow keeps artifacts of this home: files that are read and written as such, with and without a server."""
+    return (directory / "mlflow" / "artifacts").as_uri()
 
 
 def tracking_address(directory: Path) -> str:
@@ -117,20 +105,24 @@ def configure_environment() -> None:
     """Set what Prefect, MLflow and the Hugging Face libraries read at import; call before importing any of them.
 
     With local services running (`rm-opt up`), Prefect and MLflow are pointed at them; without, at the embedded API
-    and the SQLite file. A variable that is set already is left alone.
+    and the SQLite file. A variable that is set already is left alone, but for the password: it goes with the address,
+    so that the local servers get theirs and no other server does.
 
     Raises:
         ConfigError: the home cannot be made.
     """
     directory = home()
-    running = {service.name: service.url for service in recorded_services(directory) if service.process()}
-    settings = QUIET_ENVIRONMENT | {
+    running = {name: service.url for name, service in running_services(directory).items()}
+    prefect_api = f"{running[PREFECT_SERVER]}/api" if PREFECT_SERVER in running else ""
+    settings = {
+        **QUIET_ENVIRONMENT,
+        **SAFE_ENVIRONMENT,
         "RM_OPT_HOME": str(directory),
         "PREFECT_HOME": str(directory / "prefect"),
         "MLFLOW_TRACKING_URI": running.get(MLFLOW_SERVER) or default_tracking_uri(directory),
     }
-    if prefect_url := running.get(PREFECT_SERVER):
-        settings["PREFECT_API_URL"] = f"{prefect_url}/api"
+    if prefect_api:
+        settings["PREFECT_API_URL"] = prefect_api
     try:
         directory.mkdir(parents=True, exist_ok=True)  # Prefect makes its own folder in it, but no parents
     except OSError as error:
@@ -140,5 +132,11 @@ def configure_environment() -> None:
         ) from error
     for name, value in settings.items():
         os.environ.setdefault(name, value)
+    secret = password(directory)
+    os.environ["PREFECT_SERVER_API_AUTH_STRING"] = secret  # of the embedded server, which listens on loopback, too
+    if os.environ.get("PREFECT_API_URL", "").rstrip("/") in ("", prefect_api):
+        os.environ["PREFECT_API_AUTH_STRING"] = secret
+    if os.environ["MLFLOW_TRACKING_URI"] == running.get(MLFLOW_SERVER):
+        os.environ |= {"MLFLOW_TRACKING_USERNAME": "rm-opt", "MLFLOW_TRACKING_PASSWORD": secret}
     _keep_loopback_off_the_proxy()
     Path(os.environ["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)  # Prefect makes no parents

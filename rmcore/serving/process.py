@@ -52,7 +52,7 @@ class RewardServer:
         output = None if self.log is None else self.log.open("ab")
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "rmcore.serving.process"],
+                [sys.executable, "-P", "-m", "rmcore.serving.process"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,

@@ -32,8 +32,11 @@ KEEP_ALIVE_SECONDS = 600
 LIFE_SIGN_SECONDS = 2.0
 """How often vLLM is asked whether its engine lives, while an answer is awaited."""
 SESSION_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=100, keepalive_expiry=KEEP_ALIVE_SECONDS)
-UNWANTED = ("RM_OPT_TOKEN", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
-"""Environment that must not reach vLLM: a secret, and the paths of another environment."""
+UNWANTED = (
+    *("RM_OPT_TOKEN", "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING", "MLFLOW_TRACKING_PASSWORD"),
+    *("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"),
+)
+"""Environment that must not reach vLLM: secrets, and the paths of another environment."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,9 @@ class EngineSettings:
 
 
 def find_vllm(named: str | None = None) -> Path:
-    """The program that starts vLLM: as named, as RM_OPT_VLLM says, or `.venv-vllm` here or beside this package.
+    """The program that starts vLLM: as named, as RM_OPT_VLLM says, or `.venv-vllm` beside this package.
+
+    Not the current folder's: whoever made that folder would choose what is executed.
 
     Raises:
         ConfigError: there is none.
@@ -86,12 +91,11 @@ def find_vllm(named: str | None = None) -> Path:
         if found is None:
             raise ConfigError(f"{given} is no program: name the Python of an environment with vLLM, or its `vllm`.")
         return Path(found)
-    for root in (Path.cwd(), Path(__file__).resolve().parents[2]):
-        program = root / VLLM_FOLDER / "bin" / "python"
-        if program.is_file():
-            return program
+    program = Path(_package_root()) / VLLM_FOLDER / "bin" / "python"
+    if program.is_file():
+        return program
     raise ConfigError(
-        f"there is no vLLM here: neither {VLLM_FOLDER} nor {VLLM_VARIABLE}. It cannot share an environment with "
+        f"there is no vLLM here: neither {program.parents[1]} nor {VLLM_VARIABLE}. It cannot share an environment with "
         f"Prefect, so it has its own: make it with `make vllm`, or name its Python in {VLLM_VARIABLE} or with --vllm."
     )
 
@@ -131,6 +135,7 @@ class VllmProcess:
         ours = {
             "VLLM_NO_USAGE_STATS": "1",
             "DO_NOT_TRACK": "1",
+            "PYTHONSAFEPATH": "1",  # of the processes that it starts; no file of the current folder is a library
             "VLLM_SERVER_DEV_MODE": "1",  # the routes that reload weights
             "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(2 * KEEP_ALIVE_SECONDS),
         }

@@ -14,10 +14,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+import websockets.sync.client
 
 from rmcore.processes import marked, terminate
 from rmcore.tracking import METRICS_FILE, JsonlTracker
 from tasks import home as home_module
+from tasks.local_services import basic_authorization
 from tasks.mlflow_client import connect
 
 CHROMIUM_FLAGS = [
@@ -29,24 +31,74 @@ CHROMIUM_FLAGS = [
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
-    "--virtual-time-budget=30000",
+    "--remote-debugging-port=0",
 ]
+PASSWORD_FIELD = "document.querySelector('input[type=password]')"
+
+
+class Browser:
+    """A page of a real browser, told what to do by its DevTools protocol."""
+
+    def __init__(self, program, profile):
+        command = [program, *CHROMIUM_FLAGS, f"--user-data-dir={profile}", "about:blank"]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        ready = next(line for line in self.process.stderr if "DevTools listening on" in line)
+        targets = httpx.get(f"http://{ready.split('/')[2]}/json/list", timeout=60).json()
+        page = next(target for target in targets if target["type"] == "page")
+        self.socket = websockets.sync.client.connect(page["webSocketDebuggerUrl"], max_size=None)
+        self.num_sent = 0
+
+    def __call__(self, address, window, expected):
+        """The HTML at an address in a window of that size, once it holds the expected texts or after a minute."""
+        width, height = map(int, window.split(","))
+        self.tell("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self.tell("Page.navigate", url=address)
+        texts = [text.lower() for text in expected]
+        return self.wait("document.documentElement.outerHTML", lambda page: all(text in page.lower() for text in texts))
+
+    def paste_password(self, address, password):
+        """Do what the UI asks of whoever opens it for the first time."""
+        self.tell("Page.navigate", url=address)
+        self.wait(f"{PASSWORD_FIELD} != null", bool)
+        self.run(f"{PASSWORD_FIELD}.focus()")
+        self.tell("Input.insertText", text=password)
+        for kind in ("rawKeyDown", "char", "keyUp"):
+            self.tell("Input.dispatchKeyEvent", type=kind, key="Enter", text="\r", windowsVirtualKeyCode=13)
+        self.wait(f"{PASSWORD_FIELD} == null", bool)
+
+    def wait(self, expression, holds):
+        deadline = time.monotonic() + 60
+        while not holds(value := self.run(expression)) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return value
+
+    def run(self, expression):
+        return self.tell("Runtime.evaluate", expression=expression)["result"].get("value", "")
+
+    def tell(self, method, **parameters):
+        self.num_sent += 1
+        self.socket.send(json.dumps({"id": self.num_sent, "method": method, "params": parameters}))
+        while (answer := json.loads(self.socket.recv(timeout=60))).get("id") != self.num_sent:
+            pass
+        return answer["result"]
+
+    def close(self):
+        self.socket.close()
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self.process.stderr.close()
 
 
 @pytest.fixture
 def browse(tmp_path):
-    """Gives a page's HTML once it has loaded in a window of that size; skips without a browser."""
-    browser = shutil.which("chromium")
-    if browser is None:
+    """A browser; skips without one."""
+    program = shutil.which("chromium")
+    if program is None:
         assert os.environ.get("CI") != "true", "CI installs Chromium"
         pytest.skip("Chromium is not installed")
-
-    def load(address, window):
-        place = [f"--window-size={window}", f"--user-data-dir={tmp_path / 'profile'}"]
-        command = [browser, *CHROMIUM_FLAGS, *place, "--dump-dom", address]
-        return subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
-
-    return load
+    browser = Browser(program, tmp_path / "profile")
+    yield browser
+    browser.close()
 
 
 @pytest.fixture(scope="session")
@@ -60,7 +112,8 @@ def migrated_database(tmp_path_factory):
 @pytest.fixture
 def home(tmp_path, monkeypatch, migrated_database):
     """An own RM_OPT_HOME with an empty MLflow database."""
-    for name in [*home_module.QUIET_ENVIRONMENT, "RM_OPT_HOME", "PREFECT_HOME", "MLFLOW_TRACKING_URI"]:
+    set_by_us = [*home_module.QUIET_ENVIRONMENT, *home_module.SAFE_ENVIRONMENT, *home_module.LOGIN_VARIABLES]
+    for name in [*set_by_us, "RM_OPT_HOME", "PREFECT_HOME", "MLFLOW_TRACKING_URI"]:
         monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv(name, "")  # so that monkeypatch restores what configure_environment sets
         monkeypatch.delenv(name)
@@ -162,11 +215,12 @@ class Services:
         prefect_port, mlflow_port = free_port(), free_port()
         self.ui, self.mlflow = f"http://127.0.0.1:{prefect_port}", f"http://127.0.0.1:{mlflow_port}"
         self.api = f"{self.ui}/api"
-        self.http = httpx.Client(timeout=60)
-        """Speaks to both servers as their owner."""
-        self.tracking = self.mlflow
-        """MLflow's address for a client of its owner."""
         self.printed = self.rm_opt("up", "--prefect-port", prefect_port, "--mlflow-port", mlflow_port)
+        self.password = (home / "services" / "password").read_text().strip()
+        self.http = httpx.Client(timeout=60, headers=basic_authorization(self.password))
+        """Speaks to both servers as their owner."""
+        self.tracking = f"http://any:{self.password}@127.0.0.1:{mlflow_port}"
+        """MLflow's address for a client of its owner."""
 
     def rm_opt(self, *arguments):
         command = [sys.executable, "-c", "from flows.cli import main; main()", *map(str, arguments)]

@@ -2,11 +2,17 @@
 
 import csv
 import json
+import stat
 from datetime import UTC, datetime, timedelta
 
+import httpx
 import pytest
+import websockets.exceptions
+import websockets.sync.client
 
 from experiments.presets import PRESETS
+from rmcore.processes import marked
+from tasks.local_services import HOME_MARK
 
 pytestmark = pytest.mark.services
 FLOWS = (
@@ -50,6 +56,80 @@ def test_a_run_triggered_through_the_api_is_complete_in_mlflow_and_described_in_
     assert any(run["info"]["run_id"] in text for text in artifacts)
 
 
+ELSEWHERE = {"Origin": "http://127.0.0.1:9"}
+"""A page of another user's server on this machine, or of any other site."""
+ANOTHER_NAME = {"Host": "rebound.example"}
+
+
+@pytest.mark.parametrize(
+    ("password", "headers", "status"),
+    [
+        (False, {}, 401),
+        (True, ANOTHER_NAME, 421),
+        (True, ELSEWHERE, 403),
+        (False, {"Authorization": "Basic Og=="}, 401),
+    ],
+    ids=["no password", "another name", "another page", "empty password"],
+)
+def test_whoever_is_not_the_owner_starts_and_reads_nothing(services, password, headers, status):
+    owner = dict(services.http.headers) if password else {}
+    creation = f"{services.api}/deployments/{services.deployment()['id']}/create_flow_run"
+    tracked = f"{services.mlflow}/api/2.0/mlflow/experiments/search"
+    before = len(services.flow_runs())
+    for place, body in ((creation, {}), (f"{services.api}/flow_runs/filter", {}), (tracked, {"max_results": 1})):
+        assert httpx.post(place, json=body, headers=owner | headers, timeout=60).status_code == status, place
+    assert len(services.flow_runs()) == before
+
+
+def test_a_web_socket_opens_to_the_owner_only(services):
+    place = f"{services.api}/events/out"
+    upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
+    upgrade |= {"Sec-WebSocket-Key": "MDEyMzQ1Njc4OWFiY2RlZg=="}
+    spoken = {"Sec-WebSocket-Protocol": "prefect"}  # the password follows in the first message
+    opened = [httpx.get(place, headers=upgrade | spoken | more).status_code for more in ({}, ELSEWHERE, ANOTHER_NAME)]
+    assert opened == [101, 403, 403]
+    with websockets.sync.client.connect(place.replace("http", "ws"), subprotocols=["prefect"]) as stranger:
+        stranger.send(json.dumps({"type": "auth", "token": "a guess"}))
+        with pytest.raises(websockets.exceptions.ConnectionClosed):
+            stranger.recv(timeout=60)
+
+
+def test_a_page_of_another_site_gets_no_leave_to_ask(services):
+    asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
+    for place in (f"{services.api}/flow_runs/filter", f"{services.mlflow}/api/2.0/mlflow/runs/search"):
+        answer = httpx.options(place, headers=ELSEWHERE | asked, timeout=60)
+        assert answer.status_code == 403
+        assert not [name for name in answer.headers if name.startswith("access-control-")]
+
+
+def test_no_run_brings_a_command_an_environment_or_a_folder_of_its_own(services, tmp_path):
+    """Not even the owner's: it is what a stolen session would do first."""
+    creation = f"{services.api}/deployments/{services.deployment()['id']}/create_flow_run"
+    for name, value in {
+        "command": f"touch {tmp_path / 'executed'}", "env": {"PYTHONPATH": str(tmp_path)}, "env.PYTHONPATH": "x",
+        "working_dir": str(tmp_path), "name": "x",
+    }.items():  # fmt: skip
+        answer = services.http.post(creation, json={"job_variables": {name: value}})
+        assert (answer.status_code, name in answer.text) == (422, True), answer.text
+    # What the worker makes of a value that reached it all the same.
+    template = services.http.get(f"{services.api}/work_pools/rm-opt").json()["base_job_template"]
+    assert template["job_configuration"] == {"stream_output": True}
+    assert template["variables"]["properties"] == {}
+
+
+def test_the_password_is_in_its_file_and_in_no_command_line_log_or_record(services, finished):
+    file = services.home / "services" / "password"
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (file, file.parent)] == [0o600, 0o700]
+    ours = marked(HOME_MARK, str(services.home))
+    assert len(ours) >= 3
+    assert not [process.cmdline() for process in ours if services.password in " ".join(process.cmdline())]
+    secret = services.password.encode()
+    written = [path for path in services.home.rglob("*") if path.is_file() and path != file]
+    assert not [path for path in written if secret in path.read_bytes()]
+    assert services.password not in services.printed
+    assert str(file) in services.printed
+
+
 @pytest.mark.parametrize(
     ("field", "value"), [("lr", -1), ("optimizer", "adamm"), ("learning_rate", 0.1)], ids=["bound", "choice", "unknown"]
 )
@@ -79,8 +159,9 @@ def test_the_form_and_the_run_show_in_a_browser(browse, services, finished):
         forms["active-learning"]: ["paired repetitions", "Submit"],
         f"{services.ui}/runs/flow-run/{finished['id']}": ["from-ui-seed0", "Completed"],
     }
+    browse.paste_password(services.ui, services.password)
     for address, expected in pages.items():
-        page = browse(address, "1400,3000").lower()
+        page = browse(address, "1400,3000", expected).lower()
         missing = [text for text in expected if text.lower() not in page]
         assert not missing, f"{missing} not on {address}"
 

@@ -1,22 +1,22 @@
 """`rm-opt up`, `status` and `down` with real servers: they run flows, and leave nothing behind that is ours."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
-import httpx
 import psutil
 import pytest
 
 from flows import services
+from flows.prefect_api import ask
 from rmcore.errors import ConfigError, ServiceError
 from rmcore.processes import marked, terminate
 from tasks import home as home_module
-from tasks.home import Service, find_process, recorded_services, services_folder
+from tasks.local_services import HOME_MARK, password, running_services
 
 pytestmark = pytest.mark.services
 
@@ -36,14 +36,15 @@ from prefect import flow
 def trial(folder: str):
     """Leaves a child in a session of its own behind, as a torchrun would."""
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-    lines = [str(child.pid), os.environ["MLFLOW_TRACKING_URI"], os.environ["PREFECT_API_URL"]]
+    lines = [str(child.pid), os.environ["MLFLOW_TRACKING_URI"], os.environ["PREFECT_API_URL"], str(sys.flags.safe_path)]
     Path(folder, "seen").write_text("\\n".join(lines))
 '''
 
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    for name in [*home_module.QUIET_ENVIRONMENT, "PREFECT_HOME", "PREFECT_API_URL", "MLFLOW_TRACKING_URI"]:
+    set_by_us = [*home_module.QUIET_ENVIRONMENT, *home_module.SAFE_ENVIRONMENT, *home_module.LOGIN_VARIABLES]
+    for name in [*set_by_us, "PREFECT_HOME", "PREFECT_API_URL", "MLFLOW_TRACKING_URI"]:
         monkeypatch.setenv(name, "")  # so that monkeypatch takes away what configure_environment sets
         monkeypatch.delenv(name)
     directory = tmp_path / "home"
@@ -88,12 +89,12 @@ def children() -> set[int]:
 
 
 def run_deployment(api: str, folder: Path) -> dict:
-    deployment = httpx.get(f"{api}/deployments/name/trial/trial").raise_for_status().json()
+    deployment = ask("GET", f"{api}/deployments/name/trial/trial")
     body = {"parameters": {"folder": str(folder)}}
-    run = httpx.post(f"{api}/deployments/{deployment['id']}/create_flow_run", json=body).raise_for_status().json()
+    run = ask("POST", f"{api}/deployments/{deployment['id']}/create_flow_run", body)
 
     def ended():
-        current = httpx.get(f"{api}/flow_runs/{run['id']}").json()
+        current = ask("GET", f"{api}/flow_runs/{run['id']}")
         return current if current["state_type"] in ("COMPLETED", "FAILED", "CRASHED") else None
 
     return wait_for(ended)
@@ -101,9 +102,9 @@ def run_deployment(api: str, folder: Path) -> dict:
 
 def running_flow(api: str, tags: list[str]) -> str:
     """A flow run that Prefect believes to be running, with the given owner."""
-    flow_id = httpx.post(f"{api}/flows/", json={"name": "owned"}).json()["id"]
+    flow_id = ask("POST", f"{api}/flows/", {"name": "owned"})["id"]
     body = {"flow_id": flow_id, "tags": tags, "state": {"type": "RUNNING"}}
-    return httpx.post(f"{api}/flow_runs/", json=body).raise_for_status().json()["id"]
+    return ask("POST", f"{api}/flow_runs/", body)["id"]
 
 
 def test_the_services_run_a_deployment_and_end_without_a_trace(home, project, tmp_path, monkeypatch):
@@ -117,11 +118,11 @@ def test_the_services_run_a_deployment_and_end_without_a_trace(home, project, tm
 
     api, mlflow_url = f"http://127.0.0.1:{prefect_port}/api", f"http://127.0.0.1:{mlflow_port}"
     assert run_deployment(api, tmp_path)["state_type"] == "COMPLETED"
-    left_behind, *addresses = (tmp_path / "seen").read_text().split()
-    assert addresses == [mlflow_url, api]
+    left_behind, *seen = (tmp_path / "seen").read_text().split()
+    assert seen == [mlflow_url, api, "True"]
     home_module.configure_environment()
     assert (os.environ["PREFECT_API_URL"], os.environ["MLFLOW_TRACKING_URI"]) == (api, mlflow_url)
-    assert httpx.get(f"{api}/v2/concurrency_limits/rm-device").json()["limit"] == 1
+    assert ask("GET", f"{api}/v2/concurrency_limits/rm-device")["limit"] == 1
     services.ensure_device_limit()  # a second time, from a flow's process
 
     ended = sleeper()
@@ -132,8 +133,15 @@ def test_the_services_run_a_deployment_and_end_without_a_trace(home, project, tm
     elsewhere_tags = ["rm-host:elsewhere", *dead_tags[1:]]
     dead, ours, elsewhere = (running_flow(api, tags) for tags in (dead_tags, services.run_owner_tags(), elsewhere_tags))
     assert len(services.reap_dead_runs()) == 1
-    states = [httpx.get(f"{api}/flow_runs/{run}").json()["state_type"] for run in (dead, ours, elsewhere)]
+    states = [ask("GET", f"{api}/flow_runs/{run}")["state_type"] for run in (dead, ours, elsewhere)]
     assert states == ["CRASHED", "RUNNING", "RUNNING"]
+
+    # A server that was killed comes back where the others look for it, without being told where that was.
+    os.kill(running_services(home)["mlflow-server"].pid, signal.SIGKILL)
+    wait_for(lambda: services.status()[1].pid is None)
+    again = services.up(root=project)
+    assert [service.url for service in again] == [service.url for service in started]
+    assert [service.healthy for service in again] == [True, True, True]
 
     assert psutil.pid_exists(int(left_behind))
     assert services.down() == ["prefect-server", "mlflow-server", "worker"]
@@ -163,15 +171,17 @@ def test_a_start_that_fails_shows_the_log_and_ends_what_it_began(home, project):
     with pytest.raises(ServiceError, match=r"prefect-server ended while starting(.|\n)*not a database"):
         services.up(*free_ports(2), root=project)
     assert children() == before
-    assert recorded_services(home) == []
+    assert running_services(home) == {}
 
 
-def test_the_embedded_api_gets_its_limit_in_a_home_whose_parents_are_missing_too(home):
-    """In a fresh process, inside a flow, without a word on the terminal."""
-    code = """
+EMBEDDED = """
+import time
 from tasks.home import configure_environment
 configure_environment()
+import httpx
 from prefect import flow
+from flows.cli_common import prefect_in_use
+from flows.console import quiet_prefect
 from flows.prefect_api import ask, current_api
 from flows.services import ensure_device_limit, reap_dead_runs
 
@@ -179,14 +189,41 @@ from flows.services import ensure_device_limit, reap_dead_runs
 def trial():
     ensure_device_limit()
     ensure_device_limit()
-    assert ask("GET", current_api() + "/v2/concurrency_limits/rm-device")["limit"] == 1
-    return reap_dead_runs()
+    limit = current_api() + "/v2/concurrency_limits/rm-device"
+    assert ask("GET", limit)["limit"] == 1
+    assert reap_dead_runs() == []
+    # It listens on loopback, where every user and every page of a browser may ask.
+    assert httpx.get(limit).status_code == 401
+    asked = {"Origin": "http://elsewhere.example", "Access-Control-Request-Method": "GET"}
+    assert "access-control-allow-origin" not in httpx.options(limit, headers=asked).headers
+    print("ready", flush=True)
+    time.sleep(600)
 
-assert trial() == []
+quiet_prefect()
+with prefect_in_use("stages"):
+    trial()
 """
+
+
+def test_the_embedded_server_is_ours_alone_and_a_run_ends_with_it(home):
+    """In a home whose parents are missing, and in a folder with a file that is named like a library."""
+    home.parent.joinpath("html.py").write_text("raise SystemExit('executed')")
     environment = {**os.environ, "RM_OPT_HOME": str(home / "deeper")}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    command = [sys.executable, "-P", "-c", EMBEDDED]
+    with subprocess.Popen(
+        command, env=environment, cwd=home.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as run:
+        line = run.stdout.readline()
+        [server] = psutil.Process(run.pid).children()
+        server.kill()
+        killed = time.monotonic()
+        _, said = run.communicate(timeout=60)
+    assert (line, run.returncode) == ("ready\n", 2), said
+    assert said.splitlines() == [
+        f"error: Prefect's server at {said.split()[4]} has ended during the run. Finished stages are stored: run the "
+        "same command again."
+    ]
+    assert time.monotonic() - killed < 20
 
 
 def test_a_home_that_cannot_be_made_is_a_clear_error(home, monkeypatch):
@@ -204,21 +241,33 @@ def test_without_prefect_yaml_nothing_starts(home, tmp_path):
     assert not home.exists()
 
 
-def test_down_spares_a_process_that_got_the_pid_of_a_service(home):
-    innocent = sleeper()
-    service = Service("worker", innocent.pid, psutil.Process(innocent.pid).create_time() - 60, "worker.log")
-    starter = services._Starter(home, timeout_s=1)
-    starter.running = {"worker": service}
-    services_folder(home).mkdir(parents=True)
-    starter._write()
-    assert services.status()[2].pid is None
+@pytest.mark.parametrize("content", [b"", b"\x00\xff" * 30, b"{", b"[1]"], ids=["empty", "bytes", "cut", "list"])
+def test_a_damaged_password_or_record_stops_nothing(home, monkeypatch, content):
+    """Which services run is seen at the processes, so there is no record; one of an earlier release means nothing."""
+    folder = home / "services"
+    folder.mkdir(parents=True)
+    for name in ("state.json", "password"):
+        (folder / name).write_bytes(content)
+    other = sleeper(env={**os.environ, HOME_MARK: str(home / "another")})
+    worker = sleeper(env={**os.environ, HOME_MARK: str(home)})  # by its command line none of the three, yet ours
+    home_module.configure_environment()
+    secret = password(home)
+    assert len(secret) == 43
+    assert os.environ["PREFECT_API_AUTH_STRING"] == secret == (folder / "password").read_text().strip()
+    assert [service.pid for service in services.status()] == [None, None, None]
     assert services.down() == []
-    assert innocent.poll() is None
-    assert find_process(innocent.pid, service.created + 60) is not None
-    starter.running = {"worker": replace(service, created=service.created + 60)}
-    starter._write()
-    assert services.down() == ["worker"]
-    assert find_process(innocent.pid, service.created + 60) is None
+    assert (other.poll(), worker.wait(timeout=10)) == (None, -signal.SIGTERM)
+    other.kill()
+    other.wait()
+
+
+def test_another_servers_login_stands_and_ours_is_not_told_to_it(home, monkeypatch):
+    monkeypatch.setenv("PREFECT_API_URL", "https://prefect.example/api")
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", "theirs")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://mlflow.example")
+    home_module.configure_environment()
+    assert os.environ["PREFECT_API_AUTH_STRING"] == "theirs"
+    assert "MLFLOW_TRACKING_PASSWORD" not in os.environ
 
 
 def test_marked_finds_an_orphan_by_its_environment_and_terminate_kills_what_ignores_sigterm(monkeypatch):

@@ -1,5 +1,6 @@
 """Samples are draws of the policy's own distribution, and a call that was interrupted goes on as if it had not been."""
 
+import contextlib
 import dataclasses
 import importlib.util
 import json
@@ -18,6 +19,7 @@ from rmcore.rl import generate_sampler
 from rmcore.rl.policy import Policy
 from rmcore.rl.sample_file import open_samples
 from rmcore.rl.sampling import SamplingSettings, choose_sampler, draw_samples
+from rmcore.serving.vllm_process import find_vllm
 
 _SPEC = importlib.util.spec_from_file_location("policies", Path(__file__).with_name("policies.py"))
 policies = importlib.util.module_from_spec(_SPEC)
@@ -259,6 +261,16 @@ def test_a_vllm_that_is_not_there_is_said_before_anything_is_drawn(policy, tmp_p
         choose_sampler("magic", CPU)
     assert choose_sampler("auto", torch.device("cuda")).name == "generate"
     assert not (tmp_path / "s").exists()
+
+
+def test_a_vllm_of_the_current_folder_is_not_executed(tmp_path, monkeypatch):
+    program = tmp_path / ".venv-vllm" / "bin" / "python"
+    program.parent.mkdir(parents=True)
+    program.touch(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RM_OPT_VLLM", raising=False)
+    with contextlib.suppress(ConfigError):  # where none of ours was made
+        assert find_vllm() != program
 
 
 def test_a_vllm_that_does_not_start_leaves_what_is_stored(policy, uninterrupted, tmp_path, monkeypatch):

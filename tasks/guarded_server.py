@@ -1,0 +1,119 @@
+"""Prefect's or MLflow's server behind a guard, as `rm-opt up` starts it: `python -P -m tasks.guarded_server NAME PORT`.
+
+Whoever may post to Prefect runs code as its user, and a port on loopback is reached by every user of the machine and by
+every web page in a browser on it. So a request must name the server by its own address (no other name that was made to
+point here), must come from no other page, and must carry the password. Prefect checks the password by itself, because
+its UI asks for it; MLflow's own login wants a user database, so the guard asks.
+"""
+
+import base64
+import binascii
+import hmac
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from tasks.home import default_artifact_root, default_tracking_uri, home
+from tasks.local_services import HOST, MLFLOW_SERVER, PREFECT_SERVER, password
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+OPEN_PATH = "/health"
+"""Answers that the server lives, and nothing else; `rm-opt status` and clients ask it before they know more."""
+
+
+class Refusal(NamedTuple):
+    """Why a request goes no further."""
+
+    status: int
+    reason: str
+
+
+class Guard:
+    """An ASGI application that hands on only what may reach `app`.
+
+    Args:
+        app: what is guarded.
+        address: `http://host:port` under which it is printed; the only one that it answers under.
+        secret: password of HTTP's basic authentication, with any user name; None: `app` asks for it itself.
+    """
+
+    def __init__(self, app: "ASGIApp", address: str, secret: str | None = None) -> None:
+        self.app = app
+        self.address = address
+        self._secret = secret
+
+    async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
+        """Answer one connection: by `app`, or with a refusal."""
+        if scope["type"] == "lifespan" or (refusal := self._refusal(scope)) is None:
+            await self.app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.close", "code": 1008, "reason": refusal.reason})
+        else:
+            headers = [(b"content-type", b"text/plain; charset=utf-8")]
+            if refusal.status == 401:
+                headers.append((b"www-authenticate", b'Basic realm="rm-opt", charset="UTF-8"'))
+            await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
+            await send({"type": "http.response.body", "body": refusal.reason.encode()})
+
+    def _refusal(self, scope: "Scope") -> Refusal | None:
+        def given(name: bytes) -> list[str]:
+            return [value.decode("latin-1") for key, value in scope["headers"] if key == name]
+
+        if given(b"host") != [self.address.removeprefix("http://")]:
+            return Refusal(421, f"This server answers as {self.address} only.")
+        if given(b"origin") not in ([], [self.address]):
+            return Refusal(403, "Pages of other addresses may not use this server.")
+        if self._secret is not None and scope["path"] != OPEN_PATH and not self._is_secret(given(b"authorization")):
+            return Refusal(401, "The password is missing or wrong. `rm-opt status` says where it is.")
+        return None
+
+    def _is_secret(self, authorization: list[str]) -> bool:
+        scheme, _, credentials = "".join(authorization).partition(" ")
+        try:
+            secret = base64.b64decode(credentials, validate=True).rpartition(b":")[2]
+        except binascii.Error:
+            return False
+        return scheme.lower() == "basic" and hmac.compare_digest(secret, (self._secret or "").encode())
+
+
+def prefect_app(address: str) -> Guard:
+    """Prefect's server; it finds its password in PREFECT_SERVER_API_AUTH_STRING."""
+    from prefect.server.api.server import create_app
+
+    return Guard(create_app(final=True), address)
+
+
+def mlflow_app(address: str) -> Guard:
+    """MLflow's server on the database of this home. Artifacts are read and written as files, not through it.
+
+    What `mlflow server --backend-store-uri … --default-artifact-root … --no-serve-artifacts` does in two processes.
+    """
+    from mlflow.server import ARTIFACT_ROOT_ENV_VAR, BACKEND_STORE_URI_ENV_VAR
+    from mlflow.server.handlers import initialize_backend_stores
+
+    database, artifacts = default_tracking_uri(home()), default_artifact_root(home())
+    os.environ |= {BACKEND_STORE_URI_ENV_VAR: database, ARTIFACT_ROOT_ENV_VAR: artifacts}
+    initialize_backend_stores(database, database, artifacts)
+    from mlflow.server.fastapi_app import app
+
+    return Guard(app, address, password(home()))
+
+
+APPS: dict[str, Callable[[str], Guard]] = {PREFECT_SERVER: prefect_app, MLFLOW_SERVER: mlflow_app}
+
+
+def main() -> None:
+    """Serve until SIGTERM."""
+    import uvicorn
+
+    name, port = sys.argv[1], int(sys.argv[2])
+    app = APPS[name](f"http://{HOST}:{port}")
+    uvicorn.run(app, host=HOST, port=port, log_level="warning", access_log=False)
+
+
+if __name__ == "__main__":
+    main()

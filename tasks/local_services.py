@@ -1,0 +1,117 @@
+"""The local servers and the worker of a home: which of them run, and the password that they ask for.
+
+Nothing is written down about what runs, so no record can be damaged or wrong. Every process that `rm-opt up` starts
+carries its home in its environment, which its descendants inherit, and its command line says which service it is.
+"""
+
+import base64
+import os
+import re
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from rmcore.files import exclusive
+from rmcore.processes import marked
+
+HOST = "127.0.0.1"
+PREFECT_SERVER = "prefect-server"
+MLFLOW_SERVER = "mlflow-server"
+WORKER = "worker"
+WORK_POOL = "rm-opt"
+HOME_MARK = "RM_OPT_SERVICES_HOME"
+"""Environment variable with the home, in every process that `rm-opt up` starts and in all that those start."""
+GUARDED_SERVER = ["-P", "-m", "tasks.guarded_server"]
+COMMANDS = {
+    PREFECT_SERVER: [*GUARDED_SERVER, PREFECT_SERVER],
+    MLFLOW_SERVER: [*GUARDED_SERVER, MLFLOW_SERVER],
+    WORKER: ["-P", "-m", "prefect", "worker", "start", "--pool", WORK_POOL, "--type", "process", "--name", WORK_POOL],
+}
+"""Arguments of Python that start each service, in this order; a server's port comes after them."""
+PASSWORD_BYTES = 32
+PASSWORD = re.compile(r"[A-Za-z0-9_-]{43}")
+"""What `secrets.token_urlsafe` makes of so many bytes."""
+
+
+@dataclass(frozen=True)
+class Service:
+    """A running service: its process and, of a server, its address."""
+
+    name: str
+    process: psutil.Process
+    url: str | None
+
+    @property
+    def pid(self) -> int:
+        """Of the process that was started; it may have children."""
+        return self.process.pid
+
+
+def services_folder(directory: Path) -> Path:
+    """Password and logs of the local services of the home `directory`."""
+    return directory / "services"
+
+
+def log_file(directory: Path, name: str) -> Path:
+    """What a service of this home has written since it was last started."""
+    return services_folder(directory) / f"{name}.log"
+
+
+def running_services(directory: Path) -> dict[str, Service]:
+    """The services of this home that run, by name, in the order of their start."""
+    found: dict[str, Service] = {}
+    # The oldest first: for a moment, a fork has its parent's command line.
+    for process in sorted(marked(HOME_MARK, str(directory)), key=psutil.Process.create_time):
+        try:
+            command = process.cmdline()[1:]
+        except psutil.Error:  # it ended meanwhile
+            continue
+        for name, start in COMMANDS.items():
+            if command[: len(start)] == start:
+                url = None if name == WORKER else f"http://{HOST}:{command[len(start)]}"
+                found.setdefault(name, Service(name, process, url))
+    return {name: found[name] for name in COMMANDS if name in found}
+
+
+def known_addresses(directory: Path) -> dict[str, str]:
+    """The addresses of both servers, as any running service of this home knows them; empty where none runs.
+
+    A server that died is known by the others, which go on asking for it there.
+    """
+    for service in running_services(directory).values():
+        try:
+            environment = service.process.environ()
+        except psutil.Error:  # it ended meanwhile
+            continue
+        prefect = environment["PREFECT_API_URL"].removesuffix("/api")
+        return {PREFECT_SERVER: prefect, MLFLOW_SERVER: environment["MLFLOW_TRACKING_URI"]}
+    return {}
+
+
+def password_file(directory: Path) -> Path:
+    """Where the password of this home's servers lies."""
+    return services_folder(directory) / "password"
+
+
+def password(directory: Path) -> str:
+    """The password of this home's servers, made by the first call in a file that only its owner may read."""
+    path = password_file(directory)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.chmod(0o700)
+    with exclusive(path.with_name("password.lock")):
+        known = path.read_text(encoding="ascii", errors="replace").strip() if path.is_file() else ""
+        if not PASSWORD.fullmatch(known):  # not there, or damaged
+            known = secrets.token_urlsafe(PASSWORD_BYTES)
+            partial = path.with_name(".password.partial")
+            partial.unlink(missing_ok=True)
+            with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(known + "\n")
+            partial.replace(path)
+    return known
+
+
+def basic_authorization(secret: str) -> dict[str, str]:
+    """HTTP header with which both servers let a request in."""
+    return {"Authorization": f"Basic {base64.b64encode(secret.encode()).decode()}"}
