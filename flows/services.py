@@ -195,7 +195,7 @@ class _Starter:
             "MLFLOW_TRACKING_URI": urls[MLFLOW_SERVER],
             "MLFLOW_TRACKING_USERNAME": "rm-opt",
             "MLFLOW_TRACKING_PASSWORD": secret,
-            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # one process, of 10
+            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # one process instead of 10
             "PYTHONUNBUFFERED": "1",
             HOME_MARK: str(self.directory),
         }

@@ -16,6 +16,7 @@ from flows.prefect_api import ask
 from rmcore.errors import ConfigError, ServiceError
 from rmcore.processes import marked, terminate
 from tasks import home as home_module
+from tasks.home import find_process
 from tasks.local_services import HOME_MARK, password, running_services
 
 pytestmark = pytest.mark.services
@@ -268,6 +269,12 @@ def test_another_servers_login_stands_and_ours_is_not_told_to_it(home, monkeypat
     home_module.configure_environment()
     assert os.environ["PREFECT_API_AUTH_STRING"] == "theirs"
     assert "MLFLOW_TRACKING_PASSWORD" not in os.environ
+
+
+def test_a_process_that_got_the_pid_of_another_is_not_taken_for_it():
+    here = psutil.Process()
+    assert find_process(here.pid, here.create_time()) == here
+    assert find_process(here.pid, here.create_time() - 60) is None
 
 
 def test_marked_finds_an_orphan_by_its_environment_and_terminate_kills_what_ignores_sigterm(monkeypatch):
