@@ -4,7 +4,7 @@ The sentence under a field is its help text on the command line and in the Prefe
 reward-model trainer's specification unless a source is named. Unknown keys and values are errors.
 """
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -90,8 +90,9 @@ class LoraSettings(Settings):
     """Scale: an adapter's product is multiplied by alpha / rank."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout before each adapter."""
-    targets: tuple[str, ...] = ()
-    """Names of the linear layers to adapt, e.g. q_proj. Empty: attention and MLP projections, found by inspection."""
+    targets: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Names of the linear layers to adapt, e.g. q_proj,v_proj. None named: attention and MLP projections, found by
+    inspection."""
 
 
 class ModelConfig(Settings):
@@ -107,8 +108,19 @@ class ModelConfig(Settings):
     """Your own rendering as `module:function`: function(prompt, completion) -> text. Wins over both formats."""
     lora: LoraSettings | None = None
     """Train low-rank adapters and the reward head instead of all weights."""
+    head_only: bool = False
+    """Train the reward head alone and leave the backbone as it is: about three times faster, and less accurate."""
     trust_remote_code: bool = False
     """Run Python code shipped with the model. Leave off unless you have read that code."""
+
+    @model_validator(mode="after")
+    def _one_way_to_train_less(self) -> Self:
+        if self.head_only and self.lora is not None:
+            raise ValueError(
+                "head_only leaves the backbone as it is, and lora adapts it; choose one of them (with lora the head is "
+                "always trained, too)"
+            )
+        return self
 
 
 class TrainConfig(Settings):

@@ -22,11 +22,12 @@ from rmcore.data.pair import PreferencePair, Prompt
 from rmcore.data.render_fn import RenderFn, load_render_fn
 from rmcore.data.rendering import Renderer, Rendering, TokenizedSide, choose_rendering
 from rmcore.errors import ConfigError, ModelError
+from rmcore.heads import is_reward_head
 from rmcore.loading import Origin, check_positions, load_backbone, pick_device, quiet_libraries
 from rmcore.lora_targets import make_lora_config
 from rmcore.packed_forward import find_packing, rewards_of
 from rmcore.packing import Packing, pack_sides
-from rmcore.precision import Precision, float32_head, precision_context
+from rmcore.precision import Precision, float32_head, precision_context, reward_heads
 from rmcore.saving import save_pretrained
 from rmcore.trained import load_trained, warn_of_random_weights
 
@@ -95,6 +96,8 @@ class BradleyTerryRM:
         rm = cls(loaded.model, loaded.tokenizer, rendering, render_fn=render_fn, origin=loaded.origin)
         if config.lora is not None:
             rm.add_lora(make_lora_config(config.lora), seed=seed)
+        if config.head_only:
+            rm.freeze_backbone()
         rm.model.to(device)
         return rm
 
@@ -154,6 +157,23 @@ class BradleyTerryRM:
         self._adapter_base = lora.AdapterBase.of(self.model, self._origin)
         self.model = lora.attach(self.model, config, seed=seed, origin=self._origin)
 
+    def freeze_backbone(self) -> None:
+        """Have the reward head alone trained from now on; autograd then records nothing of the backbone.
+
+        Raises:
+            ModelError: no module of the model is known to be its reward head.
+        """
+        reward_heads(self.model)
+        for name, parameter in self.model.named_parameters():
+            parameter.requires_grad_(is_reward_head(name))
+        drawn = sorted(name for name in self._origin.fresh if not is_reward_head(name))
+        if drawn:
+            print(
+                f"note: {len(drawn)} parameters between backbone and head are not in {self._origin.name} (first "
+                f"{drawn[0]}); with the head alone trained they stay as they were drawn.",
+                file=sys.stderr,
+            )
+
     @property
     def has_adapters(self) -> bool:
         """Whether LoRA adapters and the head are trained in place of all weights; then `model` is PEFT's wrapper."""
@@ -171,7 +191,7 @@ class BradleyTerryRM:
 
     @property
     def num_trained_parameters(self) -> int:
-        """Parameters that training changes: all, or with adapters those and the reward head's."""
+        """Parameters that training changes: all, those of the reward head, or those of adapters and head."""
         return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
 
     @property

@@ -235,6 +235,11 @@ def _muon_parts(model: nn.Module, config: TrainConfig) -> list[Optimizer]:
     et al. 2025, arXiv:2502.16982, section 2.2).
     """
     hidden = hidden_matrices(model)
+    if not hidden:
+        raise ConfigError(
+            "optimizer=muon moves matrices of the backbone, and none of them is trained (model.head_only); use adamw, "
+            "which is what muon itself uses for the reward head."
+        )
     if any(isinstance(parameter, DTensor) for parameter in hidden):
         # Measured with two processes: within 20 steps the weights part by 0.7 % of what they moved, in float64 too.
         raise ConfigError(

@@ -46,6 +46,7 @@ def analyze(
         Kind,
         typer.Option(
             "--type",
+            "-t",
             help="hessian: both ends and the trace, also at margins of size 1 (the others have both ends, too). "
             "ggn: the exact spectrum of the Gauss-Newton matrix. density: of all eigenvalues. slices: the loss along "
             "directions. layers: trace and ends by layer. noise: errors over prompts, and bf16. all: everything.",

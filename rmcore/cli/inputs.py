@@ -10,8 +10,10 @@ from rmcore.cli.common import setting
 from rmcore.config import DataConfig, LandscapeConfig, PipelineConfig
 from rmcore.data.pair import PreferencePair
 
-Checkpoint = Annotated[str, typer.Option(help="A trained checkpoint, or any Hugging Face reward model.")]
-Data = Annotated[str, typer.Option("--data", help="Preference pairs: a file, a datasets folder or a hub name.")]
+Checkpoint = Annotated[
+    str, typer.Option("--checkpoint", "-c", help="A trained checkpoint, or any Hugging Face reward model.")
+]
+Data = Annotated[str, typer.Option("--data", "-d", help="Preference pairs: a file, a datasets folder or a hub name.")]
 JsonOut = Annotated[Path | None, typer.Option("--json", help="Also write the result as JSON.")]
 Limit = Annotated[int | None, setting(DataConfig, "limit")]
 Split = Annotated[str, setting(DataConfig, "split")]

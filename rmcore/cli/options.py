@@ -1,7 +1,7 @@
 """Command-line options made from settings: every field is a flag, with the field's own help, bounds and default."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, get_origin
 
 import typer
@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 
 def field_options(
-    model: type[BaseModel], names: Iterable[str], *, panel: str, flags: Mapping[str, str], prefix: str = ""
+    model: type[BaseModel], names: Iterable[str], *, panel: str, flags: Mapping[str, Sequence[str]], prefix: str = ""
 ) -> list[inspect.Parameter]:
     """One keyword parameter a field, None where the flag is not given, so that given and default can be told apart.
 
@@ -17,7 +17,7 @@ def field_options(
         model: settings.
         names: its fields.
         panel: heading of the group in the help.
-        flags: other names for some of them, by field.
+        flags: all names of some of them, by field; the others are called as their field.
         prefix: put before the parameter names and flags.
     """
     parameters = []
@@ -26,7 +26,7 @@ def field_options(
         least = next((entry.ge for entry in field.metadata if hasattr(entry, "ge")), None)
         default = field.get_default(call_default_factory=True)
         option = typer.Option(
-            *([flags[name]] if name in flags else []),
+            *flags.get(name, ()),
             help=field.description,
             show_default=False if default in (None, (), False) else _shown(default),
             min=least,

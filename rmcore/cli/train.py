@@ -26,25 +26,35 @@ DATA_FIELDS = (
     "margin_column",
     "require_complete_pairs",
 )
-MODEL_FIELDS = ("max_seq_len", "use_chat_template", "render_fn", "trust_remote_code")
+MODEL_FIELDS = ("max_seq_len", "use_chat_template", "render_fn", "head_only", "trust_remote_code")
 TRAIN_FIELDS = tuple(TrainConfig.model_fields)
 LORA_FIELDS = tuple(LoraSettings.model_fields)
 FLAGS = {
-    "pairs_per_step": "--batch-size",
-    "token_budget": "--micro-token-budget",
-    "schedule": "--lr-scheduler",
-    "callbacks": "--callback",
-    "targets": "--lora-target",
+    "pairs_per_step": ("--batch-size", "-b"),
+    "epochs": ("--epochs", "-e"),
+    "token_budget": ("--micro-token-budget",),
+    "schedule": ("--lr-scheduler",),
+    "callbacks": ("--callback",),
+    "targets": ("--lora-target-modules", "--lora-target"),
 }
-"""Flags that are not called as their field."""
+"""Flags that are not called as their field, or have a short form."""
+OUTPUT_DIR = Path("checkpoints")
 
 
 def train(
-    model: Annotated[str, setting(ModelConfig, "name", "--model")],
+    model: Annotated[str, setting(ModelConfig, "name", "--model", "-m")],
     output_dir: Annotated[
-        Path, typer.Option(help="Folder for checkpoints and metrics. An unfinished training there is gone on with.")
-    ],
-    data: Annotated[str | None, typer.Option("--data", help="Training pairs: a file or a datasets folder.")] = None,
+        Path,
+        typer.Option(
+            "--output-dir",
+            "-o",
+            help="Folder for checkpoints and metrics. An unfinished training there is gone on with, a finished one is "
+            "never overwritten.",
+        ),
+    ] = OUTPUT_DIR,
+    data: Annotated[
+        str | None, typer.Option("--data", "-d", help="Training pairs: a file or a datasets folder.")
+    ] = None,
     eval_data: Annotated[str | None, typer.Option("--eval-data", help="Held-out pairs, scored while training.")] = None,
     hf_dataset: Annotated[
         str | None, typer.Option(help="Training pairs from the hub (stanfordnlp/SHP) or a local datasets folder.")
@@ -71,13 +81,17 @@ def train(
 
     Example: rm-opt train --model minilm --data pairs.parquet --eval-data held_out.parquet --lr 5e-5 --output-dir out
 
+    Shortest: rm-opt train -m minilm -d pairs.parquet, which trains one epoch into the folder checkpoints.
+
     Several GPUs: torchrun --nproc-per-node 8 --no-python rm-opt train --model ... --output-dir out
     """
     from rmcore.trainer.ranks import environment_ranks
 
     lora_settings = given(settings, LORA_FIELDS, prefix="lora_")
+    if "targets" in lora_settings:
+        lora_settings["targets"] = [name.strip() for part in lora_settings["targets"] for name in part.split(",")]
     if lora_settings and not lora:
-        flags = [FLAGS.get(name, f"--lora-{name}") for name in lora_settings]
+        flags = [FLAGS.get(name, (f"--lora-{name}",))[0] for name in lora_settings]
         raise ConfigError(f"{', '.join(flags)} without --lora; add --lora.")
     if preset is not None and preset not in HARDWARE:
         raise ConfigError(f"preset {preset!r} is unknown; choose one of {', '.join(HARDWARE)}.")

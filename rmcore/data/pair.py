@@ -4,7 +4,7 @@ import hashlib
 import json
 import unicodedata
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from rmcore.errors import DataError
@@ -62,26 +62,54 @@ def content_id(*parts: str) -> str:
     return hashlib.sha256("\x1f".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class PreferencePair:
     """One prompt with two completions, of which `chosen` was preferred.
 
-    `target_margin` is the annotated strength of the preference, in the annotator's own unit, or None.
-    `metadata` holds whatever else the record carried (`subset` is read by evaluation).
+    `target_margin` is the annotated strength of the preference, in the annotator's own unit, or None; `margin` is
+    another name for it. `metadata` holds whatever else the record carried (`subset` is read by evaluation).
     `pair_id` defaults to a digest of the three texts.
 
     Raises:
-        DataError: a text is empty, or both completions are the same.
+        DataError: a text is empty, both completions are the same, or the margin is given under both names.
     """
 
     prompt: Prompt
     chosen: str
     rejected: str
-    target_margin: float | None = None
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    pair_id: str = ""
+    target_margin: float | None
+    metadata: Mapping[str, Any]
+    pair_id: str
 
-    def __post_init__(self) -> None:
+    # By hand: an InitVar `margin` could not have a property beside it, and `pair.margin` would be None for every pair.
+    def __init__(
+        self,
+        prompt: Prompt,
+        chosen: str,
+        rejected: str,
+        target_margin: float | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        pair_id: str = "",
+        *,
+        margin: float | None = None,
+    ) -> None:
+        if margin is not None and target_margin is not None:
+            raise DataError(
+                f"margin={margin} and target_margin={target_margin} are two names of one thing; give one of them."
+            )
+        values = {
+            "prompt": prompt,
+            "chosen": chosen,
+            "rejected": rejected,
+            "target_margin": margin if target_margin is None else target_margin,
+            "metadata": {} if metadata is None else metadata,
+            "pair_id": pair_id,
+        }
+        for field, value in values.items():
+            object.__setattr__(self, field, value)
+        self._check()
+
+    def _check(self) -> None:
         for name, text in (("prompt", prompt_text(self.prompt)), ("chosen", self.chosen), ("rejected", self.rejected)):
             if is_blank(text):
                 raise DataError(f"the {name} of a preference pair is empty: nothing can be scored. Drop the row.")
@@ -89,6 +117,11 @@ class PreferencePair:
             raise DataError("chosen and rejected are the same text: the pair carries no preference. Drop the row.")
         if not self.pair_id:
             object.__setattr__(self, "pair_id", content_id(prompt_text(self.prompt), self.chosen, self.rejected))
+
+    @property
+    def margin(self) -> float | None:
+        """`target_margin`, as the tutorial calls it; a reward model's own margin is another thing."""
+        return self.target_margin
 
     @property
     def prompt_id(self) -> str:

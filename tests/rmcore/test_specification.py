@@ -2,13 +2,18 @@
 
 import csv
 import json
+import pickle
 import shlex
+from dataclasses import FrozenInstanceError, replace
 
 import pytest
 from datasets import Dataset, DatasetDict
 
 from flows.cli import app
 from rmcore.cli.common import guard
+from rmcore.data.pair import PreferencePair
+from rmcore.data.table import write_pairs
+from rmcore.errors import DataError
 from rmcore.model import BradleyTerryRM
 
 AS_WRITTEN = """
@@ -66,3 +71,42 @@ def test_the_documented_command_works_with_local_data(tmp_path, shp, tiny_folder
     assert "cost/host_mib" in (out / "metrics.jsonl").read_text()
     assert "peak memory" in capsys.readouterr().out
     assert BradleyTerryRM.from_pretrained(out / "best", device="cpu").score_pair("1 + 1?", "2", "3") != 0
+
+
+def test_short_flags_a_named_folder_and_named_lora_targets(tmp_path, gold_pairs, monkeypatch, capsys):
+    """The tutorial's short form: nothing but model, data, epochs and batch size has to be said."""
+    monkeypatch.chdir(tmp_path)
+    write_pairs(gold_pairs[:16], tmp_path / "pairs.parquet")
+    words = shlex.split(
+        "train -m tiny -d pairs.parquet -e 1 -b 8 --max-seq-len 96 --lora --lora-target-modules q_proj,v_proj"
+    )
+    assert guard(lambda: app(words, standalone_mode=False)) == 0, capsys.readouterr()
+    out = tmp_path / "checkpoints"
+    assert str(out.name) in capsys.readouterr().out
+    assert json.loads((out / "training.json").read_text())["num_steps"] == 2
+    adapter = json.loads((out / "best" / "adapter" / "adapter_config.json").read_text())
+    assert set(adapter["target_modules"]) == {"q_proj", "v_proj"}
+    words = shlex.split("evaluate -c checkpoints/best -d pairs.parquet --num-resamples 100")
+    assert guard(lambda: app(words, standalone_mode=False)) == 0, capsys.readouterr()
+    words = shlex.split("train -m tiny -d pairs.parquet -o other --lora --lora-target-modules q_proj,nothing")
+    assert guard(lambda: app(words, standalone_mode=False)) == 2
+    said = capsys.readouterr().err
+    assert "nothing" in said
+    assert "k_proj" in said  # a name that exists is shown beside the one that does not
+    words = shlex.split("train -m tiny -d pairs.parquet -o other --lora --lora-target-modules q_proj,,v_proj")
+    assert guard(lambda: app(words, standalone_mode=False)) == 2
+    assert "targets" in capsys.readouterr().err
+
+
+def test_a_pair_takes_the_tutorials_word_for_its_margin():
+    pair = PreferencePair(prompt="1 + 1?", chosen="2", rejected="3", margin=0.5, metadata={"source": "me"})
+    assert pair == PreferencePair("1 + 1?", "2", "3", 0.5, {"source": "me"})
+    assert pair.margin == pair.target_margin == pair.to_dict()["target_margin"] == 0.5
+    assert PreferencePair("1 + 1?", "2", "3").margin is None
+    assert replace(pair, margin=None, target_margin=None).margin is None
+    assert replace(pair, target_margin=2.0).margin == 2.0
+    assert pickle.loads(pickle.dumps(pair)) == pair  # noqa: S301 - what was just written
+    with pytest.raises(DataError, match="two names of one thing"):
+        PreferencePair("1 + 1?", "2", "3", target_margin=1.0, margin=1.0)
+    with pytest.raises(FrozenInstanceError):
+        pair.target_margin = 1.0

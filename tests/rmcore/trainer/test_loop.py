@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 
 from rmcore.config import ModelConfig, PipelineConfig, TrainConfig
-from rmcore.errors import TrainingError
+from rmcore.errors import ConfigError, TrainingError
 from rmcore.files import read_json_lines
 from rmcore.model import BradleyTerryRM
 from rmcore.progress import progress_bar
@@ -64,6 +64,36 @@ def test_the_best_checkpoint_has_the_rewards_of_the_best_evaluation(tmp_path, go
     rewards = reloaded.score_pairs(held_out)
     np.testing.assert_allclose(rewards, trainer.best_rewards, atol=1e-6)
     assert (rewards[:, 0] > rewards[:, 1]).mean() == pytest.approx(result.best_value)
+
+
+def test_head_only_moves_the_head_and_nothing_else(start, tmp_path):
+    training = start(tmp_path, model={"head_only": True}, lr=1e-2)
+    before = {name: tensor.clone() for name, tensor in training.rm.model.state_dict().items()}
+    training.run()
+    moved = {name for name, tensor in training.rm.model.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert moved == {"score.weight"}
+    assert all(parameter.grad is None for name, parameter in training.rm.model.named_parameters() if name not in moved)
+    assert training.rm.num_trained_parameters == training.rm.model.score.weight.numel()
+    assert training.losses()[-1] < training.losses()[0]
+    saved = weights(tmp_path / "step_6")  # a plain, whole checkpoint
+    assert saved.keys() == {*before}
+    assert torch.equal(saved["score.weight"], training.rm.model.score.weight)
+
+
+def test_head_only_has_the_gradient_of_full_training_at_the_head(start, tmp_path):
+    """The first logged gradient norm would differ, but SGD's first step of the head cannot."""
+    heads = []
+    for name, model in (("full", {}), ("head", {"head_only": True})):
+        training = start(tmp_path / name, model=model, optimizer="sgd", steps=1, lr=1e-3, clip=1e9).run()
+        heads.append(training.rm.model.score.weight.detach())
+    torch.testing.assert_close(heads[1], heads[0], rtol=1e-6, atol=1e-9)
+
+
+def test_head_only_refuses_what_needs_the_backbone(start, tmp_path):
+    with pytest.raises(ValidationError, match="head_only leaves the backbone as it is, and lora adapts it"):
+        ModelConfig.model_validate({"head_only": True, "lora": {}})
+    with pytest.raises(ConfigError, match="muon moves matrices of the backbone"):
+        start(tmp_path, model={"head_only": True}, optimizer="muon").run()
 
 
 def test_without_held_out_pairs_nothing_is_evaluated_and_best_is_last(tmp_path, gold_pairs):

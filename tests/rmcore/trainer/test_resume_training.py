@@ -55,6 +55,7 @@ def assert_same(one, other):
     ("optimizer", "step", "model"),
     [
         ("adamw", 3, LORA),
+        ("adamw", 2, {"head_only": True}),
         ("adam", 1, {}),
         ("sgd", 5, {}),
         ("muon", 2, {}),
