@@ -16,6 +16,8 @@ from rmcore.config_policy import ReadinessConfig as ReadinessConfig  # noqa: PLC
 from rmcore.config_policy import ValidationConfig as ValidationConfig  # noqa: PLC0414
 from rmcore.config_rlhf import RlhfConfig as RlhfConfig  # noqa: PLC0414
 
+Threshold = Annotated[float, Field(gt=0, lt=1)]
+
 
 class GoldConfig(Settings):
     """The gold world: procedural preferences with a known true reward (rmcore/data/gold.py)."""
@@ -185,6 +187,10 @@ class TrainConfig(Settings):
     """torch.compile of model and loss with dynamic shapes; if that fails, training goes on without it and says so."""
     eval_every: int = Field(default=100, ge=1)
     """Steps between evaluations on the validation pairs."""
+    eval_thresholds: tuple[Threshold, ...] = (0.3, 0.5, 0.7)
+    """Probabilities from which a single response counts as good, for its rates at these evaluations."""
+    calibration_bins: int = Field(default=10, ge=2)
+    """Bins of the calibration error at these evaluations."""
     early_stopping_patience: int | None = Field(default=5, ge=1)
     """Evaluations without improvement before training stops; null (--no-early-stopping) never stops early."""
     best_metric: Literal["eval/pairwise_accuracy", "eval/loss", "eval/ece", "last"] = "eval/pairwise_accuracy"
@@ -237,6 +243,10 @@ class EvaluateConfig(Settings):
     """Bootstrap resamples over prompts for the 95 % intervals."""
     num_bins: int = Field(default=10, ge=2)
     """Calibration bins."""
+    thresholds: tuple[Threshold, ...] = (0.3, 0.5, 0.7)
+    """Probabilities from which a single response counts as good: for its true and false positive rates."""
+    per_response: bool = True
+    """Also measure single responses over all prompts: ROC AUC, and the rates at the thresholds."""
     train_pairs: int = Field(default=500, ge=1)
     """Training pairs scored for the train-test gap."""
 

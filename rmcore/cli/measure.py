@@ -44,13 +44,19 @@ def evaluate(
     rejected_column: RejectedColumn = None,
     num_resamples: Annotated[int, setting(EvaluateConfig, "num_resamples")] = EVALUATE.num_resamples,
     num_bins: Annotated[int, setting(EvaluateConfig, "num_bins")] = EVALUATE.num_bins,
+    threshold: Annotated[
+        list[float], typer.Option(help=f"{EvaluateConfig.model_fields['thresholds'].description} Repeat it for more.")
+    ] = list(EVALUATE.thresholds),  # noqa: B006 - typer reads it, nobody changes it
+    per_response: Annotated[bool, setting(EvaluateConfig, "per_response")] = EVALUATE.per_response,
     max_seq_len: MaxLen = None,
     render_fn: RenderFn = None,
     device: Device = "auto",
     seed: Seed = 0,
 ) -> None:
     """Measure a reward model on preference pairs: accuracy, calibration, margins, with 95 % intervals over prompts."""
-    config = EvaluateConfig(num_resamples=num_resamples, num_bins=num_bins)
+    config = EvaluateConfig(
+        num_resamples=num_resamples, num_bins=num_bins, thresholds=tuple(threshold), per_response=per_response
+    )
     pairs = read_pairs(data, split, limit, (prompt_column, chosen_column, rejected_column))
     model = MeasuredModel(checkpoint, max_seq_len, render_fn, device)
     table, cut, metrics = _evaluate(model, pairs, config, seed)

@@ -35,6 +35,7 @@ FLAGS = {
     "token_budget": ("--micro-token-budget",),
     "schedule": ("--lr-scheduler",),
     "callbacks": ("--callback",),
+    "eval_thresholds": ("--eval-threshold",),
     "targets": ("--lora-target-modules", "--lora-target"),
 }
 """Flags that are not called as their field, or have a short form."""

@@ -5,6 +5,7 @@ All statistics are functions of prompt weights (see `rmcore.metrics.uncertainty`
 prompt. Axes: B resamples, C prompts, P pairs.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -159,7 +160,8 @@ class PooledSides:
     fpr@t: share of rejected sides called good, fnr@t = 1 - tpr@t.
     """
 
-    def __init__(self, table: RewardTable) -> None:
+    def __init__(self, table: RewardTable, thresholds: Sequence[float] = SIDE_THRESHOLDS) -> None:
+        self._thresholds = thresholds
         chosen_order = np.argsort(table.chosen, kind="stable")
         rejected_order = np.argsort(table.rejected, kind="stable")
         self._chosen, self._chosen_prompt = table.chosen[chosen_order], table.prompt[chosen_order]
@@ -180,7 +182,7 @@ class PooledSides:
         chosen = _cumulative(chosen_weights)
         mean = weights @ self._sums / (2 * pairs)
         rows = np.arange(len(weights))
-        for threshold in SIDE_THRESHOLDS:
+        for threshold in self._thresholds:
             cut = mean + logit(threshold)
             missed = chosen[rows, np.searchsorted(self._chosen, cut, side="left")] / pairs
             rejected_below = rejected[rows, np.searchsorted(self._rejected, cut, side="left")] / pairs

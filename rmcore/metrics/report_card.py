@@ -4,6 +4,8 @@ One bootstrap draws the prompts; each metric is a function of the drawn weights.
 samples: it is fitted on some prompts and judged on others.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
@@ -11,6 +13,7 @@ import pandas as pd
 from rmcore.errors import DataError
 from rmcore.metrics import calibration as calib
 from rmcore.metrics.ranking import (
+    SIDE_THRESHOLDS,
     MarginPercentiles,
     PairMean,
     PooledSides,
@@ -35,6 +38,7 @@ def evaluate_pairs(
     calibration: pd.DataFrame | None = None,
     num_resamples: int = 1000,
     num_bins: int = 10,
+    thresholds: Sequence[float] | None = SIDE_THRESHOLDS,
     seed: int = 0,
 ) -> dict[str, MetricValue]:
     """Every metric of held-out pairs, with 95 % intervals resampled over prompts.
@@ -57,6 +61,7 @@ def evaluate_pairs(
             ece_tempered is over the other half.
         num_resamples: bootstrap resamples (1000: the ends of a 95 % interval rest on 25 resamples each).
         num_bins: calibration bins over confidence 0.5 to 1.
+        thresholds: of tpr, fpr and fnr, between 0 and 1; None: no metric of single sides, roc_auc neither.
         seed: of the resampling.
 
     Raises:
@@ -69,7 +74,7 @@ def evaluate_pairs(
     others = (
         Spread(table),
         MarginPercentiles(table),
-        PooledSides(table),
+        *(() if thresholds is None else (PooledSides(table, thresholds),)),
         calib.BinnedCalibration(table.margin, table.prompt, table.num_prompts, num_bins),
     )
 
@@ -175,25 +180,35 @@ def most_confident_mistakes(rewards: pd.DataFrame, k: int = 50) -> pd.DataFrame:
     return table[margin < 0].sort_values(["margin", "pair_id"], kind="stable").head(k).reset_index(drop=True)
 
 
-def batch_metrics(margins: npt.ArrayLike, num_bins: int = 10) -> dict[str, float]:
-    """Quick metrics of (P,) margins without intervals, for validation during training.
+def batch_metrics(
+    rewards: npt.ArrayLike, num_bins: int = 10, thresholds: Sequence[float] = SIDE_THRESHOLDS
+) -> dict[str, float]:
+    """Quick metrics of (P, 2) rewards, chosen first, without intervals, for validation during training.
 
-    Keys: pairwise_accuracy (over untied pairs; NaN where all are tied), tie_rate, loss (nats), mean_margin, margin_std
-    (population), negative_margin_rate, ece (plug-in).
+    Keys, as in `evaluate_pairs`: pairwise_accuracy (over untied pairs; NaN where all are tied), tie_rate, loss (nats),
+    mean_margin, margin_std (population), margin_p05 to margin_p95, negative_margin_rate, ece (plug-in), and of the
+    single sides roc_auc and tpr@t, fpr@t, fnr@t for each of `thresholds`.
 
     Raises:
-        DataError: there is no margin, or one is not finite (names the positions).
+        DataError: there is no pair, or a reward is not finite (names the positions).
     """
-    margin = np.asarray(margins, dtype=np.float64)
-    if margin.ndim != 1 or len(margin) == 0:
-        raise DataError(f"batch_metrics got margins of shape {margin.shape}: it needs one margin a pair, at least one.")
-    bad = np.flatnonzero(~np.isfinite(margin))
+    values = np.asarray(rewards, dtype=np.float64)
+    if values.ndim != 2 or values.shape[1] != 2 or len(values) == 0:
+        raise DataError(
+            f"batch_metrics got rewards of shape {values.shape}: it needs a row a pair, chosen and rejected, at least "
+            "one."
+        )
+    bad = np.flatnonzero(~np.isfinite(values).all(axis=1))
     if len(bad):
         raise DataError(
-            f"{len(bad)} of {len(margin)} margins are not finite, first at positions {bad[:5].tolist()}: the model "
-            "diverged or overflowed. Lower the learning rate, or use fp32."
+            f"rewards of {len(bad)} of {len(values)} pairs are not finite, first at positions {bad[:5].tolist()}: the "
+            "model diverged or overflowed. Lower the learning rate, or use fp32."
         )
+    table = RewardTable.of_rewards(values)
+    margin = table.margin
+    once = np.ones((1, table.num_pairs))
     wins, losses = int((margin > 0).sum()), int((margin < 0).sum())
+    sides = PooledSides(table, thresholds)(once) | MarginPercentiles(table)(once)
     return {
         "pairwise_accuracy": wins / (wins + losses) if wins + losses else float("nan"),
         "tie_rate": float((margin == 0).mean()),
@@ -202,4 +217,4 @@ def batch_metrics(margins: npt.ArrayLike, num_bins: int = 10) -> dict[str, float
         "margin_std": float(margin.std()),
         "negative_margin_rate": losses / len(margin),
         "ece": calib.expected_calibration_error(margin, num_bins),
-    }
+    } | {name: float(value[0]) for name, value in sides.items()}

@@ -88,6 +88,21 @@ class RewardTable:
             subset=subset,
         )
 
+    @classmethod
+    def of_rewards(cls, rewards: FloatArray) -> "RewardTable":
+        """(P, 2) finite rewards, chosen first, of pairs of which nothing else is known: each is a prompt of its own."""
+        num = len(rewards)
+        unknown = np.zeros(num)
+        return cls(
+            chosen=rewards[:, 0],
+            rejected=rewards[:, 1],
+            prompt=np.arange(num),
+            num_prompts=num,
+            chosen_chars=unknown,
+            rejected_chars=unknown,
+            subset=np.full(num, None, dtype=object),
+        )
+
     def take(self, mask: BoolArray) -> "RewardTable":
         """The pairs where `mask` (P,) is true, with prompts renumbered."""
         ids, prompt = np.unique(self.prompt[mask], return_inverse=True)

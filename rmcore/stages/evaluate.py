@@ -75,7 +75,12 @@ def measure(
 ) -> dict[str, MetricValue]:
     """Every metric of a reward table under the settings of `config`."""
     return evaluate_pairs(
-        table, calibration=calibration, num_resamples=config.num_resamples, num_bins=config.num_bins, seed=seed
+        table,
+        calibration=calibration,
+        num_resamples=config.num_resamples,
+        num_bins=config.num_bins,
+        thresholds=config.thresholds if config.per_response else None,
+        seed=seed,
     )
 
 

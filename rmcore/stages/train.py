@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from rmcore.config import PipelineConfig
 from rmcore.data.integrity import DroppedPair, select_training_pairs
 from rmcore.data.pair import PreferencePair
@@ -140,8 +138,6 @@ def _record(rm: BradleyTerryRM, result: TrainResult, truncation: dict[str, Any])
 
 
 def _write_outcome(out: Path, trainer: Trainer, result: TrainResult) -> None:
-    distributions = {trainer.best_rewards_split: reward_distribution(trainer.best_rewards)}
-    write_json(out / "reward_distributions.json", distributions)
     costs = {
         "cost/train_seconds": result.train_seconds,
         "cost/train_pairs_per_second": result.pairs_per_second,
@@ -156,19 +152,3 @@ def _write_outcome(out: Path, trainer: Trainer, result: TrainResult) -> None:
     training_curves(history, out / "figures" / "training_curves.png", best_step=result.best_step)
     if "curvature" in trainer.config.callbacks and trainer.validation:
         curvature_trajectory(history, out / "figures" / "curvature_trajectory.png", best_step=result.best_step)
-
-
-def reward_distribution(rewards: np.ndarray) -> dict[str, dict]:
-    """Describe (P, 2) rewards by side: mean, standard deviation, percentiles and a 20-bin histogram, in logits."""
-    described = {}
-    for column, side in enumerate(("chosen", "rejected")):
-        values = rewards[:, column].astype(np.float64)
-        counts, edges = np.histogram(values, bins=20)
-        described[side] = {
-            "num": len(values),
-            "mean": float(values.mean()),
-            "std": float(values.std()),
-            "percentiles": {str(q): float(np.percentile(values, q)) for q in (1, 5, 25, 50, 75, 95, 99)},
-            "histogram": {"counts": counts.tolist(), "edges": [float(edge) for edge in edges]},
-        }
-    return described

@@ -14,9 +14,9 @@ from rmcore.metrics.calibration import BinnedCalibration, fit_temperature
 from rmcore.model import BradleyTerryRM
 
 CALIBRATION_BINS = 10
-"""As in batch_metrics and the evaluation stage."""
-CALIBRATION_PAIRS = 2 * CALIBRATION_BINS
-"""Fewest validation pairs for a calibration error or a temperature: with fewer than two a bin both are noise."""
+"""As TrainConfig has them by default."""
+PAIRS_PER_BIN = 2
+"""With fewer validation pairs a bin a calibration error or a temperature is noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,8 @@ class Evaluation:
     """The validation pairs."""
     rewards: np.ndarray
     """(P, 2) float32 rewards of those pairs, chosen first."""
+    num_bins: int = CALIBRATION_BINS
+    """Calibration bins."""
 
 
 class Callback(Protocol):
@@ -52,15 +54,15 @@ def calibration(evaluation: Evaluation) -> dict[str, float]:
         calib/loss_after_temperature: mean loss of margin / temperature in nats. What eval/loss has beyond it is scale,
             which a later fit mends; a rise of this one is lost order. In-sample, too low by about 1 / (2P) nats.
 
-        Undefined ones are left out: all but the Brier score with fewer than `CALIBRATION_PAIRS` pairs or all margins
+        Undefined ones are left out: all but the Brier score with fewer than `PAIRS_PER_BIN` pairs a bin or all margins
         equal; the last two also where no temperature is best (see `fit_temperature`).
     """
     margins = evaluation.rewards[:, 0].astype(np.float64) - evaluation.rewards[:, 1]
     found = {"calib/brier": float(np.mean(np.exp(-2 * np.logaddexp(0.0, margins))))}
-    if len(margins) < CALIBRATION_PAIRS or np.ptp(margins) == 0:
+    if len(margins) < PAIRS_PER_BIN * evaluation.num_bins or np.ptp(margins) == 0:
         return found
     every = np.arange(len(margins))
-    binned = BinnedCalibration(margins, every, len(margins), CALIBRATION_BINS)
+    binned = BinnedCalibration(margins, every, len(margins), evaluation.num_bins)
     found["calib/ece_debiased"] = float(binned(np.ones((1, len(margins))))["ece_debiased"][0])
     temperature, _ = fit_temperature(margins)
     if temperature is not None:

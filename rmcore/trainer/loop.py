@@ -21,6 +21,7 @@ from rmcore.batching import MicroBatch, check_budget
 from rmcore.config import TrainConfig
 from rmcore.data.rendering import TokenizedPair
 from rmcore.errors import TrainingError
+from rmcore.files import write_json
 from rmcore.memory import memory_metrics, peak_memory_bytes
 from rmcore.metrics.report_card import batch_metrics
 from rmcore.model import SCORING_TOKEN_BUDGET, BradleyTerryRM
@@ -36,7 +37,7 @@ from rmcore.trainer.interruption import Interruption, deferred_interruption
 from rmcore.trainer.keeper import Keeper
 from rmcore.trainer.peak import PeakMeter
 from rmcore.trainer.ranks import ALONE, Ranks
-from rmcore.trainer.record import Progress, TrainResult, Window, write_csv
+from rmcore.trainer.record import MetricsTable, Progress, TrainResult, Window, reward_distribution
 from rmcore.trainer.scoring import score_tokenized
 from rmcore.trainer.selection import LAST, Selection
 from rmcore.trainer.setup import choose_budget, choose_packing, make_context, take_up
@@ -51,9 +52,10 @@ ALL_DONE = "all steps done"
 class Trainer:
     """Trains one reward model into one folder.
 
-    The folder then holds `metrics.csv`, `best/`, `step_<last>/`, and `step_*/` every `save_every` steps or among the
-    `keep_top_k` best. (The tracker writes `metrics.jsonl`.) While it trains, `resume/` holds the newest states; a
-    Trainer made for such a folder goes on from there.
+    The folder then holds `metrics.csv` and `reward_distributions.json`, which can be followed as it trains, `best/`,
+    `step_<last>/`, and `step_*/` every `save_every` steps or among the `keep_top_k` best. (The tracker writes
+    `metrics.jsonl`.) While it trains, `resume/` holds the newest states; a Trainer made for such a folder goes on from
+    there.
 
     Args:
         rm: the model; trained in place, and sharded in place where there are several ranks. `config.packing` holds
@@ -125,6 +127,7 @@ class Trainer:
         self.best_rewards = np.zeros((0, 2), dtype=np.float32)
         """(P, 2) rewards, chosen first, under the best weights; of the split named below."""
         self.best_rewards_split = "validation"
+        self._table: MetricsTable | None = None
         self._chooses = bool(validation) and config.best_metric != LAST
         self._loss = ""  # of the last step that was read
 
@@ -140,7 +143,8 @@ class Trainer:
             stack.enter_context(training_form(self.rm, self.config))
             context = self._start()
             if self.ranks.is_main:
-                stack.callback(lambda: write_csv(self.folder / "metrics.csv", self.at.rows))
+                self._table = MetricsTable(self.folder / "metrics.csv", self.at.rows)
+                stack.callback(self._table.close)
             stop_reason = self._steps(context, interruption)
         return self._finish(context, stop_reason)
 
@@ -236,12 +240,16 @@ class Trainer:
     def _after_step(self, step: int, lr: float) -> None:
         """Log, evaluate and save what is due after a step."""
         last = step == self.num_steps
-        if step % self.config.log_every == 0 or last:
-            memory = memory_metrics(self.rm.device) if self.config.profile_memory else {}
-            self._log(step, self.at.window.summary(lr) | memory)
-            self.at.window = Window()
-        if self.validation and (step % self.config.eval_every == 0 or last):
-            self._evaluate(step)
+        try:
+            if step % self.config.log_every == 0 or last:
+                memory = memory_metrics(self.rm.device) if self.config.profile_memory else {}
+                self._log(step, self.at.window.summary(lr) | memory)
+                self.at.window = Window()
+            if self.validation and (step % self.config.eval_every == 0 or last):
+                self._evaluate(step)
+        finally:  # an evaluation that fails ends the training, whose last step is told of all the same
+            if self._table is not None and step in self.at.rows:
+                self._table.add(step, self.at.rows[step])
         if not last:
             self.keeper.stepped(step)
 
@@ -252,15 +260,21 @@ class Trainer:
                 f"step {step}: rewards of held-out pairs are not finite, so the last updates blew the weights up; the "
                 "best checkpoint so far is kept. Lower the learning rate, lengthen the warm-up, or clip harder."
             )
-        margins = rewards[:, 0].astype(np.float64) - rewards[:, 1]
-        values = {f"eval/{name}": value for name, value in batch_metrics(margins).items()}
-        values["eval/num_pairs"] = float(len(margins))
+        measured = batch_metrics(rewards, self.config.calibration_bins, self.config.eval_thresholds)
+        values = {f"eval/{name.replace('@', '_at_')}": value for name, value in measured.items()}
+        values["eval/num_pairs"] = float(len(rewards))
         values["cost/train_seconds"] = self.at.totals.seconds
         for callback in self.callbacks:
-            values |= callback(Evaluation(step, self.rm, self.validation, rewards))
+            values |= callback(Evaluation(step, self.rm, self.validation, rewards, self.config.calibration_bins))
         self._log(step, values)
         if not self._chooses or self.keeper.evaluated(step, values[self.config.best_metric]):
             self.best_rewards = rewards
+            self._describe_rewards()
+
+    def _describe_rewards(self) -> None:
+        if self.ranks.is_main:
+            described = {self.best_rewards_split: reward_distribution(self.best_rewards)}
+            write_json(self.folder / "reward_distributions.json", described)
 
     def _score(self, pairs: Sequence[TokenizedPair]) -> np.ndarray:
         budget = min(SCORING_TOKEN_BUDGET, self.at.token_budget)  # what training fits into, scoring does
@@ -291,6 +305,7 @@ class Trainer:
             some = self.train[:DISTRIBUTION_PAIRS]
             self.best_rewards = self._score(some)
             self.best_rewards_split = "train"
+        self._describe_rewards()
         return self.at.result(
             planned_steps=self.num_steps,
             stop_reason=stop_reason,

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rmcore.trainer.selection import Selection
 from rmcore.trainer.step import StepResult
 
@@ -189,10 +191,48 @@ class Progress:
         )
 
 
-def write_csv(path: Path, rows: Mapping[int, Mapping[str, float]]) -> None:
-    """Write `metrics.csv`: one line a step with the columns of the specification, empty where nothing was measured."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["step", *CSV_COLUMNS])
+class MetricsTable:
+    """`metrics.csv`: one line a step with the columns of the specification, empty where nothing was measured.
+
+    It grows with the training, a whole line at a time. What a former attempt wrote after the state that this one goes
+    on from is not kept: the file begins with `rows`, and takes the place of an older one as a whole.
+
+    Args:
+        path: the file.
+        rows: what was measured so far, by step.
+    """
+
+    def __init__(self, path: Path, rows: Mapping[int, Mapping[str, float]]) -> None:
+        temporary = path.with_name(f".{path.name}.tmp")
+        self._file = temporary.open("w", newline="", encoding="utf-8")
+        self._writer = csv.writer(self._file)
+        self._writer.writerow(["step", *CSV_COLUMNS])
         for step, values in sorted(rows.items()):
-            writer.writerow([step, *(values.get(name, "") for name in CSV_COLUMNS.values())])
+            self.add(step, values)
+        self._file.flush()
+        temporary.replace(path)  # the open file goes with its name
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        """Append the line of a step, all of whose numbers are known."""
+        self._writer.writerow([step, *(values.get(name, "") for name in CSV_COLUMNS.values())])
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def reward_distribution(rewards: np.ndarray) -> dict[str, dict]:
+    """Describe (P, 2) rewards by side: mean, standard deviation, percentiles and a 20-bin histogram, in logits."""
+    described = {}
+    for column, side in enumerate(("chosen", "rejected")):
+        values = rewards[:, column].astype(np.float64)
+        counts, edges = np.histogram(values, bins=20)
+        described[side] = {
+            "num": len(values),
+            "mean": float(values.mean()),
+            "std": float(values.std()),
+            "percentiles": {str(q): float(np.percentile(values, q)) for q in (1, 5, 25, 50, 75, 95, 99)},
+            "histogram": {"counts": counts.tolist(), "edges": [float(edge) for edge in edges]},
+        }
+    return described

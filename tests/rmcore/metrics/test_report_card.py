@@ -123,15 +123,25 @@ def test_tempering_removes_a_wrong_scale(make_rewards):
 
 def test_batch_metrics_agree_with_the_report_card(make_rewards):
     frame = make_rewards(300, 30, decimals=1)
-    quick = batch_metrics((frame.reward_chosen - frame.reward_rejected).to_numpy())
-    full = evaluate_pairs(frame, num_resamples=100)
+    settings = {"num_bins": 7, "thresholds": (0.2, 0.9)}
+    quick = batch_metrics(frame[["reward_chosen", "reward_rejected"]].to_numpy(), **settings)
+    full = evaluate_pairs(frame, num_resamples=100, **settings)
     for name, value in quick.items():
         assert value == pytest.approx(full[name].value, abs=1e-12), name
-    assert np.isnan(batch_metrics(np.zeros(3))["pairwise_accuracy"])
+    assert {"roc_auc", "margin_p05", "margin_p50", "fpr@0.2", "fnr@0.9", "tpr@0.9"} <= quick.keys()
+    assert not any(name.endswith("@0.5") for name in full)
+    assert np.isnan(batch_metrics(np.zeros((3, 2)))["pairwise_accuracy"])
     with pytest.raises(DataError, match=r"positions \[1\]"):
-        batch_metrics(np.array([0.5, np.nan]))
+        batch_metrics(np.array([[0.5, 0.0], [0.0, np.nan]]))
     with pytest.raises(DataError, match="at least one"):
-        batch_metrics(np.array([]))
+        batch_metrics(np.zeros((0, 2)))
+
+
+def test_single_responses_are_measured_only_where_asked_for(make_rewards):
+    frame = make_rewards(60, 20, decimals=1)
+    full, pairs_only = (evaluate_pairs(frame, num_resamples=100, thresholds=t) for t in ((0.5,), None))
+    assert set(full) - set(pairs_only) == {"roc_auc", "tpr@0.5", "fpr@0.5", "fnr@0.5"}
+    assert all(full[name] == value for name, value in pairs_only.items())
 
 
 def test_mistakes_are_the_most_negative_margins_first(make_rewards):

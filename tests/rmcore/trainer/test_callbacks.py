@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmcore.trainer.callbacks import CALIBRATION_PAIRS, Evaluation, calibration
+from rmcore.trainer.callbacks import CALIBRATION_BINS, PAIRS_PER_BIN, Evaluation, calibration
+
+CALIBRATION_PAIRS = PAIRS_PER_BIN * CALIBRATION_BINS
 
 
 def evaluate(margins):

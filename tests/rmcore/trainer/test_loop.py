@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from rmcore.config import ModelConfig, PipelineConfig, TrainConfig
 from rmcore.errors import ConfigError, TrainingError
 from rmcore.files import read_json_lines
+from rmcore.metrics.report_card import batch_metrics
 from rmcore.model import BradleyTerryRM
 from rmcore.progress import progress_bar
 from rmcore.stages.train import train_into
@@ -104,7 +105,7 @@ def test_without_held_out_pairs_nothing_is_evaluated_and_best_is_last(tmp_path, 
     best, last = weights(tmp_path / "best"), weights(tmp_path / "step_6")
     assert all(torch.equal(best[key], last[key]) for key in best)
     assert {path.name for path in tmp_path.iterdir()} == {
-        "best", "step_2", "step_4", "step_6", "metrics.csv", "resume",
+        "best", "step_2", "step_4", "step_6", "metrics.csv", "reward_distributions.json", "resume",
     }  # fmt: skip
 
 
@@ -179,6 +180,37 @@ def test_metrics_csv_has_the_documented_columns(tmp_path, gold_pairs):
     ]
     assert [int(row["step"]) for row in rows] == [1, 2, 3, 4, 5, 6]
     assert [float(row["eval_pairs"]) for row in rows if row["eval_pairs"]] == [10, 10, 10]
+
+
+def test_an_evaluation_in_training_measures_what_the_evaluate_stage_does(start, tmp_path):
+    training = start(
+        tmp_path, eval_thresholds=[0.4], calibration_bins=4, best_metric="last", early_stopping_patience=None
+    )
+    training.run()
+    logged = training.rows()[6]
+    measured = batch_metrics(training.trainer.best_rewards, 4, [0.4])
+    assert {"roc_auc", "margin_p25", "fpr@0.4", "fnr@0.4"} <= measured.keys()
+    for name, value in measured.items():
+        assert logged[f"eval/{name.replace('@', '_at_')}"] == value, name
+    assert all(name.count("/") == 1 and "@" not in name for name in logged)
+
+
+def test_metrics_and_reward_distributions_can_be_followed_while_it_trains(start, tmp_path):
+    seen = {}
+
+    def look(step):
+        with (tmp_path / "metrics.csv").open() as file:
+            table = list(csv.DictReader(file))
+        described = tmp_path / "reward_distributions.json"
+        seen[step] = ([int(row["step"]) for row in table], table[-1]["eval_loss"] != "", described.is_file())
+
+    training = start(tmp_path, stop=look).run()
+    assert {step: steps for step, (steps, _, _) in seen.items()} == {n: [*range(1, n + 1)] for n in range(1, 7)}
+    assert [evaluated for _, evaluated, _ in seen.values()] == [False, True] * 3
+    assert [described for _, _, described in seen.values()] == [False] + [True] * 5
+    rewards = training.trainer.best_rewards
+    described = json.loads((tmp_path / "reward_distributions.json").read_text())["validation"]
+    assert [described[side]["mean"] for side in ("chosen", "rejected")] == pytest.approx(rewards.mean(axis=0).tolist())
 
 
 def test_a_run_that_blows_up_keeps_the_last_good_checkpoint(tmp_path, gold_pairs):

@@ -27,6 +27,16 @@ def stopped(start, folder, step, **changes):
         start(folder, stop=stop, **changes).run()
 
 
+def test_the_table_has_every_step_once_after_going_on_from_an_older_state(start, tmp_path):
+    start(tmp_path / "whole").run()
+    folder = tmp_path / "stopped"
+    stopped(start, folder, 3)  # its state is of step 3
+    with (folder / "metrics.csv").open("a") as file:  # as if steps after the state had been done before a kill
+        file.write("4,9,9,9,9,9,9,9\n5,9,9,9,")
+    start(folder).run()
+    assert (folder / "metrics.csv").read_text() == (tmp_path / "whole" / "metrics.csv").read_text()
+
+
 def checkpoints(folder):
     """Bytes of all weights that a training left, by place; the states of an unfinished one are no result."""
     return {
