@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Callable, Sequence
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from experiments import ablation, baseline, curriculum, lora, optimizers, sensitivity
 from experiments.schema import Experiment
@@ -21,6 +21,14 @@ SHIPPED: dict[str, Callable[[Size], Experiment]] = {
     "optimizers": optimizers.experiment,
     "curriculum": curriculum.experiment,
 }
+
+
+class Shared(TypedDict):
+    """What all arms can be given in place of what the size says; see `restrict`."""
+
+    model: str | None
+    data: str | None
+    epochs: float | None
 
 
 def load_experiment(name: str, size: Size = "smoke") -> Experiment:
@@ -48,13 +56,19 @@ def restrict(
     seeds: int | None = None,
     grid: bool = False,
     budget_minutes: float | None = None,
+    model: str | None = None,
+    data: str | None = None,
+    epochs: float | None = None,
 ) -> Experiment:
-    """The same experiment with some of its arms, another number of seeds, the full grid, or another budget.
+    """The same experiment with some of its arms, other seeds, the full grid, another budget, or on something else.
 
     Fewer seeds are the first of the declared ones, more are those and the smallest others.
 
     Hypotheses about arms that are left out are left out too. If the control is, the first arm named takes its place.
     Arms stay in declared order, so that the same choice is the same registration. A grid stays what it is.
+
+    `model`, `data` and `epochs` change what all arms share: the model's name, the pairs (of which a share of the
+    prompts is then held out) and the length of the training.
 
     Raises:
         ConfigError: there is no such arm, or arms are chosen of several factors.
@@ -66,11 +80,23 @@ def restrict(
         changed["seeds"] = tuple(islice(chain(experiment.seeds, spare), seeds))
     if budget_minutes is not None:
         changed["budget_minutes"] = budget_minutes
+    changed["base"] |= _shared_changes(changed["base"], model, data, epochs)
     if grid and experiment.design != "grid":
         changed |= _as_grid(experiment)
     if arms is not None:
         changed |= _with_arms(experiment, arms)
     return Experiment.model_validate(changed)
+
+
+def _shared_changes(
+    base: dict[str, Any], model: str | None, data: str | None, epochs: float | None
+) -> dict[str, dict[str, Any]]:
+    own_pairs = {"source": data, "eval_source": None, "eval_split": None}
+    return {
+        "model": base["model"] | ({} if model is None else {"name": model}),
+        "data": base["data"] | ({} if data is None else own_pairs),
+        "train": base["train"] | ({} if epochs is None else {"epochs": epochs, "steps": None}),
+    }
 
 
 def _with_arms(experiment: Experiment, arms: Sequence[str]) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """Optimizers: same model, data order and initial weights; each at the best of equally many tuned learning rates."""
 
+from collections.abc import Sequence
+
 from experiments.schema import Experiment, Factor, Hypothesis, Tuning
 from experiments.sizes import BUDGET_MINUTES, SEEDS, Size, base
 
@@ -12,7 +14,13 @@ RELATIVE_RANGES = {
 }
 """Ranges of the learning rate in units of the base's, which suits AdamW. Lion wants 3 to 10 times less (Chen et al.
 2023, arXiv:2302.06675), Muon somewhat more (Jordan et al. 2024), SGD orders of magnitude more."""
+CONTROL = "adamw"
 TARGET_ACCURACY = {"smoke": 0.55, "small": 0.70, "paper": 0.60}
+
+
+def with_control(optimizers: Sequence[str]) -> list[str]:
+    """`optimizers` and the one that the hypotheses compare with, which is never left out."""
+    return [*optimizers, *([CONTROL] if CONTROL not in optimizers else [])]
 
 
 def experiment(size: Size) -> Experiment:
@@ -40,7 +48,7 @@ def experiment(size: Size) -> Experiment:
         "a target accuracy first, and does it change the curvature where it ends?",
         base=base(size),
         factors=(Factor(name="optimizer", levels={name: {"train.optimizer": name} for name in RELATIVE_RANGES}),),
-        control="adamw",
+        control=CONTROL,
         seeds=SEEDS[size],
         metrics=(
             accuracy,

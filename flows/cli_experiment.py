@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from experiments.library import SHIPPED, load_experiment, restrict
+from experiments.library import SHIPPED, Shared, load_experiment, restrict
+from experiments.optimizers import with_control
 from experiments.sizes import Size
 from flows.cli_common import prefect_in_use, prepare_terminal
 from flows.planning import MatrixPlan, make_plan
@@ -31,6 +32,17 @@ PlanOption = Annotated[
 BudgetOption = Annotated[
     float | None, typer.Option("--budget", help="Refuse to start if the missing cells would take more minutes.")
 ]
+ModelOption = Annotated[
+    str | None, typer.Option("--model", "-m", help="Model of all arms: a folder or name; default: that of the size.")
+]
+DataOption = Annotated[
+    str | None,
+    typer.Option("--data", "-d", help="Pairs for all arms, some of which are held out; default: those of the size."),
+]
+EpochsOption = Annotated[
+    float | None,
+    typer.Option("--epochs", "-e", min=0.001, help="Passes over the training pairs; default: as the size says."),
+]
 SummaryOption = Annotated[Path | None, typer.Option(help="Write everything that was found to this JSON file.")]
 
 
@@ -42,6 +54,9 @@ def experiment(
     grid: Annotated[
         bool, typer.Option("--grid", help="Every combination of levels instead of one factor at a time.")
     ] = False,
+    model: ModelOption = None,
+    data: DataOption = None,
+    epochs: EpochsOption = None,
     plan: PlanOption = False,
     budget: BudgetOption = None,
     summary: SummaryOption = None,
@@ -53,13 +68,19 @@ def experiment(
     chosen = None if arms is None else [arm.strip() for arm in arms.split(",") if arm.strip()]
     if size is not None and name not in SHIPPED:
         raise ConfigError(f"--size {size} is for the shipped experiments; {name} says itself what it runs on.")
-    return run_or_plan(name, size or "smoke", seeds, chosen, grid=grid, plan=plan, budget=budget, summary=summary)
+    shared: Shared = {"model": model, "data": data, "epochs": epochs}
+    return run_or_plan(
+        name, size or "smoke", seeds, chosen, shared, grid=grid, plan=plan, budget=budget, summary=summary
+    )
 
 
 def compare(
     optimizers: Annotated[str, typer.Option(help="Optimizers to compare, separated by commas.")] = "adam,muon,lion",
     seeds: SeedsOption = 3,
     size: Annotated[Size, SIZE_HELP] = "smoke",
+    model: ModelOption = None,
+    data: DataOption = None,
+    epochs: EpochsOption = None,
     plan: PlanOption = False,
     budget: BudgetOption = None,
     summary: SummaryOption = None,
@@ -69,11 +90,12 @@ def compare(
     AdamW, which the hypotheses compare with, is always among them.
 
     Example: rm-opt compare --optimizers adam,muon,lion --seeds 3
+
+    On your own: rm-opt compare --model minilm --data pairs.parquet --epochs 1 --optimizers muon,lion
     """
-    chosen = [name.strip() for name in optimizers.split(",") if name.strip()]
-    control = load_experiment("optimizers", size).control
-    chosen += [control] if control not in chosen else []
-    return run_or_plan("optimizers", size, seeds, chosen, grid=False, plan=plan, budget=budget, summary=summary)
+    chosen = with_control([name.strip() for name in optimizers.split(",") if name.strip()])
+    shared: Shared = {"model": model, "data": data, "epochs": epochs}
+    return run_or_plan("optimizers", size, seeds, chosen, shared, grid=False, plan=plan, budget=budget, summary=summary)
 
 
 def run_or_plan(
@@ -81,6 +103,7 @@ def run_or_plan(
     size: Size,
     seeds: int | None,
     arms: Sequence[str] | None,
+    shared: Shared,
     *,
     grid: bool,
     plan: bool,
@@ -88,7 +111,7 @@ def run_or_plan(
     summary: Path | None,
 ) -> int:
     """Show the plan, or run what is missing; 1 where a cell failed, else 0."""
-    declared = restrict(load_experiment(name, size), arms=arms, seeds=seeds, grid=grid, budget_minutes=budget)
+    declared = restrict(load_experiment(name, size), arms=arms, seeds=seeds, grid=grid, budget_minutes=budget, **shared)
     if plan:
         from rmcore.store import Store
 
@@ -99,16 +122,28 @@ def run_or_plan(
     if summary is not None:
         summary.parent.mkdir(parents=True, exist_ok=True)
         summary.touch()  # a path that cannot be written is refused before hours are spent
-    outcome = _run(name, size, seeds, arms, grid, budget)
+    outcome = run_matrix(name, size, seeds, arms, shared, grid=grid, budget=budget)
     print_outcome(outcome)
     if summary is not None:
         summary.write_text(json.dumps(outcome, indent=1) + "\n")
     return 1 if outcome["failed"] else 0
 
 
-def _run(
-    name: str, size: Size, seeds: int | None, arms: Sequence[str] | None, grid: bool, budget: float | None
+def run_matrix(
+    name: str,
+    size: Size,
+    seeds: int | None,
+    arms: Sequence[str] | None,
+    shared: Shared,
+    *,
+    grid: bool = False,
+    budget: float | None = None,
 ) -> dict[str, Any]:
+    """Run what is missing of an experiment in this process; what `flows.experiment.experiment` gives.
+
+    Raises:
+        ServiceError: Prefect failed on the way.
+    """
     prepare_terminal()
     from flows.prefect_api import leave_dead_server
 
@@ -120,7 +155,9 @@ def _run(
     quiet_prefect()
     try:
         with prefect_in_use("cells"):
-            outcome: dict[str, Any] = flow(name, size, seeds, None if arms is None else list(arms), grid, budget)
+            outcome: dict[str, Any] = flow(
+                name, size, seeds, None if arms is None else list(arms), grid, budget, **shared
+            )
     except FailedCellsError as error:
         return error.outcome
     return outcome

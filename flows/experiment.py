@@ -17,7 +17,7 @@ from prefect.exceptions import TerminationSignal
 from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import Field
 
-from experiments.library import SHIPPED, load_experiment, restrict
+from experiments.library import SHIPPED, Shared, load_experiment, restrict
 from experiments.schema import Experiment
 from experiments.sizes import Size
 from flows.console import say
@@ -59,6 +59,9 @@ def experiment(
     arms: list[str] | None = None,
     grid: bool = False,
     budget_minutes: Annotated[float | None, Field(gt=0)] = None,
+    model: str | None = None,
+    data: str | None = None,
+    epochs: Annotated[float | None, Field(gt=0)] = None,
 ) -> dict[str, Any]:
     """Compare recipes for reward models on pre-registered hypotheses; only cells that are missing run.
 
@@ -71,6 +74,9 @@ def experiment(
         arms: compare only these arms; left out, all of them.
         grid: every combination of levels instead of one factor at a time (sensitivity).
         budget_minutes: refuse to start if the missing cells would take longer; left out, as declared.
+        model: a folder, a hub name, tiny, minilm, deberta or llama, for all arms; left out, that of the size.
+        data: a file or hub name of preference pairs, some of which are held out; left out, those of the size.
+        epochs: passes over the training pairs; left out, as the size says.
 
     Returns:
         {"results": everything the report shows, "report": path, "mlflow_url" and "mlflow_charts_url": the
@@ -80,14 +86,15 @@ def experiment(
     Raises:
         FailedCellsError: some cells failed; it holds what would have been returned.
     """
+    shared: Shared = {"model": model, "data": data, "epochs": epochs}
     declared = restrict(
-        load_experiment(experiment, size), arms=arms, seeds=seeds, grid=grid, budget_minutes=budget_minutes
+        load_experiment(experiment, size), arms=arms, seeds=seeds, grid=grid, budget_minutes=budget_minutes, **shared
     )
     store = open_store()
     plan = make_plan(declared, store, home())
     plan.check_budget()
     registration = register(home() / "registrations" / f"{declared.name}-{declared.size}", frozen(declared))
-    said = command(declared, experiment, arms=arms, seeds=seeds, grid=grid, budget=budget_minutes)
+    said = command(declared, experiment, arms=arms, seeds=seeds, grid=grid, budget=budget_minutes, **shared)
     outcome = Matrix(declared, store, registration, said).run(plan)
     if outcome["failed"]:
         raise FailedCellsError(outcome)

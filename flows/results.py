@@ -70,6 +70,9 @@ def command(
     seeds: int | None,
     grid: bool,
     budget: float | None,
+    model: str | None = None,
+    data: str | None = None,
+    epochs: float | None = None,
 ) -> str:
     """The command line that runs the same matrix."""
     words = ["rm-opt", "experiment", named]
@@ -81,6 +84,12 @@ def command(
         words += ["--arms", ",".join(arms)]
     if budget is not None:
         words += ["--budget", f"{budget:g}"]
+    if model is not None:
+        words += ["--model", model]
+    if data is not None:
+        words += ["--data", data]
+    if epochs is not None:
+        words += ["--epochs", f"{epochs:g}"]
     return shlex.join([*words, *(["--grid"] if grid else [])])
 
 

@@ -289,3 +289,31 @@ def test_a_metric_comes_from_the_stage_that_the_catalogue_names(cell):
 def test_only_the_metrics_asked_for_are_reported(cell):
     measured = read_cell("adam", 0, cell, [ACCURACY, "train/steps_to_target"])
     assert measured.samples.keys() == {ACCURACY}  # no target was declared
+
+
+def test_an_experiment_moves_to_another_model_and_other_pairs_with_all_its_arms():
+    before = load_experiment("optimizers", "small")
+    assert restrict(before, model=None, data=None, epochs=None) == before
+    moved = restrict(before, model="deberta", data="mine.parquet", epochs=2)
+    assert moved.frozen() != before.frozen()
+    for arm in moved.arms():
+        config = arm.config
+        assert (config.model.name, config.data.source, config.data.eval_source) == ("deberta", "mine.parquet", None)
+        assert (config.train.epochs, config.train.steps) == (2, None)
+        assert config.model.max_seq_len == before.base.model.max_seq_len
+
+
+def test_the_comparison_of_the_tutorial_declares_what_compare_declares():
+    from flows.comparison import OptimizerComparison
+
+    comparison = OptimizerComparison("tiny", "mine.parquet", ["muon", "lion"], num_seeds=2, epochs=3)
+    declared = comparison.declared
+    assert [arm.name for arm in declared.arms()] == ["adamw", "muon", "lion"]  # the control is always there
+    assert len(declared.seeds) == 2
+    assert (declared.base.data.source, declared.base.train.epochs) == ("mine.parquet", 3)
+    with pytest.raises(ConfigError, match="run_experiment first"):
+        comparison.generate_report()
+    with pytest.raises(ConfigError, match="no optimizer 'adamm'"):
+        OptimizerComparison("tiny", "mine.parquet", ["adamm"])
+    with pytest.raises(ValidationError, match="epochs"):
+        OptimizerComparison("tiny", "mine.parquet", ["muon"], epochs=0)
