@@ -89,7 +89,7 @@ def command(
     if data is not None:
         words += ["--data", data]
     if epochs is not None:
-        words += ["--epochs", f"{epochs:g}"]
+        words += ["--epochs", str(epochs)]
     return shlex.join([*words, *(["--grid"] if grid else [])])
 
 
