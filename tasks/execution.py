@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -142,7 +141,9 @@ def _wait_for_child(place: Path, environment: Mapping[str, str]) -> int:
         try:
             return process.wait()
         except (KeyboardInterrupt, TerminationSignal):
-            process.send_signal(signal.SIGINT)  # not everybody who interrupts us reaches the child as a terminal does
+            # Not everybody who interrupts us reaches the child as a terminal does. SIGTERM, because what was started in
+            # the background ignores Ctrl-C.
+            process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=SAVING_SECONDS)
             raise

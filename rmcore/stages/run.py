@@ -8,6 +8,7 @@ specification as JSON, for the parent to raise again.
 import errno
 import importlib
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -61,4 +62,6 @@ def _describe(error: RmcoreError, spec_path: str) -> int:
 
 
 if __name__ == "__main__":
+    # Asked to end in either way, a stage ends what it has started before it goes.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(main(sys.argv[1]))

@@ -14,9 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from rmcore.processes import marked, terminate
+
 pytestmark = pytest.mark.services
 ROOT = Path(__file__).resolve().parents[2]
 STAGES = ["prepare", "train", "evaluate", "landscape", "readiness"]
+PATIENT = {"PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "600"}
+"""Many tests may share the cores."""
 SMOKE = ["--preset", "smoke", "--set", "evaluate.num_resamples=100"]
 
 
@@ -29,7 +33,7 @@ class Workplace:
             shutil.copytree(ROOT / package, self.code / package, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ROOT / "pyproject.toml", self.code)
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
-        self.environment = inherited | {"PYTHONPATH": str(self.code), "RM_OPT_HOME": str(self.home)}
+        self.environment = inherited | {"PYTHONPATH": str(self.code), "RM_OPT_HOME": str(self.home)} | PATIENT
 
     def rm_opt(self, *arguments, check=True, **environment):
         command = [sys.executable, "-c", "from flows.cli import main; main()", *map(str, arguments)]
@@ -55,10 +59,13 @@ class Workplace:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     place = Workplace(tmp_path_factory.mktemp("pipeline"))
-    executed, summary, done = place.run()
-    assert executed == summary["executed"] == STAGES
-    assert done.stderr == ""
-    return place
+    try:
+        executed, summary, done = place.run()
+        assert executed == summary["executed"] == STAGES
+        assert done.stderr == ""
+        yield place
+    finally:
+        terminate(marked("RM_OPT_HOME", str(place.home)))  # what a test that failed may have left
 
 
 @pytest.fixture(scope="module")
@@ -144,23 +151,22 @@ def test_changing_only_readiness_weights_runs_readiness_only(place, finished):
 
 
 def test_a_damaged_and_a_deleted_artifact_are_made_again_and_nothing_else(place, finished):
+    """The training gives the same weights once more, so what follows it stays valid."""
     rewards = artifact(finished, "evaluate") / "rewards.parquet"
     rewards.write_bytes(rewards.read_bytes()[:-1])
     shutil.rmtree(artifact(finished, "readiness"))
+    shutil.rmtree(artifact(finished, "train"))
     executed, _, done = place.run()
-    assert executed == ["evaluate", "readiness"]
+    assert executed == ["train", "evaluate", "readiness"]
     assert f"{rewards} has sha256" in done.stdout
-    shutil.rmtree(artifact(finished, "train"))  # the same weights come out, so what follows stays valid
-    executed, _, _ = place.run()
-    assert executed == ["train"]
 
 
-def test_a_change_in_a_stages_code_runs_it_again_and_a_comment_does_not(place, finished):
+def test_a_change_in_a_stages_code_runs_it_again_and_neither_a_comment_nor_how_it_is_run_does(place, finished):
     module = place.code / "rmcore" / "rl" / "readiness.py"
     text = module.read_text()
     try:
         module.write_text(text + "\n# a comment\n")
-        assert place.run()[0] == []
+        assert place.run("--set", "train.resume_every_seconds=7", "--set", "train.log_every=1")[0] == []
         module.write_text(text + "\nUNUSED = 1\n")
         assert place.run()[0] == ["readiness"]
     finally:
@@ -191,37 +197,55 @@ def test_a_refusal_inside_a_stage_reaches_the_user_as_it_was_said(place):
 
 LONG = {
     "train.steps": 150, "train.log_every": 1, "train.save_every": 50, "train.pairs_per_step": 2,
-    "train.resume_every_seconds": 0.5, "train.early_stopping_patience": 99, "data.gold.num_prompts": 80,
+    "train.early_stopping_patience": 99, "data.gold.num_prompts": 80,
 }  # fmt: skip
-
-
-def settings(changes):
-    return [word for name, value in changes.items() for word in ("--set", f"{name}={value}")]
+ARGUMENTS = [word for name, value in LONG.items() for word in ("--set", f"{name}={value}")]
 
 
 class Training:
-    """A pipeline run that is in the middle of a training, in a process group of its own as a terminal makes it."""
+    """A pipeline run that is in the middle of a training, in a process group of its own as a terminal makes it.
 
-    def __init__(self, place, seed):
-        self.arguments = settings(LONG | {"seed": seed})
-        # A shell that starts the tests in the background has them ignore Ctrl-C, and whatever they start too.
-        audible = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-        program = f"{audible}; from flows.cli import main; main()"
+    A shell that starts a program in the background has it ignore Ctrl-C, and so does whatever it starts.
+    """
+
+    def __init__(self, place, *, saves_s, background=False):
+        handler = "SIG_IGN" if background else "default_int_handler"
+        program = f"import signal; signal.signal(signal.SIGINT, signal.{handler}); from flows.cli import main; main()"
+        changes = [*ARGUMENTS, "--set", f"train.resume_every_seconds={saves_s}"]
+        self.place, self.before = place, self.progress(place)
         self.process = subprocess.Popen(
-            [sys.executable, "-c", program, "run", *SMOKE, *self.arguments],
+            [sys.executable, "-c", program, "run", *SMOKE, *changes],
             cwd=place.code, env=place.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             start_new_session=True,
         )  # fmt: skip
+
+    @staticmethod
+    def progress(place):
+        """Steps that were logged, and states that were saved: names of unfinished trainings only."""
+        logs = place.home.glob("store/.wip/train-*/metrics.jsonl")
+        states = place.home.glob("store/.wip/train-*/resume/step_*")
+        return sum(log.read_text().count("\n") for log in logs), {path.name for path in states}
+
+    def wait_for(self, made):
+        """Until `made(before, now)` says that it has got far enough."""
         deadline = time.monotonic() + 200
-        while not list(place.home.glob("store/.wip/train-*/resume/step_*")):
+        while not made(self.before, self.progress(self.place)):
             assert self.process.poll() is None, self.process.communicate()
-            assert time.monotonic() < deadline, "no state was written"
+            assert time.monotonic() < deadline, "it does not get on"
             time.sleep(0.1)
 
-    def end(self, number):
-        os.killpg(self.process.pid, number)
+    def end(self, number, *, group=True):
+        (os.killpg if group else os.kill)(self.process.pid, number)
         output, errors = self.process.communicate(timeout=120)
         return output + errors
+
+
+def logged(before, now):
+    return now[0] > before[0]
+
+
+def saved(before, now):
+    return bool(now[1] - before[1])
 
 
 def history(artifact):
@@ -229,41 +253,36 @@ def history(artifact):
     return [(row["step"], row["metrics"].get("train/loss")) for row in rows]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_run_that_was_ended_goes_on_where_it_was(place, finished, number):
-    """Ctrl-C in a terminal, a polite end, or everything killed at once; then the same command again."""
-    training = Training(place, seed=int(number))
-    said = training.end(number)
-    [unfinished] = place.home.glob("store/.wip/train-*")
-    if number != signal.SIGKILL:
+def test_a_run_that_is_ended_again_and_again_goes_on_where_it_was(place, finished):
+    """Ctrl-C in a terminal, a polite end of a run in the background, everything killed; the same command each time."""
+    for number, background in ((signal.SIGINT, False), (signal.SIGTERM, True)):
+        training = Training(place, saves_s=9999, background=background)
+        training.wait_for(logged)
+        said = training.end(number, group=not background)
         assert training.process.returncode == 130, said
         assert "Traceback" not in said
         assert "interrupted" in said
-    executed, summary, done = place.run(*training.arguments)
+        assert saved(training.before, training.progress(place))  # when it was asked to end, or never
+    training = Training(place, saves_s=0.2)
+    training.wait_for(saved)
+    os.killpg(training.process.pid, signal.SIGSTOP)
+    [unfinished] = place.home.glob("store/.wip/train-*")
+    unfinished.with_name("train-nobodys").mkdir()
+    place.rm_opt("store", "gc", "--keep", 9)
+    assert list(place.home.glob("store/.wip/*")) == [unfinished]  # somebody works on it
+    training.end(signal.SIGKILL)
+    executed, summary, done = place.run(*ARGUMENTS)
     assert executed == STAGES[1:]
-    assert "train goes on from step" in done.stderr
     trained = artifact(summary, "train")
     record = json.loads((trained / "training.json").read_text())
     assert record["num_steps"] == 150
-    [resumed] = record["resumed_from"]
-    assert f"train goes on from step {resumed}" in done.stderr
+    resumed = record["resumed_from"]
+    assert len(resumed) == 3
+    assert 0 < resumed[0] < resumed[1] < resumed[2]
+    assert f"train goes on from step {resumed[-1]}" in done.stderr
     assert [step for step, loss in history(trained) if loss is not None] == list(range(1, 151))  # each step once
     assert not unfinished.exists()
     assert not (trained / "resume").exists()
-
-
-def test_how_it_is_run_is_no_part_of_the_key(place, finished):
-    executed, _, _ = place.run("--set", "train.resume_every_seconds=7", "--set", "train.log_every=1")
-    assert executed == []
-
-
-def test_an_unfinished_training_is_garbage_once_nobody_works_on_it(place, finished):
-    training = Training(place, seed=77)
-    place.rm_opt("store", "gc", "--keep", 9)
-    assert list(place.home.glob("store/.wip/train-*"))  # somebody does
-    training.end(signal.SIGKILL)
-    place.rm_opt("store", "gc", "--keep", 9)
-    assert not list(place.home.glob("store/.wip/*"))
 
 
 def test_the_store_is_listed_and_bounded(place, finished):
