@@ -27,8 +27,13 @@ def server(vllm, checkpoint, tmp_path_factory):
     place = tmp_path_factory.mktemp("server")
     door = DoorSettings(token=world.TOKEN, max_body_bytes=2**20, max_pending_rows=600)
     settings = ServeSettings(str(checkpoint), port=0, vllm=vllm, weights_folder=place / "weights", door=door)
-    with RewardServer(settings, log=place / "server.log") as running:
+    log = place / "server.log"
+    with RewardServer(settings, log=log) as running:
         yield running
+        said = log.stat().st_size
+    ending = log.read_bytes()[said:].decode()
+    assert "stopping" in ending
+    assert "Traceback" not in ending
 
 
 @pytest.fixture

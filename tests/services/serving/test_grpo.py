@@ -2,14 +2,15 @@
 
 import importlib.util
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from transformers import TrainerCallback
 
 from rmcore.config import RlhfConfig
+from rmcore.errors import NotReadyError
 from rmcore.rl.grpo import make_grpo_with_rm
 from rmcore.serving.scorer import RewardModelScorer
 
@@ -124,20 +125,31 @@ def test_an_update_between_two_halves_of_a_group_scores_it_again_whole(server, p
     assert versions[-1] == {after}
 
 
-def test_an_engine_that_is_killed_in_the_middle_is_waited_for(server, client, policy, tmp_path):
-    rm, seen = world.served_model(client), []
-
-    def kill():
-        [engine] = [one for one in psutil.Process(server.pid).children(recursive=True) if "EngineCore" in one.name()]
-        engine.kill()
-
+def test_a_killed_engine_is_said_waited_for_and_comes_back_with_the_same_weights(server, client, raw, policy, tmp_path):
+    """The training waits for it; others who ask meanwhile get the right rewards or are told."""
+    rm, seen, asked = world.served_model(client), [], []
+    before, rewards, restarts = client.version(), client.score([[5, 6, 7]]).rewards, world.num_restarts(raw)
     scorer = RewardModelScorer(client, over_length="cut")
 
     def record(step, rollouts, credits):
         seen.append((rollouts, credits))
 
-    train(policy, scorer, tmp_path, steps=4, record=record, callbacks=[After(2, kill)])
+    with ThreadPoolExecutor(8) as pool:
+
+        def kill():
+            asked.extend(pool.submit(client.score, [[5, 6, 7]] * 64) for _ in range(40))
+            world.engine_of(server).kill()
+
+        train(policy, scorer, tmp_path, steps=4, record=record, callbacks=[After(2, kill)])
+        for answer in asked:
+            try:
+                assert answer.result().rewards == world.close(rewards * 64)
+            except NotReadyError:
+                continue
     assert len(seen) == 4
     for rollouts, credits in seen:
         pairs = [(rollout.steps[0].prompt, rollout.steps[0].completion) for rollout in rollouts]
         assert credits == world.close(world.expected(rm, pairs))
+    assert world.num_restarts(raw) == restarts + 1
+    assert client.version() == before
+    assert client.score([[5, 6, 7]]).rewards == world.close(rewards)

@@ -69,7 +69,10 @@ def test_the_first_token_has_the_policys_distribution_and_ends_where_it_says(vll
         assert rows["finished"].mean() == pytest.approx(ended, abs=5 * scatter + 0.01)
 
 
-def test_a_vllm_that_dies_is_started_again_and_after_that_the_same_call_goes_on(vllm, policy, tmp_path, capfd):
+def test_a_vllm_that_dies_is_started_again_and_after_that_the_same_call_goes_on(
+    vllm, policy, tmp_path, capfd, monkeypatch
+):
+    monkeypatch.setattr("rmcore.rl.vllm_sampler.MAX_RESTARTS", 1)
     # So long that prompts queue up: on a CPU vLLM would die of that by itself, see WHOLE_PROMPTS.
     prompts = [f"What is {number} + 2? " * 12 for number in range(300)]
     settings, out, killed = SamplingSettings(16, max_new_tokens=24), tmp_path / "s.jsonl", []
@@ -80,16 +83,16 @@ def test_a_vllm_that_dies_is_started_again_and_after_that_the_same_call_goes_on(
                 killed.append(engine.pid)
                 engine.kill()
 
-    with pytest.raises(ServingError, match=r"died 3 times while it sampled(.*\n)+.*are stored in") as caught:
+    with pytest.raises(ServingError, match=r"died 2 times while it sampled(.*\n)+.*are stored in") as caught:
         draw(policy, prompts, settings, out, report=kill_each_engine_after_its_first_prompt)
-    assert len(killed) == 3
+    assert len(killed) == 2
     assert not left_over()
     said = capfd.readouterr().err
-    assert said.count("vLLM died while it sampled") == 2
+    assert said.count("vLLM died while it sampled") == 1
     assert "Traceback" not in said
     stored = out.read_bytes()
     num_stored = stored.count(b"\n") - 1
-    assert 3 <= num_stored < len(prompts)
+    assert 2 <= num_stored < len(prompts)
     assert f"The samples of {num_stored} of 300 prompts are stored" in str(caught.value)
 
     found = draw(policy, prompts, settings, out)

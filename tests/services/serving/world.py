@@ -1,5 +1,6 @@
 """Reward models and the server of the tests in this folder."""
 
+import psutil
 import pytest
 import torch
 
@@ -35,3 +36,14 @@ def publisher_of(server, mode="full"):
 def served_model(client) -> BradleyTerryRM:
     """The weights that are served now, as PyTorch reads them."""
     return BradleyTerryRM.from_pretrained(client.version().layout_folder, device="cpu")
+
+
+def num_restarts(raw) -> int:
+    [line] = [line for line in raw.get("/metrics").text.splitlines() if line.startswith("rm_engine_restarts ")]
+    return round(float(line.split()[1]))
+
+
+def engine_of(server) -> psutil.Process:
+    """vLLM's engine; its API server is another process, which notices later that the engine is gone."""
+    [engine] = [p for p in psutil.Process(server.pid).children(recursive=True) if "EngineCore" in p.name()]
+    return engine
