@@ -29,6 +29,7 @@ from tasks.model_versions import REGISTRY_SCHEME, checkpoint_of
 from tasks.stages import device_limit
 
 if TYPE_CHECKING:
+    from rmcore.serving.client import RewardClient
     from rmcore.serving.types import ScoringResponse, VersionInfo
 
 OverLength = Literal["cut", "refuse"]
@@ -144,8 +145,17 @@ def _serve_and_score(served: ServedModel, data: ScoringData, over_length: OverLe
     began = time.perf_counter()
     with RewardServer(settings) as server, server.client(timeout_s=REQUEST_TIMEOUT_S) as client:
         ready = time.perf_counter()
-        answer = client.score([_wire(*side) for side in data.sides], over_length=over_length)
+        answer = ask(client, data, over_length)
         return Scored(answer, client.version(), ready - began, time.perf_counter() - ready)
+
+
+def ask(client: "RewardClient", data: ScoringData, over_length: OverLength) -> "ScoringResponse":
+    """Rewards of all sides of `data` from the server that the client speaks to.
+
+    Raises:
+        RmcoreError: as `RewardClient.score`.
+    """
+    return client.score([_wire(*side) for side in data.sides], over_length=over_length)
 
 
 def _wire(prompt: Prompt, response: str) -> dict[str, Any]:

@@ -270,7 +270,7 @@ class Services:
         return [artifact["data"] for artifact in answer.json()]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def services(tmp_path_factory):
     home = tmp_path_factory.mktemp("home")
     try:

@@ -6,29 +6,24 @@ import pandas as pd
 import psutil
 import pytest
 
-from experiments.presets import PRESETS
 from rmcore.data.table import read_pairs
+from rmcore.errors import RmcoreError
 from rmcore.model import BradleyTerryRM
 from rmcore.processes import marked
 from rmcore.serving.parity import FLOAT32_TOLERANCE
 from tasks.mlflow_client import connect
+from tasks.model_versions import checkpoint_of
 
 pytestmark = pytest.mark.services
 NUM_PAIRS = 6
 
 
 @pytest.fixture(scope="module")
-def trained(services):
-    """The checkpoint of a run that registered it as rm-to-score, and the folder of the pairs it was measured on."""
-    config = PRESETS["smoke"].model_copy(update={"study": "to-score"}).model_dump(mode="json")
-    config["evaluate"]["num_resamples"] = 100
-    run = services.wait(services.trigger({"config": config}).raise_for_status().json()["id"])
-    assert run["state_type"] == "COMPLETED", run["state"]
-    [prepared], [checkpoint] = (
-        services.home.glob("store/prepare/*/test.parquet"),
-        services.home.glob("store/train/*/best"),
-    )
-    return BradleyTerryRM.from_pretrained(checkpoint, device="cpu"), prepared, checkpoint
+def trained(smoke):
+    """The checkpoint of a run that registered it as rm-from-ui, the pairs it was measured on, and its folder."""
+    checkpoint = smoke.artifacts["train"] / "best"
+    rm = BradleyTerryRM.from_pretrained(checkpoint, device="cpu")
+    return rm, smoke.artifacts["prepare"] / "test.parquet", checkpoint
 
 
 def of_vllm(services):
@@ -63,10 +58,10 @@ def tracked(services, run):
 
 def test_a_registered_model_scores_pairs_as_pytorch_does_and_nothing_of_vllm_stays(vllm, services, trained):
     rm, prepared, _ = trained
-    run, seen = score(services, model="models:/rm-to-score@candidate", data=str(prepared), limit=NUM_PAIRS)
+    run, seen = score(services, model="models:/rm-from-ui@candidate", data=str(prepared), limit=NUM_PAIRS)
     assert len(seen) > 2, "a front door, the keeper and vLLM"
     assert not still_running(seen)
-    [folder] = services.home.glob("scores/rm-to-score-1-*")
+    [folder] = services.home.glob("scores/rm-from-ui-1-*")
     table = pd.read_parquet(folder / "rewards.parquet")
     pairs = read_pairs(prepared)[:NUM_PAIRS]
     columns = ["pair_id", "prompt_id", "reward_chosen", "reward_rejected", "chosen_cut", "rejected_cut"]
@@ -84,31 +79,8 @@ def test_a_registered_model_scores_pairs_as_pytorch_does_and_nothing_of_vllm_sta
     assert metrics["cost/rows_per_second"] == pytest.approx(summary["rows_per_second"])
     assert [file.path for file in connect(services.tracking).list_artifacts(one["info"]["run_id"])] == ["summary.json"]
     described = services.artifacts(run["id"])
-    assert any("pairwise accuracy" in text and "rm-to-score/1" in text for text in described)
+    assert any("pairwise accuracy" in text and "rm-from-ui/1" in text for text in described)
     assert any(one["info"]["run_id"] in text for text in described)
-
-
-def test_a_checkpoint_folder_scores_rows_of_prompt_and_response_and_tells_what_it_cut(
-    vllm, services, trained, tmp_path
-):
-    rm, _, checkpoint = trained
-    rows = [
-        ("What is 2 + 2?", "4"),
-        ("Grüße! 🙂", "Hello."),
-        ("Count.", "one two " * 2 * rm.renderer.rendering.max_seq_len),
-    ]
-    file = tmp_path / "rows.jsonl"
-    lines = [json.dumps({"prompt": prompt, "response": response}) for prompt, response in [*rows, ("no answer", None)]]
-    file.write_text("\n".join(lines) + "\n")
-    score(services, model=str(checkpoint), data=str(file))
-    [folder] = services.home.glob(f"scores/{checkpoint.parent.name}-best-*")
-    table = pd.read_parquet(folder / "rewards.parquet")
-    assert table[["prompt", "response"]].values.tolist() == [list(row) for row in rows]
-    assert table.reward.tolist() == pytest.approx(rm.score(*zip(*rows, strict=True)).tolist(), abs=FLOAT32_TOLERANCE)
-    assert (table.cut > 0).tolist() == [False, False, True]
-    summary = json.loads((folder / "summary.json").read_text())
-    assert (summary["num_rows"], summary["num_unusable"], summary["num_cut"]) == (3, 1, 1)
-    assert summary["pairwise_accuracy"] is None
 
 
 def test_a_cancelled_run_leaves_nothing_of_vllm(vllm, services, trained):
@@ -124,27 +96,31 @@ def test_a_cancelled_run_leaves_nothing_of_vllm(vllm, services, trained):
     assert not still_running(of_vllm(services))
 
 
+def test_a_model_that_is_not_registered_is_refused_with_what_there_is(services, trained):
+    before = services.mlflow_runs("scores")
+    parameters = {"model": "models:/rm-from-ui/99", "data": str(trained[1])}
+    run = services.wait(services.trigger(parameters, "score").raise_for_status().json()["id"])
+    assert run["state_type"] == "FAILED"
+    assert "rm-from-ui has the versions 1 (@candidate" in run["state"]["message"]
+    assert services.mlflow_runs("scores") == before
+
+
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        ("models:/rm-to-score/99", "rm-to-score has the versions 1 (@candidate"),
-        ("models:/rm-to-score@best", "rm-to-score has the versions 1 (@candidate"),
-        ("models:/rm-unknown/1", "there are the models rm-to-score"),
-        ("models:/rm-to-score", "models:/NAME@ALIAS"),
+        ("models:/rm-from-ui@best", r"rm-from-ui has the versions 1 \(@candidate"),
+        ("models:/rm-unknown/1", "there are the models .*rm-from-ui"),
+        ("models:/rm-from-ui", "models:/NAME@ALIAS"),
     ],
-    ids=["version", "alias", "name", "form"],
+    ids=["alias", "name", "form"],
 )
-def test_a_model_that_is_not_registered_is_refused_with_what_there_is(services, trained, model, said):
-    before = services.mlflow_runs("scores")
-    started = services.trigger({"model": model, "data": str(trained[1])}, "score").raise_for_status().json()
-    run = services.wait(started["id"])
-    assert run["state_type"] == "FAILED"
-    assert said in run["state"]["message"]
-    assert services.mlflow_runs("scores") == before
+def test_other_names_of_models_are_refused_too(services, trained, tmp_path, model, said):
+    with pytest.raises(RmcoreError, match=said):
+        checkpoint_of(model, services.tracking, tmp_path)
 
 
 @pytest.mark.parametrize(("field", "value"), [("limit", 0), ("over_length", "chop")], ids=["bound", "choice"])
 def test_a_bad_parameter_is_refused_by_the_form_naming_the_field(services, field, value):
-    answer = services.trigger({"model": "models:/rm-to-score/1", "data": "pairs.jsonl", field: value}, "score")
+    answer = services.trigger({"model": "models:/rm-from-ui/1", "data": "pairs.jsonl", field: value}, "score")
     assert answer.status_code == 409
     assert field in answer.text

@@ -1,0 +1,110 @@
+"""What all tests of this folder share: one run of the smoke pipeline, started as the UI does, and samples of a policy.
+
+The commands run in the same home as the worker, so that what a form has computed a command finds, and the reverse.
+"""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from experiments.presets import PRESETS
+from rmcore.config import PolicyConfig, ReadinessConfig
+
+SMOKE = PRESETS["smoke"].model_copy(
+    update={
+        "evaluate": PRESETS["smoke"].evaluate.model_copy(update={"num_resamples": 100}),
+        "readiness": ReadinessConfig(planned_kl=0.4),
+    }
+)
+WITH_POLICY = SMOKE.model_copy(
+    update={
+        "policy": PolicyConfig(
+            engine="generate", sft_examples=300, sft_epochs=1, num_prompts=8, samples_per_prompt=8, max_new_tokens=40,
+            gradient_prompts=1,
+        )
+    }
+)  # fmt: skip
+"""The smoke pipeline with a policy beside it."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A flow run that has ended, and the folders of its artifacts by stage."""
+
+    run: dict
+    artifacts: dict[str, Path]
+
+
+@pytest.fixture(scope="session")
+def smoke(services):
+    """The finished run of the study `from-ui`; its model is registered as rm-from-ui."""
+    config = SMOKE.model_copy(update={"study": "from-ui"}).model_dump(mode="json")
+    run = services.wait(services.trigger({"config": config}).raise_for_status().json()["id"])
+    assert run["state_type"] == "COMPLETED", run["state"]
+    [summary] = services.home.glob("reports/from-ui-*/summary.json")
+    return Finished(run, {stage["name"]: Path(stage["path"]) for stage in json.loads(summary.read_text())["stages"]})
+
+
+class Command:
+    """Runs `rm-opt` in the services' home, with settings given as a file."""
+
+    def __init__(self, services, folder):
+        self.services, self.folder = services, folder
+
+    def made(self):
+        """Names of all artifacts there are, with their stages before them."""
+        folders = [manifest.parent for manifest in self.services.home.glob("store/[!.]*/*/MANIFEST.json")]
+        return {f"{folder.parent.name}/{folder.name}" for folder in folders}
+
+    def __call__(self, *arguments, config=None, check=True):
+        words = list(map(str, arguments))
+        if config is not None:
+            file = self.folder / "config.yaml"
+            file.write_text(config.model_dump_json())
+            words += ["--config", str(file)]
+        done = subprocess.run(
+            [sys.executable, "-c", "from flows.cli import main; main()", *words],
+            cwd=self.folder, env=self.services.environment, capture_output=True, text=True, timeout=600,
+        )  # fmt: skip
+        assert "Traceback" not in done.stdout + done.stderr, done.stdout + done.stderr
+        if check:
+            assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+        return done
+
+    def outcome(self, *arguments, config=None):
+        """The summary of a command and what it printed, as one line."""
+        summary = self.folder / "summary.json"
+        done = self(*arguments, "--summary", summary, config=config)
+        return json.loads(summary.read_text()), " ".join(done.stdout.split())
+
+
+@pytest.fixture
+def command(services, tmp_path):
+    return Command(services, tmp_path)
+
+
+def stages(made):
+    return sorted(name.partition("/")[0] for name in made)
+
+
+@pytest.fixture(scope="session")
+def drawn(services, smoke, tmp_path_factory):
+    """Flow runs of best-of-n and readiness, started from their forms after `smoke`, and the stages each computed."""
+    command, runs = Command(services, tmp_path_factory.mktemp("drawn")), {}
+    for flow, study in (("best-of-n", "chosen"), ("readiness", "judged")):
+        before = command.made()
+        config = WITH_POLICY.model_copy(update={"study": study}).model_dump(mode="json")
+        run = services.wait(services.trigger({"config": config}, flow).raise_for_status().json()["id"])
+        assert run["state_type"] == "COMPLETED", run["state"]
+        runs[flow] = run, stages(command.made() - before)
+    return runs
+
+
+@pytest.fixture(scope="session")
+def with_policy():
+    """The config of `drawn`."""
+    return WITH_POLICY

@@ -1,0 +1,189 @@
+"""Best-of-n, readiness v2, its validation, over-optimisation and a policy's training: from forms, then as commands.
+
+What a form computed a command finds done: the forms show that the worker computes it and what MLflow gets, the commands
+what a user reads.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from rmcore.config import DataConfig, RlhfConfig
+from rmcore.data.table import write_pairs
+from rmcore.errors import ConfigError
+from tasks.mlflow_client import connect
+
+pytestmark = pytest.mark.services
+
+
+def files(services, study, folder):
+    """Files in a folder of the one MLflow run of a study."""
+    [run] = services.mlflow_runs(study)
+    assert run["info"]["status"] == "FINISHED"
+    return {file.path for file in connect(services.tracking).list_artifacts(run["info"]["run_id"], folder)}
+
+
+def are_pngs(figures):
+    return all(Path(path).read_bytes().startswith(b"\x89PNG") for path in figures.values())
+
+
+def test_best_of_n_and_readiness_share_their_samples_and_show_in_mlflow(services, drawn):
+    run, made = drawn["best-of-n"]
+    assert made == ["optimize", "policy", "samples"]  # the rest is there: the smoke pipeline ran before
+    found = files(services, "chosen", "optimize/figures")
+    assert found == {"optimize/figures/overoptimization.png", "optimize/figures/ensemble_disagreement.png"}
+    [told] = [text for text in services.artifacts(run["id"]) if "Best-of-n" in text]
+    assert "samples of 8 prompts" in told
+    run, made = drawn["readiness"]
+    assert made == ["readiness_v2"]
+    [told] = [text for text in services.artifacts(run["id"]) if "readiness v2" in text]
+    assert "FAIL" in told  # six steps of training are not enough for any policy
+
+
+def test_best_of_n_as_a_command_computes_nothing_again_and_shows(command, with_policy, drawn):
+    before = command.made()
+    outcome, said = command.outcome("best-of-n", "--preset", "smoke", config=with_policy)
+    assert outcome["executed"] == []
+    assert command.made() == before
+    found = outcome["results"]
+    assert [row["n"] for row in found["optimize"]["best_of_n"]] == [1, 2, 4, 8]
+    assert found["sampling"]["num_samples"] == 8 * 8
+    assert {"overoptimization", "ensemble_disagreement"} <= outcome["figures"].keys()
+    assert are_pngs(outcome["figures"])
+    assert json.loads((Path(outcome["folder"]) / "summary.json").read_text()) == found
+    for words in ("computed nothing: every stage was cached", "figure", "record", "gold"):
+        assert words in said
+
+
+def test_readiness_v2_judges_the_same_samples(command, with_policy, drawn):
+    outcome, said = command.outcome("readiness", "--policy", "sft", "--preset", "smoke", config=with_policy)
+    assert outcome["executed"] == []
+    found = outcome["results"]
+    assert found["readiness"]["version"] == "v2"
+    assert found["verdict"]["headline"] in said
+    assert said.count("FAIL") == len(found["verdict"]["reasons"]) > 0  # six steps make no reward model
+    [optimized] = command.services.home.glob("store/optimize/*/optimize.json")
+    signal = json.loads(optimized.read_text())["parts"]["signal_share"]
+    assert found["readiness"]["parts"]["signal_share"] == signal
+
+
+def test_a_run_with_a_policy_is_judged_by_v2_and_reported_with_it(command, with_policy, drawn):
+    """Without one it is v1: see the tests of the pipeline."""
+    outcome, _ = command.outcome("run", "--preset", "smoke", config=with_policy)
+    found = outcome["results"]
+    assert outcome["executed"] == []
+    assert "readiness v2" in found["verdict"]["headline"]
+    assert {"on_policy_accuracy", "planned_gain"} < {check["name"] for check in found["gate"]}
+    assert [stage["name"] for stage in found["stages"]] == [
+        "prepare", "train", "evaluate", "landscape", "readiness", "policy", "samples", "optimize", "readiness_v2",
+    ]  # fmt: skip
+    assert found["policy"]["readiness"]["verdict"] == found["verdict"]
+    assert found["readiness"]["version"] == "v1"  # kept beside it
+    assert found["verdict"]["headline"] in Path(outcome["report"]).read_text()
+
+
+def test_the_study_runs_and_says_which_score_it_is(command, with_policy, drawn):
+    """The smallest population; samples of its own policy are there."""
+    smaller = ["validation.steps=2", "validation.measured_prompts=4", "readiness.min_gain=0.02"]
+    smaller += ["readiness.planned_kl=0.4", "evaluate.num_resamples=100", "landscape.parts=[normalized]"]
+    smaller += ["data.gold.num_prompts=60", "data.test_fraction=0.15"]  # the smoke run's, so its samples are there
+    settings = [word for setting in smaller for word in ("--set", setting)]
+    policy = with_policy.model_dump(mode="json", include={"policy"})["policy"]
+    settings += [word for name, value in policy.items() for word in ("--set", f"policy.{name}={json.dumps(value)}")]
+    outcome, said = command.outcome("readiness", "--validate", "--size", "smoke", *settings)
+    found = outcome["results"]
+    assert outcome["executed"] == ["population", "validation"]
+    assert (found["num_backbones"], found["num_models"]) == (2, 22)
+    assert found["verdict"] in said
+    assert set(outcome["figures"]) == {"readiness_against_gain"}
+    assert are_pngs(outcome["figures"])
+    [validation] = command.services.home.glob("store/validation/*")
+    fit = json.loads((validation / "readiness_fit.json").read_text())
+    assert fit["population"]["num_models"] == 22
+    assert len(fit["features"]) == len(fit["means"]) == len(fit["coefficients"])
+
+
+@pytest.fixture(scope="module")
+def own_pairs(tmp_path_factory, gold_pairs):
+    path = tmp_path_factory.mktemp("own") / "pairs.parquet"
+    write_pairs(gold_pairs[:60], path)
+    return path
+
+
+def test_everything_may_come_from_outside(command, with_policy, smoke, drawn, own_pairs):
+    """A reward model, a policy and pairs of one's own: there is no training, and nobody judges."""
+    [policy] = command.services.home.glob("store/policy/*/model")
+    before = command.made()
+    outcome, said = command.outcome(
+        "best-of-n", "--checkpoint", smoke.artifacts["train"] / "best", "--policy", policy, "--data", own_pairs,
+        "--n", 4, "--prompts", 4, "--preset", "smoke", config=with_policy,
+    )  # fmt: skip
+    assert outcome["executed"] == ["prepare", "policy", "samples", "optimize"]
+    assert "computed prepare, policy, samples, optimize" in said
+    assert outcome["results"]["sampling"]["num_samples"] == 16
+    assert outcome["results"]["optimize"]["judge"] == "nobody"
+    assert outcome["figures"] == {}
+    made = command.made() - before
+    assert sorted(name.partition("/")[0] for name in made) == ["optimize", "policy", "prepare", "samples"]
+    store = command.services.home / "store"
+    assert not [name for name in made if (store / name / "model").exists()]  # the policy stays where it is
+
+
+def test_readiness_v2_without_a_judge_is_refused_before_anything_runs(command, with_policy, own_pairs):
+    before = command.made()
+    theirs = ["--policy", "sft", "--data", own_pairs]
+    done = command("readiness", *theirs, "--preset", "smoke", config=with_policy, check=False)
+    assert done.returncode == 2
+    assert "nobody knows it" in " ".join(done.stderr.split())
+    assert "policy.samples" in done.stderr
+    assert command.made() == before
+
+
+@pytest.mark.parametrize("flow", ["pipeline", "readiness"])
+def test_a_form_without_a_judge_is_refused_before_anything_runs(home, with_policy, own_pairs, flow):
+    from flows.pipeline import pipeline
+    from flows.policy import readiness
+
+    config = with_policy.model_copy(update={"data": DataConfig(source=str(own_pairs))})
+    with pytest.raises(ConfigError, match=r"policy\.samples"):
+        {"pipeline": pipeline, "readiness": readiness}[flow].fn(config)
+    assert not (home / "store").exists()
+
+
+def test_overoptimize_draws_a_curve_for_each_proxy_of_a_file(services, tmp_path):
+    rng = np.random.default_rng(0)
+    gold = rng.normal(size=400)
+    rows = {"prompt": np.repeat(np.arange(20), 20), "judge": gold, "good": gold + rng.normal(size=400), "bad": -gold}
+    pd.DataFrame(rows).to_parquet(tmp_path / "samples.parquet")
+    parameters = {
+        "samples": str(tmp_path / "samples.parquet"),
+        "proxies": ["good", "bad"],
+        "max_n": 16,
+        "study": "file",
+    }
+    run = services.wait(services.trigger(parameters, "overoptimize").raise_for_status().json()["id"])
+    assert run["state_type"] == "COMPLETED", run["state"]
+    found = files(services, "file", "figures")
+    assert found == {"figures/overoptimization_good.png", "figures/overoptimization_bad.png"}
+    [told] = [text for text in services.artifacts(run["id"]) if "Over-optimisation" in text]
+    assert "falls from the start" in next(line for line in told.splitlines() if "bad, best-of-n" in line)
+
+
+def test_a_policy_is_trained_from_the_form_and_its_curves_are_in_mlflow(services, with_policy, drawn):
+    training = RlhfConfig(
+        steps=2, prompts_per_step=2, group_size=4, measure_every=1, num_prompts=4, samples_per_prompt=2, rewards="local"
+    )
+    config = with_policy.model_copy(update={"study": "trained", "rlhf": training}).model_dump(mode="json")
+    started = services.trigger({"config": config}, "rlhf").raise_for_status().json()
+    run = services.wait(started["id"])
+    assert run["state_type"] == "COMPLETED", run["state"]
+    assert files(services, "trained", "grpo/figures") == {"grpo/figures/rlhf.png"}
+    [tracked] = services.mlflow_runs("trained")
+    metrics = {metric["key"]: metric["value"] for metric in tracked["data"]["metrics"]}
+    assert {"policy/kl", "policy/gold", "policy/reward_seed0", "policy/weight_version_seed0"} <= metrics.keys()
+    assert {"policy/trained_gold_ci_low", "cost/rlhf_tokens_per_second"} <= metrics.keys()
+    [told] = [text for text in services.artifacts(run["id"]) if "win rate" in text and "GRPO" in text]
+    assert "the gold world" in told

@@ -1,0 +1,109 @@
+"""`rm-opt rlhf` as a user runs it: ten steps from preferences to a policy, with a real vLLM reward server."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from rmcore.config import DataConfig, RlhfConfig
+from rmcore.data.table import write_pairs
+from rmcore.errors import ConfigError
+from rmcore.stages.registry import pipeline_stages
+
+pytestmark = pytest.mark.services
+COMMAND = ["rlhf", "--preset", "smoke"]
+
+
+@pytest.fixture
+def small(with_policy):
+    training = RlhfConfig(measure_every=5, prompts_per_step=2, group_size=4, num_prompts=8, samples_per_prompt=2)
+    return with_policy.model_copy(update={"study": "rlhf", "rlhf": training})
+
+
+@pytest.fixture
+def ten_steps(vllm, command, small, drawn):
+    """What the command says; the first of them trains the policy, from what `drawn` left."""
+    command.services.environment["RM_OPT_VLLM"] = vllm
+    return command.outcome(*COMMAND, "--policy-steps", 10, config=small)
+
+
+def test_a_policy_is_trained_and_it_is_said_whether_gold_rose_and_not_done_twice(ten_steps, command, small):
+    outcome, said = ten_steps
+    assert outcome["executed"] == ["grpo"]
+    assert [stage["name"] for stage in outcome["results"]["stages"]] == [
+        "prepare", "train", "evaluate", "landscape", "readiness",
+        "policy", "samples", "optimize", "readiness_v2", "grpo",
+    ]  # fmt: skip
+    record = outcome["results"]["rlhf"]
+    assert record["rewards"] == "vllm"
+    assert [point["step"] for point in record["curve"]] == [0, 5, 10]
+    assert record["verdict"]["status"] in ("rose", "fell", "unclear")
+    assert record["verdict"]["headline"] in said
+    page = Path(outcome["report"]).read_text()
+    assert record["verdict"]["headline"].replace("+", "&#43;") in page or record["verdict"]["headline"] in page
+    assert "data:image/png" in page
+
+    again, _ = command.outcome(*COMMAND, "--policy-steps", 10, config=small)
+    assert again["executed"] == []
+    assert again["results"]["rlhf"] == record
+
+
+def test_the_reward_model_alone_is_the_pipeline_and_shares_its_artifacts(command, small, smoke):
+    outcome, said = command.outcome(*COMMAND, "--mode", "rm", config=small)
+    assert outcome["executed"] == []
+    assert outcome["results"].get("rlhf") is None
+    assert "eady" in said
+
+
+def test_a_policy_alone_is_trained_against_a_checkpoint_of_anywhere(command, small, smoke, drawn):
+    checkpoint = smoke.artifacts["train"] / "best"
+    arguments = ["--mode", "policy", "--checkpoint", checkpoint, "--policy-steps", 2, "--refresh-every", 1]
+    local = ["--set", "rlhf.rewards=local", "--set", "rlhf.refresh_pairs=16"]
+    outcome, said = command.outcome(*COMMAND, *arguments, *local, config=small)
+    assert outcome["executed"] == ["optimize", "grpo"]
+    record = outcome["results"]
+    assert record["rewards"] == "local"
+    assert [done["step"] for done in record["seeds"][0]["refreshes"]] == [1]
+    assert Path(outcome["figures"]["rlhf"]).read_bytes().startswith(b"\x89PNG")
+    assert record["verdict"]["headline"] in said
+
+
+def test_pairs_of_ones_own_without_a_judge_are_optimised_and_nothing_is_claimed(command, small, smoke, own_pairs):
+    assert "readiness_v2" not in pipeline_stages(small.model_copy(update={"data": DataConfig(source=str(own_pairs))}))
+    arguments = ["--mode", "policy", "--checkpoint", smoke.artifacts["train"] / "best", "--policy-steps", 1]
+    own = ["--preference-data", own_pairs, "--set", "rlhf.rewards=local", "--set", "study=own"]
+    outcome, said = command.outcome(*COMMAND, *arguments, *own, config=small)
+    assert outcome["results"]["verdict"]["status"] == "unknown"
+    assert "nobody judged" in said
+
+
+@pytest.fixture(scope="module")
+def own_pairs(tmp_path_factory, gold_pairs):
+    path = tmp_path_factory.mktemp("own") / "pairs.parquet"
+    write_pairs(gold_pairs[:80], path)
+    return path
+
+
+def test_what_the_options_contradict_is_refused(home):
+    from flows.cli_rlhf import rlhf
+
+    with pytest.raises(ConfigError, match="--checkpoint"):
+        rlhf(mode="policy")
+    with pytest.raises(ConfigError, match="--mode policy"):
+        rlhf(checkpoint="somewhere")
+
+
+def test_what_cannot_work_is_refused_before_anything_runs(home, small, own_pairs):
+    from flows.rlhf import rlhf
+
+    nobody = small.model_copy(update={"policy": small.policy.model_copy(update={"judge": "no_such_module:judge"})})
+    with pytest.raises(ConfigError, match="no_such_module"):
+        rlhf.fn(nobody)
+    refreshed = small.rlhf.model_copy(update={"refresh_every": 2})
+    with pytest.raises(ConfigError, match=r"policy\.judge"):
+        rlhf.fn(small.model_copy(update={"rlhf": refreshed, "data": DataConfig(source=str(own_pairs))}))
+    with pytest.raises(ConfigError, match="mode policy"):
+        rlhf.fn(small, checkpoint="x")
+    with pytest.raises(ValidationError, match="rewards=vllm"):
+        RlhfConfig(rewards="vllm", aggregate="mean")
+    assert not (home / "store").exists()
