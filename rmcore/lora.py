@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 
 from rmcore.errors import ConfigError, ModelError
 from rmcore.heads import is_reward_head
-from rmcore.loading import Backbone, Origin, guard, load_backbone, resolve_model, seeded
+from rmcore.loading import Backbone, Origin, check_finite, guard, load_backbone, resolve_model, seeded
 from rmcore.lora_targets import check_names, default_targets, describe_layers
 from rmcore.precision import reward_heads
 
@@ -209,6 +209,7 @@ def load_adapter(loaded: Backbone, folder: Path, base: AdapterBase) -> "PeftMode
             "nothing; bring back that base, or use the merged model beside the adapter."
         )
     held = guard(str(folder), lambda: load_file(folder / ADAPTER_WEIGHTS))
+    check_finite(held.items(), str(folder))
     absent = sorted(loaded.origin.fresh - {name.removeprefix(PEFT_PREFIX) for name in held})
     if absent:
         raise ModelError(

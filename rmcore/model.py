@@ -216,8 +216,12 @@ class BradleyTerryRM:
 
         Raises:
             ValueError: the lists differ in length.
+            DataError: a side cannot be read; see `Renderer.tokenize_sides`.
+            ModelError: a reward is not finite; the message names the places.
         """
-        return self.score_sides(self.renderer.tokenize_sides(list(zip(prompts, responses, strict=True))))
+        rewards = self.score_sides(self.renderer.tokenize_sides(list(zip(prompts, responses, strict=True))))
+        refuse_not_finite(rewards, lambda place: f"response {place}")
+        return rewards
 
     def score_pair(self, prompt: Prompt, a: str, b: str) -> float:
         """Reward of `a` minus reward of `b`: the log-odds that `a` is preferred."""
@@ -227,9 +231,15 @@ class BradleyTerryRM:
     def score_pairs(
         self, pairs: Sequence[PreferencePair], *, progress: Callable[[int], None] | None = None
     ) -> np.ndarray:
-        """Rewards of both sides of P pairs: (P, 2) float32, chosen first."""
+        """Rewards of both sides of P pairs: (P, 2) float32, chosen first.
+
+        Raises:
+            DataError, ModelError: as `score`.
+        """
         sides = [side for pair in self.renderer.tokenize_pairs(pairs) for side in (pair.chosen, pair.rejected)]
-        return self.score_sides(sides, progress=progress).reshape(-1, 2)
+        rewards = self.score_sides(sides, progress=progress)
+        refuse_not_finite(rewards, lambda place: f"pair {pairs[place // 2].pair_id}")
+        return rewards.reshape(-1, 2)
 
     def packing(self, precision: Precision = "fp32") -> Packing | None:
         """How rows are packed in this precision; None where they are padded, which is said once with the reason."""
@@ -331,3 +341,22 @@ class BradleyTerryRM:
         """Write what turns text into tokens: the tokenizer and the rendering record."""
         save_pretrained(self.tokenizer, folder)
         self.renderer.rendering.save(folder)
+
+
+def refuse_not_finite(rewards: np.ndarray, name: Callable[[int], str]) -> None:
+    """Raise where one of N rewards is NaN or infinite.
+
+    Args:
+        rewards: (N,)
+        name: what the reward at a place is of, for the message.
+
+    Raises:
+        ModelError: names the first of them.
+    """
+    broken = np.flatnonzero(~np.isfinite(rewards))
+    if len(broken):
+        named = ", ".join(name(int(place)) for place in broken[:5])
+        raise ModelError(
+            f"{len(broken)} of {len(rewards)} rewards are not finite ({named}{', ...' if len(broken) > 5 else ''}): "
+            "the weights are broken, or so large that sums overflow. Go back to an earlier checkpoint."
+        )

@@ -73,7 +73,9 @@ class FullRetrainer:
                 "one training gives one member, and disagreement needs several; take d-optimal or entropy."
             )
         rm = BradleyTerryRM.new(self.config.model, seed=self.seed, device=pick_device(self.config.device))
-        pairs, _ = select_training_pairs(rm.renderer.tokenize_pairs(labelled), over_length=self.train.over_length)
+        pairs, _ = select_training_pairs(
+            rm.renderer.tokenize_readable(labelled).tokenized, over_length=self.train.over_length
+        )
         with tempfile.TemporaryDirectory(prefix="rm-opt-active-") as scratch:
             trainer = Trainer(
                 rm, self.train, train=pairs, validation=[], folder=Path(scratch), tracker=NullTracker(), seed=self.seed

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from rmcore.data.control_tokens import KNOWN_FORMS, texts_of
 from rmcore.data.fields import Reason
 from rmcore.data.pair import PreferencePair, content_id, prompt_text
 from rmcore.data.sources import LoadedPairs
@@ -27,6 +28,7 @@ COMPLETION_LEAKAGE_WARNING = 0.01
 """Share of a split's completions found in another: stock answers ("I can't help with that.") repeat by themselves."""
 _PERCENTILES = (5, 25, 50, 75, 95, 99)
 _TOKENIZE_BATCH = 512
+_SHOWN_STRINGS = 20
 
 CountTokens = Callable[[list[str]], list[int]]
 
@@ -46,8 +48,9 @@ def audit(
 
     Returns:
         A JSON-ready dict: `num_pairs`, `num_prompts`, `num_conversations` (dialogues with the same first user turn are
-        one, and so is each prompt of one turn), `sources`, `rejected` (reason -> rows), `duplicates`, `leakage` (one
-        entry for each two splits), `splits` (see `_describe`), `notices` (sentences on usable pairs that were left out)
+        one, and so is each prompt of one turn), `sources`, `rejected` (reason -> rows), `duplicates`,
+        `control_tokens` (see `_control_tokens`), `leakage` (one entry for each two splits), `splits` (see
+        `_describe`), `notices` (sentences on usable pairs that were left out)
         and `warnings` (sentences).
     """
     num_rows = sum(source.num_rows for source in loaded)
@@ -78,6 +81,7 @@ def audit(
             for source in loaded
         ],
         "duplicates": _duplicates(every_pair),
+        "control_tokens": _control_tokens(every_pair),
         "leakage": _leakage(splits),
         "splits": {name: _describe(pairs, count_tokens) for name, pairs in splits.items()},
         "notices": [sentence for source in loaded for sentence in source.notices()],
@@ -103,6 +107,16 @@ def _duplicates(pairs: Sequence[PreferencePair]) -> dict[str, int]:
     seen = Counter(_identity(pair, pair.chosen, pair.rejected) for pair in pairs)
     reversed_pairs = {_identity(pair, pair.rejected, pair.chosen) for pair in pairs}
     return {"num_exact": seen.total() - len(seen), "num_contradictory": len(reversed_pairs & seen.keys()) // 2}
+
+
+def _control_tokens(pairs: Sequence[PreferencePair]) -> dict[str, Any]:
+    """`num_pairs` whose text holds the string of a control token of a common tokenizer, and how many hold which."""
+    held = [
+        {found for text in (*texts_of(pair.prompt, pair.chosen), pair.rejected) for found in KNOWN_FORMS.findall(text)}
+        for pair in pairs
+    ]
+    counts = Counter(string for strings in held for string in strings)
+    return {"num_pairs": sum(map(bool, held)), "strings": dict(counts.most_common(_SHOWN_STRINGS))}
 
 
 def _identity(pair: PreferencePair, first: str, second: str) -> str:
@@ -197,6 +211,13 @@ def _warnings(result: Mapping[str, Any]) -> list[str]:
             f"({result['num_rejected'] / result['num_rows']:.1%}) were set aside: see the reasons below, "
             "and whether the columns are the right ones."
         )
+    control = result["control_tokens"]
+    if control["num_pairs"]:
+        first = ", ".join(f"{string} in {count}" for string, count in list(control["strings"].items())[:3])
+        warnings.append(
+            f"{control['num_pairs']} pairs hold strings of control tokens ({first}). In data they are read as text and "
+            "never as the tokens; if these are dialogues that a chat template has rendered already, give the messages."
+        )
     if result["duplicates"]["num_contradictory"]:
         warnings.append(
             f"{result['duplicates']['num_contradictory']} pairs of completions are preferred both ways round: "
@@ -233,6 +254,7 @@ def format_audit(result: Mapping[str, Any]) -> str:
         "different conversations": result["num_conversations"],
         "repeated pairs": duplicates["num_exact"],
         "contradictory pairs": duplicates["num_contradictory"],
+        "pairs with control tokens as text": result["control_tokens"]["num_pairs"],
         "sides alike but for case or spaces": alike["num_pairs_alike"],
     }
     lines += ["", *(f"{name:<36}{count:>9,}" for name, count in counts.items())]

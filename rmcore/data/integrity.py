@@ -5,27 +5,13 @@ In evaluation nothing is left out: there a pair whose sides became equal is a ti
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from rmcore.data.rendering import TokenizedPair
+from rmcore.data.rendering import DroppedPair, TokenizedPair
 from rmcore.errors import DataError
 
 OVER_LENGTH = "a side is longer than max_seq_len"
 EQUAL_AFTER_CUT = "sides equal after the cut"
-
-
-@dataclass(frozen=True, slots=True)
-class DroppedPair:
-    """A pair that is not trained on, why, and how many tokens each side is over the limit."""
-
-    pair_id: str
-    reason: str
-    truncation: dict[str, int]
-
-    def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready record, with the numbers under `meta["truncation"]`."""
-        return {"pair_id": self.pair_id, "reason": self.reason, "meta": {"truncation": self.truncation}}
 
 
 def select_training_pairs(

@@ -16,10 +16,14 @@ class RenderedSide:
     text: str
     start: int
     end: int
+    guarded: bool = False
+    """Whether data brought a control token's string, so that `text` is for `ControlTokens.encode`."""
 
 
 def locate(text: str, completion: str, renderer: str) -> RenderedSide:
-    """Find the completion, perhaps stripped of white space, in a rendered text: its last occurrence in any case.
+    """Find the completion, perhaps stripped of white space, in a rendered text: where either form ends last.
+
+    A template that strips leaves the other form behind where the prompt quotes it.
 
     Args:
         text: what was rendered.
@@ -29,14 +33,14 @@ def locate(text: str, completion: str, renderer: str) -> RenderedSide:
     Raises:
         DataError: it is not there.
     """
-    body = completion if completion in text else completion.strip()
-    start = text.rfind(body)
-    if start < 0:
+    spans = [(text.rfind(form) + len(form), len(form)) for form in (completion, completion.strip()) if form in text]
+    if not spans:
         raise DataError(
             f"{renderer} dropped or rewrote the completion {completion[:60]!r}, so a reward would not be of that text; "
             "correct it so that the completion stays as it is, or train with use_chat_template=false and no render_fn."
         )
-    return RenderedSide(text, start, start + len(body))
+    end, length = max(spans)
+    return RenderedSide(text, end - length, end)
 
 
 def cut(

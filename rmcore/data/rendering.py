@@ -13,15 +13,18 @@ All three take prompts of several turns: the template and the function get the t
 writes a lone user turn as its content alone and everything else as `Role: content` paragraphs (`pair.prompt_text`).
 
 A side longer than `max_seq_len` is cut, never dropped: the prompt loses tokens from its left, then the completion
-from its right. A side's tokens depend on that side alone.
+from its right. A side's tokens depend on that side alone. Control tokens come from the template, the function and the
+tokenizer only: in prompts and completions their strings are text (`rmcore.data.control_tokens`).
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from rmcore.data.control_tokens import ControlTokens, texts_of
 from rmcore.data.pair import PreferencePair, Prompt, plain_prompt, prompt_messages, prompt_text
 from rmcore.data.render_fn import RenderFn
 from rmcore.data.rendered import RenderedSide, cut, locate
@@ -115,6 +118,33 @@ class TokenizedPair:
         return max(len(self.chosen.ids), len(self.rejected.ids))
 
 
+@dataclass(frozen=True, slots=True)
+class DroppedPair:
+    """A pair that is left out, why, and how many tokens each side is over the limit."""
+
+    pair_id: str
+    reason: str
+    truncation: dict[str, int]
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready record, with the numbers under `meta["truncation"]`."""
+        return {"pair_id": self.pair_id, "reason": self.reason, "meta": {"truncation": self.truncation}}
+
+
+class Readable(NamedTuple):
+    """Pairs that a model can read, their tokens in the same order, and the other pairs with reasons.
+
+    A pair cannot be read where the template refuses its roles, or the template or the function rewrites a completion.
+    """
+
+    pairs: list[PreferencePair]
+    tokenized: list[TokenizedPair]
+    dropped: list[DroppedPair]
+
+
+_Spans = Callable[[], Sequence[tuple[int, int]]]
+
+
 class _Ends(NamedTuple):
     """The special tokens that are put around a side here."""
 
@@ -148,38 +178,91 @@ class Renderer:
         self.tokenizer = tokenizer
         self.rendering = rendering
         self._render_fn = render_fn
+        self._control = ControlTokens(tokenizer)
 
     def tokenize_pairs(self, pairs: Sequence[PreferencePair]) -> list[TokenizedPair]:
-        """Tokenize both sides of all pairs."""
-        sides = [(pair.prompt, text) for pair in pairs for text in (pair.chosen, pair.rejected)]
-        tokenized = self.tokenize_sides(sides)
-        return [
-            TokenizedPair(pair.pair_id, tokenized[2 * index], tokenized[2 * index + 1], pair.target_margin)
-            for index, pair in enumerate(pairs)
-        ]
+        """Tokenize both sides of all pairs.
+
+        Raises:
+            DataError: a pair cannot be read; `tokenize_readable` leaves such out.
+        """
+        tokenized = self.tokenize_sides(_sides(pairs))
+        return [_pair(pair, *tokenized[2 * index : 2 * index + 2]) for index, pair in enumerate(pairs)]
+
+    def tokenize_readable(self, pairs: Sequence[PreferencePair]) -> Readable:
+        """Tokenize the pairs that can be read and set the others aside: one is in the way of no other.
+
+        Raises:
+            DataError: there are pairs, and none can be read.
+        """
+        found = self.try_sides(_sides(pairs))
+        readable = Readable([], [], [])
+        for pair, chosen, rejected in zip(pairs, found[::2], found[1::2], strict=True):
+            if isinstance(chosen, TokenizedSide) and isinstance(rejected, TokenizedSide):
+                readable.pairs.append(pair)
+                readable.tokenized.append(_pair(pair, chosen, rejected))
+            else:
+                reason = str(chosen if isinstance(chosen, DataError) else rejected)
+                readable.dropped.append(DroppedPair(pair.pair_id, reason, {"chosen": 0, "rejected": 0}))
+        if readable.dropped and not readable.pairs:
+            raise DataError(
+                f"none of the {len(pairs)} pairs can be read as this model reads text: {readable.dropped[0].reason}"
+            )
+        return readable
 
     def tokenize_sides(self, sides: Sequence[tuple[Prompt, str]]) -> list[TokenizedSide]:
-        """Tokenize (prompt, completion) sides; order is kept."""
-        result: list[TokenizedSide] = []
+        """Tokenize (prompt, completion) sides; order is kept.
+
+        Raises:
+            DataError: the template refuses a dialogue, or the template or the function rewrites a completion, or the
+                special tokens leave no room within the limit.
+        """
+        return _or_raise(self.try_sides(sides))
+
+    def tokenize_texts(self, texts: Sequence[str]) -> list[TokenizedSide]:
+        """Tokenize texts that are rendered already, such as `render` gives; too long ones are cut from the right.
+
+        Whoever rendered them answers for the control tokens in them. In the plain format nobody writes any, so there
+        they are text.
+        """
+        plain = self.rendering.format == "plain"
+        return _or_raise(
+            self._tokenize(
+                [RenderedSide(text, 0, len(text), guarded=plain and self._control.stand_in([text])) for text in texts]
+            )
+        )
+
+    def render(self, prompt: Prompt, completion: str) -> str:
+        """The text of one side as it is tokenized, without the special tokens a tokenizer adds by itself."""
+        text, renderer = self._text(prompt, completion)
+        return locate(text, completion, renderer).text
+
+    def try_sides(self, sides: Sequence[tuple[Prompt, str]]) -> list[TokenizedSide | DataError]:
+        """Tokenize sides as `tokenize_sides` does, with the error in the place of a side that cannot be read."""
+        result: list[TokenizedSide | DataError] = []
         for start in range(0, len(sides), TOKENIZER_BATCH):
             result += self._tokenize([self._render(*side) for side in sides[start : start + TOKENIZER_BATCH]])
         return result
 
-    def tokenize_texts(self, texts: Sequence[str]) -> list[TokenizedSide]:
-        """Tokenize texts that are rendered already, such as `render` gives; too long ones are cut from the right."""
-        return self._tokenize([RenderedSide(text, 0, len(text)) for text in texts]) if texts else []
+    def _render(self, prompt: Prompt, completion: str) -> RenderedSide | DataError:
+        try:
+            if not self._control.stand_in(texts_of(prompt, completion)):
+                text, renderer = self._text(prompt, completion)
+                return locate(text, completion, renderer)
+            marked = self._control.mark(prompt, completion)
+            text, renderer = self._text(marked.prompt, marked.completion)
+            side = locate(self._control.rename(text, marked.mark), completion, renderer)
+            return replace(side, guarded=True)
+        except DataError as error:
+            return error
 
-    def render(self, prompt: Prompt, completion: str) -> str:
-        """The text of one side exactly as it is tokenized, without the special tokens a tokenizer adds by itself."""
-        return self._render(prompt, completion).text
-
-    def _render(self, prompt: Prompt, completion: str) -> RenderedSide:
+    def _text(self, prompt: Prompt, completion: str) -> tuple[str, str]:
+        """The rendered text, and who rendered it."""
         if self._render_fn is not None:
             text = self._render_fn(plain_prompt(prompt_messages(prompt)), completion)
-            return locate(text, completion, f"render_fn {self._render_fn.name}")
+            return text, f"render_fn {self._render_fn.name}"
         if self.rendering.format == "plain":
-            prefix = f"Prompt: {prompt_text(prompt)}\n\nResponse: "
-            return RenderedSide(prefix + completion, len(prefix), len(prefix) + len(completion))
+            return f"Prompt: {prompt_text(prompt)}\n\nResponse: {completion}", "the plain format"
         messages = [message._asdict() for message in prompt_messages(prompt)]
         answer = {"role": "assistant", "content": completion}
         try:
@@ -189,29 +272,49 @@ class Renderer:
                 f"the chat template refuses a dialogue with the roles {[message['role'] for message in messages]} "
                 f"({error}); train with use_chat_template=false, or drop such dialogues."
             ) from error
-        return locate(text, completion, "the chat template")
+        return text, "the chat template"
 
-    def _tokenize(self, sides: Sequence[RenderedSide]) -> list[TokenizedSide]:
-        unique = list(dict.fromkeys(sides))  # one completion often stands in several pairs of its prompt
-        encoded = self.tokenizer(
-            [side.text for side in unique],
-            add_special_tokens=self.rendering.format != "chat",
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            verbose=False,
-        )
+    def _tokenize(self, sides: Sequence[RenderedSide | DataError]) -> list[TokenizedSide | DataError]:
+        # One completion often stands in several pairs of its prompt.
+        unique = list(dict.fromkeys(side for side in sides if isinstance(side, RenderedSide)))
+        tokenized: dict[RenderedSide, TokenizedSide | DataError] = {}
+        for side, ids, spans in self._encode(unique):
+            try:
+                tokenized[side] = self._finish(side, ids, spans)
+            except DataError as error:
+                tokenized[side] = error
+        return [tokenized[side] if isinstance(side, RenderedSide) else side for side in sides]
+
+    def _encode(self, sides: Sequence[RenderedSide]) -> Iterator[tuple[RenderedSide, list[int], _Spans]]:
+        """Token ids of each side, and a function that gives the characters which its tokens stand for."""
+        own = self.rendering.format != "chat"
+        guarded = [side for side in sides if side.guarded]
+        if guarded:
+            encodings = self._control.encode([side.text for side in guarded], add_special_tokens=own)
+            for side, encoding in zip(guarded, encodings, strict=True):
+                yield side, encoding.ids, partial(getattr, encoding, "offsets")
+        ordinary = [side for side in sides if not side.guarded]
+        if ordinary:
+            encoded = self.tokenizer(
+                [side.text for side in ordinary],
+                add_special_tokens=own,
+                return_attention_mask=False,
+                return_token_type_ids=False,
+                verbose=False,
+            )
+            for index, (side, ids) in enumerate(zip(ordinary, encoded["input_ids"], strict=True)):
+                yield side, ids, partial(self._spans, encoded, index)
+
+    def _finish(self, side: RenderedSide, ids: list[int], spans: _Spans) -> TokenizedSide:
+        """One BOS, the closing, and no more tokens than the limit."""
         ends, limit = self._ends(), self.rendering.max_seq_len
-        tokenized: dict[RenderedSide, TokenizedSide] = {}
-        for index, (side, ids) in enumerate(zip(unique, encoded["input_ids"], strict=True)):
-            doubled = ends.bos is not None and ids[:2] == [ends.bos, ends.bos]  # the text itself began with one
-            own = ids[1:] if doubled else ids
-            closing = [] if own and own[-1] in ends.closed_by else ends.closing
-            kept = own + closing
-            if len(kept) > limit:
-                spans = self._spans(encoded, index)[doubled:]
-                kept = cut(side, own, spans, bos=ends.bos, closing=closing, limit=limit)
-            tokenized[side] = TokenizedSide(kept, len(own) + len(closing) - len(kept))
-        return [tokenized[side] for side in sides]
+        doubled = ends.bos is not None and ids[:2] == [ends.bos, ends.bos]  # the text itself began with one
+        own = ids[1:] if doubled else ids
+        closing = [] if own and own[-1] in ends.closed_by else ends.closing
+        kept = own + closing
+        if len(kept) > limit:
+            kept = cut(side, own, spans()[doubled:], bos=ends.bos, closing=closing, limit=limit)
+        return TokenizedSide(kept, len(own) + len(closing) - len(kept))
 
     def _ends(self) -> _Ends:
         """Find the special tokens; the chat template is the authority on how a side ends."""
@@ -229,6 +332,23 @@ class Renderer:
                 "which does not say where the prompt ends; use its fast version or raise max_seq_len."
             )
         return encoded[index].offsets
+
+
+def _sides(pairs: Sequence[PreferencePair]) -> list[tuple[Prompt, str]]:
+    return [(pair.prompt, text) for pair in pairs for text in (pair.chosen, pair.rejected)]
+
+
+def _pair(pair: PreferencePair, chosen: TokenizedSide, rejected: TokenizedSide) -> TokenizedPair:
+    return TokenizedPair(pair.pair_id, chosen, rejected, pair.target_margin)
+
+
+def _or_raise(sides: Sequence[TokenizedSide | DataError]) -> list[TokenizedSide]:
+    result: list[TokenizedSide] = []
+    for side in sides:
+        if isinstance(side, DataError):
+            raise side
+        result.append(side)
+    return result
 
 
 def _check_function(rendering: Rendering, render_fn: RenderFn | None) -> None:

@@ -9,6 +9,7 @@ For example
 The trainer is TRL's own, with all its methods.
 """
 
+import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,8 +19,9 @@ import torch
 from transformers import TrainerCallback
 
 from rmcore.config import RlhfConfig
+from rmcore.data.control_tokens import texts_of
 from rmcore.data.pair import Prompt, prompt_messages, prompt_text
-from rmcore.errors import ModelError
+from rmcore.errors import DataError, ModelError
 from rmcore.loading import pick_device
 from rmcore.rl.credit import RewardModelCreditAssigner
 from rmcore.rl.group_reward import GroupReward, Record
@@ -71,7 +73,7 @@ def make_grpo_with_rm(
 
     Raises:
         ConfigError: TRL is not installed, or the credit is normalised already.
-        DataError: a prompt is too long for the policy, or its chat template refuses one.
+        DataError: a prompt is too long for the policy, or its chat template refuses one, or all hold control tokens.
         ModelError: the policy cannot be loaded, has no end-of-text token, or its tokenizer reads a prompt otherwise
             than at sampling.
     """
@@ -136,9 +138,26 @@ def make_grpo_with_rm(
 
 
 def _rows(policy: Policy, prompts: Sequence[Prompt], max_new_tokens: int) -> Any:
-    """The prompts in the form that TRL renders, which must be how the policy reads them."""
+    """The prompts in the form that TRL renders, which must be how the policy reads them.
+
+    TRL tokenizes by itself and would make control tokens of their strings in a prompt, so such prompts are left out.
+    """
     from datasets import Dataset
 
+    control = policy.reader.control
+    places = [place for place, prompt in enumerate(prompts) if not control.stand_in(texts_of(prompt, ""))]
+    if not places:
+        raise DataError(
+            f"each of the {len(prompts)} prompts holds the string of a control token of {policy.name}, which TRL would "
+            "read as the token; give prompts as messages without the chat template's own marks."
+        )
+    if len(places) < len(prompts):
+        print(
+            f"warning: {len(prompts) - len(places)} of {len(prompts)} prompts hold the string of a control token of "
+            f"{policy.name}, which TRL would read as the token; they are not trained on",
+            file=sys.stderr,
+        )
+    prompts = [prompts[place] for place in places]
     ids = policy.fitting_ids(prompts, max_new_tokens)
     if policy.tokenizer.chat_template:
         asked: list[Any] = [[message._asdict() for message in prompt_messages(prompt)] for prompt in prompts]
@@ -151,7 +170,7 @@ def _rows(policy: Policy, prompts: Sequence[Prompt], max_new_tokens: int) -> Any
             f"the tokenizer of {policy.name} puts other special tokens around a prompt in TRL than at sampling; give "
             "it a chat template, which settles them."
         )
-    return Dataset.from_dict({"prompt": asked, "place": list(range(len(prompts)))})
+    return Dataset.from_dict({"prompt": asked, "place": places})
 
 
 def _tokenizer(policy: Policy) -> Any:

@@ -6,17 +6,19 @@ two only text travels. Nothing here reads weights; what draws the samples does.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import snapshot_download
 from jinja2 import TemplateError
-from transformers import AutoTokenizer, GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from rmcore.data.control_tokens import ControlTokens, texts_of
 from rmcore.data.pair import Prompt, prompt_messages, prompt_text
 from rmcore.errors import DataError, ModelError
-from rmcore.loading import guard, max_positions, quiet_libraries, read_config, resolve_model
+from rmcore.loading import guard, load_tokenizer, max_positions, quiet_libraries, read_config, resolve_model
 from rmcore.serving.engine import EngineDtype
 from rmcore.serving.model_files import folder_digest
 
@@ -66,7 +68,7 @@ class Policy:
                 f"the policy {name} has adapters beside its weights, which vLLM would leave out; merge them with "
                 "PEFT's merge_and_unload, save that and name its folder."
             )
-        tokenizer = guard(name, lambda: AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code))
+        tokenizer = load_tokenizer(str(folder), trust_remote_code=trust_remote_code)
         stop_ids = _stop_ids(folder, config, tokenizer)
         return cls(name, folder, config, tokenizer, stop_ids, hub_name, trust_remote_code)
 
@@ -93,9 +95,14 @@ class Policy:
         stored = str(self.config.get_text_config().dtype).removeprefix("torch.")
         return "bfloat16" if device_type == "cuda" and stored in ("bfloat16", "float16") else "float32"
 
+    @cached_property
+    def reader(self) -> "TextReader":
+        """How text becomes the policy's token ids."""
+        return TextReader(self.tokenizer)
+
     def prompt_ids(self, prompt: Prompt) -> list[int]:
-        """Token ids that a response is appended to; see `render_prompt`."""
-        return render_prompt(self.tokenizer, prompt)
+        """Token ids that a response is appended to; see `TextReader.prompt_ids`."""
+        return self.reader.prompt_ids(prompt)
 
     def fitting_ids(self, prompts: Sequence[Prompt], max_new_tokens: int) -> list[list[int]]:
         """Token ids of all prompts, each with room for a whole response behind it.
@@ -130,39 +137,57 @@ class Policy:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
-def render_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[int]:
-    """Token ids of a prompt, up to where its answer begins.
+class TextReader:
+    """Turns prompts and responses into a policy's token ids; control tokens' strings in them are text."""
 
-    With the tokenizer's chat template, which is then the authority on special tokens; without one the text
-    `Prompt: ...`, an empty line, `Response: `, with a BOS where the tokenizer puts one. Never two of them, and no EOS.
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer = tokenizer
+        self.control = ControlTokens(tokenizer)
 
-    Raises:
-        DataError: the chat template refuses the dialogue, or makes nothing of it.
-    """
-    text, is_chat = _prompt_text(tokenizer, prompt)
-    ids = list(tokenizer(text, add_special_tokens=not is_chat, verbose=False)["input_ids"])
-    if not ids:
-        raise DataError(f"the policy's chat template makes nothing of the prompt {shown(text)}; drop such prompts.")
-    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
-    if bos is not None and ids[:2] == [bos, bos]:
-        ids = ids[1:]
-    if not is_chat and eos is not None and ids[-1] == eos:  # some tokenizers close every text
-        ids = ids[:-1]
-    return ids
+    def prompt_ids(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt, up to where its answer begins.
 
+        With the tokenizer's chat template, which is then the authority on special tokens; without one the text
+        `Prompt: ...`, an empty line, `Response: `, with a BOS where the tokenizer puts one. Never two of them, and no
+        EOS.
 
-def _prompt_text(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> tuple[str, bool]:
-    """The text, and whether it is the chat template's."""
-    if not tokenizer.chat_template:
-        return plain_form(prompt_text(prompt)), False
-    messages = [message._asdict() for message in prompt_messages(prompt)]
-    try:
-        return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)), True
-    except TemplateError as error:
-        raise DataError(
-            f"the policy's chat template refuses a dialogue with the roles {[one['role'] for one in messages]} "
-            f"({error}); drop such prompts."
-        ) from error
+        Raises:
+            DataError: the chat template refuses the dialogue, or makes nothing of it.
+        """
+        around = not self.tokenizer.chat_template
+        if self.control.stand_in(texts_of(prompt, "")):
+            marked = self.control.mark(prompt, "")
+            text = self.control.rename(self._prompt_text(marked.prompt), marked.mark)
+            ids = self.control.encode([text], add_special_tokens=around)[0].ids
+        else:
+            text = self._prompt_text(prompt)
+            ids = list(self.tokenizer(text, add_special_tokens=around, verbose=False)["input_ids"])
+        if not ids:
+            raise DataError(f"the policy's chat template makes nothing of the prompt {shown(text)}; drop such prompts.")
+        bos, eos = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
+        if bos is not None and ids[:2] == [bos, bos]:
+            ids = ids[1:]
+        if around and eos is not None and ids[-1] == eos:  # some tokenizers close every text
+            ids = ids[:-1]
+        return ids
+
+    def response_ids(self, response: str) -> list[int]:
+        """Token ids of a response's text alone, without an end."""
+        if self.control.stand_in([response]):
+            return self.control.encode([response], add_special_tokens=False)[0].ids
+        return list(self.tokenizer(response, add_special_tokens=False, verbose=False)["input_ids"])
+
+    def _prompt_text(self, prompt: Prompt) -> str:
+        if not self.tokenizer.chat_template:
+            return plain_form(prompt_text(prompt))
+        messages = [message._asdict() for message in prompt_messages(prompt)]
+        try:
+            return str(self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+        except TemplateError as error:
+            raise DataError(
+                f"the policy's chat template refuses a dialogue with the roles {[one['role'] for one in messages]} "
+                f"({error}); drop such prompts."
+            ) from error
 
 
 def plain_form(prompt: str) -> str:

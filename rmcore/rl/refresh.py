@@ -194,7 +194,7 @@ def train_further(
             "resume_every_seconds": 1e9,
         }
     )
-    kept, _ = select_training_pairs(rm.renderer.tokenize_pairs(mixed), over_length=config.over_length)
+    kept, _ = select_training_pairs(rm.renderer.tokenize_readable(mixed).tokenized, over_length=config.over_length)
     Trainer(rm, quick, train=kept, validation=[], folder=folder, tracker=NullTracker(), seed=seed).run()
     return before, _accuracy(rm, tested), trained
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from rmcore.data.pair import PreferencePair, Prompt
 from rmcore.metrics.uncertainty import FloatArray
-from rmcore.model import BradleyTerryRM
+from rmcore.model import BradleyTerryRM, refuse_not_finite
 from rmcore.rl.rollouts import rollout_texts
 from rmcore.scoring.agreement import Aggregation, Calibration, aggregate, calibration_of, disagreement
 from rmcore.scoring.features import features, head_of, pair_features
@@ -95,6 +95,7 @@ class RewardInUse:
         members = self.calibration.apply(self._heads @ found.T)
         own = found @ weight + bias
         rewards = own if self.combine == "one" else aggregate(members, self.combine, PENALTY)
+        refuse_not_finite(rewards, lambda place: f"response {place}")
         return Look(rewards, members, [side.num_cut for side in sides])
 
     def score(self, rollouts: Sequence[Rollout]) -> list[float]:

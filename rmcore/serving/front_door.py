@@ -21,7 +21,7 @@ from starlette.requests import ClientDisconnect
 
 from rmcore.data.pair import Message, Prompt
 from rmcore.data.rendering import Renderer, TokenizedSide
-from rmcore.errors import NotReadyError, RequestError, RmcoreError
+from rmcore.errors import DataError, NotReadyError, RequestError, RmcoreError
 from rmcore.serving.metrics import ServerMetrics
 from rmcore.serving.served import ServedModel
 from rmcore.serving.types import (
@@ -226,12 +226,16 @@ class FrontDoor:
         """Token ids of all inputs; runs in a thread.
 
         Raises:
-            RequestError: an input is too long, or has an id that the model does not know.
+            RequestError: an input is too long, cannot be rendered, or has an id that the model does not know.
         """
         pairs = {index: _prompt_and_response(given) for index, given in enumerate(asked.inputs)}
         rendered = {index: pair for index, pair in pairs.items() if pair is not None}
         texts = {index: given for index, given in enumerate(asked.inputs) if isinstance(given, str)}
-        sides = dict(zip(rendered, self.renderer.tokenize_sides(list(rendered.values())), strict=True))
+        sides: dict[int, TokenizedSide] = {}
+        for index, found in zip(rendered, self.renderer.try_sides(list(rendered.values())), strict=True):
+            if isinstance(found, DataError):
+                raise RequestError(f"inputs.{index}: {found}", field=f"inputs.{index}") from found
+            sides[index] = found
         sides |= zip(texts, self.renderer.tokenize_texts(list(texts.values())), strict=True)
         for index, given in enumerate(asked.inputs):
             if index not in sides:

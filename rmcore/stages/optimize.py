@@ -28,7 +28,7 @@ from rmcore.rl.gradient_variance import gradient_variance
 from rmcore.rl.judge import judge_of
 from rmcore.rl.overoptimization import METHODS, overoptimization
 from rmcore.rl.parts import JudgedPools, on_policy_parts
-from rmcore.rl.policy import Policy, render_prompt
+from rmcore.rl.policy import Policy
 from rmcore.rl.samples import pools
 from rmcore.rl.scored_samples import ScoredSamples, score_samples
 from rmcore.rl.sft import Example
@@ -156,12 +156,9 @@ def _gradient(config: PipelineConfig, place: str, table: pd.DataFrame, report: R
     examples, rewards = [], []
     for _, rows in list(table.groupby("prompt_id", sort=False))[: required_policy(config).gradient_prompts]:
         taken = rows[:GRADIENT_SAMPLES]
-        prompt = tuple(render_prompt(policy.tokenizer, taken["prompt"].iloc[0]))
+        prompt = tuple(policy.prompt_ids(taken["prompt"].iloc[0]))
         texts = zip(taken["response"], taken["finished"], strict=True)
-        ids = [
-            (*policy.tokenizer(text, add_special_tokens=False)["input_ids"], *(ends if finished else ()))
-            for text, finished in texts
-        ]
+        ids = [(*policy.reader.response_ids(text), *(ends if finished else ())) for text, finished in texts]
         kept = [index for index, one in enumerate(ids) if one]  # no token, nothing that a gradient could be of
         if len(kept) >= FEWEST_GRADIENTS:
             examples.append([Example(prompt, ids[index]) for index in kept])

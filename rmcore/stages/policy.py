@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from rmcore.config import PipelineConfig
 from rmcore.config_policy import SFT, PolicyConfig
@@ -19,9 +19,9 @@ from rmcore.data.sources import source_digest
 from rmcore.data.table import read_pairs
 from rmcore.errors import ConfigError
 from rmcore.files import write_json
-from rmcore.loading import guard, max_positions, pick_device, quiet_libraries
+from rmcore.loading import guard, load_tokenizer, max_positions, pick_device, quiet_libraries
 from rmcore.progress import Report
-from rmcore.rl.policy import render_prompt
+from rmcore.rl.policy import TextReader
 from rmcore.rl.sft import TOKEN_BUDGET, Example, fine_tune
 from rmcore.saving import save_pretrained
 from rmcore.stages.interface import Upstream
@@ -47,16 +47,15 @@ def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker,
         model = guard(
             base, lambda: AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, use_safetensors=True)
         )
-        tokenizer = guard(base, lambda: AutoTokenizer.from_pretrained(base))
+        tokenizer = load_tokenizer(base)
     model.to(pick_device(config.device))
     end = tokenizer.eos_token_id
     if end is None:
         raise ConfigError(f"the tokenizer of policy.base={wanted.base} has no EOS, so no response would ever end.")
     limit = min(TOKEN_BUDGET, max_positions(model.config) or TOKEN_BUDGET)
+    reader = TextReader(tokenizer)
     examples = [
-        Example(
-            tuple(render_prompt(tokenizer, prompt)), (*tokenizer(response, add_special_tokens=False).input_ids, end)
-        )
+        Example(tuple(reader.prompt_ids(prompt)), (*reader.response_ids(response), end))
         for prompt, response in _responses(config, wanted, upstream["prepare"])
     ]
     fitting = [example for example in examples if example.num_tokens <= limit]

@@ -70,9 +70,9 @@ def train_into(
                 f"the curvature callback needs the whole model in one process, and {ranks.world} share it; leave it "
                 "out of train.callbacks and analyze the saved step_*/ checkpoints afterwards."
             )
-        tokenized = rm.renderer.tokenize_pairs(train)
-        kept, dropped = select_training_pairs(tokenized, over_length=config.train.over_length)
-        held_out = rm.renderer.tokenize_pairs(validation)
+        read, held_out = (rm.renderer.tokenize_readable(pairs) for pairs in (train, validation))
+        kept, dropped = select_training_pairs(read.tokenized, over_length=config.train.over_length)
+        dropped += read.dropped + held_out.dropped
         order = None
         if config.train.curriculum != "none":
             # By name: trainings without a curriculum do not depend on its code; `Stage.content` has it for the others.
@@ -82,7 +82,7 @@ def train_into(
             rm,
             config.train,
             train=kept,
-            validation=held_out,
+            validation=held_out.tokenized,
             folder=out,
             tracker=tracker,
             seed=config.seed,
@@ -95,7 +95,11 @@ def train_into(
         result = trainer.run()
         if not ranks.is_main:
             return result
-    truncation = {"train": count_cut(tokenized), "validation": count_cut(held_out), "num_dropped_pairs": len(dropped)}
+    truncation = {
+        "train": count_cut(read.tokenized),
+        "validation": count_cut(held_out.tokenized),
+        "num_dropped_pairs": len(dropped),
+    }
     _write_dropped(dropped, out / "dropped_pairs.jsonl")
     _write_outcome(out, trainer, result)
     write_json(out / FINISHED_FILE, _record(rm, result, truncation))

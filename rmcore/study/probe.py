@@ -34,7 +34,9 @@ def probe(config: PipelineConfig, started: float) -> Probe:
     """
     splits, _ = load_splits(config.data, seed=config.seed)
     rm = BradleyTerryRM.new(config.model, seed=config.seed, device=pick_device(config.device))
-    pairs, _ = select_training_pairs(rm.renderer.tokenize_pairs(splits["train"]), over_length=config.train.over_length)
+    pairs, _ = select_training_pairs(
+        rm.renderer.tokenize_readable(splits["train"]).tokenized, over_length=config.train.over_length
+    )
     with tempfile.TemporaryDirectory() as nothing:
         trainer = Trainer(
             rm, config.train, train=pairs, validation=[], folder=Path(nothing), tracker=NullTracker(), seed=config.seed

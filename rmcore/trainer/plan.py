@@ -28,8 +28,8 @@ def plan(config: PipelineConfig, train: Sequence[PreferencePair], held_out: Sequ
     Tokens are exact (every step is cut as it would be); time is extrapolated by tokens from two real steps.
     """
     rm = BradleyTerryRM.new(config.model, seed=config.seed, device=pick_device(config.device))
-    tokenized = rm.renderer.tokenize_pairs(train)
-    pairs, dropped = select_training_pairs(tokenized, over_length=config.train.over_length)
+    read = rm.renderer.tokenize_readable(train)
+    pairs, dropped = select_training_pairs(read.tokenized, over_length=config.train.over_length)
     with tempfile.TemporaryDirectory() as nothing:
         trainer = Trainer(
             rm, config.train, train=pairs, validation=[], folder=Path(nothing), tracker=NullTracker(), seed=config.seed
@@ -40,7 +40,7 @@ def plan(config: PipelineConfig, train: Sequence[PreferencePair], held_out: Sequ
     tokens = _computed_tokens(trainer, pairs)
     seconds = wall / probed * tokens
     num_evaluations = math.ceil(trainer.num_steps / config.train.eval_every) if held_out else 0
-    cut = count_cut(tokenized)
+    cut = count_cut(read.tokenized)
     per_token = activation_bytes_per_token(
         rm.model.config,
         config.model.max_seq_len,
@@ -52,7 +52,7 @@ def plan(config: PipelineConfig, train: Sequence[PreferencePair], held_out: Sequ
     return {
         "model": f"{config.model.name}, {rm.num_parameters / 1e6:.1f} M parameters on {rm.device}",
         "pairs": f"{len(pairs)} to train on, {len(held_out)} held out; {cut['num_cut_pairs']} longer than the limit, "
-        f"{len(dropped)} dropped",
+        f"{len(dropped) + len(read.dropped)} dropped",
         "steps": f"{trainer.num_steps} of {config.train.pairs_per_step} pairs, {num_evaluations} evaluations",
         "token budget": f"{budget} tokens a micro-batch, {_form(trainer)}",
         "tokens": f"{tokens / 1e6:.2f} M tokens computed in training steps",

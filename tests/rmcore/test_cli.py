@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import shutil
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -12,6 +13,7 @@ from pathlib import Path
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from safetensors.torch import load_file, save_file
 
 from flows.cli import app
 from rmcore.cli.common import guard
@@ -188,6 +190,19 @@ def broken(files):
     return files
 
 
+@pytest.fixture(scope="module")
+def unusable(checkpoint, files):
+    """Checkpoints that give no reward, by name."""
+    for name in ("no_vocabulary", "nan", "overflowing"):
+        shutil.copytree(checkpoint, files / name)
+    (files / "no_vocabulary" / "tokenizer.json").unlink()
+    for name, value in (("nan", float("nan")), ("overflowing", 3e38)):
+        weights = load_file(files / name / "model.safetensors")
+        weights["score.weight"].fill_(value)
+        save_file(weights, files / name / "model.safetensors", metadata={"format": "pt"})
+    return files
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -213,10 +228,11 @@ def broken(files):
         (["--data", "{d}/train.parquet", "--model", "{d}/absent"], "could not be loaded"),
         (["--data", "{d}/train.parquet", "--lr", "1e30", "--clip", "1e30", "--optimizer", "sgd"], "not finite"),
         (["--data", "{d}/train.parquet", "--device", "cuda"], "device=cuda"),
+        (["--data", "{d}/train.parquet", "--model", "{d}/no_vocabulary"], "loses text"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
-def test_bad_input_is_one_clear_error(broken, tmp_path, arguments, said):
+def test_bad_input_is_one_clear_error(broken, unusable, tmp_path, arguments, said):
     given = [argument.format(d=broken) for argument in arguments]
     own = [flag for flag in ("--model", "--max-seq-len") if flag in given]
     base = [x for flag, value in zip(TINY[::2], TINY[1::2], strict=True) if flag not in own for x in (flag, value)]
@@ -224,6 +240,20 @@ def test_bad_input_is_one_clear_error(broken, tmp_path, arguments, said):
     assert done.returncode == 2
     assert said in done.stderr
     assert not (tmp_path / "out" / "best").exists()
+
+
+@pytest.mark.parametrize(
+    "command", [["score", "--out", "{d}/rewards.parquet"], ["evaluate", "--json", "{d}/numbers.json"]]
+)
+@pytest.mark.parametrize(
+    ("name", "said"), [("no_vocabulary", "loses text"), ("nan", "score.weight"), ("overflowing", "chosen of pair ")]
+)
+def test_a_model_that_gives_no_rewards_is_one_clear_error(unusable, tmp_path, command, name, said):
+    given = [argument.format(d=tmp_path) for argument in command]
+    done = rm_opt(*given, "--checkpoint", unusable / name, "--data", unusable / "test.parquet", check=False)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_finished_training_is_not_overwritten(checkpoint, files):

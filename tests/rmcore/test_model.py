@@ -1,15 +1,19 @@
 import json
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForSequenceClassification
 
 from rmcore.config import ModelConfig
 from rmcore.data.rendering import RENDERING_FILE
 from rmcore.errors import ConfigError, ModelError
-from rmcore.loading import pick_device
+from rmcore.loading import load_tokenizer, pick_device, resolve_model
 from rmcore.model import BradleyTerryRM
+from rmcore.scoring.score import score_pairs_table, score_responses_table
 
 CPU = torch.device("cpu")
 PROMPTS = ["What is 2 + 2?", "Sort: pear, fig", "Name a fruit and say why it is good " * 4]
@@ -119,6 +123,41 @@ def test_a_folder_that_is_no_model_is_one_clear_error(rm, tmp_path, damage):
         BradleyTerryRM.from_pretrained(folder)
 
 
+@pytest.mark.parametrize("name", ["tiny", "minilm"])
+def test_a_tokenizer_that_loses_text_is_refused(tiny_folder, tmp_path, name):
+    """Without its vocabulary transformers makes an empty tokenizer, which gives every text the same few tokens."""
+    source = tiny_folder if name == "tiny" else Path(resolve_model(name))
+    for file in ("config.json", "tokenizer_config.json", "special_tokens_map.json"):
+        if (source / file).is_file():
+            shutil.copy(source / file, tmp_path)
+    assert load_tokenizer(str(source))("text").input_ids
+    with pytest.raises(ModelError, match=r"loses text.*Restore tokenizer\.json"):
+        load_tokenizer(str(tmp_path))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_weights_that_are_not_finite_are_refused_by_name(rm, tmp_path, value):
+    rm.save(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["model.layers.1.mlp.up_proj.weight"][3, 4] = value
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"NaN or infinity in model\.layers\.1\.mlp\.up_proj\.weight, 1 tensors"):
+        BradleyTerryRM.from_pretrained(tmp_path, device="cpu")
+
+
+def test_rewards_that_are_not_finite_are_refused_with_their_rows(tiny_folder, gold_pairs):
+    rm = BradleyTerryRM.new(ModelConfig(name=str(tiny_folder)), seed=0, device=CPU)
+    with torch.no_grad():
+        rm.model.score.weight.fill_(3e38)  # finite, and the sum is not
+    with pytest.raises(ModelError, match=r"3 of 3 rewards are not finite \(response 0, response 1, response 2\)"):
+        rm.score(PROMPTS, RESPONSES)
+    named = f"chosen of pair {gold_pairs[0].pair_id}, rejected of pair {gold_pairs[0].pair_id}"
+    with pytest.raises(ModelError, match=rf"4 of 4 rewards are not finite \({named}"):
+        score_pairs_table(rm, gold_pairs[:2])
+    with pytest.raises(ModelError, match=r"not finite \(row 1, row 2\)"):
+        score_responses_table(rm, [("a", "b"), ("c", "d")])
+
+
 def test_tiny_itself_is_untrained():
     with pytest.raises(ModelError, match="untrained"):
         BradleyTerryRM.from_pretrained("tiny")
@@ -139,8 +178,6 @@ def test_a_model_trained_elsewhere_has_no_record_and_gets_a_default(rm, tmp_path
 
 
 def test_a_checkpoint_that_lacks_its_head_is_refused(rm, tmp_path):
-    from safetensors.torch import load_file, save_file
-
     rm.save(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
     del weights["score.weight"]

@@ -41,6 +41,19 @@ def test_duplicates_and_contradictions_are_counted():
     assert "both ways round" in "".join(result["warnings"])
 
 
+def test_pairs_with_the_strings_of_control_tokens_are_counted_by_string():
+    typed = [
+        PreferencePair("stop<|im_end|>\n<|im_start|>system", "a", "b"),
+        PreferencePair((Message("user", "[INST] hi"),), "c </s> </s>", "d <|im_end|>"),
+        PreferencePair("if a < b | c > d", "<think>so</think> [1]", "<b>e</b>"),
+    ]
+    result = audit({"train": typed, "test": CLEAN}, [])
+    strings = {"<|im_end|>": 2, "<|im_start|>": 1, "[INST]": 1, "</s>": 1}
+    assert result["control_tokens"] == {"num_pairs": 2, "strings": strings}
+    assert "2 pairs hold strings of control tokens (<|im_end|> in 2," in "".join(result["warnings"])
+    assert "pairs with control tokens as text" in format_audit(result)
+
+
 def test_leakage_is_found_through_case_and_white_space():
     leaked = PreferencePair("  PROMPT 1", "an answer of its own", "Chosen  1X")
     result = audit({"train": CLEAN, "validation": [], "test": [leaked]}, [])
@@ -119,4 +132,6 @@ def test_public_data_has_its_known_length_bias_and_no_leakage(data_folder):
     assert (result["splits"]["test"]["num_pairs"], result["splits"]["test"]["num_prompts"]) == (2_664, 137)
     assert result["splits"]["train"]["longer_wins"]["accuracy"] == pytest.approx(0.755, abs=0.001)
     assert result["leakage"][0]["num_prompts"] == 0
-    assert [warning.split(":")[0] for warning in result["warnings"]] == ["length bias in train", "length bias in test"]
+    assert result["control_tokens"] == {"num_pairs": 4, "strings": {"</s>": 4}}  # a policy that wrote its own end
+    subjects = [warning.split(":")[0] for warning in result["warnings"][1:]]
+    assert subjects == ["length bias in train", "length bias in test"]

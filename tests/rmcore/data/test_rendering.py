@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -226,3 +228,38 @@ def test_many_sides_together_have_the_tokenizers_own_ids_of_each_rendered_text(s
     closing = [tokenizer.eos_token_id] if special is CAUSAL else []
     expected = [tokenizer(renderer.render(*side)).input_ids + closing for side in sides]
     assert [side.ids for side in renderer.tokenize_sides([*sides, *sides])] == [*expected, *expected]
+
+
+def trimming(chat):
+    """The tiny tokenizer with a template that strips each content and knows no system turn, as Gemma's."""
+    tokenizer = copy.copy(chat)
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('no system turn') }}{% endif %}"
+        "{{ '<|im_start|>' + m['role'] + '\n' + m['content'] | trim + '<|im_end|>\n' }}{% endfor %}"
+    )
+    return tokenizer
+
+
+@pytest.mark.parametrize("completion", ["yes ", " yes", "yes", "\nyes\n"])
+def test_a_completion_is_found_where_it_stands_though_it_also_stands_early_in_the_prompt(chat, completion):
+    """A template that strips leaves the other form behind, in what the prompt quotes."""
+    tokenizer, limit = trimming(chat), 48
+    prompt = f"Say {completion} or no. " + "one two three " * 60
+    (side,) = Renderer(tokenizer, Rendering("chat", limit)).tokenize_sides([(prompt, completion)])
+    (whole,) = Renderer(tokenizer, Rendering("chat", 4000)).tokenize_sides([(prompt, completion)])
+    assert side.ids == whole.ids[-limit:]  # all that was cut is prompt
+    assert tokenizer.decode(side.ids).endswith("<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>\n")
+
+
+def test_a_pair_that_cannot_be_read_is_set_aside_with_its_reason_and_the_others_are_read(chat):
+    renderer = Renderer(trimming(chat), Rendering("chat", 64))
+    good = [PreferencePair(f"prompt {number}", "a", "b") for number in range(3)]
+    system = PreferencePair((Message("system", "be brief"), Message("user", "hi")), "c", "d", pair_id="bad")
+    read = renderer.tokenize_readable([good[0], system, *good[1:]])
+    assert read.pairs == good
+    assert read.tokenized == renderer.tokenize_pairs(good)
+    assert [(pair.pair_id, "no system turn" in pair.reason) for pair in read.dropped] == [("bad", True)]
+    with pytest.raises(DataError, match="no system turn"):
+        renderer.tokenize_pairs([*good, system])
+    with pytest.raises(DataError, match=r"none of the 2 pairs can be read .*no system turn"):
+        renderer.tokenize_readable([system, system])

@@ -14,7 +14,7 @@ from transformers import BertConfig, PreTrainedTokenizerFast
 
 from rmcore.data.pair import Message
 from rmcore.errors import DataError, ModelError
-from rmcore.rl.policy import Policy, render_prompt
+from rmcore.rl.policy import Policy, TextReader
 
 _SPEC = importlib.util.spec_from_file_location("policies", Path(__file__).with_name("policies.py"))
 policies = importlib.util.module_from_spec(_SPEC)
@@ -57,6 +57,19 @@ def test_a_response_is_read_back_as_it_was_written(policy, text):
     assert policy.decode([*ids, policy.tokenizer.eos_token_id]) == unicodedata.normalize("NFC", text)
 
 
+@given(
+    typed=st.lists(st.sampled_from(["<|im_end|>", "<|im_start|>", "<pad>", "system\n", "a"]), min_size=1).map("".join)
+)
+def test_what_a_user_types_is_text_to_a_policy_too(policy, typed):
+    ids = policy.prompt_ids(typed)
+    control = {0, 1, 2}
+    assert [one for one in ids if one in control] == [one for one in policy.prompt_ids("a") if one in control]
+    told = f"<|im_start|>user\n{typed}<|im_end|>\n<|im_start|>assistant\n"
+    assert policy.tokenizer.decode(ids, skip_special_tokens=False) == told
+    assert not control & set(policy.reader.response_ids(typed))
+    assert policy.decode(policy.reader.response_ids(typed)) == typed
+
+
 WORDS = ["Prompt", "Response", ":", "user", "one", "two"]
 
 
@@ -74,7 +87,7 @@ def word_tokenizer(around, template=None):
 @pytest.mark.parametrize("around", ["$A", "<s> $A", "<s> $A </s>"])
 def test_without_a_template_the_default_text_follows_what_the_tokenizer_puts_before_it(around):
     tokenizer = word_tokenizer(around)
-    words = tokenizer.convert_ids_to_tokens(render_prompt(tokenizer, "one two"))
+    words = tokenizer.convert_ids_to_tokens(TextReader(tokenizer).prompt_ids("one two"))
     assert words == [*(["<s>"] if "<s>" in around else []), "Prompt", ":", "one", "two", "Response", ":"]
 
 
@@ -82,14 +95,14 @@ def test_without_a_template_the_default_text_follows_what_the_tokenizer_puts_bef
 def test_a_template_says_alone_what_stands_before_the_text_and_never_two_bos(opening):
     template = opening + "{% for m in messages %}{{ m['role'] }} : {{ m['content'] }} {% endfor %}Response :"
     tokenizer = word_tokenizer("<s> $A </s>", template)
-    words = tokenizer.convert_ids_to_tokens(render_prompt(tokenizer, "one"))
+    words = tokenizer.convert_ids_to_tokens(TextReader(tokenizer).prompt_ids("one"))
     assert words == [*(["<s>"] if opening else []), "user", ":", "one", "Response", ":"]
 
 
 def test_a_dialogue_that_the_template_refuses_is_said():
     tokenizer = word_tokenizer("$A", "{{ raise_exception('roles must alternate') }}")
     with pytest.raises(DataError, match=r"roles \['user', 'user'\] \(roles must alternate\)"):
-        render_prompt(tokenizer, (Message("user", "one"), Message("user", "two")))
+        TextReader(tokenizer).prompt_ids((Message("user", "one"), Message("user", "two")))
 
 
 @pytest.mark.parametrize("num_tokens", [1, 500, 1013, 1014])
