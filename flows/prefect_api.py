@@ -5,6 +5,8 @@ Plain HTTP, because the command line starts servers before Prefect may be import
 
 import contextlib
 import os
+import select
+import signal
 import socket
 import sys
 import threading
@@ -104,30 +106,34 @@ def end_without_server(advice: str) -> Iterator[None]:
         api = httpx.URL(current_api())
     except RuntimeError as error:  # what Prefect raises
         raise ServiceError(f"Prefect's embedded server did not start: {error}") from error
-    over = threading.Event()
-    threading.Thread(target=_watch, args=(api, advice, over), name="prefect-watch", daemon=True).start()
+    # Python writes a byte for every signal that it handles: whoever is asked to end needs no reason, and Ctrl-C in a
+    # terminal reaches the embedded server at the same time.
+    asked_to_end, asking = socket.socketpair()
+    asking.setblocking(False)
+    before = signal.set_wakeup_fd(asking.fileno(), warn_on_full_buffer=False)
+    threading.Thread(target=_watch, args=(api, advice, asked_to_end), name="prefect-watch", daemon=True).start()
     try:
         yield
     finally:
-        over.set()
+        signal.set_wakeup_fd(before)
+        asking.close()  # its other end becomes readable, which ends the watch
 
 
-def _watch(api: httpx.URL, advice: str, over: threading.Event) -> None:
+def _watch(api: httpx.URL, advice: str, asked_to_end: socket.socket) -> None:
     """Look whether somebody listens at all: a busy server does, and may take its time to answer."""
     port = api.port or (443 if api.scheme == "https" else 80)
     num_refused = 0
-    while num_refused < REFUSALS_OF_A_DEAD_SERVER:
-        if over.wait(WATCH_SECONDS):
-            return
-        try:
-            socket.create_connection((api.host, port), timeout=10).close()
-            num_refused = 0
-        except ConnectionRefusedError:
-            num_refused += 1
-        except OSError:  # the network's trouble, of which Prefect's client judges by itself
-            continue
-    if over.is_set():
-        return
+    with asked_to_end:
+        while num_refused < REFUSALS_OF_A_DEAD_SERVER:
+            if select.select([asked_to_end], [], [], WATCH_SECONDS)[0]:
+                return
+            try:
+                socket.create_connection((api.host, port), timeout=10).close()
+                num_refused = 0
+            except ConnectionRefusedError:
+                num_refused += 1
+            except OSError:  # the network's trouble, of which Prefect's client judges by itself
+                continue
     sys.stdout.flush()
     print(f"error: Prefect's server at {api} has ended during the run. {advice}", file=sys.stderr, flush=True)
     for child in psutil.Process().children(recursive=True):
