@@ -91,6 +91,7 @@ def test_each_setting_enters_the_keys_of_the_stages_it_affects(setting):
     others = {"device": "cuda", "data.gold.shortcut": "flattery", "model.name": "deberta"}
     others |= {"model.lora": LoraSettings(), "model.render_fn": "json:dumps", "train.callbacks": ("curvature",)}
     others |= {"landscape.parts": ("noise",), "landscape.checkpoint": "step_5"}
+    others |= {"evaluate.thresholds": (0.5,), "train.eval_thresholds": (0.5,)}
     literal = {"adamw": "sgd", "cut": "drop", "cosine": "linear", "fp32": "bf16", "lanczos": "full", "all": "head"}
     literal["eval/pairwise_accuracy"] = "eval/loss"
     others |= {"policy": PolicyConfig(), "validation": ValidationConfig(), "active": ActiveConfig()}
