@@ -17,9 +17,9 @@ from prefect.artifacts import create_link_artifact, create_markdown_artifact
 
 from experiments.presets import PRESETS
 from flows.console import say, say_notices
-from flows.prefect_api import ensure_device_limit, free_leaked_device, run_owner_tags
+from flows.prefect_api import ensure_device_limit, free_leaked_device, is_owner_tag, reap_dead_runs, run_owner_tags
 from rmcore.config import PipelineConfig
-from rmcore.errors import ConfigError
+from rmcore.errors import ConfigError, ServiceError
 from rmcore.files import write_json
 from rmcore.report import Results, summary_markdown, write_report
 from rmcore.rl.rlhf_requirements import require_rlhf
@@ -99,18 +99,26 @@ def require_judge(config: PipelineConfig) -> None:
 
 
 def open_store() -> Store:
-    """What a flow run begins with: its process is written down, the device is limited and free; gives the store."""
+    """What a flow run begins with: its process is written down, the device is limited and free; gives the store.
+
+    Runs that a killed process left open are ended.
+    """
     claim_run()
     store = Store(home() / "store")
     ensure_device_limit()
     free_leaked_device(is_idle(store))
+    try:
+        reap_dead_runs()
+    except ServiceError as error:  # of runs that ended long ago: no reason to end this one
+        say(f"warning: runs whose process has died may still be shown as running: {error}")
     return store
 
 
 def claim_run() -> None:
     """Tag this flow run with its process, so that a later start can tell when it died without a word."""
     with get_client(sync_client=True) as client:
-        tags = [*runtime.flow_run.tags, *run_owner_tags()]
+        kept = [tag for tag in runtime.flow_run.tags if not is_owner_tag(tag)]
+        tags = [*kept, *run_owner_tags()]
         client.update_flow_run(runtime.flow_run.id, tags=tags)
 
 

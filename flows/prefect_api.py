@@ -20,9 +20,12 @@ import psutil
 from rmcore.cli.common import FAILED
 from rmcore.errors import ServiceError
 from tasks.device import device_slots
-from tasks.home import DEVICE_LIMIT, find_process
+from tasks.home import DEVICE_LIMIT
 from tasks.local_services import WORK_POOL, basic_authorization
+from tasks.run_owner import HOST, PID, STARTED, has_died, this_process
 
+OWNER_PREFIX = "rm-"
+"""Of the tags that name the process of a flow run."""
 JOB_TEMPLATE = {
     # Names neither command nor environment nor folder, so those are the worker's; and no run may bring values of its
     # own: with Prefect's template they are the choice of whoever may create a run.
@@ -193,12 +196,16 @@ def worker_is_online(api: str) -> bool:
 
 def run_owner_tags() -> list[str]:
     """Prefect tags that name this process, by which `reap_dead_runs` sees that its run has died with it."""
-    created = psutil.Process().create_time()
-    return [f"rm-host:{socket.gethostname()}", f"rm-pid:{os.getpid()}", f"rm-started:{created:.2f}"]
+    return [f"{OWNER_PREFIX}{name}:{value}" for name, value in this_process().items()]
+
+
+def is_owner_tag(tag: str) -> bool:
+    """Whether a tag of a flow run says which process runs it, or ran it before it was started again."""
+    return tag.startswith(tuple(f"{OWNER_PREFIX}{name}:" for name in (HOST, PID, STARTED)))
 
 
 def reap_dead_runs(api: str | None = None) -> list[str]:
-    """Mark flow runs of this machine as Crashed whose process has ended; return their names.
+    """Mark flow runs of this machine, and their tasks, as Crashed whose process has ended; return the runs' names.
 
     After SIGKILL, or a machine that went down, Prefect shows a run as Running for ever.
 
@@ -210,18 +217,18 @@ def reap_dead_runs(api: str | None = None) -> list[str]:
     """
     api = api or current_api()
     running = {"state": {"type": {"any_": ["RUNNING", "CANCELLING"]}}}
-    mine = {"tags": {"all_": [f"rm-host:{socket.gethostname()}"]}}
+    mine = {"tags": {"all_": [f"{OWNER_PREFIX}{HOST}:{this_process()[HOST]}"]}}
     runs = ask("POST", f"{api}/flow_runs/filter", {"flow_runs": {**running, **mine}})
-    dead = [run for run in runs if _owner_is_dead(run["tags"])]
+    dead = [run for run in runs if has_died(_owner(run["tags"]))]
     for run in dead:
         message = "The process of this run has ended without reporting; start the run again."
         state = {"type": "CRASHED", "name": "Crashed", "message": message}
+        parts = {"flow_runs": {"id": {"any_": [run["id"]]}}, "task_runs": {"state": {"type": {"any_": ["RUNNING"]}}}}
+        for task in ask("POST", f"{api}/task_runs/filter", parts):
+            ask("POST", f"{api}/task_runs/{task['id']}/set_state", {"state": state, "force": True})
         ask("POST", f"{api}/flow_runs/{run['id']}/set_state", {"state": state, "force": True})
     return [run["name"] for run in dead]
 
 
-def _owner_is_dead(tags: list[str]) -> bool:
-    owner = dict(tag.split(":", 1) for tag in tags if tag.startswith(("rm-pid:", "rm-started:")))
-    if owner.keys() != {"rm-pid", "rm-started"}:
-        return False
-    return find_process(int(owner["rm-pid"]), float(owner["rm-started"])) is None
+def _owner(tags: list[str]) -> dict[str, str]:
+    return dict(tag.removeprefix(OWNER_PREFIX).split(":", 1) for tag in tags if is_owner_tag(tag))

@@ -1,13 +1,16 @@
-"""The connection to MLflow, and what MLflow raises when it is away.
+"""The connection to MLflow.
 
 MLflow is imported by the first use: its import takes 2 s, its first connection to a new database 5 s.
 """
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
+
+from rmcore.files import exclusive
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -15,16 +18,14 @@ if TYPE_CHECKING:
 PROBE_TIMEOUT_S = 5.0
 
 
-def outages() -> tuple[type[Exception], ...]:
-    """What MLflow raises when it cannot be reached or cannot store (requests' errors are OSErrors)."""
-    from mlflow.exceptions import MlflowException
-    from sqlalchemy.exc import SQLAlchemyError
-
-    return (MlflowException, SQLAlchemyError, OSError)
+DATABASE_FILE = "sqlite:///"
 
 
 def connect(tracking_uri: str) -> "MlflowClient":
     """A client of `tracking_uri`; a server is asked for a sign of life first, so a dead address costs seconds.
+
+    One process at a time connects to a database file: the first one makes its tables, and several at once would make
+    them on top of each other and fail half-way.
 
     Raises:
         OSError: no server answers there.
@@ -37,7 +38,12 @@ def connect(tracking_uri: str) -> "MlflowClient":
         requests.get(f"{tracking_uri}/health", timeout=PROBE_TIMEOUT_S)
     from mlflow import MlflowClient
 
-    return MlflowClient(tracking_uri, registry_uri=tracking_uri)
+    alone: AbstractContextManager[None] = nullcontext()
+    if tracking_uri.startswith(DATABASE_FILE):
+        database = Path(tracking_uri.removeprefix(DATABASE_FILE))
+        alone = exclusive(database.with_name(f"{database.name}.lock"))
+    with alone:
+        return MlflowClient(tracking_uri, registry_uri=tracking_uri)
 
 
 @contextmanager

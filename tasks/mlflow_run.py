@@ -15,6 +15,7 @@ from rmcore.tracking import METRICS_FILE
 from tasks.mlflow_client import connect, tolerating
 from tasks.model_versions import register_checkpoint
 from tasks.run_identity import (
+    EXPERIMENT_PREFIX,
     MISSING_TAG,
     adopt_children,
     contradicts,
@@ -23,6 +24,7 @@ from tasks.run_identity import (
     is_complete,
     join_parent,
     make_run,
+    owner_tags,
     set_aside,
 )
 from tasks.run_record import Event, MetricRow, RunRecord, parse_metric_lines, summary_metrics, texts
@@ -86,6 +88,8 @@ class MlflowRun:
         tags = identity_tags(self.record) if known else {}
         self.set_tags({name: text for name, text in tags.items() if known and known.tags.get(name) != text})
         if not self.complete:
+            if self._resumed:
+                self.set_tags(owner_tags())
             if self._run.info.status != "RUNNING":
                 self.client.update_run(self.run_id, "RUNNING")
             self._send_params(
@@ -97,7 +101,7 @@ class MlflowRun:
 
     def _experiment(self, study: str, tracking_uri: str) -> str:
         """Id of the experiment `rm/<study>`, made where missing and restored where deleted."""
-        name = f"rm/{study}"
+        name = f"{EXPERIMENT_PREFIX}{study}"
         # A server knows its own artifact root; MLflow's default for a bare database is the current folder.
         artifacts = self.directory / "mlflow" / "artifacts" / study
         location = None if tracking_uri.startswith("http") else artifacts.as_uri()

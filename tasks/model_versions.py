@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 import rmcore
-from rmcore.errors import ConfigError, ServiceError
-from tasks.mlflow_client import connect, in_one_line, outages, tolerating, without_login
+from rmcore.errors import ConfigError, RmcoreError, ServiceError
+from tasks.mlflow_client import connect, in_one_line, tolerating, without_login
 from tasks.run_record import texts
 
 if TYPE_CHECKING:
@@ -163,7 +163,9 @@ def checkpoint_of(model: str, tracking_uri: str, folder: Path) -> RegisteredChec
             f"{model} holds no checkpoint ({error} is missing from its MLmodel file): something else registered it. "
             "Name a model that `rm-opt run` registered."
         ) from error
-    except outages() as error:
+    except RmcoreError:
+        raise
+    except Exception as error:  # MLflow's, its database's or its storage's
         raise ServiceError(
             f"{model} could not be read from MLflow at {without_login(tracking_uri)} ({in_one_line(error)}): MLflow is "
             "away, or its files lie on another machine or were deleted. See `rm-opt status`, or name a checkpoint "

@@ -8,6 +8,8 @@ A run with a uid is one outcome, named by its tag `rm.key`. Started again, it is
   another outcome. The old run is set aside, still there to be read, and a new one is made, so that two outcomes never
   mix in one run's curves.
 
+A run names the process that feeds it, so that who starts next sees which open runs nobody feeds any more.
+
 Parent and child find each other by uid, whichever comes first: a child looks for its parent after it was made, and a
 parent, once made, takes the children that wait for it.
 """
@@ -15,6 +17,7 @@ parent, once made, takes the children that wait for it.
 import logging
 from typing import TYPE_CHECKING
 
+from tasks.run_owner import HOST, PID, STARTED, has_died, this_process
 from tasks.run_record import KEY_TAG, RunRecord
 
 if TYPE_CHECKING:
@@ -26,6 +29,10 @@ logger = logging.getLogger(__name__)
 UID_TAG = "rm.run_uid"
 PARENT_UID_TAG = "rm.parent_uid"
 KIND_TAG = "rm.kind"
+OWNER_PREFIX = "rm."
+"""Of the tags that name the process which feeds a run."""
+EXPERIMENT_PREFIX = "rm/"
+"""Of the names of all our experiments."""
 MISSING_TAG = "rm.missing_files"
 """Files that were gone when the run was sent: such a run is not complete."""
 PARENT_TAG = "mlflow.parentRunId"
@@ -72,15 +79,41 @@ def set_aside(client: "MlflowClient", run: "Run") -> None:
 
 def make_run(client: "MlflowClient", experiment_id: str, record: RunRecord) -> "Run":
     """A new run for `record`, without its parameters."""
-    return client.create_run(
-        experiment_id, start_time=record.started_ms, run_name=record.run_name, tags=identity_tags(record)
-    )
+    tags = {**identity_tags(record), **owner_tags()}
+    return client.create_run(experiment_id, start_time=record.started_ms, run_name=record.run_name, tags=tags)
 
 
 def identity_tags(record: RunRecord) -> dict[str, str]:
     """The tags that a run has from its start."""
     parent = {} if record.parent_uid is None else {PARENT_UID_TAG: record.parent_uid}
     return {**record.tags, UID_TAG: record.uid, **parent}
+
+
+def owner_tags() -> dict[str, str]:
+    """The tags that name this process, which feeds the run."""
+    return {f"{OWNER_PREFIX}{name}": value for name, value in this_process().items()}
+
+
+def reap_dead_runs(client: "MlflowClient") -> list[str]:
+    """Set runs that a process of this machine left open when it was killed to KILLED; their names.
+
+    A run without an owner, or of another machine, is left alone.
+    """
+    experiments = client.search_experiments(filter_string=f"name LIKE '{EXPERIMENT_PREFIX}%'")
+    is_ours = f"tags.`{OWNER_PREFIX}{HOST}` = '{this_process()[HOST]}'"
+    running = client.search_runs(
+        [experiment.experiment_id for experiment in experiments], f"attributes.status = 'RUNNING' and {is_ours}"
+    )
+    dead = [run for run in running if has_died(_owner(run))]
+    for run in dead:
+        client.set_terminated(run.info.run_id, "KILLED")
+    return [run.info.run_name for run in dead]
+
+
+def _owner(run: "Run") -> dict[str, str]:
+    tags = run.data.tags
+    names = (HOST, PID, STARTED)
+    return {name: tags[f"{OWNER_PREFIX}{name}"] for name in names if f"{OWNER_PREFIX}{name}" in tags}
 
 
 def join_parent(client: "MlflowClient", run: "Run", parent_uid: str) -> bool:

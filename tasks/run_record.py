@@ -168,12 +168,22 @@ def summary_metrics(folder: Path, stage: str) -> dict[str, float]:
 
     Under the key "metrics": a number stays one metric; `{"value", "ci_low", "ci_high"}` becomes three, with the
     suffixes `_ci_low` and `_ci_high`. Nulls and texts are not metrics and are left out.
+
+    Raises:
+        DataError: the file is damaged.
     """
     path = folder / "summary.json"
     if not path.is_file():
         return {}
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(
+            f"{path} is damaged ({error}), so its numbers cannot be sent to MLflow; run the pipeline again, which "
+            "makes the artifact anew."
+        ) from error
     metrics: dict[str, float] = {}
-    for name, entry in json.loads(path.read_text(encoding="utf-8")).get("metrics", {}).items():
+    for name, entry in summary.get("metrics", {}).items():
         parts = entry if isinstance(entry, Mapping) else {"value": entry}
         for part, suffix in (("value", ""), ("ci_low", "_ci_low"), ("ci_high", "_ci_high")):
             value = parts.get(part)

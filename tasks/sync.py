@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rmcore.errors import ServiceError
 from rmcore.files import exclusive
-from tasks.mlflow_client import in_one_line, outages
+from tasks.mlflow_client import in_one_line
 from tasks.mlflow_run import MlflowRun
 from tasks.run_record import RunRecord, read_record, unsynced_folder
 
@@ -34,7 +34,7 @@ def sync_pending(directory: Path, tracking_uri: str | None = None) -> list[str]:
             target = tracking_uri or record.tracking_uri
             try:
                 _replay(record, directory, target)
-            except outages() as error:
+            except Exception as error:  # noqa: BLE001 - whatever it is, the others are sent and this one stays
                 failures.append(f"{record.run_name} to {target}: {in_one_line(error)}")
                 continue
             path.unlink()

@@ -17,17 +17,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from rmcore.errors import StoreError
+from rmcore.errors import RmcoreError, StoreError
 from tasks.comparison_view import comparison_url
 from tasks.home import MLFLOW_PORT, home, tracking_address
-from tasks.mlflow_client import in_one_line, outages, without_login
+from tasks.mlflow_client import in_one_line, without_login
 from tasks.mlflow_run import MlflowRun
 from tasks.model_versions import judgement_tags
+from tasks.run_identity import reap_dead_runs
 from tasks.run_record import Event, GrowingFile, RunRecord, metric_name, plain_table, texts
 
 logger = logging.getLogger(__name__)
 
 FOLLOW_SECONDS = 3.0
+_REAPED: set[str] = set()
+"""Addresses at which this process has looked for runs that died."""
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
@@ -46,6 +49,7 @@ class RunTracker:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mlflow")
         self._results: list[Future[Any]] = []
         self._submit(self._open)
+        self._submit(self._reap)
 
     @classmethod
     def start(
@@ -271,6 +275,14 @@ class RunTracker:
     def _open(self) -> None:
         self._run = MlflowRun(self.record, self._directory, self.record.tracking_uri, resume=self._resume)
 
+    def _reap(self) -> None:
+        """End what a killed process left open; the first tracker of a process looks, after its own run is there."""
+        uri = self.record.tracking_uri
+        if uri not in _REAPED:
+            _REAPED.add(uri)
+            if names := reap_dead_runs(self._opened().client):
+                logger.info("Runs whose process had died were open in MLflow and are set to KILLED: %s", names)
+
     def _opened(self) -> MlflowRun:
         assert self._run is not None  # noqa: S101 - actions run after `_open`, and not at all when it failed
         return self._run
@@ -289,7 +301,9 @@ class RunTracker:
         if not self._offline.is_set():
             try:
                 return action()
-            except outages() as error:
+            except RmcoreError:
+                raise
+            except Exception as error:  # noqa: BLE001 - whatever it is, hours of computation must not end for it
                 self._offline.set()
                 logger.warning(
                     "MLflow at %s failed (%s): the run goes on without it, its metrics are on disk and its record is "

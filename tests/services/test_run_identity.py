@@ -5,11 +5,16 @@ import os
 import subprocess
 import sys
 
+import psutil
 import pytest
 
+from rmcore.errors import DataError
 from rmcore.tracking import METRICS_FILE
+from tasks import tracking
 from tasks.mlflow_client import connect
-from tasks.run_identity import PARENT_TAG, PARENT_UID_TAG
+from tasks.mlflow_run import MlflowRun
+from tasks.run_identity import PARENT_TAG, PARENT_UID_TAG, reap_dead_runs
+from tasks.run_owner import HOST, PID, STARTED, this_process
 from tasks.run_record import unsynced_folder
 from tasks.sync import sync_pending
 from tasks.tracking import RunTracker
@@ -126,7 +131,7 @@ def test_a_failed_run_started_again_is_finished_in_the_end(home, artifact):
 def test_what_could_not_be_read_leaves_the_run_failed_so_that_it_is_sent_again(home, artifact):
     summary = (artifact / "summary.json").read_text()
     (artifact / "summary.json").write_text("{")
-    with pytest.raises(ValueError, match="Expecting"), cell() as tracker:
+    with pytest.raises(DataError, match=r"summary.json is damaged"), cell() as tracker:
         tell(tracker, artifact)
     assert runs()["muon seed 2"].info.status == "FAILED"
     (artifact / "summary.json").write_text(summary)
@@ -304,3 +309,92 @@ def test_a_record_left_by_an_outage_adds_nothing_to_a_run_completed_meanwhile(ho
     (run,) = runs().values()
     assert complete(run)
     assert points(run) == first
+
+
+def killed_process():
+    """A process that was killed, as its runs name it."""
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    owner = this_process() | {PID: str(process.pid), STARTED: f"{psutil.Process(process.pid).create_time():.2f}"}
+    process.kill()
+    process.wait()
+    return owner
+
+
+def test_whoever_starts_next_ends_the_runs_of_killed_processes_and_no_others(home, monkeypatch):
+    """The run of a killed process, of another machine's process with the same numbers, and of a living one."""
+    owners = {"dead": killed_process()}
+    owners["elsewhere"] = owners["dead"] | {HOST: "elsewhere"}
+    owners["alive"] = this_process()
+    known = client()
+    experiment = known.create_experiment("rm/other")
+    for name, owner in owners.items():
+        known.create_run(experiment, run_name=name, tags={f"rm.{field}": value for field, value in owner.items()})
+    known.create_run(experiment, run_name="nobody's")
+    monkeypatch.setattr(tracking, "_REAPED", set())  # as in a process that has just begun
+    with cell():
+        pass
+    found = {run.info.run_name: run.info.status for run in known.search_runs([experiment])}
+    assert found == {"dead": "KILLED", "elsewhere": "RUNNING", "alive": "RUNNING", "nobody's": "RUNNING"}
+    assert runs()["muon seed 2"].info.status == "FINISHED"
+
+
+def test_a_run_that_was_reaped_is_taken_up_by_its_next_start(home, artifact):
+    with cell(key=None) as tracker:
+        pass
+    for name, value in killed_process().items():
+        client().set_tag(tracker.run_id, f"rm.{name}", value)
+    client().update_run(tracker.run_id, "RUNNING")
+    assert reap_dead_runs(client()) == ["muon seed 2"]
+    with cell() as again:
+        assert again.run_id == tracker.run_id
+        assert reap_dead_runs(client()) == []
+        tell(again, artifact)
+    (run,) = runs().values()
+    assert complete(run)
+
+
+FIRST = """
+import sys
+from tasks.home import configure_environment
+configure_environment()
+from tasks.tracking import RunTracker
+sys.stdin.readline()
+with RunTracker.start("demo", sys.argv[1], {"rm.kind": "pipeline"}, {"seed": 0}) as tracker:
+    tracker.log_metrics({"eval/gap": 0.5})
+print(tracker.pending, tracker.run_id is not None)
+"""
+
+
+def test_four_first_runs_at_once_in_a_fresh_home_are_all_there(home):
+    """Each would make MLflow's tables. They begin together, once all have started."""
+    (home / "mlflow" / "mlflow.db").unlink()
+    command = [sys.executable, "-c", FIRST]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    first = [subprocess.Popen([*command, f"run {number}"], **pipes) for number in range(4)]
+    for process in first:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    for process in first:
+        said, errors = process.communicate(timeout=300)
+        assert (said, process.returncode) == ("False True\n", 0), errors
+    assert {name: run.info.status for name, run in runs().items()} == {
+        f"run {number}": "FINISHED" for number in range(4)
+    }
+
+
+@pytest.mark.parametrize("error", [KeyError("alembic"), RuntimeError("dictionary changed size"), ImportError("mlflow")])
+def test_whatever_fails_in_the_tracking_costs_no_run_and_is_sent_later(home, artifact, monkeypatch, caplog, error):
+    """Not only what MLflow says in its own errors: the libraries beneath it raise what they like."""
+
+    def fail(*_, **__):
+        raise error
+
+    with monkeypatch.context() as broken:
+        broken.setattr(MlflowRun, "send_metrics", fail)
+        with cell() as tracker:
+            tell(tracker, artifact)
+    assert tracker.pending
+    assert caplog.text.count("rm-opt sync") == 1
+    assert sync_pending(home) == ["muon seed 2"]
+    (run,) = runs().values()
+    assert complete(run)
