@@ -7,9 +7,11 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -283,6 +285,13 @@ def test_a_run_that_is_ended_again_and_again_goes_on_where_it_was(place, finishe
     assert [step for step, loss in history(trained) if loss is not None] == list(range(1, 151))  # each step once
     assert not unfinished.exists()
     assert not (trained / "resume").exists()
+    # However it ended: the next start has seen that nobody runs it any more.
+    for database, query in (
+        ("prefect/prefect.db", "SELECT state_type FROM flow_run UNION SELECT state_type FROM task_run"),
+        ("mlflow/mlflow.db", "SELECT status FROM runs"),
+    ):
+        with closing(sqlite3.connect(place.home / database)) as connection:
+            assert "RUNNING" not in {state for (state,) in connection.execute(query)}
 
 
 def test_the_store_is_listed_and_bounded(place, finished):
