@@ -17,6 +17,12 @@ PREFECT_PORT = 4200
 MLFLOW_PORT = 5000
 DEVICE_LIMIT = "rm-device"
 """Prefect's global concurrency limit of which a stage takes a slot while it uses the device (tasks/device.py)."""
+HOME_FOLDERS = (
+    *("given", "mlflow", "prefect", "registrations", "reports"),
+    *("scores", "services", "store", "unsynced"),
+)
+"""Where all of our data lies in a home: prompts and answers, rewards, databases, logs, a password."""
+OWNER_ONLY = 0o700
 CREATE_TIME_TOLERANCE_S = 1.0
 """psutil derives a process's creation time from the boot time, which moves a little when the clock is corrected."""
 
@@ -101,6 +107,19 @@ def _keep_loopback_off_the_proxy() -> None:
         os.environ[name] = ",".join([*kept, *(host for host in ("127.0.0.1", "localhost") if host not in kept)])
 
 
+def _make_home(directory: Path) -> None:
+    """Make the home and its folders; nobody but their owner may look into them.
+
+    A home that is there already keeps its own mode: it may be a folder that holds other things, too.
+    """
+    directory.mkdir(mode=OWNER_ONLY, parents=True, exist_ok=True)
+    for name in HOME_FOLDERS:
+        folder = directory / name
+        folder.mkdir(mode=OWNER_ONLY, exist_ok=True)
+        if folder.stat().st_mode & 0o077:
+            folder.chmod(OWNER_ONLY)
+
+
 def configure_environment() -> None:
     """Set what Prefect, MLflow and the Hugging Face libraries read at import; call before importing any of them.
 
@@ -124,11 +143,11 @@ def configure_environment() -> None:
     if prefect_api:
         settings["PREFECT_API_URL"] = prefect_api
     try:
-        directory.mkdir(parents=True, exist_ok=True)  # Prefect makes its own folder in it, but no parents
+        _make_home(directory)
     except OSError as error:
         raise ConfigError(
-            f"RM_OPT_HOME is {directory}, which cannot be made ({error.strerror}): nothing could be stored. Set "
-            "RM_OPT_HOME to a folder that you may write to."
+            f"RM_OPT_HOME is {directory}, which cannot be made, or not for you alone ({error.strerror}: "
+            f"{error.filename}): nothing could be stored. Set RM_OPT_HOME to a folder of your own."
         ) from error
     for name, value in settings.items():
         os.environ.setdefault(name, value)

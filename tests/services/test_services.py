@@ -236,6 +236,23 @@ def test_a_home_that_cannot_be_made_is_a_clear_error(home, monkeypatch):
     monkeypatch.setenv("RM_OPT_HOME", str(home))
 
 
+@pytest.mark.parametrize("existing", [False, True], ids=["fresh home", "home of an earlier version"])
+def test_a_home_is_for_its_owner_alone(home, monkeypatch, existing):
+    place = home / "below"
+    if existing:
+        for folder in (place, place / "mlflow", place / "reports"):
+            folder.mkdir(mode=0o755, parents=True)
+    monkeypatch.setenv("RM_OPT_HOME", str(place))
+    before = os.umask(0)
+    try:
+        home_module.configure_environment()
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in place.iterdir()}
+    assert modes == dict.fromkeys(home_module.HOME_FOLDERS, 0o700)
+    assert place.stat().st_mode & 0o777 == (0o755 if existing else 0o700)
+
+
 def test_without_prefect_yaml_nothing_starts(home, tmp_path):
     with pytest.raises(ServiceError, match=r"no prefect\.yaml"):
         services.up(root=tmp_path)

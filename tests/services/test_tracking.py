@@ -84,7 +84,7 @@ def test_a_run_in_the_database_file_is_complete(home, artifact):
         assert tracker.url.startswith("http://127.0.0.1:5000/#/experiments/")
     assert_complete(connect(os.environ["MLFLOW_TRACKING_URI"]), artifact)
     assert not tracker.pending
-    assert not unsynced_folder(home).exists()
+    assert not list(unsynced_folder(home).iterdir())
 
 
 def test_followed_lines_are_sent_once_though_the_folder_moves(home, artifact, tmp_path):
