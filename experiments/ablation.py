@@ -5,7 +5,7 @@ from experiments.sizes import BUDGET_MINUTES, NOTHING, SEEDS, Size, base
 
 ACCURACY = "eval/test_pairwise_accuracy"
 GAP = "eval/train_test_gap"
-ECE = "calib/test_ece"
+ECE = "calib/test_ece_debiased"
 
 
 def recipes(size: Size) -> dict[str, Changes]:

@@ -20,7 +20,7 @@ def experiment(size: Size) -> Experiment:
         seeds=SEEDS[size],
         metrics=(
             accuracy,
-            "calib/test_ece",
+            "calib/test_ece_debiased",
             "eval/train_test_gap",
             "eval/test_length_matched_accuracy",
             "cost/train_pairs_per_second",

@@ -38,7 +38,7 @@ def experiment(size: Size) -> Experiment:
         ),
         control="random",
         seeds=SEEDS[size],
-        metrics=(accuracy, "calib/test_ece", "eval/train_test_gap", "eval/test_loss", "cost/train_seconds"),
+        metrics=(accuracy, "calib/test_ece_debiased", "eval/train_test_gap", "eval/test_loss", "cost/train_seconds"),
         hypotheses=(
             Hypothesis(
                 name="C1",

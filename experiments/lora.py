@@ -32,7 +32,7 @@ def experiment(size: Size) -> Experiment:
         seeds=SEEDS[size],
         metrics=(
             accuracy,
-            "calib/test_ece",
+            "calib/test_ece_debiased",
             "eval/train_test_gap",
             "cost/train_pairs_per_second",
             "cost/peak_training_mib",

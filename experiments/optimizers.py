@@ -52,7 +52,7 @@ def experiment(size: Size) -> Experiment:
         seeds=SEEDS[size],
         metrics=(
             accuracy,
-            "calib/test_ece",
+            "calib/test_ece_debiased",
             "eval/test_loss",
             "train/steps_to_target",
             "cost/seconds_to_target",

@@ -37,6 +37,6 @@ def experiment(size: Size) -> Experiment:
         design="one_at_a_time",
         control="base",
         seeds=SEEDS[size],
-        metrics=(accuracy, "calib/test_ece", "eval/train_test_gap", "train/stop_share", "cost/train_seconds"),
+        metrics=(accuracy, "calib/test_ece_debiased", "eval/train_test_gap", "train/stop_share", "cost/train_seconds"),
         budget_minutes=BUDGET_MINUTES[size],
     )

@@ -194,7 +194,7 @@ class TrainConfig(Settings):
     early_stopping_patience: int | None = Field(default=5, ge=1)
     """Evaluations without improvement before training stops; null (--no-early-stopping) never stops early."""
     best_metric: Literal["eval/pairwise_accuracy", "eval/loss", "eval/ece", "last"] = "eval/pairwise_accuracy"
-    """What the best checkpoint is chosen by: highest accuracy, lowest loss or ECE; last: no choice, the last step."""
+    """What the best checkpoint is chosen by: highest accuracy, lowest loss or (plain) ECE; last: no choice."""
     min_delta: float = Field(default=0.0, ge=0)
     """Smallest change of that metric that counts as an improvement for early stopping."""
     callbacks: tuple[Literal["calibration", "curvature"], ...] = ("calibration",)

@@ -183,7 +183,7 @@ _GATE = (
     ("pairwise_accuracy", "above", 0.60, "held-out pairwise accuracy"),
     ("margin_p50", "above", 0.0, "median held-out margin"),
     ("negative_margin_rate", "below", 0.40, "share of negative margins"),
-    ("ece", "below", 0.15, "calibration error (ECE)"),
+    ("ece_debiased", "below", 0.15, "calibration error (ECE)"),
     ("train_test_gap", "below", 0.15, "train accuracy minus test accuracy"),
 )
 
@@ -195,9 +195,8 @@ def validation_gate(values: Mapping[str, float | None]) -> list[GateCheck]:
     condition compares LoRA with full fine-tuning, so it needs two runs and is not part of this gate.)
 
     Args:
-        values: pairwise_accuracy, margin_p50, negative_margin_rate, ece as from `evaluate_pairs`, and train_test_gap as
-        a
-            fraction. A missing, None or non-finite value does not pass.
+        values: pairwise_accuracy, margin_p50, negative_margin_rate, ece_debiased as from `evaluate_pairs`, and
+            train_test_gap as a fraction. A missing, None or non-finite value does not pass.
     """
     checks = []
     for name, side, threshold, label in _GATE:

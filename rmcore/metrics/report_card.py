@@ -45,20 +45,19 @@ def evaluate_pairs(
 
     Definitions: `rmcore.metrics.ranking` (pairwise_accuracy, tie_rate, loss, mean_margin, margin_std, margin_p05 to
     p95, negative_margin_rate, brier, roc_auc, tpr/fpr/fnr@t, length_matched_accuracy, longer_wins_accuracy,
-    pairwise_accuracy[subset], within_prompt_ and pooled_reward_variance) and `rmcore.metrics.calibration` (ece,
-    ece_debiased, temperature). ece_tempered and ece_tempered_debiased are those of margin / temperature on pairs that
+    pairwise_accuracy[subset], within_prompt_ and pooled_reward_variance) and `rmcore.metrics.calibration`
+    (ece_debiased, temperature). ece_tempered_debiased is the calibration error of margin / temperature on pairs that
     the temperature was not fitted on.
 
     Intervals are expanded percentile intervals (`percentile_interval`); a share that is exactly 0 or 1 gets the exact
-    binomial bound over prompts; the interval of the plug-in ece is moved so that the resamples' mean is the value,
-    because each resample adds the upward bias once more.
+    binomial bound over prompts, and a calibration error `BinnedCalibration.interval`.
 
     Args:
         rewards: one row a pair with pair_id, prompt_id (of a dialogue, that of its first user turn), reward_chosen,
             reward_rejected (logits), chosen_chars, rejected_chars, subset (text or null).
         calibration: a separate split of the same form to fit the temperature on; pairs whose prompt also occurs in
             `rewards` are left out. None: the temperature is fitted on a hash-half of the prompts of `rewards` and
-            ece_tempered is over the other half.
+            ece_tempered_debiased is over the other half.
         num_resamples: bootstrap resamples (1000: the ends of a 95 % interval rest on 25 resamples each).
         num_bins: calibration bins over confidence 0.5 to 1.
         thresholds: of tpr, fpr and fnr, between 0 and 1; None: no metric of single sides, roc_auc neither.
@@ -75,7 +74,6 @@ def evaluate_pairs(
         Spread(table),
         MarginPercentiles(table),
         *(() if thresholds is None else (PooledSides(table, thresholds),)),
-        calib.BinnedCalibration(table.margin, table.prompt, table.num_prompts, num_bins),
     )
 
     def compute(weights: FloatArray) -> dict[str, FloatArray]:
@@ -91,6 +89,7 @@ def evaluate_pairs(
         name: _mean_value(by_name[name], table, resampled) if name in by_name else _value(name, table, resampled)
         for name in resampled.point
     }
+    metrics["ece_debiased"] = _calibration_error(table, 1.0, num_bins)
     fit, judge = _temperature_split(rewards, calibration)
     return metrics | _tempered(fit, judge, num_resamples, num_bins, seed)
 
@@ -111,12 +110,23 @@ def _mean_value(mean: PairMean, table: RewardTable, resampled: Resampled) -> Met
 
 def _value(name: str, table: RewardTable, resampled: Resampled) -> MetricValue:
     """Value and interval of a metric over all pairs."""
-    value, replicates = resampled.point[name], resampled.replicates.get(name)
-    if name in {"ece", "ece_tempered"} and replicates is not None:
-        replicates = np.maximum(replicates - (replicates.mean() - value), 0.0)
     return metric_value(
-        value, replicates, num_prompts=table.num_prompts, num_pairs=table.num_pairs, is_share="@" in name
+        resampled.point[name],
+        resampled.replicates.get(name),
+        num_prompts=table.num_prompts,
+        num_pairs=table.num_pairs,
+        is_share="@" in name,
     )
+
+
+def _calibration_error(table: RewardTable, temperature: float, num_bins: int) -> MetricValue:
+    """The debiased error of margin / temperature: a value below 0 says that none was found, and is shown as 0."""
+    binned = calib.BinnedCalibration(table.margin / temperature, table.prompt, table.num_prompts, num_bins)
+    value = max(0.0, float(binned(np.ones((1, table.num_prompts)))["ece_debiased"][0]))
+    interval = binned.interval()
+    if interval is None:
+        return metric_value(value, None, num_prompts=table.num_prompts, num_pairs=table.num_pairs)
+    return MetricValue(value, min(interval[0], value), max(interval[1], value), table.num_pairs)
 
 
 def _temperature_split(
@@ -135,15 +145,15 @@ def _temperature_split(
 def _tempered(
     fit: RewardTable | None, judge: RewardTable | None, num_resamples: int, num_bins: int, seed: int
 ) -> dict[str, MetricValue]:
-    """Fitted temperature over the fitting pairs; ece_tempered and its debiased form over the judging pairs."""
-    names = ("ece_tempered", "ece_tempered_debiased")
+    """Fitted temperature over the fitting pairs; the error that it leaves over the judging pairs."""
     if fit is None:
         none = MetricValue(None, None, None, 0, "no prompt is left to fit the temperature on; pass a calibration split")
-        return {"temperature": none} | dict.fromkeys(names, none)
+        return {"temperature": none, "ece_tempered_debiased": none}
     temperature, reason = calib.fit_temperature(fit.margin)
     if temperature is None:
-        return {"temperature": MetricValue(None, None, None, fit.num_pairs, reason)} | {
-            name: MetricValue(None, None, None, 0, f"no temperature: {reason}") for name in names
+        return {
+            "temperature": MetricValue(None, None, None, fit.num_pairs, reason),
+            "ece_tempered_debiased": MetricValue(None, None, None, 0, f"no temperature: {reason}"),
         }
     statistic = calib.TemperatureStatistic(fit.margin, fit.prompt, fit.num_prompts, temperature)
     fitted = cluster_bootstrap(statistic, fit.num_prompts, num_resamples=num_resamples, seed=seed)
@@ -155,14 +165,8 @@ def _tempered(
         none = MetricValue(
             None, None, None, 0, "no prompt is left to judge the temperature on; pass a calibration split"
         )
-        return metrics | dict.fromkeys(names, none)
-    binned = calib.BinnedCalibration(judge.margin / temperature, judge.prompt, judge.num_prompts, num_bins)
-
-    def compute(weights: FloatArray) -> dict[str, FloatArray]:
-        return dict(zip(names, binned(weights).values(), strict=True))
-
-    resampled = cluster_bootstrap(compute, judge.num_prompts, num_resamples=num_resamples, seed=seed)
-    return metrics | {name: _value(name, judge, resampled) for name in names}
+        return metrics | {"ece_tempered_debiased": none}
+    return metrics | {"ece_tempered_debiased": _calibration_error(judge, temperature, num_bins)}
 
 
 def most_confident_mistakes(rewards: pd.DataFrame, k: int = 50) -> pd.DataFrame:

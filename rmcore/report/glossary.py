@@ -36,20 +36,15 @@ METRICS: dict[str, Term] = {
     "margin_p75": Term("margin, 75th percentile", "logits", "three quarters of the margins are below"),
     "margin_p95": Term("margin, 95th percentile", "logits", "95 % of the margins are below"),
     "negative_margin_rate": Term("negative margins", "%", "share of pairs ranked the wrong way round"),
-    "ece": Term(
-        "calibration error (ECE)",
-        "",
-        "mean gap between confidence max(p, 1 − p), p = sigmoid(margin), and accuracy over bins of confidence; "
-        "too high on average even for a perfect model",
-    ),
     "ece_debiased": Term(
         "calibration error (ECE), debiased",
         "",
-        "mean gap between confidence and accuracy (0 is perfect) without the upward bias of binning; "
-        "a few points below 0 come by chance",
+        "mean gap between confidence max(p, 1 − p), p = sigmoid(margin), and accuracy over bins of confidence, without "
+        "the upward bias of binning; 0 where none was found",
     ),
-    "ece_tempered": Term("ECE after temperature", "", "ECE of margin / temperature, on pairs it was not fitted on"),
-    "ece_tempered_debiased": Term("ECE after temperature, debiased", "", "the same, upward bias of binning removed"),
+    "ece_tempered_debiased": Term(
+        "ECE after temperature, debiased", "", "the same of margin / temperature, on pairs it was not fitted on"
+    ),
     "temperature": Term(
         "temperature",
         "",

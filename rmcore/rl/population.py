@@ -114,10 +114,16 @@ def _on_pairs(seen: Seen, head: FloatArray, test: Sequence[PreferencePair], seed
         }
     )
     card = evaluate_pairs(table, num_resamples=NUM_RESAMPLES, seed=seed)
-    wanted = ("pairwise_accuracy", "ece", "pooled_reward_variance", "ece_tempered_debiased", "length_matched_accuracy")
+    wanted = (
+        "pairwise_accuracy",
+        "ece_debiased",
+        "pooled_reward_variance",
+        "ece_tempered_debiased",
+        "length_matched_accuracy",
+    )
     found = {name: card[name].value for name in wanted}
     lambda_max = _curvature(seen.test[0] - seen.test[1], chosen - rejected)
-    accuracy, ece, variance = found["pairwise_accuracy"], found["ece"], found["pooled_reward_variance"]
+    accuracy, ece, variance = found["pairwise_accuracy"], found["ece_debiased"], found["pooled_reward_variance"]
     if accuracy is None or ece is None or variance is None:
         raise ModelError("a reward model of the study gives both sides of every test pair the same reward.")
     v1 = RLReadinessScorer().compute_score(accuracy, ece, variance, lambda_max)

@@ -130,7 +130,7 @@ class RLReadinessScorer:
 
         Args:
             accuracy: held-out pairwise accuracy, 0 to 1.
-            ece: expected calibration error, 0 to 1.
+            ece: expected calibration error, 0 to 1; debiased, or a calibrated model loses points on few pairs.
             reward_variance: variance of the rewards pooled over all held-out sides, in squared logits.
             top_eigenvalue: largest eigenvalue of the loss Hessian.
 

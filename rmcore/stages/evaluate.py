@@ -85,7 +85,7 @@ def measure(
 
 
 def tracked_metrics(metrics: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Name the metrics as trackers show them, for example `eval/test_pairwise_accuracy` and `calib/test_ece`.
+    """Name the metrics as trackers show them, for example `eval/test_pairwise_accuracy` and `calib/test_brier`.
 
     The split is part of the name because `eval/pairwise_accuracy` is the curve of the validation pairs in training.
     """

@@ -57,11 +57,12 @@ def judge(
         "stability": config.stability_weight,
         "landscape": config.landscape_weight,
     }
-    accuracy, ece, variance = test["pairwise_accuracy"], test["ece"], test["pooled_reward_variance"]
+    accuracy, ece, variance = test["pairwise_accuracy"], test["ece_debiased"], test["pooled_reward_variance"]
     if accuracy is None or ece is None or variance is None or lambda_max is None:
         raise DataError(
-            f"readiness needs pairwise_accuracy ({accuracy}), ece ({ece}), pooled_reward_variance ({variance}) and "
-            f"lambda_max ({lambda_max}), and one is undefined; evaluate on more pairs that are not all tied."
+            f"readiness needs pairwise_accuracy ({accuracy}), ece_debiased ({ece}), pooled_reward_variance "
+            f"({variance}) and lambda_max ({lambda_max}), and one is undefined; evaluate on more pairs that are not "
+            "all tied."
         )
     report = RLReadinessScorer(weights).compute_score(accuracy, ece, variance, lambda_max)
     gap = None if train_accuracy is None else train_accuracy - accuracy

@@ -63,7 +63,7 @@ def calibration(evaluation: Evaluation) -> dict[str, float]:
         return found
     every = np.arange(len(margins))
     binned = BinnedCalibration(margins, every, len(margins), evaluation.num_bins)
-    found["calib/ece_debiased"] = float(binned(np.ones((1, len(margins))))["ece_debiased"][0])
+    found["calib/ece_debiased"] = max(0.0, float(binned(np.ones((1, len(margins))))["ece_debiased"][0]))
     temperature, _ = fit_temperature(margins)
     if temperature is not None:
         found["calib/temperature"] = temperature

@@ -17,7 +17,7 @@ from rmcore.study.cells import read_cell
 
 ACCURACY = "eval/test_pairwise_accuracy"
 GAP = "eval/train_test_gap"
-ECE = "calib/test_ece"
+ECE = "calib/test_ece_debiased"
 EVERY = [(name, size) for name in SHIPPED for size in SIZES]
 
 

@@ -41,7 +41,7 @@ DECLARED = {
     ],
     "control": "small",
     "seeds": [0, 1],
-    "metrics": ["eval/test_pairwise_accuracy", "calib/test_ece", "cost/train_seconds"],
+    "metrics": ["eval/test_pairwise_accuracy", "calib/test_ece_debiased", "cost/train_seconds"],
     "hypotheses": [
         {
             "name": "H1",

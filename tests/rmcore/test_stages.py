@@ -28,7 +28,7 @@ GOOD = {
     "pairwise_accuracy": 0.9,
     "margin_p50": 1.0,
     "negative_margin_rate": 0.1,
-    "ece": 0.02,
+    "ece_debiased": 0.02,
     "pooled_reward_variance": 0.5,
 }
 
@@ -179,7 +179,7 @@ def test_a_good_model_is_ready():
     [
         ({"pairwise_accuracy": 0.55}, 0.6, 10.0, "pairwise_accuracy"),
         ({"margin_p50": -0.1}, 0.9, 10.0, "margin_p50"),
-        ({"ece": 0.2}, 0.9, 10.0, "ece"),
+        ({"ece_debiased": 0.2}, 0.9, 10.0, "ece_debiased"),
         ({}, 1.0 + 0.06, 10.0, "train_test_gap"),
         ({}, None, 10.0, "train_test_gap"),
         ({"pooled_reward_variance": 3.0}, 0.9, 500.0, "readiness_v1"),

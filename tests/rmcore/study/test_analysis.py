@@ -216,7 +216,11 @@ def test_a_prompt_changes_sides_with_all_of_its_seeds(measure, make_rewards):
 
 def test_only_differences_on_shared_pairs_have_a_sign_flip(tested, measure, make_rewards):
     _, cells = tested
-    for changes in ({"comparison": "level"}, {"comparison": "ratio", "threshold": 1.0}, {"metric": "calib/test_ece"}):
+    for changes in (
+        {"comparison": "level"},
+        {"comparison": "ratio", "threshold": 1.0},
+        {"metric": "calib/test_ece_debiased"},
+    ):
         assert judged(cells, hypothesis(**changes))["sign_flip_p"] is None
     cells["old", 1] = measure("other", 1, make_rewards(1, world=5))
     assert judged(cells)["sign_flip_p"] is None
@@ -228,7 +232,7 @@ def test_holm_counts_every_hypothesis_also_those_without_a_value():
     together = judged(
         cells,
         hypothesis(metric=SPEED),
-        *[hypothesis(name=f"N{number}", metric="calib/test_ece") for number in range(3)],
+        *[hypothesis(name=f"N{number}", metric="calib/test_ece_debiased") for number in range(3)],
     )
     assert alone["p_holm"] == alone["p"] == together[0]["p"]
     assert together[0]["p_holm"] == pytest.approx(4 * alone["p"])

@@ -124,7 +124,7 @@ def test_a_cost_that_was_not_measured_is_absent(write_cell, make_rewards):
 
 
 def test_the_gate_is_judged_on_this_cell(measure, make_rewards):
-    card = {"pairwise_accuracy": 0.7, "margin_p50": 1.0, "negative_margin_rate": 0.3, "ece": 0.1}
+    card = {"pairwise_accuracy": 0.7, "margin_p50": 1.0, "negative_margin_rate": 0.3, "ece_debiased": 0.1}
     good = measure("a", 0, make_rewards(), test_card={name: {"value": value} for name, value in card.items()})
     assert all(check.passed for check in good.gate)
     bad = {name: {"value": value} for name, value in (card | {"pairwise_accuracy": 0.59}).items()}
@@ -150,7 +150,7 @@ def test_a_tie_scores_one_half(make_rewards, table):
     assert prompt_scores(rewards, ACCURACY).sum() == rewards.num_pairs / 2
 
 
-@pytest.mark.parametrize("metric", ["calib/test_ece", GAP, "cost/train_seconds"])
+@pytest.mark.parametrize("metric", ["calib/test_ece_debiased", GAP, "cost/train_seconds"])
 def test_what_is_no_mean_over_pairs_has_no_prompt_scores(metric, make_rewards, table):
     assert prompt_scores(table(make_rewards()), metric) is None
 
