@@ -30,11 +30,13 @@ def code_digests(module: str, root: Path | None = None) -> dict[str, str]:
     """
     base = root or Path(__file__).resolve().parent.parent
     digests: dict[str, str] = {}
+    seen: set[str] = set()  # also what turns out to be no module: most imported names are classes and functions
     todo = [module]
     while todo:
         name = todo.pop()
-        if name in digests or name.startswith(WITHOUT_EFFECT):
+        if name in seen or name.startswith(WITHOUT_EFFECT):
             continue
+        seen.add(name)
         path = _module_file(name, base)
         if path is None:
             continue

@@ -13,6 +13,7 @@ import importlib.metadata
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -261,5 +262,6 @@ def slug(stage: Stage, config: PipelineConfig) -> str:
     }.get(stage.name, f"{config.study}-seed{config.seed}")
 
 
+@cache  # a running process keeps the version that it imported, and reading the metadata takes 40 ms a library
 def _minor_version(package: str) -> str:
     return ".".join(importlib.metadata.version(package).split(".")[:2])

@@ -78,6 +78,13 @@ def test_rows_fit_their_headings(record):
     assert {len(row) for row in rlhf_rows(record)} == {len(RLHF_HEADINGS)}
 
 
-@pytest.mark.parametrize("best_of_n", [None, sample.rlhf_sample.best_of_n(), sample.rlhf_sample.best_of_n(gold=False)])
-def test_the_figure_is_drawn_whatever_is_missing(record, best_of_n, tmp_path):
-    assert rlhf_curves(record, best_of_n, tmp_path / "rlhf.png").stat().st_size > 20_000
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_figure_is_drawn_whatever_the_record_lacks(kind, tmp_path):
+    figure = rlhf_curves(make(**KINDS[kind]), sample.rlhf_sample.best_of_n(), tmp_path / "rlhf.png")
+    assert figure.stat().st_size > 20_000
+
+
+@pytest.mark.parametrize("kind", ["whole", "nobody judged"])  # each has a gold curve to compare with, or none
+@pytest.mark.parametrize("best_of_n", [None, sample.rlhf_sample.best_of_n(gold=False)])
+def test_the_figure_is_drawn_whatever_best_of_n_lacks(kind, best_of_n, tmp_path):
+    assert rlhf_curves(make(**KINDS[kind]), best_of_n, tmp_path / "rlhf.png").stat().st_size > 20_000

@@ -140,7 +140,7 @@ def test_two_calls_cannot_write_one_file(policy, tmp_path):
 
 @pytest.mark.parametrize("temperature", [0.05, 0.2, 1.0])
 def test_the_first_token_has_the_policys_distribution(policy, tmp_path, temperature):
-    many = SamplingSettings(num_samples=4000, temperature=temperature, max_new_tokens=1)
+    many = SamplingSettings(num_samples=2000, temperature=temperature, max_new_tokens=1)
     rows = draw(policy, tmp_path / "s", [PROMPTS[0]], many).rows
     expected = policies.first_texts(policy, PROMPTS[0], temperature)
     assert policies.p_value(rows["response"], expected) > 1e-3
@@ -151,7 +151,7 @@ def test_the_first_token_has_the_policys_distribution(policy, tmp_path, temperat
 
 def test_the_second_token_follows_the_first(policy, tmp_path):
     """Responses of two tokens against the product of both probabilities, where few tokens are likely."""
-    cold = SamplingSettings(num_samples=3000, temperature=0.15, max_new_tokens=2)
+    cold = SamplingSettings(num_samples=1500, temperature=0.15, max_new_tokens=2)
     rows = draw(policy, tmp_path / "s", [PROMPTS[1]], cold).rows
     probability = two_token_texts(policy, PROMPTS[1], 0.15)
     often = [text for text, value in probability.items() if value * len(rows) >= 5]
