@@ -79,7 +79,7 @@ def _merge(tree: Tree, change: Tree, path: str) -> None:
 
 def _value(name: str, text: str) -> Any:
     try:
-        value = parse_yaml(text, f"--set {name.strip()}={text}")
+        value = parse_yaml(text, f"--set {name.strip()}={text[:80]}")
     except yaml.YAMLError:
         return text
     if value == text.strip():  # not in quotes, which make a text of anything

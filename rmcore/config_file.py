@@ -12,6 +12,7 @@ import yaml
 
 from rmcore.errors import ConfigError
 
+MAX_VALUES = 100_000
 _OCTAL = re.compile(r"[-+]?0[0-9_]+")
 _SEXAGESIMAL = re.compile(r"[-+]?[0-9_]+:[0-9:._]+")
 
@@ -53,17 +54,45 @@ for _tag in ("int", "float"):
     _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _Loader.construct_number)
 
 
+def _size(node: yaml.Node, known: dict[int, int], where: str) -> int:
+    """How many values a node stands for when its aliases are written out."""
+    if id(node) in known:
+        if not known[id(node)]:
+            raise ConfigError(f"{where} has an alias of something that it is a part of itself; write the value out.")
+        return known[id(node)]
+    known[id(node)] = 0  # while it is looked into
+    parts = node.value if isinstance(node, yaml.CollectionNode) else []
+    inner = [one for part in parts for one in (part if isinstance(part, tuple) else (part,))]
+    known[id(node)] = 1 + sum(_size(one, known, where) for one in inner)
+    return known[id(node)]
+
+
 def parse_yaml(text: str, where: str) -> Any:
     """The value that a YAML text holds; `where` it stands is what messages begin with.
 
     Raises:
-        ConfigError: a key stands twice in a mapping, or a number is written in base 8 or 60.
+        ConfigError: a key stands twice in a mapping, a number is written in base 8 or 60, a date or number cannot be
+            read, or it is nested too deeply, a part of itself or huge.
         yaml.YAMLError: it is no YAML.
     """
     loader = _Loader(text)
     loader.where = where
     try:
-        return loader.get_single_data()
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if _size(node, {}, where) > MAX_VALUES:
+            raise ConfigError(f"{where} stands for over {MAX_VALUES} values, aliases written out; settings are fewer.")
+        return loader.construct_document(node)
+    except RecursionError as error:
+        raise ConfigError(f"{where} is nested too deeply to be settings; write it flatter.") from error
+    except ConfigError:
+        raise
+    except (ValueError, LookupError, AttributeError) as error:  # of PyYAML, at what looks like a number or a date
+        raise ConfigError(
+            f"{where} has a number or a date that cannot be read ({error}); correct it, or put it in quotes where text "
+            "is meant."
+        ) from error
     finally:
         loader.dispose()
 

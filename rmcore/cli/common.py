@@ -18,6 +18,8 @@ USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__na
 """What a wrong call raises: click's own class, or since typer 0.29 the one of its copy of click."""
 FAILED = 2
 INTERRUPTED = 130
+SHOWN_CHARS = 200
+"""Of a value that is refused."""
 
 
 def setting(model: type[BaseModel], name: str, *flags: str) -> Any:
@@ -58,9 +60,17 @@ def describe_validation(error: ValidationError) -> str:
     lines = []
     for item in error.errors():
         where = ".".join(str(part) for part in item["loc"]) or "config"
-        given = "" if isinstance(item["input"], dict) else f" (given: {item['input']!r})"
+        given = "" if isinstance(item["input"], dict) else f" (given: {_shown(item['input'])})"
         lines.append(f"{where}: {item['msg']}{given}")
     return "the configuration cannot be used:\n  " + "\n  ".join(lines)
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no whole number of more than 4300 digits
+        return "a whole number of thousands of digits"
+    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}…"
 
 
 def write_report_json(path: Path | None, record: Mapping[str, Any]) -> None:

@@ -4,6 +4,7 @@ from pydantic import ValidationError
 from experiments.presets import PRESETS
 from flows.cli_common import settings_of
 from flows.settings import load_config
+from rmcore.cli.common import guard
 from rmcore.config import PipelineConfig
 from rmcore.config_file import parse_yaml
 from rmcore.errors import ConfigError
@@ -81,6 +82,49 @@ def test_what_yaml_reads_as_it_looks_is_taken(tmp_path):
 
 def test_a_merged_key_may_be_set_anew():
     assert parse_yaml("{a: &a {lr: 1, steps: 2}, b: {<<: *a, lr: 3}}", "here")["b"] == {"lr": 3, "steps": 2}
+
+
+ODD_VALUES = {
+    "date": "2026-01-01",
+    "no date": "2026-13-45",
+    "date by its tag": "!!timestamp x",
+    "huge": "1" + "0" * 400,
+    "huger than Python writes": "9" * 5000,
+    "huge in base 16": "0x" + "f" * 5000,
+    "infinite": "1e999",
+    "number by its tag": "!!int x",
+    "no number by its tag": "!!int ''",
+    "no fraction by its tag": "!!float x",
+    "set": "!!set {a, b}",
+    "bytes": "!!binary AAEC",
+    "nested lists": "[" * 300 + "]" * 300,
+    "nested mappings": "{a: " * 300 + "1" + "}" * 300,
+    "itself": "&a [*a]",
+    "itself in a mapping": "&a {lr: *a}",
+    "bomb": "[&a0 x, " + ", ".join(f"&a{n + 1} [*a{n}, *a{n}]" for n in range(60)) + "]",
+    "code": "!!python/object/apply:os.system ['true']",
+    "pairs": "!!pairs [a: 1]",
+}
+
+
+@pytest.mark.parametrize("setting", ["seed", "train", "train.lr", "study"])
+@pytest.mark.parametrize("value", ODD_VALUES)
+@pytest.mark.parametrize("in_file", [False, True], ids=["--set", "file"])
+def test_an_odd_value_is_refused_in_words(tmp_path, capsys, setting, value, in_file):
+    """As the command line refuses it: status 2 and a message, not a traceback."""
+    text = ODD_VALUES[value]
+    *groups, name = setting.split(".")
+    file = tmp_path / "mine.yaml"
+    file.write_text("".join(f"{group}: {{" for group in groups) + f"{name}: {text}" + "}" * len(groups))
+    arguments = (file, []) if in_file else (None, [f"{setting}={text}"])
+    status = guard(lambda: load_config("smoke", *arguments) and None)
+    said = capsys.readouterr().err
+    if status == 0:  # as text it is one that is allowed
+        assert setting == "study"
+        return
+    assert status == 2
+    assert said.startswith("error: ")
+    assert len(said) < 1500
 
 
 def test_a_missing_file_is_named(tmp_path):
