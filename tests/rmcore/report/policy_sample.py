@@ -12,13 +12,13 @@ from rmcore.rl.readiness_v2 import judge_v2
 def policy(quality=1.0):
     """Records of the stages samples, optimize and readiness_v2 for a reward that is gold plus noise."""
     rng = np.random.default_rng(0)
-    gold = [rng.normal(size=16) for _ in range(30)]
-    rewards = [quality * pool + rng.normal(size=16) for pool in gold]
-    members = [np.stack([pool, pool + 0.1 * rng.normal(size=16)]) for pool in rewards]
+    gold = [rng.normal(size=17) for _ in range(30)]
+    rewards = [quality * pool + rng.normal(size=17) for pool in gold]
+    members = [np.stack([pool, pool + 0.1 * rng.normal(size=17)]) for pool in rewards]
     config = ReadinessConfig(planned_kl=1.5)
     settings = {"num_resamples": 100, "seed": 0}
     curves = [overoptimization(rewards, gold, method=m, planned_kl=1.5, **settings).to_dict() for m in METHODS]
-    lengths = [rng.normal(size=16) for _ in gold]
+    lengths = [rng.normal(size=17) for _ in gold]
     parts = {
         name: value.to_dict()
         for name, value in on_policy_parts(JudgedPools(rewards, gold, lengths, members), **settings).items()
@@ -29,7 +29,7 @@ def policy(quality=1.0):
     gradient = {"variance": 1.0, "bound": 2.0, "product": 0.5, "num_violations": 3, "num_prompts": 4, "num_samples": 64}
     return {
         "sampling": {
-            "num_samples": 480, "num_prompts": 30, "engine": "generate", "finished_share": 0.975, "num_empty": 2,
+            "num_samples": 510, "num_prompts": 30, "engine": "generate", "finished_share": 0.975, "num_empty": 2,
         },
         "optimize": {
             "judge": "the <gold> world", "num_cut": 5, "best_of_n": choices, "curves": curves, "gradient": gradient,

@@ -29,7 +29,7 @@ def test_the_section_shows_parts_choices_and_findings(page):
     assert f"{parts['on_policy_accuracy']['value']:.3f}" in text
     assert f"{parts['on_policy_accuracy']['ci_low']:.3f} to {parts['on_policy_accuracy']['ci_high']:.3f}" in text
     for said in (
-        "480 samples of 30 prompts by generate",
+        "510 samples of 30 prompts by generate",
         "97.5% ended",
         "2 are empty",
         "5 were longer",
@@ -59,6 +59,6 @@ def test_the_markdown_has_the_same_numbers():
     told = best_of_n_markdown(found)
     assert "| 16 |" in told
     assert "best-of-n: " in told
-    assert "480 samples" in told
+    assert "510 samples" in told
     judged = readiness_markdown(found["readiness"])
     assert judged.count("pass: ") + judged.count("FAIL: ") == len(found["readiness"]["gate"])
