@@ -42,7 +42,7 @@ mutants: $(STAMP)
 
 install: $(STAMP)
 
-# $(call pinned,ENVIRONMENT,FILE): exactly what stands in the file (tools/pin.py writes it), each download checked against
+# $(call pinned,ENVIRONMENT,FILE): exactly what stands in the file (.ci/pin.py writes it), each download checked against
 # its sha256, wheels alone so that no package's own code runs; one line counts what has arrived, and what pip warns of
 # or fails with is shown. Of two files of a version pip prefers the one whose hash an index lists, so where torch's
 # build for CPUs lies in a folder of PIP_FIND_LINKS it has to be taken first.

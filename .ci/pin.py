@@ -1,6 +1,6 @@
 """Write the files of exact versions anew, with the sha256 of every file that the package index has of each version.
 
-    python3 -m venv /tmp/pin && /tmp/pin/bin/pip install uv && /tmp/pin/bin/python tools/pin.py [WHEEL ...]
+    python3 -m venv /tmp/pin && /tmp/pin/bin/pip install uv && /tmp/pin/bin/python .ci/pin.py [WHEEL ...]
 
 A version that stands in a file stays as long as what asks for it allows it: to have another one chosen, delete its
 lines or change the range in pyproject.toml first. A WHEEL of such a version that is not in the index, as torch's build
