@@ -98,8 +98,6 @@ def sync(
     to: Annotated[str | None, typer.Option(help="MLflow address; default: the one each run was meant for.")] = None,
 ) -> None:
     """Send runs to MLflow that could not be sent when they ran."""
-    if to is not None:
-        os.environ["MLFLOW_TRACKING_URI"] = to  # so that no other server is told the local one's password
     configure_environment()
     from tasks.sync import sync_pending
 

@@ -123,18 +123,21 @@ def end_without_server(advice: str) -> Iterator[None]:
 
 
 def _watch(api: httpx.URL, advice: str, asked_to_end: socket.socket) -> None:
-    """Look whether somebody listens at all: a busy server does, and may take its time to answer."""
+    """Look whether somebody listens at all: a busy server does, and may take its time to answer.
+
+    Nothing is said of a server that never took a connection from here: it is reached through a proxy.
+    """
     port = api.port or (443 if api.scheme == "https" else 80)
-    num_refused = 0
+    num_refused, was_there = 0, False
     with asked_to_end:
         while num_refused < REFUSALS_OF_A_DEAD_SERVER:
             if select.select([asked_to_end], [], [], WATCH_SECONDS)[0]:
                 return
             try:
                 socket.create_connection((api.host, port), timeout=10).close()
-                num_refused = 0
+                num_refused, was_there = 0, True
             except ConnectionRefusedError:
-                num_refused += 1
+                num_refused += was_there
             except OSError:  # the network's trouble, of which Prefect's client judges by itself
                 continue
     sys.stdout.flush()

@@ -35,6 +35,7 @@ from tasks.home import (
     QUIET_ENVIRONMENT,
     SAFE_ENVIRONMENT,
     home,
+    make_home,
     project_root,
 )
 from tasks.local_services import (
@@ -47,6 +48,7 @@ from tasks.local_services import (
     Service,
     known_addresses,
     log_file,
+    mlflow_login,
     password,
     running_services,
     services_folder,
@@ -107,6 +109,7 @@ def up(
         timeout_s: how long each service may take to answer.
 
     Raises:
+        ConfigError: the home cannot be made.
         ServiceError: a port is taken, prefect.yaml is missing, or something did not start (what this call started is
             ended again).
     """
@@ -115,6 +118,7 @@ def up(
         raise ServiceError(
             f"{root} has no prefect.yaml: there is nothing to deploy. Run this in a checkout of the project."
         )
+    make_home(home())
     with exclusive(services_folder(home()) / "lock"):
         starter = _Starter(home(), timeout_s)
         ports = {
@@ -193,8 +197,7 @@ class _Starter:
             "PREFECT_LOGGING_LEVEL": "INFO",  # the log of a flow run in the UI
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             "MLFLOW_TRACKING_URI": urls[MLFLOW_SERVER],
-            "MLFLOW_TRACKING_USERNAME": "rm-opt",
-            "MLFLOW_TRACKING_PASSWORD": secret,
+            **mlflow_login(secret),
             "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # one process instead of 10
             "PYTHONUNBUFFERED": "1",
             HOME_MARK: str(self.directory),

@@ -88,7 +88,7 @@ def parse_yaml(text: str, where: str) -> Any:
         raise ConfigError(f"{where} is nested too deeply to be settings; write it flatter.") from error
     except ConfigError:
         raise
-    except (ValueError, LookupError, AttributeError) as error:  # of PyYAML, at what looks like a number or a date
+    except (ValueError, LookupError, AttributeError, OverflowError) as error:  # of PyYAML, at numbers and dates
         raise ConfigError(
             f"{where} has a number or a date that cannot be read ({error}); correct it, or put it in quotes where text "
             "is meant."

@@ -7,7 +7,6 @@ its UI asks for it; MLflow's own login wants a user database, so the guard asks.
 """
 
 import base64
-import binascii
 import hmac
 import os
 import sys
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tasks.home import default_artifact_root, default_tracking_uri, home
 from tasks.local_services import HOST, MLFLOW_SERVER, PREFECT_SERVER, password
+from tasks.mlflow_client import alone_with
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -75,7 +75,7 @@ class Guard:
         scheme, _, credentials = "".join(authorization).partition(" ")
         try:
             secret = base64.b64decode(credentials, validate=True).rpartition(b":")[2]
-        except binascii.Error:
+        except ValueError:  # no base64, or not even ASCII
             return False
         return scheme.lower() == "basic" and hmac.compare_digest(secret, (self._secret or "").encode())
 
@@ -97,7 +97,8 @@ def mlflow_app(address: str) -> Guard:
 
     database, artifacts = default_tracking_uri(home()), default_artifact_root(home())
     os.environ |= {BACKEND_STORE_URI_ENV_VAR: database, ARTIFACT_ROOT_ENV_VAR: artifacts}
-    initialize_backend_stores(database, database, artifacts)
+    with alone_with(database):
+        initialize_backend_stores(database, database, artifacts)
     from mlflow.server.fastapi_app import app
 
     return Guard(app, address, password(home()))

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from rmcore.errors import ConfigError
-from tasks.local_services import MLFLOW_SERVER, PREFECT_SERVER, password, running_services
+from tasks.local_services import MLFLOW_SERVER, PREFECT_SERVER, mlflow_login, password, running_services
 
 PREFECT_PORT = 4200
 MLFLOW_PORT = 5000
@@ -107,17 +107,26 @@ def _keep_loopback_off_the_proxy() -> None:
         os.environ[name] = ",".join([*kept, *(host for host in ("127.0.0.1", "localhost") if host not in kept)])
 
 
-def _make_home(directory: Path) -> None:
+def make_home(directory: Path) -> None:
     """Make the home and its folders; nobody but their owner may look into them.
 
     A home that is there already keeps its own mode: it may be a folder that holds other things, too.
+
+    Raises:
+        ConfigError: that cannot be done.
     """
-    directory.mkdir(mode=OWNER_ONLY, parents=True, exist_ok=True)
-    for name in HOME_FOLDERS:
-        folder = directory / name
-        folder.mkdir(mode=OWNER_ONLY, exist_ok=True)
-        if folder.stat().st_mode & 0o077:
-            folder.chmod(OWNER_ONLY)
+    try:
+        directory.mkdir(mode=OWNER_ONLY, parents=True, exist_ok=True)
+        for name in HOME_FOLDERS:
+            folder = directory / name
+            folder.mkdir(mode=OWNER_ONLY, exist_ok=True)
+            if folder.stat().st_mode & 0o077:
+                folder.chmod(OWNER_ONLY)
+    except OSError as error:
+        raise ConfigError(
+            f"RM_OPT_HOME is {directory}, which cannot be made, or not for you alone ({error.strerror}: "
+            f"{error.filename}): nothing could be stored. Set RM_OPT_HOME to a folder of your own."
+        ) from error
 
 
 def configure_environment() -> None:
@@ -142,13 +151,7 @@ def configure_environment() -> None:
     }
     if prefect_api:
         settings["PREFECT_API_URL"] = prefect_api
-    try:
-        _make_home(directory)
-    except OSError as error:
-        raise ConfigError(
-            f"RM_OPT_HOME is {directory}, which cannot be made, or not for you alone ({error.strerror}: "
-            f"{error.filename}): nothing could be stored. Set RM_OPT_HOME to a folder of your own."
-        ) from error
+    make_home(directory)
     for name, value in settings.items():
         os.environ.setdefault(name, value)
     secret = password(directory)
@@ -156,6 +159,6 @@ def configure_environment() -> None:
     if os.environ.get("PREFECT_API_URL", "").rstrip("/") in ("", prefect_api):
         os.environ["PREFECT_API_AUTH_STRING"] = secret
     if os.environ["MLFLOW_TRACKING_URI"] == running.get(MLFLOW_SERVER):
-        os.environ |= {"MLFLOW_TRACKING_USERNAME": "rm-opt", "MLFLOW_TRACKING_PASSWORD": secret}
+        os.environ |= mlflow_login(secret)
     _keep_loopback_off_the_proxy()
     Path(os.environ["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)  # Prefect makes no parents

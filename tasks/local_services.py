@@ -112,6 +112,11 @@ def password(directory: Path) -> str:
     return known
 
 
+def mlflow_login(secret: str) -> dict[str, str]:
+    """Environment with which MLflow's client logs in, to whatever server it speaks to; the name may be any."""
+    return {"MLFLOW_TRACKING_USERNAME": "rm-opt", "MLFLOW_TRACKING_PASSWORD": secret}
+
+
 def basic_authorization(secret: str) -> dict[str, str]:
     """HTTP header with which both servers let a request in."""
     return {"Authorization": f"Basic {base64.b64encode(secret.encode()).decode()}"}

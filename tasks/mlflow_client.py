@@ -24,9 +24,6 @@ DATABASE_FILE = "sqlite:///"
 def connect(tracking_uri: str) -> "MlflowClient":
     """A client of `tracking_uri`; a server is asked for a sign of life first, so a dead address costs seconds.
 
-    One process at a time connects to a database file: the first one makes its tables, and several at once would make
-    them on top of each other and fail half-way.
-
     Raises:
         OSError: no server answers there.
     """
@@ -38,12 +35,19 @@ def connect(tracking_uri: str) -> "MlflowClient":
         requests.get(f"{tracking_uri}/health", timeout=PROBE_TIMEOUT_S)
     from mlflow import MlflowClient
 
-    alone: AbstractContextManager[None] = nullcontext()
-    if tracking_uri.startswith(DATABASE_FILE):
-        database = Path(tracking_uri.removeprefix(DATABASE_FILE))
-        alone = exclusive(database.with_name(f"{database.name}.lock"))
-    with alone:
+    with alone_with(tracking_uri):
         return MlflowClient(tracking_uri, registry_uri=tracking_uri)
+
+
+def alone_with(tracking_uri: str) -> AbstractContextManager[None]:
+    """Let one process at a time connect to a database file for the first time.
+
+    The first one makes its tables, and several at once would make them on top of each other and fail half-way.
+    """
+    if not tracking_uri.startswith(DATABASE_FILE):
+        return nullcontext()
+    database = Path(tracking_uri.removeprefix(DATABASE_FILE))
+    return exclusive(database.with_name(f"{database.name}.lock"))
 
 
 @contextmanager

@@ -1,10 +1,14 @@
 """Sending what MLflow missed: the runs that wait in `$RM_OPT_HOME/unsynced/` (`rm-opt sync`)."""
 
 import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rmcore.errors import ServiceError
 from rmcore.files import exclusive
+from tasks.local_services import MLFLOW_SERVER, mlflow_login, password, running_services
 from tasks.mlflow_client import in_one_line
 from tasks.mlflow_run import MlflowRun
 from tasks.run_record import RunRecord, read_record, unsynced_folder
@@ -33,7 +37,8 @@ def sync_pending(directory: Path, tracking_uri: str | None = None) -> list[str]:
         for path, record in sorted(waiting.items(), key=lambda item: _order(item[1])):
             target = tracking_uri or record.tracking_uri
             try:
-                _replay(record, directory, target)
+                with _login_for(target, directory):
+                    _replay(record, directory, target)
             except Exception as error:  # noqa: BLE001 - whatever it is, the others are sent and this one stays
                 failures.append(f"{record.run_name} to {target}: {in_one_line(error)}")
                 continue
@@ -46,6 +51,22 @@ def sync_pending(directory: Path, tracking_uri: str | None = None) -> list[str]:
             "one) and run `rm-opt sync` again, with --to ADDRESS if it has moved."
         )
     return sent
+
+
+@contextmanager
+def _login_for(tracking_uri: str, directory: Path) -> Iterator[None]:
+    """Log in to this home's server with its password, and tell it to no other: a record may be meant for anybody's."""
+    login, before = mlflow_login(password(directory)), dict(os.environ)
+    local = running_services(directory).get(MLFLOW_SERVER)
+    if local is not None and tracking_uri == local.url:
+        os.environ |= login
+    elif login.items() <= before.items():
+        for name in login:
+            del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ |= {name: before[name] for name in login if name in before}
 
 
 def _order(record: RunRecord) -> tuple[bool, int, str]:

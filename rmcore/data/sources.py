@@ -19,7 +19,7 @@ from rmcore.data.fields import Reason, RowRejected
 from rmcore.data.files import RawRecord, is_file_name, read_file
 from rmcore.data.hub import hub_revision, read_folder, read_hub
 from rmcore.data.layouts import SIDE_ROWS, USUAL_COLUMNS, ColumnMap, Layout, RowPairs, recognise
-from rmcore.data.pair import PreferencePair
+from rmcore.data.pair import PreferencePair, prompt_text
 from rmcore.data.rejected import INCOMPLETE, INCOMPLETE_SIDES, RejectedRow, refuse_incomplete, reject
 from rmcore.data.side_rows import read_side_rows
 from rmcore.data.splits import conversation
@@ -113,8 +113,9 @@ def cap_prompts(loaded: LoadedPairs, most: int | None) -> LoadedPairs:
     seen: Counter[str] = Counter()
     kept = []
     for pair in loaded.pairs:
-        seen[pair.prompt_id] += 1
-        if seen[pair.prompt_id] <= most:
+        prompt = prompt_text(pair.prompt)  # not the whole conversation, which `prompt_id` names
+        seen[prompt] += 1
+        if seen[prompt] <= most:
             kept.append(pair)
     return replace(loaded, pairs=kept, num_over_cap=len(loaded.pairs) - len(kept))
 

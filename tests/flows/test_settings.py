@@ -50,6 +50,8 @@ def test_an_option_is_text_whatever_yaml_would_read_in_it(name):
         ("demo", None, ["train.steps=1:30"], "would read 1:30 as 90, a number in base 60"),
         ("demo", None, ["train.lr=-1:30.5"], "would read -1:30.5 as -90.5, a number in base 60"),
         ("demo", None, ["train={steps: 1, steps: 2}"], "names 'steps' twice"),
+        ("demo", "seed: 0" + "7" * 400, [], "has a number or a date that cannot be read"),
+        ("demo", "seed: 1" + ":59" * 300 + ".5", [], "has a number or a date that cannot be read"),
     ],
 )
 def test_mistakes_are_named(tmp_path, preset, text, assignments, said):

@@ -5,19 +5,24 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import psutil
 import pytest
 
-from flows import services
+from flows import prefect_api, services
 from flows.prefect_api import ask
 from rmcore.errors import ConfigError, ServiceError
 from rmcore.processes import marked, terminate
 from tasks import home as home_module
 from tasks.home import find_process
-from tasks.local_services import HOME_MARK, password, running_services
+from tasks.local_services import HOME_MARK, mlflow_login, password, running_services
+from tasks.run_record import RunRecord
+from tasks.sync import sync_pending
 
 pytestmark = pytest.mark.services
 
@@ -31,6 +36,7 @@ deployments:
 TRIAL_FLOW = '''
 import os, subprocess, sys
 from pathlib import Path
+from typing import ClassVar
 from prefect import flow
 
 @flow(name="trial")
@@ -162,6 +168,7 @@ def test_a_port_of_another_program_is_refused_and_the_program_untouched(home, pr
             services.up(port, free_ports(1)[0], root=project)
         assert services.down() == []
         socket.create_connection(("127.0.0.1", port)).close()
+    assert home.stat().st_mode & 0o777 == (home / "prefect").stat().st_mode & 0o777 == 0o700  # before servers write
     assert children() == before
 
 
@@ -286,6 +293,55 @@ def test_another_servers_login_stands_and_ours_is_not_told_to_it(home, monkeypat
     home_module.configure_environment()
     assert os.environ["PREFECT_API_AUTH_STRING"] == "theirs"
     assert "MLFLOW_TRACKING_PASSWORD" not in os.environ
+
+
+class Stranger(BaseHTTPRequestHandler):
+    """A server of somebody else: it knows nothing, and remembers what logins it was told."""
+
+    told: ClassVar[list[str | None]] = []
+
+    def do_GET(self):
+        self.told.append(self.headers.get("Authorization"))
+        self.send_error(404)
+
+    do_POST = do_GET
+
+    def log_message(self, *_):
+        pass
+
+
+def test_a_waiting_run_of_another_server_is_sent_without_our_password(home, monkeypatch):
+    """The local server may have another port by now, and any program of the machine the old one."""
+    home_module.configure_environment()
+    ours = mlflow_login(password(home))
+    for name, value in ours.items():
+        monkeypatch.setenv(name, value)  # as while the local server runs
+    with HTTPServer(("127.0.0.1", 0), Stranger) as stranger:
+        threading.Thread(target=stranger.serve_forever, daemon=True).start()
+        RunRecord("study", "seed 0", {}, {}, f"http://127.0.0.1:{stranger.server_port}").save(home)
+        with pytest.raises(ServiceError, match="still fails for 1 of 1"):
+            sync_pending(home)
+        stranger.shutdown()
+    assert len(Stranger.told) > 1  # the sign of life, and what MLflow's client asked
+    assert set(Stranger.told) == {None}
+    assert {name: os.environ[name] for name in ours} == ours
+
+
+def test_a_server_that_is_reached_through_a_proxy_alone_is_not_taken_for_dead(monkeypatch):
+    looked, exits, connect = threading.Semaphore(0), [], socket.create_connection
+
+    def counted(*args, **options):
+        looked.release()
+        return connect(*args, **options)
+
+    monkeypatch.setattr(prefect_api.socket, "create_connection", counted)
+    monkeypatch.setattr(prefect_api, "WATCH_SECONDS", 0.001)
+    monkeypatch.setattr(prefect_api.os, "_exit", exits.append)
+    monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{free_ports(1)[0]}/api")
+    with prefect_api.end_without_server("Run again."):
+        for _ in range(2 * prefect_api.REFUSALS_OF_A_DEAD_SERVER):
+            assert looked.acquire(timeout=10)
+    assert exits == []
 
 
 def test_a_process_that_got_the_pid_of_another_is_not_taken_for_it():

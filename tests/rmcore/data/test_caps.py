@@ -57,6 +57,12 @@ def dialogue(number, *, later):
     return PreferencePair(turns if later else turns[:1], f"good {number}", "bad")
 
 
+def test_a_cap_is_of_prompts_and_not_of_conversations():
+    pairs = [dialogue(1, later=later) for later in (False, True, True)]
+    capped = cap_prompts(LoadedPairs(pairs, [], 3, "message lists", "x"), 1)
+    assert (capped.pairs, capped.num_over_cap) == (pairs[:2], 1)
+
+
 @given(st.sets(st.integers(0, 59), max_size=40), st.booleans())
 def test_training_pairs_of_held_out_conversations_are_taken_out_and_counted(tested, later):
     training = LoadedPairs([pair(number, number) for number in range(60)], [], 60, "plain", "a")

@@ -1,0 +1,54 @@
+"""The guard before a server hands on what names it rightly and has the password, and refuses all else in words."""
+
+import asyncio
+import base64
+
+import pytest
+
+from tasks.guarded_server import Guard
+
+ADDRESS, SECRET = "http://127.0.0.1:4200", "the-secret"
+
+
+def status(*, host="127.0.0.1:4200", path="/", **headers):
+    """What one request to a guarded application is answered with; 200 where it was handed on."""
+    sent = []
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200})
+
+    async def send(message):
+        sent.append(message)
+
+    given = [(b"host", host.encode())] + [(name.encode(), value) for name, value in headers.items()]
+    scope = {"type": "http", "method": "GET", "path": path, "headers": given}
+    asyncio.run(Guard(app, ADDRESS, SECRET)(scope, None, send))
+    return sent[0]["status"]
+
+
+def basic(text):
+    return b"Basic " + base64.b64encode(text.encode())
+
+
+@pytest.mark.parametrize("login", [basic(f"any:{SECRET}"), basic(f"a:b:{SECRET}"), basic(f":{SECRET}")])
+def test_the_password_lets_in_with_any_name(login):
+    assert status(authorization=login) == 200
+
+
+@pytest.mark.parametrize(
+    "login",
+    [b"", b"Basic", b"Basic \xe9", b"Basic ===", b"Bearer the-secret", basic("any:"), basic("any:\u00e9"), b"\xff\xfe"],
+)
+def test_whatever_else_is_sent_as_a_login_is_a_wrong_one(login):
+    assert status(authorization=login) == 401
+    assert status(path="//health", authorization=login) == status(path="/health/../x", authorization=login) == 401
+
+
+def test_only_its_own_address_and_its_own_pages():
+    login = basic(f"any:{SECRET}")
+    for host in ("localhost:4200", "127.0.0.1", "127.0.0.1:4200.evil.example", "[::1]:4200", ""):
+        assert status(host=host, authorization=login) == 421
+    for origin in (b"null", b"http://127.0.0.1:5000", b"https://127.0.0.1:4200"):
+        assert status(authorization=login, origin=origin) == 403
+    assert status(authorization=login, origin=ADDRESS.encode()) == 200
+    assert status(path="/health") == 200
