@@ -57,6 +57,11 @@ def is_blank(text: str) -> bool:
     return all(char in _UNSEEN or unicodedata.category(char) in _UNSEEN_CATEGORIES for char in text)
 
 
+def prompt_key(prompt: Prompt) -> str:
+    """Digest of a prompt with all its turns: what samples of a policy are stored under."""
+    return content_id(prompt_text(prompt))
+
+
 def content_id(*parts: str) -> str:
     """16 hex digits that depend on the given texts and their order only."""
     return hashlib.sha256("\x1f".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:16]

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from rmcore.data.pair import Prompt, content_id, prompt_text
+from rmcore.data.pair import Prompt, prompt_key
 from rmcore.errors import ConfigError, DataError, ModelError
 
 FloatArray = npt.NDArray[np.float64]
@@ -62,7 +62,7 @@ def calibration_of(rewards: FloatArray, prompts: Sequence[Prompt], share: float,
     """
     num = rewards.shape[1]
     rank = conformal_rank(num, share)
-    ids = np.array([content_id(prompt_text(prompt)) for prompt in prompts])
+    ids = np.array([prompt_key(prompt) for prompt in prompts])
     different, prompt = np.unique(ids, return_inverse=True)
     if num == len(different):
         raise DataError(

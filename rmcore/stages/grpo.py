@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 
 from rmcore.config import PipelineConfig, RlhfConfig
-from rmcore.data.pair import PreferencePair, Prompt, content_id, prompt_text
+from rmcore.data.pair import PreferencePair, Prompt, prompt_key
 from rmcore.data.table import read_pairs
 from rmcore.errors import DataError
 from rmcore.files import read_json_lines, write_json
@@ -91,9 +91,7 @@ def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker,
 def _start(settings: RlhfConfig, upstream: Upstream, judge: Judge | None) -> StartPools:
     """The stored samples of the first prompts, judged as the trained policy's will be."""
     table = pd.read_parquet(upstream["samples"] / SAMPLES_FILE)
-    known = {
-        content_id(prompt_text(pair.prompt)): pair.prompt for pair in read_pairs(upstream["prepare"] / "test.parquet")
-    }
+    known = {prompt_key(pair.prompt): pair.prompt for pair in read_pairs(upstream["prepare"] / "test.parquet")}
     prompts: list[Prompt] = []
     responses: list[list[str]] = []
     for key, rows in list(table.groupby("prompt_id", sort=False))[: settings.num_prompts]:

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from rmcore.config import PipelineConfig
 from rmcore.config_policy import PolicyConfig
-from rmcore.data.pair import Prompt, content_id, prompt_text
+from rmcore.data.pair import Prompt, prompt_key
 from rmcore.data.table import read_pairs
 from rmcore.files import write_json
 from rmcore.loading import guard, pick_device
@@ -78,7 +78,7 @@ def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker,
 
 def _prompts(prepared: Path, samples: pd.DataFrame) -> list[Prompt]:
     """What each sample answers, dialogues as their turns: samples are stored with the text alone."""
-    prompts = {content_id(prompt_text(pair.prompt)): pair.prompt for pair in read_pairs(prepared / "test.parquet")}
+    prompts = {prompt_key(pair.prompt): pair.prompt for pair in read_pairs(prepared / "test.parquet")}
     return [prompts.get(key, text) for key, text in zip(samples["prompt_id"], samples["prompt"], strict=True)]
 
 

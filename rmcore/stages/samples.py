@@ -15,7 +15,7 @@ import pandas as pd
 
 from rmcore.config import PipelineConfig
 from rmcore.config_policy import PolicyConfig
-from rmcore.data.pair import PreferencePair, Prompt, content_id, prompt_text
+from rmcore.data.pair import PreferencePair, Prompt, prompt_key, prompt_text
 from rmcore.data.table import read_pairs
 from rmcore.errors import DataError
 from rmcore.files import write_json
@@ -86,7 +86,7 @@ def _draw(
     rows = found.rows
     table = pd.DataFrame(
         {
-            "prompt_id": [content_id(texts[index]) for index in rows["prompt_index"]],
+            "prompt_id": [prompt_key(prompts[index]) for index in rows["prompt_index"]],
             "prompt": [texts[index] for index in rows["prompt_index"]],
             "response": rows["response"],
             "num_tokens": rows["num_tokens"],
@@ -136,7 +136,7 @@ def _read(wanted: PolicyConfig, path: str) -> tuple[pd.DataFrame, dict[str, Any]
         )
     table = pd.DataFrame(
         {
-            "prompt_id": [content_id(prompt) for prompt in rows["prompt"].astype(str)],
+            "prompt_id": [prompt_key(prompt) for prompt in rows["prompt"].astype(str)],
             "prompt": rows["prompt"].astype(str),
             "response": rows["response"].fillna("").astype(str),
             "num_tokens": rows.get("num_tokens", pd.Series(0, index=rows.index)),

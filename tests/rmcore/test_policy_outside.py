@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from rmcore.config import DataConfig, PolicyConfig
-from rmcore.data.pair import Message
+from rmcore.data.pair import Message, prompt_key
 from rmcore.data.table import read_pairs, write_pairs
 from rmcore.errors import DataError, ModelError
 from rmcore.model import BradleyTerryRM
@@ -90,7 +90,7 @@ def test_between_policy_and_reward_model_only_text_travels(chain, policy, reward
         assert finished or num_tokens == 12
     rewards = pd.read_parquet(chain.folder("optimize") / "rewards.parquet")["reward"].to_numpy()
     rm = BradleyTerryRM.from_pretrained(reward_model, device="cpu")
-    test = {pair.prompt_id: pair.prompt for pair in read_pairs(chain.folder("prepare") / "test.parquet")}
+    test = {prompt_key(pair.prompt): pair.prompt for pair in read_pairs(chain.folder("prepare") / "test.parquet")}
     prompts = [test[key] for key in samples["prompt_id"]]
     assert {type(prompt) for prompt in prompts} == {str, tuple}  # a dialogue is scored with its turns
     assert rewards == pytest.approx(rm.score(prompts, samples["response"]), abs=1e-4)
