@@ -36,9 +36,9 @@ class Seen:
 class SmallServer:
     """Gives 1000 x version + the sum of an input's token ids, or of its characters' codes.
 
-    `behave` says what goes wrong with a request: nothing (None), one of the words above, seconds to be late, or
-    (status, body). `weights` says which (version, digest) answers it. No request is answered before `hold_until` were
-    open at once.
+    `behave` says what goes wrong with a request: nothing (None), one of the words above, seconds to be late, an event
+    to wait for, or (status, body). `weights` says which (version, digest) answers it. No request is answered before
+    `hold_until` were open at once.
     """
 
     def __init__(self) -> None:
@@ -132,6 +132,8 @@ class SmallServer:
             return False
         if isinstance(behaviour, float):
             await asyncio.sleep(behaviour)
+        if isinstance(behaviour, asyncio.Event):
+            await behaviour.wait()
         status, body = behaviour if isinstance(behaviour, tuple) else self._right(seen)
         self.done.append(seen)
         if behaviour == DROP_AFTER:
