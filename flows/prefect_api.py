@@ -113,12 +113,14 @@ def end_without_server(advice: str) -> Iterator[None]:
     # terminal reaches the embedded server at the same time.
     asked_to_end, asking = socket.socketpair()
     asking.setblocking(False)
-    before = signal.set_wakeup_fd(asking.fileno(), warn_on_full_buffer=False)
+    hears_signals = threading.current_thread() is threading.main_thread()
+    before = signal.set_wakeup_fd(asking.fileno(), warn_on_full_buffer=False) if hears_signals else -1
     threading.Thread(target=_watch, args=(api, advice, asked_to_end), name="prefect-watch", daemon=True).start()
     try:
         yield
     finally:
-        signal.set_wakeup_fd(before)
+        if hears_signals:
+            signal.set_wakeup_fd(before)
         asking.close()  # its other end becomes readable, which ends the watch
 
 

@@ -117,7 +117,7 @@ class BinnedCalibration:
         for the spread of that truth over bins which makes small ones likeliest: gaps in proportion to their standard
         errors, because the mean of a folded normal |N(x, 1)| is convex in x. A plug-in below what perfect calibration
         gives on average counts as that, so that luck does not shorten the interval (Cowan et al. 2011,
-        arXiv:1105.3166).
+        arXiv:1105.3166). Not above 1, which a few prompts would not rule out.
 
         Standard errors are more careful than those of the estimate: pairs of a prompt are taken to depend on each
         other in every bin as they do on average over bins, which one prompt in a bin cannot show; and no bin is surer
@@ -142,7 +142,7 @@ class BinnedCalibration:
         size = _mean_size(truths)
         spread = np.sqrt(np.maximum(1 + truths**2 - size**2, 0.0))
         last = int(np.flatnonzero(scale * size - reach * spread <= seen)[-1])
-        return low, scale * float(truths[min(last + 1, len(truths) - 1)])
+        return low, min(1.0, scale * float(truths[min(last + 1, len(truths) - 1)]))
 
     def _careful_error(self, gap: FloatArray) -> FloatArray:
         """(bins,) standard errors of gaps that a bin alone, with few prompts or without a mistake, would not show."""

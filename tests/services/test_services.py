@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import ClassVar
@@ -342,6 +343,17 @@ def test_a_server_that_is_reached_through_a_proxy_alone_is_not_taken_for_dead(mo
         for _ in range(2 * prefect_api.REFUSALS_OF_A_DEAD_SERVER):
             assert looked.acquire(timeout=10)
     assert exits == []
+
+
+def test_a_run_may_be_watched_from_a_thread_of_a_users_program(monkeypatch):
+    monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{free_ports(1)[0]}/api")
+
+    def run():
+        with prefect_api.end_without_server("Run again."):
+            return "ran"
+
+    with ThreadPoolExecutor() as pool:
+        assert pool.submit(run).result() == "ran"
 
 
 def test_a_process_that_got_the_pid_of_another_is_not_taken_for_it():

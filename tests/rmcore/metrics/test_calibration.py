@@ -192,6 +192,12 @@ def test_no_mistake_yet_is_no_proof_of_calibration():
     assert 0.03 < high < 0.15
 
 
+@pytest.mark.parametrize("margin", [[5.0, 5.0], [1e9, -1e9], [1.0, -1.0, 1.0, 1.0]])
+def test_two_prompts_have_an_interval_of_what_an_error_can_be(margin):
+    low, high = BinnedCalibration(np.array(margin), np.arange(len(margin)) // (len(margin) // 2), 2, 10).interval()
+    assert 0 <= low < high <= 1
+
+
 def test_one_prompt_has_no_interval_and_certain_ties_have_an_honest_one():
     assert BinnedCalibration(np.ones(5), np.zeros(5, dtype=int), 1, 10).interval() is None
     low, high = BinnedCalibration(np.zeros(50), np.arange(50), 50, 10).interval()
