@@ -148,11 +148,14 @@ def store_gc(
 ) -> None:
     """Remove old artifacts and what dead writers left behind. A removed artifact is computed again when needed.
 
-    What a running pipeline reads stays, and is named.
+    What a running pipeline reads stays, and is named. Folders whose manifest is missing, changed, or of a version
+    before manifests had a digest of themselves can be used by nothing: they go, too, and are named.
     """
     from rmcore.store import Store
 
-    removed, in_use = Store(home() / "store").collect_garbage(keep)
+    removed, in_use, unusable = Store(home() / "store").collect_garbage(keep)
+    for folder in unusable:
+        print(f"its manifest was missing or not what was written, removed: {folder}")
     for entry in in_use:
         print(f"in use by a running pipeline, kept: {entry.stage} {entry.key[:12]}  {entry.path.name}")
     freed = sum(entry.num_bytes for entry in removed) / 2**20

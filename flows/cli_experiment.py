@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -122,7 +123,7 @@ def run_or_plan(
     if summary is not None:
         summary.parent.mkdir(parents=True, exist_ok=True)
         summary.touch()  # a path that cannot be written is refused before hours are spent
-    outcome = run_matrix(name, size, seeds, arms, shared, grid=grid, budget=budget)
+    outcome = run_matrix(name, size, seeds, arms, shared, grid=grid, budget=budget, ends_with_server=True)
     print_outcome(outcome)
     if summary is not None:
         summary.write_text(json.dumps(outcome, indent=1) + "\n")
@@ -138,11 +139,14 @@ def run_matrix(
     *,
     grid: bool = False,
     budget: float | None = None,
+    ends_with_server: bool = False,
 ) -> dict[str, Any]:
     """Run what is missing of an experiment in this process; what `flows.experiment.experiment` gives.
 
+    `ends_with_server` ends the whole process if Prefect's server goes away: for a command, not for somebody's notebook.
+
     Raises:
-        ServiceError: Prefect failed on the way.
+        ServiceError: Prefect failed on the way, with `ends_with_server`.
     """
     prepare_terminal()
     from flows.prefect_api import leave_dead_server
@@ -154,7 +158,7 @@ def run_matrix(
 
     quiet_prefect()
     try:
-        with prefect_in_use("cells"):
+        with prefect_in_use("cells") if ends_with_server else nullcontext():
             outcome: dict[str, Any] = flow(
                 name, size, seeds, None if arms is None else list(arms), grid, budget, **shared
             )

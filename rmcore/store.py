@@ -285,28 +285,30 @@ class Store:
             )
         return matches[0]
 
-    def collect_garbage(self, keep: int) -> tuple[list[Entry], list[Entry]]:
+    def collect_garbage(self, keep: int) -> tuple[list[Entry], list[Entry], list[Path]]:
         """Remove all but the `keep` most recently used artifacts of each stage, and what nobody can or will use.
 
         The latter are folders whose manifest is not what was written, and unfinished artifacts nobody works on.
 
         Returns:
-            What was removed, and what was due but is in use and stays. Folders without a manifest are not listed.
+            What was removed, what was due but is in use and stays, and removed folders that were no artifacts (any
+            more): those of a version whose manifests had no digest of themselves are among them.
         """
-        removed, in_use, seen = list[Entry](), list[Entry](), dict[str, int]()
+        removed, in_use, unusable, seen = list[Entry](), list[Entry](), list[Path](), dict[str, int]()
         with self.lock("garbage"):
             for entry in self.entries():
                 seen[entry.stage] = seen.get(entry.stage, 0) + 1
                 if seen[entry.stage] > keep:
                     (removed if self._remove(entry.path, entry.key) else in_use).append(entry)
             for folder in self.root.glob("[!.]*/*"):
-                if folder.is_dir() and _read_manifest(folder) is None:
-                    self._remove(folder, folder.name.rsplit("-", 1)[-1])
+                is_artifact = not folder.is_dir() or _read_manifest(folder) is not None
+                if not is_artifact and self._remove(folder, folder.name.rsplit("-", 1)[-1]):
+                    unusable.append(folder)
             for folder in (self.root / UNFINISHED).glob("*"):
                 with self.try_lock(folder.name.rsplit("-", 1)[-1]) as nobody_works:
                     if nobody_works:
                         shutil.rmtree(folder)
-        return removed, in_use
+        return removed, in_use, unusable
 
     def _remove(self, folder: Path, key: str) -> bool:
         """Remove an artifact unless somebody makes or holds it; gives whether it is gone."""

@@ -158,7 +158,7 @@ def configure_environment() -> None:
     os.environ["PREFECT_SERVER_API_AUTH_STRING"] = secret  # of the embedded server, which listens on loopback, too
     if os.environ.get("PREFECT_API_URL", "").rstrip("/") in ("", prefect_api):
         os.environ["PREFECT_API_AUTH_STRING"] = secret
-    if os.environ["MLFLOW_TRACKING_URI"] == running.get(MLFLOW_SERVER):
+    if os.environ["MLFLOW_TRACKING_URI"].rstrip("/") == running.get(MLFLOW_SERVER):
         os.environ |= mlflow_login(secret)
     _keep_loopback_off_the_proxy()
     Path(os.environ["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)  # Prefect makes no parents

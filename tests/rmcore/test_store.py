@@ -136,7 +136,7 @@ def test_garbage_collection_keeps_the_most_recently_used(store):
     for age, key in enumerate(keys):
         os.utime(store.find("train", key) / MANIFEST, (1000 + age, 1000 + age))
     store.ref("train", keys[0])  # used just now
-    removed, in_use = Store(store.root).collect_garbage(keep=2)
+    removed, in_use, _ = Store(store.root).collect_garbage(keep=2)
     assert {entry.key for entry in removed} == {keys[1], keys[2]}
     assert not in_use
     assert {entry.key for entry in store.entries()} == {keys[0], keys[3]}
@@ -163,12 +163,12 @@ def test_garbage_collection_spares_what_another_process_reads_until_that_dies(st
     command = [sys.executable, "-c", READER.format(how=how), store.root, read, store.find("train", read)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
         assert reader.stdout.readline() == "holds\n"
-        removed, in_use = store.collect_garbage(keep=0)
+        removed, in_use, _ = store.collect_garbage(keep=0)
         assert [entry.key for entry in in_use] == [read]
         assert {entry.key for entry in removed} == keys - {read}
         assert store.damage("train", read) is None
         reader.kill()
-    removed, in_use = store.collect_garbage(keep=0)
+    removed, in_use, _ = store.collect_garbage(keep=0)
     assert ([entry.key for entry in removed], in_use) == ([read], [])
     assert not list((store.root / LEASES).iterdir())
 
@@ -196,8 +196,9 @@ def test_an_artifact_that_is_being_made_anew_stays(store):
 
 def test_garbage_collection_removes_what_can_no_longer_be_used(store):
     key = publish(Store(store.root), {"lr": 1})
-    (store.find("train", key) / MANIFEST).write_text("{}")
-    assert store.collect_garbage(keep=9) == ([], [])
+    folder = store.find("train", key)
+    (folder / MANIFEST).write_text("{}")
+    assert store.collect_garbage(keep=9) == ([], [], [folder])
     assert store.find("train", key) is None
     assert not list((store.root / UNFINISHED).iterdir())
 

@@ -22,6 +22,7 @@ from rmcore.processes import marked, terminate
 from tasks import home as home_module
 from tasks.home import find_process
 from tasks.local_services import HOME_MARK, mlflow_login, password, running_services
+from tasks.run_owner import this_machine
 from tasks.run_record import RunRecord
 from tasks.sync import sync_pending
 
@@ -137,7 +138,7 @@ def test_the_services_run_a_deployment_and_end_without_a_trace(home, project, tm
     created = psutil.Process(ended.pid).create_time()
     ended.kill()
     ended.wait()
-    dead_tags = [f"rm-host:{socket.gethostname()}", f"rm-pid:{ended.pid}", f"rm-started:{created:.2f}"]
+    dead_tags = [f"rm-host:{this_machine()}", f"rm-pid:{ended.pid}", f"rm-started:{created:.2f}"]
     elsewhere_tags = ["rm-host:elsewhere", *dead_tags[1:]]
     dead, ours, elsewhere = (running_flow(api, tags) for tags in (dead_tags, services.run_owner_tags(), elsewhere_tags))
     assert len(services.reap_dead_runs()) == 1

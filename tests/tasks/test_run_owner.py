@@ -1,0 +1,42 @@
+"""A run is called dead only by who would know its process."""
+
+import socket
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from tasks.run_owner import HOST, PID, STARTED, has_died, this_machine, this_process
+
+
+@pytest.fixture
+def ended():
+    """Names a process that has ended."""
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    owner = this_process() | {PID: str(process.pid), STARTED: f"{psutil.Process(process.pid).create_time():.2f}"}
+    assert not has_died(owner)
+    process.kill()
+    process.wait()
+    return owner
+
+
+def test_only_an_ended_process_of_this_machine_has_died(ended):
+    assert has_died(ended)
+    assert not has_died(this_process())
+    assert not has_died(ended | {HOST: "elsewhere"})
+    assert not has_died({HOST: this_machine()})
+
+
+def test_a_container_with_the_hosts_name_is_another_machine():
+    program = "from tasks.run_owner import this_machine; print(this_machine())"
+    command = ["unshare", "--pid", "--fork", sys.executable, "-c", program]
+    try:
+        inside = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    except FileNotFoundError:
+        pytest.skip("unshare is not installed")
+    if "unshare" in inside.stderr:
+        pytest.skip(f"no pid namespace may be made here: {inside.stderr.strip()}")
+    assert inside.returncode == 0, inside.stderr
+    assert inside.stdout.startswith(socket.gethostname())
+    assert inside.stdout.strip() != this_machine()
