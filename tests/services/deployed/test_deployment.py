@@ -188,7 +188,7 @@ def test_a_trajectory_triggered_through_the_api_has_each_step_in_mlflow_and_runs
     [tracked] = services.mlflow_runs("along")
     tags = {tag["key"]: tag["value"] for tag in tracked["data"]["tags"]}
     assert tracked["info"]["status"] == "FINISHED"
-    assert (tags["rm.kind"], tags["rm.cache"], tags["prefect.flow_run_id"]) == ("trajectory", "none", run["id"])
+    assert (tags["rm.kind"], tags["rm.cache"], tags["prefect.flow_run_id"]) == ("trajectory", "prepare", run["id"])
     for name in MEASURED:
         question = {"run_id": tracked["info"]["run_id"], "metric_key": name}
         answer = services.http.get(f"{services.mlflow}/api/2.0/mlflow/metrics/get-history", params=question).json()
