@@ -201,9 +201,8 @@ def test_pairs_in_one_row_that_lack_a_side_are_an_error_on_request_and_other_fau
 
 
 def test_the_setting_reaches_the_reader_of_both_sources(tmp_path):
-    good, bad = (
-        write([*whole("good"), *extra], tmp_path / f"{len(extra)}.jsonl") for extra in ([], [row("a", "chosen")])
-    )
+    good = write(whole("good"), tmp_path / "good.jsonl")
+    bad = write([*whole("bad"), row("a", "chosen")], tmp_path / "bad.jsonl")
     assert len(load_sources(DataConfig(source=bad, eval_source=good))) == 2
     for source, eval_source in ((bad, good), (good, bad)):
         with pytest.raises(DataError, match="incomplete"):
