@@ -266,6 +266,7 @@ def cell(tmp_path_factory):
     return folders
 
 
+@pytest.mark.slow
 def test_a_real_cell_reports_every_metric_of_the_catalogue(cell):
     measured = read_cell("adam", 0, cell, list(CATALOGUE), target_accuracy=0.001)
     assert measured.samples.keys() == CATALOGUE.keys()

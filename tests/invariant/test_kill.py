@@ -14,6 +14,8 @@ import pytest
 from rmcore.data.table import write_pairs
 from rmcore.files import file_digest
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = Path(__file__).with_name("logged_command.py")
 KILLS = 10
 STEPS = 60

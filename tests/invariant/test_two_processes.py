@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = Path(__file__).with_name("sharded_training.py")
 
 

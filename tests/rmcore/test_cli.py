@@ -39,6 +39,7 @@ def rm_opt(*arguments, check=True):
     return done
 
 
+@pytest.mark.slow
 def test_the_console_script_fails_without_a_traceback(tmp_path):
     script = Path(sys.executable).with_name("rm-opt")
     command = [script, "data", "check", tmp_path / "absent.csv"]
@@ -90,6 +91,7 @@ def checkpoint(files):
     return files / "a" / "best"
 
 
+@pytest.mark.slow
 def test_train_writes_the_documented_folder(checkpoint):
     folder = checkpoint.parent
     expected = {"metrics.csv", "metrics.jsonl", "reward_distributions.json", "best", "step_3"}
@@ -107,6 +109,7 @@ def test_evaluate_writes_values_with_intervals(checkpoint, files):
     assert "[" in done.stdout
 
 
+@pytest.mark.slow
 def test_analyze_and_readiness_write_their_records(checkpoint, files):
     out = files / "spectrum.json"
     shared = ["--checkpoint", checkpoint, "--data", files / "test.parquet", "--json", out, "--num-pairs", 4]
@@ -130,6 +133,7 @@ def test_analyze_prints_and_writes_the_part_that_was_asked_for(checkpoint, files
     assert "λmax" in done.stdout
 
 
+@pytest.mark.slow
 def test_analyze_writes_a_page_with_the_way_to_another_checkpoint(checkpoint, files):
     folder, other = files / "curvature", checkpoint.parent.parent / "b" / "best"
     sizes = ["--num-pairs", 3, "--lanczos-steps", 3, "--trace-probes", 2, "--slice-points", 5, "--surface-points", 3]
@@ -203,6 +207,7 @@ def unusable(checkpoint, files):
     return files
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -262,6 +267,7 @@ def test_a_finished_training_is_not_overwritten(checkpoint, files):
     assert "already holds a finished training" in done.stderr
 
 
+@pytest.mark.slow
 def test_early_stopping_and_callbacks_can_be_switched_off(files, tmp_path):
     out = tmp_path / "out"
     rm_opt(

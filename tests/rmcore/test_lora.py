@@ -190,6 +190,7 @@ CONFIGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(
     "ignore:Model with `tie_word_embeddings=True`"
 )  # the reward model has no second use of them

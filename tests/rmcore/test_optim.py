@@ -142,6 +142,7 @@ def test_each_lowers_the_loss_of_a_small_problem(name):
     assert small_loss(model, 0).item() < 0.7 * before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_each_lowers_the_loss_of_the_tiny_reward_model(name, rm, gold_pairs):
     pairs = rm.renderer.tokenize_pairs(gold_pairs[:4])

@@ -141,6 +141,7 @@ KINDS = [pytest.param(False, False, id="plain"), pytest.param(True, False, id="l
 KINDS += [pytest.param(False, True, id="checkpointing"), pytest.param(True, True, id="lora+checkpointing")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("lora", "checkpointing"), KINDS)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_rewards_loss_and_gradients_are_those_of_each_side_alone(name, lora, checkpointing):

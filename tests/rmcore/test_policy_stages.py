@@ -61,6 +61,7 @@ def with_samples(table, folder):
     return folder
 
 
+@pytest.mark.slow
 def test_a_second_run_computes_nothing(chain):
     assert policy_chain.Chain(chain.store).all() == []
 
@@ -107,6 +108,7 @@ def test_what_was_found_is_whole(chain, optimized):
     assert "readiness_v1" not in names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "moved"),
     [
@@ -130,6 +132,7 @@ def test_what_moves_which_key(chain, setting, moved):
     assert found == moved
 
 
+@pytest.mark.slow
 def test_names_that_are_built_in_are_no_folders_of_whoever_stands_beside_them(chain, tmp_path, monkeypatch):
     before = {name: chain.key(name) for name in ("policy", "samples", "optimize")}
     for name in ("sft", "tiny"):
@@ -139,6 +142,7 @@ def test_names_that_are_built_in_are_no_folders_of_whoever_stands_beside_them(ch
     assert {name: chain.key(name) for name in before} == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_lines", [0, 1, 4])
 def test_an_interrupted_sampling_goes_on_and_draws_the_same(chain, samples, tmp_path, num_lines):
     """A kill leaves whole lines and half a line."""
@@ -178,6 +182,7 @@ def test_a_reward_model_whose_weights_overflow_is_refused_with_the_first_sample(
         run_alone("optimize", chain, tmp_path / "out", train=trained)
 
 
+@pytest.mark.slow
 def test_a_reward_model_without_opinion_is_refused_where_judged_and_a_record_where_not(chain, samples, tmp_path):
     trained = trained_with(chain, tmp_path / "train", "score.weight", torch.Tensor.zero_)
     with pytest.raises(ConfigError, match="the proxy rewards: every prompt's samples have one and the same reward"):
@@ -197,6 +202,7 @@ def test_a_judge_without_opinion_is_named(chain, samples, tmp_path):
         run_alone("optimize", chain, tmp_path / "out", samples=flat)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("finished", [True, False])
 @pytest.mark.parametrize("whole_prompt", [True, False])
 def test_empty_generations_are_scored_as_they_are(chain, samples, tmp_path, finished, whole_prompt):

@@ -92,6 +92,7 @@ def satterthwaite(values, replicates, world):
     return values.mean() - half, values.mean() + half
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_seeds", [3, 5, 8, 10])
 @pytest.mark.parametrize("seed_effect", SEED_EFFECTS)
 @pytest.mark.parametrize("world", [COMMON_ANSWERS, COMMON_PROMPTS], ids=["answers", "prompts"])
@@ -100,6 +101,7 @@ def test_intervals_over_shared_prompts_cover(world, num_seeds, seed_effect):
     assert coverage(world, num_seeds, seed_effect, interval=over_seeds) >= 0.93
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_seeds", [3, 5, 8, 10])
 @pytest.mark.parametrize("seed_effect", [0.0, 0.1])
 def test_intervals_over_own_prompts_cover(num_seeds, seed_effect):

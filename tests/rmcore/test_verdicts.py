@@ -196,6 +196,7 @@ def test_the_smallest_effect_of_one_component_is_that_of_the_non_central_t(num_s
     assert power == pytest.approx(0.8, abs=0.003)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_seeds", "prompt_sd", "tolerance"),
     # The bootstrap's standard error over 9 seeds is taken for a t statistic's, which is only about right.

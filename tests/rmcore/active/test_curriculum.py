@@ -76,6 +76,7 @@ def test_the_weights_are_the_specifications(progress, expected):
         assert tuple(weights_at(1 - progress, "hard_first")) == pytest.approx(tuple(weights_at(progress)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epoch", range(10))
 @pytest.mark.parametrize("schedule", ["easy_first", "hard_first"])
 def test_with_repetition_the_shares_are_the_weights(epoch, schedule):

@@ -297,6 +297,7 @@ def test_the_ceiling_of_foreign_pairs_or_none_is_refused():
         label_ceiling([])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize(("shortcut", "feature"), [("length", len), ("flattery", num_flattering)])
 def test_the_shortcut_goes_with_gold_in_training_and_not_in_the_tail(seed, shortcut, feature):

@@ -135,6 +135,7 @@ def test_the_share_that_the_steps_leave_out_is_what_the_documentation_says(num_s
     assert chebyshev_tail(2 / num_steps, 2 * num_steps) <= 1.5e-4
 
 
+@pytest.mark.slow
 def test_error_bars_of_the_density_cover_the_truth_as_often_as_they_should(exact_runs):
     """At the middle of the bulk, where many eigenvalues add up to a normal error; and calibrated on the whole grid."""
     num_runs, grid, width = len(exact_runs), np.array(exact_runs[0].grid), exact_runs[0].width
@@ -161,6 +162,7 @@ def test_derived_quantities_and_their_errors_are_right_on_average(exact_runs, na
     assert abs(surplus.mean()) <= SIGMAS * surplus.std(ddof=1) / math.sqrt(len(values))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_steps", [6, 7, 12, 20, 21])
 def test_error_bars_hold_what_few_steps_get_wrong(num_steps):
     """Against the exact forms of the same start vectors, where |lambda| has its kink amid most eigenvalues."""
@@ -239,6 +241,7 @@ def test_a_zero_matrix_is_undefined_not_a_number():
     assert json.loads(json.dumps(found.to_dict(), allow_nan=False)) == found.to_dict()
 
 
+@pytest.mark.slow
 def test_the_hessian_of_a_reward_model(tiny, rows, truth):
     """All derived quantities over many seeds against the dense truth; undefined ones there are none."""
     hessian = LossHessian(tiny, [rows])

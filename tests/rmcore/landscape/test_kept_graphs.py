@@ -106,6 +106,7 @@ def situation(name):
     return make(), [exact_models.draw_rows(pairs, tokens) for pairs, tokens in shapes]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operator_class", OPERATORS)
 @pytest.mark.parametrize("name", SITUATIONS)
 def test_kept_graphs_never_take_more_than_their_share(memory, operator_class, name):
@@ -116,6 +117,7 @@ def test_kept_graphs_never_take_more_than_their_share(memory, operator_class, na
     assert kept_bytes(operator_class, model, micro_batches) < 0.8 * needed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operator_class", OPERATORS)
 @pytest.mark.parametrize("name", SITUATIONS)
 def test_graphs_are_kept_where_four_times_the_room_is_there(memory, operator_class, name):
@@ -145,6 +147,7 @@ def test_a_kept_graph_spares_the_forward_pass_and_changes_no_bit(memory, operato
     assert forward.count == passes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operator_class", OPERATORS)
 @pytest.mark.parametrize(("keep_graphs", "free"), [(False, PLENTY), (None, 0), (None, PLENTY), (True, 0)])
 def test_nothing_stays_taken_once_the_operator_is_gone(memory, operator_class, keep_graphs, free):

@@ -57,6 +57,7 @@ def sub_block(matrix: Tensor, operator, names: tuple[str, ...]) -> Tensor:
     return matrix[chosen][:, chosen]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operator_class", OPERATORS)
 @pytest.mark.parametrize(("architecture", "temperature"), [("qwen2", 1.0), ("bert", 2.5)])
 def test_extremes_of_a_block_are_those_of_its_dense_diagonal_block(architecture, operator_class, temperature):

@@ -56,6 +56,7 @@ def test_the_truth_is_float64_throughout_and_not_degenerate(architecture):
     assert ends[1] > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operator_class", OPERATORS)
 @pytest.mark.parametrize(
     ("architecture", "temperature"), [("qwen2", 1.0), ("llama", 1.0), ("bert", 1.0), ("llama", 0.4), ("bert", 30.0)]
@@ -83,6 +84,7 @@ def test_margins_loss_and_gradient_are_those_of_the_function(architecture, world
 # What the analyzer makes of them.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_lanczos_finds_both_extremes_and_the_trace_within_its_error(architecture, world):
     truth = truth_of(architecture)
@@ -100,6 +102,7 @@ def test_lanczos_finds_both_extremes_and_the_trace_within_its_error(architecture
     assert found.trace_standard_error == pytest.approx(true_error, rel=0.5)  # five deviations of 64 probes' own
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_float32_model_that_is_used_in_practice_has_the_same_extremes(architecture, attention):
@@ -131,6 +134,7 @@ def test_the_matrix_is_symmetric(architecture, operator_class):
         assert abs(x @ image_y - y @ image_x) < ROUNDING * float(x.norm() * image_y.norm())
 
 
+@pytest.mark.slow
 @few
 @given(
     sizes=partitions(NUM_PAIRS),

@@ -150,6 +150,7 @@ def binned_truth(world, slope):
     return float(np.abs(np.bincount(bin_of(confidence, 10), expit(slope * size) - confidence)).sum() / len(size))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slope", [1.0, 0.8, 0.3], ids=["calibrated", "mildly off", "far off"])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_the_interval_holds_the_true_error(shape, slope):

@@ -53,6 +53,7 @@ def layer_record(tensors, blocks):
     return {"blocks": blocks, "tensors": tensors, "num_pairs": 8, "num_parameters": 4 * len(tensors), "reasons": {}}
 
 
+@pytest.mark.slow
 def test_files_are_pngs_of_the_expected_size(tmp_path):
     spectrum, gauss_newton = sample.spectrum(), sample.gauss_newton()
     written = hessian_and_gauss_newton(spectrum, gauss_newton, tmp_path / "deep" / "a.png")

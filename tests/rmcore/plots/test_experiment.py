@@ -66,6 +66,7 @@ def apart(found) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_all_figures_are_drawn_and_the_same_each_time(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -151,6 +151,7 @@ def test_a_prediction_far_off_does_not_flatten_the_measured_loss(draw):
     assert max(LINE.loss) < high < low + 3 * (max(LINE.loss) - min(LINE.loss))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("record", "title"),
     [

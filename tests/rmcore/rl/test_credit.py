@@ -105,6 +105,7 @@ def test_length_costs_in_proportion_and_never_pays(metas, per_token):
     assert LengthCredit(per_token, key="n").assign(rollouts([{"n": 1}, {"n": 0}])) == [-per_token, 0.0]
 
 
+@pytest.mark.slow
 @given(METAS, st.randoms(use_true_random=False))
 @pytest.mark.parametrize("assigner", ASSIGNERS, ids=lambda assigner: repr(assigner)[:60])
 def test_credit_follows_its_rollout_wherever_it_stands(assigner, metas, random):
@@ -122,6 +123,7 @@ def test_a_raw_credit_does_not_depend_on_the_other_rollouts(assigner, metas, cut
     )
 
 
+@pytest.mark.slow
 @given(METAS)
 @pytest.mark.parametrize("assigner", ASSIGNERS, ids=lambda assigner: repr(assigner)[:60])
 def test_rollouts_stay_as_they_are(assigner, metas):

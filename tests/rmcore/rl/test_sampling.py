@@ -57,6 +57,7 @@ def test_every_prompt_has_its_samples(policy, tmp_path):
     assert told[4:] == [(3, 3, "prompts sampled")]
 
 
+@pytest.mark.slow
 @given(data=st.data())
 @settings(max_examples=30)
 def test_a_file_cut_anywhere_goes_on_to_the_same_samples(policy, uninterrupted, tmp_path_factory, data):
@@ -138,6 +139,7 @@ def test_two_calls_cannot_write_one_file(policy, tmp_path):
         draw(policy, tmp_path / "s")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("temperature", "num_samples"), [(0.05, 2000), (0.2, 2000), (1.0, 4000)])
 def test_the_first_token_has_the_policys_distribution(policy, tmp_path, temperature, num_samples):
     many = SamplingSettings(num_samples=num_samples, temperature=temperature, max_new_tokens=1)
@@ -149,6 +151,7 @@ def test_the_first_token_has_the_policys_distribution(policy, tmp_path, temperat
         assert policies.p_value(rows["response"], policies.first_texts(policy, PROMPTS[0], other)) < 1e-6
 
 
+@pytest.mark.slow
 def test_the_second_token_follows_the_first(policy, tmp_path):
     """Responses of two tokens against the product of both probabilities, where few tokens are likely."""
     cold = SamplingSettings(num_samples=1500, temperature=0.15, max_new_tokens=2)

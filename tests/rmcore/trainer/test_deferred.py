@@ -80,6 +80,7 @@ def one_by_one(request, tiny_folder, gold_pairs):
     return request.param, rm, pairs, after
 
 
+@pytest.mark.slow
 @given(
     bad=st.integers(1, STEPS), value=st.sampled_from([math.nan, math.inf]), read_after=st.sets(st.integers(1, STEPS))
 )
@@ -226,6 +227,7 @@ def assert_same(one, other):
         assert getattr(one.result, name) == getattr(other.result, name), name
 
 
+@pytest.mark.slow
 def test_reading_later_changes_nothing(tmp_path, start, request):
     changes = {"steps": 5, "log_every": 4, "eval_every": 3, "save_every": 2}
     plain = start(tmp_path / "plain", **changes).run()
@@ -236,6 +238,7 @@ def test_reading_later_changes_nothing(tmp_path, start, request):
         assert same_weights(*(load_file(one.folder / name / "model.safetensors") for one in (later, plain)))
 
 
+@pytest.mark.slow
 def test_an_interrupted_training_has_read_its_steps_and_goes_on_exactly(tmp_path, start, deferred):
     changes = {"log_every": 4, "held_out": [], "steps": 5}
     undisturbed = start(tmp_path / "undisturbed", **changes).run()
@@ -251,6 +254,7 @@ def test_an_interrupted_training_has_read_its_steps_and_goes_on_exactly(tmp_path
     assert_same(resumed, undisturbed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("bad", "later"), [(4, {}), (2, {"eval_every": 3}), (3, {"save_every": 4}), (1, {})])
 def test_a_training_ends_with_the_last_good_step(tmp_path, start, deferred, bad, later):
     changes = ONE_BATCH | {"steps": 5, "log_every": 5, "eval_every": 5}
