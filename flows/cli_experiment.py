@@ -143,7 +143,7 @@ def run_matrix(
 ) -> dict[str, Any]:
     """Run what is missing of an experiment in this process; what `flows.experiment.experiment` gives.
 
-    `ends_with_server` ends the whole process if Prefect's server goes away: for a command, not for somebody's notebook.
+    `ends_with_server` ends the whole process if Prefect's server goes away: for a command, not for a notebook.
 
     Raises:
         ServiceError: Prefect failed on the way, with `ends_with_server`.

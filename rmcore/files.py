@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -64,21 +64,21 @@ def append_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
         file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
-@contextmanager
-def exclusive(path: Path) -> Iterator[None]:
+def exclusive(path: Path) -> AbstractContextManager[None]:
     """Hold the file lock `path` against other threads and processes; the kernel frees it when its holder dies."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    return _locked(path, fcntl.LOCK_EX)
+
+
+def shared(path: Path) -> AbstractContextManager[None]:
+    """Hold the file lock `path` together with others who share it, and against those who want it alone."""
+    return _locked(path, fcntl.LOCK_SH)
 
 
 @contextmanager
-def shared(path: Path) -> Iterator[None]:
-    """Hold the file lock `path` together with others who share it, and against those who want it alone."""
+def _locked(path: Path, operation: int) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_SH)
+        fcntl.flock(lock, operation)
         yield
 
 
