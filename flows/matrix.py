@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import psutil
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.exceptions import TerminationSignal
@@ -16,6 +15,7 @@ from prefect.futures import PrefectConcurrentFuture, PrefectFuture
 
 from flows.console import say, say_notices
 from rmcore.errors import RmcoreError, TrainingError
+from rmcore.stages.fork_server import terminate_stages
 from rmcore.store import ArtifactRef, Store
 from rmcore.study.estimates import Estimates
 from rmcore.study.plan import Cell, CellPlan, Planner
@@ -66,7 +66,8 @@ class MatrixRunner:
                 future.wait()
         except (KeyboardInterrupt, TerminationSignal):
             self._stopping.set()
-            interrupt_stages()
+            # A terminal has asked them already; a signal to this process alone has not.
+            terminate_stages()
             threads = [one.wrapped_future for one in futures.values() if isinstance(one, PrefectConcurrentFuture)]
             wait(threads, timeout=SAVING_SECONDS)
             raise
@@ -132,17 +133,3 @@ class MatrixRunner:
     def _check_going_on(self, stage: str) -> None:
         if self._stopping.is_set():
             raise TrainingError(f"stopped before stage {stage}; the same command goes on from there.")
-
-
-def interrupt_stages() -> None:
-    """Ask all running stages to save and end. Who started them waits for them: a second waiter would take their status.
-
-    A terminal has asked them already; a signal to this process alone has not. SIGTERM, because what was started in the
-    background ignores Ctrl-C.
-    """
-    for child in psutil.Process().children(recursive=True):
-        try:
-            if "rmcore.stages.run" in child.cmdline():
-                child.terminate()
-        except psutil.Error:
-            continue

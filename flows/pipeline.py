@@ -11,7 +11,6 @@ from tasks.home import configure_environment, home
 configure_environment()  # before Prefect and MLflow read their settings
 
 # ruff: noqa: E402
-import psutil
 from prefect import flow, get_client, runtime
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 
@@ -21,6 +20,7 @@ from flows.prefect_api import ensure_device_limit, free_leaked_device, is_owner_
 from rmcore.config import PipelineConfig
 from rmcore.errors import ConfigError, ServiceError
 from rmcore.files import write_json
+from rmcore.processes import terminate_children
 from rmcore.report import Results, summary_markdown, write_report
 from rmcore.rl.rlhf_requirements import require_rlhf
 from rmcore.stages.registry import STAGES, is_judged, pipeline_stages
@@ -173,8 +173,7 @@ def leave_embedded(tracker: RunTracker) -> None:
     if os.environ.get("PREFECT_API_URL"):
         return
     tracker.end("KILLED")
-    for child in psutil.Process().children(recursive=True):
-        child.terminate()
+    terminate_children()
     print("error: interrupted. Finished stages are stored; run the same command to go on from there.", file=sys.stderr)
     sys.stderr.flush()
     os._exit(INTERRUPTED)

@@ -3,7 +3,6 @@
 Plain HTTP, because the command line starts servers before Prefect may be imported with their address.
 """
 
-import contextlib
 import os
 import select
 import signal
@@ -15,10 +14,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx
-import psutil
 
 from rmcore.cli.common import FAILED
 from rmcore.errors import ServiceError
+from rmcore.processes import terminate_children
 from tasks.device import device_slots
 from tasks.home import DEVICE_LIMIT
 from tasks.local_services import WORK_POOL, basic_authorization
@@ -144,9 +143,7 @@ def _watch(api: httpx.URL, advice: str, asked_to_end: socket.socket) -> None:
                 continue
     sys.stdout.flush()
     print(f"error: Prefect's server at {api} has ended during the run. {advice}", file=sys.stderr, flush=True)
-    for child in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            child.terminate()
+    terminate_children()
     os._exit(FAILED)  # threads of Prefect's wait for an answer, so no other end comes soon
 
 

@@ -45,6 +45,13 @@ def terminate(processes: list[psutil.Process]) -> None:
         )
 
 
+def terminate_children() -> None:
+    """SIGTERM to all that this process has started, and what that has started; nobody waits for their end."""
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.terminate()
+
+
 def runs(process: psutil.Process) -> bool:
     """Whether the process has not ended. A zombie has: in a container nobody may ever collect it."""
     try:

@@ -7,6 +7,7 @@ Face folder, which loads as a sequence classifier (reward model) and as a causal
 
 import json
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,25 @@ def tiny_tokenizer() -> Qwen2Tokenizer:
     Any text decodes back to its NFC form. Normalizer and pre-tokenizer are Qwen2's own, because transformers gives
     every folder with `model_type: qwen2` exactly those on loading, whatever its tokenizer.json says.
     """
+    vocab, merges = _trained_bpe()
+    merged: Any = list(merges)
+    return Qwen2Tokenizer(
+        vocab=dict(vocab),
+        merges=merged,
+        unk_token=PAD,  # bytes leave nothing unknown; left out, a token beyond the vocabulary would be added
+        pad_token=PAD,
+        eos_token=END,
+        extra_special_tokens=[START],
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=MAX_POSITIONS,
+        padding_side="right",
+        clean_up_tokenization_spaces=False,
+    )
+
+
+@cache
+def _trained_bpe() -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """Vocabulary and merges; a process that builds several tiny models trains them once."""
     blueprint = Qwen2Tokenizer().backend_tokenizer
     bpe = Tokenizer(models.BPE())
     bpe.normalizer, bpe.pre_tokenizer = blueprint.normalizer, blueprint.pre_tokenizer
@@ -99,19 +119,7 @@ def tiny_tokenizer() -> Qwen2Tokenizer:
     )
     bpe.train_from_iterator(_corpus(), trainer)
     trained: dict[str, Any] = json.loads(bpe.to_str())["model"]
-    merges: Any = [tuple(merge) for merge in trained["merges"]]
-    return Qwen2Tokenizer(
-        vocab=trained["vocab"],
-        merges=merges,
-        unk_token=PAD,  # bytes leave nothing unknown; left out, a token beyond the vocabulary would be added
-        pad_token=PAD,
-        eos_token=END,
-        extra_special_tokens=[START],
-        chat_template=CHAT_TEMPLATE,
-        model_max_length=MAX_POSITIONS,
-        padding_side="right",
-        clean_up_tokenization_spaces=False,
-    )
+    return trained["vocab"], [tuple(merge) for merge in trained["merges"]]
 
 
 def _corpus() -> Iterator[str]:

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -17,8 +16,8 @@ from prefect.exceptions import TerminationSignal
 from rmcore import errors
 from rmcore.config import PipelineConfig
 from rmcore.errors import RmcoreError, TrainingError
-from rmcore.progress import PROGRESS_VARIABLE
 from rmcore.resume import ResumePoint, clear, rewind
+from rmcore.stages.fork_server import StageProcess
 from rmcore.stages.registry import Stage, slug
 from rmcore.stages.run import DELIBERATE_ERROR, ERROR_FILE, INTERRUPTED
 from rmcore.store import ArtifactRef, Store, make_key
@@ -92,7 +91,7 @@ def run_child(
     out: Path,
     environment: Mapping[str, str],
 ) -> None:
-    """Run `python -m rmcore.stages.run` and wait. What it prints goes to a log, its progress bar to a terminal.
+    """Run a stage in a process of its own and wait. What it prints goes to a log, its progress bar to a terminal.
 
     If it fails, the error names the checkpoints that it had written.
     """
@@ -103,7 +102,6 @@ def run_child(
             "config": config.model_dump(mode="json"),
             "upstream": {name: upstream[name].path for name in stage.upstream},
             "out": str(out),
-            "parent_pid": os.getpid(),
         }
         (place / "spec.json").write_text(json.dumps(spec))
         try:
@@ -125,32 +123,21 @@ def run_child(
 
 
 def _wait_for_child(place: Path, environment: Mapping[str, str]) -> int:
-    # -P: a file of the user's current folder must not be imported in place of a library.
-    command = [sys.executable, "-P", "-m", "rmcore.stages.run", str(place / "spec.json")]
     terminal = sys.stderr.fileno() if sys.stderr.isatty() and SHARED_TERMINAL not in os.environ else None
-    progress = {PROGRESS_VARIABLE: str(terminal)} if terminal is not None else {}
     with (place / LOG_FILE).open("w") as log:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=os.environ | environment | progress,
-            pass_fds=() if terminal is None else (terminal,),
-        )
+        process = StageProcess(place / "spec.json", log, os.environ | environment, terminal)
         try:
             return process.wait()
         except (KeyboardInterrupt, TerminationSignal):
             # Not everybody who interrupts us reaches the child as a terminal does. SIGTERM, because what was started in
             # the background ignores Ctrl-C.
             process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
+            with contextlib.suppress(TimeoutError):
                 process.wait(timeout=SAVING_SECONDS)
             raise
         finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+            process.kill()
+            process.wait()
 
 
 def _crash_message(stage: Stage, status: int, log: Path) -> str:

@@ -49,10 +49,10 @@ def data_folder() -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An untrained `tiny` model as a Hugging Face folder."""
-    from rmcore.tiny import build_tiny
+    """An untrained model as a Hugging Face folder: `tiny`, but smaller."""
+    from nano_model import build_nano
 
-    return build_tiny(tmp_path_factory.mktemp("tiny"), seed=0)
+    return build_nano(tmp_path_factory.mktemp("tiny"), seed=0)
 
 
 @pytest.fixture

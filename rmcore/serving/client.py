@@ -90,15 +90,31 @@ class RewardClient:
         if self._loop.is_closed():
             coroutine.close()
             raise ServingError(f"{self} was closed and sends nothing any more; make a new one.")
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        task: asyncio.Task[Any] | None = None
+        interrupted = False
+
+        async def call() -> Result:
+            nonlocal task
+            task = asyncio.current_task()
+            if interrupted:
+                coroutine.close()
+                raise CancelledError
+            return await coroutine
+
+        def cancel() -> None:
+            if task is not None:
+                task.cancel()
+
         try:
-            return future.result()
+            # All of it inside: the loop's thread may be at work, and Ctrl-C arrive, before the future has a name here.
+            return asyncio.run_coroutine_threadsafe(call(), self._loop).result()
         except CancelledError:
             raise ServingError(
                 f"{self} was closed while a call waited for its answer; close it after the last."
             ) from None
         except BaseException:  # Ctrl-C too: nothing goes on behind a call that has ended
-            future.cancel()
+            interrupted = True
+            self._loop.call_soon_threadsafe(cancel)
             raise
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Run one stage in a process of its own: `python -m rmcore.stages.run SPEC.json`.
+"""Run one stage in a process of its own; `rmcore.stages.fork_server` starts it.
 
 torch's random numbers and thread pool belong to a process, so stages that run side by side in threads would disturb
 each other; and a crash or an out-of-memory kill takes down one stage only. A deliberate error is written beside the
@@ -14,7 +14,6 @@ from pathlib import Path
 
 from rmcore.config import PipelineConfig
 from rmcore.errors import RmcoreError, StoreError
-from rmcore.processes import die_with_parent
 from rmcore.progress import progress_bar
 from rmcore.stages.registry import STAGES
 from rmcore.tracking import METRICS_FILE, JsonlTracker
@@ -36,10 +35,11 @@ def run_stage(name: str, config: PipelineConfig, upstream: dict[str, Path], out:
         tracker.close()
 
 
-def main(spec_path: str) -> int:
+def run_from_file(spec_path: str) -> int:
     """Read the specification, run the stage; 0, `INTERRUPTED`, or `DELIBERATE_ERROR` with the error beside it."""
+    # Asked to end in either way, a stage ends what it has started before it goes.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     spec = json.loads(Path(spec_path).read_text())
-    die_with_parent(spec["parent_pid"])
     upstream = {name: Path(folder) for name, folder in spec["upstream"].items()}
     try:
         run_stage(spec["stage"], PipelineConfig.model_validate(spec["config"]), upstream, Path(spec["out"]))
@@ -62,6 +62,4 @@ def _describe(error: RmcoreError, spec_path: str) -> int:
 
 
 if __name__ == "__main__":
-    # Asked to end in either way, a stage ends what it has started before it goes.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    sys.exit(main(sys.argv[1]))
+    sys.exit(run_from_file(sys.argv[1]))

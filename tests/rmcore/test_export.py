@@ -116,7 +116,7 @@ def test_a_rendering_function_must_be_named_again(tiny_folder, tmp_path, capsys,
 
 
 def test_a_rendering_function_that_nothing_asked_for_is_refused(with_lora, tmp_path, capsys):
-    arguments = ("--checkpoint", with_lora[0], "--out", tmp_path / "out", "--render-fn", "json:dumps")
+    arguments = ("--checkpoint", with_lora[0], "--out", tmp_path / "out", "--render-fn", "os.path:join")
     status, _, errors = run(capsys, *arguments)
     assert status == 2
     assert "whose rewards it would change" in errors

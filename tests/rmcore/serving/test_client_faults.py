@@ -1,3 +1,4 @@
+import asyncio
 import itertools
 import signal
 import threading
@@ -255,3 +256,24 @@ def test_ctrl_c_ends_the_call_and_its_requests(server):
         with pytest.raises(KeyboardInterrupt):
             client.score(rows(1))
         assert client.score(rows(1)).rewards == (server.reward([0, 7]),)  # the only slot is free again
+
+
+def test_ctrl_c_just_after_a_call_was_handed_over_ends_its_requests_too(server, monkeypatch):
+    hand_over, asked = asyncio.run_coroutine_threadsafe, threading.Event()
+
+    def interrupt(coroutine, loop):
+        hand_over(coroutine, loop)
+        assert asked.wait(60)
+        raise KeyboardInterrupt
+
+    def hang_once(seen):
+        asked.set()
+        return None if seen.number else "hang"
+
+    server.behave = hang_once
+    with RewardClient(server.address, timeout_s=300, max_concurrency=1) as client:
+        with monkeypatch.context() as patched:
+            patched.setattr(asyncio, "run_coroutine_threadsafe", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                client.score(rows(1))
+        assert client.score(rows(1)).rewards == (server.reward([0, 7]),)
