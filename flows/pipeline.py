@@ -21,7 +21,9 @@ from rmcore.config import PipelineConfig
 from rmcore.errors import ConfigError, ServiceError
 from rmcore.files import write_json
 from rmcore.processes import terminate_children
-from rmcore.report import Results, summary_markdown, write_report
+from rmcore.report.html import write_report
+from rmcore.report.schema import Results
+from rmcore.report.summary import summary_markdown
 from rmcore.rl.rlhf_requirements import require_rlhf
 from rmcore.stages.registry import STAGES, is_judged, pipeline_stages
 from rmcore.stages.results import figures, gather_results, run_key

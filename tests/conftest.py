@@ -1,6 +1,7 @@
 """Shared by all tests: one thread a process where tests run in parallel, a tiny model built once, no network."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -47,12 +48,32 @@ def data_folder() -> Path:
     return Path(folder)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def small_tiny() -> Iterator[None]:
+    """Tests of arithmetic need a model, not 1.3 million parameters of it; `true_tiny` is for those that do."""
+    from nano_model import nano_config
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("rmcore.tiny.tiny_config", nano_config)
+        yield
+
+
+@pytest.fixture(scope="module")
+def true_tiny() -> Iterator[None]:
+    """Inside, `tiny` is what users get."""
+    from nano_model import true_config
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("rmcore.tiny.tiny_config", true_config)
+        yield
+
+
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An untrained model as a Hugging Face folder: `tiny`, but smaller."""
-    from nano_model import build_nano
+    """An untrained `tiny` model as a Hugging Face folder."""
+    from rmcore.tiny import build_tiny
 
-    return build_nano(tmp_path_factory.mktemp("tiny"), seed=0)
+    return build_tiny(tmp_path_factory.mktemp("tiny"), seed=0)
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import rankdata
 
 from rmcore.errors import ConfigError, DataError
 from rmcore.scoring.heads import fit_head
@@ -70,6 +69,8 @@ class CurriculumSampler:
                 "pass (P,) numbers, one a pair, or leave pairs without a margin out."
             )
         self.schedule, self.seed = schedule, seed
+        from scipy.stats import rankdata  # here: scipy.stats takes a second to import, and few commands need it
+
         bounded = values.min() >= 0 and values.max() <= 1
         # Mid-ranks in (0, 1): equal margins have one rank, so they are in one bucket.
         level = values if bounded else (rankdata(values) - 0.5) / len(values)

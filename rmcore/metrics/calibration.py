@@ -14,9 +14,8 @@ import hashlib
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 from scipy.optimize import brentq
-from scipy.special import expit, ndtr
+from scipy.special import expit, ndtr, stdtrit
 
 from rmcore.errors import ConfigError
 from rmcore.metrics.rewards import BoolArray, RewardTable
@@ -133,7 +132,7 @@ class BinnedCalibration:
         # The signed sum of gaps as one mean over pairs: what prompts and the sizes of bins do to all bins at once.
         scores = self._gap @ np.sign(gap) - plug_in * self._count.sum(axis=1)
         joint = (scores**2).sum() / self._count.sum() ** 2 * num_prompts / (num_prompts - 1)
-        reach = float(stats.t.ppf(0.5 + level / 2, num_prompts - 1) * np.sqrt(max(joint, ((share * error) ** 2).sum())))
+        reach = float(stdtrit(num_prompts - 1, 0.5 + level / 2) * np.sqrt(max(joint, ((share * error) ** 2).sum())))
         low = max(0.0, float(share @ _folded(gap, error)) - FOLDED_SPREAD * reach)
         if scale == 0:  # every bin is sure of what it says, and right
             return low, plug_in

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from rmcore.errors import DataError
 from rmcore.metrics.ranking import PairMean, mean_statistic
@@ -41,6 +40,8 @@ def paired_comparison(a: pd.DataFrame, b: pd.DataFrame, *, num_resamples: int = 
     Raises:
         DataError: the pair ids or their prompts differ (with counts), or a frame is unusable.
     """
+    from scipy.stats import rankdata  # here: scipy.stats takes a second to import, and few commands need it
+
     first, second = _aligned(a, b)
     metrics: dict[str, Any] = {"num_pairs": first.num_pairs, "num_prompts": first.num_prompts}
     every = np.ones(first.num_pairs, dtype=bool)
@@ -57,7 +58,7 @@ def paired_comparison(a: pd.DataFrame, b: pd.DataFrame, *, num_resamples: int = 
         "both_right": int((right_a & right_b).sum()),
         "neither_right": int((~right_a & ~right_b).sum()),
         "margin_pearson": _correlation(first.margin, second.margin),
-        "margin_spearman": _correlation(stats.rankdata(first.margin), stats.rankdata(second.margin)),
+        "margin_spearman": _correlation(rankdata(first.margin), rankdata(second.margin)),
     }
 
 

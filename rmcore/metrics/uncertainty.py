@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
+from scipy import special
 
 from rmcore.errors import ConfigError, DataError
 
@@ -113,8 +113,8 @@ def percentile_interval(replicates: FloatArray, num_prompts: int, level: float =
     defined = np.sort(replicates[~np.isnan(replicates)])
     if num_prompts < 2 or len(defined) == 0:
         return None
-    quantile = stats.t.ppf(0.5 - level / 2, num_prompts - 1) * np.sqrt(num_prompts / (num_prompts - 1))
-    tail = float(stats.norm.cdf(quantile))
+    quantile = special.stdtrit(num_prompts - 1, 0.5 - level / 2) * np.sqrt(num_prompts / (num_prompts - 1))
+    tail = float(special.ndtr(quantile))
     last = len(defined) - 1
     # Order statistics, rounded outwards: no arithmetic between infinities, and never shorter than the interpolated
     # ones.
@@ -205,7 +205,7 @@ def t_interval(values: Sequence[float] | FloatArray, level: float = 0.95) -> Met
     mean = float(sample.mean())
     if len(sample) == 1:
         return MetricValue(mean, None, None, 1, "only one value: the spread over repetitions cannot be estimated")
-    half = float(stats.t.ppf(0.5 + level / 2, len(sample) - 1) * sample.std(ddof=1) / np.sqrt(len(sample)))
+    half = float(special.stdtrit(len(sample) - 1, 0.5 + level / 2) * sample.std(ddof=1) / np.sqrt(len(sample)))
     return MetricValue(mean, mean - half, mean + half, len(sample))
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from scipy import stats
 
 from rmcore.errors import DataError
 from rmcore.metrics.uncertainty import FloatArray, MetricValue, percentile_interval
@@ -195,7 +194,9 @@ def _spearman(a: FloatArray, b: FloatArray) -> float:
     known = np.isfinite(a) & np.isfinite(b)
     if known.sum() < 3 or np.ptp(a[known]) == 0 or np.ptp(b[known]) == 0:
         return 0.0
-    return float(np.corrcoef(stats.rankdata(a[known]), stats.rankdata(b[known]))[0, 1])
+    from scipy.stats import spearmanr  # here: scipy.stats takes a second to import, and few commands need it
+
+    return float(spearmanr(a[known], b[known]).statistic)
 
 
 def _verdict(correlations: dict[str, Any], differences: dict[str, Any], better: bool, primary: str) -> str:

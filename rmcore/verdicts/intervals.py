@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from scipy import optimize, special, stats
+from scipy import optimize, special
 
 from rmcore.errors import ConfigError
 from rmcore.metrics.uncertainty import FloatArray, percentile_interval
@@ -154,7 +154,7 @@ def smallest_detectable(components: Sequence[Component], *, alpha: float, power:
         return 0.0 if deviation == 0 else None
     squares = np.zeros(1)  # of the half-widths that may come out, one entry a combination of the components' quantiles
     for variance, df in components:
-        seen = variance * stats.chi2.ppf((np.arange(_POWER_GRID) + 0.5) / _POWER_GRID, df) / df
+        seen = variance * 2 * special.gammaincinv(df / 2, (np.arange(_POWER_GRID) + 0.5) / _POWER_GRID) / df
         squares = np.add.outer(squares, special.stdtrit(df, alpha / 2) ** 2 * seen).ravel()
     halves = np.sqrt(squares)
 

@@ -72,6 +72,9 @@ def _fields(pair):
     return {name: getattr(pair, name) for name in ("prompt", "chosen", "rejected", "metadata", "pair_id")}
 
 
+pytestmark = pytest.mark.usefixtures("true_tiny")
+
+
 @pytest.mark.parametrize("name", EQUIVALENT)
 def test_equivalent_configurations_reproduce_the_pinned_trajectory(tmp_path, name):
     expected = json.loads(PINNED.read_text())

@@ -36,8 +36,11 @@ def digests(folder):
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
 
 
+pytestmark = pytest.mark.usefixtures("true_tiny")
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(true_tiny, tmp_path_factory):
     return build_tiny(tmp_path_factory.mktemp("tiny") / "model", seed=0)
 
 

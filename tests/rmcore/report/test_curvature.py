@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from rmcore.errors import DataError
 from rmcore.plots import numbers
 from rmcore.plots.style import new_figure, save
-from rmcore.report import write_report
 from rmcore.report.curvature import CAPTIONS, view, write_curvature_page
 from rmcore.report.glossary import CURVATURE_WORDS
+from rmcore.report.html import write_report
 
 _SPEC = importlib.util.spec_from_file_location("report_sample", Path(__file__).with_name("sample.py"))
 report_sample = importlib.util.module_from_spec(_SPEC)

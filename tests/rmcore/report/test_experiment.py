@@ -16,8 +16,9 @@ from rmcore.plots.arms import looks
 from rmcore.plots.claims import VERDICTS
 from rmcore.plots.experiment import draw_experiment
 from rmcore.plots.quantities import interval, level
-from rmcore.report import experiment_markdown, write_experiment_report
+from rmcore.report.experiment import write_experiment_report
 from rmcore.report.experiment_glossary import EXPERIMENT_WORDS
+from rmcore.report.experiment_summary import experiment_markdown
 
 _SPEC = importlib.util.spec_from_file_location("experiment_sample", Path(__file__).with_name("experiment_sample.py"))
 sample = importlib.util.module_from_spec(_SPEC)

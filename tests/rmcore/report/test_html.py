@@ -12,9 +12,8 @@ from matplotlib.image import imread
 
 from rmcore.errors import DataError
 from rmcore.plots.style import new_figure, save
-from rmcore.report import write_report
 from rmcore.report.glossary import READINESS_WEAKNESS, WORDS, metric_term
-from rmcore.report.html import CAPTIONS, LONGEST_TEXT, shorten, view
+from rmcore.report.html import CAPTIONS, LONGEST_TEXT, shorten, view, write_report
 
 _SPEC = importlib.util.spec_from_file_location("report_sample", Path(__file__).with_name("sample.py"))
 sample = importlib.util.module_from_spec(_SPEC)

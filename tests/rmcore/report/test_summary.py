@@ -4,8 +4,8 @@ import importlib.util
 from pathlib import Path
 
 from rmcore.plots import numbers
-from rmcore.report import summary_markdown
 from rmcore.report.cards import headline_cards
+from rmcore.report.summary import summary_markdown
 
 _SPEC = importlib.util.spec_from_file_location("report_sample", Path(__file__).with_name("sample.py"))
 sample = importlib.util.module_from_spec(_SPEC)
