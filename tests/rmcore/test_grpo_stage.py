@@ -1,15 +1,14 @@
 """The stage grpo on the smallest chain: what it writes, what moves its key, what it refuses, and how it goes on."""
 
-import importlib.util
 import json
 import math
 import sys
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
+import policy_chain
 from rmcore.config import RlhfConfig
 from rmcore.data.gold import gold_reward
 from rmcore.data.table import read_pairs
@@ -19,9 +18,6 @@ from rmcore.stages.registry import STAGES, pipeline_stages, stage_inputs
 from rmcore.stages.run import run_stage
 from rmcore.store import Store, make_key
 
-_SPEC = importlib.util.spec_from_file_location("policy_chain", Path(__file__).with_name("policy_chain.py"))
-policy_chain = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(policy_chain)
 changed = policy_chain.changed
 RLHF = RlhfConfig(
     steps=4, num_seeds=2, prompts_per_step=2, group_size=4, learning_rate=1e-3, rewards="local", refresh_every=2,

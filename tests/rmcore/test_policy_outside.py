@@ -1,6 +1,5 @@
 """What comes from outside: samples judged elsewhere, a policy of another kind, a reward model trained elsewhere."""
 
-import importlib.util
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
+import policy_chain
 from rmcore.config import DataConfig, PolicyConfig
 from rmcore.data.pair import Message, prompt_key
 from rmcore.data.table import read_pairs, write_pairs
@@ -23,9 +23,6 @@ from rmcore.store import Store
 from rmcore.tiny import build_tiny
 from tasks.checkpoints import given_checkpoint
 
-_SPEC = importlib.util.spec_from_file_location("policy_chain", Path(__file__).with_name("policy_chain.py"))
-policy_chain = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(policy_chain)
 Chain, changed = policy_chain.Chain, policy_chain.changed
 
 

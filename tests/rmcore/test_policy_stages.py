@@ -1,9 +1,7 @@
 """The stages of a policy run for real on the smallest chain: what they write, what moves them, what they refuse."""
 
-import importlib.util
 import json
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -11,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import policy_chain
 from rmcore.data.gold import gold_reward
 from rmcore.data.gold_demonstrations import demonstrations
 from rmcore.data.table import read_pairs
@@ -20,9 +19,6 @@ from rmcore.stages.registry import STAGES, pipeline_stages, stage_inputs
 from rmcore.stages.run import run_stage
 from rmcore.store import Store, make_key
 
-_SPEC = importlib.util.spec_from_file_location("policy_chain", Path(__file__).with_name("policy_chain.py"))
-policy_chain = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(policy_chain)
 CONFIG, changed = policy_chain.CONFIG, policy_chain.changed
 
 

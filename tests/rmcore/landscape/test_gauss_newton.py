@@ -1,8 +1,6 @@
 """The Gauss-Newton matrix: J^T D J, positive semidefinite, and the Hessian exactly where margins are linear."""
 
-import importlib.util
 from functools import cache
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,14 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+import exact_models
 from rmcore.errors import CurvatureError
 from rmcore.landscape import LossGaussNewton, LossHessian
 from rmcore.landscape.eigensolvers import dense_matrix
 from rmcore.landscape.operators import gauss_newton_weights
 
-_SPEC = importlib.util.spec_from_file_location("exact_models", Path(__file__).with_name("exact_models.py"))
-exact_models = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(exact_models)
 ARCHITECTURES, ROUNDING = exact_models.ARCHITECTURES, exact_models.ROUNDING
 relative_error, random_vectors = exact_models.relative_error, exact_models.random_vectors
 

@@ -1,8 +1,5 @@
 """Graphs between products: kept only where memory allows, never kept past a change of the weights, and freed."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
@@ -10,13 +7,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+import exact_models
 from rmcore.errors import CurvatureError
 from rmcore.landscape import LossGaussNewton, LossHessian
 from rmcore.landscape.kept_graphs import KEPT_SHARE, SavedBytes
-
-_SPEC = importlib.util.spec_from_file_location("exact_models", Path(__file__).with_name("exact_models.py"))
-exact_models = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(exact_models)
 
 OPERATORS = [LossHessian, LossGaussNewton]
 PLENTY = 1 << 40

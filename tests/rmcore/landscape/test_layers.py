@@ -1,10 +1,8 @@
 """Curvature by layer against the diagonal blocks of the dense truth."""
 
-import importlib.util
 import json
 import math
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,15 +10,12 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
+import exact_models
 from rmcore.errors import ConfigError
 from rmcore.landscape import LossGaussNewton, LossHessian
 from rmcore.landscape.eigensolvers import hutchinson
 from rmcore.landscape.layers import EXTREMES, LayerCurvature, layer_curvature
 from rmcore.landscape.parameters import parameter_blocks
-
-_SPEC = importlib.util.spec_from_file_location("exact_models", Path(__file__).with_name("exact_models.py"))
-exact_models = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(exact_models)
 
 OPERATORS = [LossHessian, LossGaussNewton]
 ROWS = exact_models.draw_rows(12)

@@ -1,19 +1,14 @@
 """The blocks that a model falls into: every parameter once, in order, and each block chosen by its name."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+import exact_models
 from rmcore.landscape.parameters import parameter_blocks, select_parameters
 
-_SPEC = importlib.util.spec_from_file_location("exact_models", Path(__file__).with_name("exact_models.py"))
-exact_models = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(exact_models)
 DEEP, LAYERS, MAKERS = exact_models.DEEP, exact_models.LAYERS, exact_models.MAKERS
 deep, trained_names = exact_models.deep, exact_models.trained_names
 

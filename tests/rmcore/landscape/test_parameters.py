@@ -1,20 +1,16 @@
 """Which parameters a name stands for, which models are refused, and the state in which one is measured."""
 
-import importlib.util
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
+import exact_models
 from rmcore.errors import ConfigError, CurvatureError, ModelError
 from rmcore.landscape import LossGaussNewton, LossHessian
 from rmcore.landscape.parameters import measuring, reward_module, select_parameters
 
-_SPEC = importlib.util.spec_from_file_location("exact_models", Path(__file__).with_name("exact_models.py"))
-exact_models = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(exact_models)
 DEEP, LAYERS, MAKERS = exact_models.DEEP, exact_models.LAYERS, exact_models.MAKERS
 deep, trained_names = exact_models.deep, exact_models.trained_names
 

@@ -1,8 +1,6 @@
 """Both curvatures against the dense float64 truth of torch.func, on the architectures that reward models have."""
 
-import importlib.util
 from functools import cache
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,11 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import exact_models
 from rmcore.landscape import HessianAnalyzer, LossGaussNewton, LossHessian
 
-_SPEC = importlib.util.spec_from_file_location("exact_models", Path(__file__).with_name("exact_models.py"))
-exact_models = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(exact_models)
 ARCHITECTURES, ROUNDING = exact_models.ARCHITECTURES, exact_models.ROUNDING
 relative_error, random_vectors = exact_models.relative_error, exact_models.random_vectors
 

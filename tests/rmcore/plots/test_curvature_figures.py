@@ -1,25 +1,17 @@
 """Density, layers, Hessian beside Gauss-Newton: every number where it belongs, undefined ones blank, errors to size."""
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.image import imread
 
+import curvature_sample as sample
 from rmcore.errors import DataError
 from rmcore.plots.density import density, density_figure
 from rmcore.plots.gauss_newton import hessian_and_gauss_newton, hessian_and_gauss_newton_figure
 from rmcore.plots.layers import heatmap_cells, layers, layers_figure, short_names
 from rmcore.plots.style import DPI
-
-_SPEC = importlib.util.spec_from_file_location(
-    "curvature_sample", Path(__file__).parents[1] / "report" / "curvature_sample.py"
-)
-sample = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(sample)
 
 
 def title_of(figure) -> str:

@@ -1,9 +1,7 @@
 """Figures of an experiment: titled, with units, holding their data, with labels that do not cover one another."""
 
-import importlib.util
 import warnings
 from itertools import combinations
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +11,7 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
+import experiment_sample as sample
 from rmcore.plots.arm_intervals import arm_intervals_figure
 from rmcore.plots.arms import MOST, looks, main_metrics, short, shown
 from rmcore.plots.claims import VERDICTS, subject, tally
@@ -22,11 +21,6 @@ from rmcore.plots.labels import place_labels, spread
 from rmcore.plots.learning import learning_curves_figure, mean_curve
 from rmcore.plots.quantities import compared, distance, interval, level, tick_text
 from rmcore.plots.tradeoff import tradeoff_figure
-
-_FILE = Path(__file__).parents[1] / "report" / "experiment_sample.py"
-_SPEC = importlib.util.spec_from_file_location("experiment_sample", _FILE)
-sample = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(sample)
 
 RESULTS = sample.results()
 INFOS = RESULTS["metrics"]

@@ -1,14 +1,12 @@
 """What each figure says of its data, drawn without a warning from odd data too."""
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import figure_sample as sample
 from rmcore.errors import DataError
 from rmcore.plots.calibration import reliability_diagram_figure
 from rmcore.plots.context import accuracy_in_context_figure
@@ -17,9 +15,6 @@ from rmcore.plots.length import binned_means, reward_by_length_figure
 from rmcore.plots.margins import margin_histogram_figure
 from rmcore.plots.training import series, training_curves_figure
 
-_SPEC = importlib.util.spec_from_file_location("figure_sample", Path(__file__).with_name("figure_sample.py"))
-sample = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(sample)
 history, rewards, bins, spectrum, item = sample.history, sample.rewards, sample.bins, sample.spectrum, sample.item
 ECE, CONTEXT = sample.ECE, sample.CONTEXT
 

@@ -1,13 +1,12 @@
 """Every figure: titled, labelled with units, its texts apart, the same bytes from the same data."""
 
-import importlib.util
 import warnings
-from pathlib import Path
 
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.image import imread
 
+import figure_sample as sample
 from rmcore.plots.calibration import reliability_diagram, reliability_diagram_figure
 from rmcore.plots.context import accuracy_in_context, accuracy_in_context_figure
 from rmcore.plots.landscape import eigenvalues, eigenvalues_figure
@@ -16,9 +15,6 @@ from rmcore.plots.margins import margin_histogram, margin_histogram_figure
 from rmcore.plots.style import DPI
 from rmcore.plots.training import training_curves, training_curves_figure
 
-_SPEC = importlib.util.spec_from_file_location("figure_sample", Path(__file__).with_name("figure_sample.py"))
-sample = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(sample)
 history, rewards, bins, spectrum, item = sample.history, sample.rewards, sample.bins, sample.spectrum, sample.item
 ECE, CONTEXT = sample.ECE, sample.CONTEXT
 

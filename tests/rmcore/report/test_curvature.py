@@ -1,12 +1,10 @@
 """The curvature section says every number with its kind of error, leaves out what was not measured, is one text."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import report_sample
 from rmcore.errors import DataError
 from rmcore.plots import numbers
 from rmcore.plots.style import new_figure, save
@@ -14,9 +12,6 @@ from rmcore.report.curvature import CAPTIONS, view, write_curvature_page
 from rmcore.report.glossary import CURVATURE_WORDS
 from rmcore.report.html import write_report
 
-_SPEC = importlib.util.spec_from_file_location("report_sample", Path(__file__).with_name("sample.py"))
-report_sample = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(report_sample)
 sample = report_sample.curvature_sample
 
 TRACES = {

@@ -1,15 +1,14 @@
 """The report of an experiment: everything of the record is there, safe, and gaps are said rather than hidden."""
 
 import copy
-import importlib.util
 import re
-from pathlib import Path
 
 import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import experiment_sample as sample
 from rmcore.errors import DataError
 from rmcore.plots import numbers
 from rmcore.plots.arms import looks
@@ -19,10 +18,6 @@ from rmcore.plots.quantities import interval, level
 from rmcore.report.experiment import write_experiment_report
 from rmcore.report.experiment_glossary import EXPERIMENT_WORDS
 from rmcore.report.experiment_summary import experiment_markdown
-
-_SPEC = importlib.util.spec_from_file_location("experiment_sample", Path(__file__).with_name("experiment_sample.py"))
-sample = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(sample)
 
 
 def flat(text: str) -> str:

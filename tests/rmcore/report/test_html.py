@@ -1,8 +1,6 @@
 """The report is one safe file: it parses, needs nothing from outside, shows every number, bears missing parts."""
 
 import base64
-import importlib.util
-from pathlib import Path
 
 import pytest
 import yaml
@@ -10,14 +8,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from matplotlib.image import imread
 
+import report_sample as sample
 from rmcore.errors import DataError
 from rmcore.plots.style import new_figure, save
 from rmcore.report.glossary import READINESS_WEAKNESS, WORDS, metric_term
 from rmcore.report.html import CAPTIONS, LONGEST_TEXT, shorten, view, write_report
-
-_SPEC = importlib.util.spec_from_file_location("report_sample", Path(__file__).with_name("sample.py"))
-sample = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(sample)
 
 
 @pytest.fixture(scope="module")

@@ -1,16 +1,11 @@
 """The policy's section of a report: there where a policy was measured, with every number and its interval."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 
+import report_sample as sample
 from rmcore.report.html import write_report
 from rmcore.report.policy import best_of_n_markdown, readiness_markdown
 
-_SPEC = importlib.util.spec_from_file_location("report_sample", Path(__file__).with_name("sample.py"))
-sample = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(sample)
 policy_sample = sample.policy_sample
 
 

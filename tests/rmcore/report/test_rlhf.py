@@ -1,18 +1,14 @@
 """The trained policy's section of a report, its table for terminals and its figure: every number, no empty words."""
 
-import importlib.util
 import re
-from pathlib import Path
 
 import pytest
 
+import report_sample as sample
 from rmcore.plots.rlhf import rlhf_curves
 from rmcore.report.html import write_report
 from rmcore.report.rlhf import DIGITS, RLHF_HEADINGS, refresh_rows, rlhf_findings, rlhf_markdown, rlhf_rows, stop_rows
 
-_SPEC = importlib.util.spec_from_file_location("report_sample", Path(__file__).with_name("sample.py"))
-sample = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(sample)
 make = sample.rlhf_sample.record
 KINDS = {
     "whole": {},

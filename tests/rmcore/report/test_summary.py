@@ -1,15 +1,9 @@
 """The Markdown summary: verdict, numbers and places, whatever the texts hold."""
 
-import importlib.util
-from pathlib import Path
-
+import report_sample as sample
 from rmcore.plots import numbers
 from rmcore.report.cards import headline_cards
 from rmcore.report.summary import summary_markdown
-
-_SPEC = importlib.util.spec_from_file_location("report_sample", Path(__file__).with_name("sample.py"))
-sample = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(sample)
 
 
 def test_verdict_numbers_reasons_and_paths():

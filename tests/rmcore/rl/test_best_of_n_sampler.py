@@ -1,12 +1,10 @@
 """The sampler's answer is the best of what it drew, whatever gives the rewards."""
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
+import small_policies as policies
 from rmcore.config import ModelConfig
 from rmcore.data.pair import Message
 from rmcore.errors import ConfigError, DataError, ModelError
@@ -14,10 +12,6 @@ from rmcore.model import BradleyTerryRM
 from rmcore.rl.best_of_n import nominal_kl
 from rmcore.rl.best_of_n_sampler import BestOfNSampler
 from rmcore.rl.policy import Policy
-
-_SPEC = importlib.util.spec_from_file_location("policies", Path(__file__).with_name("policies.py"))
-policies = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(policies)
 
 PROMPTS = ["What is 2 + 2?", (Message("user", "Hi"), Message("assistant", "?"), Message("user", "A")), "Why?"]
 

@@ -1,17 +1,16 @@
 """Credit: the algebra of the modes, and settings that make no credit."""
 
 import copy
-import importlib.util
 import inspect
 from collections import defaultdict
 from fractions import Fraction
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import credit_sample as world
 from rmcore.errors import ConfigError, DataError
 from rmcore.rl.credit import (
     GroupNormalizedCredit,
@@ -22,9 +21,6 @@ from rmcore.rl.credit import (
 )
 from rmcore.serving.scorer import RewardModelScorer
 
-_SPEC = importlib.util.spec_from_file_location("credits", Path(__file__).with_name("credits.py"))
-world = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(world)
 B, ASSIGNERS, NO_NUMBERS, rollouts = world.B, world.ASSIGNERS, world.NO_NUMBERS, world.rollouts
 MODERATE = st.floats(-1e6, 1e6)
 WEIGHTS = st.floats(0, 1)

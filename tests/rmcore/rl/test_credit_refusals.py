@@ -1,8 +1,6 @@
 """Rollouts and inner assigners that give no credit: refused, and named."""
 
-import importlib.util
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,14 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import credit_sample as world
 from rmcore.data.pair import Message
 from rmcore.errors import DataError
 from rmcore.rl.credit import GroupNormalizedCredit, LengthCredit, RewardModelCreditAssigner
 from rmcore.serving.scorer import Rollout, Step
 
-_SPEC = importlib.util.spec_from_file_location("credits", Path(__file__).with_name("credits.py"))
-world = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(world)
 B, ASSIGNERS, NO_NUMBERS, Gives, rollouts = world.B, world.ASSIGNERS, world.NO_NUMBERS, world.Gives, world.rollouts
 READERS = {
     "rm_score": [assigner for assigner in ASSIGNERS if "RewardModel" in repr(assigner)],

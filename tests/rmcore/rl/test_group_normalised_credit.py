@@ -1,19 +1,15 @@
 """Credit normalised within groups: mean 0 and mean square 1, for any floats, or exactly zero."""
 
-import importlib.util
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import credit_sample as world
 from rmcore.rl.credit import GroupNormalizedCredit
 
-_SPEC = importlib.util.spec_from_file_location("credits", Path(__file__).with_name("credits.py"))
-world = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(world)
 B, rollouts = world.B, world.rollouts
 MODERATE = st.floats(-1e6, 1e6)
 ANY = st.floats(allow_nan=False, allow_infinity=False)

@@ -1,9 +1,7 @@
 """GRPO by TRL with our rewards: it learns what is rewarded, one version scores a step, and a training that was cut off
 goes on."""
 
-import importlib.util
 import json
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -13,6 +11,7 @@ from safetensors.torch import load_file
 from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GPT2Config
 
+import small_policies as policies
 from rmcore.config import GoldConfig, RlhfConfig, TrainConfig
 from rmcore.data.pair import Message
 from rmcore.errors import ConfigError, DataError, ModelError, NotReadyError, ServingError, TrainingError
@@ -28,10 +27,6 @@ from rmcore.rl.refresh import Refresher
 from rmcore.rl.reward_in_use import RewardInUse
 from rmcore.rl.training_run import FINISHED, PROGRESS, REFRESHES, ROLLOUTS, Plan, train_policy
 from rmcore.tracking import MemoryTracker
-
-_SPEC = importlib.util.spec_from_file_location("policies", Path(__file__).with_name("policies.py"))
-policies = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(policies)
 
 PROMPTS = ["What is 2 + 2?", "What is 2 + 3?", (Message("user", "Hi"), Message("assistant", "?"), Message("user", "A"))]
 SMALL = RlhfConfig(steps=2, prompts_per_step=2, group_size=4, measure_every=1, learning_rate=1e-3)

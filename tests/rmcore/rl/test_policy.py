@@ -1,10 +1,8 @@
 """A policy reads prompts by its own template and tokenizer, and what is no policy is refused."""
 
-import importlib.util
 import json
 import shutil
 import unicodedata
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,13 +10,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, PreTrainedTokenizerFast
 
+import small_policies as policies
 from rmcore.data.pair import Message
 from rmcore.errors import DataError, ModelError
 from rmcore.rl.policy import Policy, TextReader
-
-_SPEC = importlib.util.spec_from_file_location("policies", Path(__file__).with_name("policies.py"))
-policies = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(policies)
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<"), max_size=30)
 TURNS = st.lists(st.builds(Message, st.sampled_from(["user", "assistant"]), TEXTS), min_size=1, max_size=4).map(tuple)

@@ -2,10 +2,8 @@
 
 import contextlib
 import dataclasses
-import importlib.util
 import json
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
+import small_policies as policies
 from rmcore.data.pair import Message
 from rmcore.errors import ConfigError, DataError, ModelError, ServingError
 from rmcore.rl import generate_sampler
@@ -20,10 +19,6 @@ from rmcore.rl.policy import Policy
 from rmcore.rl.sample_file import open_samples
 from rmcore.rl.sampling import SamplingSettings, choose_sampler, draw_samples
 from rmcore.serving.vllm_process import find_vllm
-
-_SPEC = importlib.util.spec_from_file_location("policies", Path(__file__).with_name("policies.py"))
-policies = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(policies)
 
 FEW = SamplingSettings(num_samples=3, max_new_tokens=6, seed=5)
 PROMPTS = ["What is 2 + 2?", "What is 2 + 3?", (Message("user", "Hi"), Message("assistant", "?"), Message("user", "A"))]

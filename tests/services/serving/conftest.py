@@ -1,18 +1,12 @@
 """One server for all tests of this folder: vLLM takes half a minute to start."""
 
-import importlib.util
-from pathlib import Path
-
 import httpx
 import pytest
 
+import serving_world as world
 from rmcore.serving.front_door import DoorSettings
 from rmcore.serving.process import RewardServer
 from rmcore.serving.server import ServeSettings
-
-_SPEC = importlib.util.spec_from_file_location("serving_world", Path(__file__).with_name("world.py"))
-world = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(world)
 
 
 @pytest.fixture(scope="package")

@@ -1,6 +1,5 @@
 """What becomes of a server whose parts die, and what is refused before it starts."""
 
-import importlib.util
 import json
 import os
 import shutil
@@ -14,6 +13,7 @@ import psutil
 import pytest
 import torch
 
+import serving_world as world
 from rmcore.config import LoraSettings
 from rmcore.errors import ConfigError, ModelError, ServingError
 from rmcore.lora_targets import make_lora_config
@@ -21,10 +21,6 @@ from rmcore.model import BradleyTerryRM
 from rmcore.serving.parity import BF16_TOLERANCE
 from rmcore.serving.process import RewardServer
 from rmcore.serving.server import ServeSettings
-
-_SPEC = importlib.util.spec_from_file_location("serving_world", Path(__file__).with_name("world.py"))
-world = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(world)
 
 pytestmark = pytest.mark.services
 

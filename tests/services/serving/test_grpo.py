@@ -1,27 +1,18 @@
 """GRPO against a real vLLM reward server: ten steps, new weights on the way, a killed engine, texts that are cut."""
 
-import importlib.util
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import torch
 from transformers import TrainerCallback
 
+import serving_world as world
+import small_policies as policies
 from rmcore.config import RlhfConfig
 from rmcore.errors import NotReadyError
 from rmcore.rl.grpo import make_grpo_with_rm
 from rmcore.serving.scorer import RewardModelScorer
-
-_SPEC = importlib.util.spec_from_file_location("serving_world", Path(__file__).with_name("world.py"))
-world = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(world)
-_POLICIES = importlib.util.spec_from_file_location(
-    "policies", Path(__file__).parents[2] / "rmcore" / "rl" / "policies.py"
-)
-policies = importlib.util.module_from_spec(_POLICIES)
-_POLICIES.loader.exec_module(policies)
 
 pytestmark = pytest.mark.services
 PROMPTS = ["What is 2 + 2?", "Count.", "Grüße! 🙂", "word " * 150]

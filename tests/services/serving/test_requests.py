@@ -1,20 +1,15 @@
 """What a reward server answers: PyTorch's rewards, or a refusal that names the field."""
 
-import importlib.util
 import json
 import math
-from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
+import serving_world as world
 from rmcore.data.rendering import TokenizedSide
 from rmcore.errors import RequestError
-
-_SPEC = importlib.util.spec_from_file_location("serving_world", Path(__file__).with_name("world.py"))
-world = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(world)
 
 pytestmark = pytest.mark.services
 DIALOGUE = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Name a colour."}]

@@ -1,21 +1,15 @@
 """Samples from a real vLLM: the policy's own distribution, and what happens when vLLM dies."""
 
-import importlib.util
 import json
 import math
-from pathlib import Path
 
 import psutil
 import pytest
 
+import small_policies as policies
 from rmcore.errors import ModelError, ServingError
 from rmcore.rl.policy import Policy
 from rmcore.rl.sampling import SamplingSettings, draw_samples
-
-_PLACE = Path(__file__).parents[2] / "rmcore" / "rl" / "policies.py"
-_SPEC = importlib.util.spec_from_file_location("policies", _PLACE)
-policies = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(policies)
 
 pytestmark = pytest.mark.services
 

@@ -1,14 +1,10 @@
 """A file of prompts and responses, as the deployment `score` reads it, asks about it and writes it down."""
 
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
 
-_SPEC = importlib.util.spec_from_file_location("serving_world", Path(__file__).with_name("world.py"))
-world = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(world)
+import serving_world as world
 
 pytestmark = pytest.mark.services
 

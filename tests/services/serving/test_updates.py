@@ -1,6 +1,5 @@
 """Weights of a server that answers: exchanged as a whole, verified, or left as they were."""
 
-import importlib.util
 import itertools
 import math
 import os
@@ -13,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import serving_world as world
 from rmcore.config import GoldConfig, LoraSettings, TrainConfig
 from rmcore.data.gold import generate_pairs
 from rmcore.errors import RequestError, ServingError
@@ -20,10 +20,6 @@ from rmcore.lora_targets import make_lora_config
 from rmcore.serving.weight_sync import PublishEvery
 from rmcore.tracking import MemoryTracker
 from rmcore.trainer.loop import Trainer
-
-_SPEC = importlib.util.spec_from_file_location("serving_world", Path(__file__).with_name("world.py"))
-world = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(world)
 
 pytestmark = pytest.mark.services
 

@@ -1,18 +1,10 @@
 """A realistic record of one run, as a finished pipeline hands it to the report."""
 
-import importlib.util
-from pathlib import Path
 from typing import Any
 
-
-def _beside(name):
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-curvature_sample, policy_sample, rlhf_sample = map(_beside, ("curvature_sample", "policy_sample", "rlhf_sample"))
+import curvature_sample
+import policy_sample
+import rlhf_sample
 
 
 def metric(
