@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -31,6 +32,7 @@ JOB_TEMPLATE = {
     "job_configuration": {"stream_output": True},
     "variables": {"type": "object", "properties": {}, "additionalProperties": False},
 }
+BUSY_SECONDS = 60.0
 WATCH_SECONDS = 1.0
 REFUSALS_OF_A_DEAD_SERVER = 3
 """So that a server that is started anew at once is not missed."""
@@ -39,14 +41,23 @@ REFUSALS_OF_A_DEAD_SERVER = 3
 def ask(method: str, url: str, body: dict[str, Any] | None = None, *, tolerate: int | None = None) -> Any:
     """Send a request to Prefect's API and return its JSON answer; a status of `tolerate` is an answer too.
 
+    A server that says it is busy (503: its SQLite file is locked by another request) is asked again, as Prefect's own
+    client does.
+
     Raises:
-        ServiceError: Prefect does not answer, or refuses.
+        ServiceError: Prefect does not answer, stays busy for `BUSY_SECONDS`, or refuses.
     """
     secret = os.environ.get("PREFECT_API_AUTH_STRING")
+    deadline, pause = time.monotonic() + BUSY_SECONDS, 0.2
     try:
-        answer = httpx.request(
-            method, url, json=body, timeout=30, headers=basic_authorization(secret) if secret else None
-        )
+        while True:
+            answer = httpx.request(
+                method, url, json=body, timeout=30, headers=basic_authorization(secret) if secret else None
+            )
+            if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE or time.monotonic() + pause > deadline:
+                break
+            time.sleep(pause)
+            pause = min(2 * pause, 5.0)
     except httpx.HTTPError as error:
         raise ServiceError(
             f"Prefect at {url} does not answer ({error}): the server is down or busy. See `rm-opt status`."
@@ -55,6 +66,11 @@ def ask(method: str, url: str, body: dict[str, Any] | None = None, *, tolerate: 
         raise ServiceError(
             f"Prefect at {url} refuses the password (401): it was started with another one. If it is the local one, "
             "run `rm-opt down` and `rm-opt up`; of another server, put the login into PREFECT_API_AUTH_STRING."
+        )
+    if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+        raise ServiceError(
+            f"Prefect at {url} has been too busy to answer for {BUSY_SECONDS:.0f} s (503). Run the same command again "
+            "when less runs beside it; finished stages are stored."
         )
     if not answer.is_success and answer.status_code != tolerate:
         raise ServiceError(
