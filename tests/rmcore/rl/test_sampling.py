@@ -226,8 +226,8 @@ def test_broken_weights_are_said_and_nothing_is_stored(tmp_path):
 
 def test_weights_that_are_missing_are_not_made_up(tmp_path):
     folder = policies.new_policy(tmp_path / "policy")
-    policies.change_weights(folder, lambda tensors: tensors.pop("model.layers.2.mlp.up_proj.weight"))
-    with pytest.raises(ModelError, match=r"lacks weights \(model.layers.2.mlp.up_proj.weight"):
+    policies.change_weights(folder, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))
+    with pytest.raises(ModelError, match=r"lacks weights \(model.layers.1.mlp.up_proj.weight"):
         draw(Policy.load(folder), tmp_path / "s")
 
 
