@@ -41,20 +41,20 @@ import pandas as pd
 import torch
 from scipy import stats
 
-from rmcore.batching import step_order
-from rmcore.config import ModelConfig, PipelineConfig, TrainConfig
+from rmcore.config.pipeline import ModelConfig, PipelineConfig, TrainConfig
+from rmcore.core.files import write_json
+from rmcore.core.tracking import METRICS_FILE, JsonlTracker
 from rmcore.data.pair import PreferencePair
+from rmcore.data.readers.sources import load_pairs
 from rmcore.data.rendering import RENDERING_FILE
-from rmcore.data.sources import load_pairs
 from rmcore.data.table import read_pairs, write_pairs
-from rmcore.files import write_json
-from rmcore.loading import pick_device
-from rmcore.metrics.rewards import RewardTable
-from rmcore.metrics.uncertainty import cluster_bootstrap, percentile_interval, t_interval
-from rmcore.model import BradleyTerryRM
-from rmcore.scoring.score import score_pairs_table
+from rmcore.ensembles.score import score_pairs_table
+from rmcore.evaluation.rewards import RewardTable
+from rmcore.evaluation.uncertainty import cluster_bootstrap, percentile_interval, t_interval
+from rmcore.models.batching import step_order
+from rmcore.models.loading import pick_device
+from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.stages.train import train_into
-from rmcore.tracking import METRICS_FILE, JsonlTracker
 
 MODELS = {"minilm": (5e-5, 1), "tiny": (1e-3, 3)}
 """Learning rate and passes over the pairs. `tiny` is a small causal model that starts from nothing."""

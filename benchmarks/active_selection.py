@@ -20,11 +20,11 @@ import torch
 import transformers
 
 from rmcore.active.acquisition import ACQUISITIONS, View, look, select
-from rmcore.config import GoldConfig, ModelConfig
-from rmcore.data.gold import generate_pairs
-from rmcore.model import BradleyTerryRM
-from rmcore.scoring.ensemble import RewardModelEnsemble
-from rmcore.scoring.features import head_of
+from rmcore.config.pipeline import GoldConfig, ModelConfig
+from rmcore.data.gold.world import generate_pairs
+from rmcore.ensembles.ensemble import RewardModelEnsemble
+from rmcore.ensembles.features import head_of
+from rmcore.models.reward_model import BradleyTerryRM
 
 PAIRS_PER_PROMPT = 4
 WARM_UP_PAIRS = 100

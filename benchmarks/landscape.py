@@ -42,10 +42,10 @@ from landscape_tables import TABLES
 from throughput_sides import machine
 from torch import Tensor
 
-from rmcore.files import write_json
+from rmcore.core.files import write_json
 from rmcore.landscape.gram import gauss_newton_spectrum
 from rmcore.landscape.operators import LossGaussNewton, LossHessian, PairCurvature
-from rmcore.tensor_peak import TensorPeak
+from rmcore.training.tensor_peak import TensorPeak
 
 KINDS: dict[str, type[PairCurvature]] = {"Hessian": LossHessian, "Gauss-Newton": LossGaussNewton}
 MANY = 8

@@ -12,16 +12,16 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 from transformers import AutoModelForSequenceClassification
 
-from rmcore.batching import PaddedRows, pad_pairs
-from rmcore.config import ModelConfig
+from rmcore.config.pipeline import ModelConfig
 from rmcore.data.pair import prompt_text
+from rmcore.data.readers.sources import load_pairs
 from rmcore.data.rendering import Rendering, TokenizedPair
-from rmcore.data.sources import load_pairs
 from rmcore.landscape.pair_rows import Rows, checked_rows, margins
 from rmcore.landscape.sample import CurvatureSample
-from rmcore.loading import pick_device
-from rmcore.model import BradleyTerryRM
-from rmcore.tiny import tiny_tokenizer
+from rmcore.models.batching import PaddedRows, pad_pairs
+from rmcore.models.loading import pick_device
+from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.models.tiny import tiny_tokenizer
 
 MODELS = {"tiny": 1e-3, "minilm": 5e-5, "qwen2.5-0.5b": 1e-4}
 """Learning rate of the training steps before the measurement. The last starts from random weights."""

@@ -16,14 +16,14 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from rmcore.batching import MicroBatch, collate, even_shares, pack_pairs, pair_tokens, step_order
-from rmcore.config import DataConfig, ModelConfig, TrainConfig
+from rmcore.config.pipeline import DataConfig, ModelConfig, TrainConfig
 from rmcore.data.rendering import TokenizedPair
-from rmcore.losses import make_bradley_terry
-from rmcore.model import BradleyTerryRM
-from rmcore.optim import make_optimizer
+from rmcore.models.batching import MicroBatch, collate, even_shares, pack_pairs, pair_tokens, step_order
+from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.stages.prepare import load_splits
-from rmcore.trainer.step import StepContext, make_forward, train_step
+from rmcore.training.losses import make_bradley_terry
+from rmcore.training.optimizers import make_optimizer
+from rmcore.training.step import StepContext, make_forward, train_step
 
 OVERHEADS = (0, 64, 128, 256, 512, 2048)
 ROW_TOKENS = (512, 1024, 2048, 4096, 8192)

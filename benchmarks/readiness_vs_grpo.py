@@ -16,13 +16,13 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from experiments.presets import PRESETS
-from rmcore.config import PipelineConfig, ValidationConfig
+from rmcore.config.pipeline import PipelineConfig, ValidationConfig
+from rmcore.core.store import ArtifactRef, Store
 from rmcore.data.table import read_pairs
-from rmcore.rl.defects import BackboneRecipe, backbones
+from rmcore.policy.grpo.defects import BackboneRecipe, backbones
 from rmcore.stages.policy import policy_place
 from rmcore.stages.population import train_backbone
 from rmcore.stages.registry import STAGES, stage_inputs
-from rmcore.store import ArtifactRef, Store
 from tasks.checkpoints import given_checkpoint
 from tasks.execution import execute
 from tasks.home import configure_environment, home

@@ -26,8 +26,8 @@ from pathlib import Path
 import httpx
 import psutil
 
-from rmcore.data.sources import load_pairs
-from rmcore.model import BradleyTerryRM
+from rmcore.data.readers.sources import load_pairs
+from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.serving.process import RewardServer
 from rmcore.serving.server import ServeSettings
 from rmcore.serving.weight_sync import create_rm_publisher
@@ -63,7 +63,7 @@ def bare_vllm(server: RewardServer) -> tuple[httpx.AsyncClient, Ask]:
     """The vLLM behind the front door, at its own socket."""
     for process in psutil.Process(server.pid).children(recursive=True):
         command = process.cmdline()
-        if "--uds" in command and "rmcore.serving.keeper" not in command:
+        if "--uds" in command and "rmcore.serving.process_supervisor" not in command:
             socket = command[command.index("--uds") + 1]
     session = httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=socket), base_url="http://vllm", timeout=600)
 

@@ -19,15 +19,15 @@ from typing import Any
 import torch
 from transformers import AutoModelForSequenceClassification, PretrainedConfig, Qwen2Config
 
-from rmcore.batching import step_order
-from rmcore.config import ModelConfig, TrainConfig
+from rmcore.config.pipeline import ModelConfig, TrainConfig
+from rmcore.core.tracking import MemoryTracker
 from rmcore.data.rendering import Rendering, TokenizedPair
-from rmcore.loading import pick_device, read_config, resolve_model
-from rmcore.model import BradleyTerryRM
-from rmcore.precision import Precision
-from rmcore.tiny import tiny_tokenizer
-from rmcore.tracking import MemoryTracker
-from rmcore.trainer.loop import Trainer
+from rmcore.models.batching import step_order
+from rmcore.models.loading import pick_device, read_config, resolve_model
+from rmcore.models.precision import Precision
+from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.models.tiny import tiny_tokenizer
+from rmcore.training.loop import Trainer
 
 SIDES = ("TRL", "padded", "packed")
 PAIRS_PER_STEP = 16

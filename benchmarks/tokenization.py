@@ -33,10 +33,10 @@ import numpy as np
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerBase
 
 from rmcore.data.pair import PreferencePair, prompt_messages, prompt_text
+from rmcore.data.readers.sources import load_pairs
 from rmcore.data.rendering import Renderer, TokenizedPair, choose_rendering, ensure_pad_token
-from rmcore.data.sources import load_pairs
-from rmcore.loading import quiet_libraries, resolve_model
-from rmcore.tiny import build_tiny
+from rmcore.models.loading import quiet_libraries, resolve_model
+from rmcore.models.tiny import build_tiny
 
 FILES = {"HH": "hh_harmless_base_test.jsonl.gz", "AlpacaEval": "alpacaeval_train.parquet"}
 TOKENIZERS = ("tiny", "minilm")

@@ -42,9 +42,9 @@ from throughput_sides import MODELS, PAIRS_PER_STEP, SEED, SIDES, Cell, make_rm,
 from torch import nn
 from transformers import AutoModel, PretrainedConfig
 
+from rmcore.core.files import write_json
+from rmcore.data.readers.sources import load_pairs
 from rmcore.data.rendering import TokenizedPair, TokenizedSide
-from rmcore.data.sources import load_pairs
-from rmcore.files import write_json
 
 FILES = {"hh": "hh_harmless_base_test.jsonl.gz", "alpacaeval": "alpacaeval_train.parquet"}
 DEFAULTS = {

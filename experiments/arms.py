@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from rmcore.config import PipelineConfig
+from rmcore.config.pipeline import PipelineConfig
 
 Changes = dict[str, Any]
 """New values by dotted setting; a whole group may be given as a mapping, an optional group as null."""

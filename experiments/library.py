@@ -9,8 +9,8 @@ from typing import Any, Literal, TypedDict
 from experiments import ablation, baseline, curriculum, lora, optimizers, sensitivity
 from experiments.schema import Experiment
 from experiments.sizes import Size
-from rmcore.config_file import read_mapping
-from rmcore.errors import ConfigError
+from rmcore.config.files import read_mapping
+from rmcore.core.errors import ConfigError
 
 ExperimentName = Literal["baseline", "ablation", "lora", "sensitivity", "optimizers", "curriculum"]
 SHIPPED: dict[str, Callable[[Size], Experiment]] = {

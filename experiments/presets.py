@@ -4,7 +4,7 @@ All but h100 and h200 fix the token budget, which is otherwise chosen from free 
 on every machine.
 """
 
-from rmcore.config import (
+from rmcore.config.pipeline import (
     ActiveConfig,
     CurvaturePart,
     DataConfig,
@@ -20,7 +20,7 @@ from rmcore.config import (
     TrainConfig,
     ValidationConfig,
 )
-from rmcore.hardware import HARDWARE
+from rmcore.core.hardware import HARDWARE
 
 QUICK_PARTS: tuple[CurvaturePart, ...] = ("normalized", "gauss_newton", "noise")
 """On a CPU, where a Hessian product with a pretrained model takes seconds; `rm-opt analyze` measures the others."""

@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError, model_validator
 from experiments.arms import Arm, Changes, change_config, merge_equal
 from experiments.catalogue import CATALOGUE
 from experiments.parts import ArmName, Declared, Factor, Hypothesis, Tuning
-from rmcore.config import PipelineConfig
+from rmcore.config.pipeline import PipelineConfig
 
 TUNING_SEED = 1_000_003
 """Seed of all tuning trials, far from any replicate's: what an arm is tuned on is not what it is judged on."""

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from rmcore.config import (
+from rmcore.config.pipeline import (
     CurvaturePart,
     DataConfig,
     EvaluateConfig,
@@ -19,7 +19,7 @@ from rmcore.config import (
     PipelineConfig,
     TrainConfig,
 )
-from rmcore.errors import ConfigError
+from rmcore.core.errors import ConfigError
 
 Size = Literal["smoke", "small", "paper"]
 SIZES: tuple[Size, ...] = get_args(Size)

@@ -14,12 +14,12 @@ from prefect import flow
 from experiments.presets import PRESETS
 from flows.policy import finish, run_chain
 from rmcore.active.analysis import claims_of
-from rmcore.config import ActiveConfig, PipelineConfig
-from rmcore.report.active import active_markdown
-from rmcore.report.active_page import write_active_report
+from rmcore.config.pipeline import ActiveConfig, PipelineConfig
+from rmcore.core.store import ArtifactRef
+from rmcore.reporting.html.active import active_markdown
+from rmcore.reporting.html.active_page import write_active_report
 from rmcore.stages.requirements import required_active
 from rmcore.stages.results import figures, read_json
-from rmcore.store import ArtifactRef
 from rmcore.study.registration import register
 
 REPORT_FILE = "report.html"

@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rmcore.config import PipelineConfig
-from rmcore.errors import ConfigError
-from rmcore.plots import numbers
-from rmcore.report.summary import escape
-from rmcore.store import MANIFEST, ArtifactRef, make_key
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.core.errors import ConfigError
+from rmcore.core.store import MANIFEST, ArtifactRef, make_key
+from rmcore.reporting.figures import numbers
+from rmcore.reporting.html.summary import escape
 from tasks.run_record import summary_metrics
 
 Row = dict[str, Any]
-"""{"step": int, "metrics": {"hessian/lambda_max": ...}}: what rmcore.plots.trajectory draws."""
+"""{"step": int, "metrics": {"hessian/lambda_max": ...}}: what rmcore.reporting.figures.trajectory draws."""
 HEADINGS = ("step", "λmax ± residual", "λmin ± residual", "trace ± error", "margin size", "λmax at margins of 1")
 CAPTION = (
     "Raw λmax falls merely because margins grow, so a falling one says nothing by itself: read it beside the size of "

@@ -108,7 +108,7 @@ def sync(
 @app.command()
 def why(key: Annotated[str, typer.Argument(help="First digits of an artifact's key, or its folder's name.")]) -> None:
     """Show why a stage ran: the inputs that differ from the nearest earlier artifact of the same stage."""
-    from rmcore.store import Store, explain
+    from rmcore.core.store import Store, explain
 
     store = Store(home() / "store")
     entry = store.resolve(key)
@@ -131,7 +131,7 @@ def store_ls() -> None:
     """List artifacts, the most recently used first."""
     from datetime import datetime
 
-    from rmcore.store import Store
+    from rmcore.core.store import Store
 
     entries = Store(home() / "store").entries()
     for entry in entries:
@@ -151,7 +151,7 @@ def store_gc(
     What a running pipeline reads stays, and is named. Folders whose manifest is missing, changed, or of a version
     before manifests had a digest of themselves can be used by nothing: they go, too, and are named.
     """
-    from rmcore.store import Store
+    from rmcore.core.store import Store
 
     removed, in_use, unusable = Store(home() / "store").collect_garbage(keep)
     for folder in unusable:
@@ -167,8 +167,8 @@ def info() -> None:
     """Show versions, GPUs, CUDA, vLLM, the device, and where everything lies."""
     import torch
 
-    from rmcore.loading import pick_device
-    from rmcore.memory import free_bytes
+    from rmcore.models.loading import pick_device
+    from rmcore.training.memory import free_bytes
 
     device = pick_device("auto")
     facts = {
@@ -191,7 +191,7 @@ def info() -> None:
 
 def _vllm() -> str:
     """Version and place of the vLLM that would serve; read from its environment's files, nothing there is run."""
-    from rmcore.errors import ConfigError
+    from rmcore.core.errors import ConfigError
     from rmcore.serving.vllm_process import find_vllm
 
     try:

@@ -40,7 +40,7 @@ def study(
     given = {"data.source": data, "model.name": model, "active.num_seeds": seeds}
     wanted = settings_of(given) + (["data.eval_source=null"] if data is not None else [])
     outcome = run_configured(_load, preset, config, [*wanted, *(set_ or [])], summary)
-    from rmcore.report.active import SHORT_HEADINGS, active_findings, short_rows
+    from rmcore.reporting.html.active import SHORT_HEADINGS, active_findings, short_rows
 
     print_findings(SHORT_HEADINGS, short_rows(outcome["results"]), active_findings(outcome["results"]))
     print_places(outcome)

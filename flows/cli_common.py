@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from rmcore.config import PipelineConfig
-from rmcore.errors import ServiceError
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.core.errors import ServiceError
 from tasks.home import configure_environment
 
 ConfigOption = Annotated[Path | None, typer.Option(help="YAML file with settings that change the preset.")]

@@ -17,7 +17,7 @@ from experiments.optimizers import with_control
 from experiments.sizes import Size
 from flows.cli_common import prefect_in_use, prepare_terminal
 from flows.planning import MatrixPlan, make_plan
-from rmcore.errors import ConfigError
+from rmcore.core.errors import ConfigError
 from rmcore.study.plan import total_seconds
 from tasks.home import home
 
@@ -114,7 +114,7 @@ def run_or_plan(
     """Show the plan, or run what is missing; 1 where a cell failed, else 0."""
     declared = restrict(load_experiment(name, size), arms=arms, seeds=seeds, grid=grid, budget_minutes=budget, **shared)
     if plan:
-        from rmcore.store import Store
+        from rmcore.core.store import Store
 
         found = make_plan(declared, Store(home() / "store"), home())
         print_plan(found)

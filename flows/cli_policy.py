@@ -31,8 +31,8 @@ from rmcore.cli.inputs import (
     Split,
 )
 from rmcore.cli.measure import v1_readiness
-from rmcore.config import LandscapeConfig
-from rmcore.errors import ConfigError
+from rmcore.config.pipeline import LandscapeConfig
+from rmcore.core.errors import ConfigError
 
 LANDSCAPE = LandscapeConfig()
 PolicyOption = Annotated[
@@ -74,7 +74,7 @@ def best_of_n(
     Samples are stored: another reward model scores the same ones. Example: rm-opt best-of-n, then
     rm-opt best-of-n --checkpoint out/best --policy my-policy --data pairs.parquet
     """
-    from rmcore.report.policy import BEST_OF_N_HEADINGS, best_of_n_findings, best_of_n_rows
+    from rmcore.reporting.html.policy import BEST_OF_N_HEADINGS, best_of_n_findings, best_of_n_rows
 
     wanted = _assignments(checkpoint, policy, data, samples)
     wanted += [] if n is None else [f"policy.samples_per_prompt={n}"]
@@ -151,7 +151,7 @@ def readiness(
     wanted = _assignments(checkpoint, policy, data, samples)
     wanted += [] if kl is None else [f"readiness.planned_kl={kl}"]
     outcome = run_configured(_loader("readiness", checkpoint), preset, config, [*wanted, *(set_ or [])], summary)
-    from rmcore.report.policy import readiness_rows
+    from rmcore.reporting.html.policy import readiness_rows
 
     results = outcome["results"]
     print(f"\n{results['verdict']['headline']}")
@@ -161,7 +161,7 @@ def readiness(
 
 
 def _validate(size: Size, config: Path | None, assignments: list[str], summary: Path | None) -> None:
-    from rmcore.report.policy import VALIDATION_HEADINGS, validation_rows
+    from rmcore.reporting.html.policy import VALIDATION_HEADINGS, validation_rows
 
     preset = "validation" if size == "full" else "validation-smoke"
     outcome = run_configured(_load_validation, preset, config, assignments, summary)

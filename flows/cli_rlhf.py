@@ -17,7 +17,7 @@ from flows.cli_common import (
     run_configured,
     settings_of,
 )
-from rmcore.errors import ConfigError
+from rmcore.core.errors import ConfigError
 
 Mode = Literal["full", "rm", "policy"]
 
@@ -77,7 +77,7 @@ def rlhf(
         raise ConfigError("--mode policy goes with --checkpoint, and no other mode does: the others train their own.")
     outcome = run_configured(_loader(mode, checkpoint), preset, config, [*settings_of(given), *(set_ or [])], summary)
     if mode != "rm":
-        from rmcore.report.rlhf import RLHF_HEADINGS, rlhf_findings, rlhf_rows
+        from rmcore.reporting.html.rlhf import RLHF_HEADINGS, rlhf_findings, rlhf_rows
 
         record = outcome["results"] if mode == "policy" else outcome["results"]["rlhf"]
         print_findings(RLHF_HEADINGS, rlhf_rows(record), rlhf_findings(record))

@@ -9,7 +9,7 @@ from experiments.optimizers import with_control
 from experiments.schema import Experiment
 from experiments.sizes import Size
 from flows.cli_experiment import run_matrix
-from rmcore.errors import ConfigError, TrainingError
+from rmcore.core.errors import ConfigError, TrainingError
 
 SIZE: Size = "smoke"
 """Whose settings hold for what is not named here: batch size, evaluation, curvature."""

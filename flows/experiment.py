@@ -25,15 +25,15 @@ from flows.matrix import MatrixRunner, Outcome
 from flows.pipeline import leave_embedded, open_store
 from flows.planning import MatrixPlan, frozen, make_plan, matrix_key
 from flows.results import command, gather
-from rmcore.errors import TrainingError
-from rmcore.files import write_json
-from rmcore.plots.experiment import draw_experiment
-from rmcore.report.experiment import write_experiment_report
-from rmcore.report.experiment_schema import ArmResult, ExperimentResults, HypothesisResult, Registration, Tuned
-from rmcore.report.experiment_summary import experiment_markdown
-from rmcore.report.schema import Metric
+from rmcore.core.errors import TrainingError
+from rmcore.core.files import write_json
+from rmcore.core.store import ArtifactRef, Store, flatten, make_key
+from rmcore.reporting.figures.experiment import draw_experiment
+from rmcore.reporting.html.experiment import write_experiment_report
+from rmcore.reporting.html.experiment_schema import ArmResult, ExperimentResults, HypothesisResult, Registration, Tuned
+from rmcore.reporting.html.experiment_summary import experiment_markdown
+from rmcore.reporting.html.schema import Metric
 from rmcore.stages.results import run_key
-from rmcore.store import ArtifactRef, Store, flatten, make_key
 from rmcore.study.cells import GAP, Measured, read_cell
 from rmcore.study.plan import Cell, folders
 from rmcore.study.registration import register

@@ -14,9 +14,9 @@ from prefect.exceptions import TerminationSignal
 from prefect.futures import PrefectConcurrentFuture, PrefectFuture
 
 from flows.console import say, say_notices
-from rmcore.errors import RmcoreError, TrainingError
-from rmcore.stages.fork_server import terminate_stages
-from rmcore.store import ArtifactRef, Store
+from rmcore.core.child_process import terminate_stages
+from rmcore.core.errors import RmcoreError, TrainingError
+from rmcore.core.store import ArtifactRef, Store
 from rmcore.study.estimates import Estimates
 from rmcore.study.plan import Cell, CellPlan, Planner
 from tasks.device import device_slots

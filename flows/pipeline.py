@@ -17,18 +17,18 @@ from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from experiments.presets import PRESETS
 from flows.console import say, say_notices
 from flows.prefect_api import ensure_device_limit, free_leaked_device, is_owner_tag, reap_dead_runs, run_owner_tags
-from rmcore.config import PipelineConfig
-from rmcore.errors import ConfigError, ServiceError
-from rmcore.files import write_json
-from rmcore.processes import terminate_children
-from rmcore.report.html import write_report
-from rmcore.report.schema import Results
-from rmcore.report.summary import summary_markdown
-from rmcore.rl.rlhf_requirements import require_rlhf
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.core.errors import ConfigError, ServiceError
+from rmcore.core.files import write_json
+from rmcore.core.processes import terminate_children
+from rmcore.core.store import ArtifactRef, Store, flatten
+from rmcore.policy.grpo.rlhf_requirements import require_rlhf
+from rmcore.reporting.html.html import write_report
+from rmcore.reporting.html.schema import Results
+from rmcore.reporting.html.summary import summary_markdown
 from rmcore.stages.registry import STAGES, is_judged, pipeline_stages
 from rmcore.stages.results import figures, gather_results, run_key
 from rmcore.stages.run import INTERRUPTED
-from rmcore.store import ArtifactRef, Store, flatten
 from tasks.device import is_idle
 from tasks.stages import StageRun, run_stage
 from tasks.tracking import RunTracker

@@ -7,11 +7,11 @@ from typing import Any
 
 from experiments.arms import Arm, change_config
 from experiments.schema import TUNING_SEED, Experiment
-from rmcore.codehash import code_digests
-from rmcore.errors import ConfigError
-from rmcore.report.experiment_schema import Tuned
+from rmcore.core.errors import ConfigError
+from rmcore.core.fingerprints import code_digests
+from rmcore.core.store import Store, make_key
+from rmcore.reporting.html.experiment_schema import Tuned
 from rmcore.stages.registry import STAGES, stage_surroundings
-from rmcore.store import Store, make_key
 from rmcore.study.cells import NUM_BINS, NUM_RESAMPLES
 from rmcore.study.plan import Cell, CellPlan, Planner, total_seconds
 from rmcore.study.tuning import choose, trial_score

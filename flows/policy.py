@@ -16,14 +16,14 @@ from pydantic import Field
 
 from experiments.presets import PRESETS
 from flows.pipeline import open_store, require_judge, run_stages
-from rmcore.config import PipelineConfig
-from rmcore.files import write_json
-from rmcore.report.policy import best_of_n_markdown, curves_markdown, readiness_markdown, validation_markdown
-from rmcore.rl.curves import curves_of_file
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.core.files import write_json
+from rmcore.core.store import ArtifactRef, flatten
+from rmcore.policy.curves import curves_of_file
+from rmcore.reporting.html.policy import best_of_n_markdown, curves_markdown, readiness_markdown, validation_markdown
 from rmcore.stages.registry import POLICY, pipeline_stages
 from rmcore.stages.requirements import required_policy, required_validation
 from rmcore.stages.results import figures, read_json, run_key
-from rmcore.store import ArtifactRef, flatten
 from tasks.checkpoints import given_checkpoint
 from tasks.tracking import RunTracker
 

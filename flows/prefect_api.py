@@ -17,8 +17,8 @@ from typing import Any
 import httpx
 
 from rmcore.cli.common import FAILED
-from rmcore.errors import ServiceError
-from rmcore.processes import terminate_children
+from rmcore.core.errors import ServiceError
+from rmcore.core.processes import terminate_children
 from tasks.device import device_slots
 from tasks.home import DEVICE_LIMIT
 from tasks.local_services import WORK_POOL, basic_authorization

@@ -13,9 +13,17 @@ from experiments.library import SHIPPED
 from experiments.schema import Experiment
 from flows.matrix import Outcome
 from flows.planning import MatrixPlan
-from rmcore.report.experiment_schema import ArmResult, CellResult, Cost, Curve, ExperimentResults, MetricInfo, Tuned
+from rmcore.core.store import Store
+from rmcore.reporting.html.experiment_schema import (
+    ArmResult,
+    CellResult,
+    Cost,
+    Curve,
+    ExperimentResults,
+    MetricInfo,
+    Tuned,
+)
 from rmcore.stages.results import environment, run_key
-from rmcore.store import Store
 from rmcore.study.analysis import Cells, arm_bands, arm_metrics, judge_hypotheses
 from rmcore.study.cells import Measured
 from tasks.device import device_slots

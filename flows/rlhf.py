@@ -13,10 +13,10 @@ from prefect.artifacts import create_markdown_artifact
 from experiments.presets import PRESETS
 from flows.pipeline import require_judge, run_pipeline
 from flows.policy import finish, run_chain
-from rmcore.config import PipelineConfig
-from rmcore.errors import ConfigError
-from rmcore.report.rlhf import rlhf_markdown
-from rmcore.rl.rlhf_requirements import require_rlhf
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.core.errors import ConfigError
+from rmcore.policy.grpo.rlhf_requirements import require_rlhf
+from rmcore.reporting.html.rlhf import rlhf_markdown
 from rmcore.stages.registry import POLICY
 from rmcore.stages.requirements import required_policy
 from rmcore.stages.results import read_json

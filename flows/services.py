@@ -26,9 +26,9 @@ from flows.prefect_api import (
     run_owner_tags,
     worker_is_online,
 )
-from rmcore.errors import ServiceError
-from rmcore.files import exclusive
-from rmcore.processes import marked, owner_of, runs, tail, terminate
+from rmcore.core.errors import ServiceError
+from rmcore.core.files import exclusive
+from rmcore.core.processes import marked, owner_of, runs, tail, terminate
 from tasks.home import (
     MLFLOW_PORT,
     PREFECT_PORT,

@@ -8,7 +8,8 @@ from typing import Any
 import yaml
 
 from experiments.presets import PRESETS
-from rmcore.config import (
+from rmcore.config.files import parse_yaml, read_mapping
+from rmcore.config.pipeline import (
     ActiveConfig,
     CheckConfig,
     LoraSettings,
@@ -18,8 +19,7 @@ from rmcore.config import (
     Settings,
     ValidationConfig,
 )
-from rmcore.config_file import parse_yaml, read_mapping
-from rmcore.errors import ConfigError
+from rmcore.core.errors import ConfigError
 
 Tree = dict[str, Any]
 OPTIONAL_GROUPS: dict[str, type[Settings]] = {
@@ -43,7 +43,7 @@ def load_config(preset: str, file: Path | None, assignments: Sequence[str]) -> P
 
     Raises:
         ConfigError: unknown preset or key, unreadable file, a malformed assignment, or a number or repeated key that
-            YAML reads otherwise than it looks (`rmcore.config_file`).
+            YAML reads otherwise than it looks (`rmcore.config.files`).
         pydantic.ValidationError: a value is not allowed.
     """
     if preset not in PRESETS:

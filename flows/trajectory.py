@@ -24,10 +24,10 @@ from flows.checkpoints import (
     trajectory_markdown,
 )
 from flows.pipeline import open_store, run_and_say, run_stages
-from rmcore.config import PipelineConfig
-from rmcore.plots.trajectory import curvature_trajectory
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.core.store import Store, flatten
+from rmcore.reporting.figures.trajectory import curvature_trajectory
 from rmcore.stages.results import run_key
-from rmcore.store import Store, flatten
 from tasks.stages import StageRun
 from tasks.tracking import RunTracker
 

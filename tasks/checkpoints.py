@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from rmcore.data.sources import source_digest
-from rmcore.errors import ModelError
-from rmcore.store import ArtifactRef, make_key
+from rmcore.core.errors import ModelError
+from rmcore.core.store import ArtifactRef, make_key
+from rmcore.data.readers.sources import source_digest
 
 
 def given_checkpoint(checkpoint: str, folder: Path) -> ArtifactRef:

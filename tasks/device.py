@@ -13,8 +13,8 @@ from pathlib import Path
 
 import psutil
 
-from rmcore.errors import ConfigError
-from rmcore.store import Store
+from rmcore.core.errors import ConfigError
+from rmcore.core.store import Store
 
 SLOTS_VARIABLE = "RM_OPT_DEVICE_SLOTS"
 POLL_SECONDS = 0.2

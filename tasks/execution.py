@@ -13,15 +13,15 @@ from typing import Any
 
 from prefect.exceptions import TerminationSignal
 
-from rmcore import errors
-from rmcore.config import PipelineConfig
-from rmcore.errors import RmcoreError, TrainingError
-from rmcore.resume import ResumePoint, clear, rewind
-from rmcore.stages.fork_server import StageProcess
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.core import errors
+from rmcore.core.child_process import StageProcess
+from rmcore.core.errors import RmcoreError, TrainingError
+from rmcore.core.store import ArtifactRef, Store, make_key
+from rmcore.core.tracking import METRICS_FILE
 from rmcore.stages.registry import Stage, slug
 from rmcore.stages.run import DELIBERATE_ERROR, ERROR_FILE, INTERRUPTED
-from rmcore.store import ArtifactRef, Store, make_key
-from rmcore.tracking import METRICS_FILE
+from rmcore.training.resume import ResumePoint, clear, rewind
 from tasks.device import device_slot, slot_environment
 
 Follow = Callable[[Path], AbstractContextManager[None]]

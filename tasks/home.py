@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from rmcore.errors import ConfigError
+from rmcore.core.errors import ConfigError
 from tasks.local_services import MLFLOW_SERVER, PREFECT_SERVER, mlflow_login, password, running_services
 
 PREFECT_PORT = 4200

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import psutil
 
-from rmcore.files import exclusive
-from rmcore.processes import marked
+from rmcore.core.files import exclusive
+from rmcore.core.processes import marked
 
 HOST = "127.0.0.1"
 PREFECT_SERVER = "prefect-server"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
-from rmcore.files import exclusive
+from rmcore.core.files import exclusive
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

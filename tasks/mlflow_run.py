@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rmcore.files import exclusive
-from rmcore.tracking import METRICS_FILE
+from rmcore.core.files import exclusive
+from rmcore.core.tracking import METRICS_FILE
 from tasks.mlflow_client import connect, tolerating
 from tasks.model_versions import register_checkpoint
 from tasks.run_identity import (

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 import rmcore
-from rmcore.errors import ConfigError, RmcoreError, ServiceError
+from rmcore.core.errors import ConfigError, RmcoreError, ServiceError
 from tasks.mlflow_client import connect, in_one_line, tolerating, without_login
 from tasks.run_record import texts
 

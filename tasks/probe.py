@@ -9,8 +9,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from rmcore.config import PipelineConfig
-from rmcore.store import Store, make_key
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.core.store import Store, make_key
 from rmcore.study.estimates import Estimates, Probe, probe_kind
 from tasks.device import device_slot, slot_environment
 

@@ -31,7 +31,7 @@ class RewardModelFromCheckpoint(PythonModel):
             Frame of R rows with the float64 column `reward`.
         """
         if self._model is None:
-            from rmcore.model import BradleyTerryRM
+            from rmcore.models.reward_model import BradleyTerryRM
 
             self._model = BradleyTerryRM.from_pretrained(context.artifacts["checkpoint"])
         rewards = self._model.score(model_input["prompt"].tolist(), model_input["response"].tolist())

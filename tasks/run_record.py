@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rmcore.errors import DataError
+from rmcore.core.errors import DataError
 
 logger = logging.getLogger(__name__)
 

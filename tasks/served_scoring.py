@@ -18,11 +18,11 @@ import pandas as pd
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from rmcore.core.files import exclusive, fsync_folder, write_json
+from rmcore.core.store import KEY_LENGTH, Store, make_key
 from rmcore.data.pair import PreferencePair, Prompt
+from rmcore.data.readers.sources import load_pairs, source_digest
 from rmcore.data.responses import load_responses
-from rmcore.data.sources import load_pairs, source_digest
-from rmcore.files import exclusive, fsync_folder, write_json
-from rmcore.store import KEY_LENGTH, Store, make_key
 from tasks.device import device_slot, slot_environment
 from tasks.home import home, tracking_address
 from tasks.model_versions import REGISTRY_SCHEME, checkpoint_of
@@ -137,7 +137,7 @@ def score_served(store: Store, served: ServedModel, data: ScoringData, over_leng
 
 
 def _serve_and_score(served: ServedModel, data: ScoringData, over_length: OverLength) -> Scored:
-    from rmcore.serving.front_door import DoorSettings
+    from rmcore.serving.http_app import DoorSettings
     from rmcore.serving.process import RewardServer
     from rmcore.serving.server import ServeSettings
 

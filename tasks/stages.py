@@ -15,9 +15,9 @@ from prefect.concurrency.sync import concurrency
 from prefect.context import TaskRunContext
 from prefect.exceptions import TerminationSignal
 
-from rmcore.config import PipelineConfig
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.core.store import ArtifactRef, Store, make_key
 from rmcore.stages.registry import STAGES, Stage, stage_inputs
-from rmcore.store import ArtifactRef, Store, make_key
 from tasks.execution import Follow, execute
 from tasks.home import DEVICE_LIMIT
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rmcore.errors import ServiceError
-from rmcore.files import exclusive
+from rmcore.core.errors import ServiceError
+from rmcore.core.files import exclusive
 from tasks.local_services import MLFLOW_SERVER, mlflow_login, password, running_services
 from tasks.mlflow_client import in_one_line
 from tasks.mlflow_run import MlflowRun

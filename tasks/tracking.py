@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from rmcore.errors import RmcoreError, StoreError
+from rmcore.core.errors import RmcoreError, StoreError
 from tasks.comparison_view import comparison_url
 from tasks.home import MLFLOW_PORT, home, tracking_address
 from tasks.mlflow_client import in_one_line, without_login

@@ -54,7 +54,7 @@ def small_tiny() -> Iterator[None]:
     from nano_model import nano_config
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("rmcore.tiny.tiny_config", nano_config)
+        patched.setattr("rmcore.models.tiny.tiny_config", nano_config)
         yield
 
 
@@ -64,14 +64,14 @@ def true_tiny() -> Iterator[None]:
     from nano_model import true_config
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("rmcore.tiny.tiny_config", true_config)
+        patched.setattr("rmcore.models.tiny.tiny_config", true_config)
         yield
 
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An untrained `tiny` model as a Hugging Face folder."""
-    from rmcore.tiny import build_tiny
+    from rmcore.models.tiny import build_tiny
 
     return build_tiny(tmp_path_factory.mktemp("tiny"), seed=0)
 
@@ -79,7 +79,7 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def rm(tiny_folder: Path):
     """A fresh reward model on the CPU, plain Hugging Face weights of `tiny`."""
-    from rmcore.model import BradleyTerryRM
+    from rmcore.models.reward_model import BradleyTerryRM
 
     return BradleyTerryRM.from_pretrained(tiny_folder, device="cpu", max_seq_len=128)
 
@@ -87,8 +87,8 @@ def rm(tiny_folder: Path):
 @pytest.fixture(scope="session")
 def gold_pairs():
     """Some hundred pairs of the gold world."""
-    from rmcore.config import GoldConfig
-    from rmcore.data.gold import generate_pairs
+    from rmcore.config.pipeline import GoldConfig
+    from rmcore.data.gold.world import generate_pairs
 
     return generate_pairs(GoldConfig(num_prompts=120, pairs_per_prompt=2), seed=0).pairs
 
@@ -96,7 +96,7 @@ def gold_pairs():
 @pytest.fixture(scope="session")
 def vllm():
     """The program that starts vLLM; skips where there is none."""
-    from rmcore.errors import ConfigError
+    from rmcore.core.errors import ConfigError
     from rmcore.serving.vllm_process import find_vllm
 
     try:

@@ -20,5 +20,5 @@ def test_every_rmcore_module_imports_without_an_orchestrator():
 
 
 def test_a_cached_run_pays_for_no_torch():
-    program = "import sys, rmcore.stages.registry, rmcore.store; sys.exit('torch' in sys.modules)"
+    program = "import sys, rmcore.stages.registry, rmcore.core.store; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

@@ -31,7 +31,7 @@ def test_every_command_shown_exists():
 
 @pytest.mark.parametrize("setting", sorted(set(re.findall(r"--set ([a-z_.]+)=", README))))
 def test_every_setting_shown_exists(setting):
-    from rmcore.config import PipelineConfig
+    from rmcore.config.pipeline import PipelineConfig
 
     model = PipelineConfig
     *groups, name = setting.split(".")
@@ -60,14 +60,14 @@ def test_every_make_target_that_a_text_names_exists():
 
 def test_the_size_of_the_readiness_study_is_the_same_everywhere():
     from experiments.presets import PRESETS
-    from rmcore.config import ValidationConfig
-    from rmcore.rl.defects import heads
-    from rmcore.rl.readiness import RLReadinessScorer
+    from rmcore.config.pipeline import ValidationConfig
+    from rmcore.policy.grpo.defects import heads
+    from rmcore.policy.readiness.readiness import RLReadinessScorer
 
     num_models = PRESETS["validation"].validation.num_models
     assert num_models == ValidationConfig().num_backbones * (1 + len(heads()))
     root = Path(__file__).resolve().parents[1]
-    texts = [root / "docs/readiness.md", root / "experiments/presets.py", root / "rmcore/rl/readiness.py"]
+    texts = [root / "docs/readiness.md", root / "experiments/presets.py", root / "rmcore/policy/readiness/readiness.py"]
     for text in (*(file.read_text() for file in texts), RLReadinessScorer.__doc__):
         named = re.findall(r"(\d+)(?: small)? reward models", text)
         assert named
@@ -89,13 +89,13 @@ def table(text, heading):
 def choices(name):
     from typing import get_args
 
-    from rmcore.config import TrainConfig
+    from rmcore.config.pipeline import TrainConfig
 
     return set(get_args(TrainConfig.model_fields[name].annotation))
 
 
 def test_the_training_table_names_what_there_is():
-    from rmcore.hardware import HARDWARE
+    from rmcore.core.hardware import HARDWARE
 
     rows = dict(table(README, "training"))
     optimizers, schedules, _ = rows["optimizers, schedules"].split("; ")
@@ -105,8 +105,8 @@ def test_the_training_table_names_what_there_is():
 
 
 def test_the_trainer_page_gives_the_real_defaults():
-    from rmcore.config import TrainConfig
-    from rmcore.hardware import HARDWARE
+    from rmcore.config.pipeline import TrainConfig
+    from rmcore.core.hardware import HARDWARE
 
     page = (Path(__file__).resolve().parents[1] / "docs" / "training.md").read_text()
     defaults = TrainConfig()

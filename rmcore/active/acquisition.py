@@ -16,10 +16,10 @@ import numpy.typing as npt
 from scipy.linalg import cholesky, solve_triangular
 from scipy.special import expit
 
+from rmcore.core.errors import ConfigError, DataError, ModelError
 from rmcore.data.pair import PreferencePair
-from rmcore.errors import ConfigError, DataError, ModelError
-from rmcore.scoring.ensemble import RewardModelEnsemble
-from rmcore.scoring.features import pair_features
+from rmcore.ensembles.ensemble import RewardModelEnsemble
+from rmcore.ensembles.features import pair_features
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]

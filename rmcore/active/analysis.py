@@ -15,8 +15,8 @@ from rmcore.active.efficiency import (
     targets_between,
 )
 from rmcore.active.study import Records
-from rmcore.config import ActiveConfig
-from rmcore.verdicts import SeedSample, estimate_over_seeds
+from rmcore.config.pipeline import ActiveConfig
+from rmcore.evaluation.verdicts.estimate import SeedSample, estimate_over_seeds
 
 
 def claims_of(config: ActiveConfig) -> list[SavingClaim]:

@@ -12,8 +12,8 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from rmcore.errors import ConfigError, DataError
-from rmcore.scoring.heads import fit_head
+from rmcore.core.errors import ConfigError, DataError
+from rmcore.ensembles.linear_probes import fit_head
 
 FloatArray = npt.NDArray[np.float64]
 Schedule = Literal["easy_first", "hard_first", "random"]
@@ -116,7 +116,7 @@ class CurriculumSampler:
         """The pairs of each optimizer step of a training, with the progress moving on at every step.
 
         No pair is lost or repeated within an epoch, and the last step of an epoch may be smaller, as in
-        `rmcore.batching.step_order`, which is what the schedule `random` gives.
+        `rmcore.models.batching.step_order`, which is what the schedule `random` gives.
         """
         done = 0
         for epoch in count():
@@ -170,7 +170,7 @@ def predicted_margins(
         num_folds: heads that are fitted; with fewer prompts, one a prompt.
 
     Raises:
-        DataError: there is one prompt only; see also `rmcore.scoring.heads.fit_head`.
+        DataError: there is one prompt only; see also `rmcore.ensembles.linear_probes.fit_head`.
     """
     x = np.asarray(differences, dtype=np.float64)
     prompts, prompt = np.unique(np.asarray(prompt_ids), return_inverse=True)

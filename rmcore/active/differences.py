@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from rmcore.core.errors import DataError, ModelError
 from rmcore.data.pair import PreferencePair
-from rmcore.errors import DataError, ModelError
-from rmcore.model import BradleyTerryRM
-from rmcore.scoring.features import pair_features
+from rmcore.ensembles.features import pair_features
+from rmcore.models.reward_model import BradleyTerryRM
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -21,8 +21,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import isotonic_regression
 
-from rmcore.errors import ConfigError, DataError
-from rmcore.verdicts import Claim, Estimate, Judgement, SeedSample, estimate_over_seeds, judge
+from rmcore.core.errors import ConfigError, DataError
+from rmcore.evaluation.verdicts.estimate import Estimate, SeedSample, estimate_over_seeds
+from rmcore.evaluation.verdicts.judgement import Claim, Judgement, judge
 
 FloatArray = npt.NDArray[np.float64]
 MIN_SEEDS = 10

@@ -14,15 +14,15 @@ from rmcore.active.labellers import Labeller, blind
 from rmcore.active.learner import ActiveLearner
 from rmcore.active.retraining import Fitted
 from rmcore.active.study import accuracy, draw_parts
-from rmcore.config import ActiveConfig, PipelineConfig, TrainConfig
+from rmcore.config.pipeline import ActiveConfig, PipelineConfig, TrainConfig
+from rmcore.core.errors import ConfigError
+from rmcore.core.tracking import NullTracker
 from rmcore.data.integrity import select_training_pairs
 from rmcore.data.pair import PreferencePair
-from rmcore.errors import ConfigError
-from rmcore.loading import pick_device
-from rmcore.model import BradleyTerryRM
-from rmcore.scoring.ensemble import RewardModelEnsemble
-from rmcore.tracking import NullTracker
-from rmcore.trainer.loop import Trainer
+from rmcore.ensembles.ensemble import RewardModelEnsemble
+from rmcore.models.loading import pick_device
+from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.training.loop import Trainer
 
 FloatArray = npt.NDArray[np.float64]
 CHOOSES_NOTHING = {"early_stopping_patience": None, "best_metric": "last", "callbacks": (), "resume_every_seconds": 1e9}

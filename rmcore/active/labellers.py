@@ -13,9 +13,9 @@ from dataclasses import replace
 import numpy as np
 from scipy.special import expit
 
-from rmcore.data.gold import gold_reward
+from rmcore.core.errors import ConfigError, DataError
+from rmcore.data.gold.world import gold_reward
 from rmcore.data.pair import PreferencePair, prompt_text
-from rmcore.errors import ConfigError, DataError
 
 Labeller = Callable[[Sequence[PreferencePair]], Sequence[PreferencePair]]
 SHOWN = 3

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rmcore.core.errors import DataError
+from rmcore.core.files import exclusive, fsync_folder
 from rmcore.data.pair import PreferencePair, Prompt, prompt_messages, prompt_text
-from rmcore.errors import DataError
-from rmcore.files import exclusive, fsync_folder
 
 COLUMNS = ("pair_id", "prompt", "response_a", "response_b", "preferred")
 SHOWN = 5

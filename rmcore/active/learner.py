@@ -19,10 +19,10 @@ from rmcore.active.acquisition import ACQUISITIONS, AcquisitionFunction, RandomS
 from rmcore.active.differences import CachedDifferences
 from rmcore.active.labellers import Labeller, checked_labels, swapped
 from rmcore.active.retraining import Fitted, HeadRetrainer, Retrainer
+from rmcore.core.errors import ConfigError, DataError, StoreError
+from rmcore.core.files import fsync_folder, write_json
 from rmcore.data.pair import PreferencePair, content_id
-from rmcore.errors import ConfigError, DataError, StoreError
-from rmcore.files import fsync_folder, write_json
-from rmcore.model import BradleyTerryRM
+from rmcore.models.reward_model import BradleyTerryRM
 
 SETTINGS_FILE = "loop.json"
 

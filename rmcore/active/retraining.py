@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from rmcore.active.acquisition import View
 from rmcore.active.differences import CachedDifferences
+from rmcore.core.errors import ConfigError
 from rmcore.data.pair import PreferencePair
-from rmcore.errors import ConfigError
-from rmcore.scoring.heads import bootstrap_heads, fit_head
+from rmcore.ensembles.linear_probes import bootstrap_heads, fit_head
 
 FloatArray = npt.NDArray[np.float64]
 L2_FACTORS = (10.0, 1.0, 0.1)

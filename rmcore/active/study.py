@@ -12,9 +12,9 @@ from rmcore.active.differences import CachedDifferences
 from rmcore.active.labellers import Labeller, blind
 from rmcore.active.learner import ActiveLearner
 from rmcore.active.retraining import Fitted, HeadRetrainer
-from rmcore.config import ActiveConfig
+from rmcore.config.pipeline import ActiveConfig
+from rmcore.core.errors import ConfigError
 from rmcore.data.pair import PreferencePair
-from rmcore.errors import ConfigError
 
 MARGIN_FOR_UNEVEN_PROMPTS = 0.9
 """Prompts have differently many pairs, so the test prompts of a seed may take more pairs than their share."""

@@ -60,8 +60,8 @@ def propose(
     from rmcore.active.acquisition import ACQUISITIONS, look, select
     from rmcore.active.labels import write_proposal
     from rmcore.cli.ensemble import make_members
-    from rmcore.errors import ConfigError
-    from rmcore.progress import progress_bar
+    from rmcore.core.errors import ConfigError
+    from rmcore.core.progress import progress_bar
 
     columns = (prompt_column, chosen_column, rejected_column)
     known = [] if labelled is None else read_pairs(labelled, "train", None, (None, None, None))

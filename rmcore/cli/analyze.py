@@ -24,7 +24,7 @@ from rmcore.cli.inputs import (
     Split,
     read_pairs,
 )
-from rmcore.config import CurvaturePart, LandscapeConfig
+from rmcore.config.pipeline import CurvaturePart, LandscapeConfig
 
 LANDSCAPE = LandscapeConfig()
 Kind = Literal["hessian", "ggn", "density", "slices", "layers", "noise", "all"]
@@ -115,8 +115,8 @@ def measure_model(
     model: MeasuredModel, pairs: list[Any], config: LandscapeConfig, *, seed: int, other: Any = None
 ) -> dict[str, Any]:
     """The curvature record of `model` on pairs drawn from `pairs`."""
+    from rmcore.core.progress import progress_bar
     from rmcore.landscape.measure import measure_curvature
-    from rmcore.progress import progress_bar
     from rmcore.stages.landscape import draw_sample
 
     rm = model.load()
@@ -131,7 +131,7 @@ def _print(record: Mapping[str, Any], title: str) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from rmcore.report.curvature_rows import block_rows, groups
+    from rmcore.reporting.html.curvature_rows import block_rows, groups
 
     console = Console()
     console.print(escape(title))
@@ -153,7 +153,7 @@ def _print(record: Mapping[str, Any], title: str) -> None:
 
 def _write(record: Mapping[str, Any], out: Path, checkpoint: str, data: str) -> Path:
     """The page, the figures and the record in one folder; returns the page."""
-    from rmcore.report.curvature import write_curvature_page
+    from rmcore.reporting.html.curvature import write_curvature_page
     from rmcore.stages.landscape import write_curvature
 
     out.mkdir(parents=True, exist_ok=True)

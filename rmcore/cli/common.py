@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from rich.console import Console
 from rich.table import Table
 
-from rmcore.errors import RmcoreError
+from rmcore.core.errors import RmcoreError
 
 USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 """What a wrong call raises: click's own class, or since typer 0.29 the one of its copy of click."""

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from rmcore.cli.common import setting, write_report_json
-from rmcore.config import DataConfig
+from rmcore.config.pipeline import DataConfig
 
 app = typer.Typer(no_args_is_help=True, help="Look at preference data before training on it.")
 
@@ -32,8 +32,8 @@ def check(
 ) -> None:
     """Audit preference data: layout, unusable rows, duplicates, prompts, lengths, and what length alone predicts."""
     from rmcore.data.audit import audit, format_audit
-    from rmcore.data.layouts import ColumnMap
-    from rmcore.data.sources import load_pairs, write_rejected
+    from rmcore.data.readers.layouts import ColumnMap
+    from rmcore.data.readers.sources import load_pairs, write_rejected
 
     columns = ColumnMap(prompt=prompt_column, chosen=chosen_column, rejected=rejected_column, margin=margin_column)
     loaded = load_pairs(file, split=split, columns=columns, limit=limit)

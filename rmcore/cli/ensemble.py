@@ -20,11 +20,11 @@ from rmcore.cli.inputs import (
     Split,
     read_pairs,
 )
+from rmcore.core.errors import ConfigError
 from rmcore.data.pair import PreferencePair
-from rmcore.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rmcore.scoring.ensemble import EnsemblePrediction, RewardModelEnsemble
+    from rmcore.ensembles.ensemble import EnsemblePrediction, RewardModelEnsemble
 
 GOLD_SEEDS = 1_000_000
 """Added to the seed of the gold world here, so that its pairs are not those of a training with the same seed."""
@@ -110,8 +110,8 @@ def _read(
 ) -> tuple[list[PreferencePair], list[PreferencePair] | None]:
     """Pairs like those of the training, and unlike them where there are such."""
     if data == "gold":
-        from rmcore.config import GoldConfig
-        from rmcore.data.gold import generate_pairs
+        from rmcore.config.pipeline import GoldConfig
+        from rmcore.data.gold.world import generate_pairs
 
         world = generate_pairs(GoldConfig(), GOLD_SEEDS + seed)
         inside, outside = world.pairs[:limit], world.ood_pairs[:limit]
@@ -141,17 +141,17 @@ def make_members(
     seed: int,
 ) -> "RewardModelEnsemble":
     """Load the members, or fit heads on `pairs`."""
-    from rmcore.scoring.ensemble import RewardModelEnsemble
+    from rmcore.ensembles.ensemble import RewardModelEnsemble
 
     if num_heads is None:
         made = RewardModelEnsemble.from_checkpoints(checkpoints, device=device, render_fn=render_fn)
         count = len(made.members.backbones)
         print(f"{len(made)} members on {count} different backbone{'s' * (count > 1)}, each computed once")
         return made
-    from rmcore.model import BradleyTerryRM
-    from rmcore.progress import progress_bar
-    from rmcore.scoring.features import pair_features
-    from rmcore.scoring.heads import bootstrap_heads
+    from rmcore.core.progress import progress_bar
+    from rmcore.ensembles.features import pair_features
+    from rmcore.ensembles.linear_probes import bootstrap_heads
+    from rmcore.models.reward_model import BradleyTerryRM
 
     rm = BradleyTerryRM.from_pretrained(checkpoints[0], device=device, render_fn=render_fn)
     with progress_bar("features") as report:
@@ -171,7 +171,7 @@ def _measure(
     out: Path,
 ) -> dict[str, Any]:
     """Calibrate, say what the ensemble is worth on pairs that it has not seen, draw it."""
-    from rmcore.plots.ensemble import disagreement_plot
+    from rmcore.reporting.figures.ensemble import disagreement_plot
 
     groups = {INSIDE: parts["test"]} | ({} if outside is None else {OUTSIDE: outside})
     sides = {name: _Sides.of(pairs) for name, pairs in groups.items()}
@@ -204,7 +204,7 @@ def _measure(
 
 def _score(made: "RewardModelEnsemble", sides: _Sides, share: float | None = None) -> "EnsemblePrediction":
     """Predict, or calibrate where a share is given."""
-    from rmcore.progress import progress_bar
+    from rmcore.core.progress import progress_bar
 
     total = len(sides.responses) * len(made.members.backbones)
     with progress_bar("score" if share is None else "calibrate") as report:
@@ -223,7 +223,7 @@ def _accuracy(
     """Of each member, of the mean and of the worst case."""
     import numpy as np
 
-    from rmcore.metrics.detection import accuracies
+    from rmcore.evaluation.detection import accuracies
 
     rewards = np.vstack([found.individual_rewards, found.mean_reward, found.individual_rewards.min(axis=0)])
     values = accuracies(rewards[:, 0::2] - rewards[:, 1::2], sides.prompt_ids[0::2], **options)
@@ -237,7 +237,7 @@ def _detection(
     """AUROC of disagreement, and of the length of a response, which costs nothing to look at."""
     if OUTSIDE not in found:
         return {}
-    from rmcore.metrics.detection import auroc
+    from rmcore.evaluation.detection import auroc
 
     ids = sides[INSIDE].prompt_ids, sides[OUTSIDE].prompt_ids
     lengths = {name: [len(text) for text in one.responses] for name, one in sides.items()}
@@ -249,7 +249,7 @@ def _detection(
 
 
 def _by_disagreement(found: "EnsemblePrediction", sides: _Sides, options: dict[str, Any]) -> list[dict[str, Any]]:
-    from rmcore.metrics.detection import accuracy_by_score
+    from rmcore.evaluation.detection import accuracy_by_score
 
     margins = found.individual_rewards[:, 0::2] - found.individual_rewards[:, 1::2]
     bins = accuracy_by_score(margins.mean(axis=0), margins.std(axis=0), sides.prompt_ids[0::2], **options)
@@ -257,7 +257,7 @@ def _by_disagreement(found: "EnsemblePrediction", sides: _Sides, options: dict[s
 
 
 def _say(record: dict[str, Any], num_responses: dict[str, int]) -> None:
-    from rmcore.plots.numbers import interval, percent
+    from rmcore.reporting.figures.numbers import interval, percent
 
     found = record["calibration"]
     print(
@@ -273,7 +273,7 @@ def _say(record: dict[str, Any], num_responses: dict[str, int]) -> None:
 
 
 def _write(out: Path, json_out: Path | None, record: dict[str, Any]) -> None:
-    from rmcore.files import write_json
+    from rmcore.core.files import write_json
 
     write_json(out / "report.json", record)
     write_report_json(json_out, record)

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from rmcore.cli.common import setting
-from rmcore.config import ModelConfig
-from rmcore.errors import ConfigError, ModelError
+from rmcore.config.pipeline import ModelConfig
+from rmcore.core.errors import ConfigError, ModelError
 
 
 class Dtype(StrEnum):
@@ -56,7 +56,7 @@ def export(
 
 def _export(checkpoint: str, out: Path, dtype: Dtype, render_fn: str | None) -> tuple[float, float]:
     """Write beside `out`, compare, then put in place; the largest difference of the rewards and its bound."""
-    from rmcore.model import BradleyTerryRM
+    from rmcore.models.reward_model import BradleyTerryRM
 
     source = BradleyTerryRM.from_pretrained(checkpoint, device="cpu", render_fn=render_fn)
     expected = _rewards(source)
@@ -90,7 +90,7 @@ def _write(rm: Any, folder: Path, dtype: Dtype) -> None:
     """Merge and round in place, which changes the weights of `rm`: it was loaded for this alone."""
     import torch
 
-    from rmcore.saving import save_pretrained
+    from rmcore.core.saving import save_pretrained
 
     plain = rm.model.merge_and_unload(safe_merge=True) if rm.has_adapters else rm.model
     save_pretrained(plain.to(getattr(torch, dtype)), folder)

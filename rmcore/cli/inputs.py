@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from rmcore.cli.common import setting
-from rmcore.config import DataConfig, LandscapeConfig, PipelineConfig
+from rmcore.config.pipeline import DataConfig, LandscapeConfig, PipelineConfig
 from rmcore.data.pair import PreferencePair
 
 Checkpoint = Annotated[
@@ -41,7 +41,7 @@ class MeasuredModel:
 
     def load(self) -> Any:
         """A BradleyTerryRM, imported here: `--help` must not pay for torch."""
-        from rmcore.model import BradleyTerryRM
+        from rmcore.models.reward_model import BradleyTerryRM
 
         return BradleyTerryRM.from_pretrained(
             self.checkpoint, device=self.device, max_seq_len=self.max_seq_len, render_fn=self.render_fn
@@ -66,8 +66,8 @@ def read_pairs(
     data: str, split: str, limit: int | None, columns: tuple[str | None, str | None, str | None]
 ) -> list[PreferencePair]:
     """Read pairs; say how many rows could not be used."""
-    from rmcore.data.layouts import ColumnMap
-    from rmcore.data.sources import load_pairs
+    from rmcore.data.readers.layouts import ColumnMap
+    from rmcore.data.readers.sources import load_pairs
 
     prompt, chosen, rejected = columns
     loaded = load_pairs(

@@ -26,7 +26,7 @@ from rmcore.cli.inputs import (
     read_pairs,
     tell_unusable,
 )
-from rmcore.config import EvaluateConfig, LandscapeConfig, PipelineConfig, ReadinessConfig
+from rmcore.config.pipeline import EvaluateConfig, LandscapeConfig, PipelineConfig, ReadinessConfig
 from rmcore.data.pair import PreferencePair
 
 EVALUATE = EvaluateConfig()
@@ -116,9 +116,9 @@ def score(
     device: Device = "auto",
 ) -> None:
     """Write rewards of preference pairs, or of prompt/response rows, to Parquet."""
+    from rmcore.core.progress import progress_bar
     from rmcore.data.responses import load_responses
-    from rmcore.progress import progress_bar
-    from rmcore.scoring.score import score_pairs_table, score_responses_table
+    from rmcore.ensembles.score import score_pairs_table, score_responses_table
 
     rm = MeasuredModel(checkpoint, max_seq_len, render_fn, device).load()
     responses = load_responses(data, split=split, limit=limit)
@@ -152,7 +152,7 @@ def diff(
     seed: Seed = 0,
 ) -> None:
     """Compare two reward models on the same pairs: accuracy difference, its interval, a sign-flip test."""
-    from rmcore.metrics.comparison import paired_comparison
+    from rmcore.evaluation.comparison import paired_comparison
 
     pairs = read_pairs(data, split, limit, (prompt_column, chosen_column, rejected_column))
     tables = [
@@ -175,8 +175,8 @@ def _shown(value: Any) -> str:
 
 
 def _score(model: MeasuredModel, pairs: list[PreferencePair]) -> Any:
-    from rmcore.progress import progress_bar
-    from rmcore.scoring.score import score_pairs_table
+    from rmcore.core.progress import progress_bar
+    from rmcore.ensembles.score import score_pairs_table
 
     with progress_bar("score") as report:
         return score_pairs_table(model.load(), pairs, report=report)

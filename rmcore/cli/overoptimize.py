@@ -30,8 +30,8 @@ def overoptimize(
     Nothing is sampled or trained: stored samples are re-weighted, exactly. Score them with `rm-opt score`. Example:
     rm-opt overoptimize --samples scored.parquet --proxy reward --gold judge --out curves
     """
-    from rmcore.files import write_json
-    from rmcore.rl.curves import curves_of_file
+    from rmcore.core.files import write_json
+    from rmcore.policy.curves import curves_of_file
 
     record, drawn = curves_of_file(
         samples,
@@ -51,8 +51,8 @@ def overoptimize(
 
 
 def _show(name: str, curves: list[dict[str, Any]]) -> None:
-    from rmcore.plots.numbers import interval
-    from rmcore.plots.overoptimization import NAMES, finding
+    from rmcore.reporting.figures.numbers import interval
+    from rmcore.reporting.figures.overoptimization import NAMES, finding
 
     for curve in curves:
         table = Table(

@@ -40,7 +40,7 @@ def serve(
 
     The token of clients is read from RM_OPT_TOKEN. Example: rm-opt serve --checkpoint checkpoints/best
     """
-    from rmcore.serving.front_door import DoorSettings
+    from rmcore.serving.http_app import DoorSettings
     from rmcore.serving.server import ServeSettings
     from rmcore.serving.server import serve as run
 
@@ -84,7 +84,7 @@ def publish(
 
     Example: rm-opt publish --checkpoint checkpoints/step_200 --server http://127.0.0.1:8100
     """
-    from rmcore.model import BradleyTerryRM
+    from rmcore.models.reward_model import BradleyTerryRM
     from rmcore.serving.weight_sync import create_rm_publisher
 
     rm = BradleyTerryRM.from_pretrained(checkpoint, device="cpu", render_fn=render_fn)

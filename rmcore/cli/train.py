@@ -8,11 +8,11 @@ import typer
 
 from rmcore.cli.common import setting
 from rmcore.cli.options import add_options, field_options, given
-from rmcore.config import DataConfig, LoraSettings, ModelConfig, PipelineConfig, TrainConfig
+from rmcore.config.pipeline import DataConfig, LoraSettings, ModelConfig, PipelineConfig, TrainConfig
+from rmcore.core.errors import ConfigError
+from rmcore.core.files import exclusive, is_free
+from rmcore.core.hardware import HARDWARE
 from rmcore.data.pair import PreferencePair
-from rmcore.errors import ConfigError
-from rmcore.files import exclusive, is_free
-from rmcore.hardware import HARDWARE
 
 DATA_FIELDS = (
     "eval_split",
@@ -86,7 +86,7 @@ def train(
 
     Several GPUs: torchrun --nproc-per-node 8 --no-python rm-opt train --model ... --output-dir out
     """
-    from rmcore.trainer.ranks import environment_ranks
+    from rmcore.training.ranks import environment_ranks
 
     lora_settings = given(settings, LORA_FIELDS, prefix="lora_")
     if "targets" in lora_settings:
@@ -145,7 +145,7 @@ def _one_source(data: str | None, hf_dataset: str | None) -> str:
 
 def _check_free(output_dir: Path) -> None:
     """Refuse a folder that holds a finished training, or checkpoints of something else."""
-    from rmcore.resume import FINISHED_FILE, RESUME_FOLDER, clear
+    from rmcore.training.resume import FINISHED_FILE, RESUME_FOLDER, clear
 
     if (output_dir / FINISHED_FILE).exists():
         clear(output_dir)  # left by a kill just after the end
@@ -160,7 +160,7 @@ def _check_free(output_dir: Path) -> None:
 
 def _load(config: DataConfig, output_dir: Path | None) -> tuple[list[PreferencePair], list[PreferencePair]]:
     """Read training and, where named, held-out pairs; note rejected rows in the output folder."""
-    from rmcore.data.sources import write_rejected
+    from rmcore.data.readers.sources import write_rejected
     from rmcore.stages.prepare import load_sources
 
     loaded = load_sources(config)
@@ -186,10 +186,10 @@ def _train(
     *,
     is_main: bool,
 ) -> None:
-    from rmcore.progress import progress_bar
-    from rmcore.resume import rewind
+    from rmcore.core.progress import progress_bar
+    from rmcore.core.tracking import METRICS_FILE, JsonlTracker, NullTracker
     from rmcore.stages.train import train_into
-    from rmcore.tracking import METRICS_FILE, JsonlTracker, NullTracker
+    from rmcore.training.resume import rewind
 
     if not is_main:  # writes nothing and says nothing
         train_into(config, pairs, held_out, output_dir, NullTracker(), lambda done, total, text: None)
@@ -212,14 +212,14 @@ def _train(
 
 
 def _say(text: str) -> None:
-    from rmcore.trainer.ranks import environment_ranks
+    from rmcore.training.ranks import environment_ranks
 
     if environment_ranks().is_main:
         print(text)
 
 
 def _print_plan(config: PipelineConfig, pairs: Sequence[PreferencePair], held_out: Sequence[PreferencePair]) -> None:
-    from rmcore.trainer.plan import plan
+    from rmcore.training.plan import plan
 
     lines: dict[str, Any] = plan(config, pairs, held_out)
     width = max(len(name) for name in lines)

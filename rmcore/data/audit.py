@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from rmcore.data.control_tokens import KNOWN_FORMS, texts_of
-from rmcore.data.fields import Reason
 from rmcore.data.pair import PreferencePair, content_id, prompt_text
-from rmcore.data.sources import LoadedPairs
+from rmcore.data.readers.fields import Reason
+from rmcore.data.readers.sources import LoadedPairs
 from rmcore.data.splits import conversation, normalized_prompt, normalized_text
 
 REJECTED_SHARE_WARNING = 0.05

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jinja2 import TemplateError
 
+from rmcore.core.errors import DataError, ModelError
 from rmcore.data.pair import Message, Prompt
-from rmcore.errors import DataError, ModelError
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
+from rmcore.core.errors import DataError
 from rmcore.data.rendering import DroppedPair, TokenizedPair
-from rmcore.errors import DataError
 
 OVER_LENGTH = "a side is longer than max_seq_len"
 EQUAL_AFTER_CUT = "sides equal after the cut"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from rmcore.errors import DataError
+from rmcore.core.errors import DataError
 
 
 class Message(NamedTuple):
@@ -134,7 +134,7 @@ class PreferencePair:
         return content_id(opening(self.prompt))
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready record that `rmcore.data.sources` reads back to an equal pair."""
+        """A JSON-ready record that `rmcore.data.readers.sources` reads back to an equal pair."""
         prompt = self.prompt if isinstance(self.prompt, str) else [message._asdict() for message in self.prompt]
         return {
             "pair_id": self.pair_id,

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rmcore.data.fields import Reason, RowRejected, pair_id_value
-from rmcore.data.files import RawRecord
-from rmcore.errors import DataError
+from rmcore.core.errors import DataError
+from rmcore.data.readers.fields import Reason, RowRejected, pair_id_value
+from rmcore.data.readers.files import RawRecord
 
 _EXCERPT_CHARACTERS = 200
 _NAMED_PAIRS = 5

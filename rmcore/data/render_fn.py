@@ -9,9 +9,9 @@ imported only where a person or a configuration names it, never because a checkp
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from rmcore.core.errors import DataError
+from rmcore.core.named_function import call_named, load_function, source_file_digest
 from rmcore.data.pair import Prompt
-from rmcore.errors import DataError
-from rmcore.named_function import call_named, load_function, source_file_digest
 
 SETTING = "render_fn"
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rmcore.errors import DataError
+from rmcore.core.errors import DataError
 
 MIN_PROMPT_SHARE = 4
 """A cut prompt keeps at least 1/4 of the limit: even a very long completion is read as an answer to something."""

@@ -24,11 +24,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from rmcore.core.errors import DataError, ModelError
 from rmcore.data.control_tokens import ControlTokens, texts_of
 from rmcore.data.pair import PreferencePair, Prompt, plain_prompt, prompt_messages, prompt_text
 from rmcore.data.render_fn import RenderFn
 from rmcore.data.rendered import RenderedSide, cut, locate
-from rmcore.errors import DataError, ModelError
 
 if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedTokenizerBase

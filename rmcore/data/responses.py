@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from itertools import islice
 
-from rmcore.data.fields import Reason, RowRejected, text_value
-from rmcore.data.sources import iter_records
-from rmcore.errors import DataError
+from rmcore.core.errors import DataError
+from rmcore.data.readers.fields import Reason, RowRejected, text_value
+from rmcore.data.readers.sources import iter_records
 
 
 @dataclass(frozen=True, slots=True)

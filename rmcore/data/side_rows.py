@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rmcore.data.fields import Reason, RowRejected, number, pair_id_value
-from rmcore.data.files import RawRecord
-from rmcore.data.layouts import MARGIN_COLUMNS, SIDE_COLUMNS, ColumnMap, Layout, side_fields
 from rmcore.data.pair import PreferencePair, prompt_text
+from rmcore.data.readers.fields import Reason, RowRejected, number, pair_id_value
+from rmcore.data.readers.files import RawRecord
+from rmcore.data.readers.layouts import MARGIN_COLUMNS, SIDE_COLUMNS, ColumnMap, Layout, side_fields
 from rmcore.data.rejected import RejectedRow, reject
 
 _ROLE_OF_LABEL = {1.0: "chosen", 0.0: "rejected"}

@@ -10,8 +10,8 @@ import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+from rmcore.core.errors import ConfigError, DataError
 from rmcore.data.pair import PreferencePair, Prompt, opening, prompt_text
-from rmcore.errors import ConfigError, DataError
 
 _FILLED_FIRST = ("train", "test")
 """Where there are fewer prompts than splits, these get one before any other: the chain cannot do without them."""

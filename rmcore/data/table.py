@@ -20,9 +20,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rmcore.data.files import BATCH_ROWS
+from rmcore.core.errors import DataError
 from rmcore.data.pair import Message, PreferencePair, plain_prompt, prompt_messages
-from rmcore.errors import DataError
+from rmcore.data.readers.files import BATCH_ROWS
 
 SCHEMA = pa.schema(
     [
@@ -55,7 +55,7 @@ def write_pairs(pairs: Iterable[PreferencePair], path: Path) -> None:
     except UnicodeEncodeError as error:
         raise DataError(
             f"a pair holds text that is not valid Unicode ({error}): it cannot be stored or tokenized. Drop that pair; "
-            "rmcore.data.sources.load_pairs sets such rows aside."
+            "rmcore.data.readers.sources.load_pairs sets such rows aside."
         ) from error
     finally:
         unfinished.unlink(missing_ok=True)
@@ -73,7 +73,7 @@ def read_pairs(path: Path) -> list[PreferencePair]:
             if absent:
                 raise DataError(
                     f"{path} has no column {absent[0]!r}: it is not a table of prepared pairs. "
-                    "Read other data with rmcore.data.sources.load_pairs."
+                    "Read other data with rmcore.data.readers.sources.load_pairs."
                 )
             return [_pair(row) for batch in file.iter_batches(BATCH_ROWS) for row in batch.to_pylist()]
     except FileNotFoundError as error:

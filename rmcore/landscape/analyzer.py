@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from rmcore.errors import ConfigError, CurvatureError
+from rmcore.core.errors import ConfigError, CurvatureError
 from rmcore.landscape.eigensolvers import (
     EigenvalueSet,
     TraceSamples,

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from rmcore.errors import CurvatureError
+from rmcore.core.errors import CurvatureError
 
 NO_SECOND_DERIVATIVE = ("double backward", "derivative for", "differentiate twice")  # parts of torch's messages
 

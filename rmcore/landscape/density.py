@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rmcore.errors import ConfigError, CurvatureError
+from rmcore.core.errors import ConfigError, CurvatureError
 from rmcore.landscape.eigensolvers import Floats, Product
 from rmcore.landscape.products import ProductCounter, Progress, basis_excess
 from rmcore.landscape.quadrature import Quadrature, Rule, random_quadrature

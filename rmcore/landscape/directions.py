@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rmcore.errors import ConfigError, CurvatureError, ModelError
+from rmcore.core.errors import ConfigError, CurvatureError, ModelError
 from rmcore.landscape.operators import PairCurvature
 from rmcore.landscape.parameters import reward_module
 

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rmcore.errors import CurvatureError
+from rmcore.core.errors import CurvatureError
 from rmcore.landscape.vectors import dot, inner_products, norm
 
 Product = Callable[[Tensor], Tensor]

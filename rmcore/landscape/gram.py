@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rmcore.errors import DataError
+from rmcore.core.errors import DataError
+from rmcore.evaluation.verdicts.intervals import Component, TInterval
 from rmcore.landscape.margin_gram import Progress, margin_gram
 from rmcore.landscape.operators import LossGaussNewton, gauss_newton_weights
 from rmcore.landscape.pair_rows import MicroBatch
 from rmcore.landscape.parameters import ParameterSubset, parameter_blocks
 from rmcore.landscape.sample import group_prompts
-from rmcore.verdicts.intervals import Component, TInterval
 
 MAX_GROUPS = 50
 """Prompt groups of the jackknife: a standard error from G groups is itself known to 1 / sqrt(2 (G - 1)), here 10 %."""

@@ -6,7 +6,7 @@ from typing import NamedTuple, Self
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from rmcore.memory import free_bytes
+from rmcore.training.memory import free_bytes
 
 KEPT_SHARE = 0.5
 """Share of the free memory that kept graphs may take."""

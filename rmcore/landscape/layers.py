@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from rmcore.errors import ConfigError
+from rmcore.core.errors import ConfigError
 from rmcore.landscape.eigensolvers import TraceSamples, lanczos, lanczos_eigenvalues
 from rmcore.landscape.operators import PairCurvature
 from rmcore.landscape.parameters import parameter_blocks

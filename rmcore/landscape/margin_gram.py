@@ -17,14 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from rmcore.errors import CurvatureError
+from rmcore.core.errors import CurvatureError
 from rmcore.landscape.autograd import gradient_of
 from rmcore.landscape.operators import PairCurvature
 from rmcore.landscape.pair_rows import Rows, margins
 from rmcore.landscape.parameters import measuring, parameter_blocks
 from rmcore.landscape.products import Progress
 from rmcore.landscape.vectors import inner_products
-from rmcore.memory import free_bytes
+from rmcore.training.memory import free_bytes
 
 MEMORY_SHARE = 0.5
 """Share of the free memory that is taken where nothing else is said."""

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rmcore.config import CurvaturePart, LandscapeConfig
-from rmcore.errors import ConfigError
+from rmcore.config.pipeline import CurvaturePart, LandscapeConfig
+from rmcore.core.errors import ConfigError
+from rmcore.core.progress import Report
 from rmcore.landscape.analyzer import hessian_spectrum
 from rmcore.landscape.density import spectral_density
 from rmcore.landscape.directions import (
@@ -31,7 +32,6 @@ from rmcore.landscape.sample import CurvatureSample
 from rmcore.landscape.slices import LossSlice, loss_slice, loss_surface
 from rmcore.landscape.spectrum import HessianSpectrum
 from rmcore.landscape.vectors import dot
-from rmcore.progress import Report
 
 PATH_MARGIN = 0.25
 """How far a line between two checkpoints goes on beyond them, as a share of the way."""

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rmcore.errors import ConfigError
+from rmcore.core.errors import ConfigError
 from rmcore.landscape.eigensolvers import probe_chunks
 from rmcore.landscape.operators import LossHessian
 from rmcore.landscape.parameters import ParameterSubset

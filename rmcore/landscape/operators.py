@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from rmcore.errors import ConfigError, CurvatureError, DataError
+from rmcore.core.errors import ConfigError, CurvatureError, DataError
 from rmcore.landscape.autograd import gradient_of, second_derivative_errors
 from rmcore.landscape.kept_graphs import KeptGraphs, Linearization
 from rmcore.landscape.pair_rows import MicroBatch, Rows, checked_rows, margins

@@ -10,14 +10,14 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from rmcore.errors import DataError, ModelError
-from rmcore.losses import split_rewards
+from rmcore.core.errors import DataError, ModelError
+from rmcore.training.losses import split_rewards
 
 
 class PairRows(Protocol):
     """The rows of P whole pairs, R = 2P: the P chosen rows first, then the P rejected ones, in the same order.
 
-    `rmcore.batching.PaddedRows` is one.
+    `rmcore.models.batching.PaddedRows` is one.
     """
 
     @property
@@ -61,12 +61,12 @@ def checked_rows(micro_batch: MicroBatch) -> Rows:
     if not isinstance(ids, Tensor) or not isinstance(mask, Tensor):
         raise DataError(
             f"a micro-batch ({type(micro_batch).__name__}) lacks the tensors input_ids and attention_mask: "
-            "it cannot be scored. Build them with rmcore.batching.pad_pairs."
+            "it cannot be scored. Build them with rmcore.models.batching.pad_pairs."
         )
     if ids.ndim != 2 or len(ids) == 0 or len(ids) % 2 or mask.shape != ids.shape:
         raise DataError(
             f"a micro-batch has input_ids {tuple(ids.shape)} and attention_mask {tuple(mask.shape)}: both must be "
-            "(2P, tokens), chosen rows first. Build them with rmcore.batching.pad_pairs, which never cuts a pair."
+            "(2P, tokens), chosen rows first. rmcore.models.batching.pad_pairs builds them and never cuts a pair."
         )
     return Rows(ids, mask)
 

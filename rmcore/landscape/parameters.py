@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from rmcore.errors import ConfigError, CurvatureError, ModelError
-from rmcore.heads import REWARD_HEAD_PATTERNS, is_reward_head
+from rmcore.core.errors import ConfigError, CurvatureError, ModelError
+from rmcore.models.head import REWARD_HEAD_PATTERNS, is_reward_head
 
 ParameterSubset = str | tuple[str, ...]
 """`all`: every parameter that is trained. `head`: those of the reward head. `embeddings`: those of the embeddings.

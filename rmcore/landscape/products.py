@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rmcore.landscape.eigensolvers import Product
-from rmcore.memory import free_bytes
+from rmcore.training.memory import free_bytes
 
 Progress = Callable[[int, int], None]
 """Called as progress(done, total)."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from rmcore.errors import CurvatureError
+from rmcore.core.errors import CurvatureError
 from rmcore.landscape.eigensolvers import EigenvalueSet
 from rmcore.landscape.operators import LossHessian
 from rmcore.landscape.parameters import measuring

@@ -4,7 +4,7 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from rmcore.errors import ConfigError
+from rmcore.core.errors import ConfigError
 from rmcore.landscape.directions import Quadratic, split_direction
 from rmcore.landscape.displaced import measure_at, undefined_points
 from rmcore.landscape.operators import LossHessian

@@ -10,9 +10,9 @@ from functools import cached_property
 
 import numpy as np
 
-from rmcore.batching import PaddedRows, pack_pairs, pad_pairs
+from rmcore.core.errors import DataError
 from rmcore.data.rendering import TokenizedPair
-from rmcore.errors import DataError
+from rmcore.models.batching import PaddedRows, pack_pairs, pad_pairs
 
 CURVATURE_TOKEN_BUDGET = 4096
 """Padded tokens of a micro-batch of the Hessian: double backward keeps about twice the activations of training."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rmcore.errors import ConfigError
+from rmcore.core.errors import ConfigError
 from rmcore.landscape.directions import Quadratic, split_direction
 from rmcore.landscape.displaced import Progress, measure_at, undefined_points
 from rmcore.landscape.operators import PairCurvature

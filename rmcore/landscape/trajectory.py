@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rmcore.errors import ConfigError
+from rmcore.core.errors import ConfigError
 from rmcore.landscape.analyzer import HessianAnalyzer
 from rmcore.landscape.sample import CurvatureSample, draw_positions
-from rmcore.trainer.callbacks import Callback, Evaluation, calibration
+from rmcore.training.callbacks import Callback, Evaluation, calibration
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,10 @@ from typing import Any, Literal, Self
 
 from pydantic import ValidationError
 
-from rmcore.errors import ConfigError, RequestError, ServingError
+from rmcore.core.errors import ConfigError, RequestError, ServingError
 from rmcore.serving.client_session import Session, in_callers_list
+from rmcore.serving.messages import first_error
 from rmcore.serving.types import MAX_ROWS, Health, ScoringRequest, ScoringResponse, VersionInfo, WeightUpdate
-from rmcore.serving.wording import first_error
 
 OverLength = Literal["refuse", "cut"]
 POLL_TIMEOUT_S = 5.0

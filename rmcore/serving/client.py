@@ -13,7 +13,7 @@ from concurrent.futures import CancelledError
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from rmcore.errors import ServingError
+from rmcore.core.errors import ServingError
 from rmcore.serving.async_client import AsyncRewardClient, OverLength
 from rmcore.serving.types import Health, ScoringResponse, VersionInfo, WeightUpdate
 

@@ -17,9 +17,9 @@ from typing import TypeVar
 import httpx
 from pydantic import ValidationError
 
-from rmcore.errors import ConfigError, NotReadyError, RequestError, RmcoreError, ServingError
+from rmcore.core.errors import ConfigError, NotReadyError, RequestError, RmcoreError, ServingError
+from rmcore.serving.messages import checked_token
 from rmcore.serving.types import Refusal, Wire
-from rmcore.serving.wording import checked_token
 
 CONNECT_TIMEOUT_S = 5.0
 """Longest wait for a connection in one try: a machine that is there answers within milliseconds."""

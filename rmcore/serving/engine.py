@@ -7,7 +7,7 @@ and leaves mixed weights.
 from collections.abc import Sequence
 from pathlib import Path
 
-from rmcore.errors import RequestError, ServingError
+from rmcore.core.errors import RequestError, ServingError
 from rmcore.serving.vllm_process import EngineDtype, EngineFailure, EngineSettings, VllmProcess, check, message
 
 __all__ = ["EngineDtype", "EngineFailure", "EngineSettings", "VllmEngine"]

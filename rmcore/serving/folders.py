@@ -9,8 +9,8 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from rmcore.errors import StoreError
-from rmcore.files import fsync_folder, fsync_tree, try_exclusive
+from rmcore.core.errors import StoreError
+from rmcore.core.files import fsync_folder, fsync_tree, try_exclusive
 
 LOCK_FILE = ".lock"
 """Held in common by all who write below a weights folder, so that its cleaner knows whether a hidden folder's writer

@@ -8,9 +8,9 @@ import hashlib
 import json
 from pathlib import Path
 
-from rmcore.errors import ModelError
-from rmcore.files import file_digest
-from rmcore.weight_index import INDEX_FILE, read_index
+from rmcore.core.errors import ModelError
+from rmcore.core.files import file_digest
+from rmcore.models.weight_index import INDEX_FILE, read_index
 
 WHOLE_FILE = "model.safetensors"
 TEXT_FILES = frozenset(

@@ -8,11 +8,11 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rmcore.errors import ServingError
+from rmcore.core.errors import ServingError
 from rmcore.serving.types import Probe
 
 if TYPE_CHECKING:
-    from rmcore.model import BradleyTerryRM
+    from rmcore.models.reward_model import BradleyTerryRM
 
 FLOAT32_TOLERANCE = 1e-4
 """Logits; measured differences of float32 implementations are 1e-6 to 1e-5."""

@@ -14,9 +14,9 @@ from typing import Any, Self
 
 from pydantic import TypeAdapter
 
-from rmcore import errors
-from rmcore.errors import RmcoreError, ServingError
-from rmcore.processes import tail
+from rmcore.core import errors
+from rmcore.core.errors import RmcoreError, ServingError
+from rmcore.core.processes import tail
 from rmcore.serving.client import RewardClient
 from rmcore.serving.server import ServeSettings, serve
 

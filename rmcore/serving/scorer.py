@@ -14,8 +14,8 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
+from rmcore.core.errors import RequestError
 from rmcore.data.pair import Message, prompt_text
-from rmcore.errors import RequestError
 from rmcore.serving.async_client import OverLength
 from rmcore.serving.client import RewardClient
 from rmcore.serving.types import ChatMessage, PromptResponse, Wire

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rmcore.errors import NotReadyError, RequestError, RmcoreError, ServingError
+from rmcore.core.errors import NotReadyError, RequestError, RmcoreError, ServingError
 from rmcore.serving.engine import EngineFailure, VllmEngine
 from rmcore.serving.folders import drop_stale
-from rmcore.serving.gate import Gate
 from rmcore.serving.model_files import folder_digest
 from rmcore.serving.parity import check_probe
+from rmcore.serving.rwlock import Gate
 from rmcore.serving.staging import stage_update
 from rmcore.serving.types import Probe, RewardModelTrainingMode, ServerState, VersionInfo, WeightUpdate
 from rmcore.serving.update_check import check_update

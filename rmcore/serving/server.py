@@ -17,10 +17,10 @@ from pathlib import Path
 import torch
 import uvicorn
 
-from rmcore.errors import ConfigError, ServingError
-from rmcore.model import BradleyTerryRM
+from rmcore.core.errors import ConfigError, ServingError
+from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.serving.engine import EngineDtype, EngineSettings, VllmEngine
-from rmcore.serving.front_door import DoorSettings, FrontDoor
+from rmcore.serving.http_app import DoorSettings, FrontDoor
 from rmcore.serving.model_files import folder_digest
 from rmcore.serving.parity import make_probe
 from rmcore.serving.served import ServedModel, Weights

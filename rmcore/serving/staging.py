@@ -15,13 +15,13 @@ All that a server or a publisher does with files can be imported from here.
 import shutil
 from pathlib import Path
 
-from rmcore.files import link_or_copy
+from rmcore.core.files import link_or_copy
+from rmcore.models.weight_index import INDEX_FILE
 from rmcore.serving.folders import drop_stale, published
 from rmcore.serving.model_files import WHOLE_FILE, folder_digest, text_files
 from rmcore.serving.update_check import CheckedUpdate, check_update
 from rmcore.serving.updates import UpdateRef, write_update
 from rmcore.serving.weight_files import WeightLayout, copy_without, write_index
-from rmcore.weight_index import INDEX_FILE
 
 __all__ = [
     "CheckedUpdate",

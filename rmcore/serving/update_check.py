@@ -14,9 +14,9 @@ from pathlib import Path
 from pydantic import ValidationError
 from safetensors import safe_open
 
-from rmcore.errors import ModelError, RequestError
-from rmcore.files import file_digest
-from rmcore.heads import is_reward_head
+from rmcore.core.errors import ModelError, RequestError
+from rmcore.core.files import file_digest
+from rmcore.models.head import is_reward_head
 from rmcore.serving.types import RewardModelTrainingMode
 from rmcore.serving.updates import MANIFEST_FILE, Manifest
 from rmcore.serving.weight_files import TensorSpec, WeightLayout, is_finite, read_header, some_names

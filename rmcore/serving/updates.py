@@ -21,9 +21,9 @@ from pydantic import Field
 from safetensors.torch import save_file
 from torch import Tensor
 
-from rmcore.errors import RequestError
-from rmcore.files import file_digest
-from rmcore.heads import is_reward_head
+from rmcore.core.errors import RequestError
+from rmcore.core.files import file_digest
+from rmcore.models.head import is_reward_head
 from rmcore.serving.folders import published
 from rmcore.serving.types import RewardModelTrainingMode, Wire
 from rmcore.serving.weight_files import DTYPES, WeightLayout, is_finite, some_names

@@ -18,8 +18,8 @@ from typing import Any, Literal
 
 import httpx
 
-from rmcore.errors import ConfigError, NotReadyError, ServingError
-from rmcore.processes import tail
+from rmcore.core.errors import ConfigError, NotReadyError, ServingError
+from rmcore.core.processes import tail
 
 EngineDtype = Literal["float32", "bfloat16"]
 VLLM_VARIABLE = "RM_OPT_VLLM"
@@ -131,7 +131,7 @@ class VllmProcess:
         self._place = tempfile.TemporaryDirectory(prefix="rm-opt-vllm-")  # mode 0700; short, sockets allow 107 bytes
         socket = Path(self._place.name) / "s"
         read_end, self._lifeline = os.pipe()
-        keeper = [sys.executable, "-P", "-m", "rmcore.serving.keeper", str(read_end)]
+        keeper = [sys.executable, "-P", "-m", "rmcore.serving.process_supervisor", str(read_end)]
         ours = {
             "VLLM_NO_USAGE_STATS": "1",
             "DO_NOT_TRACK": "1",

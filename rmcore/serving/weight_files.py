@@ -11,9 +11,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from rmcore.errors import ModelError
+from rmcore.core.errors import ModelError
+from rmcore.models.weight_index import INDEX_FILE, read_index
 from rmcore.serving.model_files import weight_files
-from rmcore.weight_index import INDEX_FILE, read_index
 
 CHUNK_BYTES = 16 << 20
 """Held in memory while tensors are copied from file to file."""

@@ -18,15 +18,15 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-from rmcore import lora
-from rmcore.errors import ConfigError
-from rmcore.model import BradleyTerryRM
+from rmcore.core.errors import ConfigError
+from rmcore.models import lora
+from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.serving.client import RewardClient
 from rmcore.serving.parity import make_probe
 from rmcore.serving.types import RewardModelTrainingMode, VersionInfo, WeightUpdate
 from rmcore.serving.updates import write_update
 from rmcore.serving.weight_files import WeightLayout
-from rmcore.trainer.callbacks import Evaluation
+from rmcore.training.callbacks import Evaluation
 
 PUBLISH_SECONDS = 900.0
 

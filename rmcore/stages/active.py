@@ -15,16 +15,16 @@ from rmcore.active.analysis import analyse
 from rmcore.active.differences import CachedDifferences
 from rmcore.active.labellers import GoldLabels, HiddenLabels, Labeller, NoisyLabels
 from rmcore.active.study import pool_size, seed_record
-from rmcore.config import PipelineConfig
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.core.files import write_json
+from rmcore.core.progress import Report
+from rmcore.core.tracking import Tracker
 from rmcore.data.pair import PreferencePair
 from rmcore.data.table import read_pairs
-from rmcore.files import write_json
-from rmcore.plots.active import label_efficiency, savings_figure
-from rmcore.progress import Report
+from rmcore.reporting.figures.active import label_efficiency, savings_figure
 from rmcore.stages.features import DIFFERENCES_FILE, PAIRS_FILE
 from rmcore.stages.interface import Upstream
 from rmcore.stages.requirements import required_active
-from rmcore.tracking import Tracker
 
 
 def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:

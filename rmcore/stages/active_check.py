@@ -12,16 +12,16 @@ import pandas as pd
 
 from rmcore.active.analysis import analyse_check
 from rmcore.active.fine_tuning import check_record
-from rmcore.config import PipelineConfig
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.core.errors import ConfigError
+from rmcore.core.files import write_json
+from rmcore.core.progress import Report
+from rmcore.core.tracking import Tracker
 from rmcore.data.table import read_pairs
-from rmcore.errors import ConfigError
-from rmcore.files import write_json
-from rmcore.progress import Report
 from rmcore.stages.active import make_labeller
 from rmcore.stages.features import PAIRS_FILE
 from rmcore.stages.interface import Upstream
 from rmcore.stages.requirements import required_active
-from rmcore.tracking import Tracker
 
 
 def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:

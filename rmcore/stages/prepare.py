@@ -7,19 +7,19 @@ Writes `train.parquet`, `validation.parquet`, `test.parquet`, with the gold worl
 from functools import partial
 from pathlib import Path
 
-from rmcore.config import DataConfig, PipelineConfig
+from rmcore.config.pipeline import DataConfig, PipelineConfig
+from rmcore.core.errors import ConfigError
+from rmcore.core.files import write_json
+from rmcore.core.progress import Report
+from rmcore.core.tracking import Tracker
 from rmcore.data.audit import audit
-from rmcore.data.gold import generate_pairs, label_ceiling
-from rmcore.data.layouts import ColumnMap
+from rmcore.data.gold.world import generate_pairs, label_ceiling
 from rmcore.data.pair import PreferencePair
-from rmcore.data.sources import LoadedPairs, cap_prompts, load_pairs, source_kind, take_out, write_rejected
+from rmcore.data.readers.layouts import ColumnMap
+from rmcore.data.readers.sources import LoadedPairs, cap_prompts, load_pairs, source_kind, take_out, write_rejected
 from rmcore.data.splits import split_by_prompt
 from rmcore.data.table import write_pairs
-from rmcore.errors import ConfigError
-from rmcore.files import write_json
-from rmcore.progress import Report
 from rmcore.stages.interface import CEILING_FILE, Upstream
-from rmcore.tracking import Tracker
 
 Splits = dict[str, list[PreferencePair]]
 
@@ -65,7 +65,7 @@ def load_sources(config: DataConfig) -> list[LoadedPairs]:
 
     Raises:
         ConfigError: the held-out pairs would be the training pairs.
-        DataError: see `rmcore.data.sources.take_out` and `rmcore.data.sources.load_pairs`.
+        DataError: see `rmcore.data.readers.sources.take_out` and `rmcore.data.readers.sources.load_pairs`.
     """
     columns = ColumnMap.from_config(config)
     if config.eval_source is None and config.eval_split is not None and source_kind(config.source) == "file":

@@ -1,7 +1,7 @@
 """Stage readiness: whether a policy may be optimised against this model. The v1 score, the gate and the verdict.
 
-The v1 score is the specification's, with known flaws (see rmcore.rl.readiness), so the verdict also asks for the
-specification's gate: a model is ready only if all gate checks pass and v1 says ready.
+The v1 score is the specification's, with known flaws (see rmcore.policy.readiness.readiness), so the verdict also asks
+for the specification's gate: a model is ready only if all gate checks pass and v1 says ready.
 
 Writes `readiness.json` and `summary.json`.
 """
@@ -11,14 +11,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rmcore.config import PipelineConfig, ReadinessConfig
-from rmcore.errors import DataError
-from rmcore.files import write_json
-from rmcore.metrics.diagnosis import GateCheck, validation_gate
-from rmcore.progress import Report
-from rmcore.rl.readiness import READY_ABOVE, RLReadinessScorer
+from rmcore.config.pipeline import PipelineConfig, ReadinessConfig
+from rmcore.core.errors import DataError
+from rmcore.core.files import write_json
+from rmcore.core.progress import Report
+from rmcore.core.tracking import Tracker
+from rmcore.evaluation.diagnosis import GateCheck, validation_gate
+from rmcore.policy.readiness.readiness import READY_ABOVE, RLReadinessScorer
 from rmcore.stages.interface import Upstream
-from rmcore.tracking import Tracker
 
 
 def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:

@@ -7,13 +7,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rmcore.config import PipelineConfig
-from rmcore.files import write_json
-from rmcore.metrics.diagnosis import GateCheck
-from rmcore.progress import Report
-from rmcore.rl.readiness_v2 import judge_v2
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.core.files import write_json
+from rmcore.core.progress import Report
+from rmcore.core.tracking import Tracker
+from rmcore.evaluation.diagnosis import GateCheck
+from rmcore.policy.readiness.readiness_v2 import judge_v2
 from rmcore.stages.interface import Upstream
-from rmcore.tracking import Tracker
 
 FROM_PAIRS = ("pairwise_accuracy", "length_matched_accuracy", "ece_tempered_debiased")
 

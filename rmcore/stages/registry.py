@@ -17,10 +17,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rmcore.codehash import code_digests
-from rmcore.config import RUN_ONLY_FIELDS, PipelineConfig
-from rmcore.config_policy import MEASURING_FIELDS, SAMPLING_FIELDS
-from rmcore.resume import FINISHED_FILE
+from rmcore.config.pipeline import RUN_ONLY_FIELDS, PipelineConfig
+from rmcore.config.policy import MEASURING_FIELDS, SAMPLING_FIELDS
+from rmcore.core.fingerprints import code_digests
+from rmcore.core.store import ArtifactRef
 from rmcore.stages.content import (
     data_content,
     fit_content,
@@ -32,7 +32,7 @@ from rmcore.stages.content import (
     trained_content,
     trained_policy_content,
 )
-from rmcore.store import ArtifactRef
+from rmcore.training.resume import FINISHED_FILE
 
 
 @dataclass(frozen=True, slots=True)

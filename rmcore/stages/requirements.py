@@ -1,7 +1,7 @@
 """Parts of a config that some stages cannot do without; flows ask for them before anything runs. Imports no torch."""
 
-from rmcore.config import ActiveConfig, PipelineConfig, PolicyConfig, ValidationConfig
-from rmcore.errors import ConfigError
+from rmcore.config.pipeline import ActiveConfig, PipelineConfig, PolicyConfig, ValidationConfig
+from rmcore.core.errors import ConfigError
 
 
 def required_policy(config: PipelineConfig) -> PolicyConfig:

@@ -10,13 +10,13 @@ from typing import Any
 
 import pandas as pd
 
-from rmcore.config import PipelineConfig
-from rmcore.files import read_json_lines
-from rmcore.metrics.diagnosis import diagnose
-from rmcore.report.schema import Policy, Results, Stage, Training
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.core.files import read_json_lines
+from rmcore.core.store import ArtifactRef, Store, make_key
+from rmcore.core.tracking import METRICS_FILE
+from rmcore.evaluation.diagnosis import diagnose
+from rmcore.reporting.html.schema import Policy, Results, Stage, Training
 from rmcore.stages.registry import device_type
-from rmcore.store import ArtifactRef, Store, make_key
-from rmcore.tracking import METRICS_FILE
 
 NUM_MISTAKES = 50
 SHOWN_VERSIONS = ("rm-optimizer", "torch", "transformers", "prefect", "mlflow", "pandas", "numpy")
@@ -40,7 +40,7 @@ def gather_results(
         run_name: readable name of the run.
 
     Returns:
-        The record that `rmcore.report` renders (its schema is documented there), JSON-ready.
+        The record that `rmcore.reporting.html` renders (its schema is documented there), JSON-ready.
     """
     folder = {name: Path(ref.path) for name, ref in refs.items()}
     evaluation = _read(folder["evaluate"] / "metrics.json")

@@ -1,4 +1,4 @@
-"""Run one stage in a process of its own; `rmcore.stages.fork_server` starts it.
+"""Run one stage in a process of its own; `rmcore.core.child_process` starts it.
 
 torch's random numbers and thread pool belong to a process, so stages that run side by side in threads would disturb
 each other; and a crash or an out-of-memory kill takes down one stage only. A deliberate error is written beside the
@@ -12,11 +12,11 @@ import signal
 import sys
 from pathlib import Path
 
-from rmcore.config import PipelineConfig
-from rmcore.errors import RmcoreError, StoreError
-from rmcore.progress import progress_bar
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.core.errors import RmcoreError, StoreError
+from rmcore.core.progress import progress_bar
+from rmcore.core.tracking import METRICS_FILE, JsonlTracker
 from rmcore.stages.registry import STAGES
-from rmcore.tracking import METRICS_FILE, JsonlTracker
 
 ERROR_FILE = "error.json"
 DELIBERATE_ERROR = 3

@@ -13,23 +13,23 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from rmcore.config import PipelineConfig
-from rmcore.config_policy import PolicyConfig
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.config.policy import PolicyConfig
+from rmcore.core.errors import DataError
+from rmcore.core.files import write_json
+from rmcore.core.progress import Report
+from rmcore.core.tracking import Tracker
 from rmcore.data.pair import PreferencePair, Prompt, prompt_key, prompt_text
 from rmcore.data.table import read_pairs
-from rmcore.errors import DataError
-from rmcore.files import write_json
-from rmcore.loading import pick_device
-from rmcore.progress import Report
-from rmcore.resume import FINISHED_FILE
-from rmcore.rl.judge import judge_of
-from rmcore.rl.policy import Policy
-from rmcore.rl.samples import read_samples
-from rmcore.rl.sampling import SamplingSettings, draw_samples
+from rmcore.models.loading import pick_device
+from rmcore.policy.judge import judge_of
+from rmcore.policy.policy import Policy
+from rmcore.policy.sampling.samples import read_samples
+from rmcore.policy.sampling.sampling import SamplingSettings, draw_samples
 from rmcore.stages.interface import Upstream
 from rmcore.stages.policy import policy_place
 from rmcore.stages.requirements import required_policy
-from rmcore.tracking import Tracker
+from rmcore.training.resume import FINISHED_FILE
 
 SAMPLES_FILE = "samples.parquet"
 FEWEST = 4

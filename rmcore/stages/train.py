@@ -11,26 +11,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rmcore.config import PipelineConfig
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.core.errors import ConfigError
+from rmcore.core.files import read_json_lines, write_json
+from rmcore.core.progress import Report
+from rmcore.core.tracking import METRICS_FILE, Tracker
 from rmcore.data.integrity import DroppedPair, select_training_pairs
 from rmcore.data.pair import PreferencePair
+from rmcore.data.readers.sources import source_digest
 from rmcore.data.rendering import count_cut
-from rmcore.data.sources import source_digest
 from rmcore.data.table import read_pairs
-from rmcore.errors import ConfigError
-from rmcore.files import read_json_lines, write_json
-from rmcore.loading import pick_device
-from rmcore.model import BradleyTerryRM
-from rmcore.plots.training import training_curves
-from rmcore.plots.trajectory import curvature_trajectory
-from rmcore.progress import Report
-from rmcore.resume import FINISHED_FILE, clear
+from rmcore.models.loading import pick_device
+from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.reporting.figures.training import training_curves
+from rmcore.reporting.figures.trajectory import curvature_trajectory
 from rmcore.stages.interface import Upstream
-from rmcore.tracking import METRICS_FILE, Tracker
-from rmcore.trainer.callbacks import Callback
-from rmcore.trainer.loop import Trainer
-from rmcore.trainer.record import TrainResult
-from rmcore.trainer.sharding import process_group
+from rmcore.training.callbacks import Callback
+from rmcore.training.loop import Trainer
+from rmcore.training.record import TrainResult
+from rmcore.training.resume import FINISHED_FILE, clear
+from rmcore.training.sharding import process_group
 
 
 def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
@@ -59,7 +59,7 @@ def train_into(
 
     `tracker` must write to `out/metrics.jsonl`, from where the training curves are drawn. Under torchrun every process
     calls this with the same arguments; the first one writes. An unfinished training in `out` is gone on with, after
-    `rmcore.resume.rewind(out)`.
+    `rmcore.training.resume.rewind(out)`.
     """
     device = pick_device(config.device)
     # Before joining a group, in which rank 0 alone could write `tiny`.

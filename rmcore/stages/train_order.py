@@ -6,14 +6,14 @@ import numpy as np
 import numpy.typing as npt
 
 from rmcore.active.curriculum import CurriculumSampler, Schedule, predicted_margins
-from rmcore.config import PipelineConfig
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.core.errors import DataError
 from rmcore.data.pair import PreferencePair
 from rmcore.data.rendering import TokenizedPair
-from rmcore.errors import DataError
-from rmcore.model import BradleyTerryRM
-from rmcore.scoring.features import features
-from rmcore.trainer.feed import planned_steps
-from rmcore.trainer.ranks import Ranks
+from rmcore.ensembles.features import features
+from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.training.feed import planned_steps
+from rmcore.training.ranks import Ranks
 
 
 def curriculum_order(

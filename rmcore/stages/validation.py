@@ -1,6 +1,6 @@
 """Stage validation: which score tells the gains of the population apart, and what is shipped because of it.
 
-Writes `validation.json`, `readiness_fit.json` (what `rmcore.rl` ships, once copied there), `tables/`, figures and
+Writes `validation.json`, `readiness_fit.json` (what `rmcore.policy` ships, once copied there), `tables/`, figures and
 `summary.json`.
 """
 
@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pandas as pd
 
-from rmcore.config import PipelineConfig
-from rmcore.files import write_json
-from rmcore.plots.policy import readiness_against_gain
-from rmcore.progress import Report
-from rmcore.rl.readiness_v2 import FIT_FILE
-from rmcore.rl.validation import analyse
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.core.files import write_json
+from rmcore.core.progress import Report
+from rmcore.core.tracking import Tracker
+from rmcore.policy.readiness.readiness_v2 import FIT_FILE
+from rmcore.policy.readiness.validation import analyse
+from rmcore.reporting.figures.policy import readiness_against_gain
 from rmcore.stages.interface import Upstream
 from rmcore.stages.population import ROWS_FILE
-from rmcore.tracking import Tracker
 
 
 def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:

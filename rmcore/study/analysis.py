@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from rmcore.metrics.bands import bands
-from rmcore.metrics.uncertainty import FloatArray, sign_flip_test
-from rmcore.report.experiment_schema import HypothesisResult
-from rmcore.report.schema import Metric
+from rmcore.evaluation.bands import bands
+from rmcore.evaluation.uncertainty import FloatArray, sign_flip_test
+from rmcore.evaluation.verdicts.estimate import Estimate, SeedSample, estimate_over_seeds
+from rmcore.evaluation.verdicts.judgement import Claim, judge
+from rmcore.reporting.html.experiment_schema import HypothesisResult
+from rmcore.reporting.html.schema import Metric
 from rmcore.study.cells import SHARES, Measured, prompt_scores
-from rmcore.verdicts import Claim, Estimate, SeedSample, estimate_over_seeds, judge
 
 Cells = Mapping[tuple[str, int], Measured]
 """Measured cells by arm and seed; a failed cell is absent."""

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from rmcore.files import read_json_lines
-from rmcore.metrics.calibration import BinnedCalibration
-from rmcore.metrics.diagnosis import Diagnosis, GateCheck, diagnose, validation_gate
-from rmcore.metrics.ranking import PairMean, mean_statistic, pair_means
-from rmcore.metrics.rewards import RewardTable
-from rmcore.metrics.uncertainty import FloatArray, cluster_bootstrap
-from rmcore.tracking import METRICS_FILE
-from rmcore.verdicts import SeedSample
+from rmcore.core.files import read_json_lines
+from rmcore.core.tracking import METRICS_FILE
+from rmcore.evaluation.calibration import BinnedCalibration
+from rmcore.evaluation.diagnosis import Diagnosis, GateCheck, diagnose, validation_gate
+from rmcore.evaluation.ranking import PairMean, mean_statistic, pair_means
+from rmcore.evaluation.rewards import RewardTable
+from rmcore.evaluation.uncertainty import FloatArray, cluster_bootstrap
+from rmcore.evaluation.verdicts.estimate import SeedSample
 
 NUM_RESAMPLES = 1000
 NUM_BINS = 10
@@ -36,7 +36,7 @@ TEST_METRICS = {
     "calib/test_ece_debiased": "ece_debiased",
     "calib/test_brier": "brier",
 }
-"""Metrics of the test pairs, by the name under which `rmcore.metrics` computes them."""
+"""Metrics of the test pairs, by the name under which `rmcore.evaluation` computes them."""
 GAP = "eval/train_test_gap"
 SHARES = frozenset(
     {

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from rmcore.config import PipelineConfig
-from rmcore.resume import FINISHED_FILE
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.core.store import Entry, canonical_json
 from rmcore.stages.registry import STAGES, device_type
-from rmcore.store import Entry, canonical_json
+from rmcore.training.resume import FINISHED_FILE
 
 KIND_FIELDS = ("precision", "tf32", "compile", "batching", "packing", "gradient_checkpointing", "pairs_per_step")
 """Settings of training that change its throughput; what is left out moves it by some percent."""

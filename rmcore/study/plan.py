@@ -10,11 +10,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from rmcore.config import PipelineConfig
-from rmcore.resume import RESUME_FOLDER
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.core.store import ArtifactRef, Entry, Store, explain_inputs, make_key
 from rmcore.stages.registry import STAGES, stage_inputs
-from rmcore.store import ArtifactRef, Entry, Store, explain_inputs, make_key
 from rmcore.study.estimates import Estimates
+from rmcore.training.resume import RESUME_FOLDER
 
 SHOWN_DIFFERENCES = 3
 

@@ -10,17 +10,17 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from rmcore.config import PipelineConfig
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.core.errors import RmcoreError
+from rmcore.core.files import write_json
+from rmcore.core.processes import die_with_parent
+from rmcore.core.tracking import NullTracker
 from rmcore.data.integrity import select_training_pairs
-from rmcore.errors import RmcoreError
-from rmcore.files import write_json
-from rmcore.loading import pick_device
-from rmcore.model import BradleyTerryRM
-from rmcore.processes import die_with_parent
+from rmcore.models.loading import pick_device
+from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.stages.prepare import load_splits
 from rmcore.study.estimates import Probe
-from rmcore.tracking import NullTracker
-from rmcore.trainer.loop import Trainer
+from rmcore.training.loop import Trainer
 
 WARM_STEPS, TIMED_STEPS = 1, 2
 

@@ -10,10 +10,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rmcore.errors import StoreError
-from rmcore.files import exclusive, write_json
-from rmcore.report.experiment_schema import Registration
-from rmcore.store import canonical_json, flatten, make_key
+from rmcore.core.errors import StoreError
+from rmcore.core.files import exclusive, write_json
+from rmcore.core.store import canonical_json, flatten, make_key
+from rmcore.reporting.html.experiment_schema import Registration
 
 LONGEST_VALUE = 120
 """Characters of a value in a line that says what changed."""

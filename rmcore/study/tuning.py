@@ -4,9 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rmcore.files import read_json_lines
-from rmcore.report.experiment_schema import Trial, Tuned
-from rmcore.tracking import METRICS_FILE
+from rmcore.core.files import read_json_lines
+from rmcore.core.tracking import METRICS_FILE
+from rmcore.reporting.html.experiment_schema import Trial, Tuned
 
 
 def trial_score(training: Path, metric: str) -> float | None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from experiments.schema import TUNING_SEED, Experiment, Tuning
-from rmcore.store import make_key
+from rmcore.core.store import make_key
 
 ACCURACY = "eval/test_pairwise_accuracy"
 LEVEL = {

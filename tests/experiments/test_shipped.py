@@ -10,8 +10,8 @@ from experiments.arms import shown_changes
 from experiments.catalogue import CATALOGUE
 from experiments.library import SHIPPED, load_experiment, restrict
 from experiments.sizes import NOTHING, SIZES
-from rmcore.config import PipelineConfig
-from rmcore.errors import ConfigError
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.core.errors import ConfigError
 from rmcore.stages.run import run_stage
 from rmcore.study.cells import read_cell
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 import yaml
 
-from rmcore.processes import marked, terminate
+from rmcore.core.processes import marked, terminate
 
 pytestmark = pytest.mark.services
 DECLARED = {
@@ -269,7 +269,7 @@ def test_a_signal_ends_every_stage_and_loses_nothing(place, finished):
             assert time.monotonic() < deadline, "no state was written"
             time.sleep(0.1)
         below = psutil.Process(process.pid).children(recursive=True)
-        stages = [one for one in below if "rmcore.stages.fork_server" in one.cmdline()]
+        stages = [one for one in below if "rmcore.core.child_process" in one.cmdline()]
         assert stages
         process.send_signal(number)  # to the command alone: its children hear of it from the command
         output, errors = process.communicate(timeout=120)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from rmcore.processes import marked, terminate
+from rmcore.core.processes import marked, terminate
 
 pytestmark = pytest.mark.services
 ROOT = Path(__file__).resolve().parents[2]

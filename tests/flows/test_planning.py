@@ -8,13 +8,13 @@ import pytest
 
 from experiments.schema import TUNING_SEED, Experiment
 from flows.planning import make_plan, matrix_key
+from rmcore.core.errors import ConfigError
+from rmcore.core.store import MANIFEST, Store, make_key
+from rmcore.core.tracking import METRICS_FILE
 from rmcore.data.table import write_pairs
-from rmcore.errors import ConfigError
-from rmcore.resume import FINISHED_FILE
 from rmcore.stages.registry import STAGES, slug, stage_inputs
-from rmcore.store import MANIFEST, Store, make_key
 from rmcore.study.estimates import Probe, probe_kind
-from rmcore.tracking import METRICS_FILE
+from rmcore.training.resume import FINISHED_FILE
 
 ACCURACY = "eval/test_pairwise_accuracy"
 BASE = {

@@ -6,7 +6,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from flows import prefect_api
-from rmcore.errors import ServiceError
+from rmcore.core.errors import ServiceError
 
 
 @pytest.fixture

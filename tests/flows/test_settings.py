@@ -5,9 +5,9 @@ from experiments.presets import PRESETS
 from flows.cli_common import settings_of
 from flows.settings import load_config
 from rmcore.cli.common import guard
-from rmcore.config import PipelineConfig
-from rmcore.config_file import parse_yaml
-from rmcore.errors import ConfigError
+from rmcore.config.files import parse_yaml
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.core.errors import ConfigError
 
 
 def test_every_preset_is_a_valid_config():

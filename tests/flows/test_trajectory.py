@@ -19,12 +19,12 @@ from flows.checkpoints import (
     table_row,
     trajectory_markdown,
 )
-from rmcore.config import DataConfig, GoldConfig, LandscapeConfig
-from rmcore.errors import ConfigError, DataError
-from rmcore.plots.trajectory import curvature_trajectory_figure
+from rmcore.config.pipeline import DataConfig, GoldConfig, LandscapeConfig
+from rmcore.core.errors import ConfigError, DataError
+from rmcore.core.store import Store, flatten, make_key
+from rmcore.reporting.figures.trajectory import curvature_trajectory_figure
 from rmcore.stages.registry import STAGES, slug, stage_inputs
 from rmcore.stages.run import run_stage
-from rmcore.store import Store, flatten, make_key
 
 SMOKE = PRESETS["smoke"]
 CONFIG = SMOKE.model_copy(

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from rmcore.config import ModelConfig, TrainConfig
-from rmcore.model import BradleyTerryRM
-from rmcore.tracking import MemoryTracker
-from rmcore.trainer.loop import Trainer
+from rmcore.config.pipeline import ModelConfig, TrainConfig
+from rmcore.core.tracking import MemoryTracker
+from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.training.loop import Trainer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")]
 

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from rmcore.batching import micro_batches
-from rmcore.config import ModelConfig, TrainConfig
-from rmcore.losses import make_bradley_terry
-from rmcore.model import BradleyTerryRM
-from rmcore.trainer.compiling import CompiledForward
-from rmcore.trainer.step import StepContext, accumulate_gradient, make_forward
+from rmcore.config.pipeline import ModelConfig, TrainConfig
+from rmcore.models.batching import micro_batches
+from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.training.compiling import CompiledForward
+from rmcore.training.losses import make_bradley_terry
+from rmcore.training.step import StepContext, accumulate_gradient, make_forward
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")]
 GPU = torch.device("cuda")

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from rmcore.config import GoldConfig, ModelConfig, TrainConfig
-from rmcore.data.gold import generate_pairs
-from rmcore.model import BradleyTerryRM
-from rmcore.tracking import MemoryTracker
-from rmcore.trainer.loop import Trainer
-from rmcore.trainer.sharding import process_group, whole_state_dict
+from rmcore.config.pipeline import GoldConfig, ModelConfig, TrainConfig
+from rmcore.core.tracking import MemoryTracker
+from rmcore.data.gold.world import generate_pairs
+from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.training.loop import Trainer
+from rmcore.training.sharding import process_group, whole_state_dict
 
 STEPS = 20
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from rmcore.core.files import file_digest
 from rmcore.data.table import write_pairs
-from rmcore.files import file_digest
 
 pytestmark = pytest.mark.slow
 

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import torch
 
-from rmcore.config import GoldConfig, ModelConfig, TrainConfig
-from rmcore.data.gold import generate_pairs
-from rmcore.model import BradleyTerryRM
-from rmcore.tracking import MemoryTracker
-from rmcore.trainer.loop import Trainer
+from rmcore.config.pipeline import GoldConfig, ModelConfig, TrainConfig
+from rmcore.core.tracking import MemoryTracker
+from rmcore.data.gold.world import generate_pairs
+from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.training.loop import Trainer
 
 PINNED = Path(__file__).with_name("trajectory.json")
 NAMES = ("train/loss", "train/mean_margin", "train/grad_norm", "train/lr", "eval/loss", "eval/pairwise_accuracy")

@@ -16,8 +16,8 @@ import httpx
 import pytest
 import websockets.sync.client
 
-from rmcore.processes import marked, terminate
-from rmcore.tracking import METRICS_FILE, JsonlTracker
+from rmcore.core.processes import marked, terminate
+from rmcore.core.tracking import METRICS_FILE, JsonlTracker
 from tasks import home as home_module
 from tasks.local_services import basic_authorization
 from tasks.mlflow_client import connect

@@ -8,8 +8,8 @@ import sys
 import psutil
 import pytest
 
-from rmcore.errors import DataError
-from rmcore.tracking import METRICS_FILE
+from rmcore.core.errors import DataError
+from rmcore.core.tracking import METRICS_FILE
 from tasks import tracking
 from tasks.mlflow_client import connect
 from tasks.mlflow_run import MlflowRun

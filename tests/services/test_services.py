@@ -17,8 +17,8 @@ import pytest
 
 from flows import prefect_api, services
 from flows.prefect_api import ask
-from rmcore.errors import ConfigError, ServiceError
-from rmcore.processes import marked, terminate
+from rmcore.core.errors import ConfigError, ServiceError
+from rmcore.core.processes import marked, terminate
 from tasks import home as home_module
 from tasks.home import find_process
 from tasks.local_services import HOME_MARK, mlflow_login, password, running_services
@@ -371,6 +371,6 @@ def test_marked_finds_an_orphan_by_its_environment_and_terminate_kills_what_igno
         gone.stdout.readline()  # the orphan ignores SIGTERM from here on
     orphans = marked("RM_OPT_TEST_TOKEN", environment["RM_OPT_TEST_TOKEN"])
     assert len(orphans) == 1
-    monkeypatch.setattr("rmcore.processes.GRACE_SECONDS", 0.3)
+    monkeypatch.setattr("rmcore.core.processes.GRACE_SECONDS", 0.3)
     terminate(orphans)
     assert marked("RM_OPT_TEST_TOKEN", environment["RM_OPT_TEST_TOKEN"]) == []

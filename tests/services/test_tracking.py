@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from rmcore.errors import ServiceError, StoreError
-from rmcore.tracking import METRICS_FILE, JsonlTracker
+from rmcore.core.errors import ServiceError, StoreError
+from rmcore.core.tracking import METRICS_FILE, JsonlTracker
 from tasks import home as home_module
 from tasks.mlflow_client import connect
 from tasks.run_record import GrowingFile, metric_name, unsynced_folder
@@ -228,8 +228,8 @@ def test_the_registered_model_gives_the_checkpoints_rewards_by_its_own_code(home
     """Loaded in a fresh process that finds rmcore only inside the registered model."""
     import torch
 
-    from rmcore.config import ModelConfig
-    from rmcore.model import BradleyTerryRM
+    from rmcore.config.pipeline import ModelConfig
+    from rmcore.models.reward_model import BradleyTerryRM
 
     rows = {"prompt": ["What is 2 + 3?", "Name a colour."], "response": ["2 + 3 is 5.", "Blue."]}
     model = BradleyTerryRM.new(ModelConfig(name="tiny"), seed=0, device=torch.device("cpu"))

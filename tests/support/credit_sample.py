@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from rmcore.rl.credit import GroupNormalizedCredit, LengthCredit, MetaCredit, RewardModelCreditAssigner
+from rmcore.policy.grpo.credit import GroupNormalizedCredit, LengthCredit, MetaCredit, RewardModelCreditAssigner
 from rmcore.serving.scorer import Rollout, Step
 
 B = MetaCredit("b")

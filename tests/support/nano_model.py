@@ -5,7 +5,7 @@ Programs that tests start build the real one.
 
 from transformers import Qwen2Config, Qwen2Tokenizer
 
-from rmcore import tiny
+from rmcore.models import tiny
 
 true_config = tiny.tiny_config
 

@@ -3,10 +3,17 @@
 from pathlib import Path
 
 from experiments.presets import PRESETS
-from rmcore.config import DataConfig, EvaluateConfig, GoldConfig, LandscapeConfig, PolicyConfig, ReadinessConfig
+from rmcore.config.pipeline import (
+    DataConfig,
+    EvaluateConfig,
+    GoldConfig,
+    LandscapeConfig,
+    PolicyConfig,
+    ReadinessConfig,
+)
+from rmcore.core.store import ArtifactRef, Store, make_key
 from rmcore.stages.registry import STAGES, pipeline_stages, slug, stage_inputs
 from rmcore.stages.run import run_stage
-from rmcore.store import ArtifactRef, Store, make_key
 
 SMOKE = PRESETS["smoke"]
 CONFIG = SMOKE.model_copy(

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from rmcore.config import ReadinessConfig
-from rmcore.rl.careful import careful_gains, disagreement_along_n
-from rmcore.rl.overoptimization import METHODS, overoptimization
-from rmcore.rl.parts import JudgedPools, on_policy_parts
-from rmcore.rl.readiness_v2 import judge_v2
+from rmcore.config.pipeline import ReadinessConfig
+from rmcore.policy.conservative import careful_gains, disagreement_along_n
+from rmcore.policy.overoptimization import METHODS, overoptimization
+from rmcore.policy.readiness.parts import JudgedPools, on_policy_parts
+from rmcore.policy.readiness.readiness_v2 import judge_v2
 
 
 def policy(quality=1.0):

@@ -4,8 +4,8 @@ import psutil
 import pytest
 import torch
 
-from rmcore.config import ModelConfig
-from rmcore.model import BradleyTerryRM
+from rmcore.config.pipeline import ModelConfig
+from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.serving.parity import FLOAT32_TOLERANCE
 from rmcore.serving.weight_sync import create_rm_publisher
 

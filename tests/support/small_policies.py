@@ -9,9 +9,9 @@ from safetensors.torch import load_file, save_file
 from scipy.stats import chisquare
 from transformers import AutoModelForCausalLM
 
-from rmcore.loading import quiet_libraries
-from rmcore.rl.policy import Policy
-from rmcore.tiny import build_tiny
+from rmcore.models.loading import quiet_libraries
+from rmcore.models.tiny import build_tiny
+from rmcore.policy.policy import Policy
 
 STOPS = list(range(2, 1024, 8))
 """An eighth of all tokens, `<|im_end|>` among them."""

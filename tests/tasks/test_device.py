@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from rmcore.errors import ConfigError
-from rmcore.store import Store
+from rmcore.core.errors import ConfigError
+from rmcore.core.store import Store
 from tasks.device import SLOTS_VARIABLE, device_slot, device_slots, is_idle, slot_environment
 
 
@@ -42,7 +42,8 @@ def test_no_more_holders_than_slots(tmp_path, monkeypatch, slots):
 def test_a_slot_of_a_killed_holder_is_free_again(tmp_path, monkeypatch):
     monkeypatch.setenv(SLOTS_VARIABLE, "1")
     code = (
-        "import sys; from pathlib import Path; from rmcore.store import Store; from tasks.device import device_slot\n"
+        "import sys; from pathlib import Path; from rmcore.core.store import Store\n"
+        "from tasks.device import device_slot\n"
         f"with device_slot(Store(Path({str(tmp_path)!r}))): print('held', flush=True); sys.stdin.read()"
     )
     holder = subprocess.Popen(

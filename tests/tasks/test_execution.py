@@ -3,9 +3,9 @@
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
-from rmcore.config import DataConfig, GoldConfig, PipelineConfig
+from rmcore.config.pipeline import DataConfig, GoldConfig, PipelineConfig
+from rmcore.core.store import Store
 from rmcore.stages.registry import STAGES, stage_inputs
-from rmcore.store import Store
 from tasks.execution import execute
 
 

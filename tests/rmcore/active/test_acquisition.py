@@ -19,11 +19,11 @@ from rmcore.active.acquisition import (
     look,
     select,
 )
-from rmcore.config import GoldConfig, ModelConfig
-from rmcore.data.gold import generate_pairs
-from rmcore.errors import ConfigError, DataError, ModelError
-from rmcore.model import BradleyTerryRM
-from rmcore.scoring.ensemble import RewardModelEnsemble
+from rmcore.config.pipeline import GoldConfig, ModelConfig
+from rmcore.core.errors import ConfigError, DataError, ModelError
+from rmcore.data.gold.world import generate_pairs
+from rmcore.ensembles.ensemble import RewardModelEnsemble
+from rmcore.models.reward_model import BradleyTerryRM
 
 
 def make_view(num_members=3, num_pairs=40, width=6, seed=0):

@@ -7,10 +7,10 @@ import torch
 
 from rmcore.cli import app
 from rmcore.cli.common import guard
-from rmcore.config import GoldConfig, ModelConfig
-from rmcore.data.gold import generate_pairs
+from rmcore.config.pipeline import GoldConfig, ModelConfig
+from rmcore.data.gold.world import generate_pairs
 from rmcore.data.table import read_pairs, write_pairs
-from rmcore.model import BradleyTerryRM
+from rmcore.models.reward_model import BradleyTerryRM
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_a_pool_becomes_a_file_to_label_and_labels_become_pairs(place, tmp_path,
         writer.writerows([row | {"preferred": "b"} for row in rows])
     out = tmp_path / "new.jsonl"
     assert run("active", "ingest", "--labels", tmp_path / "to_label.csv", *pool, "--out", out) == 0
-    from rmcore.data.sources import load_pairs
+    from rmcore.data.readers.sources import load_pairs
 
     back = {pair.pair_id: pair.chosen for pair in load_pairs(str(out)).pairs}
     assert back == {row["pair_id"]: row["response_b"] for row in rows}

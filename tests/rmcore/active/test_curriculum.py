@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmcore.active.curriculum import BUCKETS, CurriculumSampler, predicted_margins, weights_at
-from rmcore.batching import step_order
-from rmcore.errors import ConfigError, DataError
+from rmcore.core.errors import ConfigError, DataError
+from rmcore.models.batching import step_order
 
 SCHEDULES = ("easy_first", "hard_first", "random")
 bounded = st.lists(st.floats(0, 1), min_size=1, max_size=40)

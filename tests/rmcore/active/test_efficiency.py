@@ -14,7 +14,7 @@ from rmcore.active.efficiency import (
     saving,
     targets_between,
 )
-from rmcore.errors import ConfigError, DataError
+from rmcore.core.errors import ConfigError, DataError
 
 COUNTS = np.round(50 * 1.3 ** np.arange(16))
 SHARES = (0.5, 0.7, 0.8)

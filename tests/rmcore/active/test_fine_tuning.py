@@ -7,9 +7,9 @@ from experiments.presets import PRESETS
 from rmcore.active.analysis import analyse_check
 from rmcore.active.fine_tuning import FullRetrainer, check_record
 from rmcore.active.labellers import HiddenLabels
-from rmcore.config import ActiveConfig, CheckConfig, GoldConfig
-from rmcore.data.gold import generate_pairs
-from rmcore.errors import ConfigError
+from rmcore.config.pipeline import ActiveConfig, CheckConfig, GoldConfig
+from rmcore.core.errors import ConfigError
+from rmcore.data.gold.world import generate_pairs
 
 PAIRS = generate_pairs(GoldConfig(num_prompts=60, pairs_per_prompt=2), 0).pairs
 STUDY = ActiveConfig(

@@ -6,11 +6,11 @@ import json
 import pytest
 
 from rmcore.active.labels import ingest, write_proposal
-from rmcore.config import GoldConfig
-from rmcore.data.gold import generate_pairs
+from rmcore.config.pipeline import GoldConfig
+from rmcore.core.errors import DataError
+from rmcore.data.gold.world import generate_pairs
 from rmcore.data.pair import Message, PreferencePair
-from rmcore.data.sources import load_pairs
-from rmcore.errors import DataError
+from rmcore.data.readers.sources import load_pairs
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from rmcore.active.differences import CachedDifferences
 from rmcore.active.labellers import GoldLabels, HiddenLabels, NoisyLabels, blind, swapped
 from rmcore.active.learner import ActiveLearner
 from rmcore.active.retraining import HeadRetrainer
-from rmcore.config import GoldConfig, ModelConfig
-from rmcore.data.gold import generate_pairs, gold_reward
-from rmcore.errors import ConfigError, DataError, ModelError, StoreError
-from rmcore.model import BradleyTerryRM
+from rmcore.config.pipeline import GoldConfig, ModelConfig
+from rmcore.core.errors import ConfigError, DataError, ModelError, StoreError
+from rmcore.data.gold.world import generate_pairs, gold_reward
+from rmcore.models.reward_model import BradleyTerryRM
 
 PAIRS = generate_pairs(GoldConfig(num_prompts=60, pairs_per_prompt=2), 0).pairs
 SEED_SET, POOL = PAIRS[:20], PAIRS[20:]

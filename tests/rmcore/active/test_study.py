@@ -7,9 +7,9 @@ from rmcore.active.analysis import analyse, claims_of
 from rmcore.active.differences import CachedDifferences
 from rmcore.active.labellers import HiddenLabels, NoisyLabels
 from rmcore.active.study import draw_parts, label_counts, seed_record
-from rmcore.config import ActiveConfig, GoldConfig
-from rmcore.data.gold import generate_pairs
-from rmcore.errors import ConfigError
+from rmcore.config.pipeline import ActiveConfig, GoldConfig
+from rmcore.core.errors import ConfigError
+from rmcore.data.gold.world import generate_pairs
 
 PAIRS = generate_pairs(GoldConfig(num_prompts=120, pairs_per_prompt=2), 0).pairs
 RNG = np.random.default_rng(0)

@@ -6,7 +6,7 @@ import pytest
 
 from rmcore.data.audit import audit, format_audit, longer_wins
 from rmcore.data.pair import Message, PreferencePair
-from rmcore.data.sources import LoadedPairs, RejectedRow, load_pairs
+from rmcore.data.readers.sources import LoadedPairs, RejectedRow, load_pairs
 
 CLEAN = [
     PreferencePair(f"prompt {i}", f"chosen {i}" + "x" * (i % 2), f"reject {i}" + "x" * ((i + 1) % 2)) for i in range(10)

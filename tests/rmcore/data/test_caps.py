@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmcore.config import DataConfig
+from rmcore.config.pipeline import DataConfig
+from rmcore.core.errors import DataError
 from rmcore.data.audit import audit, format_audit
-from rmcore.data.layouts import parse_record, recognise
 from rmcore.data.pair import Message, PreferencePair
-from rmcore.data.sources import LoadedPairs, cap_prompts, load_pairs, take_out
+from rmcore.data.readers.layouts import parse_record, recognise
+from rmcore.data.readers.sources import LoadedPairs, cap_prompts, load_pairs, take_out
 from rmcore.data.table import write_pairs
-from rmcore.errors import DataError
 from rmcore.stages.prepare import load_splits
 
 

@@ -12,8 +12,8 @@ from rmcore.data.control_tokens import ControlTokens
 from rmcore.data.pair import Message
 from rmcore.data.render_fn import RenderFn
 from rmcore.data.rendering import Renderer, Rendering
-from rmcore.loading import resolve_model
-from rmcore.tiny import tiny_tokenizer
+from rmcore.models.loading import resolve_model
+from rmcore.models.tiny import tiny_tokenizer
 
 LETTERS = [chr(code) for code in range(33, 127)]
 LLAMA3 = (

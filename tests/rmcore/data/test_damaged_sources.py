@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import source_sample as sample
+from rmcore.core.errors import DataError
 from rmcore.data.pair import is_blank
-from rmcore.data.sources import load_pairs, write_rejected
-from rmcore.errors import DataError
+from rmcore.data.readers.sources import load_pairs, write_rejected
 
 ROWS, FORMATS, write = sample.ROWS, sample.FORMATS, sample.write
 
@@ -226,7 +226,7 @@ def test_a_repeated_key_costs_its_row_alone_in_json_too(tmp_path):
 
 
 def test_a_repeated_key_is_found_wherever_the_buffer_ends(tmp_path, monkeypatch):
-    monkeypatch.setattr("rmcore.data.json_stream._READ_CHARACTERS", 5)
+    monkeypatch.setattr("rmcore.data.readers.json_stream._READ_CHARACTERS", 5)
     rows = [plain(), plain(metadata={"a": 1}), plain()]
     text = json.dumps(rows).replace('"a": 1', '"a": 1, "a": 2')
     (tmp_path / "data.json").write_text(text)

@@ -15,15 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmcore.config import GoldConfig
-from rmcore.data import gold
-from rmcore.data.gold import generate_pairs, gold_reward, label_ceiling, sample_response
-from rmcore.data.gold_grammar import STYLES
-from rmcore.data.gold_prompts import draw_prompt, parse_prompt
-from rmcore.data.gold_tasks import TASK_TYPES
-from rmcore.data.gold_words import DODGES, FILLER, FLATTERY, ITEMS, POLITE, RUDE
+from rmcore.config.pipeline import GoldConfig
+from rmcore.core.errors import DataError
+from rmcore.data.gold.grammar import STYLES
+from rmcore.data.gold.prompts import draw_prompt, parse_prompt
+from rmcore.data.gold.tasks import TASK_TYPES
+from rmcore.data.gold.words import DODGES, FILLER, FLATTERY, ITEMS, POLITE, RUDE
+from rmcore.data.gold.world import generate_pairs, gold_reward, label_ceiling, sample_response
+from rmcore.data.gold.world import world as gold
 from rmcore.data.pair import PreferencePair, prompt_text
-from rmcore.errors import DataError
 
 LOWEST = -gold.RUDENESS - 2 * gold.MAX_COST
 HIGHEST = gold.RELEVANCE + gold.COMPLETENESS + gold.CORRECTNESS + gold.FORM + gold.POLITENESS
@@ -238,7 +238,8 @@ def test_the_smallest_world_and_many_pairs_a_prompt():
 
 def test_the_same_seed_gives_the_same_world_in_processes_with_other_hash_seeds():
     script = (
-        "import hashlib, json; from rmcore.config import GoldConfig; from rmcore.data.gold import generate_pairs\n"
+        "import hashlib, json; from rmcore.config.pipeline import GoldConfig\n"
+        "from rmcore.data.gold.world import generate_pairs\n"
         "w = generate_pairs(GoldConfig(num_prompts=60, flip_rate=0.1), seed=5)\n"
         "print(hashlib.sha256(json.dumps([p.to_dict() for p in w.pairs + w.ood_pairs]).encode()).hexdigest())\n"
         "import sys; assert 'torch' not in sys.modules"

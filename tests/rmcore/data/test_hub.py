@@ -16,8 +16,8 @@ COMMIT = "c0ffee" * 6 + "abcd"
 FILES = {"train.csv": b"prompt,chosen,rejected\np,a,b\nq,a,b\n"}
 CODE = """
 import sys
-from rmcore.data.sources import load_pairs, source_digest
-from rmcore.errors import DataError
+from rmcore.data.readers.sources import load_pairs, source_digest
+from rmcore.core.errors import DataError
 assert not {"datasets", "torch", "pandas"} & set(sys.modules), "heavy imports"
 calls = [lambda: [pair.prompt for pair in load_pairs("someone/pairs").pairs], lambda: source_digest("someone/pairs"),
          lambda: load_pairs("someone/pairs", split="dev"), lambda: load_pairs("someone/none")]

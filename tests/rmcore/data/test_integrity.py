@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rmcore.core.errors import DataError
 from rmcore.data.integrity import DroppedPair, select_training_pairs
 from rmcore.data.pair import PreferencePair
 from rmcore.data.rendering import Renderer, Rendering, TokenizedPair, TokenizedSide, count_cut
-from rmcore.errors import DataError
 
 tokens = st.lists(st.integers(1, 3), min_size=1, max_size=8)
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rmcore.config import DataConfig
-from rmcore.data.layouts import ColumnMap, Reason, RowRejected, parse_record, recognise
+from rmcore.config.pipeline import DataConfig
+from rmcore.core.errors import DataError
 from rmcore.data.pair import Message, PreferencePair, is_blank
-from rmcore.errors import DataError
+from rmcore.data.readers.layouts import ColumnMap, Reason, RowRejected, parse_record, recognise
 
 SYSTEM, HELLO, HI, ASK = (
     Message("system", "Be brief."),

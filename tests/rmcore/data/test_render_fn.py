@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from rmcore.core.errors import ConfigError, DataError, ModelError
 from rmcore.data.pair import Message
 from rmcore.data.render_fn import RenderFn, load_render_fn, render_fn_digest
 from rmcore.data.rendering import Renderer, Rendering, choose_rendering
-from rmcore.errors import ConfigError, DataError, ModelError
 
 SOURCE = """
 from rmcore.data.pair import prompt_messages

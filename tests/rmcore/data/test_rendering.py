@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from rmcore.core.errors import DataError, ModelError
 from rmcore.data.pair import Message, PreferencePair, is_blank
 from rmcore.data.render_fn import RenderFn
 from rmcore.data.rendering import Renderer, Rendering, choose_rendering, count_cut, ensure_pad_token
-from rmcore.errors import DataError, ModelError
 
 WORDS = ["Prompt", ":", "Response", *(f"w{number}" for number in range(400))]
 

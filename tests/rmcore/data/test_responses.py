@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from rmcore.core.errors import DataError
 from rmcore.data.responses import load_responses
-from rmcore.errors import DataError
 
 USABLE = [{"prompt": "What is 2 + 2?", "response": "4"}, {"prompt": "Grüße!", "response": "Hello."}]
 UNUSABLE = [

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
 
 from rmcore.data.rendering import Renderer, Rendering
-from rmcore.packing import shared_prefix
-from rmcore.tiny import CHAT_TEMPLATE, END, PAD, START, tiny_tokenizer
+from rmcore.models.packing.layout import shared_prefix
+from rmcore.models.tiny import CHAT_TEMPLATE, END, PAD, START, tiny_tokenizer
 
 WORDS = ("There are", " apples", "the", " the", "in", "ing", "er", "1", "12", "123", "lemon", "yellow")
 JOINTS = ("", " ", "  ", "\n", "\n\n", "\t", ".", "\u0301", "\u00e9", "e", "\u4e2d", "\U0001f600", "\u200d", "\r\n")

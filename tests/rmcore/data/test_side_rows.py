@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmcore.config import DataConfig
-from rmcore.data.layouts import ColumnMap
+from rmcore.config.pipeline import DataConfig
+from rmcore.core.errors import DataError
 from rmcore.data.pair import Message, PreferencePair
-from rmcore.data.sources import load_pairs, write_rejected
-from rmcore.errors import DataError
+from rmcore.data.readers.layouts import ColumnMap
+from rmcore.data.readers.sources import load_pairs, write_rejected
 from rmcore.stages.prepare import load_sources
 
 

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import source_sample as sample
-from rmcore.data.layouts import ColumnMap
+from rmcore.core.errors import DataError
 from rmcore.data.pair import Message, PreferencePair
-from rmcore.data.sources import is_local, iter_records, load_pairs, source_digest, source_kind
-from rmcore.errors import DataError
+from rmcore.data.readers.layouts import ColumnMap
+from rmcore.data.readers.sources import is_local, iter_records, load_pairs, source_digest, source_kind
 
 ROWS, FORMATS, write = sample.ROWS, sample.FORMATS, sample.write
 PAIRS = [PreferencePair(row["prompt"], "ja", "no", row["margin"], {"subset": "α"}) for row in ROWS]
@@ -115,7 +115,7 @@ def test_our_own_records_read_back_equal(tmp_path):
 def test_the_json_stream_reads_what_the_whole_parser_reads_at_any_chunk_size(values, chunk):
     import io
 
-    from rmcore.data.json_stream import JsonText, array_values
+    from rmcore.data.readers.json_stream import JsonText, array_values
 
     class Slow(io.StringIO):
         def read(self, size=-1):

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rmcore.core.errors import ConfigError, DataError
 from rmcore.data.pair import Message, PreferencePair, is_blank, prompt_messages
-from rmcore.data.sources import load_pairs
+from rmcore.data.readers.sources import load_pairs
 from rmcore.data.splits import conversation, normalized_prompt, split_by_prompt
-from rmcore.errors import ConfigError, DataError
 from rmcore.stages.samples import one_each
 
 FRACTIONS = {"train": 0.75, "validation": 0.1, "test": 0.15}

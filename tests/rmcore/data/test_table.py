@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rmcore.core.errors import DataError
 from rmcore.data.pair import Message, PreferencePair, is_blank
-from rmcore.data.sources import load_pairs
+from rmcore.data.readers.sources import load_pairs
 from rmcore.data.table import SCHEMA, read_pairs, write_pairs
-from rmcore.errors import DataError
 
 texts = st.text(min_size=1).filter(lambda text: not is_blank(text))
 dialogues = st.lists(

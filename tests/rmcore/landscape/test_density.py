@@ -13,10 +13,9 @@ from scipy import stats
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from rmcore.errors import ConfigError, CurvatureError
-from rmcore.landscape import LossHessian
+from rmcore.core.errors import ConfigError, CurvatureError
 from rmcore.landscape.density import SpectralDensity, gaussian_kernels, spectral_density
-from rmcore.landscape.operators import LossGaussNewton
+from rmcore.landscape.operators import LossGaussNewton, LossHessian
 from rmcore.landscape.quadrature import Rule, _averaged_rule, random_quadrature
 
 SIGMAS = 4.0  # a right estimator is farther off than that in one of 16,000 tests

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from rmcore.errors import ConfigError, CurvatureError, ModelError
+from rmcore.core.errors import ConfigError, CurvatureError, ModelError
 from rmcore.landscape.directions import (
     Quadratic,
     checkpoint_direction,

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rmcore.errors import CurvatureError
+from rmcore.core.errors import CurvatureError
 from rmcore.landscape.eigensolvers import (
     dense_eigenvalues,
     dense_matrix,

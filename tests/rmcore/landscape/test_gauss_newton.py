@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import exact_models
-from rmcore.errors import CurvatureError
-from rmcore.landscape import LossGaussNewton, LossHessian
+from rmcore.core.errors import CurvatureError
 from rmcore.landscape.eigensolvers import dense_matrix
-from rmcore.landscape.operators import gauss_newton_weights
+from rmcore.landscape.operators import LossGaussNewton, LossHessian, gauss_newton_weights
 
 ARCHITECTURES, ROUNDING = exact_models.ARCHITECTURES, exact_models.ROUNDING
 relative_error, random_vectors = exact_models.relative_error, exact_models.random_vectors

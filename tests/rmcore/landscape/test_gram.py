@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from rmcore.errors import CurvatureError, DataError
+from rmcore.core.errors import CurvatureError, DataError
 from rmcore.landscape.eigensolvers import lanczos, lanczos_eigenvalues
 from rmcore.landscape.gram import gauss_newton_spectrum
 from rmcore.landscape.margin_gram import MarginRows, RowPlan

@@ -8,9 +8,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import exact_models
-from rmcore.errors import CurvatureError
-from rmcore.landscape import LossGaussNewton, LossHessian
+from rmcore.core.errors import CurvatureError
 from rmcore.landscape.kept_graphs import KEPT_SHARE, SavedBytes
+from rmcore.landscape.operators import LossGaussNewton, LossHessian
 
 OPERATORS = [LossHessian, LossGaussNewton]
 PLENTY = 1 << 40

@@ -11,10 +11,10 @@ from scipy import stats
 from torch import Tensor, nn
 
 import exact_models
-from rmcore.errors import ConfigError
-from rmcore.landscape import LossGaussNewton, LossHessian
+from rmcore.core.errors import ConfigError
 from rmcore.landscape.eigensolvers import hutchinson
 from rmcore.landscape.layers import EXTREMES, LayerCurvature, layer_curvature
+from rmcore.landscape.operators import LossGaussNewton, LossHessian
 from rmcore.landscape.parameters import parameter_blocks
 
 OPERATORS = [LossHessian, LossGaussNewton]

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from rmcore.config import LandscapeConfig
+from rmcore.config.pipeline import LandscapeConfig
+from rmcore.core.errors import ConfigError
 from rmcore.data.rendering import TokenizedPair, TokenizedSide
-from rmcore.errors import ConfigError
 from rmcore.landscape.measure import PARTS, measure_curvature
 from rmcore.landscape.sample import CurvatureSample
 from rmcore.stages.landscape import write_curvature

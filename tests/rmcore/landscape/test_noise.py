@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from rmcore.core.errors import ConfigError
 from rmcore.data.rendering import TokenizedPair, TokenizedSide
-from rmcore.errors import ConfigError
-from rmcore.landscape import LossHessian
 from rmcore.landscape.analyzer import hessian_spectrum
 from rmcore.landscape.noise import MAX_GROUPS, curvature_noise
+from rmcore.landscape.operators import LossHessian
 from rmcore.landscape.sample import CurvatureSample
 
 

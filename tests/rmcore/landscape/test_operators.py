@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from rmcore.errors import ConfigError, CurvatureError, DataError, ModelError
-from rmcore.landscape import LossGaussNewton, LossHessian
+from rmcore.core.errors import ConfigError, CurvatureError, DataError, ModelError
+from rmcore.landscape.operators import LossGaussNewton, LossHessian
 
 reuse_fixtures = settings(
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import exact_models
-from rmcore.errors import ConfigError, CurvatureError, ModelError
-from rmcore.landscape import LossGaussNewton, LossHessian
+from rmcore.core.errors import ConfigError, CurvatureError, ModelError
+from rmcore.landscape.operators import LossGaussNewton, LossHessian
 from rmcore.landscape.parameters import measuring, reward_module, select_parameters
 
 DEEP, LAYERS, MAKERS = exact_models.DEEP, exact_models.LAYERS, exact_models.MAKERS

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import exact_models
-from rmcore.landscape import HessianAnalyzer, LossGaussNewton, LossHessian
+from rmcore.landscape.analyzer import HessianAnalyzer
+from rmcore.landscape.operators import LossGaussNewton, LossHessian
 
 ARCHITECTURES, ROUNDING = exact_models.ARCHITECTURES, exact_models.ROUNDING
 relative_error, random_vectors = exact_models.relative_error, exact_models.random_vectors

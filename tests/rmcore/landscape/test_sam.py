@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from torch import Tensor, nn
 
-from rmcore.errors import ConfigError
+from rmcore.core.errors import ConfigError
 from rmcore.landscape.directions import random_direction
 from rmcore.landscape.operators import LossHessian
 from rmcore.landscape.sam import sam_sharpness

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rmcore.core.errors import DataError
 from rmcore.data.rendering import TokenizedPair, TokenizedSide
-from rmcore.errors import DataError
 from rmcore.landscape.sample import CURVATURE_TOKEN_BUDGET, CurvatureSample, draw_positions, group_prompts
 
 

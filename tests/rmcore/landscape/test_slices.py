@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from rmcore.errors import ConfigError, CurvatureError
+from rmcore.core.errors import ConfigError, CurvatureError
 from rmcore.landscape.directions import Quadratic, random_direction, symmetric_distances
 from rmcore.landscape.operators import LossGaussNewton, LossHessian
 from rmcore.landscape.sam import sam_sharpness

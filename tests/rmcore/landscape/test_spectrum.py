@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from rmcore.errors import ConfigError, CurvatureError
-from rmcore.landscape import HessianAnalyzer, HessianSpectrum
+from rmcore.core.errors import ConfigError, CurvatureError
+from rmcore.landscape.analyzer import HessianAnalyzer
+from rmcore.landscape.spectrum import HessianSpectrum
 
 METHODS = ["lanczos", "power_iteration", "full"]
 OPTIONAL = {

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch.nn.functional import softplus
 
-from rmcore.batching import collate
+from rmcore.core.errors import ConfigError, CurvatureError
 from rmcore.data.rendering import TokenizedPair, TokenizedSide
-from rmcore.errors import ConfigError, CurvatureError
 from rmcore.landscape.sample import draw_positions
 from rmcore.landscape.trajectory import CurvatureCallback, make_callbacks
-from rmcore.trainer.callbacks import Evaluation, calibration
+from rmcore.models.batching import collate
+from rmcore.training.callbacks import Evaluation, calibration
 
 SMALL = CurvatureCallback(num_pairs=3, lanczos_steps=3, trace_probes=2, seed=5)
 

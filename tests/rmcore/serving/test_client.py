@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmcore.errors import ConfigError, RequestError, ServingError
+from rmcore.core.errors import ConfigError, RequestError, ServingError
 from rmcore.serving.client import AsyncRewardClient, RewardClient
 
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rmcore.errors import NotReadyError, RequestError, ServingError
+from rmcore.core.errors import NotReadyError, RequestError, ServingError
 from rmcore.serving.client import RewardClient
 from rmcore.serving.types import Probe, WeightUpdate
 

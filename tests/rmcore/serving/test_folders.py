@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from rmcore.errors import StoreError
-from rmcore.files import link_or_copy
+from rmcore.core.errors import StoreError
+from rmcore.core.files import link_or_copy
 from rmcore.serving.folders import drop_stale, published
 from rmcore.serving.staging import check_update, stage_checkpoint, stage_update, write_update
 from rmcore.serving.types import RewardModelTrainingMode as Mode

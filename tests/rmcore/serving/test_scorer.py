@@ -3,8 +3,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from rmcore.core.errors import NotReadyError, RequestError
 from rmcore.data.pair import Message
-from rmcore.errors import NotReadyError, RequestError
 from rmcore.serving.client import RewardClient
 from rmcore.serving.scorer import RewardModelScorer, Rollout, Step
 

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from rmcore.errors import ModelError, StoreError
-from rmcore.heads import is_reward_head
+from rmcore.core.errors import ModelError, StoreError
+from rmcore.models.head import is_reward_head
+from rmcore.models.weight_index import INDEX_FILE
 from rmcore.serving import staging
 from rmcore.serving.model_files import WHOLE_FILE
 from rmcore.serving.staging import check_update, folder_digest, stage_checkpoint, stage_update, write_update
 from rmcore.serving.types import RewardModelTrainingMode as Mode
 from rmcore.serving.weight_files import WeightLayout
-from rmcore.weight_index import INDEX_FILE
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": 64}
 CONFIGS = {

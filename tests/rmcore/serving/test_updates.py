@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from rmcore.errors import RequestError
-from rmcore.files import file_digest
+from rmcore.core.errors import RequestError
+from rmcore.core.files import file_digest
 from rmcore.serving.staging import UpdateRef, check_update, write_update
 from rmcore.serving.types import RewardModelTrainingMode as Mode
 from rmcore.serving.updates import MANIFEST_FILE

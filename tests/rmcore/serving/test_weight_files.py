@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from rmcore.errors import ModelError
+from rmcore.core.errors import ModelError
+from rmcore.models.weight_index import INDEX_FILE
 from rmcore.serving import weight_files
 from rmcore.serving.model_files import WHOLE_FILE, folder_digest
 from rmcore.serving.weight_files import DTYPES, WeightLayout, copy_without, is_finite, read_header
-from rmcore.weight_index import INDEX_FILE
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": 64}
 CONFIGS = {

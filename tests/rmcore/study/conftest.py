@@ -7,12 +7,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from rmcore.metrics.rewards import RewardTable
-from rmcore.resume import FINISHED_FILE
+from rmcore.core.store import MANIFEST, Store, make_key, sealed
+from rmcore.evaluation.rewards import RewardTable
 from rmcore.stages.registry import STAGES, slug, stage_inputs
-from rmcore.store import MANIFEST, Store, make_key, sealed
 from rmcore.study import cells as reading
-from rmcore.trainer.record import TrainResult
+from rmcore.training.record import TrainResult
+from rmcore.training.resume import FINISHED_FILE
 
 PAIR_METRICS = (*reading.TEST_METRICS, reading.GAP)
 

@@ -6,10 +6,11 @@ import math
 import numpy as np
 import pytest
 
-from rmcore.metrics import paired_comparison, sign_flip_test
+from rmcore.evaluation.comparison import paired_comparison
+from rmcore.evaluation.uncertainty import sign_flip_test
+from rmcore.evaluation.verdicts.estimate import SeedSample
 from rmcore.study.analysis import arm_bands, arm_metrics, judge_hypotheses
 from rmcore.study.cells import GAP, SHARES, Measured, prompt_scores
-from rmcore.verdicts import SeedSample
 
 ACCURACY = "eval/test_pairwise_accuracy"
 SPEED = "cost/train_pairs_per_second"

@@ -1,10 +1,10 @@
-"""What a cell measured: values as rmcore.metrics computes them, replicates that are paired where prompts are shared."""
+"""What a cell measured: values as rmcore.evaluation has them, replicates paired where prompts are shared."""
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from rmcore.metrics import evaluate_pairs
+from rmcore.evaluation.report_card import evaluate_pairs
 from rmcore.study import cells as reading
 from rmcore.study.cells import GAP, NUM_RESAMPLES, TEST_METRICS, first_reaching, prompt_scores, read_cell
 

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from rmcore.config import LoraSettings, PipelineConfig
-from rmcore.errors import RmcoreError
+from rmcore.config.pipeline import LoraSettings, PipelineConfig
+from rmcore.core.errors import RmcoreError
 from rmcore.study.estimates import FORWARD_SHARE, PRODUCT_PASSES, Estimates, Probe, kind, probe_kind
 from rmcore.study.probe import probe
 

@@ -2,13 +2,13 @@
 
 import pytest
 
-from rmcore.config import PipelineConfig
-from rmcore.files import file_digest
-from rmcore.resume import RESUME_FOLDER
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.core.files import file_digest
+from rmcore.core.store import make_key
 from rmcore.stages.registry import STAGES, stage_inputs
-from rmcore.store import make_key
 from rmcore.study.estimates import Estimates
 from rmcore.study.plan import Cell, Planner, folders, total_seconds
+from rmcore.training.resume import RESUME_FOLDER
 
 STAGE_NAMES = ("prepare", "train", "evaluate")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from experiments.presets import PRESETS
-from rmcore.config import PolicyConfig, ReadinessConfig
+from rmcore.config.pipeline import PolicyConfig, ReadinessConfig
 
 SMOKE = PRESETS["smoke"].model_copy(
     update={

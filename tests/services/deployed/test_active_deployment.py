@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from experiments.presets import PRESETS
-from rmcore.config import ActiveConfig, DataConfig, GoldConfig
-from rmcore.errors import ConfigError
+from rmcore.config.pipeline import ActiveConfig, DataConfig, GoldConfig
+from rmcore.core.errors import ConfigError
 from tasks.mlflow_client import connect
 
 pytestmark = pytest.mark.services

@@ -11,7 +11,7 @@ import websockets.exceptions
 import websockets.sync.client
 
 from experiments.presets import PRESETS
-from rmcore.processes import marked
+from rmcore.core.processes import marked
 from tasks.local_services import HOME_MARK
 
 pytestmark = pytest.mark.services

@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from rmcore.config import DataConfig, RlhfConfig
+from rmcore.config.pipeline import DataConfig, RlhfConfig
+from rmcore.core.errors import ConfigError
 from rmcore.data.table import write_pairs
-from rmcore.errors import ConfigError
 from tasks.mlflow_client import connect
 
 pytestmark = pytest.mark.services

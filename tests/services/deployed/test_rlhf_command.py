@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from rmcore.config import DataConfig, RlhfConfig
+from rmcore.config.pipeline import DataConfig, RlhfConfig
+from rmcore.core.errors import ConfigError
 from rmcore.data.table import write_pairs
-from rmcore.errors import ConfigError
 from rmcore.stages.registry import pipeline_stages
 
 pytestmark = pytest.mark.services

@@ -6,10 +6,10 @@ import pandas as pd
 import psutil
 import pytest
 
+from rmcore.core.errors import RmcoreError
+from rmcore.core.processes import marked
 from rmcore.data.table import read_pairs
-from rmcore.errors import RmcoreError
-from rmcore.model import BradleyTerryRM
-from rmcore.processes import marked
+from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.serving.parity import FLOAT32_TOLERANCE
 from tasks.mlflow_client import connect
 from tasks.model_versions import checkpoint_of

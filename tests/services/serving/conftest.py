@@ -4,7 +4,7 @@ import httpx
 import pytest
 
 import serving_world as world
-from rmcore.serving.front_door import DoorSettings
+from rmcore.serving.http_app import DoorSettings
 from rmcore.serving.process import RewardServer
 from rmcore.serving.server import ServeSettings
 

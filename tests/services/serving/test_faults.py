@@ -14,10 +14,10 @@ import pytest
 import torch
 
 import serving_world as world
-from rmcore.config import LoraSettings
-from rmcore.errors import ConfigError, ModelError, ServingError
-from rmcore.lora_targets import make_lora_config
-from rmcore.model import BradleyTerryRM
+from rmcore.config.pipeline import LoraSettings
+from rmcore.core.errors import ConfigError, ModelError, ServingError
+from rmcore.models.lora_targets import make_lora_config
+from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.serving.parity import BF16_TOLERANCE
 from rmcore.serving.process import RewardServer
 from rmcore.serving.server import ServeSettings

@@ -8,8 +8,8 @@ import psutil
 import pytest
 
 import serving_world as world
+from rmcore.core.errors import RequestError
 from rmcore.data.rendering import TokenizedSide
-from rmcore.errors import RequestError
 
 pytestmark = pytest.mark.services
 DIALOGUE = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Name a colour."}]

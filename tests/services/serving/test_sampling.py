@@ -7,9 +7,9 @@ import psutil
 import pytest
 
 import small_policies as policies
-from rmcore.errors import ModelError, ServingError
-from rmcore.rl.policy import Policy
-from rmcore.rl.sampling import SamplingSettings, draw_samples
+from rmcore.core.errors import ModelError, ServingError
+from rmcore.policy.policy import Policy
+from rmcore.policy.sampling.sampling import SamplingSettings, draw_samples
 
 pytestmark = pytest.mark.services
 
@@ -66,7 +66,7 @@ def test_the_first_token_has_the_policys_distribution_and_ends_where_it_says(vll
 def test_a_vllm_that_dies_is_started_again_and_after_that_the_same_call_goes_on(
     vllm, policy, tmp_path, capfd, monkeypatch
 ):
-    monkeypatch.setattr("rmcore.rl.vllm_sampler.MAX_RESTARTS", 1)
+    monkeypatch.setattr("rmcore.policy.sampling.vllm_sampler.MAX_RESTARTS", 1)
     # So long that prompts queue up: on a CPU vLLM would die of that by itself, see WHOLE_PROMPTS.
     prompts = [f"What is {number} + 2? " * 12 for number in range(300)]
     settings, out, killed = SamplingSettings(16, max_new_tokens=24), tmp_path / "s.jsonl", []

@@ -13,13 +13,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import serving_world as world
-from rmcore.config import GoldConfig, LoraSettings, TrainConfig
-from rmcore.data.gold import generate_pairs
-from rmcore.errors import RequestError, ServingError
-from rmcore.lora_targets import make_lora_config
+from rmcore.config.pipeline import GoldConfig, LoraSettings, TrainConfig
+from rmcore.core.errors import RequestError, ServingError
+from rmcore.core.tracking import MemoryTracker
+from rmcore.data.gold.world import generate_pairs
+from rmcore.models.lora_targets import make_lora_config
 from rmcore.serving.weight_sync import PublishEvery
-from rmcore.tracking import MemoryTracker
-from rmcore.trainer.loop import Trainer
+from rmcore.training.loop import Trainer
 
 pytestmark = pytest.mark.services
 

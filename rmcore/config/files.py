@@ -1,0 +1,114 @@
+"""Settings and experiments that stand in a YAML file.
+
+PyYAML reads YAML 1.1, where 010 is 8 and 1:30 is 90, and of a key that stands twice it keeps the last one. All of these
+are refused: who wrote them meant something else.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rmcore.core.errors import ConfigError
+
+MAX_VALUES = 100_000
+_OCTAL = re.compile(r"[-+]?0[0-9_]+")
+_SEXAGESIMAL = re.compile(r"[-+]?[0-9_]+:[0-9:._]+")
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML without what is read as something else than it looks like."""
+
+    where: str
+
+    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+        """Look for repeated keys here, where merged ones (`<<`), which a mapping may set anew, are not among them."""
+        node = super().compose_mapping_node(anchor)
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                line = key.start_mark.line + 1
+                if key.value in lines:
+                    raise ConfigError(
+                        f"{self.where} names {key.value!r} twice in one group, in lines {lines[key.value]} and {line}: "
+                        "which one counts is unknown. Remove one of them."
+                    )
+                lines[key.value] = line
+        return node
+
+    def construct_number(self, node: yaml.ScalarNode) -> float:
+        """A number that is written as it counts."""
+        is_int = node.tag == "tag:yaml.org,2002:int"
+        number: float = self.construct_yaml_int(node) if is_int else self.construct_yaml_float(node)
+        for pattern, base in ((_OCTAL, "8, for its leading zero"), (_SEXAGESIMAL, "60, for its colons")):
+            if pattern.fullmatch(node.value):
+                raise ConfigError(
+                    f"{self.where}: YAML would read {node.value} as {number:g}, a number in base {base}. Write the "
+                    f"number in the usual way, or '{node.value}' in quotes where text is meant."
+                )
+        return number
+
+
+for _tag in ("int", "float"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _Loader.construct_number)
+
+
+def _size(node: yaml.Node, known: dict[int, int], where: str) -> int:
+    """How many values a node stands for when its aliases are written out."""
+    if id(node) in known:
+        if not known[id(node)]:
+            raise ConfigError(f"{where} has an alias of something that it is a part of itself; write the value out.")
+        return known[id(node)]
+    known[id(node)] = 0  # while it is looked into
+    parts = node.value if isinstance(node, yaml.CollectionNode) else []
+    inner = [one for part in parts for one in (part if isinstance(part, tuple) else (part,))]
+    known[id(node)] = 1 + sum(_size(one, known, where) for one in inner)
+    return known[id(node)]
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """The value that a YAML text holds; `where` it stands is what messages begin with.
+
+    Raises:
+        ConfigError: a key stands twice in a mapping, a number is written in base 8 or 60, a date or number cannot be
+            read, or it is nested too deeply, a part of itself or huge.
+        yaml.YAMLError: it is no YAML.
+    """
+    loader = _Loader(text)
+    loader.where = where
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if _size(node, {}, where) > MAX_VALUES:
+            raise ConfigError(f"{where} stands for over {MAX_VALUES} values, aliases written out; settings are fewer.")
+        return loader.construct_document(node)
+    except RecursionError as error:
+        raise ConfigError(f"{where} is nested too deeply to be settings; write it flatter.") from error
+    except ConfigError:
+        raise
+    except (ValueError, LookupError, AttributeError, OverflowError) as error:  # of PyYAML, at numbers and dates
+        raise ConfigError(
+            f"{where} has a number or a date that cannot be read ({error}); correct it, or put it in quotes where text "
+            "is meant."
+        ) from error
+    finally:
+        loader.dispose()
+
+
+def read_mapping(file: Path, advice: str) -> dict[str, Any]:
+    """The mapping in a YAML file; `advice` says what to write where it holds something else.
+
+    Raises:
+        ConfigError: it cannot be read, or holds no YAML mapping, or see `parse_yaml`.
+    """
+    try:
+        loaded = parse_yaml(file.read_text(encoding="utf-8"), str(file))
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} is not valid YAML: {str(error).splitlines()[0]}; fix that line.") from error
+    if not isinstance(loaded, dict):
+        raise ConfigError(f"{file} holds a {type(loaded).__name__}; {advice}.")
+    return loaded

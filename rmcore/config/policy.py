@@ -1,0 +1,107 @@
+"""Settings of the policy, of the samples drawn from it, and of the question whether it may be optimised."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from rmcore.config.base import Settings
+
+SFT = "sft"
+
+
+class PolicyConfig(Settings):
+    """The policy that is to be optimised, and the samples drawn from it."""
+
+    name: str = SFT
+    """`sft`: trained here, on answers of the gold world or the responses of the training pairs. Else a folder or hub
+    name of a causal model."""
+    base: str = "tiny"
+    """What `sft` starts from: tiny, or a folder or hub name of a causal model."""
+    sft_examples: int = Field(default=8000, ge=10)
+    """Responses that `sft` is trained on, at most; the gold world writes as many as asked for."""
+    sft_epochs: int = Field(default=3, ge=1)
+    """Passes of `sft` over them."""
+    sft_lr: float = Field(default=4e-3, gt=0)
+    """Peak learning rate of `sft`, by Muon; 1e-5 to 1e-4 for a pretrained model."""
+    engine: Literal["auto", "vllm", "generate"] = "auto"
+    """What draws the samples: vLLM, or transformers' generate; auto takes vLLM where it is installed and a GPU is."""
+    num_prompts: int = Field(default=150, ge=4)
+    """Held-out prompts that samples are drawn for, at most: the first ones of the test pairs."""
+    samples_per_prompt: int = Field(default=64, ge=4)
+    """Samples of each prompt: best-of-n is measured for n up to this."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Sampling temperature; KL is measured from the policy at this temperature."""
+    max_new_tokens: int = Field(default=256, ge=1)
+    """Longest response in tokens; one that has not ended by then is cut, and counted."""
+    samples: str | None = None
+    """A file of samples drawn elsewhere, with columns prompt, response and `judge_column`: nothing is sampled then."""
+    judge_column: str = "judge"
+    """Column of `samples` with the reward that counts; rows without it are left out. The gold world judges itself."""
+    judge: str | None = Field(default=None, pattern=r"^[\w.]+:\w+$")
+    """module:function of (prompt, response) that gives the reward that counts, for samples drawn here; code of yours,
+    from the current folder or PYTHONPATH."""
+    num_members: int = Field(default=4, ge=2, le=64)
+    """Bootstrap reward heads whose disagreement on the samples is measured."""
+    gradient_prompts: int = Field(default=16, ge=0)
+    """Prompts over which the variance of the policy gradient is estimated, 16 samples each; 0: it is not."""
+
+
+SAMPLING_FIELDS = (
+    "engine",
+    "num_prompts",
+    "samples_per_prompt",
+    "temperature",
+    "max_new_tokens",
+    "samples",
+    "judge_column",
+    "judge",
+)
+"""Fields of PolicyConfig that say how it is sampled, not what it is."""
+MEASURING_FIELDS = ("num_members", "gradient_prompts")
+"""Fields of PolicyConfig that say what is measured on its samples."""
+
+
+HEADS_PER_BACKBONE = 11
+"""Reward models of the study for each backbone: the head it was trained with, and `rmcore.policy.grpo.defects`."""
+
+
+class ValidationConfig(Settings):
+    """The study of what readiness predicts: a population of small reward models whose true gain is known."""
+
+    num_backbones: int = Field(default=10, ge=2, le=10)
+    """Quickly trained backbones, each with another defect of its training, or none; eleven reward heads on each."""
+    steps: int = Field(default=250, ge=2)
+    """Optimizer steps of each backbone."""
+    measured_prompts: int = Field(default=50, ge=2)
+    """Prompts whose judged samples the scores may see; the gain is taken on all others."""
+
+    @property
+    def num_models(self) -> int:
+        """Reward models of the study."""
+        return self.num_backbones * HEADS_PER_BACKBONE
+
+
+class ReadinessConfig(Settings):
+    """How the readiness for reinforcement learning is judged: weights of the v1 score, plan and gates of v2."""
+
+    accuracy_weight: float = Field(default=0.35, ge=0)
+    """v1: weight of held-out pairwise accuracy."""
+    calibration_weight: float = Field(default=0.25, ge=0)
+    """v1: weight of calibration."""
+    stability_weight: float = Field(default=0.25, ge=0)
+    """v1: weight of reward variance."""
+    landscape_weight: float = Field(default=0.15, ge=0)
+    """v1: weight of curvature."""
+    planned_optimizer: Literal["best_of_n", "kl_optimum"] = "best_of_n"
+    """v2: what will optimise the policy: best-of-n sampling, or RL with a KL penalty (its optimum stands for it)."""
+    planned_kl: float = Field(default=3.0, gt=0)
+    """v2: KL in nats that the policy will be moved by; best of 64 is 3.2, less where samples tie."""
+    min_gain: float = Field(default=0.3, gt=0)
+    """v2: gain of the gold reward that makes it worth while, in standard deviations within prompts."""
+
+    @model_validator(mode="after")
+    def _weights_sum_to_one(self) -> Self:
+        total = self.accuracy_weight + self.calibration_weight + self.stability_weight + self.landscape_weight
+        if abs(total - 1) > 1e-6:
+            raise ValueError(f"the four weights sum to {total:g}; they must sum to 1 for scores to compare")
+        return self

@@ -1,0 +1,269 @@
+"""Processes of stages that begin at once: forked from one that has imported torch and its company already.
+
+Those imports take five seconds of a core, each stage runs in a process of its own, and a pipeline has five of them.
+`StageProcess` is what `subprocess.Popen` would be for `python -m rmcore.stages.run`; the server below it,
+`python -m rmcore.core.child_process`, lives as long as the process that asked for the first stage.
+
+The server imports libraries only. A stage imports rmcore itself, so that what was edited since the last stage is
+what runs, as the key of its artifact says.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+from rmcore.core.processes import die_with_parent
+from rmcore.core.progress import PROGRESS_VARIABLE
+
+LIBRARIES = (
+    "torch",
+    "torch.utils.checkpoint",
+    "transformers",
+    "transformers.modeling_utils",
+    "transformers.models.auto.modeling_auto",
+    "peft",
+    "pandas",
+    "pyarrow.parquet",
+    "scipy.stats",
+    "pydantic",
+)
+LATE = ("RM_OPT_", "CUDA_VISIBLE_DEVICES", "PREFECT_", "MLFLOW_", "PYTEST_")
+"""How variables begin that no library reads while it is imported: stages that differ in them share a server."""
+WARM = sys.platform == "linux"
+"""Elsewhere a process that has loaded such libraries must not go on after a fork, so each stage imports them anew."""
+
+_servers: dict[frozenset[tuple[str, str]], "_Server"] = {}
+_starting = threading.Lock()
+_running: "weakref.WeakSet[StageProcess]" = weakref.WeakSet()
+
+
+class StageProcess:
+    """One stage, running: `wait` for its exit status, ask it to `terminate`, `kill` it.
+
+    It dies with this process, whatever this one dies of.
+
+    Args:
+        spec: the specification that `rmcore.stages.run` reads.
+        log: what the stage prints.
+        environment: all its variables.
+        terminal: descriptor that it may draw a progress bar on.
+    """
+
+    def __init__(self, spec: Path, log: IO[str], environment: Mapping[str, str], terminal: int | None) -> None:
+        self._life, theirs = socket.socketpair()
+        request, ours = os.pipe()
+        descriptors = [theirs.fileno(), request, log.fileno()] + ([] if terminal is None else [terminal])
+        try:
+            _server(environment).send(descriptors)
+        finally:
+            theirs.close()
+            os.close(request)
+        with contextlib.suppress(BrokenPipeError), os.fdopen(ours, "w") as pipe:
+            json.dump({"spec": str(spec), "environment": dict(environment)}, pipe)
+        self._heard = b""
+        self._pid = self._number(0)
+        self._status: int | None = None
+        _running.add(self)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit status, negative where a signal ended it, once it has one.
+
+        Raises:
+            TimeoutError: it still runs after `timeout` seconds.
+        """
+        if self._status is None:
+            self._life.settimeout(timeout)
+            status = self._number(1)
+            self._status = -signal.SIGKILL if status is None else status  # the server is gone, and took it along
+            self._life.close()
+        return self._status
+
+    def terminate(self) -> None:
+        """Ask it to end (SIGTERM); nothing where it has ended."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it (SIGKILL); nothing where it has ended."""
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        if self._status is None and self._pid is not None:
+            # Not a recycled pid: the server collects the process only when this end of the socket is closed.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, number)
+
+    def _number(self, index: int) -> int | None:
+        """What the server says of it, first its pid, then its status; None where the server is gone."""
+        while self._heard.count(b"\n") <= index:
+            received = self._life.recv(64)
+            if not received:
+                return None
+            self._heard += received
+        return int(self._heard.split(b"\n")[index])
+
+
+class _Server:
+    """The end of a server that asks; the server ends when this end is closed, at the latest with this process."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._control, theirs = socket.socketpair()
+        with theirs:
+            # -P: a file of the user's current folder must not be imported in place of a library.
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "rmcore.core.child_process", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,  # whoever needs a library that cannot be imported says so in its log
+                env=dict(environment),
+                pass_fds=(theirs.fileno(),),
+            )
+
+    def runs(self) -> bool:
+        return self._process.poll() is None
+
+    def send(self, descriptors: list[int]) -> None:
+        socket.send_fds(self._control, [b"\n"], descriptors)
+
+
+def start_server() -> None:
+    """Let the imports begin now, beside whatever else has to be done before the first stage."""
+    _server(os.environ)
+
+
+def terminate_stages() -> None:
+    """Ask all stages of this process to save and end; whoever waits for them goes on waiting."""
+    for process in list(_running):
+        process.terminate()
+
+
+def _server(environment: Mapping[str, str]) -> _Server:
+    read = frozenset(item for item in environment.items() if not item[0].startswith(LATE))
+    with _starting:
+        if read not in _servers or not _servers[read].runs():
+            _servers[read] = _Server(environment)
+        return _servers[read]
+
+
+def serve(control: socket.socket) -> None:
+    """Fork a process for each request until the other end of `control` is closed.
+
+    Stages that still run then are asked to end by the kernel (`die_with_parent`), so they save first.
+    """
+    # Ctrl-C in a terminal is for the stages, which save and end, and for whoever waits for them.
+    interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if WARM:
+        for library in LIBRARIES:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(library)
+    ended, wake = socket.socketpair()
+    wake.setblocking(False)
+    signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    waiters: dict[int, socket.socket] = {}  # by pid; none of these is collected, so no pid is given to another process
+    leaving: set[int] = set()
+    with selectors.DefaultSelector() as selector:
+        selector.register(control, selectors.EVENT_READ)
+        selector.register(ended, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj is control:
+                    message, descriptors, _flags, _address = socket.recv_fds(control, 1, 4)
+                    if not message:
+                        return
+                    pid, waiter = _fork(descriptors, interrupted, [control, ended, wake, *waiters.values()])
+                    waiters[pid] = waiter
+                    selector.register(waiter, selectors.EVENT_READ, pid)
+                elif key.fileobj is ended:
+                    ended.recv(4096)
+                    _tell_ended(waiters)
+                else:  # who waited knows the status, or has gone before there was one
+                    selector.unregister(key.fileobj)
+                    waiters.pop(key.data).close()
+                    leaving.add(key.data)
+                    if _status(key.data) is None:
+                        os.kill(key.data, signal.SIGTERM)
+            leaving = {pid for pid in leaving if os.waitpid(pid, os.WNOHANG) == (0, 0)}
+
+
+def _fork(descriptors: list[int], interrupted: Any, server_only: list[socket.socket]) -> tuple[int, socket.socket]:
+    """Begin one stage; gives its pid and the socket over which its waiter hears of it."""
+    waiter = socket.socket(fileno=descriptors[0])
+    server, pid = os.getpid(), os.fork()
+    if pid == 0:
+        for open_socket in (waiter, *server_only):
+            open_socket.close()
+        _become_stage(server, interrupted, *descriptors[1:])
+    for descriptor in descriptors[1:]:
+        os.close(descriptor)
+    _tell(waiter, pid)
+    return pid, waiter
+
+
+def _status(pid: int) -> int | None:
+    """Exit status of a stage, negative where a signal ended it; None while it runs. It is not collected."""
+    found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if found is None:
+        return None
+    return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+
+
+def _tell_ended(waiters: Mapping[int, socket.socket]) -> None:
+    for pid, waiter in waiters.items():
+        if (status := _status(pid)) is not None:
+            _tell(waiter, status)
+
+
+def _tell(waiter: socket.socket, number: int) -> None:
+    with contextlib.suppress(OSError):  # who waited has gone
+        waiter.sendall(b"%d\n" % number)
+
+
+def _become_stage(server: int, interrupted: Any, request: int, log: int, *terminal: int) -> NoReturn:
+    """What the forked process does: read what is asked for, run it, end."""
+    status = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, interrupted)
+        die_with_parent(server)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+        with os.fdopen(request) as pipe:
+            asked = json.load(pipe)
+        environment = asked["environment"]
+        for descriptor in terminal:
+            os.set_inheritable(descriptor, True)
+            environment[PROGRESS_VARIABLE] = str(descriptor)
+        if not WARM:
+            command = [sys.executable, "-P", "-m", "rmcore.stages.run", asked["spec"]]
+            os.execve(sys.executable, command, environment)  # noqa: S606 - no shell is wanted
+        os.environ.clear()
+        os.environ.update(environment)
+        status = importlib.import_module("rmcore.stages.run").run_from_file(asked["spec"])
+    except SystemExit as leaves:
+        status = leaves.code if isinstance(leaves.code, int) else 1
+    except BaseException:  # noqa: BLE001 - it is shown, and this process ends
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+
+
+if __name__ == "__main__":
+    with socket.socket(fileno=int(sys.argv[1])) as _control:
+        serve(_control)

@@ -1,0 +1,91 @@
+"""Ending processes with all that they started or with who started them, and saying who holds a port."""
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from rmcore.core.errors import ServiceError
+
+GRACE_SECONDS = 15.0
+POLL_SECONDS = 0.05
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Ask the kernel to end this process when its parent dies, so that no training goes on unseen. Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent_pid:  # it died before the request was made
+            sys.exit("the parent process is gone")
+
+
+def terminate(processes: list[psutil.Process]) -> None:
+    """SIGTERM, a grace, SIGKILL. psutil compares creation times before it signals, so a recycled pid is safe.
+
+    Raises:
+        ServiceError: a process survived SIGKILL.
+    """
+    for send in (psutil.Process.terminate, psutil.Process.kill):
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                send(process)
+        deadline = time.monotonic() + GRACE_SECONDS
+        while (processes := [process for process in processes if runs(process)]) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+    if processes:
+        raise ServiceError(
+            f"processes {[process.pid for process in processes]} survived SIGKILL: the kernel holds them, probably in "
+            "a device or disk call. Run `rm-opt down` again later."
+        )
+
+
+def terminate_children() -> None:
+    """SIGTERM to all that this process has started, and what that has started; nobody waits for their end."""
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.terminate()
+
+
+def runs(process: psutil.Process) -> bool:
+    """Whether the process has not ended. A zombie has: in a container nobody may ever collect it."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def marked(variable: str, token: str) -> list[psutil.Process]:
+    """Processes of this user whose environment has `variable` = `token`: descendants, orphaned or not."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            # Another user's process may claim anything, and root can read its environment.
+            mine = process.uids().real == os.getuid() and process.pid != os.getpid()
+            if mine and process.environ().get(variable) == token and runs(process):
+                found.append(process)
+        except psutil.Error:  # ended meanwhile
+            continue
+    return found
+
+
+def owner_of(port: int) -> str:
+    """`, pid 7 (name)` of the program that listens on a port, where the system tells."""
+    try:
+        listening = [
+            c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.laddr.port == port
+        ]
+        return f", pid {listening[0].pid} ({psutil.Process(listening[0].pid).name()})" if listening else ""
+    except psutil.Error:
+        return ""
+
+
+def tail(log: Path, num_lines: int = 15) -> str:
+    """The last lines of a log, with a line that says so."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-num_lines:]
+    return f"The end of its log, {log}:\n" + "\n".join(f"  {line}" for line in lines)

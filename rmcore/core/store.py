@@ -1,0 +1,393 @@
+"""Content-addressed artifacts: the same inputs are computed once, and what is on disk is what was computed.
+
+An artifact is a folder `<root>/<stage>/<slug>-<key12>/` with a `MANIFEST.json`. Its key digests everything that can
+affect the outcome; its `digest` covers the outcome files, which is what downstream keys contain. It is written to a
+temporary sibling, synced and renamed, so a half artifact never has a name. A lock is `flock`, which the kernel frees
+when its holder dies.
+
+Who reads artifacts holds them: a `Store` writes each key that it gave out into a lease, a file of its own that it keeps
+locked until it is collected or its process ends, and `collect_garbage` spares what stands in a locked lease.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import threading
+import time
+import uuid
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from rmcore.core.errors import StoreError
+from rmcore.core.files import exclusive, file_digest, fsync_folder, fsync_tree, is_free, shared, try_exclusive
+
+MANIFEST = "MANIFEST.json"
+KEY_LENGTH = 12
+UNFINISHED = ".wip"
+LEASES = ".leases"
+LEASE_LOCK = "leases"
+"""Held in common while a lease grows, alone while an artifact loses its name: who holds it first, is heard."""
+SEAL = "manifest_sha256"
+"""Of a manifest: the digest of all the rest of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactRef:
+    """Names one artifact: small, JSON-ready, passed between tasks instead of data."""
+
+    stage: str
+    key: str
+    path: str
+    digest: str
+
+    def to_dict(self) -> dict[str, str]:
+        """A JSON-ready record."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One stored artifact as `rm-opt store ls` shows it."""
+
+    stage: str
+    key: str
+    path: Path
+    created: float
+    last_used: float
+    num_bytes: int
+    wall_seconds: float
+    """That making it took."""
+    digest: str
+    """Of its outcome files."""
+    inputs: Mapping[str, Any]
+    """What its key digests, as the manifest records it."""
+
+
+def canonical_json(value: Any) -> str:
+    """JSON with sorted keys and no spaces: equal values give equal text. Raises ValueError on NaN."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def make_key(inputs: Mapping[str, Any]) -> str:
+    """Digest a stage's inputs: 64 hex digits."""
+    return hashlib.sha256(canonical_json(inputs).encode()).hexdigest()
+
+
+class Store:
+    """All artifacts under one folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._lease: IO[str] | None = None
+        self._held: set[str] = set()
+        self._growing = threading.Lock()
+
+    def find(self, stage: str, key: str) -> Path | None:
+        """Folder of an artifact, whole or not; None where there is none."""
+        found = sorted((self.root / stage).glob(f"*-{key[:KEY_LENGTH]}"))
+        return found[0] if found else None
+
+    def unfinished(self, stage: str, key: str) -> Path:
+        """Where an artifact is written before it gets its name; there only while, or after, somebody worked on it."""
+        return self.root / UNFINISHED / f"{stage}-{key}"
+
+    def manifest(self, stage: str, key: str) -> dict[str, Any] | None:
+        """Read the manifest; None where it is missing or unreadable."""
+        folder = self.find(stage, key)
+        return None if folder is None else _read_manifest(folder)
+
+    def damage(self, stage: str, key: str) -> str | None:
+        """What is wrong with an artifact, in a few words; None if it is there and every file verifies."""
+        folder = self.find(stage, key)
+        if folder is None:
+            return "not there"
+        manifest = _read_manifest(folder)
+        if manifest is None or manifest["key"] != key:
+            return f"{folder / MANIFEST} is missing, unreadable or not what was written"
+        for name, entry in manifest["files"].items():
+            path = folder / name
+            if not path.is_file():
+                return f"{path} is missing"
+            digest = file_digest(path)
+            if digest != entry["sha256"]:
+                return f"{path} has sha256 {digest[:12]}, its manifest says {entry['sha256'][:12]}"
+        return None
+
+    def ref(self, stage: str, key: str) -> ArtifactRef:
+        """Name a stored artifact, note that it was used, and hold it.
+
+        Raises:
+            StoreError: there is no such artifact.
+        """
+        self.hold(key)
+        folder, manifest = self.find(stage, key), self.manifest(stage, key)
+        if folder is None or manifest is None:
+            raise StoreError(
+                f"no {stage} artifact {key[:KEY_LENGTH]} in {self.root}; run the pipeline again to make it."
+            )
+        os.utime(folder / MANIFEST)
+        return ArtifactRef(stage, key, str(folder), manifest["digest"])
+
+    def hold(self, key: str) -> None:
+        """Keep `collect_garbage` from the artifact of that key, there or not yet, for as long as this store lives."""
+        with self._growing:
+            if key[:KEY_LENGTH] in self._held:
+                return
+            with shared(self._lock_path(LEASE_LOCK)):
+                if self._lease is None:
+                    self._lease = _new_lease(self.root / LEASES)
+                    weakref.finalize(self, _end_lease, self._lease)
+                self._lease.write(f"{key[:KEY_LENGTH]}\n")
+                self._lease.flush()
+            self._held.add(key[:KEY_LENGTH])
+
+    def hold_around(self, path: str | Path) -> None:
+        """Hold the artifact that `path` lies in, if it lies in one of this store."""
+        place, root = Path(path).expanduser().resolve(), self.root.resolve()
+        if root in place.parents and len(parts := place.relative_to(root).parts) > 1:
+            self.hold(parts[1].rsplit("-", 1)[-1])
+
+    def _keys_in_use(self) -> set[str]:
+        """First digits of the keys in all leases whose holder lives; drops the others. Needs the lease lock alone."""
+        found: set[str] = set()
+        for lease in (self.root / LEASES).glob("*"):
+            if is_free(lease):
+                lease.unlink(missing_ok=True)
+            else:
+                found.update(lease.read_text(encoding="utf-8").split())
+        return found
+
+    def _lock_path(self, name: str) -> Path:
+        return self.root / ".locks" / f"{name}.lock"
+
+    @contextmanager
+    def lock(self, name: str) -> Iterator[None]:
+        """Hold an exclusive lock; waits for another holder, on this machine, to finish or die."""
+        with exclusive(self._lock_path(name)):
+            yield
+
+    @contextmanager
+    def try_lock(self, name: str) -> Iterator[bool]:
+        """Hold an exclusive lock if nobody else does; gives whether it is held. Never waits."""
+        with try_exclusive(self._lock_path(name)) as held:
+            yield held
+
+    def is_free(self, name: str) -> bool:
+        """Whether nobody on this machine holds that lock right now."""
+        return is_free(self._lock_path(name))
+
+    @contextmanager
+    def publish(
+        self, stage: str, slug: str, inputs: Mapping[str, Any], *, outcome: tuple[str, ...], resumable: bool = False
+    ) -> Iterator[Path]:
+        """Give a folder to write an artifact into; it gets its name when the block ends well, else it is removed.
+
+        The caller holds the lock of the key.
+
+        Args:
+            stage: stage name.
+            slug: readable part of the folder's name.
+            inputs: everything that affects the outcome; digested to the key.
+            outcome: globs of the files whose content downstream stages depend on. Logs and figures stay out, so that
+                a recomputed artifact with the same outcome leaves downstream artifacts valid.
+            resumable: a folder that was left unfinished, also by a kill, is kept and given to the next attempt.
+
+        Raises:
+            StoreError: the block wrote no outcome file.
+        """
+        key = make_key(inputs)
+        self.hold(key)
+        started = time.time()
+        folder = self.unfinished(stage, key)
+        if not resumable:
+            shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / MANIFEST).unlink(missing_ok=True)  # of an attempt that died just before its artifact got a name
+        finished = False
+        try:
+            yield folder
+            files = {
+                str(path.relative_to(folder)): {"sha256": file_digest(path), "size": path.stat().st_size}
+                for path in sorted(folder.rglob("*"))
+                if path.is_file()
+            }
+            matched = sorted({str(path.relative_to(folder)) for glob in outcome for path in folder.glob(glob)})
+            if not matched:
+                raise StoreError(
+                    f"stage {stage} finished without writing any of {outcome}; this is a defect, report it."
+                )
+            digest = make_key({name: files[name]["sha256"] for name in matched if name in files})
+            manifest = {
+                "stage": stage,
+                "key": key,
+                "digest": digest,
+                "created": started,
+                "wall_seconds": round(time.time() - started, 3),
+                "inputs": dict(inputs),
+                "files": files,
+            }
+            (folder / MANIFEST).write_text(json.dumps(sealed(manifest), indent=1) + "\n")
+            fsync_tree(folder)
+            self._rename(folder, stage, slug, key)
+            finished = True
+        finally:
+            if not finished and not resumable:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _rename(self, folder: Path, stage: str, slug: str, key: str) -> None:
+        readable = re.sub(r"[^A-Za-z0-9.]+", "-", slug).strip("-.")[:40] or stage
+        target = self.root / stage / f"{readable}-{key[:KEY_LENGTH]}"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        damaged = self.find(stage, key)
+        if damaged is not None:
+            shutil.rmtree(damaged)
+        folder.rename(target)
+        fsync_folder(target.parent)
+
+    def entries(self) -> list[Entry]:
+        """Every artifact with a readable manifest, newest use first."""
+        found = []
+        for path in self.root.glob(f"[!.]*/*/{MANIFEST}"):
+            manifest = _read_manifest(path.parent)
+            if manifest is not None:
+                found.append(
+                    Entry(
+                        stage=manifest["stage"],
+                        key=manifest["key"],
+                        path=path.parent,
+                        created=manifest["created"],
+                        last_used=path.stat().st_mtime,
+                        num_bytes=sum(entry["size"] for entry in manifest["files"].values()),
+                        wall_seconds=manifest["wall_seconds"],
+                        digest=manifest["digest"],
+                        inputs=manifest["inputs"],
+                    )
+                )
+        return sorted(found, key=lambda entry: entry.last_used, reverse=True)
+
+    def resolve(self, prefix: str) -> Entry:
+        """Find one artifact by the first digits of its key or the name of its folder.
+
+        Raises:
+            StoreError: none or several match.
+        """
+        matches = [entry for entry in self.entries() if entry.key.startswith(prefix) or entry.path.name == prefix]
+        if len(matches) != 1:
+            raise StoreError(
+                f"{len(matches)} artifacts match {prefix!r} in {self.root}; `rm-opt store ls` lists the keys."
+            )
+        return matches[0]
+
+    def collect_garbage(self, keep: int) -> tuple[list[Entry], list[Entry], list[Path]]:
+        """Remove all but the `keep` most recently used artifacts of each stage, and what nobody can or will use.
+
+        The latter are folders whose manifest is not what was written, and unfinished artifacts nobody works on.
+
+        Returns:
+            What was removed, what was due but is in use and stays, and removed folders that were no artifacts (any
+            more): those of a version whose manifests had no digest of themselves are among them.
+        """
+        removed, in_use, unusable, seen = list[Entry](), list[Entry](), list[Path](), dict[str, int]()
+        with self.lock("garbage"):
+            for entry in self.entries():
+                seen[entry.stage] = seen.get(entry.stage, 0) + 1
+                if seen[entry.stage] > keep:
+                    (removed if self._remove(entry.path, entry.key) else in_use).append(entry)
+            for folder in self.root.glob("[!.]*/*"):
+                is_artifact = not folder.is_dir() or _read_manifest(folder) is not None
+                if not is_artifact and self._remove(folder, folder.name.rsplit("-", 1)[-1]):
+                    unusable.append(folder)
+            for folder in (self.root / UNFINISHED).glob("*"):
+                with self.try_lock(folder.name.rsplit("-", 1)[-1]) as nobody_works:
+                    if nobody_works:
+                        shutil.rmtree(folder)
+        return removed, in_use, unusable
+
+    def _remove(self, folder: Path, key: str) -> bool:
+        """Remove an artifact unless somebody makes or holds it; gives whether it is gone."""
+        nameless = self.root / UNFINISHED / f"removed-{uuid.uuid4().hex}"  # half an artifact never has a name
+        with self.try_lock(key) as nobody_makes:
+            if not nobody_makes:
+                return False
+            with exclusive(self._lock_path(LEASE_LOCK)):
+                if key[:KEY_LENGTH] in self._keys_in_use():
+                    return False
+                nameless.parent.mkdir(exist_ok=True)
+                folder.rename(nameless)
+        shutil.rmtree(nameless)
+        return True
+
+
+def _new_lease(folder: Path) -> IO[str]:
+    """A new file of a name of its own in `folder`, locked."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lease = (folder / uuid.uuid4().hex).open("x", encoding="utf-8")
+    fcntl.flock(lease, fcntl.LOCK_EX)
+    return lease
+
+
+def _end_lease(lease: IO[str]) -> None:
+    Path(lease.name).unlink(missing_ok=True)
+    lease.close()
+
+
+def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """A manifest with its own digest in it, by which a change of any of it is seen."""
+    content = {name: value for name, value in manifest.items() if name != SEAL}
+    return {**content, SEAL: make_key(content)}
+
+
+def _read_manifest(folder: Path) -> dict[str, Any] | None:
+    """The manifest in `folder`; None where it is missing, unreadable or not what was written."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        return manifest if isinstance(manifest, dict) and manifest == sealed(manifest) else None
+    except (OSError, ValueError):
+        return None
+
+
+def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one level with dotted names."""
+    if not isinstance(value, Mapping):
+        return {prefix: value}
+    flat: dict[str, Any] = {}
+    for name, item in value.items():
+        flat |= flatten(item, f"{prefix}.{name}" if prefix else str(name))
+    return flat
+
+
+Differences = dict[str, tuple[Any, Any]]
+"""{dotted input: (value there, value here)}."""
+
+
+def explain(store: Store, entry: Entry) -> tuple[Entry | None, Differences]:
+    """Why an artifact was computed: the nearest earlier artifact of its stage and the inputs that differ from it.
+
+    Returns:
+        That artifact (None if this was the first) and the inputs that differ.
+    """
+    earlier = [other for other in store.entries() if other.stage == entry.stage and other.created < entry.created]
+    return explain_inputs(earlier, entry.inputs)
+
+
+def explain_inputs(entries: Iterable[Entry], inputs: Mapping[str, Any]) -> tuple[Entry | None, Differences]:
+    """The one of `entries` with the fewest inputs that differ from `inputs`, the most recently used of several."""
+    own = flatten(inputs)
+    best: tuple[Entry | None, Differences] = (None, {})
+    for other in entries:
+        theirs = flatten(other.inputs)
+        differing = {
+            name: (theirs.get(name), own.get(name))
+            for name in sorted(own.keys() | theirs.keys())
+            if own.get(name) != theirs.get(name)
+        }
+        if best[0] is None or len(differing) < len(best[1]):
+            best = (other, differing)
+    return best

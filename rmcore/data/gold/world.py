@@ -1,0 +1,212 @@
+"""The gold world: procedural preference pairs whose true reward is known.
+
+Everything downstream (accuracy, calibration, over-optimisation) can be checked here against truth, without a download.
+`gold_reward` reads the prompt and the response as text and nothing else, so that text sampled from a policy is scored
+by the same rule as the generated pairs. Its features go from easy for a small model (an answer at all, topic,
+politeness, form) to hard (arithmetic, order). Labels are drawn from Bradley-Terry on it. One shortcut, length or
+flattery, goes with correctness in the training distribution, and does not in the tail: the reward never pays for it,
+takes gold away where it is extreme, and the out-of-distribution pairs turn the relation around.
+"""
+
+import math
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rmcore.config.pipeline import GoldConfig
+from rmcore.core.errors import DataError
+from rmcore.data.gold.grammar import Assessment
+from rmcore.data.gold.prompts import draw_prompt, parse_prompt
+from rmcore.data.gold.tasks import Task
+from rmcore.data.gold.words import DODGES, FILLER, FLATTERY, POLITE, RUDE
+from rmcore.data.pair import PreferencePair, prompt_text
+
+Shortcut = Literal["length", "flattery", "none"]
+
+RELEVANCE, COMPLETENESS, CORRECTNESS, FORM, POLITENESS, RUDENESS = 1.5, 1.5, 2.5, 1.0, 1.0, 1.5
+"""Gold per unit of each feature. With temperature 1 they give a label ceiling near 0.86."""
+FREE_WORDS, WORD_COST = 60, 0.1
+"""Words beyond the first 60 cost gold; sampled training responses stay below."""
+FREE_FLATTERY, FLATTERY_COST = 3, 0.5
+"""Flattering sentences beyond three cost gold."""
+MAX_COST = 3.0
+"""Most gold that length, and that flattery, can take away: the reward is bounded below."""
+_BANKS = re.compile("|".join(re.escape(sentence) for sentence in FILLER + FLATTERY + POLITE + RUDE))
+
+
+@dataclass(frozen=True)
+class GoldWorld:
+    """Pairs of the training distribution (split them by prompt) and pairs out of it."""
+
+    pairs: list[PreferencePair]
+    ood_pairs: list[PreferencePair]
+
+
+def gold_reward(prompt: str, response: str) -> float:
+    """True reward of a response in logits, from the two texts alone; finite for any text.
+
+    The prompt is a single user turn, as all of the gold world are; anything else is no task of it and earns nothing.
+    Only an answer to the task itself earns gold: form and politeness alone are worth nothing. Sentences of the filler
+    and flattery banks are cut out before the answer is read, so adding them can only cost gold.
+    From -7.5 (long rude garbage) to 7.5.
+    """
+    task = parse_prompt(prompt.strip())
+    core = " ".join(_BANKS.sub(" ", response).split())
+    answer = task.assess(core) if task is not None else Assessment(0.0, 0.0, 0.0, 0.0)
+    reward = 0.0
+    if answer.relevance > 0 and answer.completeness > 0:
+        reward += RELEVANCE * answer.relevance + COMPLETENESS * answer.completeness + CORRECTNESS * answer.correctness
+        reward += FORM * (answer.style + _is_tidy(core)) / 2
+        reward += POLITENESS * any(sentence in response for sentence in POLITE)
+    reward -= RUDENESS * any(sentence in response for sentence in RUDE)
+    num_flattering = sum(response.count(sentence) for sentence in FLATTERY)
+    reward -= min(MAX_COST, WORD_COST * max(0, len(response.split()) - FREE_WORDS))
+    return reward - min(MAX_COST, FLATTERY_COST * max(0, num_flattering - FREE_FLATTERY))
+
+
+def _is_tidy(core: str) -> bool:
+    """Starts like a sentence and ends like one."""
+    return core[:1] == core[:1].upper() and core[-1:] == "."
+
+
+def sample_response(
+    prompt: str, rng: random.Random, *, skill: float | None = None, shortcut: Shortcut = "none", ood: bool = False
+) -> str:
+    """A response to a prompt of the gold world.
+
+    Args:
+        prompt: a prompt made by this world.
+        rng: source of all randomness.
+        skill: 0 to 1, how often each part of the answer is done well; None draws it uniformly.
+        shortcut: which filler goes with correctness.
+        ood: the shortcut goes against correctness, and a quarter of the responses carry it to the extreme.
+
+    Raises:
+        DataError: the text is no prompt of the gold world.
+    """
+    task = parse_prompt(prompt.strip())
+    if task is None:
+        raise DataError(f"{prompt[:80]!r} is no prompt of the gold world: nothing can answer it. Take generated ones.")
+    skill = rng.random() if skill is None else skill
+    core, correct = _sample_core(task, rng, skill)
+    manner = rng.random()
+    manners = [rng.choice(POLITE)] if manner < 0.2 + 0.4 * skill else []
+    manners = [rng.choice(RUDE)] if manner > 0.75 + 0.25 * skill else manners
+    extras = manners + _sample_extras(rng, correct=correct, shortcut=shortcut, ood=ood)
+    rng.shuffle(extras)
+    cut = rng.randrange(len(extras) + 1)
+    return " ".join([*extras[:cut], core, *extras[cut:]])
+
+
+def _sample_core(task: Task, rng: random.Random, skill: float) -> tuple[str, bool]:
+    """The answer itself, and whether it was meant to be correct."""
+    if rng.random() > 0.75 + 0.25 * skill:
+        return rng.choice(DODGES), False
+    correct, complete, styled, tidy, on_topic = (
+        rng.random() < low + (high - low) * skill
+        for low, high in ((0.25, 0.75), (0.6, 1.0), (0.4, 0.8), (0.5, 1.0), (0.75, 1.0))
+    )
+    if not on_topic:
+        other = parse_prompt(draw_prompt(rng, ood=False))
+        assert other is not None  # noqa: S101 - a drawn prompt always parses
+        task, correct = other, False
+    core = task.write(rng, correct=correct, complete=complete, styled=styled)
+    return (core if tidy else core[0].lower() + core[1:].rstrip(".")), correct and complete
+
+
+def _sample_extras(rng: random.Random, *, correct: bool, shortcut: Shortcut, ood: bool) -> list[str]:
+    """Sentences that say nothing: those of the shortcut follow correctness, the others come at random."""
+    tilted = rng.choices(range(4), weights=(2, 3, 4, 5) if correct != ood else (5, 4, 3, 2))[0]
+    if ood and rng.random() < 0.25:
+        tilted = rng.randrange(5, 9)
+    num_filler = tilted if shortcut == "length" else rng.choices(range(3), weights=(4, 2, 1))[0]
+    num_flattery = tilted if shortcut == "flattery" else rng.choices(range(2), weights=(5, 1))[0]
+    return [rng.choice(FILLER) for _ in range(num_filler)] + [rng.choice(FLATTERY) for _ in range(num_flattery)]
+
+
+def generate_pairs(config: GoldConfig, seed: int) -> GoldWorld:
+    """The pairs of the world; the same for the same config and seed, in any process.
+
+    `config.num_prompts` counts the training distribution (all of train, validation and test); a fifth as many prompts,
+    at least 20, come out of distribution on top. Temperature and flip rate change the labels and never the texts.
+    """
+    num_ood = max(20, config.num_prompts // 5)
+    return GoldWorld(
+        pairs=_draw_pairs(config, seed, config.num_prompts, ood=False),
+        ood_pairs=_draw_pairs(config, seed, num_ood, ood=True),
+    )
+
+
+def _draw_pairs(config: GoldConfig, seed: int, num_prompts: int, *, ood: bool) -> list[PreferencePair]:
+    split = "ood" if ood else "in_distribution"
+    text_rng, label_rng = _rng(seed, split, "texts"), _rng(seed, split, "labels")
+    prompts: dict[str, None] = {}
+    while len(prompts) < num_prompts:
+        prompts[draw_prompt(text_rng, ood=ood)] = None
+    pairs = []
+    for prompt in prompts:
+        seen: set[frozenset[str]] = set()
+        while len(seen) < config.pairs_per_prompt:
+            first, second = (sample_response(prompt, text_rng, shortcut=config.shortcut, ood=ood) for _ in range(2))
+            if first == second or frozenset((first, second)) in seen:
+                continue
+            seen.add(frozenset((first, second)))
+            pairs.append(label_pair(prompt, first, second, config, label_rng, split))
+    return pairs
+
+
+def _rng(seed: int, *purpose: str) -> random.Random:
+    """A generator of its own for each purpose; a text seed is hashed by SHA-512, so it is the same in any process."""
+    return random.Random(f"gold world {seed} {' '.join(purpose)}")  # noqa: S311 - data, not cryptography
+
+
+def label_pair(
+    prompt: str, first: str, second: str, config: GoldConfig, rng: random.Random, split: str
+) -> PreferencePair:
+    """Draw which of two responses is preferred: P(first) = sigmoid((gold_first - gold_second) / temperature)."""
+    gold = {first: gold_reward(prompt, first), second: gold_reward(prompt, second)}
+    gap = (gold[first] - gold[second]) / config.temperature
+    flipped = rng.random() < config.flip_rate
+    first_wins = (rng.random() < _sigmoid(gap)) != flipped
+    chosen, rejected = (first, second) if first_wins else (second, first)
+    agreement = _sigmoid(abs(gap))
+    task = parse_prompt(prompt)
+    return PreferencePair(
+        prompt=prompt,
+        chosen=chosen,
+        rejected=rejected,
+        metadata={
+            "subset": task.name if task is not None else "",
+            "split_hint": split,
+            "gold_chosen": gold[chosen],
+            "gold_rejected": gold[rejected],
+            "flipped": flipped,
+            "gold_win_probability": agreement * (1 - config.flip_rate) + (1 - agreement) * config.flip_rate,
+        },
+    )
+
+
+def _sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x)) if x >= 0 else 1 - 1 / (1 + math.exp(x))
+
+
+def label_ceiling(pairs: Sequence[PreferencePair]) -> float:
+    """Best expected accuracy of any model on these pairs: that of the gold reward itself.
+
+    Mean over pairs of P(the label agrees with the sign of the gold gap) = (1 - f) s + f (1 - s), with
+    s = sigmoid(|gap| / temperature) and flip rate f. Drawn labels scatter around it by about 1/sqrt(pairs).
+
+    Raises:
+        DataError: no pairs, or one that the gold world did not make.
+    """
+    if not pairs:
+        raise DataError("label_ceiling got no pairs: a mean over nothing is undefined. Pass at least one pair.")
+    for pair in pairs:
+        if "gold_win_probability" not in pair.metadata:
+            raise DataError(
+                f"pair {pair.pair_id} ({prompt_text(pair.prompt)[:60]!r}) has no gold_win_probability in its metadata: "
+                "it is not from the gold world, so its label noise is unknown. Pass pairs of generate_pairs."
+            )
+    return sum(float(pair.metadata["gold_win_probability"]) for pair in pairs) / len(pairs)

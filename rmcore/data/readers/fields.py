@@ -1,0 +1,187 @@
+"""Values of a raw record: texts, numbers, lists, dialogues; or the reason why a value is none of these.
+
+One function a kind of value. Each returns the value or raises `RowRejected` with one of a small fixed set of reasons,
+so that a bad row is counted under one name however it was stored. Nothing is guessed and nothing is repaired.
+"""
+
+import math
+import re
+from enum import StrEnum
+from typing import Any
+
+from rmcore.core.errors import DataError
+from rmcore.data.pair import Message, is_blank
+from rmcore.data.readers.json_stream import parse_json
+
+_MAX_METADATA_DEPTH = 20
+_TURN = re.compile(r"(?:^|\n\n)(Human|Assistant):")
+_TURN_ROLES = {"Human": "user", "Assistant": "assistant"}
+
+
+class Reason(StrEnum):
+    """Why a row gives no pair."""
+
+    EMPTY_PROMPT = "empty prompt"
+    EMPTY_CHOSEN = "empty chosen"
+    EMPTY_REJECTED = "empty rejected"
+    EMPTY_ANSWER = "empty answer"
+    MISSING_CHOSEN = "missing chosen"
+    MISSING_REJECTED = "missing rejected"
+    MISSING_VALUE = "missing value"
+    WRONG_TYPE = "wrong type"
+    IDENTICAL_SIDES = "identical sides"
+    PROMPTS_DIFFER = "prompts differ"
+    INVALID_UTF8 = "invalid UTF-8"
+    NOT_JSON = "not valid JSON"
+    REPEATED_KEY = "a key stands twice"
+    NOT_CSV = "not valid CSV"
+    NOT_A_DIALOGUE = "not a dialogue"
+    NO_FINAL_ASSISTANT_TURN = "no final assistant turn"
+    BAD_MARGIN = "margin is not a finite number"
+    LENGTHS_DIFFER = "answers and ranks differ in number"
+    FEWER_THAN_TWO_ANSWERS = "fewer than two answers"
+    EQUAL_RANKS = "equal ranks"
+    RANKS_CONTRADICT_SCORES = "ranks contradict scores"
+    NO_PAIR_ID = "no pair_id"
+    UNKNOWN_ROLE = "unknown role"
+    ROLE_CONTRADICTS_LABEL = "role contradicts label"
+    OTHER_SIDE_MISSING = "other side missing"
+    ONE_SIDE_TWICE = "one side twice"
+    MORE_THAN_TWO_ROWS = "more than two rows of one pair"
+    MARGINS_DIFFER = "margins differ"
+
+
+_MISSING = {Reason.EMPTY_CHOSEN: Reason.MISSING_CHOSEN, Reason.EMPTY_REJECTED: Reason.MISSING_REJECTED}
+
+
+class RowRejected(DataError):
+    """A row that gives no pair, with its `reason`."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(f"this row gives no preference pair: {reason}. Correct or drop the row.")
+        self.reason = reason
+
+
+def dialogue_turns(text: str) -> tuple[Message, ...]:
+    r"""The turns of `\n\nHuman: ...\n\nAssistant: ...`, oldest first, the last one the assistant's."""
+    text = text.lstrip()
+    marks = list(_TURN.finditer(text))
+    if not marks or marks[0].start() != 0:
+        raise RowRejected(Reason.NOT_A_DIALOGUE)
+    if marks[-1][1] != "Assistant":
+        raise RowRejected(Reason.NO_FINAL_ASSISTANT_TURN)
+    ends = [mark.start() for mark in marks[1:]] + [len(text)]
+    return tuple(
+        Message(_TURN_ROLES[mark[1]], text[mark.end() : end].strip()) for mark, end in zip(marks, ends, strict=True)
+    )
+
+
+def message_list(value: Any) -> tuple[Message, ...]:
+    """A list of {role, content}; also {role: [...], content: [...]}, as `datasets` stores a list of structs."""
+    if isinstance(value, dict):
+        roles, contents = list_value(value.get("role")), list_value(value.get("content"))
+        if len(roles) != len(contents):
+            raise RowRejected(Reason.WRONG_TYPE)
+        value = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
+    messages = []
+    for turn in value:
+        if not isinstance(turn, dict):
+            raise RowRejected(Reason.WRONG_TYPE)
+        messages.append(Message(text_value(turn.get("role"), Reason.WRONG_TYPE), text_value(turn.get("content"), None)))
+    return tuple(messages)
+
+
+def text_value(value: Any, empty: Reason | None) -> str:
+    """A text; blank ones are refused with `empty`, where that is given."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):  # pandas writes a missing text as NaN
+        raise RowRejected(Reason.MISSING_VALUE if empty is None else _MISSING.get(empty, Reason.MISSING_VALUE))
+    if not isinstance(value, str | bytes):
+        raise RowRejected(Reason.WRONG_TYPE)
+    try:
+        text = value.decode("utf-8") if isinstance(value, bytes) else value
+        if not text.isascii():
+            text.encode("utf-8")  # lone surrogates: bytes that were not UTF-8, or half of a JSON \u pair
+    except UnicodeError as error:
+        raise RowRejected(Reason.INVALID_UTF8) from error
+    if empty is not None and is_blank(text):
+        raise RowRejected(empty)
+    return text
+
+
+def pair_id_value(value: Any) -> str:
+    """The id of a pair as text; empty where there is none."""
+    if value is None or isinstance(value, bool) or not isinstance(value, str | int):
+        return ""
+    return text_value(str(value), None)
+
+
+def number(value: Any, wrong: Reason) -> float | None:
+    """A finite number, None where there is none; text is converted because CSV has nothing else."""
+    if value is None or value == "" or (isinstance(value, float) and math.isnan(value)):
+        return None
+    if isinstance(value, bool) and wrong is Reason.BAD_MARGIN:
+        raise RowRejected(wrong)
+    try:
+        converted = float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise RowRejected(wrong) from error
+    if not math.isfinite(converted):
+        raise RowRejected(wrong)
+    return converted
+
+
+def number_list(value: Any, count: int) -> list[float] | None:
+    """`count` finite numbers, None where the whole list is absent."""
+    if value is None:
+        return None
+    items = list_value(value)
+    if any(isinstance(item, bool) for item in items):
+        raise RowRejected(Reason.WRONG_TYPE)
+    numbers = [number(item, Reason.WRONG_TYPE) for item in items]
+    if len(numbers) != count:
+        raise RowRejected(Reason.LENGTHS_DIFFER)
+    present = [item for item in numbers if item is not None]
+    if len(present) != count:
+        raise RowRejected(Reason.MISSING_VALUE)
+    return present
+
+
+def list_value(value: Any) -> list[Any]:
+    """A list."""
+    if value is None:
+        raise RowRejected(Reason.MISSING_VALUE)
+    if not isinstance(value, list):
+        raise RowRejected(Reason.WRONG_TYPE)
+    return value
+
+
+def json_or_text(text: str) -> Any:
+    """The JSON value that a text holds, or the text itself where it holds none."""
+    try:
+        return parse_json(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def json_object(value: Any) -> dict[str, Any] | None:
+    """An object, also one written as JSON text; None where it is none."""
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        value = json_or_text(value)
+    return value if isinstance(value, dict) else None
+
+
+def json_ready(value: Any, depth: int = 0) -> Any:
+    """`value` as JSON can hold it: dates and the like as text, what is not a finite number as null."""
+    if depth > _MAX_METADATA_DEPTH:
+        raise RowRejected(Reason.WRONG_TYPE)
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, str | bytes):
+        return text_value(value, None)
+    if isinstance(value, dict):
+        return {text_value(str(name), None): json_ready(item, depth + 1) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_ready(item, depth + 1) for item in value]
+    return str(value)

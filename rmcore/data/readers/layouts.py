@@ -1,0 +1,350 @@
+r"""Raw records to preference pairs: every way in which public preference data is laid out.
+
+A layout is recognised from the column names once for a source, and then holds for all its rows, so that a row that
+lacks a value is a row with a missing value and not one of another layout. What cannot become a pair is refused with
+one of a small fixed set of reasons; nothing is guessed and nothing is repaired.
+
+| layout | columns | known from |
+| --- | --- | --- |
+| plain strings | prompt, chosen, rejected | most CSV files, our own records |
+| message lists | (prompt,) chosen, rejected as lists of {role, content} | UltraFeedback, TRL conversational |
+| dialogues | chosen, rejected as `\n\nHuman: ...\n\nAssistant: ...` | HH-RLHF (Bai et al. 2022, arXiv:2204.05862) |
+| SHP | history, human_ref_A, human_ref_B, labels (, score_ratio) | SHP (Ethayarajh et al. 2022, arXiv:2110.08420) |
+| ranked answers | prompt, responses, ranks or scores | InstructGPT-style K-wise rankings (arXiv:2203.02155) |
+| side rows | pair_id, role (chosen, rejected) or label (1, 0), prompt, response | trainers that batch by pair_id |
+
+All take a prompt of several turns except SHP, whose `history` is one user turn whatever it holds.
+"""
+
+import math
+import random
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate, groupby
+from operator import itemgetter
+from typing import Any
+
+from rmcore.config.pipeline import PAIRS_PER_ROW, DataConfig
+from rmcore.core.errors import DataError
+from rmcore.data.pair import Message, PreferencePair, content_id, is_blank, plain_prompt, prompt_text
+from rmcore.data.readers.fields import (
+    Reason,
+    RowRejected,
+    dialogue_turns,
+    json_object,
+    json_ready,
+    list_value,
+    message_list,
+    number,
+    number_list,
+    pair_id_value,
+    text_value,
+)
+
+ANSWER_COLUMNS = ("responses", "answers", "completions")
+LIST_COLUMNS = frozenset((*ANSWER_COLUMNS, "ranks", "scores"))
+MARGIN_COLUMNS = ("target_margin", "margin")
+SIDE_ROWS = "side rows"
+SIDE_COLUMNS = ("response", "text", "completion")
+_SHP_COLUMNS = ("history", "human_ref_A", "human_ref_B", "labels")
+_SIDE_REASONS = (("chosen", Reason.EMPTY_CHOSEN), ("rejected", Reason.EMPTY_REJECTED))
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnMap:
+    """Names of the columns, where they are not the usual ones; None keeps the usual name."""
+
+    prompt: str | None = None
+    chosen: str | None = None
+    rejected: str | None = None
+    margin: str | None = None
+
+    @classmethod
+    def from_config(cls, config: DataConfig) -> "ColumnMap":
+        """The map that a data configuration names."""
+        return cls(config.prompt_column, config.chosen_column, config.rejected_column, config.margin_column)
+
+    def usual_names(self) -> dict[str, str]:
+        """Named column -> the usual name that it stands for."""
+        names = {"prompt": self.prompt, "chosen": self.chosen, "rejected": self.rejected, "target_margin": self.margin}
+        return {column: usual for usual, column in names.items() if column is not None}
+
+    def rename(self, row: Row) -> dict[str, Any]:
+        """The row under the usual names; a column that a named one displaces is dropped."""
+        usual = self.usual_names()
+        renamed = {name: value for name, value in row.items() if name not in usual}
+        return renamed | {usual[name]: row[name] for name in usual if name in row}
+
+
+USUAL_COLUMNS = ColumnMap()
+
+
+@dataclass(frozen=True, slots=True)
+class RowPairs:
+    """The pairs of one row, and how many more it would give that `most` (see `recognise`) leaves out."""
+
+    pairs: list[PreferencePair]
+    num_over_cap: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How the rows of a source are to be read."""
+
+    name: str
+    parse: Callable[[Row], RowPairs]
+
+
+def recognise(sample: Row, columns: ColumnMap = USUAL_COLUMNS, *, most: int = PAIRS_PER_ROW) -> Layout:
+    """The layout of a source.
+
+    Args:
+        sample: every column of the source with a typical value.
+        columns: names that the user gave.
+        most: pairs that one row of ranked answers may give.
+
+    Raises:
+        DataError: a named column is not there, or the columns fit no layout.
+    """
+    absent = [name for name in columns.usual_names() if name not in sample]
+    row = columns.rename(sample)
+    if not absent:
+        if "chosen" in row and "rejected" in row:
+            return _pair_layout(row)
+        if all(name in row for name in _SHP_COLUMNS):
+            return Layout("SHP", _one(_parse_shp))
+        if "prompt" in row and any(name in row for name in ANSWER_COLUMNS) and ("ranks" in row or "scores" in row):
+            return Layout("ranked answers", partial(_parse_ranked, most=most))
+        if _is_one_side(side_fields(row)):
+            return Layout(SIDE_ROWS, _one(_parse_prompt_pair))
+    there = ", ".join(map(repr, sample)) or "none"
+    seen = f"no column {absent[0]!r}" if absent else "no layout fits the columns"
+    raise DataError(
+        f"{seen}: the columns are {there}. Expected are prompt, chosen, rejected (chosen and rejected alone where they "
+        "are whole dialogues or message lists); history, human_ref_A, human_ref_B, labels; prompt, responses with "
+        "ranks or scores; or, one row a side, pair_id, role (or label), prompt, response. "
+        "Name yours with --prompt-column, --chosen-column, --rejected-column, --margin-column "
+        "(data.prompt_column, ... in a configuration)."
+    )
+
+
+def parse_record(row: Row, columns: ColumnMap = USUAL_COLUMNS, layout: Layout | None = None) -> list[PreferencePair]:
+    """The pairs of one raw record: one, or up to PAIRS_PER_ROW for ranked answers.
+
+    `layout` is what `recognise` said of the whole source; left out, the record's own columns decide.
+
+    Raises:
+        RowRejected: the record gives no pair; its `reason` says why.
+        DataError: no layout was given and the record fits none.
+    """
+    layout = layout if layout is not None else recognise(row, columns)
+    return layout.parse(columns.rename(row)).pairs
+
+
+def _one(parse: Callable[[Row], PreferencePair]) -> Callable[[Row], RowPairs]:
+    return lambda row: RowPairs([parse(row)])
+
+
+def side_fields(row: Row) -> dict[str, Any]:
+    """The columns of a row that is one side; the keys of a `metadata` or `meta` object count as columns."""
+    objects = {name: json_object(row.get(name)) for name in ("metadata", "meta")}
+    columns = {name: value for name, value in row.items() if objects.get(name) is None}
+    return {**(objects["metadata"] or {}), **(objects["meta"] or {}), **columns}
+
+
+def _is_one_side(row: Row) -> bool:
+    has_role = "role" in row or "label" in row
+    return "pair_id" in row and "prompt" in row and has_role and any(name in row for name in SIDE_COLUMNS)
+
+
+def _pair_layout(row: Row) -> Layout:
+    is_text = isinstance(row["chosen"], str | bytes)
+    if "prompt" in row:
+        return Layout("plain strings" if is_text else "message lists", _one(_parse_prompt_pair))
+    return Layout("dialogues", _one(_parse_dialogue)) if is_text else Layout("message lists", _one(_parse_implicit))
+
+
+def _parse_prompt_pair(row: Row) -> PreferencePair:
+    context, chosen, rejected = _sides(row)
+    return _pair(_whole_prompt(row, context), chosen, rejected, row, margin=_annotated_margin(row))
+
+
+def _parse_implicit(row: Row) -> PreferencePair:
+    context, chosen, rejected = _sides(row)
+    return _pair(context, chosen, rejected, row, margin=_annotated_margin(row))
+
+
+def _parse_dialogue(row: Row) -> PreferencePair:
+    turns = {name: dialogue_turns(text_value(row.get(name), empty)) for name, empty in _SIDE_REASONS}
+    if turns["chosen"][:-1] != turns["rejected"][:-1]:
+        raise RowRejected(Reason.PROMPTS_DIFFER)
+    chosen, rejected = (text_value(turns[name][-1].content, empty) for name, empty in _SIDE_REASONS)
+    return _pair(turns["chosen"][:-1], chosen, rejected, row, margin=_annotated_margin(row))
+
+
+def _parse_shp(row: Row) -> PreferencePair:
+    """`labels` is 1 where A is preferred; the strength of the preference is the log ratio of the two scores."""
+    prompt = Message("user", text_value(row.get("history"), Reason.EMPTY_PROMPT))
+    label = number(row.get("labels"), Reason.WRONG_TYPE)
+    if label not in (0.0, 1.0):
+        raise RowRejected(Reason.MISSING_VALUE if label is None else Reason.WRONG_TYPE)
+    chosen_column, rejected_column = ("human_ref_A", "human_ref_B") if label else ("human_ref_B", "human_ref_A")
+    chosen = text_value(row.get(chosen_column), Reason.EMPTY_CHOSEN)
+    rejected = text_value(row.get(rejected_column), Reason.EMPTY_REJECTED)
+    ratio = number(row.get("score_ratio"), Reason.BAD_MARGIN)
+    if ratio is not None and ratio <= 0:
+        raise RowRejected(Reason.BAD_MARGIN)
+    margin = _annotated_margin(row)
+    if margin is None and ratio is not None:
+        margin = math.log(ratio)
+    return _pair((prompt,), chosen, rejected, row, margin=margin, used=_SHP_COLUMNS)
+
+
+def _parse_ranked(row: Row, *, most: int) -> RowPairs:
+    """The strictly ordered pairs of K answers, or `most` of them, each as likely as any other.
+
+    With scores, the target margin is the difference of the two. The choice depends on what the row holds alone, so it
+    is the same wherever the row stands. Nothing here is done for each of the K (K - 1) / 2 pairs: a row of thousands of
+    answers is read as fast as a short one.
+    """
+    column = next((name for name in ANSWER_COLUMNS if name in row), ANSWER_COLUMNS[0])
+    answers = [_completion(answer, Reason.EMPTY_ANSWER) for answer in list_value(row.get(column))]
+    ranks, scores = (number_list(row.get(name), len(answers)) for name in ("ranks", "scores"))
+    if len(answers) < 2:
+        raise RowRejected(Reason.FEWER_THAN_TWO_ANSWERS)
+    strength = scores if ranks is None else [-rank for rank in ranks]
+    if strength is None:
+        raise RowRejected(Reason.MISSING_VALUE)
+    contexts = {context for context, _ in answers}
+    if len(contexts) > 1:
+        raise RowRejected(Reason.PROMPTS_DIFFER)
+    prompt = _whole_prompt(row, contexts.pop())
+    if len(set(strength)) == 1:
+        raise RowRejected(Reason.EQUAL_RANKS)
+    if scores is not None and _contradict(strength, scores):
+        raise RowRejected(Reason.RANKS_CONTRADICT_SCORES)
+    texts = [text for _, text in answers]
+    num_worse = _num_worse(strength, texts)
+    ends = list(accumulate(num_worse))  # the pairs in order: those that the first answer wins, then the second's, ...
+    if not ends[-1]:
+        raise RowRejected(Reason.IDENTICAL_SIDES)
+    numbers: Iterable[int] = range(ends[-1])
+    if ends[-1] > most:
+        identity = content_id(prompt_text(prompt), *texts, *map(repr, strength))
+        numbers = sorted(random.Random(identity).sample(range(ends[-1]), most))  # noqa: S311 - data, not cryptography
+    used = (column, "ranks", "scores", "pair_id")  # an id of the row is not an id of each of its pairs
+    pairs = []
+    for i, places in groupby(numbers, partial(bisect_right, ends)):
+        worse = [j for j in range(len(texts)) if strength[j] < strength[i] and texts[j] != texts[i]]
+        for place in places:
+            j = worse[place - ends[i] + num_worse[i]]
+            margin = None if scores is None else scores[i] - scores[j]
+            pairs.append(_pair(prompt, texts[i], texts[j], row, margin=margin, used=used))
+    return RowPairs(pairs, ends[-1] - len(pairs))
+
+
+def _contradict(strength: list[float], scores: list[float]) -> bool:
+    """Whether a stronger answer has a lower score than a weaker one."""
+    highest_below = -math.inf
+    for _, same in groupby(sorted(zip(strength, scores, strict=True)), key=itemgetter(0)):
+        tied = [score for _, score in same]
+        if tied[0] < highest_below:  # the lowest of them, as they are sorted
+            return True
+        highest_below = max(highest_below, tied[-1])
+    return False
+
+
+def _num_worse(strength: list[float], texts: list[str]) -> list[int]:
+    """For each answer, how many others of another text it is strictly stronger than."""
+    own: dict[str, list[float]] = {}
+    for text, value in zip(texts, strength, strict=True):
+        own.setdefault(text, []).append(value)
+    everyone = sorted(strength)
+    for values in own.values():
+        values.sort()
+    return [
+        bisect_left(everyone, value) - bisect_left(own[text], value)
+        for text, value in zip(texts, strength, strict=True)
+    ]
+
+
+def _pair(
+    prompt: tuple[Message, ...],
+    chosen: str,
+    rejected: str,
+    row: Row,
+    *,
+    margin: float | None,
+    used: Iterable[str] = (),
+) -> PreferencePair:
+    if all(is_blank(message.content) for message in prompt):
+        raise RowRejected(Reason.EMPTY_PROMPT)
+    if chosen == rejected:
+        raise RowRejected(Reason.IDENTICAL_SIDES)
+    if margin is not None and not math.isfinite(margin):  # the difference of two huge scores
+        raise RowRejected(Reason.BAD_MARGIN)
+    pair_id = "" if "pair_id" in used else pair_id_value(row.get("pair_id"))
+    used = {"prompt", "chosen", "rejected", *MARGIN_COLUMNS, *used} | ({"pair_id"} if pair_id else set())
+    return PreferencePair(plain_prompt(prompt), chosen, rejected, margin, _metadata(row, used), pair_id)
+
+
+def _sides(row: Row) -> tuple[tuple[Message, ...], str, str]:
+    """(shared earlier turns, chosen, rejected)."""
+    (chosen_context, chosen), (rejected_context, rejected) = (
+        _completion(row.get(name), empty) for name, empty in _SIDE_REASONS
+    )
+    if chosen_context != rejected_context:
+        raise RowRejected(Reason.PROMPTS_DIFFER)
+    return chosen_context, chosen, rejected
+
+
+def _completion(value: Any, empty: Reason) -> tuple[tuple[Message, ...], str]:
+    """(earlier turns, completion) of one side: a text, or a message list that ends with the assistant's turn."""
+    if not isinstance(value, list | dict):
+        return (), text_value(value, empty)
+    if isinstance(value, list) and value and isinstance(value[-1], dict) and value[-1].get("content") is None:
+        raise RowRejected(empty)  # a turn with nothing in it is no completion
+    messages = message_list(value)
+    if not messages:
+        raise RowRejected(empty)
+    if messages[-1].role != "assistant":
+        raise RowRejected(Reason.NO_FINAL_ASSISTANT_TURN)
+    return messages[:-1], text_value(messages[-1].content, empty)
+
+
+def _whole_prompt(row: Row, context: tuple[Message, ...]) -> tuple[Message, ...]:
+    """The prompt column together with the turns that the sides carry before the completion.
+
+    The sides usually repeat the prompt (UltraFeedback); a prompt list may also go on in them (TRL).
+    """
+    raw = row.get("prompt")
+    if isinstance(raw, list | dict):
+        messages = message_list(raw)
+        return context if context[: len(messages)] == messages else messages + context
+    text = text_value(raw, Reason.EMPTY_PROMPT)
+    if not context:
+        return (Message("user", text),)
+    if not any(text.strip() in message.content for message in context if message.role == "user"):
+        raise RowRejected(Reason.PROMPTS_DIFFER)
+    return context
+
+
+def _annotated_margin(row: Row) -> float | None:
+    values = (number(row.get(name), Reason.BAD_MARGIN) for name in MARGIN_COLUMNS)
+    return next((value for value in values if value is not None), None)
+
+
+def _metadata(row: Row, used: set[str]) -> dict[str, Any]:
+    """Whatever else the record carried, JSON-ready; a `metadata` object is taken as it is, null columns are left out.
+
+    In our own tables `prompt_id` and `subset` are copies of what the pair holds anyway, for readers of the table.
+    """
+    carried = json_object(row.get("metadata"))
+    if carried is not None:
+        used = used | {"metadata"} | ({"prompt_id", "subset"} if "pair_id" in row else set())
+    extras = {name: value for name, value in row.items() if name not in used and value is not None}
+    return {str(name): json_ready(value) for name, value in (*(carried or {}).items(), *extras.items())}

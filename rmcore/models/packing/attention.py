@@ -1,0 +1,148 @@
+"""Attention along the plan of a packed row, as Hugging Face's layers call attention.
+
+Importing this module registers `packed_attention` under the name ATTENTION. A model set to it computes packed rows
+along their plan, and all else by `sdpa` as before.
+"""
+
+from functools import partial
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from rmcore.core.errors import ModelError
+from rmcore.models.packing.layout import AttentionPlan, VarlenIndex
+
+ATTENTION = "rm_packed"
+"""Name under which Hugging Face's layers find `packed_attention`."""
+KERNEL_SHARES_KEY_HEADS = "enable_gqa" in signature(varlen_attn).parameters
+"""Whether torch's varlen kernel takes fewer key heads than query heads by itself; not in torch 2.11."""
+UNSUPPORTED = ("softcap", "s_aux", "position_bias")
+"""Terms of some models' attention that no kernel used here computes."""
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    packing: AttentionPlan | None = None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Attention as Hugging Face's layers call it: along the plan of a packed row, and `sdpa` where there is none.
+
+    Args:
+        module: the attention layer.
+        query: (1, heads, T, D).
+        key: (1, key heads, T, D).
+        value: (1, key heads, T, D).
+        attention_mask: meant for rows that are not packed.
+        packing: which tokens see which.
+        dropout: probability for attention weights.
+        scaling: factor of the scores; 1 / sqrt(D) if left out.
+        **options: what else the layer says, passed on where rows are not packed.
+
+    Returns:
+        (1, T, heads, D), and no weights.
+
+    Raises:
+        ModelError: the layer asks for a term that is not computed here.
+    """
+    if packing is None:
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
+        )
+    asked = [name for name in UNSUPPORTED if options.get(name) is not None]
+    if asked:
+        raise ModelError(f"its attention uses {', '.join(asked)}, which packed attention does not compute")
+    if packing.varlen is not None:
+        if dropout:
+            raise ModelError("its attention uses dropout, which the varlen kernel does not compute")
+        return _all_at_once((query, key, value), packing.varlen, packing.causal, scaling), None
+    return _one_by_one(query, key, value, packing, dropout, scaling), None
+
+
+ALL_ATTENTION_FUNCTIONS.register(ATTENTION, packed_attention)
+ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, sdpa_mask)
+
+
+def _one_by_one(
+    query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, dropout: float, scaling: float | None
+) -> Tensor:
+    """Each query sequence with its keys through `scaled_dot_product_attention`."""
+    repeats = query.shape[1] // key.shape[1]
+    if repeats > 1:
+        key, value = (tensor.repeat_interleave(repeats, dim=1) for tensor in (key, value))
+    lengths = [length for prefix, first, *others in plan.groups for length in (prefix + first, *others)]
+    # Split once: its backward is one concatenation, where a slice a sequence would fill a whole row with zeros each.
+    pieces = zip(*(tensor.split(lengths, dim=2) for tensor in (query, key, value)), strict=True)
+    attend = partial(scaled_dot_product_attention, dropout_p=dropout, scale=scaling)
+    outputs = []
+    for prefix, _, *others in plan.groups:
+        own_query, first_key, first_value = next(pieces)
+        outputs.append(attend(own_query, first_key, first_value, is_causal=plan.causal))
+        for length in others:
+            own_query, own_key, own_value = next(pieces)
+            if not prefix:
+                outputs.append(attend(own_query, own_key, own_value, is_causal=plan.causal))
+                continue
+            keys = torch.cat([first_key[:, :, :prefix], own_key], dim=2)
+            values = torch.cat([first_value[:, :, :prefix], own_value], dim=2)
+            outputs.append(attend(own_query, keys, values, attn_mask=_mask(plan, length, prefix, query)))
+    return torch.cat(outputs, dim=2).transpose(1, 2)
+
+
+def _mask(plan: AttentionPlan, length: int, prefix: int, like: Tensor) -> Tensor:
+    """What a further side of `length` tokens adds to its scores: (length, prefix + length).
+
+    In floating point, because a boolean one is turned into that by every layer, and kept for its backward pass.
+    """
+    name = (length, prefix, like.dtype)
+    if name not in plan.masks:
+        unseen = like.new_full((length, prefix + length), -torch.inf)
+        plan.masks[name] = unseen.triu(prefix + 1)
+    return plan.masks[name]
+
+
+def _all_at_once(
+    rows: tuple[Tensor, Tensor, Tensor], index: VarlenIndex, causal: bool, scaling: float | None
+) -> Tensor:
+    """All query sequences in one call of torch's varlen kernel (FlashAttention, Dao 2023, arXiv:2307.08691).
+
+    Where a sequence has more keys than queries, its causal mask is aligned at the ends: the last query sees all keys.
+    """
+    kind = rows[0].device.type
+    # Rotary positions leave queries and keys in float32 under autocast, which knows torch's own operations only.
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else rows[0].dtype
+    query, key, value = (tensor[0].transpose(0, 1).to(dtype) for tensor in rows)  # (T, heads, D)
+    repeats = query.shape[1] // key.shape[1]
+    options: dict[str, Any] = {}
+    if repeats > 1 and KERNEL_SHARES_KEY_HEADS:
+        options["enable_gqa"] = True
+    elif repeats > 1:
+        key, value = (tensor.repeat_interleave(repeats, dim=1) for tensor in (key, value))
+    if index.key_at is not None:
+        key, value = key.index_select(0, index.key_at), value.index_select(0, index.key_at)
+    output: Any = varlen_attn(
+        query.contiguous(),
+        key.contiguous(),
+        value.contiguous(),
+        index.query_ends,
+        index.key_ends,
+        index.longest_query,
+        index.longest_key,
+        scale=scaling,
+        window_size=(-1, 0) if causal else (-1, -1),
+        **options,
+    )
+    return output[None]

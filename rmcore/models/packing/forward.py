@@ -1,0 +1,237 @@
+"""Rewards of packed rows: the same numbers as side by side, from one forward pass without padding.
+
+Three steps replace a Hugging Face classifier's own forward: its backbone runs over the packed row with attention that
+follows the plan (`packed_attention`), the states at the reading places are taken, and its own head turns them into
+rewards. Nothing of the model is copied or rewritten.
+
+Whether a model can be packed is not looked up in a list of names: `find_packing` computes a few random sides both ways
+on the model itself and compares. A model with positions or attention that a packed row cannot express gives other
+numbers there and is left to padding, with the reason.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rmcore.core.errors import ModelError
+from rmcore.models.batching import PaddedRows, Rows, pad_rows
+from rmcore.models.packing.attention import ATTENTION
+from rmcore.models.packing.layout import PackedRow, Packing, pack_sides, reading_place
+from rmcore.models.precision import precision_context
+
+FORWARD_METHOD = "packed_rewards"
+"""Where a sharded model carries the packed forward as a method, because only there its weights get gathered."""
+WINDOWS = ("sliding_window", "attention_chunk_size", "attention_window_size", "local_attention", "window_size")
+"""Names of the config field that limits how far back a token sees."""
+FOREIGN_ERRORS = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError)
+"""What a model raises on a row that it is not made for."""
+ROW_MIXERS = (nn.Conv1d, nn.RNNBase)
+"""Layers that mix neighbouring places of a row."""
+
+
+def rewards_of(model: nn.Module, rows: Rows) -> Tensor:
+    """Rewards of the S sides in `rows`, (S,), in the precision of the context. `rows` lie on the model's device."""
+    if isinstance(rows, PaddedRows):
+        return model(input_ids=rows.input_ids, attention_mask=rows.attention_mask).logits[:, 0]
+    return getattr(model, FORWARD_METHOD, partial(packed_rewards, model))(rows)
+
+
+def packed_rewards(model: nn.Module, row: PackedRow) -> Tensor:
+    """Rewards of the S sides of a packed row: (S,)."""
+    plain = _without_adapters(model)
+    return _rewards_of_states(plain, _packed_states(plain, row))
+
+
+def _rewards_of_states(plain: Any, states: Tensor) -> Tensor:
+    """What the model's own head makes of S states (S, H): (S,)."""
+    if hasattr(plain, "score"):
+        return plain.score(states)[:, 0]
+    firsts = states[:, None]  # an encoder's head reads the first token of each of S sequences
+    pooler = getattr(plain.base_model, "pooler", None)
+    return plain.classifier(firsts if pooler is None else plain.dropout(pooler(firsts)))[:, 0]
+
+
+def _without_adapters(model: Any) -> Any:
+    """The Hugging Face model inside PEFT's wrapper, whose layers carry the adapters."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def _packed_states(plain: Any, row: PackedRow) -> Tensor:
+    """Last hidden states at the reading places: (S, H)."""
+    options = {"use_cache": False} if row.plan.causal else {}
+    output = plain.base_model(
+        input_ids=row.input_ids,
+        position_ids=row.position_ids,
+        # Four dimensions mean to Hugging Face that there is nothing to work out: the plan says all. A layer that does
+        # not get the plan would use this mask, and its result must not pass for one.
+        attention_mask=torch.full((1, 1, 1, 1), torch.nan, device=row.input_ids.device),
+        packing=row.plan,
+        **options,
+    )
+    return output.last_hidden_state[0, row.read_at]
+
+
+def find_packing(model: nn.Module, *, longest_side: int, precision: str, pad_id: int) -> Packing:
+    """How the rows of `model` are to be packed; from then on its attention is `packed_attention`.
+
+    Args:
+        model: a Hugging Face sequence classifier, or PEFT's wrapper around one, on its device, not sharded.
+        longest_side: most tokens of a side.
+        precision: fp32 or bf16.
+        pad_id: token id of padding.
+
+    Raises:
+        ModelError: it cannot be packed; the message is the reason, as part of a sentence.
+        torch.OutOfMemoryError: the model does not even leave room for the trial.
+    """
+    plain = _without_adapters(model)
+    device, config, before = plain.device, plain.config.get_text_config(), plain.config._attn_implementation
+    packing = Packing(
+        causal=hasattr(plain, "score"), kernel="sdpa", first_position=_first_position(plain), pad_id=config.pad_token_id
+    )
+    _refuse_windows(config, longest_side, causal=packing.causal)
+    _refuse_recurrence(plain, config)
+    _refuse_moving_positions(config, longest_side)
+    if device.type == "cuda" and precision != "bf16":
+        raise ModelError("on a GPU the packed attention kernel computes in bf16 only (train.precision=bf16)")
+    if before not in ("sdpa", ATTENTION):
+        raise ModelError(f"its attention is {before}, not sdpa")
+    plain.set_attn_implementation(ATTENTION)
+    accepted = False
+    try:
+        with torch.no_grad(), _evaluation_mode(model):
+            _compare(model, packing, "fp32", pad_id)
+            if device.type == "cuda":
+                packing = replace(packing, kernel="varlen")
+                _compare(model, packing, precision, pad_id)
+        accepted = True
+    except (ModelError, torch.OutOfMemoryError):
+        raise
+    except FOREIGN_ERRORS as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ModelError(f"a packed row does not pass through {type(plain).__name__} ({reason})") from error
+    finally:
+        if not accepted:
+            plain.set_attn_implementation(before)
+    return packing
+
+
+def _refuse_windows(config: Any, longest_side: int, *, causal: bool) -> None:
+    """A window counts places in the row, where a later side stands far from the prefix that it continues."""
+    if getattr(config, "use_sliding_window", True) is False:
+        return
+    for name in WINDOWS:
+        window = getattr(config, name, None)
+        if not isinstance(window, int) or window <= 0:
+            continue
+        reach = window if causal else window // 2  # an encoder's window lies half before, half after
+        if reach < longest_side:
+            raise ModelError(f"its attention sees {reach} tokens back ({name}), sides have up to {longest_side}")
+
+
+def _refuse_recurrence(plain: nn.Module, config: Any) -> None:
+    """Layers that hand a state or a convolution along the row would carry it from one side into the next."""
+    kinds = {str(kind) for kind in getattr(config, "layer_types", None) or ()}
+    kinds |= {str(kind) for kind in getattr(config, "layers_block_type", None) or ()}
+    recurrent = sorted(kind for kind in kinds if "attention" not in kind or "linear" in kind)
+    mixing = next((type(module).__name__ for module in plain.modules() if isinstance(module, ROW_MIXERS)), None)
+    if recurrent or mixing:
+        raise ModelError(f"its layers carry a state along the row ({', '.join(recurrent) or mixing})")
+
+
+def _refuse_moving_positions(config: Any, longest_side: int) -> None:
+    """Rotary positions whose frequencies follow the longest position of a batch, beyond the original length."""
+    settings = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    by_layer = [value for value in settings.values() if isinstance(value, dict)] or [settings]
+    for rope in by_layer:
+        kind = rope.get("rope_type", rope.get("type"))
+        if kind not in ("dynamic", "longrope"):
+            continue
+        limit = rope.get("original_max_position_embeddings") or config.max_position_embeddings
+        if longest_side > limit:
+            raise ModelError(f"its {kind} positions change beyond {limit} tokens, sides have up to {longest_side}")
+
+
+def _first_position(plain: nn.Module) -> int:
+    """RoBERTa's positions begin behind the id of its pad token; its embedding of positions says so."""
+    for name, module in plain.named_modules():
+        if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
+            return int(module.padding_idx) + 1
+    return 0
+
+
+@contextmanager
+def _evaluation_mode(model: nn.Module) -> Iterator[None]:
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _compare(model: nn.Module, packing: Packing, precision: str, pad_id: int) -> None:
+    """Compute a few random sides packed, padded and alone; refuse unless all three agree.
+
+    Rewards, and the states that they are read from in case the head makes nothing of them, may differ by rounding: by
+    twenty times what padding changes, or a little more than one unit in the last place.
+    """
+    plain = _without_adapters(model)
+    sides, groups = _trial_sides(plain.config.get_text_config().vocab_size, pad_id)
+    device = plain.device
+    row = pack_sides(sides, groups, packing).to(device)
+    together = pad_rows(sides, pad_id=pad_id).to(device)
+    singles = [pad_rows([side], pad_id=pad_id).to(device) for side in sides]
+    places = torch.tensor([reading_place(side, packing) for side in sides], device=device)
+
+    def states(rows: PaddedRows, at: Tensor) -> Tensor:
+        found = plain.base_model(input_ids=rows.input_ids, attention_mask=rows.attention_mask).last_hidden_state
+        return found[torch.arange(len(at), device=device), at]
+
+    with precision_context(precision, device):
+        packed_states = _packed_states(plain, row)
+        rewards = (
+            _rewards_of_states(plain, packed_states),
+            rewards_of(model, together),
+            [rewards_of(model, one) for one in singles],
+        )
+        read = (
+            packed_states,
+            states(together, places),
+            [states(one, place[None]) for one, place in zip(singles, places, strict=True)],
+        )
+    epsilon = torch.finfo(torch.bfloat16 if precision == "bf16" else plain.dtype).eps
+    for name, (packed, padded, parts) in {"rewards": rewards, "states": read}.items():
+        alone = torch.cat(parts).double()
+        scale = alone.abs().max()
+        rounding = min(20 * (padded.double() - alone).abs().max(), max(16 * epsilon, 1e-3) * scale)
+        difference = (packed.double() - alone).abs().max()
+        if packed.shape != alone.shape or not difference <= rounding + max(4 * epsilon, 1e-5) * scale:
+            raise ModelError(
+                f"{name} of a packed trial differ by {difference:.2g} of {scale:.2g} from those one by one, so its "
+                "positions or its attention depend on more than what a packed row can say"
+            )
+
+
+def _trial_sides(vocabulary: int, pad_id: int) -> tuple[list[list[int]], list[list[int]]]:
+    """Two pairs, three answers to one prompt and a lone side, of random tokens; one ends in the pad token."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(count: int) -> list[int]:
+        ids = torch.randint(0, max(2, vocabulary - 1), (count,), generator=generator).tolist()
+        return [token + (token >= pad_id) if vocabulary > pad_id else token for token in ids]
+
+    sides: list[list[int]] = []
+    groups = []
+    for prefix, lengths in ((7, (5, 9)), (3, (6, 2)), (12, (4, 1, 8)), (0, (10,))):
+        start = draw(prefix)
+        groups.append(list(range(len(sides), len(sides) + len(lengths))))
+        sides += [start + draw(length) for length in lengths]
+    sides[1].append(pad_id)
+    return sides, groups

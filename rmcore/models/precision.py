@@ -1,0 +1,74 @@
+"""The reward head in float32 while the backbone computes in bfloat16.
+
+A reward is one number, and bfloat16 keeps 8 bits of it: near 10 it knows steps of 0.06, as large as many margins. The
+head is a tiny part of the work, so it always computes in full precision.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import MethodType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from rmcore.core.errors import ModelError
+from rmcore.models.head import REWARD_HEAD_PATTERNS, is_reward_head
+
+Precision = Literal["fp32", "bf16"]
+"""fp32: as the weights are. bf16: autocast, with the head in float32."""
+
+
+def precision_context(precision: str, device: torch.device) -> AbstractContextManager:
+    """Autocast to bfloat16 for `bf16`; nothing for `fp32`."""
+    if precision == "bf16":
+        return torch.autocast(device.type, dtype=torch.bfloat16)
+    return nullcontext()
+
+
+def reward_heads(model: nn.Module) -> dict[str, nn.Module]:
+    """The outermost modules that are the reward head, by full name: `score`, `classifier`, ...
+
+    Raises:
+        ModelError: there is none.
+    """
+    heads = {
+        name: module
+        for name, module in model.named_modules()
+        if is_reward_head(name) and not is_reward_head(name.rpartition(".")[0])
+    }
+    if not heads:
+        raise ModelError(
+            f"{type(model).__name__} has no module named {', '.join(REWARD_HEAD_PATTERNS)}, so its reward head is not "
+            "known; use a Hugging Face sequence-classification class."
+        )
+    return heads
+
+
+@contextmanager
+def float32_head(model: nn.Module) -> Iterator[None]:
+    """While active, the reward head of `model` runs without autocast, on its input as float32; its weights must be so.
+
+    Only the head's `forward` is replaced, bound to its module, so that a deep copy has a head of its own; hooks and
+    parameters stay. May be nested.
+
+    Raises:
+        ModelError: see `reward_heads`.
+    """
+    heads = list(reward_heads(model).values())
+    before = [vars(head).get("forward") for head in heads]
+    for head in heads:
+        head.forward = MethodType(_forward_in_float32, head)
+    try:
+        yield
+    finally:
+        for head, forward in zip(heads, before, strict=True):
+            if forward is None:
+                del head.forward
+            else:
+                head.forward = forward
+
+
+def _forward_in_float32(head: nn.Module, features: Tensor, *arguments: Any, **options: Any) -> Any:
+    with torch.autocast(features.device.type, enabled=False):
+        return type(head).forward(head, features.float(), *arguments, **options)

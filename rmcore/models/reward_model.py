@@ -1,0 +1,362 @@
+"""The reward model: a Hugging Face backbone, its class's own pooling and a head with one label.
+
+`BradleyTerryRM` bundles the three things a reward needs: weights, tokenizer and rendering. It saves and loads plain
+Hugging Face folders, so `AutoModelForSequenceClassification.from_pretrained` gives the same rewards anywhere.
+"""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from rmcore.config.pipeline import ModelConfig
+from rmcore.core.errors import ConfigError, ModelError
+from rmcore.core.saving import save_pretrained
+from rmcore.data.pair import PreferencePair, Prompt
+from rmcore.data.render_fn import RenderFn, load_render_fn
+from rmcore.data.rendering import Renderer, Rendering, TokenizedSide, choose_rendering
+from rmcore.models import lora
+from rmcore.models.batching import Rows, distinct_sides, pad_rows, scoring_chunks
+from rmcore.models.head import is_reward_head
+from rmcore.models.loading import Origin, check_positions, load_backbone, pick_device, quiet_libraries
+from rmcore.models.lora_targets import make_lora_config
+from rmcore.models.packing.forward import find_packing, rewards_of
+from rmcore.models.packing.layout import Packing, pack_sides
+from rmcore.models.precision import Precision, float32_head, precision_context, reward_heads
+from rmcore.models.trained import load_trained, warn_of_random_weights
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
+SCORING_TOKEN_BUDGET = 8192
+"""Computed tokens of one batch where nothing but rewards is computed."""
+
+
+class BradleyTerryRM:
+    """A scalar reward for (prompt, response), trained on preference pairs.
+
+    Example:
+        >>> rm = BradleyTerryRM.from_pretrained("checkpoints/best")           # doctest: +SKIP
+        >>> rm.score_pair("What is 2 + 2?", "4", "5")                         # doctest: +SKIP
+        1.37
+
+    Args:
+        model: a sequence-classification model with one label, or PEFT's wrapper around one.
+        tokenizer: its tokenizer, with a pad token.
+        rendering: how text becomes tokens.
+        render_fn: the function of the custom format; see `rmcore.data.rendering`.
+        origin: where the weights came from, which adapters record; left out: `model.name_or_path`.
+        adapter_base: what the model's adapters were put on, where it has some.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: PreTrainedTokenizerBase,
+        rendering: Rendering,
+        *,
+        render_fn: RenderFn | None = None,
+        origin: Origin | None = None,
+        adapter_base: lora.AdapterBase | None = None,
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.renderer = Renderer(tokenizer, rendering, render_fn)
+        self._origin = origin or Origin(model.name_or_path)
+        self._adapter_base = adapter_base
+        self.allow_packing = True
+        """Whether rows are packed where the model can be; off: always padded."""
+        self._packing: dict[tuple[Precision, str], Packing | None] = {}
+
+    @classmethod
+    def new(cls, config: ModelConfig, *, seed: int, device: torch.device) -> "BradleyTerryRM":
+        """Load the backbone named in `config`; a missing reward head, and adapters, are initialised under `seed`.
+
+        Raises:
+            ModelError: the folder or hub model cannot be read, or has more than one label.
+            ConfigError: max_seq_len exceeds the model's positions, a LoRA target matches nothing, or render_fn cannot
+                be imported.
+        """
+        render_fn = load_render_fn(config.render_fn) if config.render_fn else None
+        loaded = load_backbone(config.name, seed=seed, trust_remote_code=config.trust_remote_code)
+        check_positions(loaded.model.config, config.max_seq_len, name=config.name)
+        rendering = choose_rendering(
+            loaded.tokenizer,
+            use_chat_template=config.use_chat_template,
+            max_seq_len=config.max_seq_len,
+            render_fn=config.render_fn,
+        )
+        warn_of_random_weights(loaded, config.name)
+        rm = cls(loaded.model, loaded.tokenizer, rendering, render_fn=render_fn, origin=loaded.origin)
+        if config.lora is not None:
+            rm.add_lora(make_lora_config(config.lora), seed=seed)
+        if config.head_only:
+            rm.freeze_backbone()
+        rm.model.to(device)
+        return rm
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name_or_path: str | Path,
+        *,
+        device: str = "auto",
+        max_seq_len: int | None = None,
+        trust_remote_code: bool = False,
+        render_fn: str | None = None,
+    ) -> "BradleyTerryRM":
+        """Load a trained reward model: a checkpoint of this platform, a LoRA adapter, any Hugging Face reward model.
+
+        A checkpoint's own rendering is used; a model trained elsewhere gets its chat template, or the plain format,
+        and as many tokens a side as it has positions (at most 2048). An adapter's base is loaded from where it was.
+        A checkpoint that was trained with a rendering function of its user wants it named again, as
+        `module:function`: a file never decides what code is run.
+
+        Raises:
+            ModelError: it cannot be read, has no trained reward head, an adapter's base is missing or another one, or
+                its rendering function was not named.
+            ConfigError: max_seq_len exceeds the model's positions, or render_fn cannot be imported.
+        """
+        quiet_libraries()
+        if str(name_or_path) == "tiny":
+            raise ModelError("`tiny` is an untrained model; train it first: rm-opt train --model tiny.")
+        loaded = load_trained(
+            str(name_or_path), max_seq_len=max_seq_len, trust_remote_code=trust_remote_code, render_fn=render_fn
+        )
+        return cls(
+            loaded.model.to(pick_device(device)),
+            loaded.tokenizer,
+            loaded.rendering,
+            render_fn=load_render_fn(render_fn) if render_fn else None,
+            origin=loaded.origin,
+            adapter_base=loaded.adapter_base,
+        )
+
+    def add_lora(self, config: "LoraConfig", *, seed: int = 0) -> None:
+        """Put LoRA adapters on the model: they and the reward head are then what is trained.
+
+        Every attribute of `config` is kept; see `rmcore.models.lora.attach` for what is filled in where it is unset.
+        Random states are left as they were.
+
+        Raises:
+            ConfigError: there are adapters already, the targets match nothing, or the configuration cannot be used.
+        """
+        if self.has_adapters:
+            raise ConfigError("this model has LoRA adapters already; load the merged model and add new ones to that.")
+        if not self._origin.name:
+            raise ConfigError(
+                "this model was made in memory, so nothing could say what its adapter belongs to; save it and load it "
+                "with BradleyTerryRM.from_pretrained first."
+            )
+        self._adapter_base = lora.AdapterBase.of(self.model, self._origin)
+        self.model = lora.attach(self.model, config, seed=seed, origin=self._origin)
+
+    def freeze_backbone(self) -> None:
+        """Have the reward head alone trained from now on; autograd then records nothing of the backbone.
+
+        Raises:
+            ModelError: no module of the model is known to be its reward head.
+        """
+        reward_heads(self.model)
+        for name, parameter in self.model.named_parameters():
+            parameter.requires_grad_(is_reward_head(name))
+        drawn = sorted(name for name in self._origin.fresh if not is_reward_head(name))
+        if drawn:
+            print(
+                f"note: {len(drawn)} parameters between backbone and head are not in {self._origin.name} (first "
+                f"{drawn[0]}); with the head alone trained they stay as they were drawn.",
+                file=sys.stderr,
+            )
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether LoRA adapters and the head are trained in place of all weights; then `model` is PEFT's wrapper."""
+        return self._adapter_base is not None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.model.device
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters in all."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    @property
+    def num_trained_parameters(self) -> int:
+        """Parameters that training changes: all, those of the reward head, or those of adapters and head."""
+        return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
+
+    @property
+    def pad_id(self) -> int:
+        """Token id of padding."""
+        return int(self.tokenizer.pad_token_id)
+
+    def enable_gradient_checkpointing(self) -> None:
+        """Recompute activations in the backward pass, from now on while in training mode.
+
+        The non-reentrant kind, which needs no gradient at its input: beside adapters the embeddings are frozen.
+        """
+        plain = self.model.get_base_model() if self.has_adapters else self.model
+        how = {"use_reentrant": False}
+        if hasattr(plain, "activation_checkpointing_enable"):
+            plain.activation_checkpointing_enable(activation_checkpointing_kwargs=how)
+        else:  # transformers before 5.23
+            plain.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
+
+    def score(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> np.ndarray:
+        """Rewards of N responses to their prompts: (N,) float32, in logits. A prompt may be a dialogue of turns.
+
+        Raises:
+            ValueError: the lists differ in length.
+            DataError: a side cannot be read; see `Renderer.tokenize_sides`.
+            ModelError: a reward is not finite; the message names the places.
+        """
+        rewards = self.score_sides(self.renderer.tokenize_sides(list(zip(prompts, responses, strict=True))))
+        refuse_not_finite(rewards, lambda place: f"response {place}")
+        return rewards
+
+    def score_pair(self, prompt: Prompt, a: str, b: str) -> float:
+        """Reward of `a` minus reward of `b`: the log-odds that `a` is preferred."""
+        rewards = self.score([prompt, prompt], [a, b])
+        return float(rewards[0] - rewards[1])
+
+    def score_pairs(
+        self, pairs: Sequence[PreferencePair], *, progress: Callable[[int], None] | None = None
+    ) -> np.ndarray:
+        """Rewards of both sides of P pairs: (P, 2) float32, chosen first.
+
+        Raises:
+            DataError, ModelError: as `score`.
+        """
+        sides = [side for pair in self.renderer.tokenize_pairs(pairs) for side in (pair.chosen, pair.rejected)]
+        rewards = self.score_sides(sides, progress=progress)
+        refuse_not_finite(rewards, lambda place: f"pair {pairs[place // 2].pair_id}")
+        return rewards.reshape(-1, 2)
+
+    def packing(self, precision: Precision = "fp32") -> Packing | None:
+        """How rows are packed in this precision; None where they are padded, which is said once with the reason."""
+        if not self.allow_packing:
+            return None
+        place = (precision, self.device.type)
+        if place not in self._packing:
+            try:
+                found = find_packing(
+                    self.model,
+                    longest_side=self.renderer.rendering.max_seq_len,
+                    precision=precision,
+                    pad_id=self.pad_id,
+                )
+            except ModelError as refusal:
+                print(f"note: sides are padded, not packed: {refusal}.", file=sys.stderr)
+                found = None
+            self._packing[place] = found
+        return self._packing[place]
+
+    @torch.inference_mode()
+    def score_sides(
+        self,
+        sides: Sequence[TokenizedSide],
+        *,
+        token_budget: int = SCORING_TOKEN_BUDGET,
+        precision: Precision = "fp32",
+        progress: Callable[[int], None] | None = None,
+    ) -> np.ndarray:
+        """Rewards of N tokenized sides: (N,) float32, in the order of `sides`.
+
+        Inside, sides with a common prefix are computed together where the model allows it, so N answers to one prompt
+        cost one prompt. `progress` is called with the number of sides done so far.
+        """
+        different, which = distinct_sides(sides)
+        times = np.bincount(which, minlength=len(different))
+        rewards = np.zeros(len(different), dtype=np.float32)
+        was_training = self.model.training
+        self.model.eval()
+        done = 0
+        for chunk in self.scoring_chunks(different, token_budget=token_budget, precision=precision):
+            indices = [index for group in chunk for index in group]
+            rewards[indices] = self.score_chunk(different, chunk, precision=precision).cpu().numpy()
+            done += int(times[indices].sum())
+            if progress is not None:
+                progress(done)
+        self.model.train(was_training)
+        return rewards[which]
+
+    def scoring_chunks(
+        self, sides: Sequence[TokenizedSide], *, token_budget: int, precision: Precision
+    ) -> list[list[list[int]]]:
+        """Positions of N sides as batches of groups; see `rmcore.models.batching.scoring_chunks`."""
+        ids = [side.ids for side in sides]
+        return scoring_chunks(ids, token_budget=token_budget, packing=self.packing(precision))
+
+    @torch.no_grad()  # and not inference_mode, whose tensors sharded weights cannot be
+    def score_chunk(
+        self, sides: Sequence[TokenizedSide], chunk: Sequence[Sequence[int]], *, precision: Precision = "fp32"
+    ) -> Tensor:
+        """Rewards of the sides of one batch of groups, in its order: float32 on the model's device.
+
+        The caller sets evaluation mode.
+        """
+        ids = [sides[index].ids for group in chunk for index in group]
+        packing = self.packing(precision)
+        if packing is None:
+            rows: Rows = pad_rows(ids, pad_id=self.pad_id)
+        else:
+            places = iter(range(len(ids)))
+            rows = pack_sides(ids, [[next(places) for _ in group] for group in chunk], packing)
+        with (
+            precision_context(precision, self.device),
+            float32_head(self.model) if precision == "bf16" else nullcontext(),
+        ):
+            return rewards_of(self.model, rows.to(self.device)).float()
+
+    def save(self, folder: Path, *, state: Mapping[str, Tensor] | None = None) -> None:
+        """Write a plain Hugging Face folder (safetensors, tokenizer) plus the rendering record.
+
+        With LoRA that is the merged model, and `folder/adapter` is the adapter alone, head included, which
+        `from_pretrained` takes as well. The live weights are not touched.
+
+        Args:
+            folder: where; files in it are replaced.
+            state: the whole weights by the names of `model.state_dict()`, where the live ones are sharded.
+        """
+        if self._adapter_base is None:
+            save_pretrained(self.model, folder, state_dict=None if state is None else dict(state))
+            self.save_text(folder)
+            return
+        save_pretrained(self.model.get_base_model(), folder, state_dict=lora.merged_state(self.model, state))
+        self.save_text(folder)
+        adapter = folder / lora.ADAPTER_FOLDER
+        lora.save_adapter(self.model, adapter, self._adapter_base, state)
+        self.save_text(adapter)
+
+    def save_text(self, folder: Path) -> None:
+        """Write what turns text into tokens: the tokenizer and the rendering record."""
+        save_pretrained(self.tokenizer, folder)
+        self.renderer.rendering.save(folder)
+
+
+def refuse_not_finite(rewards: np.ndarray, name: Callable[[int], str]) -> None:
+    """Raise where one of N rewards is NaN or infinite.
+
+    Args:
+        rewards: (N,)
+        name: what the reward at a place is of, for the message.
+
+    Raises:
+        ModelError: names the first of them.
+    """
+    broken = np.flatnonzero(~np.isfinite(rewards))
+    if len(broken):
+        named = ", ".join(name(int(place)) for place in broken[:5])
+        raise ModelError(
+            f"{len(broken)} of {len(rewards)} rewards are not finite ({named}{', ...' if len(broken) > 5 else ''}): "
+            "the weights are broken, or so large that sums overflow. Go back to an earlier checkpoint."
+        )

@@ -1,0 +1,96 @@
+"""Reading a trained reward model back: its weights, tokenizer and rendering, whoever trained it."""
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from rmcore.core.errors import ModelError
+from rmcore.data.rendering import Rendering, choose_rendering
+from rmcore.models import lora
+from rmcore.models.head import is_reward_head
+from rmcore.models.loading import (
+    DEFAULT_LIMIT,
+    Backbone,
+    Origin,
+    check_positions,
+    is_headless,
+    load_backbone,
+    max_positions,
+    read_config,
+    resolve_model,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A trained reward model on the CPU."""
+
+    model: Any
+    """A sequence-classification model with one label, or PEFT's wrapper around one."""
+    tokenizer: PreTrainedTokenizerBase
+    rendering: Rendering
+    origin: Origin
+    adapter_base: lora.AdapterBase | None
+    """What its adapters were trained on, where it has some."""
+
+
+def load_trained(
+    name_or_path: str, *, max_seq_len: int | None, trust_remote_code: bool, render_fn: str | None
+) -> Trained:
+    """Load a checkpoint of this platform, a LoRA adapter, or any Hugging Face reward model.
+
+    See `BradleyTerryRM.from_pretrained`, which this is the reading part of.
+
+    Raises:
+        ModelError: it cannot be read, has no trained reward head, or an adapter's base is missing or another one.
+        ConfigError: max_seq_len exceeds the model's positions.
+    """
+    source = resolve_model(name_or_path)
+    folder = Path(source)
+    base = lora.read_base(folder) if lora.is_adapter(folder) else None
+    loaded = (
+        lora.load_base(base, folder, trust_remote_code=trust_remote_code)
+        if base is not None
+        else _load_whole(source, trust_remote_code=trust_remote_code)
+    )
+    recorded, found = Rendering.load(folder), loaded.model.config
+    limit = max_seq_len or (
+        recorded.max_seq_len if recorded else min(DEFAULT_LIMIT, max_positions(found) or DEFAULT_LIMIT)
+    )
+    check_positions(found, limit, name=source)
+    rendering = (
+        replace(recorded, max_seq_len=limit)
+        if recorded
+        else choose_rendering(loaded.tokenizer, use_chat_template=True, max_seq_len=limit, render_fn=render_fn)
+    )
+    model = loaded.model if base is None else lora.load_adapter(loaded, folder, base)
+    return Trained(model, loaded.tokenizer, rendering, loaded.origin, base)
+
+
+def _load_whole(source: str, *, trust_remote_code: bool) -> Backbone:
+    if is_headless(read_config(source, trust_remote_code=trust_remote_code)):
+        raise ModelError(
+            f"{source} has no reward head, so its rewards would be random; train it first, or name a "
+            "sequence-classification model with one label."
+        )
+    loaded = load_backbone(source, seed=0, trust_remote_code=trust_remote_code)
+    if loaded.origin.fresh:
+        raise ModelError(
+            f"{source} lacks the weights {', '.join(sorted(loaded.origin.fresh)[:4])}, so its rewards would be "
+            "random; restore its weight files, or train it first."
+        )
+    return loaded
+
+
+def warn_of_random_weights(loaded: Backbone, name: str) -> None:
+    """Say so on stderr where more than the head of a model that is to be trained starts at random."""
+    drawn = sorted(key for key in loaded.origin.fresh if not is_reward_head(key) and "pooler" not in key)
+    if drawn:
+        print(
+            f"warning: {name} holds no weights for {len(drawn)} parameters of its backbone, which start at random "
+            f"(first {drawn[0]}); its files may be of another class than config.json says.",
+            file=sys.stderr,
+        )

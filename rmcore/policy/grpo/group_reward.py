@@ -1,0 +1,127 @@
+"""What GRPO calls for its rewards: the samples of a step, scored by one version of a reward model."""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rmcore.core.errors import ServingError, TrainingError
+from rmcore.data.pair import Prompt
+from rmcore.policy.grpo.credit import RewardModelCreditAssigner, require_raw
+from rmcore.policy.policy import Policy, shown
+from rmcore.policy.sampling.rollouts import RolloutScorer, one_step
+from rmcore.serving.scorer import Rollout
+
+SCORE_KEY = "rm_score"
+Record = Callable[[int, Sequence[Rollout], Sequence[float]], None]
+"""Called with the step, its rollouts (scored, with `meta`) and their credits."""
+
+
+class GroupReward:
+    """A reward function for TRL: `completion_ids` in, one finite number each out.
+
+    All samples of a step are scored in one call, so by one version of the weights: a group whose halves were judged by
+    different models would be compared with itself wrongly.
+
+    Args:
+        policy: whose token ids come in.
+        prompts: by the dataset's column `place`.
+        scorer: of the rollouts.
+        credit: from rewards to what TRL compares within each group; nothing normalised, TRL does that.
+        wait_seconds: how long a scorer that is away is waited for.
+        record: sees every step's rollouts.
+
+    Raises:
+        ConfigError: the credit is normalised within groups already.
+    """
+
+    __name__ = "reward"
+
+    def __init__(
+        self,
+        policy: Policy,
+        prompts: Sequence[Prompt],
+        scorer: RolloutScorer,
+        credit: RewardModelCreditAssigner,
+        *,
+        wait_seconds: float,
+        record: Record | None = None,
+    ) -> None:
+        require_raw(credit)
+        self.policy, self.prompts, self.scorer, self.credit = policy, prompts, scorer, credit
+        self.wait_seconds, self.record = wait_seconds, record
+
+    def __call__(
+        self,
+        *,
+        completion_ids: Sequence[Sequence[int]],
+        place: Sequence[int],
+        trainer_state: Any,
+        log_metric: Callable[[str, float], None],
+        **_: Any,
+    ) -> list[float]:
+        """Credits of N completions.
+
+        Raises:
+            TrainingError: the scorer stayed away, a reward is not finite, or two versions scored one step.
+            RequestError: the scorer refuses an input; nothing is gained by asking again.
+        """
+        stops = self.policy.stop_ids
+        rollouts = []
+        for index, ids in zip(place, completion_ids, strict=True):
+            ends = next((at for at, token in enumerate(ids) if token in stops), None)
+            rollout = one_step(self.prompts[index], self.policy.decode(ids[:ends]))
+            rollout.meta.update(place=index, num_tokens=len(ids), finished=ends is not None)
+            rollouts.append(rollout)
+        self._score(rollouts)
+        version = _one_version(rollouts)
+        credits = self.credit.assign(rollouts)
+        log_metric("weight_version", version)
+        if self.record is not None:
+            self.record(trainer_state.global_step, rollouts, credits)
+        return credits
+
+    def _score(self, rollouts: Sequence[Rollout]) -> None:
+        """Score; while the scorer is away, wait and ask again."""
+        end = time.monotonic() + self.wait_seconds
+        while True:
+            try:
+                rewards = self.scorer.score(rollouts)
+            except ServingError as error:
+                self._wait(end, error)
+            else:
+                break
+        for rollout, reward in zip(rollouts, rewards, strict=True):
+            if not math.isfinite(reward):
+                step = rollout.steps[0]
+                raise TrainingError(
+                    f"the reward of {shown(step.completion)} as an answer to {shown(str(step.prompt))} is {reward}: "
+                    "the reward model overflows or its weights are broken, and no step was taken on it. Evaluate the "
+                    "reward model before a policy is trained on it."
+                )
+
+    def _wait(self, end: float, error: ServingError) -> None:
+        left = end - time.monotonic()
+        try:
+            if left <= 0:
+                raise error
+            self.scorer.wait_ready(left)
+        except ServingError as last:
+            raise TrainingError(
+                f"the reward server was away for {self.wait_seconds:g} s in the middle of a step: {last} The policy is "
+                "as it was before that step; start the server again, then the same command goes on."
+            ) from last
+
+
+def _one_version(rollouts: Sequence[Rollout]) -> int:
+    versions = {_version(rollout.meta) for rollout in rollouts}
+    if len(versions) != 1:
+        raise TrainingError(
+            f"the samples of one step were scored by the weight versions {sorted(versions)}, so their groups cannot be "
+            "compared; let the scorer answer a call by one version."
+        )
+    return versions.pop()
+
+
+def _version(meta: Mapping[str, Any]) -> int:
+    return int(meta[f"{SCORE_KEY}_version"])

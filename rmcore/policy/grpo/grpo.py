@@ -1,0 +1,188 @@
+"""GRPO with the reward model: TRL's trainer on a policy folder, with rewards and credit of this platform.
+
+For example
+
+    with RewardServer(ServeSettings("checkpoints/best", port=0)) as server, server.client() as client:
+        trainer = make_grpo_with_rm("my-policy", prompts, RewardModelScorer(client, over_length="cut"), out="grpo")
+        trainer.train()
+
+The trainer is TRL's own, with all its methods.
+"""
+
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import TrainerCallback
+
+from rmcore.config.pipeline import RlhfConfig
+from rmcore.core.errors import DataError, ModelError
+from rmcore.data.control_tokens import texts_of
+from rmcore.data.pair import Prompt, prompt_messages, prompt_text
+from rmcore.models.loading import pick_device
+from rmcore.policy.grpo.credit import RewardModelCreditAssigner
+from rmcore.policy.grpo.group_reward import GroupReward, Record
+from rmcore.policy.grpo.policy_weights import load_weights
+from rmcore.policy.grpo.rlhf_requirements import require_trl
+from rmcore.policy.policy import Policy, plain_form
+from rmcore.policy.sampling.rollouts import RolloutScorer
+from rmcore.training.train_mode import switch_off_dropout
+
+
+def make_grpo_with_rm(
+    policy: Policy | str | Path,
+    prompts: Sequence[Prompt],
+    scorer: RolloutScorer,
+    *,
+    out: str | Path,
+    settings: RlhfConfig | None = None,
+    credit: RewardModelCreditAssigner | None = None,
+    temperature: float = 1.0,
+    max_new_tokens: int = 256,
+    seed: int = 0,
+    device: str = "auto",
+    rollouts: Literal["generate", "vllm"] = "generate",
+    callbacks: Sequence[TrainerCallback] = (),
+    record: Record | None = None,
+) -> Any:
+    """A `trl.GRPOTrainer` whose rewards come from a reward model; call its `train`.
+
+    TRL compares the credits within each group: advantage = (credit - mean) / (standard deviation + 1e-4), so a group
+    of equal credits gives none. One step is one update on fresh samples of `prompts_per_step` prompts.
+
+    The policy's dropout is off throughout: TRL leaves it on, and then samples are drawn from, and probabilities of
+    their tokens taken under, randomly thinned networks that are not the policy.
+
+    Args:
+        policy: a folder or hub model; trained whole, in float32 (bf16 autocast on a GPU).
+        prompts: what it is trained to answer; text or turns of a dialogue.
+        scorer: `RewardModelScorer` of a running reward server, or `RewardInUse` in this process.
+        out: folder for the trainer's resumable states (`checkpoint-STEP`), one every `settings.measure_every` steps.
+        settings: steps, group size, learning rate, KL penalty, waiting; the defaults where left out.
+        credit: what a reward is joined with; left out, the reward alone.
+        temperature: of the sampling.
+        max_new_tokens: longest response; what is cut there counts as it is.
+        seed: of prompts' order and sampling.
+        device: auto, cpu or cuda.
+        rollouts: generate, in this process; vllm, TRL's colocated engine, where vLLM is importable (GPU).
+        callbacks: more of transformers' callbacks.
+        record: sees every step's rollouts and credits.
+
+    Raises:
+        ConfigError: TRL is not installed, or the credit is normalised already.
+        DataError: a prompt is too long for the policy, or its chat template refuses one, or all hold control tokens.
+        ModelError: the policy cannot be loaded, has no end-of-text token, or its tokenizer reads a prompt otherwise
+            than at sampling.
+    """
+    require_trl()
+    from trl import GRPOConfig, GRPOTrainer
+
+    wanted = settings or RlhfConfig()
+    asked = policy if isinstance(policy, Policy) else Policy.load(policy)
+    place = pick_device(device)
+    rows = _rows(asked, prompts, max_new_tokens)
+    reward: Any = GroupReward(
+        asked,
+        prompts,
+        scorer,
+        credit or RewardModelCreditAssigner(),
+        wait_seconds=wanted.wait_seconds,
+        record=record,
+    )
+    on_gpu = place.type == "cuda"
+    samples = wanted.prompts_per_step * wanted.group_size
+    micro_batch = wanted.micro_batch_size or samples
+    model = load_weights(asked, torch.float32)
+    switch_off_dropout(model)  # TRL's own switch knows Dropout modules alone, and not what attention is handed
+    options = GRPOConfig(
+        output_dir=str(out),
+        use_cpu=not on_gpu,
+        bf16=on_gpu,
+        gradient_checkpointing=on_gpu,
+        per_device_train_batch_size=micro_batch,
+        gradient_accumulation_steps=samples // micro_batch,
+        num_generations=wanted.group_size,
+        max_steps=wanted.steps,
+        learning_rate=wanted.learning_rate,
+        lr_scheduler_type="constant",
+        beta=wanted.kl_beta,
+        loss_type=wanted.loss,
+        scale_rewards="group",
+        disable_dropout=True,  # of the reference model that a KL penalty loads, too
+        temperature=temperature,
+        max_completion_length=max_new_tokens,
+        use_vllm=rollouts == "vllm",
+        logging_steps=1,
+        save_steps=wanted.measure_every,
+        save_total_limit=2,
+        save_strategy="steps",
+        report_to="none",
+        disable_tqdm=True,
+        seed=seed,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of TRL's own use of transformers
+        trainer = GRPOTrainer(
+            model,
+            reward_funcs=reward,
+            args=options,
+            train_dataset=rows,
+            processing_class=_tokenizer(asked),
+            callbacks=list(callbacks),
+        )
+    trainer.remove_callback(_printer())
+    return trainer
+
+
+def _rows(policy: Policy, prompts: Sequence[Prompt], max_new_tokens: int) -> Any:
+    """The prompts in the form that TRL renders, which must be how the policy reads them.
+
+    TRL tokenizes by itself and would make control tokens of their strings in a prompt, so such prompts are left out.
+    """
+    from datasets import Dataset
+
+    control = policy.reader.control
+    places = [place for place, prompt in enumerate(prompts) if not control.stand_in(texts_of(prompt, ""))]
+    if not places:
+        raise DataError(
+            f"each of the {len(prompts)} prompts holds the string of a control token of {policy.name}, which TRL would "
+            "read as the token; give prompts as messages without the chat template's own marks."
+        )
+    if len(places) < len(prompts):
+        print(
+            f"warning: {len(prompts) - len(places)} of {len(prompts)} prompts hold the string of a control token of "
+            f"{policy.name}, which TRL would read as the token; they are not trained on",
+            file=sys.stderr,
+        )
+    prompts = [prompts[place] for place in places]
+    ids = policy.fitting_ids(prompts, max_new_tokens)
+    if policy.tokenizer.chat_template:
+        asked: list[Any] = [[message._asdict() for message in prompt_messages(prompt)] for prompt in prompts]
+        read: Any = policy.tokenizer.apply_chat_template(asked[:1], add_generation_prompt=True, return_dict=True)
+    else:
+        asked = [plain_form(prompt_text(prompt)) for prompt in prompts]
+        read = policy.tokenizer(asked[:1])
+    if list(read["input_ids"][0]) != ids[0]:
+        raise ModelError(
+            f"the tokenizer of {policy.name} puts other special tokens around a prompt in TRL than at sampling; give "
+            "it a chat template, which settles them."
+        )
+    return Dataset.from_dict({"prompt": asked, "place": places})
+
+
+def _tokenizer(policy: Policy) -> Any:
+    tokenizer = policy.tokenizer
+    if tokenizer.eos_token_id is None:
+        raise ModelError(f"the tokenizer of {policy.name} has no EOS token, so no response would ever end; set one.")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def _printer() -> type[TrainerCallback]:
+    from transformers import PrinterCallback
+
+    return PrinterCallback

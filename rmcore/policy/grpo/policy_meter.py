@@ -1,0 +1,167 @@
+"""What a policy in training does on held-out prompts: KL, proxy and gold reward, win rate, disagreement, length."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from transformers import GenerationConfig
+
+from rmcore.data.pair import Prompt
+from rmcore.evaluation.uncertainty import FloatArray
+from rmcore.policy.grpo.policy_kl import sequence_kl
+from rmcore.policy.grpo.reward_in_use import RewardInUse
+from rmcore.policy.judge import Judge
+from rmcore.policy.policy import Policy
+from rmcore.policy.sampling.best_of_n import pooled_deviation
+from rmcore.policy.sampling.generate_sampler import whole_distribution
+from rmcore.policy.sft import Example
+
+ROWS_AT_ONCE = 256
+"""Responses drawn together."""
+QUANTITIES = ("kl", "proxy", "gold", "win_rate", "disagreement", "num_tokens")
+"""Columns of a measurement."""
+
+
+@dataclass(frozen=True)
+class StartPools:
+    """Samples of the start policy for C held-out prompts, drawn before the training.
+
+    prompts: (C,)
+    responses: one list a prompt, of two samples or more.
+    gold: (K,) of each prompt, by the judge; None where nobody judges.
+    """
+
+    prompts: Sequence[Prompt]
+    responses: Sequence[Sequence[str]]
+    gold: Sequence[FloatArray] | None
+
+
+class PolicyMeter:
+    """Measures a policy in memory. Gains are over the start policy's samples of the same prompt, in their pooled
+    standard deviation within prompts, which is the unit of best-of-n's curves.
+
+    Args:
+        policy: what prompts and responses mean in token ids.
+        reference: the start policy's weights, in evaluation mode; KL is from it.
+        start: its samples.
+        reward: the reward model in use; when it changes, the next measurement uses it, for the start samples too.
+        judge: who judges; None: gold and win rate are NaN.
+        num_samples: of each prompt, at each measurement.
+        temperature, max_new_tokens: of the sampling.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        reference: Any,
+        start: StartPools,
+        reward: RewardInUse,
+        judge: Judge | None,
+        *,
+        num_samples: int,
+        temperature: float,
+        max_new_tokens: int,
+    ) -> None:
+        self.policy, self.reference, self.start, self.reward, self.judge = policy, reference, start, reward, judge
+        self.num_samples, self.temperature, self.max_new_tokens = num_samples, temperature, max_new_tokens
+        self.prompt_ids = policy.fitting_ids(start.prompts, max_new_tokens)
+        self.sampling = whole_distribution(policy, temperature, max_new_tokens)
+        self._start_rewards: tuple[int, list[FloatArray]] | None = None
+
+    def measure(self, model: Any, *, seed: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """Sample from `model` and judge; its mode and all random states stay as they were.
+
+        Returns:
+            One row a prompt with `QUANTITIES`, the means over its samples; and the samples, one row each: prompt,
+            response, reward, gold, disagreement, num_tokens, kl.
+        """
+        prompts = [index for index in range(len(self.prompt_ids)) for _ in range(self.num_samples)]
+        drawn = draw(model, self.policy, [self.prompt_ids[index] for index in prompts], self.sampling, seed)
+        examples = [
+            Example(tuple(self.prompt_ids[index]), tuple(ids)) for index, ids in zip(prompts, drawn, strict=True)
+        ]
+        stops = self.policy.stop_ids
+        texts = [self.policy.decode([token for token in ids if token not in stops]) for ids in drawn]
+        asked = [self.start.prompts[index] for index in prompts]
+        seen = self.reward.look(asked, texts)
+        samples = pd.DataFrame(
+            {
+                "prompt": prompts,
+                "response": texts,
+                "reward": seen.rewards,
+                "gold": np.nan if self.judge is None else self.judge.rewards(asked, texts),
+                "disagreement": seen.disagreement,
+                "num_tokens": [len(ids) for ids in drawn],
+                "kl": sequence_kl(model, self.reference, examples, self.temperature),
+            }
+        )
+        return self._by_prompt(samples), samples
+
+    def _by_prompt(self, samples: pd.DataFrame) -> pd.DataFrame:
+        proxy = self._proxy_of_start()
+        scale = pooled_deviation(proxy)
+        gold = self.start.gold
+        gold_scale = pooled_deviation(gold) if gold is not None else 1.0
+        rows = []
+        for index, group in samples.groupby("prompt", sort=True):
+            place = int(index)
+            row = {
+                "prompt": place,
+                "kl": group["kl"].mean(),
+                "proxy": (group["reward"].mean() - proxy[place].mean()) / scale,
+                "gold": np.nan,
+                "win_rate": np.nan,
+                "disagreement": group["disagreement"].mean(),
+                "num_tokens": group["num_tokens"].mean(),
+            }
+            if gold is not None:
+                judged = group["gold"].to_numpy()
+                row["gold"] = (judged.mean() - gold[place].mean()) / gold_scale
+                row["win_rate"] = win_rate(judged, gold[place])
+            rows.append(row)
+        return pd.DataFrame(rows)
+
+    def _proxy_of_start(self) -> list[FloatArray]:
+        """Rewards of the start samples by the reward model in use, which a refresh changes."""
+        if self._start_rewards is None or self._start_rewards[0] != self.reward.version:
+            counts = [len(pool) for pool in self.start.responses]
+            prompts = [prompt for prompt, count in zip(self.start.prompts, counts, strict=True) for _ in range(count)]
+            rewards = self.reward.look(prompts, [text for pool in self.start.responses for text in pool]).rewards
+            self._start_rewards = self.reward.version, np.split(rewards, np.cumsum(counts)[:-1])
+        return self._start_rewards[1]
+
+
+def win_rate(ours: FloatArray, theirs: FloatArray) -> float:
+    """Share of pairs (one of ours, one of theirs) in which ours is judged higher; a tie is half a win."""
+    difference = ours[:, None] - theirs[None, :]
+    return float((difference > 0).mean() + (difference == 0).mean() / 2)
+
+
+def draw(
+    model: Any, policy: Policy, prompts: Sequence[Sequence[int]], config: GenerationConfig, seed: int
+) -> list[list[int]]:
+    """One response to each of N prompts from a model in memory, as token ids up to the one that ended it.
+
+    Prompts are padded in front and drawn `ROWS_AT_ONCE` together; random states are left as they were.
+    """
+    was_training = model.training
+    model.eval()
+    device = model.device
+    pad = policy.stop_ids[0] if policy.stop_ids else 0
+    found: list[list[int]] = []
+    with torch.no_grad(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        for first in range(0, len(prompts), ROWS_AT_ONCE):
+            chunk = prompts[first : first + ROWS_AT_ONCE]
+            longest = max(map(len, chunk))
+            ids = torch.tensor([[pad] * (longest - len(row)) + list(row) for row in chunk])
+            mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in chunk])
+            rows = model.generate(input_ids=ids.to(device), attention_mask=mask.to(device), generation_config=config)
+            for row in rows[:, longest:].tolist():
+                end = next((at for at, token in enumerate(row) if token in policy.stop_ids), None)
+                found.append(row if end is None else row[: end + 1])
+    model.train(was_training)
+    return found

@@ -1,0 +1,206 @@
+"""Refreshing a reward model while a policy is trained on it: new labels where the policy is now.
+
+A reward model is right where its labels are. As the policy moves away from there, labels on its present samples bring
+the reward model after it (iterated RLHF: Bai et al. 2022, arXiv:2204.05862, section 4.5).
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rmcore.config.pipeline import RlhfConfig, TrainConfig
+from rmcore.core.errors import TrainingError
+from rmcore.core.tracking import NullTracker
+from rmcore.data.integrity import select_training_pairs
+from rmcore.data.pair import PreferencePair, Prompt
+from rmcore.data.table import read_pairs, write_pairs
+from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.policy.grpo.reward_in_use import RewardInUse
+from rmcore.policy.judge import Judge
+from rmcore.training.loop import Trainer
+
+PAIRS_FILE = "pairs.parquet"
+TESTED_SHARE = 0.25
+"""Of the new labels, which are only tested on: the training would flatter itself on the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refresh:
+    """What one refresh did.
+
+    step: of the policy.
+    weight_version: that the refreshed reward model is served as.
+    num_pairs: new labels.
+    accuracy_before, accuracy_after: of the reward model on those of them that it was not trained on.
+    """
+
+    step: int
+    weight_version: int
+    num_pairs: int
+    accuracy_before: float
+    accuracy_after: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Refresher:
+    """Renews the reward model in use.
+
+    reward: in use; its weights are changed in place.
+    judge: who labels.
+    prompts: that samples are drawn for.
+    old: pairs of the first training.
+    train: settings of the first training.
+    settings: of the refreshes.
+    publish: brings the present weights to who serves them and gives their version; None: nobody serves them.
+    labelled: what earlier refreshes were trained on.
+    """
+
+    reward: RewardInUse
+    judge: Judge
+    prompts: Sequence[Prompt]
+    old: Sequence[PreferencePair]
+    train: TrainConfig
+    settings: RlhfConfig
+    publish: Callable[[BradleyTerryRM], int] | None
+    labelled: list[PreferencePair] = field(default_factory=list)
+
+    def __call__(
+        self, sample: Callable[[Sequence[Prompt]], Sequence[Sequence[str]]], step: int, folder: Path, seed: int
+    ) -> Refresh:
+        """Label pairs of the policy's present samples, train on them, save to `folder`, publish.
+
+        Args:
+            sample: two or more responses of the policy to each prompt.
+            step: of the policy.
+            folder: for the checkpoint (`best/`) and the labelled pairs (`pairs.parquet`).
+            seed: of the run; each step draws its own prompts.
+
+        Raises:
+            TrainingError: too few samples could be labelled.
+            ServingError, RequestError: the server did not take the weights.
+        """
+        rng = random.Random(f"refresh {seed} {step}")  # noqa: S311 - data, not cryptography
+        asked = rng.sample(list(self.prompts), min(len(self.prompts), self.settings.refresh_pairs))
+        new = label_samples(asked, sample(asked), self.judge, self.settings.refresh_pairs, rng)
+        known = [*self.old, *self.labelled]
+        before, after, trained = train_further(
+            self.reward.rm, new, known, self.train, self.settings, folder=folder, seed=seed + step
+        )
+        write_pairs(trained, folder / PAIRS_FILE)
+        return Refresh(step, self._adopt(self.reward.rm, trained), len(new), before, after)
+
+    def restore(self, folders: Sequence[Path]) -> None:
+        """Put the reward model of the last of some refreshes into use, as it was after it.
+
+        Args:
+            folders: of all refreshes so far, oldest first.
+        """
+        for folder in folders[:-1]:
+            self.labelled.extend(read_pairs(folder / PAIRS_FILE))
+            self.reward.version += 1
+        if folders:
+            rm = self.reward.rm
+            kept = BradleyTerryRM.from_pretrained(
+                folders[-1] / "best", device=rm.device.type, render_fn=rm.renderer.rendering.render_fn
+            )
+            self._adopt(kept, read_pairs(folders[-1] / PAIRS_FILE))
+
+    def _adopt(self, rm: BradleyTerryRM, trained: Sequence[PreferencePair]) -> int:
+        """Use `rm` from now on, fit its members, and publish it; the version that it is served as."""
+        self.labelled.extend(trained)
+        self.reward.rm = rm
+        self.reward.refit([*self.old, *self.labelled], self.reward.version + 1)
+        return self.reward.version if self.publish is None else self.publish(rm)
+
+
+def label_samples(
+    prompts: Sequence[Prompt], responses: Sequence[Sequence[str]], judge: Judge, num_pairs: int, rng: random.Random
+) -> list[PreferencePair]:
+    """Have pairs of samples labelled: two different, non-empty ones of each prompt, until there are `num_pairs`.
+
+    Args:
+        prompts: in the order in which they are asked for.
+        responses: the samples of each prompt, two or more.
+        judge: who labels; a pair without a preference is passed over.
+        num_pairs: at most.
+        rng: source of the annotator's noise.
+    """
+    pairs: list[PreferencePair] = []
+    for prompt, pool in zip(prompts, responses, strict=True):
+        different = [text for text in dict.fromkeys(pool) if text.strip()]
+        if len(different) >= 2 and len(pairs) < num_pairs:
+            labelled = judge.label(prompt, different[0], different[1], rng)
+            pairs += [] if labelled is None else [labelled]
+    return pairs
+
+
+def train_further(
+    rm: BradleyTerryRM,
+    new: Sequence[PreferencePair],
+    old: Sequence[PreferencePair],
+    config: TrainConfig,
+    settings: RlhfConfig,
+    *,
+    folder: Path,
+    seed: int,
+) -> tuple[float, float, list[PreferencePair]]:
+    """Train `rm` in place on new pairs and as many old ones, and save it to `folder/best`.
+
+    Args:
+        rm: the reward model in use.
+        new: labelled where the policy is now; the last quarter is tested on.
+        old: pairs of all earlier trainings, of which some are mixed in lest they be forgotten.
+        config: of the first training; optimizer and batch are its.
+        settings: steps and learning rate.
+        folder: for the checkpoint.
+        seed: of the choice and the order.
+
+    Returns:
+        Accuracy on the tested pairs before and after, and the new pairs that were trained on.
+
+    Raises:
+        TrainingError: too few of the policy's samples could be labelled.
+    """
+    num_tested = int(len(new) * TESTED_SHARE)
+    trained, tested = list(new[: len(new) - num_tested]), new[len(new) - num_tested :]
+    if not tested:
+        raise TrainingError(
+            f"only {len(new)} pairs of the policy's samples could be labelled, too few to refresh the reward model "
+            "with: its samples are all alike, empty, or judged equal. Lower refresh_every, so that it has not "
+            "collapsed yet, or raise refresh_pairs."
+        )
+    before = _accuracy(rm, tested)
+    rng = random.Random(f"refresh {seed}")  # noqa: S311 - data, not cryptography
+    mixed = trained + rng.sample(list(old), min(len(old), len(trained)))
+    quick = config.model_copy(
+        update={
+            "steps": settings.refresh_steps,
+            "epochs": 1,
+            "lr": settings.refresh_lr,
+            "warmup_steps": min(5, settings.refresh_steps),
+            "eval_every": settings.refresh_steps,
+            "early_stopping_patience": None,
+            "best_metric": "last",
+            "callbacks": (),
+            "save_every": None,
+            "resume_every_seconds": 1e9,
+        }
+    )
+    kept, _ = select_training_pairs(rm.renderer.tokenize_readable(mixed).tokenized, over_length=config.over_length)
+    Trainer(rm, quick, train=kept, validation=[], folder=folder, tracker=NullTracker(), seed=seed).run()
+    return before, _accuracy(rm, tested), trained
+
+
+def _accuracy(rm: BradleyTerryRM, pairs: Sequence[PreferencePair]) -> float:
+    """Share of pairs ranked as labelled, ties half."""
+    rewards = rm.score_pairs(pairs).astype(np.float64)
+    margin = rewards[:, 0] - rewards[:, 1]
+    return float((margin > 0).mean() + (margin == 0).mean() / 2)

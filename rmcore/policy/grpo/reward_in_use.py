@@ -1,0 +1,110 @@
+"""The reward model that a policy is trained on, with heads beside its own that say how sure it is."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from rmcore.data.pair import PreferencePair, Prompt
+from rmcore.ensembles.agreement import Aggregation, Calibration, aggregate, calibration_of, disagreement
+from rmcore.ensembles.features import features, head_of, pair_features
+from rmcore.ensembles.linear_probes import bootstrap_heads
+from rmcore.evaluation.uncertainty import FloatArray
+from rmcore.models.reward_model import BradleyTerryRM, refuse_not_finite
+from rmcore.policy.sampling.rollouts import rollout_texts
+from rmcore.serving.scorer import Rollout
+
+PENALTY = 0.1
+"""Of the members' variance, as Coste et al. 2023 (arXiv:2310.02743) show for training with PPO."""
+USUAL_SHARE = 0.95
+"""Share of held-out responses that stay within the calibrated range of disagreement."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a reward model says of N responses.
+
+    rewards: (N,) what a policy is trained on: the model's own, in logits, or the members' combined.
+    members: (M, N) by heads on its backbone, in standard deviations within prompts.
+    num_cut: (N,) tokens that were longer than the model reads.
+    """
+
+    rewards: FloatArray
+    members: FloatArray
+    num_cut: Sequence[int]
+
+    @property
+    def disagreement(self) -> FloatArray:
+        """Standard deviation over the members, (N,)."""
+        return disagreement(self.members)
+
+
+class RewardInUse:
+    """A reward model in this process; after its weights were changed, call `refit`.
+
+    Args:
+        rm: on one device, with a linear head.
+        training: pairs that the members are fitted on.
+        held_out: pairs that say which disagreement is usual.
+        num_members: M.
+        seed: of the members' draws.
+        combine: one, the model's own reward; else how the members become one.
+
+    Raises:
+        ModelError: rewards are not linear in anything (see `rmcore.ensembles.features.head_of`).
+        ConfigError, DataError: too few pairs for members or for the range of their disagreement.
+    """
+
+    def __init__(
+        self,
+        rm: BradleyTerryRM,
+        training: Sequence[PreferencePair],
+        held_out: Sequence[PreferencePair],
+        *,
+        num_members: int,
+        seed: int,
+        combine: Literal["one"] | Aggregation = "one",
+        version: int = 1,
+    ) -> None:
+        self.rm, self.combine, self.version = rm, combine, version
+        self._held_out, self._num_members, self._seed = held_out, num_members, seed
+        self._heads: FloatArray
+        self.calibration: Calibration
+        self.refit(training, version)
+
+    def refit(self, training: Sequence[PreferencePair], version: int) -> None:
+        """Fit the members anew on the present backbone, which is from now on called `version`."""
+        chosen, rejected = pair_features(self.rm, training)
+        ids = [pair.prompt_id for pair in training]
+        self._heads = bootstrap_heads(chosen - rejected, ids, self._num_members, self._seed)
+        usual = pair_features(self.rm, self._held_out)
+        raw = np.concatenate([self._heads @ side.T for side in usual], axis=1)
+        prompts = [pair.prompt for pair in self._held_out] * 2
+        names = [f"head {number}" for number in range(self._num_members)]
+        self.calibration = calibration_of(raw, prompts, USUAL_SHARE, names)
+        self.version = version
+
+    def look(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> Look:
+        """Score N responses, whose texts may be empty, in one pass of the backbone; too long ones are cut."""
+        sides = self.rm.renderer.tokenize_sides(list(zip(prompts, responses, strict=True)))
+        found = features(self.rm, sides).astype(np.float64)
+        head = head_of(self.rm)
+        weight = head.weight.detach().double().cpu().numpy()[0]
+        bias = 0.0 if head.bias is None else float(head.bias.detach())
+        members = self.calibration.apply(self._heads @ found.T)
+        own = found @ weight + bias
+        rewards = own if self.combine == "one" else aggregate(members, self.combine, PENALTY)
+        refuse_not_finite(rewards, lambda place: f"response {place}")
+        return Look(rewards, members, [side.num_cut for side in sides])
+
+    def score(self, rollouts: Sequence[Rollout]) -> list[float]:
+        """Rewards of rollouts of one step, also written to `meta` as `RewardModelScorer.score` does."""
+        seen = self.look(*rollout_texts(rollouts))
+        rewards: list[float] = seen.rewards.tolist()
+        for rollout, reward, num_cut in zip(rollouts, rewards, seen.num_cut, strict=True):
+            rollout.meta.update(rm_score=reward, rm_score_version=self.version, rm_score_num_cut=num_cut)
+        return rewards
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Return at once: a model in this process is never away."""

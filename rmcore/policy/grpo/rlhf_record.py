@@ -1,0 +1,123 @@
+"""What a training against a reward model came to: curves with intervals, the stopping rule, a verdict."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from rmcore.evaluation.uncertainty import FloatArray, MetricValue, cluster_bootstrap, metric_value
+from rmcore.evaluation.verdicts.estimate import SeedSample, estimate_over_seeds
+from rmcore.policy.grpo.policy_meter import QUANTITIES
+
+
+def curve_of(progress: pd.DataFrame, *, num_resamples: int, seed: int) -> list[dict[str, Any]]:
+    """Every quantity at every measured step, JSON-ready: {"step", quantity: value with interval, ...}.
+
+    Intervals are for new seeds and new prompts, all seeds having answered the same ones (`estimate_over_seeds`); with
+    one seed, for new prompts alone.
+
+    Args:
+        progress: columns seed, step, prompt and `QUANTITIES`; NaN where nobody judged. At each step every seed has the
+            same prompts.
+        num_resamples: of the bootstrap.
+        seed: of the bootstrap.
+    """
+    points = []
+    for step, rows in progress.groupby("step", sort=True):
+        point: dict[str, Any] = {"step": int(step)}
+        for name in QUANTITIES:
+            point[name] = _value(rows, name, num_resamples, seed)
+        points.append(point)
+    return points
+
+
+def _value(rows: pd.DataFrame, name: str, num_resamples: int, seed: int) -> dict[str, Any] | None:
+    if rows[name].isna().all():
+        return None
+    values = rows.pivot(index="prompt", columns="seed", values=name).to_numpy(dtype=np.float64)  # (C, S)
+    num_prompts, num_seeds = values.shape
+    if np.ptp(values) == 0:  # the start itself: nothing varies, and nothing is uncertain
+        only = float(values[0, 0])
+        return MetricValue(only, only, only, num_prompts if num_seeds == 1 else num_seeds).to_dict()
+
+    def means(weights: FloatArray) -> dict[str, FloatArray]:
+        by_seed = weights @ values / weights.sum(axis=1, keepdims=True)
+        return {str(index): by_seed[:, index] for index in range(num_seeds)}
+
+    drawn = cluster_bootstrap(means, num_prompts, num_resamples=num_resamples, seed=seed)
+    samples = [SeedSample(drawn.point[one], drawn.replicates.get(one)) for one in map(str, range(num_seeds))]
+    if num_seeds == 1:
+        value, replicates = samples[0].value, samples[0].replicates
+        return metric_value(value, replicates, num_prompts=num_prompts, num_pairs=num_prompts).to_dict()
+    found = estimate_over_seeds(samples, num_prompts=num_prompts, prompts_shared=True, seed=seed)
+    return MetricValue(found.value, found.ci_low, found.ci_high, num_seeds, found.reason).to_dict()
+
+
+def stopping(progress: pd.DataFrame, threshold: float) -> dict[str, Any]:
+    """The rule beside the truth: where the mean disagreement first exceeds the threshold, and where gold was highest.
+
+    Returns:
+        {"threshold", "seeds": [{"seed", "stop_step", "stop_gold", "peak_step", "peak_gold", "last_gold"}]}.
+        stop_step is None where the rule lets the training go on to the end; gold is None where nobody judged. Gains
+        are in standard deviations within prompts.
+    """
+    found = []
+    for seed, rows in progress.groupby("seed", sort=True):
+        means = rows.groupby("step", sort=True)[["gold", "disagreement"]].mean()
+        above = means.index[means["disagreement"] > threshold]
+        stop = int(above[0]) if len(above) else None
+        judged = not means["gold"].isna().any()
+        gold = {int(step): float(value) for step, value in means["gold"].items()}
+        peak = max(gold, key=lambda step: gold[step]) if judged else None
+        found.append(
+            {
+                "seed": int(seed),
+                "stop_step": stop,
+                "stop_gold": gold[stop] if judged and stop is not None else None,
+                "peak_step": peak,
+                "peak_gold": gold[peak] if peak is not None else None,
+                "last_gold": gold[max(gold)] if judged else None,
+            }
+        )
+    return {"threshold": threshold, "seeds": found}
+
+
+def verdict_of(curve: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Whether the reward that counts rose with the proxy: on the 95 % interval of its gain at the last step."""
+    last = curve[-1]
+    proxy, gold = last["proxy"], last["gold"]
+    where = f"after {last['step']} steps at {last['kl']['value']:.2g} nats"
+    if gold is None:
+        return {
+            "status": "unknown",
+            "headline": f"The proxy rose by {proxy['value']:+.2f} sd {where}; nobody judged what that is worth",
+            "reasons": ["name a judge (policy.judge), or have the last samples judged, before this policy is used"],
+        }
+    shown = f"gold {_shown(gold)}, proxy {_shown(proxy)} {where}"
+    if gold["ci_low"] is None:
+        return {"status": "unclear", "headline": f"Unclear: {shown}", "reasons": [gold["reason"] or "no interval"]}
+    status, headline = "unclear", f"Unclear whether the gold reward moved: {shown}"
+    if gold["ci_low"] > 0:
+        status, headline = "rose", f"The gold reward rose with the proxy: {shown}"
+    elif gold["ci_high"] < 0:
+        status, headline = "fell", f"The gold reward fell while the proxy moved: {shown}"
+    best = max(curve, key=lambda point: point["gold"]["value"])
+    reasons = []
+    if best["step"] != last["step"] and _apart(best["gold"], gold):
+        reasons.append(
+            f"it was highest at step {best['step']} ({_shown(best['gold'])} at {best['kl']['value']:.2g} nats) and has "
+            "fallen since: over-optimisation"
+        )
+    return {"status": status, "headline": headline, "reasons": reasons}
+
+
+def _apart(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    """Whether two intervals do not meet: a careful reading, as both points share their prompts."""
+    return bool(first["ci_low"] is not None and second["ci_high"] is not None and first["ci_low"] > second["ci_high"])
+
+
+def _shown(value: Mapping[str, Any]) -> str:
+    if value["ci_low"] is None:
+        return f"{value['value']:+.2f} sd"
+    return f"{value['value']:+.2f} sd ({value['ci_low']:+.2f} to {value['ci_high']:+.2f})"

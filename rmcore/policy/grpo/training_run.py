@@ -1,0 +1,244 @@
+"""One training of a policy against a reward model, which a second call goes on with where the first was cut off.
+
+Its folder holds
+
+- `checkpoint-STEP/`: TRL's states, the newest two
+- `progress.jsonl`: a row a measured step and prompt
+- `samples.jsonl`: the samples of each measurement
+- `rollouts.jsonl`: every sample that was trained on, with its reward and the weight version that gave it
+- `refreshes.jsonl`: a row a refresh; `refresh_STEP/best` is the reward model after it
+- `finished.json`: written last
+"""
+
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+from transformers import TrainerCallback
+
+from rmcore.config.pipeline import RlhfConfig
+from rmcore.core.errors import RmcoreError
+from rmcore.core.files import append_json_lines, read_json_lines, write_json
+from rmcore.core.progress import Report
+from rmcore.core.saving import save_pretrained
+from rmcore.core.tracking import Tracker
+from rmcore.data.pair import Prompt, prompt_text
+from rmcore.policy.grpo.credit import LengthCredit, RewardModelCreditAssigner
+from rmcore.policy.grpo.group_reward import SCORE_KEY
+from rmcore.policy.grpo.grpo import make_grpo_with_rm
+from rmcore.policy.grpo.policy_meter import PolicyMeter, draw
+from rmcore.policy.grpo.refresh import Refresher
+from rmcore.policy.policy import Policy
+from rmcore.policy.sampling.rollouts import RolloutScorer
+from rmcore.serving.scorer import Rollout
+
+FINISHED = "finished.json"
+PROGRESS, SAMPLES, ROLLOUTS, REFRESHES = "progress.jsonl", "samples.jsonl", "rollouts.jsonl", "refreshes.jsonl"
+MODEL_FOLDER = "model"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a training is made of.
+
+    policy: that it starts from.
+    prompts: that it is trained on.
+    scorer: gives the rewards.
+    meter: measures; its reward model is the one in use.
+    settings: of the training.
+    device: auto, cpu or cuda.
+    refresher: renews the reward model; None: never.
+    rollouts: what draws the samples, see `make_grpo_with_rm`.
+    """
+
+    policy: Policy
+    prompts: Sequence[Prompt]
+    scorer: RolloutScorer
+    meter: PolicyMeter
+    settings: RlhfConfig
+    device: str
+    refresher: Refresher | None
+    rollouts: Literal["generate", "vllm"] = "generate"
+
+
+def train_policy(plan: Plan, folder: Path, *, seed: int, tracker: Tracker, report: Report) -> None:
+    """Train to the end, to the stopping rule, or to an error; then the state of the last whole step is on disk.
+
+    Writes the files named above and `model/`, the trained policy. A finished training is left as it is.
+
+    Raises:
+        TrainingError: the reward server stayed away, a reward is not finite, or a refresh had nothing to learn from.
+        RequestError: the server refused samples or weights.
+    """
+    if (folder / FINISHED).is_file():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    state = _rewind(folder)
+    if plan.refresher is not None:
+        plan.refresher.restore(_refreshes(folder))
+    run = _Run(plan, folder, seed, tracker, report)
+    trainer = make_grpo_with_rm(
+        plan.policy,
+        plan.prompts,
+        plan.scorer,
+        out=folder,
+        settings=plan.settings,
+        credit=_credit(plan.settings.length_penalty),
+        temperature=plan.meter.temperature,
+        max_new_tokens=plan.meter.max_new_tokens,
+        seed=seed,
+        device=plan.device,
+        rollouts=plan.rollouts,
+        callbacks=[run],
+        record=run.record,
+    )
+    started = time.perf_counter()
+    try:
+        trainer.train(resume_from_checkpoint=None if state is None else str(state))
+    except RmcoreError:
+        if trainer.state.global_step:  # the step that failed changed no weight
+            trainer._save_checkpoint(trainer.model, trial=None)
+        raise
+    seconds = time.perf_counter() - started
+    save_pretrained(trainer.model, folder / MODEL_FOLDER)
+    save_pretrained(plan.policy.tokenizer, folder / MODEL_FOLDER)
+    for checkpoint in folder.glob("checkpoint-*"):
+        shutil.rmtree(checkpoint)
+    outcome = {
+        "num_steps": trainer.state.global_step,
+        "stopped": run.stopped,
+        "seconds": seconds,
+        "measuring_seconds": run.measuring_seconds,
+        "num_tokens": run.num_tokens,
+    }
+    write_json(folder / FINISHED, outcome)
+
+
+class _Run(TrainerCallback):
+    """Measures, refreshes, stops and writes down between the steps of one training."""
+
+    def __init__(self, plan: Plan, folder: Path, seed: int, tracker: Tracker, report: Report) -> None:
+        self.plan, self.folder, self.seed, self.tracker, self.report = plan, folder, seed, tracker, report
+        self.stopped: str | None = None
+        self.measuring_seconds = 0.0
+        """Of measurements and refreshes."""
+        self.num_tokens = 0
+        """Of the responses that were trained on since this process began."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        if state.global_step == 0:
+            self._measure(given["model"], 0)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        step, settings = state.global_step, self.plan.settings
+        self.report(step, settings.steps, f"seed {self.seed}")
+        if step % settings.measure_every == 0 or step == state.max_steps:
+            disagreement = self._measure(given["model"], step)
+            threshold = self.plan.meter.reward.calibration.threshold
+            if settings.stop_on_disagreement and disagreement > threshold:
+                self.stopped = (
+                    f"the members' disagreement of {disagreement:.2f} left its calibrated range (up to "
+                    f"{threshold:.2f}) at step {step}"
+                )
+                control.should_save = control.should_training_stop = True
+        due = settings.refresh_every is not None and step % settings.refresh_every == 0
+        if self.plan.refresher is not None and due and step < state.max_steps:  # after the last nobody would use it
+            self._refresh(self.plan.refresher, given["model"], step)
+
+    def record(self, step: int, rollouts: Sequence[Rollout], credits: Sequence[float]) -> None:
+        """Write down what a step was trained on; `step` counts the steps before it."""
+        rows = [
+            {
+                "step": step + 1,
+                "prompt": prompt_text(self.plan.prompts[rollout.meta["place"]]),
+                "response": rollout.steps[0].completion,
+                "num_tokens": rollout.meta["num_tokens"],
+                "finished": rollout.meta["finished"],
+                "reward": rollout.meta[SCORE_KEY],
+                "num_cut": rollout.meta.get(f"{SCORE_KEY}_num_cut", 0),
+                "weight_version": rollout.meta[f"{SCORE_KEY}_version"],
+                "credit": credit,
+            }
+            for rollout, credit in zip(rollouts, credits, strict=True)
+        ]
+        append_json_lines(self.folder / ROLLOUTS, rows)
+        self.num_tokens += sum(rollout.meta["num_tokens"] for rollout in rollouts)
+        table = pd.DataFrame(rows)
+        within = table.groupby("prompt")["credit"].std(ddof=0)
+        values = {
+            "reward": table["reward"].mean(),
+            "reward_std_within": within.mean(),
+            "groups_without_signal": (within == 0).mean(),
+            "tokens": table["num_tokens"].mean(),
+            "weight_version": float(table["weight_version"].iloc[0]),
+        }
+        self._track(step + 1, values)
+
+    def _measure(self, model: Any, step: int) -> float:
+        started = time.perf_counter()
+        rows, samples = self.plan.meter.measure(model, seed=self.seed)
+        append_json_lines(self.folder / PROGRESS, _json_rows(rows.assign(seed=self.seed, step=step)))
+        append_json_lines(self.folder / SAMPLES, _json_rows(samples.assign(seed=self.seed, step=step)))
+        self._track(step, {f"measured_{name}": rows[name].mean() for name in ("kl", "proxy", "gold", "win_rate")})
+        self.measuring_seconds += time.perf_counter() - started
+        return float(rows["disagreement"].mean())
+
+    def _refresh(self, refresher: Refresher, model: Any, step: int) -> None:
+        policy, meter = self.plan.policy, self.plan.meter
+
+        def sample(prompts: Sequence[Prompt]) -> list[list[str]]:
+            ids = policy.fitting_ids(prompts, meter.max_new_tokens)
+            drawn = draw(model, policy, [row for row in ids for _ in range(2)], meter.sampling, self.seed + step)
+            texts = [policy.decode([token for token in row if token not in policy.stop_ids]) for row in drawn]
+            return [texts[first : first + 2] for first in range(0, len(texts), 2)]
+
+        started = time.perf_counter()
+        done = refresher(sample, step, self.folder / f"refresh_{step}", self.seed)
+        append_json_lines(self.folder / REFRESHES, [done.to_dict()])
+        self.measuring_seconds += time.perf_counter() - started
+
+    def _track(self, step: int, values: Mapping[str, float]) -> None:
+        self.tracker.metrics(step, {f"policy/{name}_seed{self.seed}": value for name, value in values.items()})
+
+
+def _credit(length_penalty: float) -> RewardModelCreditAssigner:
+    if length_penalty == 0:
+        return RewardModelCreditAssigner()
+    return RewardModelCreditAssigner(LengthCredit(length_penalty), mode="add")
+
+
+def _rewind(folder: Path) -> Path | None:
+    """The newest state, after dropping what was written behind it; None: from the start."""
+    states = sorted(folder.glob("checkpoint-*"), key=_step)
+    whole = [place for place in states if (place / "trainer_state.json").is_file()]
+    for place in set(states) - set(whole):
+        shutil.rmtree(place)
+    last = _step(whole[-1]) if whole else -1
+    for name in (PROGRESS, SAMPLES, ROLLOUTS, REFRESHES):
+        kept = [row for row in read_json_lines(folder / name) if row["step"] <= last]
+        if (folder / name).is_file():
+            (folder / name).unlink()
+            append_json_lines(folder / name, kept)
+    for place in _refreshes(folder):
+        if _step(place) > last:
+            shutil.rmtree(place)
+    return whole[-1] if whole else None
+
+
+def _refreshes(folder: Path) -> list[Path]:
+    """Oldest first."""
+    return sorted(folder.glob("refresh_*"), key=_step)
+
+
+def _step(place: Path) -> int:
+    """Of the folder of a refresh or a state."""
+    return int(place.name.replace("_", "-").rpartition("-")[2])
+
+
+def _json_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """With null where there is no number: JSON has no NaN."""
+    return table.astype(object).where(table.notna(), None).to_dict("records")

@@ -1,0 +1,235 @@
+"""A policy: a causal language model folder, and how prompts become its token ids.
+
+The policy reads a prompt by its own chat template and tokenizer, whatever those of the reward model are: between the
+two only text travels. Nothing here reads weights; what draws the samples does.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import snapshot_download
+from jinja2 import TemplateError
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from rmcore.core.errors import DataError, ModelError
+from rmcore.data.control_tokens import ControlTokens, texts_of
+from rmcore.data.pair import Prompt, prompt_messages, prompt_text
+from rmcore.models.loading import guard, load_tokenizer, max_positions, quiet_libraries, read_config, resolve_model
+from rmcore.serving.engine import EngineDtype
+from rmcore.serving.model_files import folder_digest
+
+TEXT_PATTERNS = ["*.json", "*.jinja", "*.txt", "*.model", "*.py"]
+WEIGHT_PATTERNS = ["*.safetensors"]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A causal model that answers prompts.
+
+    name: as it was asked for.
+    folder: where it lies; of a hub model the snapshot, whose weights `weights` downloads.
+    hub_name: of a hub model, else None.
+    stop_ids: tokens that end a response: those of the tokenizer, the config and the generation config together. Empty
+        where none names any; every response then has all its tokens.
+    """
+
+    name: str
+    folder: Path
+    config: PretrainedConfig
+    tokenizer: PreTrainedTokenizerBase
+    stop_ids: tuple[int, ...]
+    hub_name: str | None = None
+    trust_remote_code: bool = False
+
+    @classmethod
+    def load(cls, name_or_path: str | Path, trust_remote_code: bool = False) -> "Policy":
+        """Read tokenizer and config of a folder or hub model, no weights.
+
+        Raises:
+            ModelError: it cannot be read, has adapters beside it, or is no causal model (a reward model is none).
+        """
+        quiet_libraries()
+        name = str(name_or_path)
+        if name == "tiny":
+            raise ModelError("`tiny` is an untrained shape and no policy; fine-tune it first, or name a folder.")
+        source = resolve_model(name)
+        if not Path(source).is_dir() and (source.startswith((".", "/", "~")) or source.count("/") > 1):
+            raise ModelError(f"there is no folder {source}; name that of a causal language model, or a hub name.")
+        hub_name = None if Path(source).is_dir() else source
+        folder = Path(source).resolve() if hub_name is None else _snapshot(hub_name, TEXT_PATTERNS)
+        config = read_config(str(folder), trust_remote_code=trust_remote_code)
+        _check_causal(name, config)
+        if (folder / "adapter_config.json").is_file():
+            raise ModelError(
+                f"the policy {name} has adapters beside its weights, which vLLM would leave out; merge them with "
+                "PEFT's merge_and_unload, save that and name its folder."
+            )
+        tokenizer = load_tokenizer(str(folder), trust_remote_code=trust_remote_code)
+        stop_ids = _stop_ids(folder, config, tokenizer)
+        return cls(name, folder, config, tokenizer, stop_ids, hub_name, trust_remote_code)
+
+    def weights(self) -> Path:
+        """The folder, with its weights: a hub model's are downloaded now.
+
+        Raises:
+            ModelError: the hub cannot be asked.
+        """
+        if self.hub_name is not None:
+            _snapshot(self.hub_name, WEIGHT_PATTERNS, revision=self.folder.name)
+        return self.folder
+
+    def digest(self) -> str:
+        """sha256 in 64 hex digits over the files that make the policy; every byte of the weights is read.
+
+        Raises:
+            ModelError: files are missing.
+        """
+        return folder_digest(self.weights())
+
+    def compute_dtype(self, device_type: str) -> EngineDtype:
+        """What samples are computed in: float32 on a CPU or where the weights are stored so, else bfloat16."""
+        stored = str(self.config.get_text_config().dtype).removeprefix("torch.")
+        return "bfloat16" if device_type == "cuda" and stored in ("bfloat16", "float16") else "float32"
+
+    @cached_property
+    def reader(self) -> "TextReader":
+        """How text becomes the policy's token ids."""
+        return TextReader(self.tokenizer)
+
+    def prompt_ids(self, prompt: Prompt) -> list[int]:
+        """Token ids that a response is appended to; see `TextReader.prompt_ids`."""
+        return self.reader.prompt_ids(prompt)
+
+    def fitting_ids(self, prompts: Sequence[Prompt], max_new_tokens: int) -> list[list[int]]:
+        """Token ids of all prompts, each with room for a whole response behind it.
+
+        Raises:
+            DataError: a prompt leaves no such room within the policy's positions, or the chat template refuses it.
+            ModelError: the tokenizer knows tokens that the model does not.
+        """
+        rendered = [self.prompt_ids(prompt) for prompt in prompts]
+        vocab_size = self.config.get_text_config().vocab_size
+        largest = max((max(ids) for ids in rendered), default=0)
+        if largest >= vocab_size:
+            raise ModelError(
+                f"the tokenizer of {self.name} gives token {largest}, and the model knows {vocab_size} tokens: they do "
+                "not belong together. Restore the tokenizer that the policy was trained with."
+            )
+        positions = max_positions(self.config)
+        room = None if positions is None else positions - max_new_tokens
+        too_long = [] if room is None else [index for index, ids in enumerate(rendered) if len(ids) > room]
+        if too_long:
+            first = too_long[0]
+            raise DataError(
+                f"{len(too_long)} of {len(prompts)} prompts are too long for {self.name}, which has {positions} "
+                f"positions and needs {max_new_tokens} for the response. The first is prompt {first} "
+                f"({shown(prompt_text(prompts[first]))}, {len(rendered[first])} tokens). Drop them, or lower "
+                "max_new_tokens."
+            )
+        return rendered
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of a response, without special tokens. Half a character, as a cut may leave it, becomes U+FFFD."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
+class TextReader:
+    """Turns prompts and responses into a policy's token ids; control tokens' strings in them are text."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer = tokenizer
+        self.control = ControlTokens(tokenizer)
+
+    def prompt_ids(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt, up to where its answer begins.
+
+        With the tokenizer's chat template, which is then the authority on special tokens; without one the text
+        `Prompt: ...`, an empty line, `Response: `, with a BOS where the tokenizer puts one. Never two of them, and no
+        EOS.
+
+        Raises:
+            DataError: the chat template refuses the dialogue, or makes nothing of it.
+        """
+        around = not self.tokenizer.chat_template
+        if self.control.stand_in(texts_of(prompt, "")):
+            marked = self.control.mark(prompt, "")
+            text = self.control.rename(self._prompt_text(marked.prompt), marked.mark)
+            ids = self.control.encode([text], add_special_tokens=around)[0].ids
+        else:
+            text = self._prompt_text(prompt)
+            ids = list(self.tokenizer(text, add_special_tokens=around, verbose=False)["input_ids"])
+        if not ids:
+            raise DataError(f"the policy's chat template makes nothing of the prompt {shown(text)}; drop such prompts.")
+        bos, eos = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
+        if bos is not None and ids[:2] == [bos, bos]:
+            ids = ids[1:]
+        if around and eos is not None and ids[-1] == eos:  # some tokenizers close every text
+            ids = ids[:-1]
+        return ids
+
+    def response_ids(self, response: str) -> list[int]:
+        """Token ids of a response's text alone, without an end."""
+        if self.control.stand_in([response]):
+            return self.control.encode([response], add_special_tokens=False)[0].ids
+        return list(self.tokenizer(response, add_special_tokens=False, verbose=False)["input_ids"])
+
+    def _prompt_text(self, prompt: Prompt) -> str:
+        if not self.tokenizer.chat_template:
+            return plain_form(prompt_text(prompt))
+        messages = [message._asdict() for message in prompt_messages(prompt)]
+        try:
+            return str(self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+        except TemplateError as error:
+            raise DataError(
+                f"the policy's chat template refuses a dialogue with the roles {[one['role'] for one in messages]} "
+                f"({error}); drop such prompts."
+            ) from error
+
+
+def plain_form(prompt: str) -> str:
+    """A prompt's text as a policy without a chat template reads it."""
+    return f"Prompt: {prompt}\n\nResponse: "
+
+
+def shown(text: str, limit: int = 60) -> str:
+    """The beginning of a text, as an error names it."""
+    return repr(text if len(text) <= limit else text[:limit] + "...")
+
+
+def _snapshot(hub_name: str, patterns: list[str], revision: str | None = None) -> Path:
+    """The folder of a hub model's files, downloaded where they are not here yet."""
+    return Path(guard(hub_name, lambda: snapshot_download(hub_name, revision=revision, allow_patterns=patterns)))
+
+
+def _check_causal(name: str, config: PretrainedConfig) -> None:
+    architectures = config.architectures or []
+    if any("SequenceClassification" in one for one in architectures):
+        raise ModelError(
+            f"{name} is a classifier ({architectures[0]}), such as a reward model: it cannot write text. Name a causal "
+            "language model as the policy."
+        )
+    known = {one for names in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() for one in _as_tuple(names)}
+    own_code = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+    if config.is_encoder_decoder or not (own_code or known & set(architectures)):
+        raise ModelError(
+            f"{name} is no causal language model: its architecture is {', '.join(architectures) or 'not named'}. Name "
+            "one whose config.json says ...ForCausalLM."
+        )
+
+
+def _as_tuple(names: Any) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def _stop_ids(folder: Path, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    found: set[int] = set()
+    named: list[Any] = [tokenizer.eos_token_id, getattr(config.get_text_config(), "eos_token_id", None)]
+    if (folder / "generation_config.json").is_file():
+        named.append(guard(str(folder), lambda: GenerationConfig.from_pretrained(folder)).eos_token_id)
+    for ids in named:
+        found.update([] if ids is None else [ids] if isinstance(ids, int) else ids)
+    return tuple(sorted(found))

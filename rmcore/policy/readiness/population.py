@@ -1,0 +1,171 @@
+"""One row a reward model of the validation study: what readiness may see, and what optimising it really gains.
+
+The prompts of the samples are parted: the scores see the judged samples of the first ones, the gain is taken on all
+others. So no score is compared with a number that it was computed from.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from rmcore.core.errors import ModelError
+from rmcore.data.pair import PreferencePair
+from rmcore.ensembles.features import features, head_of, pair_features
+from rmcore.evaluation.report_card import evaluate_pairs
+from rmcore.evaluation.uncertainty import FloatArray
+from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.policy.grpo.defects import BackboneRecipe, HeadData, HeadRecipe, heads
+from rmcore.policy.overoptimization import METHODS, overoptimization
+from rmcore.policy.readiness.parts import JudgedPools, on_policy_parts
+from rmcore.policy.readiness.readiness import RLReadinessScorer
+
+NUM_MEMBERS = 4
+NUM_RESAMPLES = 100
+"""Only point values of single models enter the study; its own intervals are over models."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Features of one backbone, in float64: what all of its reward models are computed from.
+
+    training: of the pairs that heads are fitted on.
+    test: features of the chosen and the rejected sides of the test pairs, (2, P, D).
+    samples: (N, D) of the policy's samples.
+    own_head: (D,) that the backbone was trained with.
+    """
+
+    training: HeadData
+    test: FloatArray
+    samples: FloatArray
+    own_head: FloatArray
+
+
+def see(
+    rm: BradleyTerryRM,
+    training: Sequence[PreferencePair],
+    test: Sequence[PreferencePair],
+    samples: pd.DataFrame,
+    progress: Callable[[str], None],
+) -> Seen:
+    """Run the backbone once over everything."""
+    head = head_of(rm)
+    progress("training pairs")
+    fitted = pair_features(rm, training)
+    longer = np.array([np.sign(len(pair.chosen) - len(pair.rejected)) for pair in training])
+    progress("test pairs")
+    judged = pair_features(rm, test)
+    progress("samples")
+    sides = rm.renderer.tokenize_sides(list(zip(samples["prompt"], samples["response"], strict=True)))
+    return Seen(
+        HeadData(fitted[0] - fitted[1], longer),
+        judged,
+        features(rm, sides).astype(np.float64),
+        head.weight.detach().double().cpu().numpy()[0],
+    )
+
+
+def rows_of(
+    backbone: BackboneRecipe,
+    seen: Seen,
+    test: Sequence[PreferencePair],
+    samples: pd.DataFrame,
+    *,
+    measured_prompts: int,
+    planned_kl: float,
+    seed: int,
+) -> pd.DataFrame:
+    """Every reward model on one backbone: its name, its defects, what the scores see, and the gains."""
+    own = HeadRecipe("own", "none", lambda data, rng: seen.own_head)
+    rows = []
+    for index, recipe in enumerate([own, *heads()]):
+        rng = np.random.default_rng([seed, index])
+        head = recipe.fit(seen.training, rng)
+        members = [_again(recipe, seen.training, rng) for _ in range(NUM_MEMBERS)]
+        row: dict[str, Any] = {"backbone": backbone.name, "head": recipe.name}
+        row["defect"] = recipe.defect if recipe.defect != "none" else backbone.defect
+        row |= _on_pairs(seen, head, test, seed)
+        row |= _on_samples(seen, head, members, samples, measured_prompts, planned_kl, seed)
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _again(recipe: HeadRecipe, data: HeadData, rng: np.random.Generator) -> FloatArray:
+    """The same recipe on pairs drawn with replacement; the head that a backbone was trained with is fitted anew."""
+    drawn = rng.integers(len(data.differences), size=len(data.differences))
+    again = HeadData(data.differences[drawn], data.longer[drawn])
+    return (heads()[0] if recipe.name == "own" else recipe).fit(again, rng)
+
+
+def _on_pairs(seen: Seen, head: FloatArray, test: Sequence[PreferencePair], seed: int) -> dict[str, Any]:
+    """What labelled pairs tell: accuracy, calibration, the v1 score with the curvature of the head."""
+    chosen, rejected = seen.test @ head
+    table = pd.DataFrame(
+        {
+            "pair_id": [pair.pair_id for pair in test],
+            "prompt_id": [pair.prompt_id for pair in test],
+            "subset": None,
+            "reward_chosen": chosen,
+            "reward_rejected": rejected,
+            "chosen_chars": [len(pair.chosen) for pair in test],
+            "rejected_chars": [len(pair.rejected) for pair in test],
+        }
+    )
+    card = evaluate_pairs(table, num_resamples=NUM_RESAMPLES, seed=seed)
+    wanted = (
+        "pairwise_accuracy",
+        "ece_debiased",
+        "pooled_reward_variance",
+        "ece_tempered_debiased",
+        "length_matched_accuracy",
+    )
+    found = {name: card[name].value for name in wanted}
+    lambda_max = _curvature(seen.test[0] - seen.test[1], chosen - rejected)
+    accuracy, ece, variance = found["pairwise_accuracy"], found["ece_debiased"], found["pooled_reward_variance"]
+    if accuracy is None or ece is None or variance is None:
+        raise ModelError("a reward model of the study gives both sides of every test pair the same reward.")
+    v1 = RLReadinessScorer().compute_score(accuracy, ece, variance, lambda_max)
+    return found | {"lambda_max": lambda_max, "v1": v1.overall_score}
+
+
+def _curvature(differences: FloatArray, margins: FloatArray) -> float:
+    """Largest eigenvalue of the loss's Hessian with respect to the head, which is exact: the margin is linear in it."""
+    weight = 1 / (2 + 2 * np.cosh(np.clip(margins, -50, 50)))  # sigmoid'(m)
+    hessian = (differences * weight[:, None]).T @ differences / len(margins)
+    return float(np.linalg.eigvalsh(hessian)[-1])
+
+
+def _on_samples(
+    seen: Seen,
+    head: FloatArray,
+    members: Sequence[FloatArray],
+    samples: pd.DataFrame,
+    measured_prompts: int,
+    planned_kl: float,
+    seed: int,
+) -> dict[str, Any]:
+    """What judged samples of the first prompts tell, and the gain on the samples of all others."""
+    groups = list(samples.groupby("prompt_id", sort=False).indices.values())
+    rewards, gold = seen.samples @ head, samples["gold"].to_numpy(dtype=np.float64)
+    lengths = samples["response"].str.len().to_numpy(dtype=np.float64)
+    others = np.stack(members) @ seen.samples.T
+
+    measured, unseen = groups[:measured_prompts], groups[measured_prompts:]
+    pools = JudgedPools(
+        [rewards[rows] for rows in measured],
+        [gold[rows] for rows in measured],
+        [lengths[rows] for rows in measured],
+        [others[:, rows] for rows in measured],
+    )
+    row = {name: part.value for name, part in on_policy_parts(pools, num_resamples=NUM_RESAMPLES, seed=seed).items()}
+    for method in METHODS:
+        settings: dict[str, Any] = {"method": method, "planned_kl": planned_kl, "num_resamples": NUM_RESAMPLES}
+        plan = overoptimization(pools.rewards, pools.judged, **settings).plan
+        truth = overoptimization([rewards[rows] for rows in unseen], [gold[rows] for rows in unseen], **settings)
+        if plan is None or truth.plan is None:
+            continue  # only where no KL is planned
+        row |= {f"{method}_measured_gain": plan.gain.value, f"{method}_headroom": plan.headroom.value}
+        row |= {f"{method}_gain": truth.plan.gain.value, f"{method}_turned": truth.turned}
+    return row

@@ -1,0 +1,205 @@
+"""The readiness score v1: one number from four held-out measurements, exactly as first specified.
+
+Kept for comparison with earlier runs, under its version name. Do not let it alone decide about a policy run: see the
+flaws listed at `RLReadinessScorer`. Plain Python, no torch.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from numbers import Real
+from typing import Any, ClassVar, Literal
+
+from rmcore.core.errors import ConfigError
+
+Verdict = Literal["ready", "monitor", "not recommended"]
+
+DEFAULT_WEIGHTS: Mapping[str, float] = {"accuracy": 0.35, "calibration": 0.25, "stability": 0.25, "landscape": 0.15}
+"""The specification's weights."""
+
+READY_ABOVE = 0.8
+NOT_RECOMMENDED_BELOW = 0.6
+
+SAID: Mapping[Verdict, str] = {
+    "ready": f"✓ Model is ready for RL training, says v1 (above {READY_ABOVE})",
+    "monitor": f"! v1 says: monitor RL training closely ({NOT_RECOMMENDED_BELOW} to {READY_ABOVE})",
+    "not recommended": f"✗ v1 does not recommend RL training (below {NOT_RECOMMENDED_BELOW})",
+}
+LIMITS = (
+    "Limits: v1 sees no sample of the policy, and it calls a model that guesses ready (0.88). Judge the policy's own "
+    "samples before you optimise against this model: rm-opt readiness --policy."
+)
+
+ACCURACY_ADVICE_BELOW = 0.7
+ECE_ADVICE_ABOVE = 0.1
+VARIANCE_ADVICE_ABOVE = 2.0
+EIGENVALUE_ADVICE_ABOVE = 200.0
+
+
+@dataclass(frozen=True)
+class RLReadinessReport:
+    """The score, its four parts and advice; `verdict` and `version` follow.
+
+    Attributes:
+        overall_score: weighted sum of the four parts; up to 1.067 with the default weights, not 1.
+        accuracy_score: min(1, accuracy).
+        calibration_score: max(0, 1 - 5 ECE).
+        stability_score: max(0, 1 - (variance - 0.5) / 2.5), up to 1.2.
+        landscape_score: max(0, 1 - (top eigenvalue - 50) / 450), up to 1.111 for a top eigenvalue of 0.
+        recommendations: one sentence for each measurement beyond its threshold, in the order of the parts.
+    """
+
+    overall_score: float
+    accuracy_score: float
+    calibration_score: float
+    stability_score: float
+    landscape_score: float
+    recommendations: tuple[str, ...]
+
+    version: ClassVar[str] = "v1"
+
+    def __str__(self) -> str:
+        """What `print(report)` shows: score, parts, verdict, advice, and what v1 cannot know."""
+        parts = {
+            "Accuracy": self.accuracy_score,
+            "Calibration": self.calibration_score,
+            "Stability": self.stability_score,
+            "Landscape": self.landscape_score,
+        }
+        return "\n".join(
+            [
+                f"RL Readiness Report ({self.version})",
+                f"Overall Score: {self.overall_score:.2f}/1.00",
+                *(f"  {name + ':':<12} {part:.2f}" for name, part in parts.items()),
+                SAID[self.verdict],
+                *(["Recommendations:"] if self.recommendations else []),
+                *(f"  - {advice}" for advice in self.recommendations),
+                LIMITS,
+            ]
+        )
+
+    @property
+    def verdict(self) -> Verdict:
+        """`ready` above 0.8, `not recommended` below 0.6, `monitor` from 0.6 to 0.8."""
+        if self.overall_score > READY_ABOVE:
+            return "ready"
+        return "not recommended" if self.overall_score < NOT_RECOMMENDED_BELOW else "monitor"
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready record, verdict and version included."""
+        return asdict(self) | {
+            "recommendations": list(self.recommendations),
+            "verdict": self.verdict,
+            "version": self.version,
+        }
+
+
+class RLReadinessScorer:
+    """Weighted sum of accuracy, calibration, stability and landscape scores, v1.
+
+    Known flaws, kept because they are the definition, and pinned by tests:
+
+    - A reward model that guesses is called ready: accuracy 0.494 with small margins scores 0.88, because a model whose
+      rewards hardly differ is "calibrated", "stable" and "flat".
+    - Stability and landscape parts exceed 1, so the score reaches 1.067. (A negative top eigenvalue goes further.)
+    - It depends on the scale of the rewards, which no ranking sees: a head multiplied by 10 has 100 times the variance.
+    - Its printed example, 0.82 for 0.87 / 0.05 / 1.2 / 150, is 0.789 by its own formula.
+    - Over the 110 reward models of `rm-opt readiness --validate` its rank correlation with the true gain of best-of-64
+      sampling was 0.008, where accuracy on the policy's own samples reached 0.666.
+
+    Args:
+        weights: numbers for `accuracy`, `calibration`, `stability`, `landscape`, at least 0, summing to 1 within 1e-6;
+            None takes the specification's 0.35, 0.25, 0.25, 0.15.
+
+    Raises:
+        ConfigError: other names, a weight that is negative or not a number, or another sum.
+
+    Example:
+        >>> report = RLReadinessScorer().compute_score(0.87, 0.05, 1.2, 150.0)
+        >>> round(report.overall_score, 3), report.verdict
+        (0.789, 'monitor')
+    """
+
+    def __init__(self, weights: Mapping[str, float] | None = None) -> None:
+        self.weights = _checked_weights(DEFAULT_WEIGHTS if weights is None else weights)
+
+    def compute_score(
+        self, accuracy: float, ece: float, reward_variance: float, top_eigenvalue: float
+    ) -> RLReadinessReport:
+        """Score one reward model.
+
+        Args:
+            accuracy: held-out pairwise accuracy, 0 to 1.
+            ece: expected calibration error, 0 to 1; debiased, or a calibrated model loses points on few pairs.
+            reward_variance: variance of the rewards pooled over all held-out sides, in squared logits.
+            top_eigenvalue: largest eigenvalue of the loss Hessian.
+
+        Raises:
+            ConfigError: a value is not a finite number or outside its range.
+        """
+        _check("accuracy", accuracy, 0.0, 1.0)
+        _check("ece", ece, 0.0, 1.0)
+        _check("reward_variance", reward_variance, 0.0, math.inf)
+        _check("top_eigenvalue", top_eigenvalue, -math.inf, math.inf)
+        parts = {
+            "accuracy": min(1.0, float(accuracy)),
+            "calibration": max(0.0, 1.0 - 5.0 * float(ece)),
+            "stability": max(0.0, 1.0 - (float(reward_variance) - 0.5) / 2.5),
+            "landscape": max(0.0, 1.0 - (float(top_eigenvalue) - 50.0) / 450.0),
+        }
+        return RLReadinessReport(
+            overall_score=sum(self.weights[name] * part for name, part in parts.items()),
+            accuracy_score=parts["accuracy"],
+            calibration_score=parts["calibration"],
+            stability_score=parts["stability"],
+            landscape_score=parts["landscape"],
+            recommendations=tuple(_advice(accuracy, ece, reward_variance, top_eigenvalue)),
+        )
+
+
+def _checked_weights(weights: Mapping[str, float]) -> dict[str, float]:
+    if not isinstance(weights, Mapping) or set(weights) != set(DEFAULT_WEIGHTS):
+        raise ConfigError(
+            f"readiness weights are {weights!r}; the parts are {', '.join(DEFAULT_WEIGHTS)}. Give each a number."
+        )
+    for name, weight in weights.items():
+        _check(f"{name} weight", weight, 0.0, math.inf)
+    total = sum(float(weight) for weight in weights.values())
+    if abs(total - 1.0) > 1e-6:
+        raise ConfigError(
+            f"readiness weights sum to {total:.6g}, not 1: scores and verdicts would not compare. "
+            f"Divide each by {total:.6g}."
+        )
+    return {name: float(weights[name]) for name in DEFAULT_WEIGHTS}
+
+
+def _check(name: str, value: float, least: float, most: float) -> None:
+    if not isinstance(value, Real) or not math.isfinite(value) or not least <= value <= most:
+        bounds = "a finite number" if least == -math.inf else f"a finite number from {least:g} to {most:g}"
+        raise ConfigError(
+            f"{name} is {value!r}, not {bounds}: readiness cannot be scored. Compute it on held-out pairs first."
+        )
+
+
+def _advice(accuracy: float, ece: float, reward_variance: float, top_eigenvalue: float) -> list[str]:
+    advice = []
+    if accuracy < ACCURACY_ADVICE_BELOW:
+        advice.append(
+            f"Pairwise accuracy {accuracy:.3f} is below {ACCURACY_ADVICE_BELOW}: train on more or cleaner pairs."
+        )
+    if ece > ECE_ADVICE_ABOVE:
+        advice.append(
+            f"Calibration error {ece:.3f} is above {ECE_ADVICE_ABOVE}: scale margins by a temperature fitted on other "
+            "pairs, or use label smoothing."
+        )
+    if reward_variance > VARIANCE_ADVICE_ABOVE:
+        advice.append(
+            f"Reward variance {reward_variance:.3g} is above {VARIANCE_ADVICE_ABOVE}: normalise rewards before "
+            "a policy is optimised against them."
+        )
+    if top_eigenvalue > EIGENVALUE_ADVICE_ABOVE:
+        advice.append(
+            f"Top Hessian eigenvalue {top_eigenvalue:.4g} is above {EIGENVALUE_ADVICE_ABOVE:g}: the minimum is sharp; "
+            "lower the learning rate or regularise more."
+        )
+    return advice

@@ -1,0 +1,161 @@
+"""The arms of an experiment beside one another: each metric's mean over seeds, its interval, every seed."""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.markers import CARETLEFT, CARETRIGHT
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from rmcore.reporting.figures import numbers
+from rmcore.reporting.figures.arms import Look, looks, short
+from rmcore.reporting.figures.quantities import axis_label, capital, level, tick_text
+from rmcore.reporting.figures.style import GRID, INK, MUTED, SMALL, FloatArray, dress, headline, new_figure, save
+from rmcore.reporting.html.experiment_schema import ArmResult, CellResult, MetricInfo
+
+_COLUMNS = 3
+_ROW = 0.36  # inches an arm
+_TITLE = 42  # characters of a line over a panel
+_WIDEST = 1.0  # intervals are shown this many times the range of all points beyond the points
+_BETTER = {True: "higher is better →", False: "← lower is better", None: "neither side is better"}
+
+
+def arm_intervals(
+    arms: Sequence[ArmResult],
+    cells: Sequence[CellResult],
+    metrics: Sequence[str],
+    infos: Mapping[str, MetricInfo],
+    out: Path,
+) -> Path:
+    """Write `arm_intervals_figure` to `out` (PNG); returns `out`."""
+    return save(arm_intervals_figure(arms, cells, metrics, infos), out)
+
+
+def arm_intervals_figure(
+    arms: Sequence[ArmResult], cells: Sequence[CellResult], metrics: Sequence[str], infos: Mapping[str, MetricInfo]
+) -> Figure:
+    """One panel a metric, one row an arm: mean over seeds, its interval, each seed as a small point below.
+
+    An interval far wider than all points (two seeds) is cut and ends in an arrow.
+
+    Args:
+        arms: rows from top to bottom.
+        cells: whose metrics are the small points.
+        metrics: panels, at least one; names of `infos`. The first one gives the title.
+        infos: what the metrics are.
+    """
+    columns = min(_COLUMNS, len(metrics))
+    rows = -(-len(metrics) // columns)
+    figure = new_figure(2.0 + 3.1 * columns, 0.9 + rows * (1.25 + _ROW * len(arms)))
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    look = looks(arms, metrics[0], infos[metrics[0]]["higher_is_better"])
+    for position, metric in enumerate(metrics):
+        ax = axes[position]
+        _panel(ax, arms, infos[metric], names=position % columns == 0)
+        ax.set_xlim(_limits(arms, cells, metric))
+        for row, arm in enumerate(arms):
+            _row(ax, row, arm, cells, metric, look[arm["name"]])
+    for ax in axes[len(metrics) :]:
+        ax.set_axis_off()
+    headline(figure, _title(arms, metrics[0], infos[metrics[0]]))
+    style = {"fontsize": SMALL, "frameon": False, "labelcolor": INK}
+    figure.legend(handles=_key(), loc="outside lower left", ncols=2 if columns == 1 else 4, **style)
+    return figure
+
+
+def seed_values(cells: Sequence[CellResult], arm: str, metrics: Sequence[str]) -> FloatArray:
+    """(cells, metrics) of the arm's cells that have all of the metrics."""
+    rows = [[numbers.finite(cell["metrics"].get(name)) for name in metrics] for cell in cells if cell["arm"] == arm]
+    return np.array([row for row in rows if None not in row], dtype=np.float64).reshape(-1, len(metrics))
+
+
+def mean_value(arm: ArmResult, metric: str) -> float | None:
+    """The arm's mean of a metric; None where there is none."""
+    return numbers.finite(arm["metrics"][metric]["value"]) if metric in arm["metrics"] else None
+
+
+def _panel(ax: Axes, arms: Sequence[ArmResult], info: MetricInfo, *, names: bool) -> None:
+    title = f"{textwrap.fill(info['label'], _TITLE)}\n{_BETTER[info['higher_is_better']]}"
+    dress(ax, title=title, x=axis_label("mean over seeds", info["unit"]), y="")
+    ax.grid(visible=False, axis="y")
+    ax.tick_params(axis="y", length=0)
+    texts = [short(arm["name"]) if names else "" for arm in arms]
+    ax.set_yticks(range(len(arms)), texts, fontsize=SMALL, color=INK)
+    for tick, arm in zip(ax.get_yticklabels(), arms, strict=True):
+        tick.set_fontweight("bold" if arm["is_control"] else "normal")
+    ax.set_ylim(len(arms) - 0.4, -0.6)
+    ax.xaxis.set_major_locator(MaxNLocator(nbins=5, min_n_ticks=2, steps=[1, 2, 2.5, 5, 10]))
+    ax.xaxis.set_major_formatter(FuncFormatter(tick_text(info["unit"])))
+
+
+def _limits(arms: Sequence[ArmResult], cells: Sequence[CellResult], metric: str) -> tuple[float, float]:
+    """An axis for all means and seeds, and for intervals as far as they do not flatten the rest."""
+    found = [arm["metrics"][metric] for arm in arms if metric in arm["metrics"]]
+    bounds = [numbers.finite(one[key]) for one in found for key in ("ci_low", "ci_high")]
+    means = [mean_value(arm, metric) for arm in arms]
+    seeds = [float(value) for arm in arms for value in seed_values(cells, arm["name"], (metric,))[:, 0]]
+    points = [value for value in (*means, *seeds) if value is not None] or [0.0]
+    inside = [value for value in bounds if value is not None] + points
+    reach = _WIDEST * (max(points) - min(points)) or np.inf
+    low, high = max(min(inside), min(points) - reach), min(max(inside), max(points) + reach)
+    pad = 0.07 * (high - low) or 0.05 * abs(high) or 1.0
+    return low - pad, high + pad
+
+
+def _row(ax: Axes, row: int, arm: ArmResult, cells: Sequence[CellResult], metric: str, look: Look) -> None:
+    ax.axhline(row, color=GRID, linewidth=0.6, zorder=0)
+    seeds = seed_values(cells, arm["name"], (metric,))[:, 0]
+    ax.plot(seeds, np.full(len(seeds), row + 0.24), "o", color=look.colour, alpha=0.5, markersize=3.4, label="seeds")
+    value = mean_value(arm, metric)
+    if value is None:
+        ax.text(0.02, row, "not measured", transform=ax.get_yaxis_transform(), color=MUTED, fontsize=SMALL, va="center")
+        return
+    if arm["is_control"]:
+        ax.axvline(value, color=MUTED, linewidth=1.0, linestyle=":", zorder=0)
+    low, high = (numbers.finite(arm["metrics"][metric][key]) for key in ("ci_low", "ci_high"))
+    if low is not None and high is not None:
+        _interval(ax, row, low, high, look)
+    ax.plot([value], [row], look.marker, color=look.colour, markersize=7, label=arm["name"])
+
+
+def _interval(ax: Axes, row: int, low: float, high: float, look: Look) -> None:
+    """A line from low to high; where it leaves the axes, an arrow at their edge."""
+    ax.plot([low, high], [row, row], color=look.colour, linewidth=2.5, solid_capstyle="round", alpha=0.75)
+    left, right = ax.get_xlim()
+    style: dict[str, Any] = {"color": look.colour, "markersize": 8, "clip_on": False}
+    if low < left:
+        ax.plot([left], [row], marker=CARETLEFT, **style)
+    if high > right:
+        ax.plot([right], [row], marker=CARETRIGHT, **style)
+
+
+def _title(arms: Sequence[ArmResult], metric: str, info: MetricInfo) -> str:
+    """The best mean of a metric and the control's."""
+    means = {arm["name"]: mean_value(arm, metric) for arm in arms}
+    known = {name: value for name, value in means.items() if value is not None}
+    label = capital(info["label"])
+    if not known:
+        return f"{label}: no arm has a mean"
+    if info["higher_is_better"] is False:
+        word, best = "lowest", min(known, key=known.__getitem__)
+    else:
+        word, best = "highest", max(known, key=known.__getitem__)
+    text = f"{label}: {word} mean {level(known[best], info['unit'])} ({short(best)}"
+    control = next((arm["name"] for arm in arms if arm["is_control"] and arm["name"] in known), None)
+    if control is None:
+        return f"{text})"
+    return f"{text}, the control)" if control == best else f"{text}), control {level(known[control], info['unit'])}"
+
+
+def _key() -> list[Line2D]:
+    return [
+        Line2D([], [], color=INK, marker="o", linewidth=2.5, alpha=0.75, label="mean over seeds, 95 % interval"),
+        Line2D([], [], color=INK, marker="o", linestyle="", markersize=3.4, alpha=0.5, label="each seed"),
+        Line2D([], [], color=MUTED, linestyle=":", label="mean of the control (bold)"),
+        Line2D([], [], color=INK, marker=">", linestyle="", markersize=6, label="the interval goes on"),
+    ]

@@ -1,0 +1,44 @@
+"""How a hypothesis and its verdict are worded and marked, in figures, the report and Markdown alike."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rmcore.reporting.figures.quantities import compared
+
+
+class VerdictLook(NamedTuple):
+    """Words, colour and marker of a verdict: never the colour alone."""
+
+    words: str
+    colour: str
+    marker: str
+
+
+VERDICTS = {
+    "supported": VerdictLook("✓ supported", "#0a6b3d", "o"),
+    "refuted": VerdictLook("✗ refuted", "#a13500", "X"),
+    "inconclusive": VerdictLook("? inconclusive", "#59636e", "s"),
+}
+_SIGNS = {"difference": " − ", "ratio": " / "}
+
+
+def subject(hypothesis: Mapping[str, Any]) -> str:
+    """Which arms are measured: `A3 − A1`, `lora / full`, `A5`."""
+    sign = _SIGNS.get(hypothesis["comparison"])
+    arm, versus = hypothesis["arm"], hypothesis["versus"]
+    return arm if sign is None or versus is None else f"{arm}{sign}{versus}"
+
+
+def claimed(hypothesis: Mapping[str, Any], unit: str) -> str:
+    """The side of the threshold: `above +1.0 points`."""
+    threshold = compared(hypothesis["threshold"], unit, hypothesis["comparison"])
+    return f"{hypothesis['direction']} {threshold}"
+
+
+def tally(hypotheses: Sequence[Mapping[str, Any]]) -> str:
+    """All verdicts counted: `4 claims: 1 supported, 1 refuted, 2 inconclusive`."""
+    if not hypotheses:
+        return "No claim was registered"
+    counts = {verdict: sum(item["verdict"] == verdict for item in hypotheses) for verdict in VERDICTS}
+    parts = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
+    return f"{len(hypotheses)} {'claim' if len(hypotheses) == 1 else 'claims'}: {parts}"

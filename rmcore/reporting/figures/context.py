@@ -1,0 +1,152 @@
+"""Held-out accuracy in context: what guessing, a shortcut and a perfect model would reach on the same pairs."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from rmcore.core.errors import DataError
+from rmcore.reporting.figures import numbers
+from rmcore.reporting.figures.style import BLUE, GRID, INK, MUTED, ORANGE, SMALL, dress, headline, new_figure, save
+
+KINDS = ("model", "reference", "subset", "ood")
+"""What a row is: this model on all held-out pairs, a yardstick, this model on a subset, or out of distribution."""
+
+_LOOK = {
+    "model": (BLUE, "o", 8),
+    "reference": (MUTED, "D", 6),
+    "subset": (BLUE, "o", 5),
+    "ood": (ORANGE, "s", 6),
+}
+_HEADINGS = {"subset": "this model, by subset", "ood": "this model, out of distribution"}
+_ROW = 0.3  # inches
+_LONGEST = 40  # characters of a name
+
+
+def accuracy_in_context(items: Sequence[Mapping[str, Any]], out: Path) -> Path:
+    """Write `accuracy_in_context_figure` to `out` (PNG); returns `out`."""
+    return save(accuracy_in_context_figure(items), out)
+
+
+def accuracy_in_context_figure(items: Sequence[Mapping[str, Any]]) -> Figure:
+    """Dot plot of accuracies: model and yardsticks in order of size, then subsets, then out-of-distribution.
+
+    Args:
+        items: {name, value, ci_low, ci_high, kind} each; values are shares, bounds may be None, `kind` is one of KINDS.
+            Items without a value are named with a dash.
+            The first item of kind "model" gives the title.
+
+    Raises:
+        DataError: there is no item, or one has another kind.
+    """
+    _check(items)
+    rows = _rows(items)
+    height = max(2.4, 1.3 + _ROW * len(rows))
+    figure = new_figure(8.0, height)
+    ax = figure.subplots()
+    for position, (_, item) in enumerate(rows):
+        if item is not None:
+            _draw(ax, position, item)
+    headline(figure, _title(items))
+    dress(ax, title="lines: 95 % intervals; diamonds and dotted lines: yardsticks", x="pairwise accuracy", y="")
+    ax.set_yticks(range(len(rows)), [label for label, _ in rows], fontsize=SMALL, color=INK)
+    for tick, (_, item) in zip(ax.get_yticklabels(), rows, strict=True):
+        if item is None or item["kind"] == "model":
+            tick.set_fontweight("bold")
+        if item is None:
+            tick.set_color(MUTED)
+    ax.grid(visible=False, axis="y")
+    ax.tick_params(axis="y", length=0)
+    ax.set_ylim(len(rows) - 0.4, -0.6)
+    low, high = _limits(items)
+    ax.set_xlim(low, high)
+    ax.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
+    for item in items:
+        value = numbers.finite(item["value"])
+        if item["kind"] == "reference" and value is not None:
+            ax.axvline(value, color=MUTED, linewidth=0.9, linestyle=":", zorder=0)
+    return figure
+
+
+def _check(items: Sequence[Mapping[str, Any]]) -> None:
+    if not items:
+        raise DataError(
+            "no accuracy was given: there is nothing to compare. Pass the model's held-out accuracy at least."
+        )
+    for item in items:
+        if item.get("kind") not in KINDS:
+            raise DataError(
+                f"accuracy {item.get('name')!r} has kind {item.get('kind')!r}: its place is unknown. "
+                f"Give one of {', '.join(KINDS)}."
+            )
+
+
+def _rows(items: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any] | None]]:
+    """(label, item) from top to bottom; headings have no item."""
+
+    def size(item: Mapping[str, Any]) -> float:
+        value = numbers.finite(item["value"])
+        return -np.inf if value is None else value
+
+    top = [item for item in items if item["kind"] in ("model", "reference")]
+    rows: list[tuple[str, Mapping[str, Any] | None]] = [
+        (_label(item), item) for item in sorted(top, key=size, reverse=True)
+    ]
+    for kind, heading in _HEADINGS.items():
+        group = sorted((item for item in items if item["kind"] == kind), key=size, reverse=True)
+        if group:
+            rows.append((heading, None))
+            rows += [(_label(item), item) for item in group]
+    return rows
+
+
+def _label(item: Mapping[str, Any]) -> str:
+    """The name, long ones cut in the middle: names of one family often differ at the end only."""
+    name = " ".join(str(item["name"]).split())
+    return name if len(name) <= _LONGEST else f"{name[: _LONGEST // 2]}…{name[-_LONGEST // 2 + 1 :]}"
+
+
+def _draw(ax: Any, position: int, item: Mapping[str, Any]) -> None:
+    colour, marker, size = _LOOK[item["kind"]]
+    value, low, high = (numbers.finite(item.get(key)) for key in ("value", "ci_low", "ci_high"))
+    bounds = numbers.interval(item, "%")
+    text = numbers.percent(value) + (f"  ({bounds})" if bounds else "")
+    weight = "bold" if item["kind"] == "model" else "normal"
+    style = {"transform": ax.get_yaxis_transform(), "va": "center", "ha": "left", "fontsize": SMALL, "color": INK}
+    ax.text(1.02, position, text, fontweight=weight, **style)
+    ax.axhline(position, color=GRID, linewidth=0.6, zorder=0)
+    if value is None:
+        return
+    if low is not None and high is not None:
+        ax.plot([low, high], [position, position], color=colour, linewidth=2.5, solid_capstyle="round", alpha=0.75)
+    hollow = "white" if item["kind"] == "reference" else colour
+    ax.plot([value], [position], marker, color=colour, markersize=size, markerfacecolor=hollow, markeredgewidth=1.5)
+
+
+def _limits(items: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+    """Axis from a little below the smallest to a little above the largest number, at least ten points wide."""
+    values = [numbers.finite(item.get(key)) for item in items for key in ("value", "ci_low", "ci_high")]
+    known = [value for value in values if value is not None] or [0.5]
+    low, high = min(known), max(known)
+    pad = max(0.02, 0.06 * (high - low), (0.1 - (high - low)) / 2)
+    return max(low - pad, min(low, 0) - 0.02), min(high + pad, max(high, 1) + 0.02)
+
+
+def _title(items: Sequence[Mapping[str, Any]]) -> str:
+    model = next(
+        (item for item in items if item["kind"] == "model" and numbers.finite(item["value"]) is not None), None
+    )
+    if model is None:
+        return "Accuracies on the held-out pairs"
+    value = float(model["value"])
+    beaten = [item for item in items if item["kind"] == "reference" and numbers.finite(item["value"]) is not None]
+    below = sorted((item for item in beaten if item["value"] < value), key=lambda item: item["value"])
+    above = sorted((item for item in beaten if item["value"] >= value), key=lambda item: item["value"])
+    text = f"Held-out accuracy {numbers.percent(value)}"
+    if below:
+        text += f": {100 * (value - below[-1]['value']):.1f} points above “{_label(below[-1])}”"
+    if above:
+        text += f"{',' if below else ':'} {100 * (above[0]['value'] - value):.1f} below “{_label(above[0])}”"
+    return text

@@ -1,0 +1,111 @@
+"""Every claim of an experiment: what was measured, with its interval, against the threshold that was fixed before."""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from rmcore.reporting.figures import numbers
+from rmcore.reporting.figures.claims import VERDICTS, claimed, subject, tally
+from rmcore.reporting.figures.quantities import axis_label, compared, interval, tick_text
+from rmcore.reporting.figures.style import GREEN, INK, LABEL, MUTED, SMALL, dress, headline, new_figure, save
+from rmcore.reporting.html.experiment_schema import HypothesisResult, MetricInfo
+
+_WIDTH = 10.0  # inches
+_ROW = 1.3  # inches
+_CLAIM = 108  # characters of a line of a claim
+_NEUTRAL = {"difference": 0.0, "ratio": 1.0}
+"""Where arm and versus are equal."""
+
+
+def forest_plot(hypotheses: Sequence[HypothesisResult], metrics: Mapping[str, MetricInfo], out: Path) -> Path:
+    """Write `forest_plot_figure` to `out` (PNG); returns `out`."""
+    return save(forest_plot_figure(hypotheses, metrics), out)
+
+
+def forest_plot_figure(hypotheses: Sequence[HypothesisResult], metrics: Mapping[str, MetricInfo]) -> Figure:
+    """One panel a hypothesis, each on its own scale: value and interval, threshold, claimed side shaded, verdict.
+
+    Args:
+        hypotheses: at least one; one without interval is drawn as a hollow point, one without value as a sentence.
+        metrics: what the hypotheses' metrics are; a metric that is not listed keeps its name.
+    """
+    claims = [textwrap.wrap(f"{item['name']}: {item['claim']}", _CLAIM) for item in hypotheses]
+    heights = [_ROW + 0.19 * (len(lines) - 1) for lines in claims]
+    figure = new_figure(_WIDTH, 1.0 + sum(heights))
+    axes = figure.subplots(len(hypotheses), 1, squeeze=False, gridspec_kw={"height_ratios": heights}).ravel()
+    for ax, item, lines in zip(axes, hypotheses, claims, strict=True):
+        _panel(ax, item, metrics.get(item["metric"]), lines)
+    figure.set_layout_engine("constrained", h_pad=0.08)
+    headline(figure, tally(hypotheses))
+    figure.legend(handles=_key(), loc="outside lower left", ncols=4, fontsize=SMALL, frameon=False, labelcolor=INK)
+    return figure
+
+
+def _panel(ax: Axes, item: HypothesisResult, info: MetricInfo | None, claim: Sequence[str]) -> None:
+    unit, label = (info["unit"], info["label"]) if info else ("", item["metric"])
+    comparison = item["comparison"]
+    words, colour, marker = VERDICTS[item["verdict"]]
+    dress(ax, title="", x=axis_label(f"{label}, {subject(item)}", unit, comparison), y="")
+    ax.set_title("\n".join(claim), loc="left", fontsize=LABEL, color=INK, pad=6)
+    ax.set_ylim(-1, 1)
+    ax.set_yticks([])
+    ax.spines["left"].set_visible(False)
+    low, high = _limits(item)
+    ax.set_xlim(low, high)
+    ax.xaxis.label.set_fontsize(SMALL)
+    ax.xaxis.set_major_locator(MaxNLocator(nbins=8, min_n_ticks=3, steps=[1, 2, 2.5, 5, 10]))
+    ax.xaxis.set_major_formatter(FuncFormatter(tick_text(unit, comparison)))
+    threshold = item["threshold"]
+    ax.axvspan(threshold, high if item["direction"] == "above" else low, color=GREEN, alpha=0.13, linewidth=0)
+    ax.axvline(threshold, color=INK, linewidth=1.4, label="threshold")
+    if comparison in _NEUTRAL and low < _NEUTRAL[comparison] < high:
+        ax.axvline(_NEUTRAL[comparison], color=MUTED, linewidth=1.1, linestyle=":")
+    _mark(ax, item, colour, marker)
+    bounds = interval(item["ci_low"], item["ci_high"], unit, comparison)
+    value = compared(item["value"], unit, comparison)
+    place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "annotation_clip": False}
+    ax.annotate(words, (1, 1), (12, 5), color=colour, fontsize=LABEL + 1, fontweight="bold", va="bottom", **place)
+    lines = f"measured {value}\n({bounds or 'no interval'})\nclaimed {claimed(item, unit)}"
+    ax.annotate(lines, (1, 1), (12, 1), color=INK, fontsize=SMALL, va="top", **place)
+
+
+def _mark(ax: Axes, item: HypothesisResult, colour: str, marker: str) -> None:
+    value, low, high = (numbers.finite(item[key]) for key in ("value", "ci_low", "ci_high"))
+    if value is None:
+        ax.text(0.5, 0.5, "no value: see the reason in the text", transform=ax.transAxes, ha="center", color=MUTED)
+        return
+    face = "white"
+    if low is not None and high is not None:
+        face = colour
+        ax.plot([low, high], [0, 0], color=colour, linewidth=3, solid_capstyle="butt", alpha=0.75, label="interval")
+    ax.plot([value], [0], marker, color=colour, markersize=9, markerfacecolor=face, markeredgewidth=1.6, label="value")
+
+
+def _limits(item: HypothesisResult) -> tuple[float, float]:
+    """An axis that holds value, interval, threshold and, unless far away, the point of no difference."""
+    known = [numbers.finite(item[key]) for key in ("value", "ci_low", "ci_high", "threshold")]
+    inside = [value for value in known if value is not None]
+    low, high = min(inside), max(inside)
+    neutral = _NEUTRAL.get(item["comparison"])
+    if neutral is not None:
+        reach = 1.5 * (high - low) or abs(high - neutral)
+        if low - reach <= neutral <= high + reach:
+            low, high = min(low, neutral), max(high, neutral)
+    pad = 0.12 * (high - low) or 0.1 * abs(high) or 1.0
+    return low - pad, high + pad
+
+
+def _key() -> list[Line2D | Patch]:
+    return [
+        Line2D([], [], color=INK, marker="o", linewidth=3, alpha=0.75, label="measured, 95 % interval"),
+        Line2D([], [], color=INK, linewidth=1.4, label="threshold, fixed before"),
+        Patch(color=GREEN, alpha=0.2, label="side that the claim names"),
+        Line2D([], [], color=MUTED, linewidth=1.1, linestyle=":", label="no difference"),
+    ]

@@ -1,0 +1,118 @@
+"""Extreme eigenvalues of the loss Hessian, with their signs and residuals."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from rmcore.core.errors import DataError
+from rmcore.reporting.figures import numbers
+from rmcore.reporting.figures.style import BLUE, INK, ORANGE, SMALL, FloatArray, dress, headline, new_figure, note, save
+
+_WIDE_RANGE = 300.0  # ratio of magnitudes from which the axis is symmetric-logarithmic
+
+
+def eigenvalues(spectrum: Mapping[str, Any], out: Path) -> Path:
+    """Write `eigenvalues_figure` to `out` (PNG); returns `out`."""
+    return save(eigenvalues_figure(spectrum), out)
+
+
+def eigenvalues_figure(spectrum: Mapping[str, Any]) -> Figure:
+    """Stem plot of the computed eigenvalues, largest first; whiskers are residual norms ||Hv - λv||.
+
+    A residual bounds the distance to the nearest true eigenvalue of the symmetric H (Parlett 1998, The Symmetric
+    Eigenvalue Problem, theorem 4.5.1), so whiskers are error bounds, not intervals of a sample.
+
+    Args:
+        spectrum: HessianSpectrum as a dict: eigenvalues, residuals (same length, entries or the list may be None),
+            trace_estimate, trace_standard_error, num_pairs, method, reasons (name -> why it is undefined).
+
+    Raises:
+        DataError: residuals and eigenvalues differ in length, or an eigenvalue is not finite.
+    """
+    values = np.array(spectrum["eigenvalues"], dtype=np.float64)
+    residuals = _residuals(spectrum, len(values))
+    if not np.isfinite(values).all():
+        raise DataError(
+            f"{int((~np.isfinite(values)).sum())} of {len(values)} eigenvalues are not finite: the Hessian products "
+            "overflowed. Run the landscape stage in float32 on a checkpoint with finite loss."
+        )
+    order = np.argsort(-values, kind="stable")
+    values, residuals = values[order], residuals[order]
+    figure = new_figure(8.0, 4.4)
+    ax = figure.subplots()
+    headline(figure, _title(values))
+    dress(ax, title=_basis(spectrum), x=_x_label(spectrum), y="eigenvalue λ (curvature of the loss)")
+    if len(values) == 0:
+        note(ax, "; ".join(spectrum["reasons"].values()) or "no eigenvalue was computed")
+        return figure
+    _stems(ax, values, residuals)
+    figure.legend(loc="outside lower center", ncols=3, fontsize=SMALL, frameon=False, labelcolor=INK)
+    return figure
+
+
+def _residuals(spectrum: Mapping[str, Any], num: int) -> FloatArray:
+    """(num,) residuals, NaN where unknown."""
+    given = spectrum.get("residuals")
+    if not given:
+        return np.full(num, np.nan)
+    if len(given) != num:
+        raise DataError(
+            f"{num} eigenvalues but {len(given)} residuals: they cannot be matched. "
+            "Pass one residual an eigenvalue, or none."
+        )
+    return np.array([np.nan if value is None else value for value in given], dtype=np.float64)
+
+
+def _stems(ax: Any, values: FloatArray, residuals: FloatArray) -> None:
+    rank = np.arange(1, len(values) + 1)
+    magnitude = np.abs(values)[values != 0]
+    wide = len(magnitude) > 0 and magnitude.max() / magnitude.min() > _WIDE_RANGE
+    if wide:
+        ax.set_yscale("symlog", linthresh=max(float(magnitude.min()), float(magnitude.max()) * 1e-6))
+    for colour, label, mask in (
+        (BLUE, "positive: the loss curves up", values >= 0),
+        (ORANGE, "negative: the loss curves down", values < 0),
+    ):
+        if mask.any():
+            ax.vlines(rank[mask], 0, values[mask], color=colour, linewidth=2)
+            ax.plot(rank[mask], values[mask], "o", color=colour, markersize=6, label=label)
+    known = np.isfinite(residuals)
+    if known.any():
+        bars = {"color": INK, "fmt": "none", "capsize": 4, "linewidth": 1.1, "label": "residual (error bound)"}
+        ax.errorbar(rank[known], values[known], yerr=residuals[known], **bars)
+    ax.axhline(0.0, color=INK, linewidth=1.0)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12, min_n_ticks=1))
+    ax.set_xlim(0.4, len(values) + 0.6)
+
+
+def _title(values: FloatArray) -> str:
+    if len(values) == 0:
+        return "No curvature was measured"
+    largest = f"Largest eigenvalue {numbers.decimal(values[0])}"
+    if values[-1] >= 0:
+        return f"{largest}; no negative one among {len(values)} computed"
+    negative = int((values < 0).sum())
+    verb, which = ("is", "that one") if negative == 1 else ("are", "those")
+    return (
+        f"{largest}, smallest {numbers.decimal(values[-1])}: {negative} of {len(values)} computed {verb} negative, "
+        f"so the loss bends down along {which}"
+    )
+
+
+def _x_label(spectrum: Mapping[str, Any]) -> str:
+    dense = spectrum.get("method") == "full"
+    return "rank of the eigenvalue, largest first" if dense else "rank among the computed extremes, largest first"
+
+
+def _basis(spectrum: Mapping[str, Any]) -> str:
+    trace, error = numbers.finite(spectrum.get("trace_estimate")), numbers.finite(spectrum.get("trace_standard_error"))
+    text = f"method {spectrum['method']}, loss of {numbers.count(spectrum['num_pairs'])} pairs"
+    if trace is None:
+        return text
+    return f"{text} · trace {numbers.decimal(trace)}" + (
+        f" ± {numbers.decimal(error)} (standard error)" if error else ""
+    )

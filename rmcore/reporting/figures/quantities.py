@@ -1,0 +1,101 @@
+"""Levels, differences and ratios of a metric as people read them, in figures, pages and Markdown alike.
+
+Units are those of rmcore.reporting.html.experiment_schema: a share is shown in percent, a difference of shares in
+points.
+"""
+
+import math
+import re
+from collections.abc import Callable
+
+from rmcore.reporting.figures import numbers
+
+_SPACE = "\u00a0"  # a number and its unit stay on one line
+_ONE_UNIT = re.compile(r"(?P<number>[^\s]+)\s(?P<unit>[^\s]+)")  # not 4 min 05 s
+_WHOLE_STEPS = 100  # from here on a mean over seeds needs no fraction of a step
+
+
+def level(value: float | None, unit: str) -> str:
+    """A metric's own value: 71.2 %, 4 min 05 s, 231.4 pairs/s."""
+    if unit == "share":
+        return numbers.percent(value)
+    number = numbers.finite(value)
+    if unit == "seconds":
+        below_zero = number is not None and number < 0  # the lower bound of an interval can be
+        return f"{'−' if below_zero else ''}{numbers.duration(None if number is None else abs(number))}"
+    if unit == "steps" and number is not None and (number.is_integer() or abs(number) >= _WHOLE_STEPS):
+        return f"{numbers.count(number)}{_SPACE}steps".replace("-", "−")
+    return numbers.text(number, unit)
+
+
+def compared(value: float | None, unit: str, comparison: str, *, signed: bool = True) -> str:
+    """A value of a hypothesis: a level, a difference (+2.4 points) or a ratio (1.420×); a dash where there is none.
+
+    Args:
+        value: a fraction where the unit is share.
+        unit: of the metric.
+        comparison: level, difference or ratio.
+        signed: differences get their sign; a distance has none.
+    """
+    number = numbers.finite(value)
+    if number is None:
+        return numbers.MISSING
+    if comparison == "level":
+        return level(number, unit)
+    if comparison == "ratio":
+        return f"{numbers.decimal(number)}×"
+    if unit == "share":
+        size, word = f"{abs(100 * number):.1f}", "points"
+    else:
+        size, word = numbers.decimal(abs(number)), "s" if unit == "seconds" else unit
+    return f"{_sign(number, size) if signed else ''}{size}{_SPACE}{word}".rstrip(_SPACE)
+
+
+def interval(low: float | None, high: float | None, unit: str, comparison: str = "level") -> str:
+    """`low to high`, the unit once where both have the same; empty where a bound is missing."""
+    if numbers.finite(low) is None or numbers.finite(high) is None:
+        return ""
+    first, last = compared(low, unit, comparison), compared(high, unit, comparison)
+    start, end = _ONE_UNIT.fullmatch(first), _ONE_UNIT.fullmatch(last)
+    same = start is not None and end is not None and start["unit"] == end["unit"]
+    return f"{start['number'] if start and same else first} to {last}"
+
+
+def distance(value: float | None, unit: str, comparison: str) -> str:
+    """A width on the scale of `compared`, without sign: 2.1 points, 3.2 s, 0.080×."""
+    if unit == "seconds" and comparison == "level":
+        return numbers.duration(value)
+    return compared(value, unit, "difference" if comparison == "level" else comparison, signed=False)
+
+
+def capital(label: str) -> str:
+    """The label at the start of a sentence; its other capitals stay."""
+    return f"{label[:1].upper()}{label[1:]}"
+
+
+def axis_label(label: str, unit: str, comparison: str = "level") -> str:
+    """An axis title with its unit; percent signs stand at the ticks."""
+    if comparison == "ratio":
+        return f"{label} (ratio)"
+    word = {"share": "%" if comparison == "level" else "percentage points", "seconds": "s"}.get(unit, unit)
+    return f"{label} ({word})" if word else label
+
+
+def tick_text(unit: str, comparison: str = "level") -> Callable[[float, int], str]:
+    """Formatter of the ticks of an axis that holds raw values (fractions where the unit is share)."""
+
+    def text(value: float, _: int) -> str:
+        shown = 100 * value if unit == "share" and comparison != "ratio" else value
+        size = f"{abs(shown):,.10g}"
+        if comparison == "difference":
+            return f"{_sign(shown, size)}{size}"
+        return f"{'−' if shown < 0 else ''}{size}{'×' if comparison == 'ratio' else ''}"
+
+    return text
+
+
+def _sign(number: float, size: str) -> str:
+    """+ or −, none where the shown size is zero."""
+    if not any(digit in size for digit in "123456789"):
+        return ""
+    return "−" if math.copysign(1, number) < 0 else "+"

@@ -1,0 +1,235 @@
+"""What training a policy on the reward model's rewards did to proxy and gold reward, win rate and disagreement."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from rmcore.reporting.figures.numbers import finite
+from rmcore.reporting.figures.style import (
+    BLUE,
+    GREEN,
+    INK,
+    MUTED,
+    ORANGE,
+    PINK,
+    FloatArray,
+    dress,
+    headline,
+    legend,
+    new_figure,
+    note,
+    save,
+)
+
+REWARDS = (("proxy", BLUE, "s"), ("gold", ORANGE, "o"))
+GAIN = "gain over the start (sd within prompts)"
+_KL_TICKS = (0, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2, 3, 4, 6, 8, 12, 20, 30, 50, 80, 120, 200, 300, 500, 800, 1200, 2000)
+_TICKS_APART = 0.075  # of the axis, at least
+
+
+def rlhf_curves(record: Mapping[str, Any], best_of_n: Mapping[str, Any] | None, path: Path) -> Path:
+    """Write `rlhf_curves_figure` to `path` (PNG); returns `path`."""
+    return save(rlhf_curves_figure(record, best_of_n), path)
+
+
+def rlhf_curves_figure(record: Mapping[str, Any], best_of_n: Mapping[str, Any] | None = None) -> Figure:
+    """Four panels: both rewards by step and by KL, win rate and disagreement of the member heads by step.
+
+    Lines are means over seeds with 95 % intervals; where there are several seeds each has a faint line of its own.
+
+    Args:
+        record: `rlhf.json` of the stage grpo. What nobody judged or measured gives a panel that says so.
+        best_of_n: the curve of best-of-n on the start policy's samples (of `optimize.json`), drawn at equal KL; its
+            points may have no gold.
+    """
+    figure = new_figure(11.0, 8.6)
+    (steps, distance), (wins, doubts) = figure.subplots(2, 2)
+    seeds = record["seeds"] if len(record["seeds"]) > 1 else []
+    _by_step(steps, record, seeds)
+    _by_kl(distance, record["curve"], best_of_n)
+    _win_rate(wins, record["curve"], seeds)
+    _disagreement(doubts, record, seeds)
+    headline(figure, record["verdict"]["headline"])
+    return figure
+
+
+def _by_step(ax: Axes, record: Mapping[str, Any], seeds: Sequence[Mapping[str, Any]]) -> None:
+    over = f"mean of {len(seeds)} seeds (faint: each)" if seeds else "one seed"
+    dress(ax, title=f"reward by step · {over}, 95 % intervals", x="optimizer step of the policy", y=GAIN)
+    drawn = [_line(ax, record["curve"], seeds, key, colour, marker, f"{key} reward") for key, colour, marker in REWARDS]
+    if not any(drawn):
+        note(ax, "no reward was measured")
+        return
+    ax.axhline(0, color=MUTED, linewidth=0.8)
+    refreshed = sorted({one["step"] for seed in record["seeds"] for one in seed["refreshes"]})
+    for index, step in enumerate(refreshed):
+        label = "reward model refreshed" if index == 0 else None
+        ax.axvline(step, color=GREEN, linewidth=1.1, linestyle=":", zorder=1, label=label)
+    _whole_steps(ax, record["curve"])
+    _key(ax)
+
+
+def _by_kl(ax: Axes, curve: Sequence[Mapping[str, Any]], best_of_n: Mapping[str, Any] | None) -> None:
+    """Rewards over the square root of the KL, with ticks in nats."""
+    dress(ax, title="reward by distance from the start policy", x="KL from the start policy (nats, root scale)", y=GAIN)
+    ends = [
+        _along_kl(ax, points, key, colour, marker, method)
+        for method, points in (("GRPO", curve), ("best-of-n", best_of_n["points"] if best_of_n else []))
+        for key, colour, marker in REWARDS
+    ]
+    if max(ends) < 0:
+        note(ax, "no distance was measured")
+        return
+    ax.axhline(0, color=MUTED, linewidth=0.8)
+    ax.set_xscale("function", functions=(_signed(np.sqrt), _signed(np.square)))
+    most = max(ends) or 1.0
+    ax.set_xlim(-0.0015 * most, 1.06 * most)
+    ticks = [0.0]
+    for tick in _KL_TICKS:
+        if tick <= 1.06 * most and tick**0.5 - ticks[-1] ** 0.5 >= _TICKS_APART * most**0.5:
+            ticks.append(tick)
+    ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    _key(ax)
+
+
+def _along_kl(ax: Axes, points: Sequence[Mapping[str, Any]], key: str, colour: str, marker: str, method: str) -> float:
+    """Draw one reward in the order of its points; returns the largest KL drawn, -1 where there is nothing to draw."""
+    distance = np.array([_value(point["kl"]) for point in points])
+    values, low, high = _values(points, key)
+    known = np.isfinite(distance) & np.isfinite(values)
+    if not known.any():
+        return -1.0
+    distance = np.maximum(distance, 0.0)  # an estimate may fall below
+    trained = method == "GRPO"
+    look: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 5, "label": f"{key}, {method}"}
+    if trained:
+        ax.vlines(distance[known], low[known], high[known], color=colour, alpha=0.45, linewidth=1.2)
+        ax.plot(distance[known], values[known], zorder=3, **look)
+    else:
+        ax.fill_between(distance[known], low[known], high[known], color=colour, alpha=0.08, linewidth=0)
+        ax.plot(distance[known], values[known], linestyle="--", markerfacecolor="white", linewidth=1.1, **look)
+    return float(distance[known].max())
+
+
+def _win_rate(ax: Axes, curve: Sequence[Mapping[str, Any]], seeds: Sequence[Mapping[str, Any]]) -> None:
+    dress(
+        ax, title="win rate against the start policy, ties half",
+        x="optimizer step of the policy", y="pairs won, as judged",
+    )  # fmt: skip
+    if not _line(ax, curve, seeds, "win_rate", BLUE, "o", "trained policy preferred"):
+        note(ax, "Nobody judged the samples, so there is no gold reward and no win rate")
+        return
+    ax.axhline(0.5, color=MUTED, linewidth=1.1, linestyle="--", label="no better than the start policy")
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.0f} %"))
+    _whole_steps(ax, curve)
+    _key(ax)
+
+
+def _disagreement(ax: Axes, record: Mapping[str, Any], seeds: Sequence[Mapping[str, Any]]) -> None:
+    dress(
+        ax, title="do the reward model's member heads agree on what the policy writes?",
+        x="optimizer step of the policy", y="disagreement (sd over heads, calibrated)",
+    )  # fmt: skip
+    if not _line(ax, record["curve"], seeds, "disagreement", PINK, "o", "disagreement"):
+        note(ax, "disagreement was not measured")
+        return
+    rule = record["early_stop"]
+    if rule is not None:
+        ax.axhline(rule["threshold"], color=INK, linewidth=1.1, linestyle="--", label="end of the calibrated range")
+        own = {seed["seed"]: seed["points"] for seed in record["seeds"]}
+        for key, marker, size, colour, label in (
+            ("peak_step", "*", 13, ORANGE, "gold reward peaks"),
+            ("stop_step", "X", 8, INK, "the rule stops"),
+        ):
+            at = [(one[key], _at_step(own.get(one["seed"], []), one[key])) for one in rule["seeds"]]
+            at = [(step, value) for step, value in at if step is not None and value is not None]
+            if at:
+                text = f"{label} ({len(at)} of {len(rule['seeds'])} seeds)" if len(rule["seeds"]) > 1 else label
+                ax.plot(
+                    *zip(*at, strict=True), linestyle="none", marker=marker, markersize=size, color=colour,
+                    markeredgecolor="white", markeredgewidth=0.8, label=text, zorder=4,
+                )  # fmt: skip
+    _whole_steps(ax, record["curve"])
+    ax.margins(y=0.08)
+    ax.set_ylim(bottom=min(ax.get_ylim()[0], 0.0))
+    _key(ax)
+
+
+def _line(
+    ax: Axes,
+    points: Sequence[Mapping[str, Any]],
+    seeds: Sequence[Mapping[str, Any]],
+    key: str,
+    colour: str,
+    marker: str,
+    label: str,
+) -> bool:
+    """Draw one quantity by step: its mean with interval, each seed faint behind; False where there is no value."""
+    steps = np.array([point["step"] for point in points])
+    values, low, high = _values(points, key)
+    known = np.isfinite(values)
+    if not known.any():
+        return False
+    for seed in seeds:
+        at = np.array([point["step"] for point in seed["points"]])
+        ax.plot(at, _values(seed["points"], key)[0], color=colour, alpha=0.35, linewidth=0.9, zorder=2)
+    if known.sum() > 1:
+        ax.fill_between(steps[known], low[known], high[known], color=colour, alpha=0.16, linewidth=0)
+    else:
+        ax.vlines(steps[known], low[known], high[known], color=colour, alpha=0.6, linewidth=2)
+    ax.plot(steps[known], values[known], color=colour, marker=marker, markersize=5, label=label, zorder=3)
+    return True
+
+
+def _values(points: Sequence[Mapping[str, Any]], key: str) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Value and both ends of the interval at each point, NaN where there is none; an end alone is none."""
+    rows = []
+    for point in points:
+        item = point.get(key)
+        value, low, high = ((finite(item.get(part)) if item else None) for part in ("value", "ci_low", "ci_high"))
+        whole = None not in (value, low, high)
+        rows.append((value, low if whole else None, high if whole else None))
+    array = np.array(rows, dtype=np.float64).reshape(-1, 3)
+    return array[:, 0], array[:, 1], array[:, 2]
+
+
+def _value(item: Any) -> float:
+    """Of a number or of a value with interval; NaN where there is none."""
+    number = finite(item.get("value") if isinstance(item, Mapping) else item)
+    return float("nan") if number is None else number
+
+
+def _at_step(points: Sequence[Mapping[str, Any]], step: int | None) -> float | None:
+    """The disagreement of a seed at a step, between its measurements on a straight line."""
+    known = [(point["step"], _value(point["disagreement"])) for point in points]
+    known = [(at, value) for at, value in known if np.isfinite(value)]
+    if step is None or not known:
+        return None
+    steps, values = np.array(known).T
+    return float(np.interp(step, steps, values))
+
+
+def _whole_steps(ax: Axes, points: Sequence[Mapping[str, Any]]) -> None:
+    """Ticks at whole steps; one measurement alone has room on both sides."""
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    steps = {point["step"] for point in points}
+    if len(steps) == 1:
+        (step,) = steps
+        low, high = ax.get_xlim()
+        ax.set_xlim(min(low, step - 1), max(high, step + 1))
+        ax.set_xticks([step])
+
+
+def _signed(function: Callable[[FloatArray], FloatArray]) -> Callable[[FloatArray], FloatArray]:
+    """`function` of the size with the sign of the value: a margin left of zero has a place too."""
+    return lambda values: np.sign(values) * function(np.abs(values))
+
+
+def _key(ax: Axes) -> None:
+    """The legend below the panel, where it hides no line."""
+    legend(ax, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncol=2)

@@ -1,0 +1,102 @@
+"""The look that all figures share, and how a figure becomes a file.
+
+Figures are built from `Figure()` alone: no pyplot, no global state, so stages may draw in threads, without a display.
+Colours are from Okabe and Ito's palette (jfly.uni-koeln.de/color), distinguishable with every common colour blindness.
+"""
+
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from rmcore.core.errors import DataError
+
+FloatArray = npt.NDArray[np.float64]
+
+DPI = 144
+BLUE, ORANGE, GREEN, PINK = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
+PALETTE = (BLUE, ORANGE, GREEN, PINK, "#56B4E9", "#E69F00", "#F0E442", "#000000")
+INK, MUTED, GRID = "#1f2328", "#59636e", "#d8dee4"
+TITLE, LABEL, SMALL = 11.5, 10.0, 9.0
+_CHARS_PER_INCH = 9.0  # of a bold title at TITLE points
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty white figure, size in inches."""
+    return Figure(figsize=(width, height), dpi=DPI, layout="constrained", facecolor="white")
+
+
+def headline(figure: Figure, title: str) -> None:
+    """The message of the figure, wrapped to its width."""
+    lines = textwrap.wrap(title, max(16, int(figure.get_figwidth() * _CHARS_PER_INCH)))
+    figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=TITLE, fontweight="bold", color=INK)
+
+
+def dress(ax: Axes, *, title: str, x: str, y: str) -> None:
+    """Small title over the panel, axis labels and the common look."""
+    ax.set_title(title, loc="left", fontsize=SMALL, color=MUTED, pad=6)
+    ax.set_xlabel(x, fontsize=LABEL, color=INK)
+    ax.set_ylabel(y, fontsize=LABEL, color=INK)
+    ax.tick_params(labelsize=SMALL, colors=MUTED, which="both")
+    ax.grid(visible=True, color=GRID, linewidth=0.7)
+    ax.set_axisbelow(True)
+    for side in ("top", "right"):
+        ax.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        ax.spines[side].set_color(GRID)
+
+
+def legend(ax: Axes, **options: Any) -> None:
+    """A legend in the common style, placed where it hides least unless `loc` says otherwise."""
+    key = ax.legend(fontsize=SMALL, frameon=True, framealpha=0.9, edgecolor=GRID, labelcolor=INK, **options)
+    for handle in key.legend_handles:
+        if handle is not None and (handle.get_alpha() or 1.0) < 0.5:
+            handle.set_alpha(0.9)  # a faint cloud of points has a visible key
+
+
+def note(ax: Axes, message: str) -> None:
+    """A sentence in the middle of a panel that has nothing to draw."""
+    ax.text(0.5, 0.5, textwrap.fill(message, 42), transform=ax.transAxes, ha="center", va="center", color=MUTED)
+    ax.grid(visible=False)
+    ax.set_xticks([])
+    ax.set_yticks([])
+
+
+def save(figure: Figure, out: Path) -> Path:
+    """Write `figure` as PNG to `out`, making its folder; the same figure gives the same bytes. Returns `out`."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out, format="png", dpi=DPI, metadata={"Software": None})
+    return out
+
+
+def column(frame: pd.DataFrame, name: str, figure: str) -> FloatArray:
+    """Column `name` as finite float64, (rows,).
+
+    Raises:
+        DataError: the column is missing, the frame is empty, or a value is not a finite number.
+    """
+    if name not in frame.columns:
+        raise DataError(
+            f"the data of the {figure} has no column {name} (it has {', '.join(map(str, frame.columns))}): it "
+            "cannot be drawn. Pass the table that the evaluation wrote."
+        )
+    if frame.empty:
+        raise DataError(f"the data of the {figure} has no rows: there is nothing to draw. Evaluate at least one pair.")
+    try:
+        values = frame[name].to_numpy(dtype=np.float64, na_value=np.nan)
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"column {name} of the {figure} is not numeric ({error}): it has no position. Pass numbers."
+        ) from error
+    bad = int((~np.isfinite(values)).sum())
+    if bad:
+        raise DataError(
+            f"{bad} of {len(values)} values of {name} in the {figure} are null, NaN or infinite: they have no place. "
+            "Score these pairs again, or leave them out."
+        )
+    return values

@@ -1,0 +1,132 @@
+"""What accuracy costs: every arm by accuracy and time, and by accuracy and calibration."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from rmcore.reporting.figures.arm_intervals import mean_value, seed_values
+from rmcore.reporting.figures.arms import Look, looks, short, shown
+from rmcore.reporting.figures.labels import place_labels
+from rmcore.reporting.figures.quantities import axis_label, capital, level, tick_text
+from rmcore.reporting.figures.style import FloatArray, dress, headline, new_figure, note, save
+from rmcore.reporting.html.experiment_schema import ArmResult, CellResult, MetricInfo
+
+_SIDES = {True: "right", False: "left", None: ""}
+_FURTHER = Look("#b9c0c7", "o")
+
+
+class _Points(NamedTuple):
+    """Where arms lie by two metrics, (horizontal, vertical)."""
+
+    seeds: dict[str, FloatArray]
+    """(cells, 2) of every arm."""
+    means: dict[str, tuple[float, float]]
+    """Of the arms that have both."""
+
+
+def tradeoff(
+    arms: Sequence[ArmResult],
+    cells: Sequence[CellResult],
+    infos: Mapping[str, MetricInfo],
+    out: Path,
+    *,
+    accuracy: str,
+    others: Sequence[str],
+) -> Path:
+    """Write `tradeoff_figure` to `out` (PNG); returns `out`."""
+    return save(tradeoff_figure(arms, cells, infos, accuracy=accuracy, others=others), out)
+
+
+def tradeoff_figure(
+    arms: Sequence[ArmResult],
+    cells: Sequence[CellResult],
+    infos: Mapping[str, MetricInfo],
+    *,
+    accuracy: str,
+    others: Sequence[str],
+) -> Figure:
+    """Accuracy against each of `others` (a cost, a calibration error): every seed faint, every arm's mean labelled.
+
+    The panels share the accuracy axis, so an arm keeps its height. Above nine arms only the control and the most
+    accurate are labelled.
+
+    Args:
+        arms: their means are the large markers.
+        cells: the small ones.
+        infos: what the metrics are.
+        accuracy: metric of the vertical axis, of which more is better.
+        others: metrics of the horizontal axes, at least one.
+    """
+    figure = new_figure(1.0 + 5.0 * len(others), 4.7)
+    figure.set_layout_engine("constrained", wspace=0.05)
+    axes = figure.subplots(1, len(others), sharey=True, squeeze=False).ravel()
+    better = infos[accuracy]["higher_is_better"]
+    every_look = looks(arms, accuracy, better)
+    look = {name: every_look[name] for name in shown(arms, accuracy, better)}
+    points = [_points(arms, cells, (other, accuracy)) for other in others]
+    for ax, other, own in zip(axes, others, points, strict=True):
+        _panel(ax, own, infos[other], infos[accuracy], look)
+    axes[0].set_ylabel(axis_label(infos[accuracy]["label"], infos[accuracy]["unit"]))
+    controls = [arm["name"] for arm in arms if arm["is_control"] and arm["name"] in points[0].means]
+    headline(figure, _title(points[0].means, controls, infos[others[0]], infos[accuracy]))
+    figure.draw_without_rendering()  # labels are placed in pixels, which exist only after the layout
+    for ax, own in zip(axes, points, strict=True):
+        _name_means(ax, own, look)
+    return figure
+
+
+def _points(arms: Sequence[ArmResult], cells: Sequence[CellResult], names: tuple[str, str]) -> _Points:
+    seeds = {arm["name"]: seed_values(cells, arm["name"], names) for arm in arms}
+    both = {arm["name"]: [mean_value(arm, name) for name in names] for arm in arms}
+    means = {name: (across, up) for name, (across, up) in both.items() if across is not None and up is not None}
+    return _Points(seeds, means)
+
+
+def _panel(ax: Axes, points: _Points, across: MetricInfo, up: MetricInfo, look: Mapping[str, Look]) -> None:
+    """Seeds and means of two metrics; arms without a look are grey."""
+    side, further = _SIDES[across["higher_is_better"]], len(points.seeds) - len(look)
+    grey = f"; grey: {further} further arms" if further else ""
+    title = f"small: each seed; large: mean of an arm{grey}\nbetter: {f'{side} and ' if side else ''}up"
+    dress(ax, title=title, x=axis_label(across["label"], across["unit"]), y="")
+    for name, seeds in points.seeds.items():
+        colour, marker = look.get(name, _FURTHER)
+        ax.plot(seeds[:, 0], seeds[:, 1], marker, color=colour, alpha=0.3, markersize=5, markeredgewidth=0)
+        if name in points.means:
+            style: dict[str, Any] = {"color": colour, "markeredgecolor": "white", "zorder": 4 if name in look else 3}
+            ax.plot(*points.means[name], marker, markersize=9, label=name, **style)
+    if not points.means and not any(map(len, points.seeds.values())):
+        note(ax, f"no cell has both {across['label']} and {up['label']}")
+        return
+    ax.margins(0.13)
+    for axis, info in ((ax.xaxis, across), (ax.yaxis, up)):
+        axis.set_major_locator(MaxNLocator(nbins=6, min_n_ticks=2, steps=[1, 2, 2.5, 5, 10]))
+        axis.set_major_formatter(FuncFormatter(tick_text(info["unit"])))
+
+
+def _name_means(ax: Axes, points: _Points, look: Mapping[str, Look]) -> None:
+    known = {name: mean for name, mean in points.means.items() if name in look}
+    others = [mean for name, mean in points.means.items() if name not in look]
+    faint = np.concatenate([*points.seeds.values(), np.array(others, dtype=np.float64).reshape(-1, 2)])
+    inks = [look[name].ink for name in known]
+    place_labels(ax, list(known.values()), [short(name) for name in known], inks, faint)
+
+
+def _title(
+    known: Mapping[str, tuple[float, float]], controls: Sequence[str], other: MetricInfo, main: MetricInfo
+) -> str:
+    """The most accurate arm and the control, with both metrics."""
+    if not known:
+        return f"{capital(main['label'])} against {other['label']}"
+
+    def told(name: str) -> str:
+        across, up = known[name]
+        return f"{short(name)} ({level(up, main['unit'])}, {other['label']} {level(across, other['unit'])})"
+
+    best = max(known, key=lambda name: known[name][1])
+    control = next(iter(controls), best)
+    return f"Most accurate: {told(best)}" + ("" if control == best else f"; control {told(control)}")

@@ -1,0 +1,213 @@
+"""Training curves: loss, accuracy, margin, learning rate and gradient norm over optimizer steps."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, MaxNLocator, SymmetricalLogLocator
+
+from rmcore.reporting.figures import numbers
+from rmcore.reporting.figures.style import (
+    BLUE,
+    GREEN,
+    INK,
+    MUTED,
+    ORANGE,
+    SMALL,
+    FloatArray,
+    dress,
+    headline,
+    new_figure,
+    note,
+    save,
+)
+
+History = Sequence[Mapping[str, Any]]
+"""Rows {"step": int, "metrics": {name: number or None}} as written to metrics.jsonl."""
+
+_SMOOTH_FROM = 60  # logged points from which the training line is smoothed
+_WIDE_RANGE = 100.0  # ratio of the largest to the 10th percentile from which an axis is logarithmic
+
+
+def training_curves(history: History, out: Path, *, best_step: int | None = None) -> Path:
+    """Write `training_curves_figure` to `out` (PNG); returns `out`."""
+    return save(training_curves_figure(history, best_step=best_step), out)
+
+
+def training_curves_figure(history: History, *, best_step: int | None = None) -> Figure:
+    """Five panels over optimizer steps: loss, pairwise accuracy, margin, learning rate, gradient norm.
+
+    Reads train/ and eval/ of loss, pairwise_accuracy and mean_margin, train/lr and train/grad_norm; `eval/..._ci_low`
+    and `_ci_high` are shaded where they exist. Null values are gaps. From 60 logged points on, training lines are
+    running means over a 25th of the run, with the raw points faint behind.
+
+    Args:
+        history: logged rows, in any order. A metric that never occurs gives a panel that says so.
+        best_step: the step of the kept checkpoint; a vertical line marks it.
+    """
+    figure = new_figure(11.0, 6.4)
+    axes = figure.subplots(2, 3).ravel()
+    _compared(axes[0], history, "loss", "loss (nats)", best_step)
+    _compared(axes[1], history, "pairwise_accuracy", "pairwise accuracy", best_step)
+    _compared(axes[2], history, "mean_margin", "mean reward margin (logits)", best_step)
+    _single(axes[3], history, "train/lr", "Learning rate\npeak {}", "learning rate", best_step)
+    _single(axes[4], history, "train/grad_norm", "Gradient norm\nmedian {}", "norm before clipping", best_step)
+    _key(axes[5], history, best_step)
+    headline(figure, _headline(history, best_step))
+    return figure
+
+
+def series(history: History, name: str) -> tuple[FloatArray, FloatArray]:
+    """Steps and finite values of one metric, ordered by step; the last row of a step counts."""
+    found: dict[int, float] = {}
+    for row in history:
+        value = numbers.finite(row["metrics"].get(name))
+        if value is not None:
+            found[int(row["step"])] = value
+    steps = sorted(found)
+    return np.array(steps, dtype=np.float64), np.array([found[step] for step in steps], dtype=np.float64)
+
+
+def smoothing_window(num_points: int) -> int:
+    """Points of the running mean of a line of `num_points`: a 25th of the run, 1 (none) below 60 points."""
+    return 1 if num_points < _SMOOTH_FROM else max(3, num_points // 25) | 1
+
+
+def running_mean(values: FloatArray, window: int) -> FloatArray:
+    """Mean of the `window` points around each point, (points,) as given."""
+    if len(values) == 0:
+        return values
+    kernel = np.ones(min(window, (len(values) - 1) | 1))
+    ends = np.convolve(np.ones(len(values)), kernel, mode="same")  # fewer points under the window at either end
+    return np.convolve(values, kernel, mode="same") / ends
+
+
+def _compared(ax: Axes, history: History, metric: str, label: str, best_step: int | None) -> None:
+    """Training and validation values of one metric."""
+    last = []
+    drawn = []
+    for part, word, colour in (("train", "train", BLUE), ("eval", "validation", ORANGE)):
+        steps, values = series(history, f"{part}/{metric}")
+        if len(steps) == 0:
+            continue
+        drawn.append(values)
+        last.append(f"{word} {_short(values[-1], metric)}")
+        if part == "train":
+            _train_line(ax, steps, values)
+        else:
+            _shade(ax, history, f"eval/{metric}")
+            ax.plot(steps, values, "o-", color=colour, markersize=4 if len(steps) < 60 else 0, linewidth=1.6, zorder=3)
+    name = metric.replace("_", " ").replace("pairwise ", "").replace("mean ", "").capitalize()
+    title = f"{name} at the end\n{' · '.join(last)}" if last else f"{name}\nnot logged"
+    dress(ax, title=title, x="optimizer step", y=label)
+    if not drawn:
+        note(ax, f"{metric} was not logged in this run")
+        return
+    if metric == "pairwise_accuracy":
+        ax.axhline(0.5, color=MUTED, linestyle=":", linewidth=1.2)
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.0f} %"))
+    elif metric == "mean_margin":
+        ax.axhline(0.0, color=MUTED, linestyle=":", linewidth=1.2)
+    _scale(ax, np.concatenate(drawn), symmetric=metric == "mean_margin")
+    _finish(ax, best_step)
+
+
+def _single(ax: Axes, history: History, name: str, title: str, label: str, best_step: int | None) -> None:
+    """One training quantity."""
+    steps, values = series(history, name)
+    if len(steps) == 0:
+        dress(ax, title=title.split("\n", maxsplit=1)[0] + "\nnot logged", x="optimizer step", y=label)
+        note(ax, f"{name} was not logged in this run")
+        return
+    if name == "train/lr":
+        summary = numbers.decimal(values.max())
+        ax.plot(steps, values, "-" if len(steps) > 1 else "o", color=BLUE, linewidth=1.6)
+    else:
+        summary = numbers.decimal(float(np.median(values)))
+        _train_line(ax, steps, values)
+    dress(ax, title=title.format(summary), x="optimizer step", y=label)
+    if name == "train/lr":
+        ax.ticklabel_format(axis="y", style="sci", scilimits=(-3, 4), useMathText=True)
+        ax.yaxis.get_offset_text().set_fontsize(SMALL)
+    else:
+        _scale(ax, values, symmetric=False)
+    _finish(ax, best_step)
+
+
+def _train_line(ax: Axes, steps: FloatArray, values: FloatArray) -> None:
+    """The training values; long series as a running mean with the raw line faint behind it."""
+    if len(values) < _SMOOTH_FROM:
+        ax.plot(steps, values, "-" if len(values) > 1 else "o", color=BLUE, linewidth=1.6)
+        return
+    ax.plot(steps, values, color=BLUE, alpha=0.25, linewidth=0.9)
+    ax.plot(steps, running_mean(values, smoothing_window(len(values))), color=BLUE, linewidth=1.8)
+
+
+def _shade(ax: Axes, history: History, name: str) -> None:
+    low_steps, low = series(history, f"{name}_ci_low")
+    high_steps, high = series(history, f"{name}_ci_high")
+    steps, at_low, at_high = np.intersect1d(low_steps, high_steps, return_indices=True)
+    ax.fill_between(steps, low[at_low], high[at_high], color=ORANGE, alpha=0.2, linewidth=0)
+
+
+def _scale(ax: Axes, values: FloatArray, *, symmetric: bool) -> None:
+    """A logarithmic axis where one value would flatten all others."""
+    size = np.abs(values[values != 0])
+    if len(size) == 0 or size.max() <= _WIDE_RANGE * np.percentile(size, 10):
+        return
+    if not symmetric and (values > 0).all():
+        ax.set_yscale("log")
+    elif size.max() > _WIDE_RANGE:  # margins start near 0, so their ratio alone says nothing
+        ax.set_yscale("symlog", linthresh=1.0)
+        ticks = SymmetricalLogLocator(base=10, linthresh=1.0)
+        ticks.set_params(numticks=7)
+        ax.yaxis.set_major_locator(ticks)
+
+
+def _finish(ax: Axes, best_step: int | None) -> None:
+    if best_step is not None:
+        ax.axvline(best_step, color=GREEN, linestyle="--", linewidth=1.4)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5, min_n_ticks=1))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: numbers.count(value)))
+
+
+def _key(ax: Axes, history: History, best_step: int | None) -> None:
+    """The last panel: what the lines are."""
+    ax.set_axis_off()
+    smooth = len(series(history, "train/loss")[0]) >= _SMOOTH_FROM
+    lines = [Line2D([], [], color=BLUE, linewidth=1.8, label="training pairs" + (" (running mean)" if smooth else ""))]
+    if smooth:
+        lines.append(Line2D([], [], color=BLUE, alpha=0.3, linewidth=1, label="training pairs (as logged)"))
+    if any(name.startswith("eval/") for row in history for name in row["metrics"]):
+        lines.append(Line2D([], [], color=ORANGE, marker="o", markersize=4, label="validation pairs (held out)"))
+    if best_step is not None:
+        label = f"kept checkpoint, step {numbers.count(best_step)}"
+        lines.append(Line2D([], [], color=GREEN, linestyle="--", label=label))
+    lines.append(Line2D([], [], color=MUTED, linestyle=":", label="guessing (50 %, margin 0)"))
+    ax.legend(handles=lines, loc="upper left", fontsize=SMALL + 1, frameon=False, labelcolor=INK, labelspacing=0.9)
+    # Smoothing and the penalty are part of the training loss only, so the two loss lines are not quite comparable.
+    text = "Training loss includes label smoothing\nand the reward penalty; validation loss does not."
+    ax.text(0.04, 0.02, text, transform=ax.transAxes, fontsize=SMALL, color=MUTED, va="bottom")
+
+
+def _short(value: float, metric: str) -> str:
+    return f"{100 * value:.1f} %" if metric == "pairwise_accuracy" else numbers.decimal(value)
+
+
+def _headline(history: History, best_step: int | None) -> str:
+    steps = max((int(row["step"]) for row in history), default=0)
+    over = f"{numbers.count(steps)} optimizer step{'s' if steps != 1 else ''}"
+    eval_steps, accuracy = series(history, "eval/pairwise_accuracy")
+    if best_step is not None and best_step in eval_steps:
+        value = accuracy[list(eval_steps).index(best_step)]
+        return f"Kept checkpoint: step {numbers.count(best_step)} of {over}, validation accuracy {100 * value:.1f} %"
+    if len(accuracy):
+        return f"Validation accuracy {numbers.percent(accuracy[0])} → {numbers.percent(accuracy[-1])} over {over}"
+    loss = series(history, "train/loss")[1]
+    if len(loss):
+        return f"Training loss {numbers.decimal(loss[0])} → {numbers.decimal(loss[-1])} over {over}, without validation"
+    return "Nothing was logged during training"

@@ -1,0 +1,130 @@
+"""Curvature along a training, at its evaluations or its checkpoints: both ends, the trace, the size of the margins."""
+
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator, SymmetricalLogLocator
+
+from rmcore.reporting.figures import numbers
+from rmcore.reporting.figures.style import (
+    BLUE,
+    GREEN,
+    INK,
+    MUTED,
+    ORANGE,
+    PINK,
+    SMALL,
+    FloatArray,
+    dress,
+    headline,
+    new_figure,
+    note,
+    save,
+)
+from rmcore.reporting.figures.training import History, series
+
+_WIDE_RANGE = 30.0  # ratio of the largest to the median size from which an axis is symmetric-logarithmic
+_UNIT = "nats per squared unit of the parameters"
+_STEP = "optimizer step"
+_NOWHERE = "curvature was not logged in this run: add curvature to train.callbacks"
+_NOT_HERE = "not measured: at checkpoints, add normalized to landscape.parts"
+_NORMALIZED = "hessian/lambda_max_normalized"
+
+
+def curvature_trajectory(history: History, out: Path, *, best_step: int | None = None) -> Path:
+    """Write `curvature_trajectory_figure` to `out` (PNG); returns `out`."""
+    return save(curvature_trajectory_figure(history, best_step=best_step), out)
+
+
+def curvature_trajectory_figure(history: History, *, best_step: int | None = None) -> Figure:
+    """Three panels over optimizer steps: λmax and λmin, trace, margin size; a fourth where it was measured.
+
+    Whiskers are residuals at the eigenvalues (some true eigenvalue lies inside) and one standard error at the trace.
+    The margins are drawn beside them because growing margins alone lower λmax; the fourth panel has λmax of the loss
+    of margins divided by their root mean square, which steps may be compared by.
+
+    Args:
+        history: logged rows, in any order, with hessian/lambda_max, hessian/lambda_min, each with `_residual`,
+            hessian/trace, hessian/trace_standard_error and hessian/margin_scale, and where that was measured
+            hessian/lambda_max_normalized with `_residual`; others are ignored.
+        best_step: the step of the kept checkpoint; a vertical line marks it.
+    """
+    has_normalized = len(series(history, _NORMALIZED)[0]) > 0
+    figure = new_figure(14.5 if has_normalized else 11.0, 4.4)
+    ends, trace, margins, *fourth = figure.subplots(1, 4 if has_normalized else 3)
+    headline(figure, _headline(history, best_step))
+    dress(ends, title="Ends of the spectrum\nwhiskers: residual (error bound)", x=_STEP, y=f"eigenvalue λ\n({_UNIT})")
+    dress(trace, title="Sum of all eigenvalues\nwhiskers: one standard error", x=_STEP, y=f"trace\n({_UNIT})")
+    dress(margins, title="Size of the margins\ngrowing margins alone lower λmax", x=_STEP, y="RMS margin (logits)")
+    _draw(ends, history, "hessian/lambda_max", "_residual", BLUE, "λmax, largest eigenvalue")
+    _draw(ends, history, "hessian/lambda_min", "_residual", ORANGE, "λmin, smallest (negative: the loss bends down)")
+    _draw(trace, history, "hessian/trace", "_standard_error", PINK, "trace")
+    _draw(margins, history, "hessian/margin_scale", "", BLUE, "margins of the measured pairs")
+    for ax in fourth:
+        title = "λmax at margins of size 1\nmargins divided by their RMS"
+        dress(ax, title=title, x=_STEP, y=f"eigenvalue λ\n({_UNIT})")
+        _draw(ax, history, _NORMALIZED, "_residual", BLUE, "λmax at margins of size 1")
+    for ax in (ends, trace, margins, *fourth):
+        _finish(ax, best_step, ends)
+    if ends.lines:
+        handles, labels = ends.get_legend_handles_labels()
+        style = {"fontsize": SMALL, "frameon": False, "labelcolor": INK}
+        figure.legend(handles, labels, loc="outside lower center", ncols=3, **style)
+    return figure
+
+
+def _draw(ax: Axes, history: History, name: str, error_suffix: str, colour: str, label: str) -> None:
+    steps, values = series(history, name)
+    if len(steps) == 0:
+        return
+    error_steps, errors = series(history, name + error_suffix) if error_suffix else (steps, np.zeros(len(steps)))
+    whiskers = np.zeros(len(steps))
+    _, at, at_error = np.intersect1d(steps, error_steps, return_indices=True)
+    whiskers[at] = errors[at_error]
+    ax.plot(steps, values, "o-", color=colour, markersize=4 if len(steps) < 60 else 0, linewidth=1.6, label=label)
+    if whiskers.any():
+        ax.errorbar(steps, values, yerr=whiskers, fmt="none", ecolor=colour, capsize=3, linewidth=1.0, alpha=0.7)
+
+
+def _finish(ax: Axes, best_step: int | None, ends: Axes) -> None:
+    """Scale, zero line, best step; a sentence where nothing was drawn."""
+    if not ax.lines:
+        note(ax, _NOT_HERE if ends.lines else _NOWHERE)
+        return
+    _scale(ax, np.concatenate([np.asarray(line.get_ydata(), dtype=np.float64) for line in ax.lines]))
+    ax.axhline(0.0, color=MUTED, linestyle=":", linewidth=1.2)
+    if best_step is not None:
+        ax.axvline(best_step, color=GREEN, linestyle="--", linewidth=1.4, label="kept checkpoint")
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5, min_n_ticks=1))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: numbers.count(value)))
+
+
+def _scale(ax: Axes, values: FloatArray) -> None:
+    """A symmetric-logarithmic axis where a few large values, as at initialisation, would flatten all others."""
+    size = np.abs(values[values != 0])
+    if len(size) == 0 or size.max() <= _WIDE_RANGE * np.median(size):
+        return
+    linear = float(10 ** np.floor(np.log10(np.median(size) / 10)))
+    ax.set_yscale("symlog", linthresh=linear)
+    ticks = SymmetricalLogLocator(base=10, linthresh=linear)
+    ticks.set_params(numticks=9)
+    ax.yaxis.set_major_locator(ticks)
+
+
+def _headline(history: History, best_step: int | None) -> str:
+    steps, values = series(history, "hessian/lambda_max")
+    if len(steps) == 0:
+        return "No curvature was measured during training"
+    text = f"Largest curvature λmax {numbers.decimal(values[0])}"
+    if len(steps) == 1:
+        return f"{text} at step {numbers.count(steps[0])}"
+    text += f" → {numbers.decimal(values[-1])} from step {numbers.count(steps[0])} to {numbers.count(steps[-1])}"
+    if best_step in steps[1:-1]:
+        text += f"; {numbers.decimal(values[list(steps).index(best_step)])} at the kept step {numbers.count(best_step)}"
+    _, normalized = series(history, _NORMALIZED)
+    if len(normalized) > 1:
+        way = f"{numbers.decimal(normalized[0])}\u00a0→\u00a0{numbers.decimal(normalized[-1])}"
+        text += f" (growing margins alone lower it), at margins of size 1 {way}"
+    return text

@@ -1,0 +1,74 @@
+"""The few numbers that a reader sees first: what they are, in one place for the HTML page and the Markdown summary."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from rmcore.reporting.figures import numbers
+from rmcore.reporting.html.glossary import SPECTRUM, metric_term
+from rmcore.reporting.html.schema import Results
+
+HEADLINE_METRICS = ("pairwise_accuracy", "length_matched_accuracy", "ece_debiased", "negative_margin_rate")
+
+
+class Card(NamedTuple):
+    """One headline number, ready to print."""
+
+    label: str
+    value: str
+    interval: str
+    """Its 95 % interval, or what stands in its place."""
+    definition: str
+
+
+def headline_cards(results: Results) -> list[Card]:
+    """Held-out accuracy, length-matched accuracy, debiased ECE, negative margins, λmax and readiness v1."""
+    cards = [_metric_card(name, results["metrics"].get(name)) for name in HEADLINE_METRICS]
+    return [*cards, _curvature_card(results["spectrum"]), _readiness_card(results)]
+
+
+def metric_interval(metric: Mapping[str, Any] | None, unit: str) -> str:
+    """The interval as text, or why there is none."""
+    if metric is None:
+        return "not measured"
+    return numbers.interval(metric, unit) or str(metric.get("reason") or "no interval")
+
+
+def _metric_card(name: str, metric: Mapping[str, Any] | None) -> Card:
+    term = metric_term(name)
+    interval = metric_interval(metric, term.unit)
+    bounds = f"95 %: {interval}" if metric and numbers.interval(metric) else interval
+    return Card(term.label, numbers.text(metric["value"] if metric else None, term.unit), bounds, term.definition)
+
+
+def _curvature_card(spectrum: Mapping[str, Any]) -> Card:
+    """λmax has an error bound, not an interval of a sample."""
+    term = SPECTRUM["lambda_max"]
+    value = largest_eigenvalue(spectrum)
+    if value is None:
+        return Card(
+            term.label, numbers.MISSING, spectrum.get("reasons", {}).get("lambda_max", "not measured"), term.definition
+        )
+    residual = residual_of(spectrum, value)
+    bound = "error bound unknown" if residual is None else f"± {numbers.decimal(residual)} (residual)"
+    return Card(term.label, numbers.decimal(value), bound, term.definition)
+
+
+def largest_eigenvalue(spectrum: Mapping[str, Any]) -> float | None:
+    """λmax of the record, else the largest of its eigenvalues; None where there is none."""
+    given = numbers.finite(spectrum.get("lambda_max"))
+    if given is not None or "lambda_max" in spectrum:
+        return given
+    return max(map(float, spectrum["eigenvalues"]), default=None)
+
+
+def residual_of(spectrum: Mapping[str, Any], eigenvalue: float | None) -> float | None:
+    """The error bound of one of the computed eigenvalues; None where it is unknown."""
+    values, residuals = list(spectrum["eigenvalues"]), spectrum.get("residuals") or []
+    return numbers.finite(residuals[values.index(eigenvalue)]) if eigenvalue in values and residuals else None
+
+
+def _readiness_card(results: Results) -> Card:
+    readiness = results["readiness"]
+    definition = "weighted score of accuracy, calibration, stability and landscape; above 0.8 is called ready"
+    label = f"readiness {readiness['version']}"
+    return Card(label, numbers.decimal(readiness["overall_score"]), readiness["verdict"].replace("_", " "), definition)

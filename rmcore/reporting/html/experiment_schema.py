@@ -1,0 +1,182 @@
+"""The record of one experiment that its report renders: plain, JSON-ready types.
+
+Shares are fractions (0.712), not percentages; undefined numbers are None, never NaN. Metric names are those of
+`experiments.catalogue`, for example `eval/test_pairwise_accuracy`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypedDict
+
+from rmcore.reporting.html.schema import Check, Metric, Symptom
+
+
+class MetricInfo(TypedDict):
+    """What a metric is."""
+
+    label: str
+    """In words, without unit: `held-out pairwise accuracy`."""
+    unit: Literal["share", "seconds", "pairs/s", "MiB", "steps", "nats", ""]
+    """share: a fraction that is shown in percent."""
+    higher_is_better: bool | None
+    """None: neither."""
+
+
+class Trial(TypedDict):
+    """One trial of an arm's tuning."""
+
+    value: float
+    """Of the tuned setting."""
+    score: float | None
+    """Validation metric of its best step; None: the trial failed."""
+
+
+class Tuned(TypedDict):
+    """How an arm's own setting was found, before its cells ran."""
+
+    setting: str
+    """Dotted, for example `train.lr`."""
+    low: float
+    high: float
+    """The declared log-uniform range."""
+    metric: str
+    trials: Sequence[Trial]
+    chosen: float
+    at_edge: bool
+    """The best trial is the smallest or the largest one tried: the optimum may lie outside."""
+
+
+class ArmResult(TypedDict):
+    """One arm over its seeds."""
+
+    name: str
+    is_control: bool
+    changes: Mapping[str, Any]
+    """Dotted settings by which it differs from the base, tuned ones included."""
+    merged: Sequence[str]
+    """Names of declared arms that turned out to be this same one."""
+    metrics: Mapping[str, Metric]
+    """Mean over seeds with its interval; `num` counts seeds."""
+    tuned: Tuned | None
+    bands: Mapping[str, str]
+    """The specification's bands of its mean: {"eval accuracy": "success", ...}."""
+
+
+class CellResult(TypedDict):
+    """One arm under one seed."""
+
+    arm: str
+    seed: int
+    status: Literal["cached", "computed", "failed"]
+    error: str | None
+    """Why it failed; None where it did not."""
+    key: str | None
+    """Digest of all its artifacts' keys."""
+    metrics: Mapping[str, float | None]
+    seconds: float | None
+    """Wall seconds that its artifacts took when they were made."""
+    diagnoses: Sequence[Symptom]
+    gate: Sequence[Check]
+    paths: Mapping[str, str]
+    """Folder of each stage's artifact."""
+
+
+class HypothesisResult(TypedDict):
+    """One pre-registered claim and what became of it."""
+
+    name: str
+    claim: str
+    """In one sentence, as it was declared."""
+    metric: str
+    comparison: Literal["difference", "ratio", "level"]
+    """Of arm minus versus, arm over versus, or of the arm alone."""
+    arm: str
+    versus: str | None
+    direction: Literal["above", "below"]
+    threshold: float
+    value: float | None
+    ci_low: float | None
+    ci_high: float | None
+    num_seeds: int
+    num_prompts: int | None
+    """None: the metric has no prompts, only seeds (a time, a size)."""
+    p: float | None
+    """Two-sided, of value = threshold, by the same method as the interval."""
+    p_holm: float | None
+    """Holm's adjustment over all hypotheses of the experiment."""
+    sign_flip_p: float | None
+    """Paired test over prompts that arm and versus do not differ at all; only for differences of pair metrics."""
+    smallest_detectable: float | None
+    """Distance from the threshold that this matrix would have seen with 80 % power."""
+    verdict: Literal["supported", "refuted", "inconclusive"]
+    reason: str
+    """One sentence: why this verdict."""
+    method: str
+    """How the interval was made."""
+
+
+class Registration(TypedDict):
+    """The hypotheses as they were frozen before the first cell ran."""
+
+    hash: str
+    """64 hex digits."""
+    number: int
+    """1 for the first registration of this experiment and size."""
+    frozen_at: str
+    """ISO time with zone."""
+    changes: Sequence[str]
+    """What differs from the registration before, one line each; empty for the first."""
+    path: str
+
+
+class Cost(TypedDict):
+    """What the matrix took."""
+
+    estimated_seconds: float | None
+    """Of what was to run, before it ran; None: no throughput was known."""
+    measured_seconds: float
+    """Wall seconds of all artifacts of all cells, whenever they were made; a shared artifact counts once."""
+    run_seconds: float
+    """Wall seconds of this run."""
+    num_computed: int
+    num_cached: int
+    num_failed: int
+
+
+class Curve(TypedDict):
+    """Learning curve of one cell: points of one metric."""
+
+    arm: str
+    seed: int
+    steps: Sequence[int]
+    values: Sequence[float]
+
+
+class ExperimentResults(TypedDict):
+    """Everything a report shows of one experiment."""
+
+    name: str
+    size: str
+    title: str
+    question: str
+    created: str
+    """ISO time with zone."""
+    control: str
+    seeds: Sequence[int]
+    metrics: Mapping[str, MetricInfo]
+    """The reported metrics, the first one being the main one."""
+    registration: Registration
+    hypotheses: Sequence[HypothesisResult]
+    arms: Sequence[ArmResult]
+    """In declared order."""
+    cells: Sequence[CellResult]
+    curves: Mapping[str, Sequence[Curve]]
+    """By metric: eval/pairwise_accuracy, train/loss."""
+    notes: Sequence[str]
+    """What a reader must know: merged arms, failed cells, missing seeds."""
+    cost: Cost
+    command: str
+    """That runs it again."""
+    base: Mapping[str, Any]
+    """The base config."""
+    environment: Mapping[str, str]
+    mlflow_url: str | None

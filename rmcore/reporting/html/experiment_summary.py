@@ -1,0 +1,104 @@
+"""An experiment in a few lines of Markdown: for Prefect's run page and, as it is, for the log of experiments."""
+
+from rmcore.reporting.figures import numbers
+from rmcore.reporting.figures.arms import main_metrics
+from rmcore.reporting.figures.claims import VERDICTS, claimed, subject, tally
+from rmcore.reporting.figures.quantities import compared, interval, level
+from rmcore.reporting.html.experiment_schema import ArmResult, ExperimentResults, HypothesisResult, MetricInfo
+from rmcore.reporting.html.summary import escape
+
+
+def experiment_markdown(results: ExperimentResults) -> str:
+    """One dated entry: question, registration, every verdict (refuted ones too), arms, cost, command, link."""
+    day = results["created"].partition("T")[0]
+    registration = results["registration"]
+    title = f"{day} · {results['name']} ({results['size']}): {results['title']}"
+    lines = [f"## {escape(title)}", ""]
+    lines += [escape(results["question"]), ""]
+    frozen = f"Registration {registration['number']}, `{_code(registration['hash'][:12])}`, frozen "
+    lines += [frozen + escape(registration["frozen_at"]) + "."]
+    lines += [f"- changed since the one before: {escape(change)}" for change in registration["changes"]]
+    lines += ["", f"**{escape(tally(results['hypotheses']))}.**", ""]
+    lines += [*_verdicts(results), *_arms(results), _cost(results), ""]
+    lines += [*(f"- {escape(note)}" for note in results["notes"]), *([""] if results["notes"] else [])]
+    lines += [f"Run again: `{_code(results['command'])}`"]
+    link = web_address(results["mlflow_url"])
+    if link is not None:
+        lines += ["", f"[Cells in MLflow](<{_address(link)}>)"]
+    return "\n".join(lines) + "\n"
+
+
+def metric_info(results: ExperimentResults, name: str) -> MetricInfo:
+    """What a metric is; one that is not reported keeps its own name."""
+    return results["metrics"].get(name, {"label": name, "unit": "", "higher_is_better": None})
+
+
+def measured(item: HypothesisResult, unit: str) -> tuple[str, str]:
+    """A hypothesis' value and its interval (empty where there is none)."""
+    bounds = interval(item["ci_low"], item["ci_high"], unit, item["comparison"])
+    return compared(item["value"], unit, item["comparison"]), bounds
+
+
+def web_address(address: str | None) -> str | None:
+    """The address if a browser may follow it as a page: anything else, such as javascript:, is no link."""
+    return address if address is not None and address.startswith(("http://", "https://")) else None
+
+
+def _verdicts(results: ExperimentResults) -> list[str]:
+    if not results["hypotheses"]:
+        return []
+    head = ["| claim | verdict | measured (95 % interval) | claimed | why |", "| --- | --- | --- | --- | --- |"]
+    rows = []
+    for item in results["hypotheses"]:
+        info = metric_info(results, item["metric"])
+        value, bounds = measured(item, info["unit"])
+        seen = f"{value} ({bounds or 'no interval'}): {info['label']}, {subject(item)}"
+        claim, words = f"{item['name']}: {item['claim']}", VERDICTS[item["verdict"]].words
+        texts = (claim, words, seen, claimed(item, info["unit"]), item["reason"])
+        rows.append("| " + " | ".join(escape(text) for text in texts) + " |")
+    return [*head, *rows, ""]
+
+
+def _arms(results: ExperimentResults) -> list[str]:
+    names = main_metrics(list(results["metrics"]), results["hypotheses"])
+    if not names:
+        return []
+    labels = [escape(results["metrics"][name]["label"]) for name in names]
+    head = [f"| arm | {' | '.join(labels)} |", f"| --- |{' ---: |' * len(names)}"]
+    rows = []
+    for arm in results["arms"]:
+        title = escape(arm["name"]) + (" (control)" if arm["is_control"] else "")
+        values = [_mean(arm, name, results["metrics"][name]["unit"]) for name in names]
+        rows.append(f"| {title} | {' | '.join(values)} |")
+    return [*head, *rows, "", f"Means over seeds {escape(', '.join(map(str, results['seeds'])))}, 95 % intervals.", ""]
+
+
+def _mean(arm: ArmResult, name: str, unit: str) -> str:
+    metric = arm["metrics"].get(name)
+    if metric is None:
+        return numbers.MISSING
+    bounds = interval(metric["ci_low"], metric["ci_high"], unit)
+    return level(metric["value"], unit) + (f" ({bounds})" if bounds else "")
+
+
+def _cost(results: ExperimentResults) -> str:
+    cost = results["cost"]
+    estimated = cost["estimated_seconds"]
+    before = "without an estimate" if estimated is None else f"estimated {numbers.duration(estimated)}"
+    return (
+        f"{cost['num_computed']} cells computed, {cost['num_cached']} cached, {cost['num_failed']} failed; this run "
+        f"took {numbers.duration(cost['run_seconds'])} ({before}), all artifacts "
+        f"{numbers.duration(cost['measured_seconds'])}."
+    )
+
+
+def _code(text: str) -> str:
+    """One line that can stand between back quotes."""
+    return " ".join(text.replace("`", "'").split())
+
+
+def _address(link: str) -> str:
+    """The address without what would end a Markdown link."""
+    for sign, code in ((" ", "%20"), ("<", "%3C"), (">", "%3E"), ("`", "%60"), ("|", "%7C"), ("\n", ""), ("\r", "")):
+        link = link.replace(sign, code)
+    return link

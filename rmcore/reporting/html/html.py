@@ -1,0 +1,165 @@
+"""The report of a run: one HTML file that opens anywhere, without network, scripts or other files."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from rmcore.reporting.figures import numbers
+from rmcore.reporting.html import curvature, glossary, policy, rlhf
+from rmcore.reporting.html.cards import headline_cards, metric_interval
+from rmcore.reporting.html.page import date, gate_row, write_page
+from rmcore.reporting.html.schema import Results
+from rmcore.reporting.html.tree import blocks
+
+TEMPLATE = "report.html.j2"
+LONGEST_TEXT = 700
+"""Characters of a mistake's text that are shown."""
+
+CAPTIONS = {
+    "accuracy_in_context": "The same held-out pairs judged by this model, by guessing, by always taking the longer "
+    "completion, and (where the true reward is known) by a perfect model.",
+    "training_curves": "Training pairs in blue, validation pairs in orange. A training line that leaves the validation "
+    "line behind means overfitting.",
+    "curvature_trajectory": "Curvature at each evaluation on the same few validation pairs. λmax falls merely because "
+    "margins grow.",
+    "reliability_diagram": "Pairs grouped by how sure the model is. On the dashed line “80 % sure” is right 80 % of "
+    "the time; below it the model is too sure of itself.",
+    "margin_histogram": "How far apart the model puts the two sides. Left of zero it prefers the rejected side.",
+    "reward_by_length": "If reward follows length, a policy learns to write long instead of well.",
+    **curvature.CAPTIONS,
+    **policy.CAPTIONS,
+    **rlhf.CAPTIONS,
+}
+
+
+AUDIT_TITLES = {"num_rejected": "rows_set_aside", "rejected": "rows set aside, by reason"}
+"""Keys of the audit whose own words would be misread: here rejected rows are not rejected sides."""
+
+
+class MetricRow(NamedTuple):
+    """One row of the table of all metrics."""
+
+    name: str
+    label: str
+    definition: str
+    value: str
+    interval: str
+    num: str
+    ood_value: str
+    ood_interval: str
+
+
+def write_report(results: Results, figures: Mapping[str, Path], out: Path) -> Path:
+    """Write the self-contained report of a run to `out`; returns `out`.
+
+    Args:
+        results: everything to show, see rmcore.reporting.html.schema.
+        figures: PNG files by name; those of CAPTIONS have their place, others follow at the end, missing ones are
+            mentioned (of the curvature: those of measured parts).
+        out: HTML file to write; its folder is made.
+
+    Raises:
+        DataError: a figure is not a readable PNG file.
+    """
+    return write_page(TEMPLATE, view(results), figures, CAPTIONS, out)
+
+
+def view(results: Results) -> dict[str, Any]:
+    """What the template prints, numbers as text."""
+    audit = {AUDIT_TITLES.get(key, key): value for key, value in results["audit"].items()}
+    return {
+        "results": results,
+        "created": date(results["created"]),
+        "question": _question(results),
+        "cards": headline_cards(results),
+        "gate": [gate_row(check) for check in results["gate"]],
+        "metrics": metric_rows(results),
+        "has_ood": results["ood_metrics"] is not None,
+        "training": _training_rows(results),
+        "truncation": blocks({"texts cut to fit the model": results["training"]["truncation"]}, "texts cut"),
+        "curvature": curvature.view(results["curvature"]),
+        "readiness_parts": _readiness_rows(results),
+        "policy": policy.section(results["policy"]),
+        "rlhf": rlhf.rlhf_section(results["rlhf"]),
+        "readiness_weakness": glossary.READINESS_WEAKNESS,
+        "audit": sorted(blocks(audit, "overview"), key=lambda block: not block.sentences),  # warnings first
+        "mistakes": [_mistake(mistake) for mistake in results["mistakes"]],
+        "stages": [{**stage, "took": numbers.duration(stage["wall_seconds"])} for stage in results["stages"]],
+        "config_yaml": yaml.safe_dump(dict(results["config"]), sort_keys=False, allow_unicode=True, width=100),
+        "words": glossary.WORDS,
+    }
+
+
+def metric_rows(results: Results) -> list[MetricRow]:
+    """All metrics of both splits in the order of the glossary."""
+    test, ood = results["metrics"], results["ood_metrics"] or {}
+    rows = []
+    for name in sorted({*test, *ood}, key=glossary.metric_order):
+        term = glossary.metric_term(name)
+        here, there = test.get(name), ood.get(name)
+        rows.append(
+            MetricRow(
+                name=name,
+                label=term.label,
+                definition=term.definition,
+                value=numbers.text(here["value"] if here else None, term.unit),
+                interval=metric_interval(here, term.unit),
+                num=numbers.count(here["num"] if here else None),
+                ood_value=numbers.text(there["value"] if there else None, term.unit),
+                ood_interval=metric_interval(there, term.unit),
+            )
+        )
+    return rows
+
+
+def shorten(text: str, longest: int = LONGEST_TEXT) -> str:
+    """`text`, its middle left out where it is longer: the end of a dialogue matters as much as its start."""
+    if len(text) <= longest:
+        return text
+    left_out = len(text) - longest
+    return f"{text[: longest // 2]} […{left_out:,} characters…] {text[len(text) - (longest - longest // 2) :]}"
+
+
+def _question(results: Results) -> str:
+    """What was asked, in one sentence, from the configuration."""
+    config, training = results["config"], results["training"]
+    model = config.get("model", {}).get("name", "the model")
+    source = config.get("data", {}).get("source", "the data")
+    accuracy = results["metrics"].get("pairwise_accuracy")
+    tested = f" and tested on {numbers.count(accuracy['num'])} held-out pairs" if accuracy else ""
+    return (
+        f"A reward model based on “{model}” was trained on {numbers.count(training['num_pairs'])} preference pairs of "
+        f"“{source}”{tested}. The question: may a policy be optimised against it?"
+    )
+
+
+def _training_rows(results: Results) -> list[tuple[str, str]]:
+    training = results["training"]
+    best = training["best_value"]
+    metric = training["best_metric"]
+    if metric is None or best is None:
+        chosen = "none was chosen by validation pairs: the last step was kept"
+    else:
+        chosen = f"{metric} {numbers.text(best, glossary.metric_term(metric.rpartition('/')[2]).unit)}"
+    return [
+        ("optimizer steps", numbers.count(training["steps"])),
+        ("kept checkpoint", f"step {numbers.count(training['best_step'])} ({chosen})"),
+        ("stopped because", training["stop_reason"].replace("_", " ")),
+        ("training pairs", numbers.count(training["num_pairs"])),
+        ("parameters", numbers.count(training["num_parameters"])),
+        ("speed", f"{numbers.decimal(training['pairs_per_second'])} pairs/s"),
+        ("time", numbers.duration(training["wall_seconds"])),
+    ]
+
+
+def _readiness_rows(results: Results) -> list[tuple[str, str, str]]:
+    scores: Mapping[str, Any] = results["readiness"]
+    parts = [(term.label, numbers.decimal(scores[name]), term.definition) for name, term in glossary.READINESS.items()]
+    return [*parts, ("overall", numbers.decimal(scores["overall_score"]), "weighted sum of the parts")]
+
+
+def _mistake(mistake: Mapping[str, Any]) -> dict[str, str]:
+    texts = {key: shorten(str(mistake[key])) for key in ("prompt", "chosen", "rejected")}
+    return {"pair_id": str(mistake["pair_id"]), "margin": numbers.decimal(mistake["margin"]), **texts}

@@ -1,0 +1,83 @@
+"""What every HTML page shares: the template environment, figures inside the page, dates.
+
+Every text goes through Jinja2's autoescape: texts come from data, models and people and may hold any markup.
+"""
+
+import base64
+import struct
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jinja2
+
+from rmcore.core.errors import DataError
+from rmcore.reporting.figures import numbers
+from rmcore.reporting.html import glossary
+
+_PNG = b"\x89PNG\r\n\x1a\n"
+_DENSITY = 1.5  # pixels of a figure a CSS pixel
+
+
+class Image(NamedTuple):
+    """A figure inside the page; size in CSS pixels, two thirds of its own, so that it is sharp on dense screens."""
+
+    address: str
+    width: int
+    height: int
+
+
+def write_page(
+    template: str, values: Mapping[str, Any], figures: Mapping[str, Path], captions: Mapping[str, str], out: Path
+) -> Path:
+    """Render a template of this folder to `out`, making its folder; returns `out`.
+
+    Raises:
+        DataError: a figure is not a readable PNG file.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    images = {name: image(path) for name, path in figures.items()}
+    more = sorted(set(images) - set(captions))
+    page = environment.get_template(template).render(values, images=images, captions=captions, more_images=more)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(page, encoding="utf-8")
+    return out
+
+
+def image(path: Path) -> Image:
+    """The PNG file as a data address with its size.
+
+    Raises:
+        DataError: it cannot be read, or is no PNG file.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise DataError(
+            f"figure {path} cannot be read ({error.strerror}): the report needs it. Draw it again."
+        ) from error
+    if not content.startswith(_PNG) or len(content) < 24:
+        raise DataError(f"figure {path} is not a PNG file: the report cannot show it. Draw it again.")
+    width, height = struct.unpack(">II", content[16:24])  # of the IHDR chunk, always the first
+    address = "data:image/png;base64," + base64.b64encode(content).decode("ascii")
+    return Image(address, round(width / _DENSITY), round(height / _DENSITY))
+
+
+def date(moment: str) -> str:
+    """An ISO 8601 time as 21 November 2026, 01:30 UTC."""
+    read = datetime.fromisoformat(moment)
+    return f"{read.day} {read:%B %Y, %H:%M} {read.tzname() or ''}".strip()
+
+
+def gate_row(check: Mapping[str, Any]) -> dict[str, Any]:
+    """One condition of the gate with its numbers as text."""
+    term = glossary.metric_term(check["name"])
+    values = {key: numbers.text(check[key], term.unit) for key in ("value", "threshold")}
+    return {**check, **values, "label": term.label}

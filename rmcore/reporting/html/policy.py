@@ -1,0 +1,175 @@
+"""What was found on a policy's samples, as people read it: in the report, in a terminal, in Prefect's artifacts."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rmcore.reporting.figures import numbers
+from rmcore.reporting.figures.overoptimization import NAMES, finding
+from rmcore.reporting.figures.policy import CAREFUL, SCORES
+from rmcore.reporting.html.summary import escape
+
+CAPTIONS = {
+    "overoptimization": "Further right the samples are chosen more sharply by the reward model. The proxy rises by "
+    "construction; where the gold reward no longer follows, optimising further does harm.",
+    "ensemble_disagreement": "Members are heads on one backbone, fitted on other draws of the training prompts: what "
+    "all of them have learned wrong, such as a shortcut, they do not disagree about.",
+}
+PARTS = {
+    "on_policy_accuracy": "accuracy on pairs of the policy's own samples",
+    "hard_accuracy": "the same where the shorter sample is the better one",
+    "win_rate_4": "how often the best of 4 beats another sample",
+    "win_rate_16": "how often the best of 16 beats another sample",
+    "win_rate_64": "how often the best of 64 beats another sample",
+    "skill_16": "the win rate of the best of 16 from 0 (blind) to 1 (perfect)",
+    "planned_gain": "gold gain at the planned KL (sd within prompts)",
+    "headroom": "distance to the gold reward's peak over the planned one",
+    "signal_share": "share of the variance that other training data repeat",
+    "length_correlation": "correlation of reward and length, given the judge",
+    "pairwise_accuracy": "accuracy on labelled pairs",
+    "length_matched_accuracy": "the same where both sides are about as long",
+    "ece_tempered_debiased": "calibration error after temperature",
+    "lambda_max": "largest eigenvalue of the Hessian (weight zero)",
+}
+
+
+def shown(value: Mapping[str, Any]) -> str:
+    """A number with its interval, or why there is none."""
+    if value["value"] is None:
+        return str(value.get("reason") or numbers.MISSING)
+    interval = numbers.interval(value)
+    return f"{numbers.decimal(value['value'])} ({interval})" if interval else numbers.decimal(value["value"])
+
+
+def best_of_n_rows(results: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """n, KL, reward and, where it is known, the gold gain, one row an n."""
+    found = results["optimize"]
+    curve = next((one for one in found.get("curves", []) if one["method"] == "best_of_n"), None)
+    gold = {} if curve is None else {int(point["setting"]): shown(point["gold"]) for point in curve["points"]}
+    return [
+        (
+            str(row["n"]),
+            f"{row['kl']:.3f}",
+            f"{row['nominal_kl']:.3f}",
+            f"{row['reward']:+.3f}",
+            gold.get(row["n"], "-"),
+        )
+        for row in found["best_of_n"]
+    ]
+
+
+def section(results: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """What the report prints of the policy, numbers as text; None where there was none.
+
+    Args:
+        results: {"sampling", "optimize", "readiness"}: records of the stages samples, optimize and readiness_v2.
+    """
+    if results is None:
+        return None
+    judged = results["readiness"]["readiness"]
+    return {
+        "headings": BEST_OF_N_HEADINGS,
+        "choices": best_of_n_rows(results),
+        "findings": best_of_n_findings(results),
+        "parts": readiness_rows(results["readiness"]),
+        "judge": judged["judge"],
+        "probability": "not known" if judged["probability"] is None else f"{judged['probability']:.2f}",
+        "score_parts": ", ".join(judged["score_parts"]),
+        "probability_of": "a gain of at least {gain:g} at {kl:g} nats".format(**judged["probability_of"]),
+        "plan": f"{numbers.decimal(judged['plan']['kl'])} nats by {NAMES[judged['plan']['optimizer']]}",
+    }
+
+
+BEST_OF_N_HEADINGS = ("n", "KL, nats", "log n - (n-1)/n", "reward", "gold gain (sd within prompts)")
+
+
+def best_of_n_findings(results: Mapping[str, Any]) -> list[str]:
+    """Sentences below the table."""
+    sampling, found = results["sampling"], results["optimize"]
+    lines = [
+        f"{sampling['num_samples']} samples of {sampling['num_prompts']} prompts by {sampling['engine'] or 'a file'}; "
+        f"{sampling['finished_share']:.1%} ended by themselves, {sampling['num_empty']} are empty, {found['num_cut']} "
+        "were longer than the reward model reads"
+    ]
+    lines += [f"{NAMES[curve['method']]}: {finding(curve)}" for curve in found.get("curves", [])]
+    if "careful" in found:
+        gains = found["careful"]["gains"]
+        lines.append(
+            "; ".join(f"best of {found['careful']['n']} by {CAREFUL[n]}: {shown(v)}" for n, v in gains.items())
+        )
+    one = found.get("gradient")
+    if one is not None and one["bound"] > 0:
+        lines.append(
+            f"policy gradient: variance {one['variance'] / one['bound']:.0%} of its bound E[(r-b)^2 |grad log pi|^2]; "
+            "the product Var(r) E|grad log pi|^2 was below it for "
+            f"{one['num_violations']} of {one['num_prompts']} prompts"
+        )
+    return lines
+
+
+def best_of_n_markdown(results: Mapping[str, Any]) -> str:
+    """The table and the findings."""
+    table = markdown_table(BEST_OF_N_HEADINGS, best_of_n_rows(results), "Best-of-n")
+    return table + markdown_list(best_of_n_findings(results))
+
+
+def readiness_rows(results: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What each part of v2 is, in reading order, and its value."""
+    parts = results["readiness"]["parts"]
+    return [(meaning, shown(parts[name])) for name, meaning in PARTS.items() if name in parts]
+
+
+def readiness_markdown(results: Mapping[str, Any]) -> str:
+    """Verdict, parts and checks."""
+    checks = [f"{'pass' if check['passed'] else 'FAIL'}: {check['text']}" for check in results["gate"]]
+    return markdown_table(
+        ("part", "value, 95 %"), readiness_rows(results), results["verdict"]["headline"]
+    ) + markdown_list(checks)
+
+
+def validation_rows(results: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Each score's rank correlation with both gains, and how much it differs from on-policy accuracy."""
+    return [
+        (
+            SCORES[name],
+            *(shown(by_method[method]) for method in NAMES),
+            shown(results["differences"][name]) if name in results["differences"] else "-",
+        )
+        for name, by_method in results["correlations"].items()
+    ]
+
+
+VALIDATION_HEADINGS = ("score", "rho with best-of-n gain", "rho with KL-optimum gain", "minus on-policy accuracy's")
+
+
+def validation_markdown(results: Mapping[str, Any]) -> str:
+    """The correlations and the verdict."""
+    brier = ", ".join(f"{name} {value:.3f}" for name, value in results["brier"].items())
+    lines = [
+        results["verdict"],
+        f"{results['num_models']} reward models on {results['num_backbones']} backbones; {results['num_worthwhile']} "
+        f"gain at least {results['min_gain']:g}, the gold reward of {results['num_turned']} turned",
+        f"Brier score of the probability: {brier}",
+    ]
+    table = markdown_table(VALIDATION_HEADINGS, validation_rows(results), "Readiness against the truth")
+    return table + markdown_list(lines)
+
+
+def curves_markdown(found: Mapping[str, Any]) -> str:
+    """What each proxy's curves show."""
+    lines = [
+        f"{escape(name)}, {NAMES[curve['method']]}: {finding(curve)}"
+        for name, curves in found["proxies"].items()
+        for curve in curves
+    ]
+    return f"# Over-optimisation against {escape(found['gold'])}\n\n" + markdown_list(lines)
+
+
+def markdown_table(headings: tuple[str, ...], rows: list[Any], title: str) -> str:
+    """A title and a table."""
+    lines = [f"# {escape(title)}", "", f"| {' | '.join(headings)} |", "| --- " * len(headings) + "|"]
+    return "\n".join([*lines, *(f"| {' | '.join(escape(cell) for cell in row)} |" for row in rows)]) + "\n\n"
+
+
+def markdown_list(lines: list[str]) -> str:
+    """One item a line."""
+    return "\n".join(f"- {line}" for line in lines) + "\n"

@@ -1,0 +1,137 @@
+"""What a training against the reward model came to, as people read it: in the report, in a terminal, in Prefect."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rmcore.reporting.figures import numbers
+from rmcore.reporting.html.policy import markdown_list, markdown_table, shown
+
+CAPTIONS = {
+    "rlhf": "The proxy is what the policy is trained on, so it rises. Where gold no longer follows, training on does "
+    "harm. The dashed curves are best-of-n by the same reward model: what the same KL buys without any training.",
+}
+AGGREGATES = {
+    "one": "the reward model's own reward",
+    "mean": "the mean of its members",
+    "worst_case": "the least of its members' rewards",
+    "uncertainty_weighted": "the mean of its members, less a tenth of their variance",
+}
+REWARDS = {"vllm": "a vLLM reward server", "local": "the reward model in the training's process"}
+RLHF_HEADINGS = ("step", "KL, nats", "proxy gain, sd", "gold gain, sd", "win rate", "disagreement", "tokens")
+DIGITS = (("kl", 2), ("proxy", 2), ("gold", 2), ("win_rate", 2), ("disagreement", 2), ("num_tokens", 0))
+"""Decimals of each column after the step."""
+REFRESH_HEADINGS = ("seed", "after step", "new labels", "accuracy before", "accuracy after", "weight version")
+STOP_HEADINGS = (
+    "seed",
+    "the rule stops at",
+    "gold there, sd",
+    "gold peaks at",
+    "gold there, sd",
+    "gold at the end, sd",
+)
+
+
+def rlhf_rows(record: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """One row a measured step; what nobody judged is a dash."""
+    return [
+        (str(point["step"]), *("-" if point[name] is None else _short(point[name], digits) for name, digits in DIGITS))
+        for point in record["curve"]
+    ]
+
+
+def refresh_rows(record: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """One row a refresh of the reward model; accuracy on those of its labels that it was not trained on."""
+    return [
+        (
+            str(one["seed"]),
+            str(done["step"]),
+            str(done["num_pairs"]),
+            f"{done['accuracy_before']:.1%}",
+            f"{done['accuracy_after']:.1%}",
+            str(done["weight_version"]),
+        )
+        for one in record["seeds"]
+        for done in one["refreshes"]
+    ]
+
+
+def stop_rows(record: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """The rule by disagreement beside the truth, one row a seed; none where there is no rule."""
+    return [
+        (
+            str(one["seed"]),
+            "nowhere" if one["stop_step"] is None else f"step {one['stop_step']}",
+            _gain(one["stop_gold"]),
+            "not known" if one["peak_step"] is None else f"step {one['peak_step']}",
+            _gain(one["peak_gold"]),
+            _gain(one["last_gold"]),
+        )
+        for one in (record["early_stop"] or {"seeds": []})["seeds"]
+    ]
+
+
+def rlhf_findings(record: Mapping[str, Any]) -> list[str]:
+    """Sentences below the table, the verdict first."""
+    verdict = record["verdict"]
+    seeds = record["num_seeds"]
+    intervals = f"over {seeds} seeds and the prompts that they share" if seeds > 1 else "over prompts, not seeds"
+    penalties = [] if record["kl_beta"] == 0 else [f"KL penalty {record['kl_beta']:g}"]
+    penalties += [] if record["length_penalty"] == 0 else [f"{record['length_penalty']:g} off for each token"]
+    lines = [verdict["headline"], *verdict["reasons"]]
+    lines += [f"seed {one['seed']} ended early: {one['stopped']}" for one in record["seeds"] if one["stopped"]]
+    lines += [
+        f"GRPO with the loss {record['loss']}, {record['num_steps']} steps of {record['prompts_per_step']} prompts "
+        f"with {record['group_size']} samples each, learning rate {record['learning_rate']:g}"
+        + "".join(f", {one}" for one in penalties),
+        f"rewards: {AGGREGATES[record['aggregate']]}, from {REWARDS[record['rewards']]}; gold: {record['judge']}",
+        f"measured on {record['num_prompts']} held-out prompts with {record['samples_per_prompt']} samples each, "
+        f"against stored samples of the start policy; 95 % intervals {intervals}",
+    ]
+    cost = record["cost"]
+    return [
+        *lines,
+        f"{numbers.duration(cost['train_seconds'])} of training and measuring, {cost['tokens_per_second']:,.0f} "
+        f"response tokens/s while training, {cost['peak_mib']:,.0f} MiB at most",
+    ]
+
+
+def rlhf_section(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """What the report prints, numbers as text; None where no policy was trained."""
+    if record is None:
+        return None
+    rule = record["early_stop"]
+    return {
+        "headline": record["verdict"]["headline"],
+        "headings": RLHF_HEADINGS,
+        "points": rlhf_rows(record),
+        "findings": rlhf_findings(record)[1:],
+        "refresh_headings": REFRESH_HEADINGS,
+        "refreshes": refresh_rows(record),
+        "stop_headings": STOP_HEADINGS,
+        "stops": stop_rows(record),
+        "threshold": numbers.MISSING if rule is None else numbers.decimal(rule["threshold"]),
+    }
+
+
+def rlhf_markdown(record: Mapping[str, Any]) -> str:
+    """Verdict, points, refreshes and findings."""
+    text = markdown_table(RLHF_HEADINGS, rlhf_rows(record), record["verdict"]["headline"])
+    refreshes = refresh_rows(record)
+    if refreshes:
+        text += markdown_table(REFRESH_HEADINGS, refreshes, "Refreshes of the reward model")
+    return text + markdown_list(_escaped(rlhf_findings(record)[1:]))
+
+
+def _escaped(lines: Sequence[str]) -> list[str]:
+    return [line.replace("<", "&lt;") for line in lines]
+
+
+def _short(value: Mapping[str, Any], digits: int) -> str:
+    """With few decimals, so that all columns stand beside each other on a page."""
+    if value["value"] is None or value["ci_low"] is None:
+        return shown(value)
+    return f"{value['value']:.{digits}f} ({value['ci_low']:.{digits}f} to {value['ci_high']:.{digits}f})"
+
+
+def _gain(value: float | None) -> str:
+    return "-" if value is None else f"{value:+.2f}"

@@ -1,0 +1,150 @@
+"""The record of one pipeline run that the report renders: plain, JSON-ready types.
+
+Shares are fractions (0.712), not percentages; undefined numbers are None, never NaN.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypedDict
+
+
+class Verdict(TypedDict):
+    """Whether a policy may be optimised against this model."""
+
+    status: Literal["ready", "not_ready"]
+    headline: str
+    """One plain sentence."""
+    reasons: Sequence[str]
+    """What speaks against it; empty where ready."""
+
+
+class Check(TypedDict):
+    """One condition of the gate."""
+
+    name: str
+    value: float | None
+    threshold: float
+    passed: bool
+    text: str
+
+
+class Metric(TypedDict):
+    """One number with its 95 % interval."""
+
+    value: float | None
+    ci_low: float | None
+    ci_high: float | None
+    num: int
+    reason: str | None
+    """Why value or interval is missing."""
+
+
+class ContextItem(TypedDict):
+    """One row of the accuracy figure, see rmcore.reporting.figures.context."""
+
+    name: str
+    value: float | None
+    ci_low: float | None
+    ci_high: float | None
+    kind: Literal["model", "reference", "subset", "ood"]
+
+
+class Readiness(TypedDict):
+    """The v1 score and its parts."""
+
+    version: str
+    overall_score: float
+    accuracy_score: float
+    calibration_score: float
+    stability_score: float
+    landscape_score: float
+    verdict: str
+    recommendations: Sequence[str]
+
+
+class Policy(TypedDict):
+    """What was measured on a policy's samples: records of the stages samples, optimize and readiness_v2."""
+
+    sampling: Mapping[str, Any]
+    optimize: Mapping[str, Any]
+    readiness: Mapping[str, Any]
+
+
+class Training(TypedDict):
+    """How training went; `best_metric` and `best_value` are None where no step was chosen."""
+
+    steps: int
+    best_step: int
+    best_metric: str | None
+    best_value: float | None
+    num_pairs: int
+    num_parameters: int
+    stop_reason: str
+    truncation: Mapping[str, Any]
+    """Counts of shortened texts, possibly by split."""
+    pairs_per_second: float
+    wall_seconds: float
+
+
+class Mistake(TypedDict):
+    """A held-out pair that the model ranks the wrong way round."""
+
+    pair_id: str
+    prompt: str
+    chosen: str
+    rejected: str
+    margin: float
+
+
+class Symptom(TypedDict):
+    """One finding about the training history."""
+
+    symptom: str
+    diagnosis: str
+    advice: str
+
+
+class Stage(TypedDict):
+    """One artifact of the run; `wall_seconds` is what it took when it was made, None if unknown."""
+
+    name: str
+    key: str
+    path: str
+    cached: bool
+    wall_seconds: float | None
+
+
+class Results(TypedDict):
+    """All that a run found."""
+
+    study: str
+    seed: int
+    created: str
+    """ISO 8601."""
+    run_name: str
+    verdict: Verdict
+    gate: Sequence[Check]
+    metrics: Mapping[str, Metric]
+    """Test split, names as in rmcore.evaluation."""
+    ood_metrics: Mapping[str, Metric] | None
+    """Out-of-distribution split, where there is one."""
+    context: Sequence[ContextItem]
+    readiness: Readiness
+    """v1, on labelled pairs alone."""
+    policy: Policy | None
+    rlhf: Mapping[str, Any] | None
+    """Record of the stage grpo (`rmcore.stages.grpo`), where a policy was trained."""
+    """With it verdict and gate are those of readiness v2."""
+    spectrum: Mapping[str, Any]
+    """HessianSpectrum.to_dict()."""
+    curvature: Mapping[str, Any]
+    """Everything measured of the curvature, the spectrum too: `curvature.json` of the landscape stage. Parts may be
+    absent."""
+    training: Training
+    audit: Mapping[str, Any]
+    """Any nesting of dicts, lists and scalars."""
+    mistakes: Sequence[Mistake]
+    """Most confident first."""
+    diagnoses: Sequence[Symptom]
+    stages: Sequence[Stage]
+    config: Mapping[str, Any]
+    environment: Mapping[str, str]

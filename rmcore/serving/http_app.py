@@ -1,0 +1,301 @@
+"""The HTTP side of a reward server: rendering, limits, tokens, and nothing of vLLM's own routes.
+
+- POST /score: rewards of texts, messages, token ids or prompt/response pairs
+- GET /health: what this is and whether it answers now (200 or 503)
+- GET /version: which weights are served
+- GET /metrics: Prometheus text
+- POST /weights: serve other weights (see `rmcore.serving.weight_sync`)
+"""
+
+import hmac
+import math
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import anyio
+from fastapi import FastAPI, Request, Response
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect
+
+from rmcore.core.errors import DataError, NotReadyError, RequestError, RmcoreError
+from rmcore.data.pair import Message, Prompt
+from rmcore.data.rendering import Renderer, TokenizedSide
+from rmcore.serving.messages import checked_token, first_error
+from rmcore.serving.metrics import ServerMetrics
+from rmcore.serving.served import ServedModel
+from rmcore.serving.types import (
+    ChatMessage,
+    Health,
+    PoolingType,
+    PromptResponse,
+    Refusal,
+    ScoringInput,
+    ScoringRequest,
+    ScoringResponse,
+    WeightUpdate,
+)
+
+JSON = "application/json"
+STATUSES = {
+    "invalid": 422,
+    "unauthorized": 401,
+    "too_large": 413,
+    "busy": 429,
+    "not_ready": 503,
+    "conflict": 409,
+    "failed": 500,
+}
+RETRY_SECONDS = "1"
+Body = TypeVar("Body", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class DoorSettings:
+    """Limits of the front door.
+
+    token: every route asks for it as `Authorization: Bearer`; None asks for nothing.
+    max_body_bytes: of one request.
+    max_pending_rows: rows under way or waiting; beyond it requests are refused as busy.
+    """
+
+    token: str | None = None
+    max_body_bytes: int = 8 * 2**20
+    max_pending_rows: int = 8192
+
+    def __post_init__(self) -> None:
+        if self.token is not None:
+            checked_token(self.token)
+
+
+class Refused(Exception):
+    """A request that ends with a refusal."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
+
+
+class FrontDoor:
+    """Answers requests for one served model.
+
+    Args:
+        served: the model.
+        renderer: turns text into token ids as the checkpoint was trained.
+        pooling: which token its head reads.
+        vocab_size: token ids lie below it.
+        settings: limits.
+    """
+
+    def __init__(
+        self, served: ServedModel, renderer: Renderer, *, pooling: PoolingType, vocab_size: int, settings: DoorSettings
+    ) -> None:
+        self.served = served
+        self.renderer = renderer
+        self.pooling = pooling
+        self.vocab_size = vocab_size
+        self.settings = settings
+        self.metrics = ServerMetrics(served)
+        self._pending_rows = 0
+        # One at a time: a tokenizer's padding and truncation state is shared, and it uses all cores by itself.
+        self._tokenizing = anyio.CapacityLimiter(1)
+
+    def app(self) -> FastAPI:
+        """The web application."""
+        app = FastAPI(title="rm-opt reward server", docs_url=None, redoc_url=None, openapi_url=None)
+        for method, path, answer in (
+            ("POST", "/score", self._score),
+            ("GET", "/health", self._health),
+            ("GET", "/version", self._version),
+            ("GET", "/metrics", self._metrics),
+            ("POST", "/weights", self._update),
+        ):
+            app.add_api_route(path, self._guarded(path, answer), methods=[method], response_model=None)
+        return app
+
+    def _guarded(
+        self, path: str, answer: Callable[[Request], Awaitable[Response]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """Check the token before anything is read, and turn every expected failure into a refusal."""
+
+        async def guarded(request: Request) -> Response:
+            started = time.perf_counter()
+            try:
+                self._check_token(request)
+                response = await answer(request)
+            except Refused as refused:
+                response = _refusal_response(refused.refusal)
+            except RmcoreError as error:
+                response = _refusal_response(_refusal_of(error, path))
+            except ClientDisconnect:  # nobody is there to read this
+                response = Response(status_code=499)
+            self.metrics.saw(path, response.status_code, time.perf_counter() - started)
+            return response
+
+        return guarded
+
+    def _check_token(self, request: Request) -> None:
+        if self.settings.token is None:
+            return
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        same = hmac.compare_digest(given.encode(), self.settings.token.encode())
+        if scheme.lower() != "bearer" or not same:
+            raise Refused(
+                Refusal(
+                    error="unauthorized",
+                    message="the bearer token is missing or another one; send the one that the server was started with "
+                    "as `Authorization: Bearer ...`.",
+                    field="authorization",
+                )
+            )
+
+    async def _score(self, request: Request) -> Response:
+        asked = await self._read(request, ScoringRequest)
+        num_rows = len(asked.inputs)
+        if self._pending_rows + num_rows > self.settings.max_pending_rows:
+            raise Refused(
+                Refusal(
+                    error="busy",
+                    message=f"{self._pending_rows} rows are under way and at most {self.settings.max_pending_rows} may "
+                    "be; ask again later, or with fewer requests at a time.",
+                )
+            )
+        self._pending_rows += num_rows
+        try:
+            sides = await anyio.to_thread.run_sync(self._tokenize, asked, limiter=self._tokenizing)
+            rewards, weights = await self.served.score([side.ids for side in sides])
+        finally:
+            self._pending_rows -= num_rows
+        self.metrics.scored(len(sides), sum(len(side.ids) for side in sides))
+        answer = ScoringResponse(
+            rewards=tuple(map(_sigmoid, rewards)) if asked.normalize else tuple(rewards),
+            num_tokens=tuple(len(side.ids) for side in sides),
+            num_cut=tuple(side.num_cut for side in sides),
+            normalized=asked.normalize,
+            weight_version=weights.version,
+            checkpoint_digest=weights.digest,
+            policy_version=asked.policy_version,
+        )
+        return Response(answer.model_dump_json(), media_type=JSON)
+
+    async def _health(self, _: Request) -> Response:
+        served = self.served
+        health = Health(
+            ready=served.is_ready,
+            state=served.state,
+            reason=served.reason,
+            weight_version=served.weights.version,
+            pooling=self.pooling,
+            max_seq_len=self.renderer.rendering.max_seq_len,
+            format=self.renderer.rendering.format,
+        )
+        return Response(health.model_dump_json(), status_code=200 if health.ready else 503, media_type=JSON)
+
+    async def _version(self, _: Request) -> Response:
+        return Response(self.served.version().model_dump_json(), media_type=JSON)
+
+    async def _metrics(self, _: Request) -> Response:
+        return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
+
+    async def _update(self, request: Request) -> Response:
+        update = await self._read(request, WeightUpdate)
+        return Response((await self.served.update(update)).model_dump_json(), media_type=JSON)
+
+    async def _read(self, request: Request, kind: type[Body]) -> Body:
+        """The body as JSON of the given kind. Only JSON: a page in a browser can send any other type unasked."""
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
+            raise Refused(Refusal(error="invalid", message=f"send the body as {JSON}.", field="content-type"))
+        body = bytearray()
+        async for part in request.stream():
+            body += part
+            if len(body) > self.settings.max_body_bytes:
+                raise Refused(
+                    Refusal(
+                        error="too_large",
+                        message=f"the body has more than {self.settings.max_body_bytes:,} bytes, the most that this "
+                        "server reads; send fewer inputs at a time.",
+                    )
+                )
+        try:
+            return kind.model_validate_json(bytes(body))
+        except ValidationError as error:
+            raise Refused(_invalid(error)) from None
+
+    def _tokenize(self, asked: ScoringRequest) -> list[TokenizedSide]:
+        """Token ids of all inputs; runs in a thread.
+
+        Raises:
+            RequestError: an input is too long, cannot be rendered, or has an id that the model does not know.
+        """
+        pairs = {index: _prompt_and_response(given) for index, given in enumerate(asked.inputs)}
+        rendered = {index: pair for index, pair in pairs.items() if pair is not None}
+        texts = {index: given for index, given in enumerate(asked.inputs) if isinstance(given, str)}
+        sides: dict[int, TokenizedSide] = {}
+        for index, found in zip(rendered, self.renderer.try_sides(list(rendered.values())), strict=True):
+            if isinstance(found, DataError):
+                raise RequestError(f"inputs.{index}: {found}", field=f"inputs.{index}") from found
+            sides[index] = found
+        sides |= zip(texts, self.renderer.tokenize_texts(list(texts.values())), strict=True)
+        for index, given in enumerate(asked.inputs):
+            if index not in sides:
+                sides[index] = self._given_ids(index, [token for token in given if isinstance(token, int)])
+        self._check_length(asked, sides)
+        return [sides[index] for index in range(len(asked.inputs))]
+
+    def _given_ids(self, index: int, ids: list[int]) -> TokenizedSide:
+        if max(ids) >= self.vocab_size:
+            raise RequestError(
+                f"inputs.{index}: token id {max(ids)} is not below the model's {self.vocab_size}; these ids are of "
+                "another tokenizer.",
+                field=f"inputs.{index}",
+            )
+        limit = self.renderer.rendering.max_seq_len
+        return TokenizedSide(ids[:limit], max(0, len(ids) - limit))
+
+    def _check_length(self, asked: ScoringRequest, sides: dict[int, TokenizedSide]) -> None:
+        for index, side in sorted(sides.items()):
+            if side.num_cut and asked.over_length == "refuse":
+                limit = self.renderer.rendering.max_seq_len
+                raise RequestError(
+                    f"inputs.{index}: {len(side.ids) + side.num_cut:,} tokens are more than the {limit:,} that this "
+                    'model was trained to read. Shorten it, or send over_length="cut", which keeps the end of the '
+                    "prompt and the beginning of the response.",
+                    field=f"inputs.{index}",
+                )
+            if not side.ids:
+                raise RequestError(f"inputs.{index}: no token is left to score.", field=f"inputs.{index}")
+
+
+def _prompt_and_response(given: ScoringInput) -> tuple[Prompt, str] | None:
+    """A dialogue and its last turn, or None for an input that is not rendered here."""
+    if isinstance(given, PromptResponse):
+        if isinstance(given.prompt, str):
+            return given.prompt, given.response
+        return tuple(Message(turn.role, turn.content) for turn in given.prompt), given.response
+    turns = [Message(turn.role, turn.content) for turn in given if isinstance(turn, ChatMessage)]
+    return (tuple(turns[:-1]), turns[-1].content) if turns else None
+
+
+def _sigmoid(reward: float) -> float:
+    return 1 / (1 + math.exp(-reward)) if reward >= 0 else math.exp(reward) / (1 + math.exp(reward))
+
+
+def _invalid(error: ValidationError) -> Refusal:
+    field, why = first_error(error)
+    return Refusal(error="invalid", message=f"{field}: {why}.", field=field)
+
+
+def _refusal_of(error: RmcoreError, path: str) -> Refusal:
+    if isinstance(error, NotReadyError):
+        return Refusal(error="not_ready", message=str(error))
+    if isinstance(error, RequestError):
+        return Refusal(error="conflict" if path == "/weights" else "invalid", message=str(error), field=error.field)
+    return Refusal(error="failed", message=str(error))
+
+
+def _refusal_response(refusal: Refusal) -> Response:
+    headers = {"Retry-After": RETRY_SECONDS} if refusal.error in ("busy", "not_ready") else {}
+    if refusal.error == "unauthorized":
+        headers["WWW-Authenticate"] = "Bearer"
+    return Response(refusal.model_dump_json(), STATUSES[refusal.error], headers, media_type=JSON)

@@ -1,0 +1,172 @@
+"""The micro-batches of every step, in order, built ahead by worker processes where that pays."""
+
+import math
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from rmcore.config.pipeline import TrainConfig
+from rmcore.core.errors import ConfigError, TrainingError
+from rmcore.data.rendering import TokenizedPair
+from rmcore.models.batching import MicroBatch, micro_batches, pair_tokens, step_order
+from rmcore.models.packing.layout import Packing
+from rmcore.models.plain_batching import plain_micro_batches
+from rmcore.training.ranks import Ranks
+
+WORKERS_ON_GPU = 2
+"""A CPU trains in the time that a worker would take from it; a GPU must not wait for packing or padding."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepFeed(Dataset):
+    """Step by number: the positions of its pairs and this rank's micro-batches. A pure function of its fields."""
+
+    pairs: Sequence[TokenizedPair]
+    order: Sequence[Sequence[int]]
+    """Positions of the pairs of each step."""
+    token_budget: int
+    pad_id: int
+    ranks: Ranks
+    packing: Packing | None = None
+    plain: bool = False
+    """Cut as the usual loop does, see `rmcore.models.plain_batching`."""
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __getitem__(self, step: int) -> tuple[list[int], list[MicroBatch]]:
+        indices = list(self.order[step])
+        return indices, self.cut(indices, self.token_budget)
+
+    def least_budget(self) -> int:
+        """Tokens of the largest micro-batch of a single pair: a smaller token budget cannot hold every pair."""
+        if self.packing is None:
+            return 2 * max(pair.num_tokens for pair in self.pairs)
+        most = 0
+        for pair in sorted(self.pairs, key=_total, reverse=True):
+            if _total(pair) <= most:  # longest first: what is shorter in all than the largest so far cannot be larger
+                break
+            most = max(most, pair_tokens(pair, self.packing))
+        return most
+
+    def cut(self, indices: Sequence[int], token_budget: int) -> list[MicroBatch]:
+        """Cut the pairs at `indices` under some other budget; gives this rank's micro-batches."""
+        pairs = [self.pairs[index] for index in indices]
+        if self.plain:
+            return plain_micro_batches(pairs, token_budget=token_budget, pad_id=self.pad_id)
+        return micro_batches(
+            pairs,
+            token_budget=token_budget,
+            pad_id=self.pad_id,
+            packing=self.packing,
+            rank=self.ranks.rank,
+            world=self.ranks.world,
+        )
+
+
+def _total(pair: TokenizedPair) -> int:
+    return len(pair.chosen.ids) + len(pair.rejected.ids)
+
+
+def planned_steps(config: TrainConfig, num_pairs: int) -> int:
+    """Optimizer steps of a run over `num_pairs` training pairs: `steps`, else `epochs` rounded to whole steps."""
+    if config.steps is not None:
+        return config.steps
+    per_epoch = math.ceil(num_pairs / config.pairs_per_step)
+    return max(1, round(config.epochs * per_epoch))
+
+
+def make_feed(
+    pairs: Sequence[TokenizedPair],
+    config: TrainConfig,
+    *,
+    num_steps: int,
+    seed: int,
+    token_budget: int,
+    pad_id: int,
+    ranks: Ranks,
+    packing: Packing | None = None,
+    order: Sequence[Sequence[int]] | None = None,
+) -> StepFeed:
+    """The feed of a whole training; the same arguments give the same steps, so a resumed run skips what was done.
+
+    `order` has the positions of the pairs of each of `num_steps` steps; None: `rmcore.models.batching.step_order`.
+
+    Raises:
+        ConfigError: plain batching on several processes.
+    """
+    plain = config.batching == "plain"
+    if plain and ranks.world > 1:
+        raise ConfigError(
+            f"batching=plain on {ranks.world} processes: its loss is a mean over the micro-batches of a step, which "
+            "would depend on how pairs are shared out. Train in one process, or use batching=pairs."
+        )
+    if order is None:
+        order = list(step_order(len(pairs), config.pairs_per_step, num_steps, seed=seed))
+    return StepFeed(pairs, order, token_budget, pad_id, ranks, packing, plain)
+
+
+@contextmanager
+def steps_from(
+    feed: StepFeed, start: int, config: TrainConfig, device: torch.device
+) -> Iterator[Iterator[tuple[list[int], list[MicroBatch]]]]:
+    """The steps from `start` (steps already done) on, for use inside the block.
+
+    Raises:
+        TrainingError: a worker process gave nothing for `fetch_timeout_seconds`, or died. torch reports a death by a
+            signal, so it ends the block wherever it happens to be.
+    """
+    on_gpu = device.type == "cuda"
+    workers = (WORKERS_ON_GPU if on_gpu else 0) if config.num_workers is None else config.num_workers
+    loader: DataLoader = DataLoader(
+        feed,
+        batch_size=None,
+        sampler=range(start, len(feed)),
+        num_workers=workers,
+        timeout=config.fetch_timeout_seconds if workers else 0,
+        pin_memory=on_gpu,
+        generator=torch.Generator(),  # its own: the loader would draw from the one that dropout uses
+        collate_fn=_unchanged,
+        worker_init_fn=_leave_interruption_to_the_trainer,
+    )
+    steps: Any = iter(loader)
+    try:
+        yield _fetched(steps, workers)
+    except RuntimeError as error:
+        if "DataLoader" not in str(error) or isinstance(error, TrainingError):
+            raise
+        raise _lost(workers, error) from error
+    finally:
+        if workers:  # else torch goes on watching them, and the death of any child raises anywhere, however much later
+            with suppress(RuntimeError):  # the death that is being reported may be signalled once more meanwhile
+                steps._shutdown_workers()
+
+
+def _fetched(steps: Iterator[Any], workers: int) -> Iterator[tuple[list[int], list[MicroBatch]]]:
+    """The steps as they come. A tensor is handed over by a socket of the worker's, so a death may show there first."""
+    try:
+        yield from steps
+    except (ConnectionError, EOFError, FileNotFoundError) as error:
+        raise _lost(workers, error) from error
+
+
+def _lost(workers: int, error: Exception) -> TrainingError:
+    return TrainingError(
+        f"the next step's micro-batches did not come from the {workers} worker processes ({error}); a worker was "
+        "killed, often for lack of memory, or the machine is overloaded. Lower num_workers (0 builds them in this "
+        "process) or raise fetch_timeout_seconds."
+    )
+
+
+def _unchanged(item: Any) -> Any:
+    return item
+
+
+def _leave_interruption_to_the_trainer(worker: int) -> None:
+    """Ctrl-C reaches the whole process group, but the step that it lets finish may still need its micro-batches."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

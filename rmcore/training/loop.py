@@ -1,0 +1,316 @@
+"""The training loop: steps, evaluations, the best checkpoint, when to stop, and going on after a kill.
+
+The loop knows pairs, a model and a folder. What its numbers are sent to is the tracker's business.
+
+Resuming is exact: a state holds everything that the next step depends on, and the data order is a pure function of the
+seed, so on a CPU a training that was killed anywhere ends in the same bits as one that was not.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rmcore.config.pipeline import TrainConfig
+from rmcore.core.errors import TrainingError
+from rmcore.core.files import write_json
+from rmcore.core.tracking import Tracker
+from rmcore.data.rendering import TokenizedPair
+from rmcore.evaluation.report_card import batch_metrics
+from rmcore.models.batching import MicroBatch, check_budget
+from rmcore.models.reward_model import SCORING_TOKEN_BUDGET, BradleyTerryRM
+from rmcore.training import resume
+from rmcore.training import state as states
+from rmcore.training.callbacks import Callback, Evaluation
+from rmcore.training.checkpoint import mend
+from rmcore.training.checkpoint_writer import Keeper
+from rmcore.training.compiling import CompiledForward
+from rmcore.training.feed import make_feed, planned_steps, steps_from
+from rmcore.training.interruption import Interruption, deferred_interruption
+from rmcore.training.memory import memory_metrics, peak_memory_bytes
+from rmcore.training.optimizers import set_learning_rate
+from rmcore.training.peak_memory import PeakMeter
+from rmcore.training.ranks import ALONE, Ranks
+from rmcore.training.record import MetricsTable, Progress, TrainResult, Window, reward_distribution
+from rmcore.training.scoring import score_tokenized
+from rmcore.training.selection import LAST, Selection
+from rmcore.training.setup import choose_budget, choose_packing, make_context, take_up
+from rmcore.training.step import HalfUpdateError, StepContext
+from rmcore.training.stepper import Stepper
+from rmcore.training.train_mode import training_form
+
+DISTRIBUTION_PAIRS = 500
+"""Training pairs whose rewards are described where there are no validation pairs."""
+ALL_DONE = "all steps done"
+
+
+class Trainer:
+    """Trains one reward model into one folder.
+
+    The folder then holds `metrics.csv` and `reward_distributions.json`, which can be followed as it trains, `best/`,
+    `step_<last>/`, and `step_*/` every `save_every` steps or among the `keep_top_k` best. (The tracker writes
+    `metrics.jsonl`.) While it trains, `resume/` holds the newest states; a Trainer made for such a folder goes on from
+    there.
+
+    Args:
+        rm: the model; trained in place, and sharded in place where there are several ranks. `config.packing` holds
+            for its scoring too, from then on.
+        config: settings.
+        train: P tokenized training pairs.
+        validation: held-out pairs for choosing the best step; may be empty, then best = last and nothing stops early,
+            as with `best_metric="last"`.
+        folder: where checkpoints go.
+        tracker: receives numbers by step.
+        seed: data order and dropout.
+        progress: called as progress(step, planned_steps, text) after each step.
+        callbacks: called after each evaluation.
+        settings: whatever else made this training what it is, by dotted name; a state of other settings is refused.
+        ranks: the processes that train together.
+        order: positions of the pairs of each step, in place of an even draw; a state of another order is refused.
+
+    Raises:
+        ConfigError: a pair exceeds the token budget, or the world size does not divide `pairs_per_step`.
+    """
+
+    def __init__(
+        self,
+        rm: BradleyTerryRM,
+        config: TrainConfig,
+        *,
+        train: Sequence[TokenizedPair],
+        validation: Sequence[TokenizedPair],
+        folder: Path,
+        tracker: Tracker,
+        seed: int,
+        progress: Callable[[int, int, str], None] | None = None,
+        callbacks: Sequence[Callback] = (),
+        settings: Mapping[str, Any] | None = None,
+        ranks: Ranks = ALONE,
+        order: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        ranks.check_divides(config.pairs_per_step)
+        self.rm, self.config, self.folder, self.tracker, self.seed = rm, config, folder, tracker, seed
+        self.train, self.validation, self.ranks = train, validation, ranks
+        self.progress, self.callbacks = progress, callbacks
+        self.num_steps = planned_steps(config, len(train))
+        self.settings = states.training_settings(config, seed, train, validation) | dict(settings or {})
+        rm.allow_packing = rm.allow_packing and config.packing
+        self.packing = choose_packing(rm, config, ranks)
+        found = resume.read_beginning(folder, self.settings)
+        # What the first rank finds counts for all: another may look while that one begins, and a state is long to read.
+        point = resume.find_resume_point(folder) if found and ranks.is_main else None
+        beginning, self.point = ranks.gather((found, point))[0]
+        self.is_new = beginning is None
+        if self.point is not None:
+            self.at = Progress.from_dict(self.point.record)
+        else:
+            budget = beginning["token_budget"] if beginning else choose_budget(rm, config, ranks)
+            self.at = Progress(budget, Selection.of(config))
+        self.feed = make_feed(
+            train,
+            config,
+            num_steps=self.num_steps,
+            seed=seed,
+            token_budget=self.at.token_budget,
+            pad_id=rm.pad_id,
+            ranks=ranks,
+            packing=self.packing,
+            order=order,
+        )
+        check_budget(self.at.token_budget, self.feed.least_budget())  # refuses now what would fail later
+        self.keeper = Keeper(rm, config, folder, self.at.selection, ranks)
+        self.best_rewards = np.zeros((0, 2), dtype=np.float32)
+        """(P, 2) rewards, chosen first, under the best weights; of the split named below."""
+        self.best_rewards_split = "validation"
+        self._table: MetricsTable | None = None
+        self._chooses = bool(validation) and config.best_metric != LAST
+        self._loss = ""  # of the last step that was read
+
+    def run(self) -> TrainResult:
+        """Train to the end, to early stopping, or to an error; the last good state is always on disk.
+
+        Raises:
+            TrainingError: loss or gradient is not finite, memory does not suffice, a worker process failed.
+            KeyboardInterrupt: after Ctrl-C or SIGTERM, when the step is done and its state saved.
+        """
+        with ExitStack() as stack:
+            interruption = stack.enter_context(deferred_interruption())
+            stack.enter_context(training_form(self.rm, self.config))
+            context = self._start()
+            if self.ranks.is_main:
+                self._table = MetricsTable(self.folder / "metrics.csv", self.at.rows)
+                stack.callback(self._table.close)
+            stop_reason = self._steps(context, interruption)
+        return self._finish(context, stop_reason)
+
+    def probe(self, num_steps: int) -> int:
+        """Run the first steps to see what they cost: tokens computed. Weights change, nothing is saved."""
+        with training_form(self.rm, self.config):
+            stepper = Stepper(make_context(self.rm, self.config, self.ranks), self.feed)
+            for step in range(min(num_steps, self.num_steps)):
+                stepper.run(step + 1, *stepper.feed[step])
+            return sum(result.num_tokens for result, _ in stepper.results())
+
+    def _start(self) -> StepContext:
+        """Begin, or go on from the newest state."""
+        if self.ranks.is_main:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            mend(self.folder)
+            if self.is_new:
+                resume.begin(self.folder, self.settings, {"token_budget": self.at.token_budget})
+        states.seed_everything(self.seed, self.ranks)
+        context = make_context(self.rm, self.config, self.ranks)
+        self._peak = PeakMeter(context, self.at, self.num_steps)
+        if self.point is not None:
+            self.best_rewards = take_up(self.point, self.rm, context, num_steps=self.num_steps)
+            self.at.resumed_from.append(self.point.step)
+        return context
+
+    def _steps(self, context: StepContext, interruption: Interruption) -> str:
+        """Run the steps that are left; why they ended."""
+        if (reason := self._reason_to_stop()) is not None:  # interrupted just then
+            return reason
+        stepper = Stepper(context, self.feed)
+        saved_at = time.monotonic()
+        with steps_from(stepper.feed, self.at.step, self.config, self.rm.device) as steps:
+            for step, (indices, batches) in enumerate(steps, self.at.step + 1):
+                lr = set_learning_rate(context.optimizer, self.config, step - 1, self.num_steps)
+                self._step(stepper, step, indices, batches)
+                if not context.deferred or self._is_due(step):
+                    self._settle(stepper)
+                    self._after_step(step, lr)
+                if self.progress is not None:
+                    self.progress(step, self.num_steps, self._loss)
+                stop = self.ranks.agree(interruption.asked)
+                stop_reason = self._reason_to_stop()
+                due = stop_reason is None and time.monotonic() - saved_at >= self.config.resume_every_seconds
+                if self.ranks.agree(stop or due):
+                    self._settle(stepper)
+                    self._save_state(context)
+                    saved_at = time.monotonic()
+                if stop:
+                    raise KeyboardInterrupt
+                if stop_reason is not None:
+                    return stop_reason
+        return ALL_DONE
+
+    def _reason_to_stop(self) -> str | None:
+        """Why no further step is worth it, if so."""
+        patience = self.config.early_stopping_patience
+        if patience is None or self.at.selection.evaluations_since < patience or self.at.step == self.num_steps:
+            return None
+        return f"{self.config.best_metric} did not improve for {patience} evaluations"
+
+    def _step(self, stepper: Stepper, step: int, indices: Sequence[int], batches: Sequence[MicroBatch]) -> None:
+        try:
+            with self._peak.around(step):
+                stepper.run(step, indices, batches)
+        except TrainingError as error:
+            self._settle(stepper)  # where a step before this one failed, that is the error to tell
+            self._keep_weights(error)
+            raise
+        self.at.token_budget = stepper.token_budget
+
+    def _settle(self, stepper: Stepper) -> None:
+        """Count the steps that were not read yet; waits for the device. Then `at` tells of the present weights."""
+        try:
+            for result, seconds in stepper.results():
+                self.at.add(result, seconds)
+                self._loss = f"loss {result.loss:.3f} at step {self.at.step}"
+        except TrainingError as error:
+            self._keep_weights(error)
+            raise
+
+    def _keep_weights(self, error: TrainingError) -> None:
+        """After an update that was not applied the weights are still worth keeping."""
+        # Among several processes one alone may have failed, and could not gather the others' weights.
+        if self.at.step and self.ranks.world == 1 and not isinstance(error, HalfUpdateError):
+            self.keeper.save_step(self.at.step)
+
+    def _is_due(self, step: int) -> bool:
+        """Whether what comes after a step logs, evaluates or saves."""
+        every = (self.config.log_every, self.config.eval_every if self.validation else None, self.config.save_every)
+        return step == self.num_steps or any(number and step % number == 0 for number in every)
+
+    def _after_step(self, step: int, lr: float) -> None:
+        """Log, evaluate and save what is due after a step."""
+        last = step == self.num_steps
+        try:
+            if step % self.config.log_every == 0 or last:
+                memory = memory_metrics(self.rm.device) if self.config.profile_memory else {}
+                self._log(step, self.at.window.summary(lr) | memory)
+                self.at.window = Window()
+            if self.validation and (step % self.config.eval_every == 0 or last):
+                self._evaluate(step)
+        finally:  # an evaluation that fails ends the training, whose last step is told of all the same
+            if self._table is not None and step in self.at.rows:
+                self._table.add(step, self.at.rows[step])
+        if not last:
+            self.keeper.stepped(step)
+
+    def _evaluate(self, step: int) -> None:
+        rewards = self._score(self.validation)
+        if not np.isfinite(rewards).all():
+            raise TrainingError(
+                f"step {step}: rewards of held-out pairs are not finite, so the last updates blew the weights up; the "
+                "best checkpoint so far is kept. Lower the learning rate, lengthen the warm-up, or clip harder."
+            )
+        measured = batch_metrics(rewards, self.config.calibration_bins, self.config.eval_thresholds)
+        values = {f"eval/{name.replace('@', '_at_')}": value for name, value in measured.items()}
+        values["eval/num_pairs"] = float(len(rewards))
+        values["cost/train_seconds"] = self.at.totals.seconds
+        for callback in self.callbacks:
+            values |= callback(Evaluation(step, self.rm, self.validation, rewards, self.config.calibration_bins))
+        self._log(step, values)
+        if not self._chooses or self.keeper.evaluated(step, values[self.config.best_metric]):
+            self.best_rewards = rewards
+            self._describe_rewards()
+
+    def _describe_rewards(self) -> None:
+        if self.ranks.is_main:
+            described = {self.best_rewards_split: reward_distribution(self.best_rewards)}
+            write_json(self.folder / "reward_distributions.json", described)
+
+    def _score(self, pairs: Sequence[TokenizedPair]) -> np.ndarray:
+        budget = min(SCORING_TOKEN_BUDGET, self.at.token_budget)  # what training fits into, scoring does
+        return score_tokenized(self.rm, pairs, token_budget=budget, precision=self.config.precision, ranks=self.ranks)
+
+    def _log(self, step: int, values: dict[str, float]) -> None:
+        if self.ranks.is_main:
+            self.tracker.metrics(step, values)
+        self.at.rows.setdefault(step, {}).update(values)
+        self.at.num_rows += 1
+
+    def _save_state(self, context: StepContext) -> None:
+        """Write a resumable state of the present step."""
+        self._peak.note()
+        randoms = self.ranks.gather(states.random_state(context.device))
+        tensors = states.collect_state(
+            self.rm.model, context.optimizer, randoms, self.best_rewards, keep=self.ranks.is_main
+        )
+        if self.ranks.is_main:
+            save = partial(torch.save, tensors)
+            resume.publish_state(self.folder, self.at.step, save, self.at.to_dict())
+        self.ranks.wait()
+
+    def _finish(self, context: StepContext, stop_reason: str) -> TrainResult:
+        self._peak.note()
+        self.keeper.finished(self.at.step)
+        if not len(self.best_rewards):  # nothing was evaluated, or the metric was never defined
+            some = self.train[:DISTRIBUTION_PAIRS]
+            self.best_rewards = self._score(some)
+            self.best_rewards_split = "train"
+        self._describe_rewards()
+        return self.at.result(
+            planned_steps=self.num_steps,
+            stop_reason=stop_reason,
+            best_metric=self.config.best_metric if self._chooses else None,
+            peak_memory_bytes=peak_memory_bytes(self.rm.device),
+            num_processes=self.ranks.world,
+            compiled=isinstance(context.forward, CompiledForward) and context.forward.works,
+        )

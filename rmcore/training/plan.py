@@ -1,0 +1,82 @@
+"""What a training would cost, measured on two of its own steps and thrown away."""
+
+import math
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.core.tracking import NullTracker
+from rmcore.data.integrity import select_training_pairs
+from rmcore.data.pair import PreferencePair
+from rmcore.data.rendering import TokenizedPair, count_cut
+from rmcore.models.batching import pack_pairs, pair_tokens, step_order
+from rmcore.models.loading import pick_device
+from rmcore.models.plain_batching import plain_groups
+from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.training.loop import Trainer
+from rmcore.training.memory import activation_bytes_per_token, free_bytes
+
+PROBE_STEPS = 2
+
+
+def plan(config: PipelineConfig, train: Sequence[PreferencePair], held_out: Sequence[PreferencePair]) -> dict[str, Any]:
+    """Steps, tokens, memory and expected time of a training, by label; nothing is written.
+
+    Tokens are exact (every step is cut as it would be); time is extrapolated by tokens from two real steps.
+    """
+    rm = BradleyTerryRM.new(config.model, seed=config.seed, device=pick_device(config.device))
+    read = rm.renderer.tokenize_readable(train)
+    pairs, dropped = select_training_pairs(read.tokenized, over_length=config.train.over_length)
+    with tempfile.TemporaryDirectory() as nothing:
+        trainer = Trainer(
+            rm, config.train, train=pairs, validation=[], folder=Path(nothing), tracker=NullTracker(), seed=config.seed
+        )
+        started = time.perf_counter()
+        probed = trainer.probe(PROBE_STEPS)
+        wall = time.perf_counter() - started
+    tokens = _computed_tokens(trainer, pairs)
+    seconds = wall / probed * tokens
+    num_evaluations = math.ceil(trainer.num_steps / config.train.eval_every) if held_out else 0
+    cut = count_cut(read.tokenized)
+    per_token = activation_bytes_per_token(
+        rm.model.config,
+        config.model.max_seq_len,
+        config.train.precision,
+        gradient_checkpointing=config.train.gradient_checkpointing,
+    )
+    budget = trainer.at.token_budget
+    memory = 4 * rm.num_parameters + 12 * rm.num_trained_parameters + budget * per_token
+    return {
+        "model": f"{config.model.name}, {rm.num_parameters / 1e6:.1f} M parameters on {rm.device}",
+        "pairs": f"{len(pairs)} to train on, {len(held_out)} held out; {cut['num_cut_pairs']} longer than the limit, "
+        f"{len(dropped) + len(read.dropped)} dropped",
+        "steps": f"{trainer.num_steps} of {config.train.pairs_per_step} pairs, {num_evaluations} evaluations",
+        "token budget": f"{budget} tokens a micro-batch, {_form(trainer)}",
+        "tokens": f"{tokens / 1e6:.2f} M tokens computed in training steps",
+        "memory": f"about {memory / 2**30:.1f} GiB at most; {free_bytes(rm.device) / 2**30:.1f} GiB are free",
+        "time": f"about {seconds / 60:.1f} min in training steps (from {PROBE_STEPS} steps measured in {wall:.1f} s)",
+    }
+
+
+def _form(trainer: Trainer) -> str:
+    if trainer.packing is None:
+        return "padded"
+    return "packed, a common prompt once" if trainer.packing.causal else "packed"
+
+
+def _computed_tokens(trainer: Trainer, pairs: Sequence[TokenizedPair]) -> int:
+    config, packing = trainer.config, trainer.packing
+    steps = step_order(len(pairs), config.pairs_per_step, trainer.num_steps, seed=trainer.seed)
+    if packing is not None:
+        costs = [pair_tokens(pair, packing) for pair in pairs]
+        return sum(costs[index] for step in steps for index in step)
+    total = 0
+    cut = plain_groups if config.batching == "plain" else pack_pairs
+    for step in steps:
+        lengths = [pairs[index].num_tokens for index in step]
+        for group in cut(lengths, trainer.at.token_budget):
+            total += 2 * len(group) * max(lengths[index] for index in group)
+    return total

@@ -1,0 +1,71 @@
+"""The processes that train one model together. One process is the common case, and costs nothing here."""
+
+import os
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rmcore.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """One process's place among those that train together."""
+
+    rank: int = 0
+    world: int = 1
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes files and speaks."""
+        return self.rank == 0
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Sum a tensor over all ranks; every rank gets the result."""
+        if self.world > 1:
+            dist.all_reduce(values)
+        return values
+
+    def agree(self, decision: bool) -> bool:
+        """What rank 0 decided, on every rank: clocks and signals differ between processes. Waits for no device."""
+        if self.world == 1:
+            return decision
+        flag = torch.tensor(int(decision))
+        dist.broadcast(flag, src=0)
+        return bool(flag)
+
+    def gather(self, value: object) -> list:
+        """One Python value a rank, in rank order, on every rank."""
+        if self.world == 1:
+            return [value]
+        gathered: list = [None] * self.world
+        dist.all_gather_object(gathered, value)
+        return gathered
+
+    def wait(self) -> None:
+        """Wait until every rank is here."""
+        if self.world > 1:
+            dist.barrier()
+
+    def check_divides(self, pairs_per_step: int) -> None:
+        """Refuse a world size that would leave ranks with unequal work in every step.
+
+        Raises:
+            ConfigError: `pairs_per_step` is no multiple of the world size.
+        """
+        if pairs_per_step % self.world:
+            raise ConfigError(
+                f"pairs_per_step={pairs_per_step} does not divide among {self.world} processes, so some would idle in "
+                f"every step; use a multiple of {self.world}, or start another number of processes."
+            )
+
+
+ALONE = Ranks()
+"""One process."""
+
+
+def environment_ranks() -> Ranks:
+    """Read this process's place from what torchrun sets (RANK, WORLD_SIZE); alone where neither is set."""
+    return Ranks(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))

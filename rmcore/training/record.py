@@ -1,0 +1,238 @@
+"""What a training tells: how it ended, averages between logged steps, the table `metrics.csv`."""
+
+import csv
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rmcore.training.selection import Selection
+from rmcore.training.step import StepResult
+
+CSV_COLUMNS = {
+    "train_loss": "train/loss",
+    "train_acc": "train/pairwise_accuracy",
+    "train_margin": "train/mean_margin",
+    "eval_loss": "eval/loss",
+    "eval_acc": "eval/pairwise_accuracy",
+    "eval_margin": "eval/mean_margin",
+    "eval_pairs": "eval/num_pairs",
+}
+
+
+@dataclass(slots=True)
+class TrainResult:
+    """How a training ended."""
+
+    num_steps: int
+    """Optimizer steps done."""
+    planned_steps: int
+    stop_reason: str
+    best_step: int
+    best_metric: str | None
+    """None where no step was chosen, without validation pairs or by best_metric=last: best is then the last step."""
+    best_value: float | None
+    kept_steps: list[dict[str, float]]
+    """Step and value of the best evaluations that were kept, best first."""
+    num_pairs: int
+    """Pairs seen, with repetition over epochs."""
+    num_tokens: int
+    """Tokens computed in training steps: padding included, a shared prompt once."""
+    num_real_tokens: int
+    """Tokens of both sides of every pair seen."""
+    token_budget: int
+    train_seconds: float
+    """Wall seconds in optimizer steps, without evaluations and checkpoints. On a GPU, which the host does not wait for
+    after each step, from the first step that was not read to their reading."""
+    peak_memory_bytes: int
+    """Most memory: allocated on a GPU since training began, else of this process so far."""
+    peak_training_bytes: int | None
+    """Most bytes of tensors beside the model at once: gradients, activations, temporaries, optimizer state. On a CPU of
+    the second step (the first, if alone); None there for several processes or with compile: see peak_memory.py."""
+    num_processes: int
+    resumed_from: list[int]
+    """Steps from which earlier attempts were taken up, in order; empty for a training in one piece."""
+    compiled: bool
+
+    @property
+    def pairs_per_second(self) -> float:
+        """Training throughput."""
+        return self.num_pairs / max(self.train_seconds, 1e-9)
+
+    def to_dict(self) -> dict:
+        """A JSON-ready record."""
+        return asdict(self) | {"pairs_per_second": self.pairs_per_second}
+
+
+@dataclass(slots=True)
+class Totals:
+    """Sums over the whole training."""
+
+    num_pairs: int = 0
+    num_tokens: int = 0
+    num_real_tokens: int = 0
+    seconds: float = 0.0
+
+    def add(self, result: StepResult, seconds: float) -> None:
+        """Count one step."""
+        self.num_pairs += result.num_pairs
+        self.num_tokens += result.num_tokens
+        self.num_real_tokens += result.num_real_tokens
+        self.seconds += seconds
+
+
+@dataclass(slots=True)
+class Window:
+    """Step results since the last logged line, averaged by pairs."""
+
+    results: list[StepResult] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def add(self, result: StepResult, seconds: float) -> None:
+        """Count one step."""
+        self.results.append(result)
+        self.seconds += seconds
+
+    def summary(self, lr: float) -> dict[str, float]:
+        """The metrics of one logged line; `lr` is that of the last step."""
+        pairs = sum(result.num_pairs for result in self.results)
+
+        def mean(name: str) -> float:
+            return sum(getattr(result, name) * result.num_pairs for result in self.results) / pairs
+
+        return {
+            "train/loss": mean("loss"),
+            "train/pairwise_accuracy": mean("pairwise_accuracy"),
+            "train/mean_margin": mean("mean_margin"),
+            "train/grad_norm": mean("grad_norm"),
+            "train/lr": lr,
+            "train/log10_lr": math.log10(max(lr, 1e-30)),
+            "cost/pairs_per_second": pairs / max(self.seconds, 1e-9),
+            "cost/computed_share": sum(r.num_tokens for r in self.results)
+            / sum(r.num_real_tokens for r in self.results),
+        }
+
+    @classmethod
+    def from_dict(cls, record: Mapping) -> "Window":
+        """Read `asdict` of a window back."""
+        return cls([StepResult(**result) for result in record["results"]], record["seconds"])
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where a training stands, apart from tensors: what a resumable state records beside them."""
+
+    token_budget: int
+    selection: Selection
+    step: int = 0
+    """Optimizer steps done."""
+    totals: Totals = field(default_factory=Totals)
+    window: Window = field(default_factory=Window)
+    rows: dict[int, dict[str, float]] = field(default_factory=dict)
+    """Everything logged, by step."""
+    num_rows: int = 0
+    """Calls of the tracker so far: the lines of `metrics.jsonl` that belong to this state."""
+    resumed_from: list[int] = field(default_factory=list)
+    peak_training_bytes: int | None = None
+    """See TrainResult; kept here because a training that goes on from a later step does not measure it again."""
+
+    def add(self, result: StepResult, seconds: float) -> None:
+        """Count one step."""
+        self.step += 1
+        self.totals.add(result, seconds)
+        self.window.add(result, seconds)
+
+    def result(self, **more: Any) -> TrainResult:
+        """How a training ended that stands here; `more` are the fields of the result that are not known here."""
+        best = self.selection.best
+        return TrainResult(
+            num_steps=self.step,
+            best_step=best[1] if best else self.step,
+            best_value=best[0] if best else None,
+            kept_steps=[{"step": step, "value": value} for value, step in self.selection.kept],
+            num_pairs=self.totals.num_pairs,
+            num_tokens=self.totals.num_tokens,
+            num_real_tokens=self.totals.num_real_tokens,
+            train_seconds=self.totals.seconds,
+            peak_training_bytes=self.peak_training_bytes,
+            token_budget=self.token_budget,
+            resumed_from=self.resumed_from,
+            **more,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready record; what is not a number becomes null."""
+        rows = {
+            str(step): {name: value if math.isfinite(value) else None for name, value in values.items()}
+            for step, values in self.rows.items()
+        }
+        return asdict(self) | {"rows": rows, "selection": self.selection.to_dict()}
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> "Progress":
+        """Read a record of `to_dict` back, to the last bit."""
+        rows = {
+            int(step): {name: math.nan if value is None else value for name, value in values.items()}
+            for step, values in record["rows"].items()
+        }
+        return cls(
+            token_budget=record["token_budget"],
+            selection=Selection.from_dict(record["selection"]),
+            step=record["step"],
+            totals=Totals(**record["totals"]),
+            window=Window.from_dict(record["window"]),
+            rows=rows,
+            num_rows=record["num_rows"],
+            resumed_from=list(record["resumed_from"]),
+            peak_training_bytes=record["peak_training_bytes"],
+        )
+
+
+class MetricsTable:
+    """`metrics.csv`: one line a step with the columns of the specification, empty where nothing was measured.
+
+    It grows with the training, a whole line at a time. What a former attempt wrote after the state that this one goes
+    on from is not kept: the file begins with `rows`, and takes the place of an older one as a whole.
+
+    Args:
+        path: the file.
+        rows: what was measured so far, by step.
+    """
+
+    def __init__(self, path: Path, rows: Mapping[int, Mapping[str, float]]) -> None:
+        temporary = path.with_name(f".{path.name}.tmp")
+        self._file = temporary.open("w", newline="", encoding="utf-8")
+        self._writer = csv.writer(self._file)
+        self._writer.writerow(["step", *CSV_COLUMNS])
+        for step, values in sorted(rows.items()):
+            self.add(step, values)
+        self._file.flush()
+        temporary.replace(path)  # the open file goes with its name
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        """Append the line of a step, all of whose numbers are known."""
+        self._writer.writerow([step, *(values.get(name, "") for name in CSV_COLUMNS.values())])
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def reward_distribution(rewards: np.ndarray) -> dict[str, dict]:
+    """Describe (P, 2) rewards by side: mean, standard deviation, percentiles and a 20-bin histogram, in logits."""
+    described = {}
+    for column, side in enumerate(("chosen", "rejected")):
+        values = rewards[:, column].astype(np.float64)
+        counts, edges = np.histogram(values, bins=20)
+        described[side] = {
+            "num": len(values),
+            "mean": float(values.mean()),
+            "std": float(values.std()),
+            "percentiles": {str(q): float(np.percentile(values, q)) for q in (1, 5, 25, 50, 75, 95, 99)},
+            "histogram": {"counts": counts.tolist(), "edges": [float(edge) for edge in edges]},
+        }
+    return described

@@ -1,0 +1,162 @@
+"""Resumable training states on disk: which one to go on from. Imports no torch, so a parent process can ask too.
+
+    <training folder>/resume/step_<n>/state.pt     tensors: weights, optimizer, random states (rmcore/training/state.py)
+                                     record.json   numbers: step, metrics, stopping; state.pt's sha256
+                             resume/beginning.json the settings it began with, and what was chosen then
+
+A state is written beside its place and renamed, so it is there whole or not at all; the newest two are kept, so that
+one damaged by the disk does not cost the training.
+"""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rmcore.core.errors import ConfigError, StoreError
+from rmcore.core.files import file_digest, fsync_folder, fsync_tree, write_json
+from rmcore.core.tracking import METRICS_FILE
+
+RESUME_FOLDER, STATE_FILE, RECORD_FILE, BEGINNING_FILE = "resume", "state.pt", "record.json", "beginning.json"
+FINISHED_FILE = "training.json"
+"""Written when a training is over; a folder with it is not resumed."""
+KEPT_STATES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ResumePoint:
+    """A whole state to go on from."""
+
+    step: int
+    """Optimizer steps that are in it."""
+    state: Path
+    record: Mapping[str, Any]
+    notes: tuple[str, ...]
+    """What was wrong with newer states, which were passed over."""
+
+
+def find_resume_point(folder: Path) -> ResumePoint | None:
+    """The newest whole state of a training folder, None where there is none."""
+    notes: list[str] = []
+    for place in _states(folder):
+        record, problem = _read(place)
+        if record is not None:
+            return ResumePoint(int(record["step"]), place / STATE_FILE, record, tuple(notes))
+        notes.append(f"{place}: {problem}; it was passed over")
+    for note in notes:
+        print(f"warning: {note}", file=sys.stderr)
+    if notes:
+        print("warning: no whole state is left; the training starts anew", file=sys.stderr)
+    return None
+
+
+def publish_state(folder: Path, step: int, write_tensors: Callable[[Path], None], record: Mapping[str, Any]) -> None:
+    """Write the state of `step`: `write_tensors(path)` writes the tensors; older states but one are removed."""
+    place = folder / RESUME_FOLDER / f"step_{step}"
+    for abandoned in place.parent.glob(".*.tmp"):
+        shutil.rmtree(abandoned)
+    temporary = place.with_name(f".{place.name}.tmp")
+    temporary.mkdir(parents=True)
+    try:
+        write_tensors(temporary / STATE_FILE)
+    except (OSError, RuntimeError) as error:  # torch tells of a full disk by a RuntimeError
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise StoreError(
+            f"the state of step {step} could not be written ({error}), most often because the disk is full; the one "
+            "before it is untouched. Free space and run again."
+        ) from error
+    write_json(temporary / RECORD_FILE, {**record, "step": step, "sha256": file_digest(temporary / STATE_FILE)})
+    fsync_tree(temporary)
+    for passed_over in _states(folder):
+        if int(passed_over.name[5:]) >= step:  # damaged, or this one would not have been gone on from an older one
+            shutil.rmtree(passed_over)
+    temporary.rename(place)
+    fsync_folder(place.parent)
+    for old in _states(folder)[KEPT_STATES:]:
+        shutil.rmtree(old)
+
+
+def begin(folder: Path, settings: Mapping[str, Any], chosen: Mapping[str, Any]) -> None:
+    """Note what a training begins with: `settings` by dotted name, and `chosen`, what it found out for itself.
+
+    States of another one that was begun here are removed.
+    """
+    clear(folder)
+    write_json(folder / RESUME_FOLDER / BEGINNING_FILE, {"settings": settings, "chosen": chosen})
+
+
+def read_beginning(folder: Path, settings: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What the unfinished training in `folder` chose for itself when it began; None where there is none.
+
+    Raises:
+        ConfigError: it began with other settings and has something to lose; each difference is named.
+    """
+    place = folder / RESUME_FOLDER / BEGINNING_FILE
+    if not place.is_file():
+        return None
+    try:
+        beginning: Mapping[str, Any] = json.loads(place.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise StoreError(
+            f"{place} is damaged ({error}), so it is not known what the training there began with; name another "
+            "folder, or remove this one to start anew."
+        ) from error
+    theirs, own = beginning["settings"], json.loads(json.dumps(settings))  # tuples become lists, as in the file
+    differing = [
+        f"{name}: {theirs.get(name, 'absent')!r} there, {own.get(name, 'absent')!r} here"
+        for name in sorted(theirs.keys() | own.keys())
+        if theirs.get(name) != own.get(name)
+    ]
+    if not differing:
+        chosen: Mapping[str, Any] = beginning["chosen"]
+        return chosen
+    if not _states(folder) and not any(folder.glob("step_*")) and not (folder / "best").exists():
+        return None
+    raise ConfigError(
+        f"{folder} holds an unfinished training with other settings:\n  "
+        + "\n  ".join(differing)
+        + "\nIt can only go on as it began: repeat that command, or name another folder for this one."
+    )
+
+
+def rewind(folder: Path) -> ResumePoint | None:
+    """Make a training folder ready for its next attempt, before anybody follows its metrics; None: from the start.
+
+    Lines that `metrics.jsonl` gained after the state are cut off, because those steps will be done again.
+    """
+    if not (folder / RESUME_FOLDER).is_dir():
+        return None  # no training was begun here, so whatever lies here is not one's own
+    point = find_resume_point(folder)
+    metrics = folder / METRICS_FILE
+    if metrics.is_file():
+        kept = metrics.read_bytes().splitlines(keepends=True)[: point.record["num_rows"] if point else 0]
+        temporary = metrics.with_name(f".{metrics.name}.tmp")
+        temporary.write_bytes(b"".join(kept))
+        os.replace(temporary, metrics)
+    return point
+
+
+def clear(folder: Path) -> None:
+    """Remove the states of a training that is over."""
+    shutil.rmtree(folder / RESUME_FOLDER, ignore_errors=True)
+
+
+def _states(folder: Path) -> list[Path]:
+    """Newest first."""
+    found = [path for path in (folder / RESUME_FOLDER).glob("step_*") if path.name[5:].isdigit()]
+    return sorted(found, key=lambda path: int(path.name[5:]), reverse=True)
+
+
+def _read(place: Path) -> tuple[dict[str, Any] | None, str]:
+    try:
+        record = json.loads((place / RECORD_FILE).read_text(encoding="utf-8"))
+        digest = file_digest(place / STATE_FILE)
+    except (OSError, ValueError) as error:
+        return None, f"unreadable ({error})"
+    if not isinstance(record, dict) or record.get("sha256") != digest:
+        return None, f"{STATE_FILE} is not what was written ({(place / STATE_FILE).stat().st_size} bytes)"
+    return record, ""

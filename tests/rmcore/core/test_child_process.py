@@ -1,0 +1,117 @@
+"""Stages that are forked: what their waiter hears, what they inherit, and whom they do not outlive."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rmcore.core import child_process as fork_server
+from rmcore.core.child_process import StageProcess, terminate_stages
+from rmcore.stages.run import DELIBERATE_ERROR, ERROR_FILE, INTERRUPTED
+
+LONG = {"data": {"gold": {"num_prompts": 200_000, "pairs_per_prompt": 64}}}
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts a stage; its output goes to `tmp_path / "log"`."""
+
+    def start(config=None, stage="prepare", terminal=None, **variables):
+        spec = {"stage": stage, "config": config or {}, "upstream": {}, "out": str(tmp_path / "out")}
+        (tmp_path / "spec.json").write_text(json.dumps(spec))
+        with (tmp_path / "log").open("w") as log:
+            return StageProcess(tmp_path / "spec.json", log, os.environ | variables, terminal)
+
+    return start
+
+
+def server_of(process):
+    return psutil.Process(process._pid).parent()
+
+
+def test_a_stage_that_ends_well_and_one_that_refuses(start, tmp_path):
+    assert start().wait() == 0
+    assert (tmp_path / "out" / "metrics.jsonl").is_file()
+    process = start({"data": {"source": str(tmp_path / "absent.jsonl")}})
+    assert process.wait() == DELIBERATE_ERROR
+    assert "absent.jsonl" in json.loads((tmp_path / ERROR_FILE).read_text())["message"]
+    assert process.wait() == DELIBERATE_ERROR
+
+
+def test_a_crash_leaves_its_traceback_in_the_log(start, tmp_path):
+    assert start(stage="no such stage").wait() == 1
+    assert "KeyError: 'no such stage'" in (tmp_path / "log").read_text()
+
+
+def test_stages_share_a_server_unless_a_library_would_have_read_another_variable(start):
+    first, second = start(LONG), start(LONG, RM_OPT_ANYTHING="1")
+    other = start(LONG, OMP_NUM_THREADS="3")
+    servers = [server_of(one) for one in (first, second, other)]
+    assert servers[0] == servers[1] != servers[2]
+    assert servers[2].environ()["OMP_NUM_THREADS"] == "3"
+    for process in (first, second, other):
+        with pytest.raises(TimeoutError):
+            process.wait(0.01)
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+
+
+def test_all_stages_of_a_process_can_be_asked_to_end(start, tmp_path):
+    process = start(LONG)
+    while not (tmp_path / "out").is_dir():  # it has begun, so it has its handler of signals
+        with pytest.raises(TimeoutError):
+            process.wait(0.05)
+    terminate_stages()
+    assert process.wait() == INTERRUPTED
+
+
+def test_a_stage_ends_with_its_server_and_the_next_one_has_another(start):
+    process = start(LONG)
+    server, stage = server_of(process), psutil.Process(process._pid)
+    server.kill()
+    assert process.wait() == -signal.SIGKILL
+    psutil.wait_procs([stage], timeout=60)
+    assert not stage.is_running() or stage.status() == psutil.STATUS_ZOMBIE
+    again = start()
+    assert again.wait() == 0
+
+
+def test_a_stage_draws_on_the_terminal_that_it_is_given(start):
+    ours, theirs = pty.openpty()
+    process = start(terminal=theirs)
+    assert process.wait() == 0
+    os.close(theirs)
+    assert b"prepare" in os.read(ours, 65536)
+    os.close(ours)
+
+
+STARTER = """
+import os, sys
+from pathlib import Path
+from rmcore.core.child_process import StageProcess
+process = StageProcess(Path(sys.argv[1]), open(sys.argv[2], "w"), os.environ, None)
+print(process._pid, flush=True)
+process.wait()
+"""
+
+
+def test_a_stage_does_not_outlive_a_killed_starter(tmp_path):
+    spec = {"stage": "prepare", "config": LONG, "upstream": {}, "out": str(tmp_path / "out")}
+    (tmp_path / "spec.json").write_text(json.dumps(spec))
+    command = [sys.executable, "-c", STARTER, str(tmp_path / "spec.json"), str(tmp_path / "log")]
+    starter = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(fork_server.__file__).parents[2])
+    stage = psutil.Process(int(starter.stdout.readline()))
+    server = stage.parent()
+    starter.kill()
+    starter.communicate()
+    deadline = time.monotonic() + 60
+    while any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in (stage, server)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -1,0 +1,59 @@
+from rmcore.core.fingerprints import code_digests
+
+SOURCE = '''"""Docstring."""
+from rmcore.b import helper
+import rmcore.core.errors
+
+
+def run():
+    """Say something."""
+    return helper() + 1  # a comment
+'''
+
+
+def package(tmp_path, **modules):
+    folder = tmp_path / "rmcore"
+    folder.mkdir(exist_ok=True)
+    (folder / "__init__.py").touch()
+    for name, text in modules.items():
+        (folder / f"{name}.py").write_text(text)
+    return lambda: code_digests("rmcore.a", tmp_path)
+
+
+def test_imports_are_followed_and_modules_without_effect_left_out(tmp_path):
+    digests = package(
+        tmp_path, a=SOURCE, b="from rmcore.c import x\ndef helper(): return x", c="x = 1", errors="", d=""
+    )
+    assert set(digests()) == {"rmcore.a", "rmcore.b", "rmcore.c"}
+
+
+def test_comments_docstrings_and_layout_do_not_count(tmp_path):
+    modules = {"b": "def helper(): return 1", "errors": ""}
+    before = package(tmp_path, a=SOURCE, **modules)()
+    prettier = (
+        SOURCE.replace("# a comment", "").replace("Say something", "Say more").replace("helper() + 1", "(helper() + 1)")
+    )
+    assert package(tmp_path, a=prettier, **modules)() == before
+
+
+def test_a_change_in_an_imported_module_changes_only_its_digest(tmp_path):
+    before = package(tmp_path, a=SOURCE, b="def helper(): return 1", errors="")()
+    after = package(tmp_path, a=SOURCE, b="def helper(): return 2", errors="")()
+    assert before["rmcore.a"] == after["rmcore.a"]
+    assert before["rmcore.b"] != after["rmcore.b"]
+
+
+def test_a_circle_of_imports_ends(tmp_path):
+    assert set(package(tmp_path, a="import rmcore.b", b="import rmcore.a")()) == {"rmcore.a", "rmcore.b"}
+
+
+def test_real_stages_depend_on_what_they_run_and_not_on_each_other():
+    train = code_digests("rmcore.stages.train")
+    assert {"rmcore.stages.train", "rmcore.training.step", "rmcore.training.losses", "rmcore.data.rendering"} <= set(
+        train
+    )
+    assert not any(
+        name.startswith(("rmcore.reporting.figures", "rmcore.policy", "rmcore.landscape", "rmcore.core.store"))
+        for name in train
+    )
+    assert "rmcore.training.losses" not in code_digests("rmcore.stages.readiness")

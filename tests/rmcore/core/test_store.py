@@ -1,0 +1,228 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rmcore.core.errors import StoreError
+from rmcore.core.store import LEASES, MANIFEST, SEAL, UNFINISHED, Store, canonical_json, explain, make_key
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda children: st.lists(children, max_size=3) | st.dictionaries(st.text(), children, max_size=3),
+    max_leaves=6,
+)
+
+
+def publish(store, inputs, content="x", outcome=("*.txt",)):
+    with store.publish("train", "tiny gold/seed", inputs, outcome=outcome) as out:
+        (out / "model.txt").write_text(content)
+        (out / "log.json").write_text(str(os.urandom(4)))
+    return make_key(inputs)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "store")
+
+
+@given(st.dictionaries(st.text(), JSON, max_size=4))
+def test_a_key_does_not_depend_on_the_order_of_names(inputs):
+    reversed_order = dict(reversed(list(inputs.items())))
+    assert make_key(inputs) == make_key(reversed_order) == make_key(json.loads(canonical_json(inputs)))
+
+
+def test_an_artifact_is_found_verified_and_readable_by_name(store):
+    key = publish(store, {"lr": 1})
+    assert store.damage("train", key) is None
+    ref = store.ref("train", key)
+    assert ref.path.endswith(f"tiny-gold-seed-{key[:12]}")
+    assert not list((store.root / ".wip").iterdir())
+
+
+def test_the_digest_is_of_the_outcome_and_not_of_logs(store):
+    first = store.ref("train", publish(store, {"lr": 1})).digest
+    same = store.ref("train", publish(store, {"lr": 2})).digest
+    other = store.ref("train", publish(store, {"lr": 3}, content="y")).digest
+    assert first == same != other
+
+
+@pytest.mark.parametrize("harm", ["delete", "change", "manifest"])
+def test_damage_is_seen_and_named_and_mended_by_publishing_again(store, harm):
+    key = publish(store, {"lr": 1})
+    folder = store.find("train", key)
+    target = folder / (MANIFEST if harm == "manifest" else "model.txt")
+    if harm == "delete":
+        target.unlink()
+    else:
+        target.write_text("{}")
+    assert str(target) in store.damage("train", key)
+    publish(store, {"lr": 1})
+    assert store.damage("train", key) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m | {"digest": "0" * 64},
+        lambda m: m | {"wall_seconds": 0.0},
+        lambda m: m | {"inputs": {"lr": 1, "beta": 2}},
+        lambda m: m | {"files": {name: entry for name, entry in m["files"].items() if name != "model.txt"}},
+        lambda m: m | {"more": None},
+        lambda m: {name: value for name, value in m.items() if name != SEAL},
+    ],
+    ids=["digest", "time", "inputs", "files", "more", "seal"],
+)
+def test_any_change_of_a_manifest_is_seen_and_mended_by_publishing_again(store, change):
+    key = publish(store, {"lr": 1})
+    manifest = store.find("train", key) / MANIFEST
+    manifest.write_text(json.dumps(change(json.loads(manifest.read_text()))))
+    assert str(manifest) in store.damage("train", key)
+    with pytest.raises(StoreError):
+        store.ref("train", key)
+    publish(store, {"lr": 1})
+    assert store.damage("train", key) is None
+
+
+def test_a_stage_that_fails_leaves_nothing(store):
+    def run_out_of_space():
+        with store.publish("train", "t", {"lr": 1}, outcome=("*",)) as out:
+            (out / "half").write_text("x")
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        run_out_of_space()
+    assert store.find("train", make_key({"lr": 1})) is None
+    assert not list((store.root / ".wip").iterdir())
+
+
+def test_a_stage_that_writes_no_outcome_is_refused(store):
+    with pytest.raises(StoreError, match="without writing any of"):
+        publish(store, {"lr": 1}, outcome=("*.parquet",))
+
+
+def test_a_lock_is_free_again_after_its_holder_was_killed(store):
+    program = (
+        "import sys, time; from pathlib import Path; from rmcore.core.store import Store\n"
+        "with Store(Path(sys.argv[1])).lock('k'):\n    print('held', flush=True); time.sleep(60)"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", program, str(store.root)], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout.readline() == "held\n"
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    with store.lock("k"):
+        pass
+
+
+def test_why_names_the_fields_that_differ_from_the_nearest_earlier_artifact(store):
+    publish(store, {"config": {"lr": 1, "beta": 1}, "seed": 0})
+    near = publish(store, {"config": {"lr": 2, "beta": 1}, "seed": 0})
+    last = publish(store, {"config": {"lr": 2, "beta": 3}, "seed": 0})
+    nearest, differing = explain(store, store.resolve(last))
+    assert nearest.key == near
+    assert differing == {"config.beta": (1, 3)}
+
+
+def test_the_first_artifact_has_no_earlier_one(store):
+    assert explain(store, store.resolve(publish(store, {"a": 1}))) == (None, {})
+
+
+def test_garbage_collection_keeps_the_most_recently_used(store):
+    keys = [publish(Store(store.root), {"lr": lr}) for lr in range(4)]
+    for age, key in enumerate(keys):
+        os.utime(store.find("train", key) / MANIFEST, (1000 + age, 1000 + age))
+    store.ref("train", keys[0])  # used just now
+    removed, in_use, _ = Store(store.root).collect_garbage(keep=2)
+    assert {entry.key for entry in removed} == {keys[1], keys[2]}
+    assert not in_use
+    assert {entry.key for entry in store.entries()} == {keys[0], keys[3]}
+
+
+READER = """
+import sys
+from pathlib import Path
+from rmcore.core.store import Store
+store = Store(Path(sys.argv[1]))
+{how}
+print("holds", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["store.ref('train', sys.argv[2])", "store.hold(sys.argv[2])", "store.hold_around(sys.argv[3] + '/model.txt')"],
+)
+def test_garbage_collection_spares_what_another_process_reads_until_that_dies(store, how):
+    keys = {publish(Store(store.root), {"lr": lr}) for lr in range(3)}
+    read = sorted(keys)[1]
+    command = [sys.executable, "-c", READER.format(how=how), store.root, read, store.find("train", read)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
+        assert reader.stdout.readline() == "holds\n"
+        removed, in_use, _ = store.collect_garbage(keep=0)
+        assert [entry.key for entry in in_use] == [read]
+        assert {entry.key for entry in removed} == keys - {read}
+        assert store.damage("train", read) is None
+        reader.kill()
+    removed, in_use, _ = store.collect_garbage(keep=0)
+    assert ([entry.key for entry in removed], in_use) == ([read], [])
+    assert not list((store.root / LEASES).iterdir())
+
+
+def test_a_store_that_is_no_longer_used_holds_nothing(store):
+    key = publish(Store(store.root), {"lr": 1})
+    reader = Store(store.root)
+    reader.ref("train", key)
+    assert [entry.key for entry in store.collect_garbage(keep=0)[1]] == [key]
+    del reader
+    assert [entry.key for entry in store.collect_garbage(keep=0)[0]] == [key]
+
+
+def test_an_artifact_that_is_being_made_anew_stays(store):
+    key = publish(Store(store.root), {"lr": 1})
+    with store.lock(key):
+        assert [entry.key for entry in Store(store.root).collect_garbage(keep=0)[1]] == [key]
+    (store.find("train", key) / MANIFEST).write_text("{}")
+    with store.lock(key), store.publish("train", "t", {"lr": 1}, outcome=("*",)) as out:
+        (out / "model.txt").write_text("x")
+        Store(store.root).collect_garbage(keep=0)
+        assert store.find("train", key)
+    assert store.damage("train", key) is None
+
+
+def test_garbage_collection_removes_what_can_no_longer_be_used(store):
+    key = publish(Store(store.root), {"lr": 1})
+    folder = store.find("train", key)
+    (folder / MANIFEST).write_text("{}")
+    assert store.collect_garbage(keep=9) == ([], [], [folder])
+    assert store.find("train", key) is None
+    assert not list((store.root / UNFINISHED).iterdir())
+
+
+def test_an_ambiguous_or_unknown_key_is_refused(store):
+    publish(store, {"lr": 1})
+    with pytest.raises(StoreError, match="0 artifacts match"):
+        store.resolve("zzz")
+
+
+def test_an_unfinished_folder_is_kept_for_the_next_attempt_and_an_old_manifest_is_not_part_of_it(store):
+    inputs = {"stage": "train", "lr": 9}
+    out = None
+
+    def cut_off():
+        nonlocal out
+        with store.publish("train", "t", inputs, outcome=("*",), resumable=True) as out:
+            (out / "state").write_text("half")
+            (out / "MANIFEST.json").write_text("{}")  # as a kill just before the rename leaves it
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cut_off()
+    with store.publish("train", "t", inputs, outcome=("*",), resumable=True) as again:
+        assert again == out
+        assert (again / "state").read_text() == "half"
+    assert store.damage("train", make_key(inputs)) is None

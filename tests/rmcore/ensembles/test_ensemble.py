@@ -1,0 +1,269 @@
+"""An ensemble: one pass where backbones are equal, comparable rewards, a threshold that keeps its promise, a folder."""
+
+import copy
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rmcore.core.errors import ConfigError, DataError, ModelError
+from rmcore.ensembles.agreement import calibration_of, conformal_rank, disagreement
+from rmcore.ensembles.ensemble import RewardModelEnsemble
+from rmcore.ensembles.features import head_of
+from rmcore.models.reward_model import BradleyTerryRM
+
+
+def rows(pairs):
+    return [p.prompt for p in pairs for _ in range(2)], [text for p in pairs for text in (p.chosen, p.rejected)]
+
+
+def another(rm, seed, *, backbone=False):
+    """A copy with another head, and where asked with another backbone."""
+    twin = copy.deepcopy(rm)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in [head_of(twin).weight, *([next(twin.model.parameters())] if backbone else [])]:
+            parameter.add_(torch.randn(parameter.shape, generator=generator))
+    return twin
+
+
+@pytest.fixture
+def models(rm):
+    """The first, third and fourth share a backbone."""
+    return [another(rm, 1), another(rm, 2, backbone=True), another(rm, 3), another(rm, 4)]
+
+
+@pytest.fixture
+def checkpoints(models, tmp_path):
+    for number, model in enumerate(models):
+        model.save(tmp_path / f"m{number}")
+    return [tmp_path / f"m{number}" for number in range(len(models))]
+
+
+def test_members_that_share_a_backbone_are_one_pass_and_score_as_each_alone(models, gold_pairs):
+    prompts, responses = rows(gold_pairs[:6])
+    ensemble = RewardModelEnsemble(models)
+    assert len(ensemble) == 4
+    assert len(ensemble.members.backbones) == 2
+    done = []
+    found = ensemble.predict(prompts, responses, progress=done.append)
+    alone = np.stack([model.score(prompts, responses) for model in models])
+    np.testing.assert_allclose(found.individual_rewards, alone, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found.mean_reward, alone.mean(axis=0), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found.std_reward, alone.std(axis=0), rtol=1e-4, atol=1e-5)
+    assert found.is_high_uncertainty is None
+    assert done == sorted(done)
+    assert done[-1] == 2 * len(prompts)
+
+
+def test_a_backbone_is_shared_only_where_text_is_read_alike(models, tiny_folder):
+    shorter = BradleyTerryRM.from_pretrained(tiny_folder, device="cpu", max_seq_len=64)
+    assert len(RewardModelEnsemble([models[0], models[2], shorter]).members.backbones) == 2
+
+
+def test_aggregations_are_as_in_the_paper(models, gold_pairs):
+    prompts, responses = rows(gold_pairs[:4])
+    ensemble = RewardModelEnsemble(models)
+    rewards = ensemble.individual_rewards(prompts, responses)
+    mean = ensemble.score(prompts, responses)
+    worst = ensemble.score(prompts, responses, "worst_case")
+    careful = ensemble.score(prompts, responses, "uncertainty_weighted", penalty=0.5)
+    np.testing.assert_array_equal(mean, rewards.mean(axis=0))
+    np.testing.assert_array_equal(worst, rewards.min(axis=0))
+    np.testing.assert_allclose(careful, mean - 0.5 * ((rewards - mean) ** 2).mean(axis=0))
+    assert (worst <= mean).all()
+    np.testing.assert_array_equal(ensemble.score(prompts, responses, "uncertainty_weighted", penalty=0), mean)
+    for wrong in ({"aggregation": "median"}, {"penalty": -1.0}):
+        with pytest.raises(ConfigError, match="choose mean"):
+            ensemble.score(prompts, responses, **wrong)
+
+
+def raw_rewards(rng, num_prompts, *, members=4, size=4):
+    """Members that agree up to noise, which is larger for some prompts; each with its own offset and scale."""
+    prompt = np.repeat(np.arange(num_prompts), size)
+    noise = rng.gamma(2.0, 0.3, num_prompts)[prompt] * rng.standard_normal((members, len(prompt)))
+    common = rng.standard_normal(len(prompt)) + rng.standard_normal(num_prompts)[prompt]
+    scale, offset = rng.uniform(0.2, 5, (members, 1)), rng.uniform(-9, 9, (members, 1))
+    return offset + scale * (common + noise), [str(number) for number in prompt], (offset, scale)
+
+
+@pytest.mark.parametrize("share", [0.8, 0.95])
+def test_of_new_responses_like_the_calibrated_ones_one_minus_share_is_flagged(share):
+    rng = np.random.default_rng(0)
+    rates = []
+    for _ in range(300):
+        raw, prompts, _ = raw_rewards(rng, 80)
+        seen = 40 * 4
+        found = calibration_of(raw[:, :seen], prompts[:seen], share, list("abcd"))
+        rates.append(np.mean(disagreement(found.apply(raw[:, seen:])) > found.threshold))
+    # A rate has a standard deviation of about 0.03 over calibrations at 0.95, so their mean one of 0.002.
+    assert np.mean(rates) == pytest.approx(1 - share, abs=0.012)
+
+
+@given(seed=st.integers(0, 500))
+def test_offset_and_scale_of_a_member_do_not_change_disagreement(seed):
+    rng = np.random.default_rng(seed)
+    raw, prompts, _ = raw_rewards(rng, 20)
+    other = raw * rng.uniform(0.01, 100, (4, 1)) + rng.uniform(-50, 50, (4, 1))
+    names = list("abcd")
+    one, two = (calibration_of(each, prompts, 0.9, names) for each in (raw, other))
+    np.testing.assert_allclose(one.apply(raw), two.apply(other), rtol=1e-6, atol=1e-8)
+    assert two.threshold == pytest.approx(one.threshold, rel=1e-6)
+    applied = one.apply(raw).reshape(4, 20, 4)
+    np.testing.assert_allclose(applied.mean(axis=(1, 2)), 0, atol=1e-9)
+    np.testing.assert_allclose(applied.var(axis=2, ddof=1).mean(axis=1), 1)
+
+
+def test_the_order_statistic_is_the_conformal_one():
+    assert conformal_rank(19, 0.95) == 19
+    assert conformal_rank(100, 0.9) == 91
+    with pytest.raises(ConfigError, match="at least 19"):
+        conformal_rank(18, 0.95)
+    with pytest.raises(ConfigError, match="between 0 and 1"):
+        conformal_rank(100, 1.0)
+
+
+@pytest.mark.parametrize(("num_prompts", "share", "num_above"), [(5, 0.95, 0), (10, 0.9, 3), (25, 0.5, 49)])
+def test_as_many_of_the_calibrated_are_above_as_the_order_statistic_leaves(num_prompts, share, num_above):
+    raw, prompts, _ = raw_rewards(np.random.default_rng(0), num_prompts)
+    found = calibration_of(raw, prompts, share, list("abcd"))
+    assert (disagreement(found.apply(raw)) > found.threshold).sum() == num_above
+
+
+def test_a_calibrated_ensemble_knows_what_is_usual(models, gold_pairs):
+    ensemble = RewardModelEnsemble(models)
+    with pytest.raises(ConfigError, match="no threshold"):
+        ensemble.detect_ood(*rows(gold_pairs[:2]))
+    prompts, responses = rows(gold_pairs[:40])
+    seen = ensemble.calibrate(prompts, responses, share=0.9)
+    again = ensemble.predict(prompts, responses)
+    np.testing.assert_array_equal(seen.std_reward, again.std_reward)
+    np.testing.assert_array_equal(seen.is_high_uncertainty, again.std_reward > ensemble.uncertainty_threshold)
+    assert seen.is_high_uncertainty.sum() <= len(prompts) - conformal_rank(len(prompts), 0.9)
+    np.testing.assert_array_equal(ensemble.detect_ood(prompts, responses), seen.is_high_uncertainty)
+
+
+def test_a_given_threshold_is_used_until_one_is_measured(models, gold_pairs):
+    ensemble = RewardModelEnsemble(models[:2], uncertainty_threshold=0.0)
+    assert ensemble.detect_ood(*rows(gold_pairs[:2])).all()
+    ensemble.calibrate(*rows(gold_pairs[:20]), share=0.9)
+    assert ensemble.uncertainty_threshold > 0
+
+
+def test_one_member_cannot_disagree(rm, gold_pairs):
+    single = RewardModelEnsemble([rm], uncertainty_threshold=1.0)
+    prompts, responses = rows(gold_pairs[:2])
+    np.testing.assert_allclose(single.score(prompts, responses), rm.score(prompts, responses), atol=1e-5)
+    asked = (single.predict, single.detect_ood, single.calibrate)
+    for ask in [*asked, lambda *texts: single.score(*texts, "uncertainty_weighted")]:
+        with pytest.raises(ConfigError, match="at least two"):
+            ask(prompts, responses)
+    with pytest.raises(ConfigError, match="no models"):
+        RewardModelEnsemble([])
+
+
+def test_no_responses_have_no_rewards(models):
+    found = RewardModelEnsemble(models, uncertainty_threshold=1.0).predict([], [])
+    assert found.individual_rewards.shape == (4, 0)
+    assert found.mean_reward.shape == found.std_reward.shape == found.is_high_uncertainty.shape == (0,)
+
+
+def test_rewards_that_are_not_finite_name_their_member(checkpoints, gold_pairs):
+    broken = BradleyTerryRM.from_pretrained(checkpoints[2], device="cpu")
+    with torch.no_grad():
+        norm = broken.model.get_submodule("model.norm").weight
+        norm.fill_(3e38)  # finite, or it would be refused when it is loaded; its rewards overflow
+    broken.save(checkpoints[2])
+    ensemble = RewardModelEnsemble.from_checkpoints(checkpoints, device="cpu")
+    with pytest.raises(ModelError, match=r"4 of 4 rewards of member .*m2 are not finite"):
+        ensemble.score(*rows(gold_pairs[:2]))
+
+
+def test_what_cannot_be_calibrated_is_refused(rm, models, gold_pairs):
+    prompts, responses = rows(gold_pairs[:20])
+    with pytest.raises(DataError, match="no prompt has two"):
+        RewardModelEnsemble(models).calibrate([f"{n} {p}" for n, p in enumerate(prompts)], responses, share=0.9)
+    dead = RewardModelEnsemble.from_heads(rm, np.eye(1, head_of(rm).in_features).repeat(2, axis=0) * [[1.0], [0.0]])
+    with pytest.raises(ModelError, match="head 1 gives all responses"):
+        dead.calibrate(prompts, responses, share=0.9)
+    with pytest.raises(ModelError, match="do not fit"):
+        RewardModelEnsemble.from_heads(rm, np.ones((2, 3)))
+
+
+def test_a_saved_ensemble_is_the_same_elsewhere(checkpoints, tmp_path, gold_pairs):
+    ensemble = RewardModelEnsemble.from_checkpoints(checkpoints, device="cpu")
+    assert len(ensemble.members.backbones) == 2
+    prompts, responses = rows(gold_pairs[:20])
+    before = ensemble.calibrate(prompts, responses, share=0.9)
+    ensemble.save(tmp_path / "ensemble")
+    moved = tmp_path.with_name(tmp_path.name + " moved")
+    shutil.copytree(tmp_path, moved)
+    shutil.rmtree(tmp_path)
+    loaded = RewardModelEnsemble.load(moved / "ensemble", device="cpu")
+    after = loaded.predict(prompts, responses)
+    np.testing.assert_allclose(after.individual_rewards, before.individual_rewards, rtol=1e-5, atol=1e-5)
+    assert loaded.calibration == ensemble.calibration
+    assert loaded.uncertainty_threshold == ensemble.uncertainty_threshold
+
+
+def test_heads_are_saved_beside_the_record(rm, checkpoints, tmp_path, gold_pairs):
+    heads = np.random.default_rng(0).standard_normal((5, head_of(rm).in_features))
+    backbone = BradleyTerryRM.from_pretrained(checkpoints[0], device="cpu")
+    ensemble = RewardModelEnsemble.from_heads(backbone, heads, checkpoint=checkpoints[0], uncertainty_threshold=2.0)
+    ensemble.save(tmp_path / "heads")
+    loaded = RewardModelEnsemble.load(tmp_path / "heads", device="cpu")
+    prompts, responses = rows(gold_pairs[:4])
+    found = loaded.predict(prompts, responses)
+    np.testing.assert_allclose(found.individual_rewards, ensemble.individual_rewards(prompts, responses), atol=1e-5)
+    assert loaded.uncertainty_threshold == 2.0
+    assert len(loaded.members.backbones) == 1
+    assert {path.name for path in (tmp_path / "heads").iterdir()} == {"ensemble.json", "heads.safetensors"}
+
+
+def append(path):
+    path.write_bytes(path.read_bytes() + b" ")
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        (lambda home: append(home / "m0" / "tokenizer.json"), "its files changed since"),
+        (lambda home: shutil.rmtree(home / "m0"), "is not there"),
+        (lambda home: append(home / "heads" / "heads.safetensors"), "the heads changed"),
+        (lambda home: (home / "heads" / "heads.safetensors").unlink(), "sha256 none"),
+        (lambda home: append(home / "heads" / "ensemble.json"), None),
+        (lambda home: (home / "heads" / "ensemble.json").write_text("{}"), "is damaged"),
+        (lambda home: (home / "heads" / "ensemble.json").unlink(), "is no ensemble"),
+    ],
+)
+def test_a_changed_file_is_refused(harm, words, rm, checkpoints, tmp_path):
+    backbone = BradleyTerryRM.from_pretrained(checkpoints[0], device="cpu")
+    heads = np.eye(2, head_of(rm).in_features)
+    RewardModelEnsemble.from_heads(backbone, heads, checkpoint=checkpoints[0]).save(tmp_path / "heads")
+    harm(tmp_path)
+    if words is None:  # a blank more in JSON is the same record
+        assert len(RewardModelEnsemble.load(tmp_path / "heads", device="cpu")) == 2
+        return
+    with pytest.raises(ModelError, match=words):
+        RewardModelEnsemble.load(tmp_path / "heads", device="cpu")
+
+
+def test_a_record_that_lost_a_part_is_refused(checkpoints, tmp_path):
+    RewardModelEnsemble.from_checkpoints(checkpoints[:2], device="cpu").save(tmp_path / "two")
+    path = tmp_path / "two" / "ensemble.json"
+    for part in ("members", "heads", "calibration"):
+        record = json.loads(path.read_text())
+        del record[part]
+        (tmp_path / part).mkdir()
+        (tmp_path / part / "ensemble.json").write_text(json.dumps(record))
+        with pytest.raises(ModelError, match="is damaged"):
+            RewardModelEnsemble.load(tmp_path / part, device="cpu")
+
+
+def test_only_members_that_can_be_found_again_are_saved(models, tmp_path):
+    with pytest.raises(ConfigError, match="models in memory"):
+        RewardModelEnsemble(models).save(tmp_path / "none")

@@ -1,0 +1,134 @@
+"""Features times the head's weights are the rewards, on every path that rewards are computed on."""
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from torch import nn
+
+from rmcore.config.pipeline import LoraSettings, ModelConfig
+from rmcore.core.errors import ModelError
+from rmcore.data.rendering import Rendering
+from rmcore.ensembles.features import features, head_of
+from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.models.tiny import tiny_tokenizer
+
+CPU = torch.device("cpu")
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+
+
+def causal(folder, lora):
+    settings = LoraSettings(rank=4) if lora else None
+    return BradleyTerryRM.new(ModelConfig(name=str(folder), max_seq_len=128, lora=settings), seed=0, device=CPU)
+
+
+def encoder(kind):
+    tokenizer = tiny_tokenizer()
+    options = SMALL | {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, "num_labels": 1}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        config = (hf.BertConfig if kind == "bert" else hf.RobertaConfig)(**options, max_position_embeddings=160)
+        model = hf.AutoModelForSequenceClassification.from_config(config).eval()
+    return BradleyTerryRM(model, tokenizer, Rendering("plain", 128))
+
+
+@pytest.fixture(params=["causal", "causal lora", "bert", "roberta", "minilm"])
+def reward_model(request, tiny_folder):
+    if request.param == "minilm":
+        try:
+            rm = BradleyTerryRM.new(ModelConfig(name="minilm", max_seq_len=128), seed=0, device=CPU)
+        except ModelError as reason:
+            pytest.skip(str(reason))
+    else:
+        lora = "lora" in request.param
+        rm = causal(tiny_folder, lora) if "causal" in request.param else encoder(request.param)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(1)
+        for name, parameter in rm.model.named_parameters():
+            if "lora_B" in name:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        for parameter in head_of(rm).parameters():
+            parameter.add_(torch.randn_like(parameter))
+    return rm
+
+
+def sides_of(rm, pairs):
+    """Sides of all lengths in mixed order, one of them twice."""
+    sides = [side for pair in rm.renderer.tokenize_pairs(pairs) for side in (pair.chosen, pair.rejected)]
+    order = np.random.default_rng(0).permutation(len(sides))
+    return [sides[index] for index in order] + [sides[0]]
+
+
+def linear(rm, found):
+    head = head_of(rm)
+    bias = 0.0 if head.bias is None else head.bias.item()
+    return found @ head.weight.detach().numpy()[0] + bias
+
+
+@pytest.mark.parametrize("packed", [True, False], ids=["packed", "padded"])
+def test_features_times_the_head_are_the_rewards(packed, reward_model, gold_pairs):
+    reward_model.allow_packing = packed
+    assert (reward_model.packing() is not None) == packed
+    sides = sides_of(reward_model, gold_pairs[:12])
+    found, rewards = features(reward_model, sides), reward_model.score_sides(sides)
+    assert found.dtype == np.float32
+    assert found.shape == (len(sides), head_of(reward_model).in_features)
+    np.testing.assert_allclose(linear(reward_model, found), rewards, rtol=1e-4, atol=1e-5)
+    assert np.ptp(rewards) > 1e-3
+
+
+def test_the_budget_and_the_path_do_not_change_features(reward_model, gold_pairs):
+    sides, done = sides_of(reward_model, gold_pairs[:12]), []
+    once = features(reward_model, sides)
+    parts = features(reward_model, sides, token_budget=150, progress=done.append)
+    reward_model.allow_packing = False
+    padded = features(reward_model, sides)
+    scale = np.abs(once).max()
+    np.testing.assert_allclose(parts, once, atol=1e-4 * scale)
+    np.testing.assert_allclose(padded, once, atol=1e-4 * scale)
+    assert done == sorted(done)
+    assert done[-1] == len(sides)
+
+
+def test_the_head_in_use_is_the_trained_copy_beside_adapters(tiny_folder, gold_pairs):
+    rm = causal(tiny_folder, lora=True)
+    sides = sides_of(rm, gold_pairs[:4])
+    with torch.no_grad():
+        head_of(rm).weight.zero_()
+    assert not rm.score_sides(sides).any()
+
+
+def test_equal_sides_have_equal_features_and_none_have_none(rm, gold_pairs):
+    sides = sides_of(rm, gold_pairs[:4])
+    found = features(rm, [*sides, *sides])
+    np.testing.assert_array_equal(found[: len(sides)], found[len(sides) :])
+    assert features(rm, []).shape == (0, head_of(rm).in_features)
+
+
+def test_the_model_is_left_as_it_was(rm, gold_pairs):
+    rm.model.train()
+    features(rm, sides_of(rm, gold_pairs[:2]))
+    assert rm.model.training
+    assert not head_of(rm)._forward_pre_hooks
+
+
+class Squashed(nn.Module):
+    """A head that does more after its linear layer."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, states):
+        return torch.tanh(self.inner(states))
+
+
+def test_a_head_that_is_not_linear_is_refused(rm, gold_pairs):
+    with torch.no_grad():
+        rm.model.score.weight += 1.0
+    rm.model.score = Squashed(rm.model.score)
+    with pytest.raises(ModelError, match="not linear in these features"):
+        features(rm, sides_of(rm, gold_pairs[:2]))
+    rm.model.score = nn.Identity()
+    with pytest.raises(ModelError, match="no linear layer"):
+        head_of(rm)

@@ -1,0 +1,109 @@
+"""Each symptom of the table is recognised, alone, and a healthy run shows none."""
+
+import math
+
+import numpy as np
+import pytest
+
+from rmcore.evaluation.diagnosis import diagnose, validation_gate
+
+STEPS = range(10, 310, 10)
+
+
+def run(train_loss=None, train_accuracy=None, eval_accuracy=None, eval_margin=None):
+    """A history of 30 rows; each argument is a function of progress in [0, 1) with a little fixed noise."""
+    noise = np.random.default_rng(0)
+    rows = []
+    for index, step in enumerate(STEPS):
+        progress = index / len(STEPS)
+        metrics = {}
+        if train_loss:
+            metrics["train/loss"] = train_loss(progress) + noise.normal(0, 0.01)
+        if train_accuracy:
+            metrics["train/pairwise_accuracy"] = train_accuracy(progress) + noise.normal(0, 0.02)
+        if eval_accuracy and index % 3 == 2:
+            metrics["eval/pairwise_accuracy"] = eval_accuracy(progress) + noise.normal(0, 0.003)
+        if eval_margin and index % 3 == 2:
+            metrics["eval/mean_margin"] = eval_margin(progress)
+        rows.append({"step": step, "metrics": metrics})
+    return rows
+
+
+HEALTHY = {
+    "train_loss": lambda t: 0.7 - 0.25 * t,
+    "train_accuracy": lambda t: 0.5 + 0.25 * t,
+    "eval_accuracy": lambda t: 0.5 + 0.2 * t,
+    "eval_margin": lambda t: 0.8 * t + 0.01,
+}
+SYMPTOMS = {
+    "overfitting": {"eval_accuracy": lambda t: 0.65 - 0.15 * t},
+    "reversed model": {"eval_margin": lambda t: -0.5 * t},
+    "learning rate too low": {"train_loss": lambda t: 0.693},
+    "learning rate too high": {"train_loss": lambda t: 0.6 + 4 * t**3},
+    "learning rate too high late in the run": {
+        "eval_accuracy": lambda t: 0.6 + (0.05 if round(t * 10) % 2 else -0.05) * (t > 0.4)
+    },
+}
+
+
+def test_a_healthy_run_shows_no_symptom():
+    assert diagnose(run(**HEALTHY)) == []
+
+
+@pytest.mark.parametrize("name", SYMPTOMS)
+def test_each_symptom_alone_is_recognised_alone(name):
+    history = run(**HEALTHY | SYMPTOMS[name])
+    found = diagnose(history)
+    assert [diagnosis.diagnosis for diagnosis in found] == [name]
+    assert found[0].advice
+    assert diagnose(history[::-1]) == found
+
+
+@pytest.mark.parametrize("broken", [None, math.nan, math.inf])
+def test_a_loss_that_is_not_finite_is_an_explosion_at_its_step(broken):
+    history = run(**HEALTHY)
+    history[12]["metrics"]["train/loss"] = broken
+    (found,) = diagnose(history)
+    assert found.diagnosis == "learning rate too high"
+    assert f"step {history[12]['step']}" in found.symptom
+
+
+def test_a_finished_low_loss_is_not_stuck_and_short_histories_say_nothing():
+    assert diagnose(run(train_loss=lambda t: 0.3)) == []
+    assert diagnose([]) == []
+    assert diagnose(run(train_loss=lambda t: 0.693)[:2]) == []
+
+
+PASSING = {
+    "pairwise_accuracy": 0.7,
+    "margin_p50": 0.4,
+    "negative_margin_rate": 0.3,
+    "ece_debiased": 0.05,
+    "train_test_gap": 0.02,
+}
+
+
+def test_the_gate_passes_a_good_model_and_reports_each_condition():
+    checks = validation_gate(PASSING)
+    assert [check.name for check in checks] == list(PASSING)
+    assert all(check.passed for check in checks)
+
+
+@pytest.mark.parametrize(
+    ("name", "edge", "inside"),
+    [
+        ("pairwise_accuracy", 0.60, 0.601),
+        ("margin_p50", 0.0, 0.001),
+        ("negative_margin_rate", 0.40, 0.399),
+        ("ece_debiased", 0.15, 0.149),
+        ("train_test_gap", 0.15, 0.149),
+    ],
+)
+def test_each_threshold_is_strict_and_what_is_not_measured_fails(name, edge, inside):
+    for value, passed in ((edge, False), (inside, True), (None, False), (math.nan, False)):
+        checks = {check.name: check for check in validation_gate(PASSING | {name: value})}
+        assert checks[name].passed is passed
+        assert all(check.passed for other, check in checks.items() if other != name)
+    missing = {check.name: check for check in validation_gate({})}[name]
+    assert not missing.passed
+    assert "not measured" in missing.text

@@ -1,0 +1,144 @@
+"""Ranking metrics: definitions against brute force, and weights against explicit resampling."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.special import expit
+
+from rmcore.evaluation.ranking import (
+    PERCENTILES,
+    SIDE_THRESHOLDS,
+    MarginPercentiles,
+    PooledSides,
+    Spread,
+    mean_statistic,
+    pair_means,
+)
+from rmcore.evaluation.rewards import RewardTable
+
+
+def statistics(frame: pd.DataFrame, weights: np.ndarray | None = None) -> dict[str, float]:
+    table = RewardTable.from_frame(frame)
+    rows = np.ones((1, table.num_prompts)) if weights is None else np.asarray(weights, float)[None, :]
+    values = {mean.name: mean_statistic(mean, table.prompt, rows) for mean in pair_means(table)}
+    for statistic in (Spread(table), MarginPercentiles(table), PooledSides(table)):
+        values |= statistic(rows)
+    return {name: float(value[0]) for name, value in values.items()}
+
+
+def test_definitions_match_plain_pandas(make_rewards):
+    frame = make_rewards(decimals=1)
+    margin = frame.reward_chosen - frame.reward_rejected
+    untied = margin != 0
+    assert (~untied).sum() > 0
+    sides = pd.concat([frame.reward_chosen, frame.reward_rejected])
+    prompts = pd.concat([frame.prompt_id, frame.prompt_id])
+    longer = frame[["chosen_chars", "rejected_chars"]].max(axis=1)
+    matched = untied & ((frame.chosen_chars - frame.rejected_chars).abs() / longer < 0.15)
+    unequal = frame.chosen_chars != frame.rejected_chars
+    p = expit(margin)
+    expected = {
+        "pairwise_accuracy": (margin[untied] > 0).mean(),
+        "tie_rate": (~untied).mean(),
+        "loss": -np.log(p).mean(),
+        "mean_margin": margin.mean(),
+        "margin_std": margin.std(ddof=0),
+        "negative_margin_rate": (margin < 0).mean(),
+        "brier": ((1 - p) ** 2).mean(),
+        "length_matched_accuracy": (margin[matched] > 0).mean(),
+        "longer_wins_accuracy": (frame.chosen_chars > frame.rejected_chars)[unequal].mean(),
+        "pairwise_accuracy[easy]": (margin[untied & (frame.subset == "easy")] > 0).mean(),
+        "pairwise_accuracy[hard]": (margin[untied & (frame.subset == "hard")] > 0).mean(),
+        "pooled_reward_variance": sides.var(ddof=0),
+        "within_prompt_reward_variance": sides.groupby(prompts).var(ddof=1).mean(),
+    }
+    for percent in PERCENTILES:
+        expected[f"margin_p{percent:02d}"] = np.percentile(margin, percent)
+    for threshold in SIDE_THRESHOLDS:
+        good_chosen = expit(frame.reward_chosen - sides.mean()) >= threshold
+        expected[f"tpr@{threshold}"] = good_chosen.mean()
+        expected[f"fnr@{threshold}"] = 1 - good_chosen.mean()
+        expected[f"fpr@{threshold}"] = (expit(frame.reward_rejected - sides.mean()) >= threshold).mean()
+    actual = statistics(frame)
+    assert set(actual) == set(expected) | {"roc_auc"}
+    for name, value in expected.items():
+        assert actual[name] == pytest.approx(value, abs=1e-12), name
+
+
+@given(st.lists(st.tuples(st.integers(-3, 3), st.integers(-3, 3)), min_size=1, max_size=25))
+@settings(max_examples=60, deadline=None)
+def test_auc_is_the_quadratic_count_with_ties_half(pairs):
+    chosen, rejected = np.array(pairs, dtype=float).T
+    frame = pd.DataFrame({"reward_chosen": chosen, "reward_rejected": rejected, "subset": None})
+    frame = frame.assign(
+        pair_id="x", prompt_id=[str(i % 4) for i in range(len(pairs))], chosen_chars=9, rejected_chars=9
+    )
+    wins = (chosen[:, None] > rejected).sum() + (chosen[:, None] == rejected).sum() / 2
+    assert statistics(frame)["roc_auc"] == pytest.approx(wins / len(pairs) ** 2)
+
+
+@given(st.lists(st.integers(0, 3), min_size=6, max_size=6).filter(any), st.integers(0, 50))
+@settings(
+    max_examples=30,
+    deadline=None,
+)
+def test_weights_equal_explicit_copies_of_prompts(weights, seed):
+    rng = np.random.default_rng(seed)
+    prompt = np.concatenate([np.arange(6), rng.integers(6, size=24)])
+    frame = pd.DataFrame(
+        {
+            "pair_id": [str(i) for i in range(30)],
+            "prompt_id": [f"q{i}" for i in prompt],
+            "reward_chosen": rng.normal(0.3, 1, 30).round(2),
+            "reward_rejected": rng.normal(0, 1, 30).round(2),
+            "chosen_chars": rng.integers(50, 60, 30),
+            "rejected_chars": rng.integers(50, 65, 30),
+            "subset": ["a", "b", None] * 10,
+        }
+    )
+    copies = [
+        frame[prompt == index].assign(prompt_id=f"q{index}-{copy}")
+        for index, weight in enumerate(weights)
+        for copy in range(weight)
+    ]
+    explicit = statistics(pd.concat(copies))
+    weighted = statistics(frame, np.array(weights))
+    for name, value in explicit.items():
+        assert weighted[name] == pytest.approx(value, abs=1e-12, nan_ok=True), name
+    for name in set(weighted) - set(explicit):  # a subset that was not drawn at all
+        assert np.isnan(weighted[name])
+
+
+def test_a_constant_per_prompt_changes_no_margin_metric(make_rewards):
+    frame = make_rewards(decimals=2)
+    shift = frame.prompt_id.map({name: 4.0 * i for i, name in enumerate(sorted(frame.prompt_id.unique()))})
+    shifted = frame.assign(reward_chosen=frame.reward_chosen + shift, reward_rejected=frame.reward_rejected + shift)
+    before, after = statistics(frame), statistics(shifted)
+    free = {"roc_auc", "pooled_reward_variance"} | {name for name in before if "@" in name}
+    # round-off of the shift can untie a tie, so ties are compared on integers of the same tables
+    assert before["roc_auc"] != pytest.approx(after["roc_auc"], abs=0.02)
+    for name in set(before) - free - {"tie_rate", "pairwise_accuracy", "negative_margin_rate"}:
+        if not name.startswith(("pairwise_accuracy[", "length_matched")):
+            assert after[name] == pytest.approx(before[name], abs=1e-9), name
+    whole = frame.assign(reward_chosen=frame.reward_chosen.round(), reward_rejected=frame.reward_rejected.round())
+    moved = whole.assign(reward_chosen=whole.reward_chosen + shift, reward_rejected=whole.reward_rejected + shift)
+    before, after = statistics(whole), statistics(moved)
+    assert before["tie_rate"] > 0.1
+    for name in set(before) - free:
+        assert after[name] == pytest.approx(before[name], abs=1e-9), name
+
+
+@pytest.mark.parametrize(("shorter", "counts"), [(85, False), (86, True)])
+def test_length_matched_is_strictly_below_fifteen_percent_of_the_longer(make_rewards, shorter, counts):
+    frame = make_rewards(3, 3).assign(chosen_chars=[100, shorter, 100], rejected_chars=[shorter, 100, 300])
+    assert RewardTable.from_frame(frame).length_matched.tolist() == [counts, counts, False]
+
+
+def test_moments_survive_a_large_common_offset(make_rewards):
+    frame = make_rewards()
+    far = frame.assign(reward_chosen=frame.reward_chosen + 1e6, reward_rejected=frame.reward_rejected + 1e6)
+    before, after = statistics(frame), statistics(far)
+    for name in ("pooled_reward_variance", "within_prompt_reward_variance", "margin_std"):
+        assert after[name] == pytest.approx(before[name], rel=1e-7)

@@ -1,0 +1,187 @@
+"""The report card: what it refuses, what it leaves undefined and why, and that row order does not matter."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from rmcore.core.errors import DataError
+from rmcore.evaluation.calibration import fitting_half
+from rmcore.evaluation.report_card import batch_metrics, evaluate_pairs, most_confident_mistakes
+
+
+def test_values_lie_inside_their_intervals_and_are_plain_json(make_rewards):
+    metrics = evaluate_pairs(make_rewards(600, 60, decimals=2), num_resamples=300)
+    for name, metric in metrics.items():
+        assert metric.reason is None, name
+        assert metric.ci_low <= metric.value <= metric.ci_high, name
+        assert metric.num > 0
+    text = json.dumps({name: metric.to_dict() for name, metric in metrics.items()}, allow_nan=False)
+    assert set(json.loads(text)["loss"]) == {"value", "ci_low", "ci_high", "num", "reason"}
+
+
+def test_row_order_does_not_matter_and_the_seed_decides(make_rewards):
+    frame = make_rewards(decimals=1)
+    shuffled = frame.sample(frac=1, random_state=1)
+    first, second = (evaluate_pairs(rows, num_resamples=200, seed=5) for rows in (frame, shuffled))
+    assert first.keys() == second.keys()
+    for name in first:
+        for field in ("value", "ci_low", "ci_high", "num"):
+            assert getattr(second[name], field) == pytest.approx(getattr(first[name], field), abs=1e-9), (name, field)
+    assert evaluate_pairs(frame, num_resamples=200, seed=6)["loss"].ci_low != first["loss"].ci_low
+
+
+def test_one_prompt_has_values_but_no_intervals(make_rewards):
+    metrics = evaluate_pairs(make_rewards(30, 1), num_resamples=100)
+    for name, metric in metrics.items():
+        assert (metric.ci_low, metric.ci_high) == (None, None), name
+        assert metric.reason, name
+    assert metrics["pairwise_accuracy"].value is not None
+
+
+def test_all_tied_pairs_have_no_accuracy(make_rewards):
+    metrics = evaluate_pairs(make_rewards().assign(reward_chosen=1.5, reward_rejected=1.5), num_resamples=100)
+    assert metrics["pairwise_accuracy"].value is None
+    assert "tied" in metrics["pairwise_accuracy"].reason
+    assert metrics["pairwise_accuracy"].num == 0
+    assert metrics["tie_rate"].value == 1.0
+    assert metrics["loss"].value == pytest.approx(np.log(2))
+    assert metrics["ece_debiased"].value == 0.0
+    assert metrics["roc_auc"].value == 0.5
+    assert metrics["temperature"].value is None
+
+
+def test_a_perfect_score_has_no_zero_width_interval(make_rewards):
+    metric = evaluate_pairs(make_rewards(200, 20).assign(reward_chosen=1.0, reward_rejected=0.0))["pairwise_accuracy"]
+    assert metric.value == metric.ci_high == 1.0
+    assert metric.ci_low == pytest.approx(0.025 ** (1 / 20))
+
+
+def test_a_subset_within_one_prompt_has_no_interval(make_rewards):
+    frame = make_rewards(100, 20)
+    frame["subset"] = np.where(frame.prompt_id == frame.prompt_id[0], "lonely", "rest")
+    metrics = evaluate_pairs(frame, num_resamples=100)
+    lonely = metrics["pairwise_accuracy[lonely]"]
+    assert lonely.value is not None
+    assert lonely.ci_low is None
+    assert "one prompt" in lonely.reason
+    assert metrics["pairwise_accuracy[rest]"].ci_low is not None
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, None])
+def test_a_reward_that_is_not_finite_names_the_pair(make_rewards, value):
+    frame = make_rewards()
+    frame.loc[7, "reward_rejected"] = value
+    with pytest.raises(DataError, match=r"pair-00007.*reward|reward_rejected.*pair-00007"):
+        evaluate_pairs(frame)
+
+
+def test_unusable_tables_are_refused(make_rewards):
+    frame = make_rewards()
+    with pytest.raises(DataError, match="subset"):
+        evaluate_pairs(frame.drop(columns="subset"))
+    with pytest.raises(DataError, match="no pairs"):
+        evaluate_pairs(frame.iloc[:0])
+    with pytest.raises(DataError, match="prompt_id"):
+        evaluate_pairs(frame.assign(prompt_id=None))
+    with pytest.raises(DataError, match="not numeric"):
+        evaluate_pairs(frame.assign(reward_chosen="high"))
+
+
+def test_temperature_is_fitted_and_judged_on_different_prompts(make_rewards):
+    frame = make_rewards(600, 80)
+    half = fitting_half(frame.prompt_id)
+    own = evaluate_pairs(frame, num_resamples=100)
+    assert own["temperature"].num == half.sum()
+    assert own["ece_tempered_debiased"].num == (~half).sum()
+    # pairs that only judge cannot move the temperature
+    changed = frame.assign(reward_chosen=frame.reward_chosen.where(half, frame.reward_chosen - 5))
+    assert evaluate_pairs(changed, num_resamples=100)["temperature"] == own["temperature"]
+
+    other = make_rewards(400, 60, seed=3).assign(prompt_id=lambda rows: "other-" + rows.prompt_id)
+    given = evaluate_pairs(frame, calibration=other, num_resamples=100)
+    assert given["temperature"].num == len(other)
+    assert given["ece_tempered_debiased"].num == len(frame)
+    leaking = pd.concat([other, frame.assign(reward_chosen=-9.0)])
+    assert evaluate_pairs(frame, calibration=leaking, num_resamples=100)["temperature"] == given["temperature"]
+    none_left = evaluate_pairs(frame, calibration=frame, num_resamples=100)["temperature"]
+    assert none_left.value is None
+    assert "calibration split" in none_left.reason
+
+
+def test_tempering_removes_a_wrong_scale(make_rewards):
+    rng = np.random.default_rng(2)
+    size = np.abs(rng.normal(0, 1.5, 6000))
+    margin = np.where(rng.random(6000) < 1 / (1 + np.exp(-size)), size, -size)
+    frame = make_rewards(6000, 600).assign(reward_chosen=5 * margin, reward_rejected=0.0)
+    metrics = evaluate_pairs(frame, num_resamples=200)
+    assert metrics["temperature"].ci_low < 5 < metrics["temperature"].ci_high
+    assert metrics["ece_debiased"].value > 0.15
+    assert metrics["ece_tempered_debiased"].value < 0.02
+
+
+def test_batch_metrics_agree_with_the_report_card(make_rewards):
+    frame = make_rewards(300, 30, decimals=1)
+    settings = {"num_bins": 7, "thresholds": (0.2, 0.9)}
+    quick = batch_metrics(frame[["reward_chosen", "reward_rejected"]].to_numpy(), **settings)
+    full = evaluate_pairs(frame, num_resamples=100, **settings)
+    for name, value in quick.items():
+        if name != "ece":  # the plug-in, which training alone uses
+            assert value == pytest.approx(full[name].value, abs=1e-12), name
+    assert {"roc_auc", "margin_p05", "margin_p50", "fpr@0.2", "fnr@0.9", "tpr@0.9"} <= quick.keys()
+    assert not any(name.endswith("@0.5") for name in full)
+    assert np.isnan(batch_metrics(np.zeros((3, 2)))["pairwise_accuracy"])
+    with pytest.raises(DataError, match=r"positions \[1\]"):
+        batch_metrics(np.array([[0.5, 0.0], [0.0, np.nan]]))
+    with pytest.raises(DataError, match="at least one"):
+        batch_metrics(np.zeros((0, 2)))
+
+
+def test_single_responses_are_measured_only_where_asked_for(make_rewards):
+    frame = make_rewards(60, 20, decimals=1)
+    full, pairs_only = (evaluate_pairs(frame, num_resamples=100, thresholds=t) for t in ((0.5,), None))
+    assert set(full) - set(pairs_only) == {"roc_auc", "tpr@0.5", "fpr@0.5", "fnr@0.5"}
+    assert all(full[name] == value for name, value in pairs_only.items())
+
+
+def test_mistakes_are_the_most_negative_margins_first(make_rewards):
+    frame = make_rewards(200, 20, decimals=1)
+    mistakes = most_confident_mistakes(frame.sample(frac=1, random_state=3), k=10)
+    margin = (frame.reward_chosen - frame.reward_rejected).sort_values()
+    np.testing.assert_allclose(mistakes.margin, margin[:10])
+    pd.testing.assert_frame_equal(mistakes, most_confident_mistakes(frame, k=10))
+    everything = most_confident_mistakes(frame, k=10_000)
+    assert len(everything) == (margin < 0).sum()
+    np.testing.assert_allclose(everything.confidence, 1 / (1 + np.exp(everything.margin)))
+
+
+def test_alpacaeval_length_baseline_has_the_clustered_error(data_folder):
+    rows = pd.read_parquet(data_folder / "alpacaeval_test.parquet")
+    chars = {"chosen_chars": rows.chosen.str.len(), "rejected_chars": rows.rejected.str.len()}
+    frame = pd.DataFrame({"pair_id": rows.index.astype(str), "prompt_id": rows.prompt, "subset": None, **chars})
+    frame = frame.assign(reward_chosen=frame.chosen_chars / 500, reward_rejected=frame.rejected_chars / 500)
+    metrics = evaluate_pairs(frame)
+    accuracy = metrics["longer_wins_accuracy"]
+    assert accuracy == metrics["pairwise_accuracy"]
+    assert 0.74 < accuracy.value < 0.78
+    naive = np.sqrt(accuracy.value * (1 - accuracy.value) / accuracy.num)
+    assert (accuracy.ci_high - accuracy.ci_low) / (2 * 1.96) > 1.4 * naive
+
+
+def test_calibration_is_debiased_and_never_shown_below_zero(make_rewards):
+    """On 50 pairs of a calibrated model the plug-in reads 0.15, and debiased is negative half of the time."""
+    values = []
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        size = np.abs(rng.normal(0, 1.5, 50))
+        margin = np.where(rng.random(50) < 1 / (1 + np.exp(-size)), size, -size)
+        frame = make_rewards(50, 50).assign(reward_chosen=margin, reward_rejected=0.0, prompt_id=np.arange(50))
+        card = evaluate_pairs(frame, num_resamples=10)
+        for name in ("ece_debiased", "ece_tempered_debiased"):
+            if card[name].value is not None:
+                assert 0 <= card[name].ci_low <= card[name].value <= card[name].ci_high
+        values.append(card["ece_debiased"].value)
+        assert batch_metrics(np.column_stack([margin, 0 * margin]))["ece"] > values[-1]
+    assert 0.0 in values
+    assert np.mean(values) < 0.07

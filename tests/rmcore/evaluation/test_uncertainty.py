@@ -1,0 +1,174 @@
+"""Intervals cover what they promise, tests reject as often as they may, resampling is what it says."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from rmcore.core.errors import ConfigError, DataError
+from rmcore.evaluation import uncertainty
+from rmcore.evaluation.uncertainty import (
+    cluster_bootstrap,
+    exact_share_interval,
+    metric_value,
+    percentile_interval,
+    sign_flip_test,
+    t_interval,
+)
+
+
+def mean_interval(values, prompt, num_prompts, seed):
+    sums = np.bincount(prompt, values, minlength=num_prompts)
+    counts = np.bincount(prompt, minlength=num_prompts).astype(float)
+    resampled = cluster_bootstrap(
+        lambda w: {"mean": (w @ sums) / (w @ counts)}, num_prompts, num_resamples=400, seed=seed
+    )
+    return percentile_interval(resampled.replicates["mean"], num_prompts)
+
+
+@pytest.mark.parametrize("num_prompts", [12, 60])
+def test_cluster_intervals_cover_and_pair_intervals_do_not(num_prompts):
+    rng = np.random.default_rng(num_prompts)
+    trials, clustered, naive = 400, 0, 0
+    for trial in range(trials):
+        sizes = rng.integers(5, 16, size=num_prompts)
+        prompt = np.repeat(np.arange(num_prompts), sizes)
+        rate = np.clip(rng.normal(0.7, 0.2, num_prompts), 0.05, 0.95)
+        right = (rng.random(len(prompt)) < rate[prompt]).astype(float)
+        truth = CLIPPED_MEAN
+        low, high = mean_interval(right, prompt, num_prompts, trial)
+        clustered += low <= truth <= high
+        low, high = mean_interval(right, np.arange(len(right)), len(right), trial)
+        naive += low <= truth <= high
+    # 400 trials: three standard errors of a 95 % coverage are 3.3 points
+    assert 0.915 <= clustered / trials <= 0.985
+    assert naive / trials < 0.85
+
+
+def _clipped_mean() -> float:
+    """Mean of clip(N(0.7, 0.2), 0.05, 0.95)."""
+    a, b = (0.05 - 0.7) / 0.2, (0.95 - 0.7) / 0.2
+    inside = 0.7 * (stats.norm.cdf(b) - stats.norm.cdf(a)) - 0.2 * (stats.norm.pdf(b) - stats.norm.pdf(a))
+    return float(0.05 * stats.norm.cdf(a) + 0.95 * stats.norm.sf(b) + inside)
+
+
+CLIPPED_MEAN = _clipped_mean()
+
+
+def test_resamples_are_multinomial_counts_of_prompts():
+    resampled = cluster_bootstrap(
+        lambda w: {"total": w.sum(axis=1), "first": w[:, 0], "integer": (w == np.floor(w)).all(axis=1).astype(float)},
+        8,
+        num_resamples=4000,
+        seed=1,
+    )
+    assert (resampled.replicates["total"] == 8).all()
+    assert (resampled.replicates["integer"] == 1).all()
+    expected = stats.binom.pmf(np.arange(5), 8, 1 / 8) * 4000
+    seen = np.bincount(resampled.replicates["first"].astype(int), minlength=9)
+    observed = np.append(seen[:4], seen[4:].sum())
+    assert stats.chisquare(observed, np.append(expected[:4], 4000 - expected[:4].sum())).pvalue > 0.001
+
+
+def test_chunking_changes_nothing(monkeypatch):
+    def run():
+        return cluster_bootstrap(lambda w: {"x": w @ np.arange(9.0)}, 9, num_resamples=101, seed=3).replicates["x"]
+
+    whole = run()
+    monkeypatch.setattr(uncertainty, "_CHUNK_ELEMENTS", 63)
+    np.testing.assert_array_equal(run(), whole)
+
+
+def test_one_prompt_has_no_interval_and_says_so():
+    resampled = cluster_bootstrap(lambda w: {"x": w.sum(axis=1)}, 1, num_resamples=10, seed=0)
+    assert resampled.replicates == {}
+    metric = metric_value(resampled.point["x"], None, num_prompts=1, num_pairs=4)
+    assert (metric.value, metric.ci_low, metric.ci_high, metric.num) == (1.0, None, None, 4)
+    assert "one prompt" in metric.reason
+
+
+def test_nothing_to_resample_is_refused():
+    with pytest.raises(ConfigError, match="num_resamples=0"):
+        cluster_bootstrap(lambda w: {}, 3, num_resamples=0, seed=0)
+
+
+def test_intervals_are_wider_than_percentiles_for_few_prompts_and_equal_for_many():
+    replicates = np.random.default_rng(0).normal(size=200_000)
+    for num_prompts, factor in ((5, 2.776 / 1.96 * np.sqrt(5 / 4)), (100_000, 1.0)):
+        low, high = percentile_interval(replicates, num_prompts)
+        assert (high - low) / (2 * 1.96) == pytest.approx(factor, rel=0.03)
+
+
+def test_undefined_replicates_are_left_out_and_infinite_ends_are_not_given():
+    many = np.concatenate([np.linspace(0, 1, 100), [np.nan] * 50])
+    low, high = percentile_interval(many, 1000)
+    assert 0 <= low < 0.05
+    assert 0.95 < high <= 1
+    assert percentile_interval(np.full(5, np.nan), 10) is None
+    assert percentile_interval(np.array([1.0] * 50 + [np.inf] * 50), 10) is None
+
+
+@pytest.mark.parametrize("num_prompts", [3, 137])
+def test_a_share_of_zero_or_one_gets_the_exact_binomial_bound(num_prompts):
+    exact = stats.binomtest(0, num_prompts).proportion_ci(method="exact")
+    assert exact_share_interval(0.0, num_prompts) == pytest.approx((exact.low, exact.high))
+    low, high = exact_share_interval(1.0, num_prompts)
+    assert (1 - high, 1 - low) == pytest.approx((exact.low, exact.high))
+
+
+@given(st.lists(st.integers(-3, 3), min_size=1, max_size=9))
+@settings(max_examples=60, deadline=None)
+def test_sign_flip_is_the_enumeration(differences):
+    # tenths are not exact in binary: sums that are equal on paper must be counted as equal
+    values = np.array(differences) / 10
+    sums = [
+        abs(sum(s * d for s, d in zip(signs, differences, strict=True)))
+        for signs in itertools.product((-1, 1), repeat=len(differences))
+    ]
+    expected = np.mean([total >= abs(sum(differences)) for total in sums])
+    assert sign_flip_test(values) == pytest.approx(expected)
+    assert sign_flip_test(-values) == pytest.approx(expected)
+
+
+def test_sign_flip_monte_carlo_agrees_with_the_exact_distribution():
+    differences = np.random.default_rng(4).integers(-3, 4, size=40)
+    distribution = {0: 1.0}
+    for size in np.abs(differences):
+        step: dict[int, float] = {}
+        for total, chance in distribution.items():
+            for end in (total + int(size), total - int(size)):
+                step[end] = step.get(end, 0.0) + chance / 2
+        distribution = step
+    exact = sum(chance for total, chance in distribution.items() if abs(total) >= abs(differences.sum()))
+    assert 0.001 < exact < 0.2
+    p = sign_flip_test(differences, num_permutations=20_000)
+    assert p == pytest.approx(exact, abs=4 * np.sqrt(exact / 20_000))
+    assert sign_flip_test(np.ones(60), num_permutations=999) == 1 / 1000
+
+
+def test_sign_flip_rejects_no_more_than_its_level():
+    rng = np.random.default_rng(8)
+    p = np.array([sign_flip_test(rng.normal(size=12) * rng.exponential(size=12)) for _ in range(600)])
+    for level in (0.05, 0.2):
+        assert abs((p <= level).mean() - level) < 3.5 * np.sqrt(level * (1 - level) / 600)
+
+
+def test_sign_flip_of_no_difference_is_one_and_of_nan_is_refused():
+    assert sign_flip_test(np.zeros(5)) == 1.0
+    with pytest.raises(DataError, match="1 not finite"):
+        sign_flip_test([1.0, np.nan])
+
+
+def test_t_interval_is_the_textbook_one():
+    values = [0.61, 0.66, 0.64]
+    metric = t_interval(values)
+    low, high = stats.t.interval(0.95, 2, loc=np.mean(values), scale=stats.sem(values))
+    assert (metric.value, metric.ci_low, metric.ci_high) == pytest.approx((np.mean(values), low, high))
+    single = t_interval([0.5])
+    assert (single.value, single.ci_low) == (0.5, None)
+    assert single.reason
+    with pytest.raises(DataError):
+        t_interval([])

@@ -1,0 +1,302 @@
+"""Estimates over seeds are what they say, p values invert their intervals, verdicts follow from both."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from rmcore.core.errors import ConfigError, DataError
+from rmcore.evaluation.uncertainty import percentile_interval, t_interval
+from rmcore.evaluation.verdicts.estimate import SeedSample, estimate_over_seeds
+from rmcore.evaluation.verdicts.judgement import Claim, holm, judge
+
+NUM_PROMPTS = 50
+
+
+def samples_of(num_seeds, *, with_prompts=True, seed_sd=0.03, prompt_sd=0.02, seed=0):
+    """Values around 0.05; all seeds share the prompt part of their replicates, as with common prompt weights."""
+    rng = np.random.default_rng(seed)
+    values = 0.05 + seed_sd * rng.normal(size=num_seeds)
+    common = prompt_sd * rng.normal(size=400)
+    own = prompt_sd / 4 * rng.normal(size=(num_seeds, 400))
+    return [
+        SeedSample(float(value), value + common + row if with_prompts else None)
+        for value, row in zip(values, own, strict=True)
+    ]
+
+
+def estimated(samples, *, shared=True, num_prompts=NUM_PROMPTS, **options):
+    return estimate_over_seeds(samples, num_prompts=num_prompts, prompts_shared=shared, **options)
+
+
+def values_only(values):
+    return estimated([SeedSample(value, None) for value in values], num_prompts=None)
+
+
+def transformed(sample, change):
+    return SeedSample(change(sample.value), None if sample.replicates is None else change(sample.replicates))
+
+
+KINDS = {
+    "one seed": (1, True, True),
+    "t": (3, False, True),
+    "t, own prompts": (4, True, False),
+    "t, shared prompts": (5, True, True),
+    "bootstrap": (8, False, True),
+    "bootstrap, own prompts": (9, True, False),
+    "bootstrap, shared prompts": (10, True, True),
+}
+
+
+@pytest.fixture(params=KINDS.values(), ids=KINDS.keys())
+def kind(request):
+    num_seeds, with_prompts, shared = request.param
+    return samples_of(num_seeds, with_prompts=with_prompts), shared
+
+
+def test_p_is_below_alpha_exactly_where_the_interval_excludes_the_threshold(kind):
+    estimate = estimated(kind[0], shared=kind[1])
+    decisions = set()
+    for threshold, alpha in itertools.product(np.linspace(-0.3, 0.4, 29), (0.3, 0.05, 0.02, 0.01, 0.003, 1e-5)):
+        low, high = estimate.interval(alpha)
+        excluded = not low <= threshold <= high
+        assert (estimate.p_value(threshold) < alpha) == excluded
+        decisions.add(excluded)
+    assert decisions == {True, False}
+    assert estimate.interval() == (estimate.ci_low, estimate.ci_high)
+
+
+def test_smaller_alpha_gives_wider_intervals_and_farther_thresholds_smaller_p(kind):
+    estimate = estimated(kind[0], shared=kind[1])
+    bounds = [estimate.interval(alpha) for alpha in np.geomspace(0.5, 1e-6, 40)]
+    assert all(b[0] <= a[0] <= estimate.value <= a[1] <= b[1] for a, b in itertools.pairwise(bounds))
+    p = [estimate.p_value(estimate.value + distance) for distance in np.linspace(0.01, 0.5, 40)]
+    assert all(near >= far for near, far in itertools.pairwise(p))
+    assert p[-1] < 0.05
+
+
+@pytest.mark.parametrize(("scale", "shift"), [(1.0, 0.7), (3.5, 0.0), (0.01, -2.0)])
+def test_shifting_and_scaling_go_through(kind, scale, shift):
+    samples, shared = kind
+    before = estimated(samples, shared=shared)
+    after = estimated([transformed(sample, lambda x: scale * x + shift) for sample in samples], shared=shared)
+    expected = [scale * x + shift for x in (before.value, before.ci_low, before.ci_high)]
+    assert (after.value, after.ci_low, after.ci_high) == pytest.approx(expected)
+    assert after.p_value(shift) == pytest.approx(before.p_value(0.0))
+    assert after.smallest_detectable(alpha=0.05) == pytest.approx(scale * before.smallest_detectable(alpha=0.05))
+
+
+def test_the_order_of_seeds_does_not_matter(kind):
+    samples, shared = kind
+    assert estimated(samples[::-1], shared=shared) == estimated(samples, shared=shared)
+
+
+def test_without_prompts_it_is_the_textbook_t_interval():
+    values = [0.61, 0.66, 0.64, 0.7]
+    estimate, textbook = values_only(values), t_interval(values)
+    assert (estimate.value, estimate.ci_low, estimate.ci_high) == pytest.approx(
+        (textbook.value, textbook.ci_low, textbook.ci_high)
+    )
+    for threshold in (0.65, 0.6, 0.0):
+        assert estimate.p_value(threshold) == pytest.approx(stats.ttest_1samp(values, threshold).pvalue)
+    own_prompts = [SeedSample(value, np.linspace(0, 1, 9)) for value in values]
+    assert estimated(own_prompts, shared=False).interval() == pytest.approx(estimate.interval())
+
+
+def test_shared_prompts_add_their_squared_half_width():
+    samples = samples_of(3)
+    low, high = estimated(samples).interval(0.1)
+    of_seeds = np.var([sample.value for sample in samples], ddof=1) / 3
+    of_prompts = np.mean([sample.replicates for sample in samples], axis=0).var(ddof=1) * NUM_PROMPTS / 49
+    half = np.sqrt(stats.t.ppf(0.95, 2) ** 2 * of_seeds + stats.t.ppf(0.95, 49) ** 2 * of_prompts)
+    assert (high - low) / 2 == pytest.approx(half)
+
+
+def test_one_seed_has_the_interval_over_prompts_and_says_what_is_missing():
+    (sample,) = samples_of(1)
+    estimate = estimated([sample])
+    assert estimate.interval() == percentile_interval(sample.replicates, NUM_PROMPTS)
+    assert "spread over seeds is not in it" in estimate.method
+
+
+def test_fewer_prompts_than_seeds_count_as_the_clusters():
+    samples = samples_of(10)
+    few, many = estimated(samples, num_prompts=4), estimated(samples, num_prompts=40)
+    assert few.ci_low < many.ci_low
+    assert many.ci_high < few.ci_high
+
+
+@pytest.mark.parametrize("num_seeds", [3, 12])
+def test_equal_values_of_all_seeds_are_no_certainty(num_seeds):
+    """That none of three trainings stopped early does not show that none ever does."""
+    estimate = estimate_over_seeds([SeedSample(0.1, None)] * num_seeds, num_prompts=None, prompts_shared=False)
+    assert (estimate.value, estimate.ci_low, estimate.ci_high) == (0.1, None, None)
+    assert "one and the same value" in estimate.reason
+    assert estimate.p_value(0.2) is None
+
+
+NO_INTERVALS = {
+    "one seed": ([SeedSample(0.5, None)], None, "one seed"),
+    "one prompt": ([SeedSample(x, np.full(9, x)) for x in (0.5, 0.6)], 1, "one prompt"),
+    "constant": ([SeedSample(1.0, np.ones(9))] * 3, 20, "one and the same"),
+    "constant, many seeds": ([SeedSample(1.0, np.ones(9))] * 9, 20, "one and the same"),
+    "undefined": ([SeedSample(x, np.full(9, np.nan)) for x in (0.5, 0.6)], 20, "too few prompts"),
+    "unbounded": ([SeedSample(x, np.array([0.5, 0.6, np.inf])) for x in (0.5, 0.6)], 20, "too few prompts"),
+    "unbounded, one seed": ([SeedSample(0.5, np.array([0.5, 0.6, np.inf]))], 20, "too few prompts"),
+}
+
+
+@pytest.mark.parametrize(("samples", "num_prompts", "reason"), NO_INTERVALS.values(), ids=NO_INTERVALS.keys())
+def test_where_the_spread_is_unknown_there_is_no_interval_but_a_reason(samples, num_prompts, reason):
+    estimate = estimated(samples, num_prompts=num_prompts)
+    assert estimate.value == pytest.approx(np.mean([sample.value for sample in samples]))
+    assert estimate.interval() is estimate.ci_low is estimate.ci_high is None
+    assert estimate.p_value() is estimate.smallest_detectable(alpha=0.05) is None
+    assert reason in estimate.reason
+
+
+def test_a_few_infinite_resamples_leave_an_interval_whose_tails_are_not_guessed():
+    replicates = np.append(np.linspace(0.4, 0.6, 1999), np.inf)
+    estimate = estimated([SeedSample(0.5, replicates)])
+    assert estimate.ci_high < 0.6
+    assert estimate.interval(1e-9) is None
+    assert 1e-4 < estimate.p_value(0.0) < 0.01
+    assert estimate.smallest_detectable(alpha=0.05) is None
+
+
+def test_far_tails_of_few_seeds_go_beyond_the_resamples():
+    estimate = values_only(np.arange(1.0, 9.0))  # every resample is at least 1
+    assert estimate.interval(1e-4)[0] < 1
+    assert 1e-5 < estimate.p_value(0.0) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("samples", "num_prompts", "error", "message"),
+    [
+        ([], None, DataError, "got 0 seeds"),
+        ([SeedSample(x, None) for x in (0.1, np.nan, np.inf)], None, DataError, "3 seeds, 2 of them"),
+        ([SeedSample(0.1, np.ones(3)), SeedSample(0.1, None)], 5, DataError, r"\[3, None\] replicates"),
+        ([SeedSample(0.1, np.ones(3)), SeedSample(0.1, np.ones(4))], 5, DataError, r"\[3, 4\] replicates"),
+        ([SeedSample(0.1, np.ones(3))], None, ConfigError, "num_prompts=None"),
+    ],
+)
+def test_measurements_that_do_not_fit_together_are_refused(samples, num_prompts, error, message):
+    with pytest.raises(error, match=message):
+        estimated(samples, num_prompts=num_prompts)
+
+
+@pytest.mark.parametrize("num_seeds", [2, 3, 7])
+@pytest.mark.parametrize("alpha", [0.05, 0.01])
+def test_the_smallest_effect_of_one_component_is_that_of_the_non_central_t(num_seeds, alpha):
+    values = np.random.default_rng(1).normal(size=num_seeds)
+    effect = values_only(values).smallest_detectable(alpha=alpha, power=0.8) / stats.sem(values)
+    power = stats.nct.sf(stats.t.isf(alpha / 2, num_seeds - 1), num_seeds - 1, effect)
+    assert power == pytest.approx(0.8, abs=0.003)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("num_seeds", "prompt_sd", "tolerance"),
+    # The bootstrap's standard error over 9 seeds is taken for a t statistic's, which is only about right.
+    [(3, 0.0, 0.02), (3, 0.8, 0.02), (5, 2.0, 0.02), (9, 0.0, 0.04), (9, 0.3, 0.04)],
+)
+def test_the_smallest_effect_is_seen_in_four_experiments_of_five(num_seeds, prompt_sd, tolerance):
+    rng = np.random.default_rng(num_seeds)
+    noise = rng.normal(size=400)
+    noise = prompt_sd * (noise - noise.mean()) / noise.std()
+
+    def experiment(values, seed=0):
+        samples = [SeedSample(float(value), value + noise if prompt_sd else None) for value in values]
+        return estimated(samples, num_prompts=1000 if prompt_sd else None, num_resamples=2000, seed=seed)
+
+    typical = stats.norm.ppf((np.arange(num_seeds) + 0.5) / num_seeds)
+    effect = experiment(typical / typical.std(ddof=1)).smallest_detectable(alpha=0.05)
+    seen, trials = 0, 4000
+    for trial in range(trials):
+        values = effect + rng.normal(size=num_seeds) + prompt_sd * rng.normal()
+        seen += experiment(values, trial).ci_low > 0
+    assert seen / trials == pytest.approx(0.8, abs=tolerance)  # 0.006 is one standard error
+
+
+@pytest.mark.parametrize(("alpha", "power"), [(0.0, 0.8), (0.9, 0.8), (0.05, 1.0), (np.nan, 0.8)])
+def test_impossible_rates_are_refused(alpha, power):
+    with pytest.raises(ConfigError, match="smallest_detectable got"):
+        values_only([0.1, 0.2]).smallest_detectable(alpha=alpha, power=power)
+
+
+def test_holm_known_values():
+    assert holm([0.01, 0.02, 0.03, 0.04, 0.05]) == pytest.approx([0.05, 0.08, 0.09, 0.09, 0.09])
+    assert holm([0.2, 0.01, 0.9]) == pytest.approx([0.4, 0.03, 0.9])
+    assert holm([]) == []
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.floats(0.001, 0.5), st.randoms())
+@settings(max_examples=100)
+def test_holm_is_its_sequential_procedure(p_values, alpha, random):
+    adjusted = holm(p_values)
+    rejected: list[int] = []
+    for step, index in enumerate(np.argsort(p_values, kind="stable")):
+        if (len(p_values) - step) * p_values[index] >= alpha:
+            break
+        rejected.append(int(index))
+    assert {i for i, p in enumerate(adjusted) if p < alpha} == set(rejected)
+    assert all(p <= a <= min(1.0, len(p_values) * p) for p, a in zip(p_values, adjusted, strict=True))
+    order = random.sample(range(len(p_values)), len(p_values))
+    assert holm([p_values[i] for i in order]) == [adjusted[i] for i in order]
+
+
+def around(centre):
+    """Three seeds with standard error 0.01: the 95 % interval is centre -/+ 0.043."""
+    return values_only([centre - 0.01 * 3**0.5, centre, centre + 0.01 * 3**0.5])
+
+
+@pytest.mark.parametrize(
+    ("centre", "direction", "verdict", "said"),
+    [
+        (0.1, "above", "supported", "lies above the threshold"),
+        (0.1, "below", "refuted", "lies above the threshold"),
+        (-0.1, "above", "refuted", "lies below the threshold"),
+        (-0.1, "below", "supported", "lies below the threshold"),
+        (0.06, "above", "inconclusive", "includes the threshold"),
+        (0.06, "below", "inconclusive", "includes the threshold"),
+        (0.02, "above", "inconclusive", "includes the threshold"),
+    ],
+)
+def test_a_verdict_is_the_side_of_the_interval(centre, direction, verdict, said):
+    judgement = judge({"H1": (Claim("H1", direction, 0.02), around(centre))})["H1"]
+    assert judgement.verdict == verdict
+    assert said in judgement.reason
+    assert judgement.p == judgement.p_holm == around(centre).p_value(0.02)
+    assert judgement.smallest_detectable == around(0).smallest_detectable(alpha=0.05)
+
+
+def test_holm_takes_back_what_one_claim_alone_would_have_supported():
+    claim, unknown = Claim("gain", "above", 0.0), estimated([SeedSample(0.4, None)], num_prompts=None)
+    alone = judge({"gain": (claim, around(0.05))})["gain"]
+    assert (alone.verdict, alone.p) == ("supported", pytest.approx(0.0377, abs=1e-4))
+    # A claim that could not be tested was registered all the same, and counts.
+    both = judge({"gain": (claim, around(0.05)), "lost": (Claim("lost", "above", 0.0), unknown)})
+    assert both["gain"].verdict == "inconclusive"
+    assert both["gain"].p_holm == pytest.approx(2 * alone.p)
+    assert "but not after Holm's correction over 2 hypotheses" in both["gain"].reason
+    assert both["gain"].smallest_detectable == around(0).smallest_detectable(alpha=0.025)
+    assert (both["lost"].verdict, both["lost"].p, both["lost"].p_holm) == ("inconclusive", None, None)
+    assert "No interval: one seed" in both["lost"].reason
+    sure = judge({"gain": (claim, around(0.2)), "lost": (claim, unknown)})["gain"]
+    assert sure.verdict == "supported"
+    assert "also after Holm's correction over 2 hypotheses" in sure.reason
+
+
+def test_stricter_alpha_speaks_of_its_own_interval():
+    judged = judge({"H": (Claim("H", "above", 0.0), around(0.05))}, alpha=0.01)["H"]
+    assert judged.verdict == "inconclusive"
+    assert "The 99 % interval includes" in judged.reason
+
+
+def test_judge_of_nothing_and_of_impossible_rates():
+    assert judge({}) == {}
+    with pytest.raises(ConfigError, match="alpha=5"):
+        judge({}, alpha=5)

@@ -1,0 +1,174 @@
+"""Train, save, reload and score over the Hugging Face classes that reward models are made of, with and without LoRA.
+
+Each architecture is built small from its own config class, saved as its makers publish it (without a reward head), and
+from then on known by its folder alone.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+
+from rmcore.config.pipeline import LoraSettings, ModelConfig, TrainConfig
+from rmcore.core.tracking import MemoryTracker
+from rmcore.data.pair import PreferencePair
+from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.models.tiny import tiny_tokenizer
+from rmcore.training.loop import Trainer
+
+CPU = torch.device("cpu")
+MAX_SEQ_LEN = 96
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+GROUPED = {"num_key_value_heads": 2}
+WORDS = ("pear", "fig", "plum", "kiwi", "lemon", "peach", "grape", "melon")
+PAIRS = [
+    PreferencePair(pair_id=word, prompt=f"Name a {word}", chosen=f"Gladly: {word}", rejected=f"No, {word} is dull")
+    for word in WORDS
+]
+PROMPTS = ["Name a pear", "Name a fig", "Name a fruit and say why it is good " * 4]
+RESPONSES = ["Gladly: pear", "No, fig is a dull fruit", "plum"]
+
+
+@cache
+def qwen_tokenizer() -> hf.PreTrainedTokenizerBase:
+    return tiny_tokenizer()
+
+
+@cache
+def causal_tokenizer() -> hf.PreTrainedTokenizerBase:
+    """The tokenizer of `tiny` without Qwen2's class, which other model types do not load."""
+    source = qwen_tokenizer()
+    return hf.PreTrainedTokenizerFast(
+        tokenizer_object=source.backend_tokenizer,
+        pad_token=source.pad_token,
+        eos_token=source.eos_token,
+        chat_template=source.chat_template,
+    )
+
+
+def _encoder_tokenizer(inner: Tokenizer, trainer: Any) -> hf.PreTrainedTokenizerBase:
+    inner.train_from_iterator([*PROMPTS, *RESPONSES, "Prompt: Response: the quick brown fox jumps"], trainer)
+    ends = [(token, inner.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
+    inner.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
+    return hf.PreTrainedTokenizerFast(
+        tokenizer_object=inner, unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]", pad_token="[PAD]"
+    )
+
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+@cache
+def wordpiece_tokenizer() -> hf.PreTrainedTokenizerBase:
+    inner = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    inner.normalizer, inner.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.BertPreTokenizer()
+    return _encoder_tokenizer(inner, trainers.WordPieceTrainer(vocab_size=300, special_tokens=SPECIAL))
+
+
+@cache
+def unigram_tokenizer() -> hf.PreTrainedTokenizerBase:
+    inner = Tokenizer(models.Unigram())
+    inner.pre_tokenizer = pre_tokenizers.Metaspace()
+    trainer = trainers.UnigramTrainer(vocab_size=300, special_tokens=SPECIAL, unk_token="[UNK]")
+    return _encoder_tokenizer(inner, trainer)
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """How to build the published model: config class, settings, model class, tokenizer."""
+
+    config: type[hf.PretrainedConfig]
+    settings: dict[str, Any]
+    published: type[hf.PreTrainedModel]
+    tokenizer: Callable[[], hf.PreTrainedTokenizerBase]
+    gradient_checkpointing: bool = False
+
+    def build(self, folder: Path) -> None:
+        tokenizer = self.tokenizer()
+        config = self.config(
+            vocab_size=len(tokenizer),
+            pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            max_position_embeddings=MAX_SEQ_LEN,
+            **SMALL,
+            **self.settings,
+        )
+        torch.manual_seed(0)
+        self.published(config).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+
+DISENTANGLED = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 16}
+DISENTANGLED |= {"max_relative_positions": -1, "share_att_key": True, "norm_rel_ebd": "layer_norm"}
+ARCHITECTURES = {
+    "qwen2": Architecture(hf.Qwen2Config, GROUPED, hf.Qwen2ForCausalLM, qwen_tokenizer, True),
+    "llama": Architecture(hf.LlamaConfig, GROUPED, hf.LlamaForCausalLM, causal_tokenizer),
+    "gpt_neox": Architecture(hf.GPTNeoXConfig, {}, hf.GPTNeoXForCausalLM, causal_tokenizer, True),
+    "gemma": Architecture(hf.GemmaConfig, GROUPED | {"head_dim": 8}, hf.GemmaForCausalLM, causal_tokenizer),
+    "bert": Architecture(hf.BertConfig, {}, hf.BertForMaskedLM, wordpiece_tokenizer, True),  # without a pooler
+    "deberta_v2": Architecture(hf.DebertaV2Config, DISENTANGLED, hf.DebertaV2Model, unigram_tokenizer, True),
+}
+
+
+def frozen(rm: BradleyTerryRM) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in rm.model.named_parameters() if not p.requires_grad}
+
+
+def plain_rewards(rm: BradleyTerryRM, folder: Path) -> np.ndarray:
+    """Rewards by the Hugging Face classes alone, in one padded batch; then one by one, which must agree."""
+    model = hf.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = hf.AutoTokenizer.from_pretrained(folder)
+    sides = [side.ids for side in rm.renderer.tokenize_sides(list(zip(PROMPTS, RESPONSES, strict=True)))]
+    assert len({len(side) for side in sides}) == len(sides)
+    with torch.inference_mode():
+        together = model(**tokenizer.pad({"input_ids": sides}, return_tensors="pt")).logits[:, 0].numpy()
+        alone = [model(input_ids=torch.tensor([side])).logits.item() for side in sides]
+    np.testing.assert_allclose(together, alone, atol=5e-6)
+    return together
+
+
+@pytest.mark.parametrize("lora", [None, LoraSettings(rank=4)], ids=["full", "lora"])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_trained_saved_and_reloaded_it_gives_the_same_rewards(name, lora, tmp_path):
+    architecture = ARCHITECTURES[name]
+    architecture.build(tmp_path / "base")
+    config = ModelConfig(name=str(tmp_path / "base"), max_seq_len=MAX_SEQ_LEN, lora=lora)
+    rm = BradleyTerryRM.new(config, seed=0, device=CPU)
+    before = frozen(rm)
+    assert bool(before) == (lora is not None)
+    tracker = MemoryTracker()
+    settings = {"steps": 20, "lr": 3e-3, "pairs_per_step": 8, "warmup_steps": 0, "log_every": 1, "schedule": "constant"}
+    Trainer(
+        rm,
+        TrainConfig(**settings, gradient_checkpointing=architecture.gradient_checkpointing),
+        train=rm.renderer.tokenize_pairs(PAIRS),
+        validation=[],
+        folder=tmp_path / "run",
+        tracker=tracker,
+        seed=0,
+    ).run()
+    losses = [values["train/loss"] for _, values in tracker.rows]
+    assert len(losses) == 20
+    assert losses[-1] < 0.8 * losses[0]
+    assert all(torch.equal(value, before[key]) for key, value in frozen(rm).items())
+
+    live = rm.score(PROMPTS, RESPONSES)
+    assert np.ptp(live) > 1e-3
+    best = tmp_path / "run" / "best"
+    reloaded = BradleyTerryRM.from_pretrained(best, device="cpu")
+    assert not reloaded.has_adapters
+    np.testing.assert_allclose(reloaded.score(PROMPTS, RESPONSES), live, atol=1e-6 if lora is None else 1e-5, rtol=1e-5)
+    np.testing.assert_allclose(plain_rewards(rm, best), live, atol=1e-5, rtol=1e-5)
+    assert (best / "adapter").is_dir() == (lora is not None)
+    if lora is not None:
+        adapted = BradleyTerryRM.from_pretrained(best / "adapter", device="cpu")
+        assert adapted.has_adapters
+        assert np.array_equal(adapted.score(PROMPTS, RESPONSES), live)

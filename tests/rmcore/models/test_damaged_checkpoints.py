@@ -1,0 +1,209 @@
+"""A damaged model folder is refused with a named error, or gives the rewards of the whole one: never a traceback."""
+
+import json
+import resource
+import shutil
+import struct
+from contextlib import contextmanager, suppress
+
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForSequenceClassification
+
+from rmcore.core.errors import DataError, ModelError, RmcoreError, StoreError
+from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.models.tiny import tiny_tokenizer
+from rmcore.models.weight_index import INDEX_FILE
+from rmcore.training.checkpoint import save_checkpoint
+
+PROMPTS, RESPONSES = ["What is 2 + 2?", "Hello"], ["It is 4.", "no"]
+GONE = object()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A trained model's folder in two shards, of few weights: it is copied and loaded often."""
+    folder = tmp_path_factory.mktemp("checkpoint") / "whole"
+    tokenizer = tiny_tokenizer()
+    torch.manual_seed(0)
+    shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = Qwen2Config(
+        vocab_size=len(tokenizer), num_key_value_heads=1, num_labels=1, pad_token_id=tokenizer.pad_token_id, **shape
+    )
+    model = Qwen2ForSequenceClassification(config)
+    model.save_pretrained(folder, max_shard_size="32KB")
+    tokenizer.save_pretrained(folder)
+    BradleyTerryRM.from_pretrained(folder, device="cpu", max_seq_len=32).save_text(folder)
+    assert (folder / INDEX_FILE).is_file()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def rewards(whole):
+    return rewards_of(whole)
+
+
+def rewards_of(folder):
+    return BradleyTerryRM.from_pretrained(folder, device="cpu").score(PROMPTS, RESPONSES).tolist()
+
+
+def only_named(folder, rewards):
+    """Either it is refused, in words, or nothing is lost."""
+    with suppress(RmcoreError):
+        assert rewards_of(folder) == pytest.approx(rewards, abs=1e-5)
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def make_folder(path):
+    path.unlink()
+    path.mkdir()
+
+
+def dangle(path):
+    path.unlink()
+    path.symlink_to("nowhere")
+
+
+FILES = ["config.json", "tokenizer_config.json", "rm_rendering.json", INDEX_FILE, "weights"]
+DAMAGES = {
+    "gone": lambda path: path.unlink(),
+    "empty": lambda path: path.write_bytes(b""),
+    "cut": cut,
+    "garbage": lambda path: path.write_bytes(b"\xff\x00garbage\xfe" * 9),
+    "list": lambda path: path.write_text("[]"),
+    "null": lambda path: path.write_text("null"),
+    "number": lambda path: path.write_text("7"),
+    "object": lambda path: path.write_text("{}"),
+    "nested": lambda path: path.write_text("[" * 20_000 + "]" * 20_000),
+    "a folder": make_folder,
+    "link to nothing": dangle,
+}
+CASES = [(file, damage) for file in FILES for damage in DAMAGES]
+# Most texts are templates, and none is: it says how a dialogue is written, and nobody can know that it was another way.
+CASES += [("chat_template.jinja", damage) for damage in ("cut", "garbage")]
+# A tokenizer.json that is not there makes transformers look for other files for many seconds.
+CASES += [("tokenizer.json", damage) for damage in ("empty", "cut", "garbage", "list", "null", "number", "object")]
+
+
+@pytest.mark.parametrize(("file", "damage"), CASES)
+def test_a_damaged_file_is_refused_or_does_not_matter(whole, rewards, tmp_path, file, damage):
+    folder = tmp_path / "model"
+    shutil.copytree(whole, folder)
+    DAMAGES[damage](next(folder.glob("model-00001*")) if file == "weights" else folder / file)
+    only_named(folder, rewards)
+
+
+ODD = {"null": None, "minus": -1, "text": "x", "list": [1], "object": {"a": 1}, "huge": 10**30, "gone": GONE}
+FIELDS = {
+    "config.json": ["model_type", "architectures", "hidden_size", "vocab_size", "num_hidden_layers", "id2label"],
+    "rm_rendering.json": ["format", "max_seq_len", "render_fn"],
+    "tokenizer_config.json": ["tokenizer_class", "extra_special_tokens", "model_max_length"],
+    "tokenizer.json": ["added_tokens", "pre_tokenizer", "model"],
+}
+
+
+@pytest.mark.parametrize("value", ODD)
+@pytest.mark.parametrize(("file", "field"), [(file, field) for file, fields in FIELDS.items() for field in fields])
+def test_a_field_of_the_wrong_kind_is_refused_or_does_not_matter(whole, rewards, tmp_path, file, field, value):
+    folder = tmp_path / "model"
+    shutil.copytree(whole, folder)
+    changed = json.loads((folder / file).read_text()) | {field: ODD[value]}
+    (folder / file).write_text(json.dumps({name: one for name, one in changed.items() if one is not GONE}))
+    only_named(folder, rewards)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for",
+        "{{ messages|unknown }}",
+        "{{ nobody.knows.this }}",
+        "{{ 1 / 0 }}",
+        "{{ messages + 1 }}",
+        "{{ messages.foo() }}",
+        "{% import 'x' as y %}",
+        "{{ raise_exception('no') }}",
+    ],
+)
+def test_a_template_that_fails_is_named(whole, tmp_path, template):
+    folder = tmp_path / "model"
+    shutil.copytree(whole, folder)
+    (folder / "chat_template.jinja").write_text(template)
+    with pytest.raises(DataError, match="template"):
+        rewards_of(folder)
+
+
+def change_header(change):
+    def damage(folder):
+        path = next(folder.glob("model-00001*"))
+        content = path.read_bytes()
+        (length,) = struct.unpack("<Q", content[:8])
+        header = json.loads(content[8 : 8 + length])
+        header.pop("__metadata__")
+        change(header, next(iter(header)))
+        text = json.dumps(header).encode()
+        path.write_bytes(struct.pack("<Q", len(text)) + text + content[8 + length :])
+
+    return damage
+
+
+def map_all_to(place):
+    def damage(folder):
+        shutil.copy(next(folder.glob("model-00001*")), folder.parent / "outside.safetensors")
+        path = folder / INDEX_FILE
+        listed = json.loads(path.read_text())
+        listed["weight_map"] = dict.fromkeys(listed["weight_map"], place.format(folder.parent))
+        path.write_text(json.dumps(listed))
+
+    return damage
+
+
+def link_out(folder):
+    path = next(folder.glob("model-00001*"))
+    path.rename(folder.parent / "outside.safetensors")
+    path.symlink_to(folder.parent / "outside.safetensors")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(change_header(lambda header, name: header[name].update(shape=[1])), id="shape"),
+        pytest.param(change_header(lambda header, name: header[name].update(dtype="F99")), id="type"),
+        pytest.param(change_header(lambda header, name: header[name].update(data_offsets=[0, 10**18])), id="offsets"),
+        pytest.param(change_header(lambda header, name: header.update(other=header.pop(name))), id="name"),
+        pytest.param(map_all_to("../outside.safetensors"), id="index leads up"),
+        pytest.param(map_all_to("{}/outside.safetensors"), id="index leads to a path"),
+        pytest.param(link_out, id="index leads to a link out"),
+        pytest.param(map_all_to("absent.safetensors"), id="index names what is not there"),
+    ],
+)
+def test_weights_that_are_not_the_folders_own_are_refused(whole, tmp_path, damage):
+    folder = tmp_path / "model"
+    shutil.copytree(whole, folder)
+    damage(folder)
+    with pytest.raises(ModelError):
+        rewards_of(folder)
+
+
+@contextmanager
+def largest_file(num_bytes):
+    """No file of this process may grow beyond that: as on a disk that is full, the system refuses to write."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("limit", [1_000, 40_000], ids=["the weights do not fit", "the tokenizer does not fit"])
+def test_a_full_disk_is_named_and_leaves_the_checkpoint_before_it(whole, tmp_path, limit):
+    rm = BradleyTerryRM.from_pretrained(whole, device="cpu")
+    (tmp_path / "best").mkdir()
+    (tmp_path / "best" / "before").touch()
+    with largest_file(limit), pytest.raises((StoreError, OSError), match=r"could not be written|File too large"):
+        save_checkpoint(rm, tmp_path / "best")
+    assert [path.name for path in tmp_path.rglob("*")] == ["best", "before"]

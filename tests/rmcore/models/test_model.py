@@ -1,0 +1,193 @@
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForSequenceClassification
+
+from rmcore.config.pipeline import ModelConfig
+from rmcore.core.errors import ConfigError, ModelError
+from rmcore.data.rendering import RENDERING_FILE
+from rmcore.ensembles.score import score_pairs_table, score_responses_table
+from rmcore.models.loading import load_tokenizer, pick_device, resolve_model
+from rmcore.models.reward_model import BradleyTerryRM
+
+CPU = torch.device("cpu")
+PROMPTS = ["What is 2 + 2?", "Sort: pear, fig", "Name a fruit and say why it is good " * 4]
+RESPONSES = ["4", "fig, pear. Of course, gladly.", "lemon"]
+
+
+def test_one_by_one_and_in_a_batch_a_reward_is_the_same(rm):
+    together = rm.score(PROMPTS, RESPONSES)
+    alone = np.concatenate([rm.score([p], [r]) for p, r in zip(PROMPTS, RESPONSES, strict=True)])
+    np.testing.assert_allclose(together, alone, atol=2e-6)
+
+
+def test_order_of_the_result_is_the_order_of_the_input(rm):
+    order = [2, 0, 1]
+    shuffled = rm.score([PROMPTS[i] for i in order], [RESPONSES[i] for i in order])
+    np.testing.assert_allclose(shuffled, rm.score(PROMPTS, RESPONSES)[order], atol=2e-6)
+
+
+def test_score_pair_is_the_margin_and_turns_its_sign(rm):
+    rewards = rm.score([PROMPTS[0]] * 2, ["4", "5"])
+    assert rm.score_pair(PROMPTS[0], "4", "5") == pytest.approx(rewards[0] - rewards[1], abs=1e-6)
+    assert rm.score_pair(PROMPTS[0], "5", "4") == pytest.approx(-rm.score_pair(PROMPTS[0], "4", "5"), abs=1e-6)
+
+
+def test_a_saved_model_is_a_plain_hugging_face_folder_with_the_same_rewards(rm, tmp_path):
+    rm.save(tmp_path)
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    assert model.config.problem_type == "regression"
+    texts = [rm.renderer.render(p, r) for p, r in zip(PROMPTS, RESPONSES, strict=True)]
+    with torch.inference_mode():
+        batch = tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False)
+        rewards = model(**batch).logits[:, 0].numpy()
+    np.testing.assert_allclose(rewards, rm.score(PROMPTS, RESPONSES), atol=2e-6)
+    reloaded = BradleyTerryRM.from_pretrained(tmp_path, device="cpu")
+    assert np.array_equal(reloaded.score(PROMPTS, RESPONSES), rm.score(PROMPTS, RESPONSES))
+    assert reloaded.renderer.rendering == rm.renderer.rendering
+
+
+def test_a_new_head_depends_on_the_seed_only_and_the_callers_random_numbers_are_left_alone():
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    first = BradleyTerryRM.new(ModelConfig(name="tiny"), seed=1, device=CPU)
+    assert torch.equal(torch.rand(3), expected)
+    second = BradleyTerryRM.new(ModelConfig(name="tiny"), seed=1, device=CPU)
+    other = BradleyTerryRM.new(ModelConfig(name="tiny"), seed=2, device=CPU)
+    assert torch.equal(first.model.score.weight, second.model.score.weight)
+    assert not torch.equal(first.model.score.weight, other.model.score.weight)
+
+
+@pytest.fixture
+def encoder_folder(tiny_folder, tmp_path):
+    """A small BERT without a reward head yet, with the tiny tokenizer."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny_folder)
+    tokenizer.save_pretrained(tmp_path)
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=48,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    BertForSequenceClassification(config).bert.save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_a_backbone_gets_a_head_with_one_label(encoder_folder):
+    rm = BradleyTerryRM.new(ModelConfig(name=str(encoder_folder), max_seq_len=48), seed=0, device=CPU)
+    assert rm.model.config.num_labels == 1
+    assert rm.score(PROMPTS, RESPONSES).shape == (3,)
+
+
+def test_a_backbone_without_head_cannot_score(encoder_folder):
+    with pytest.raises(ModelError, match="no reward head, so its rewards would be random"):
+        BradleyTerryRM.from_pretrained(encoder_folder)
+
+
+def test_two_labels_are_refused(encoder_folder):
+    config = json.loads((encoder_folder / "config.json").read_text())
+    config |= {"architectures": ["BertForSequenceClassification"], "id2label": {"0": "bad", "1": "good"}}
+    (encoder_folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="classifier with 2 labels"):
+        BradleyTerryRM.new(ModelConfig(name=str(encoder_folder), max_seq_len=48), seed=0, device=CPU)
+
+
+def test_more_tokens_than_positions_are_refused_with_the_limit(encoder_folder):
+    with pytest.raises(ConfigError, match=r"max_seq_len=49.*positions for 48 tokens"):
+        BradleyTerryRM.new(ModelConfig(name=str(encoder_folder), max_seq_len=49), seed=0, device=CPU)
+
+
+@pytest.mark.parametrize("damage", ["absent", "no weights", "pickled weights", "truncated weights"])
+def test_a_folder_that_is_no_model_is_one_clear_error(rm, tmp_path, damage):
+    folder = tmp_path / "model"
+    if damage != "absent":
+        rm.save(folder)
+        weights = folder / "model.safetensors"
+        if damage == "truncated weights":
+            weights.write_bytes(weights.read_bytes()[:1000])
+        else:
+            weights.unlink()
+        if damage == "pickled weights":
+            torch.save(rm.model.state_dict(), folder / "pytorch_model.bin")
+    with pytest.raises(ModelError, match="could not be loaded"):
+        BradleyTerryRM.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("name", ["tiny", "minilm"])
+def test_a_tokenizer_that_loses_text_is_refused(tiny_folder, tmp_path, name):
+    """Without its vocabulary transformers makes an empty tokenizer, which gives every text the same few tokens."""
+    source = tiny_folder if name == "tiny" else Path(resolve_model(name))
+    for file in ("config.json", "tokenizer_config.json", "special_tokens_map.json"):
+        if (source / file).is_file():
+            shutil.copy(source / file, tmp_path)
+    assert load_tokenizer(str(source))("text").input_ids
+    with pytest.raises(ModelError, match=r"loses text.*Restore tokenizer\.json"):
+        load_tokenizer(str(tmp_path))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_weights_that_are_not_finite_are_refused_by_name(rm, tmp_path, value):
+    rm.save(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["model.layers.1.mlp.up_proj.weight"][3, 4] = value
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"NaN or infinity in model\.layers\.1\.mlp\.up_proj\.weight, 1 tensors"):
+        BradleyTerryRM.from_pretrained(tmp_path, device="cpu")
+
+
+def test_rewards_that_are_not_finite_are_refused_with_their_rows(tiny_folder, gold_pairs):
+    rm = BradleyTerryRM.new(ModelConfig(name=str(tiny_folder)), seed=0, device=CPU)
+    with torch.no_grad():
+        rm.model.score.weight.fill_(3e38)  # finite, and the sum is not
+    with pytest.raises(ModelError, match=r"3 of 3 rewards are not finite \(response 0, response 1, response 2\)"):
+        rm.score(PROMPTS, RESPONSES)
+    named = f"chosen of pair {gold_pairs[0].pair_id}, rejected of pair {gold_pairs[0].pair_id}"
+    with pytest.raises(ModelError, match=rf"4 of 4 rewards are not finite \({named}"):
+        score_pairs_table(rm, gold_pairs[:2])
+    with pytest.raises(ModelError, match=r"not finite \(row 1, row 2\)"):
+        score_responses_table(rm, [("a", "b"), ("c", "d")])
+
+
+def test_tiny_itself_is_untrained():
+    with pytest.raises(ModelError, match="untrained"):
+        BradleyTerryRM.from_pretrained("tiny")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_cuda_without_a_gpu_is_refused():
+    with pytest.raises(ConfigError, match="no GPU"):
+        pick_device("cuda")
+
+
+def test_a_model_trained_elsewhere_has_no_record_and_gets_a_default(rm, tmp_path):
+    rm.save(tmp_path)
+    (tmp_path / RENDERING_FILE).unlink()
+    loaded = BradleyTerryRM.from_pretrained(tmp_path, device="cpu")
+    assert loaded.renderer.rendering.format == "chat"
+    assert loaded.renderer.rendering.max_seq_len == 1024
+
+
+def test_a_checkpoint_that_lacks_its_head_is_refused(rm, tmp_path):
+    rm.save(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["score.weight"]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"lacks the weights score\.weight"):
+        BradleyTerryRM.from_pretrained(tmp_path, device="cpu")
+
+
+def test_a_damaged_rendering_record_is_a_clear_error(rm, tmp_path):
+    rm.save(tmp_path)
+    (tmp_path / "rm_rendering.json").write_text('{"format": "chat"')
+    with pytest.raises(ModelError, match=r"rm_rendering\.json is damaged"):
+        BradleyTerryRM.from_pretrained(tmp_path, device="cpu")

@@ -1,0 +1,177 @@
+"""Attention of packed rows against a dense mask written down from the definition; the varlen kernel's index as well.
+
+The kernel itself runs on a GPU only. Here a plain float64 loop stands in for it, with the kernel's own rules: lengths
+as cumulative sums, a causal mask aligned at the ends of queries and keys, all three tensors of one float type.
+"""
+
+from inspect import signature
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.attention.varlen import varlen_attn
+
+import rmcore.models.packing.attention as module
+from rmcore.core.errors import ModelError
+from rmcore.models.packing.attention import packed_attention
+from rmcore.models.packing.layout import Packing, pack_sides
+
+DIM, VALUE_DIM = 4, 3
+SIDE = st.lists(st.integers(0, 1), min_size=1, max_size=6)
+GROUPS = st.lists(st.lists(SIDE, min_size=1, max_size=4), min_size=1, max_size=4)
+
+
+def plan_of(groups, *, causal, kernel="varlen"):
+    sides = [side for group in groups for side in group]
+    places = iter(range(len(sides)))
+    return pack_sides(sides, [[next(places) for _ in group] for group in groups], Packing(causal, kernel)).plan
+
+
+def visible(plan):
+    """(T, T) bool: a token sees what precedes it in its own group that is shared prefix or its own side."""
+    owners = []  # (group, side) of each token; side -1 is the prefix
+    for number, (prefix, *lengths) in enumerate(plan.groups):
+        owners += [(number, -1)] * prefix
+        owners += [(number, side) for side, length in enumerate(lengths) for _ in range(length)]
+    sees = torch.zeros(len(owners), len(owners), dtype=torch.bool)
+    for i, (group, side) in enumerate(owners):
+        for j, (other_group, other_side) in enumerate(owners):
+            sees[i, j] = group == other_group and other_side in (-1, side) and (j <= i or not plan.causal)
+    return sees
+
+
+def dense(query, key, value, sees, scaling):
+    """(1, T, heads, D) of (1, heads, T, D) with keys of fewer heads, in the tensors' own precision."""
+    repeats = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
+    scores = (query @ key.transpose(-1, -2)) * (DIM**-0.5 if scaling is None else scaling)
+    return (scores.masked_fill(~sees, -torch.inf).softmax(-1) @ value).transpose(1, 2)
+
+
+def varlen_reference(
+    query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale=None, window_size=(-1, -1), enable_gqa=False
+):
+    """What torch's kernel computes, sequence by sequence."""
+    assert query.dtype == key.dtype == value.dtype
+    assert all(tensor.is_contiguous() for tensor in (query, key, value))
+    assert cu_seq_q.dtype == cu_seq_k.dtype == torch.int32
+    assert cu_seq_q[0] == cu_seq_k[0] == 0
+    assert (cu_seq_q[-1], cu_seq_k[-1]) == (len(query), len(key))
+    assert (cu_seq_q.diff().max(), cu_seq_k.diff().max()) == (max_q, max_k)
+    assert enable_gqa == (query.shape[1] != key.shape[1])
+    repeats = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
+    outputs = []
+    for (a, b), (c, d) in zip(cu_seq_q.unfold(0, 2, 1).tolist(), cu_seq_k.unfold(0, 2, 1).tolist(), strict=True):
+        scores = torch.einsum("qhd,khd->hqk", query[a:b].double(), key[c:d].double())
+        scores = scores * (query.shape[-1] ** -0.5 if scale is None else scale)
+        if window_size == (-1, 0):
+            scores = scores.masked_fill(~torch.ones(b - a, d - c).bool().tril(d - c - (b - a)), -torch.inf)
+        else:
+            assert window_size == (-1, -1)
+        outputs.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), value[c:d].double()))
+    return torch.cat(outputs).to(query.dtype)
+
+
+def without_shared_key_heads(*tensors, scale=None, window_size=(-1, -1)):
+    """The kernel's signature in torch 2.11."""
+    return varlen_reference(*tensors, scale=scale, window_size=window_size)
+
+
+def draw(tokens, heads, key_heads, seed=0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(1, heads, tokens, DIM), (1, key_heads, tokens, DIM), (1, key_heads, tokens, VALUE_DIM)]
+    return [torch.randn(shape, generator=generator, dtype=dtype).requires_grad_() for shape in shapes]
+
+
+def results(function, tensors):
+    """Output and the gradient of a fixed random function of it."""
+    output = function(*tensors)
+    weight = torch.randn(output.shape, generator=torch.Generator().manual_seed(9), dtype=output.dtype)
+    return [output, *torch.autograd.grad((output * weight).sum(), tensors)]
+
+
+@settings(max_examples=60)
+@given(GROUPS, st.booleans(), st.sampled_from([(2, 2), (4, 2), (4, 1)]), st.sampled_from([None, 0.7]))
+def test_attention_by_sequence_is_attention_under_the_dense_mask(groups, causal, heads, scaling):
+    plan = plan_of(groups, causal=causal, kernel="sdpa")
+    sees = visible(plan)
+    tensors = draw(len(sees), *heads)
+    expected = results(lambda *t: dense(*t, sees, scaling), tensors)
+    found = results(lambda *t: packed_attention(SimpleNamespace(), *t, None, packing=plan, scaling=scaling)[0], tensors)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("shared_key_heads", [True, False], ids=["enable_gqa", "torch_2.11"])
+@settings(max_examples=60)
+@given(GROUPS, st.booleans(), st.sampled_from([(2, 2), (4, 2), (4, 1)]), st.sampled_from([None, 0.7]))
+def test_the_varlen_kernel_is_told_the_same(shared_key_heads, groups, causal, heads, scaling):
+    plan = plan_of(groups, causal=causal)
+    sees = visible(plan)
+    tensors = draw(len(sees), *heads)
+    expected = results(lambda *t: dense(*t, sees, scaling), tensors)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "varlen_attn", varlen_reference if shared_key_heads else without_shared_key_heads)
+        patch.setattr(module, "KERNEL_SHARES_KEY_HEADS", shared_key_heads)
+        found = results(
+            lambda *t: packed_attention(SimpleNamespace(), *t, None, packing=plan, scaling=scaling)[0], tensors
+        )
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
+
+
+def test_the_reference_takes_what_the_kernel_takes():
+    theirs, ours = signature(varlen_attn).parameters, signature(varlen_reference).parameters
+    assert list(ours)[:7] == list(theirs)[:7]
+    assert ours.keys() - {"enable_gqa"} <= theirs.keys()
+    assert ("enable_gqa" in theirs) == module.KERNEL_SHARES_KEY_HEADS
+
+
+def test_the_index_copies_keys_only_where_a_prefix_is_shared():
+    assert plan_of([[[1, 1], [0, 0]], [[1]]], causal=True).varlen.key_at is None
+    index = plan_of([[[1, 1, 0], [1, 1, 1]]], causal=True).varlen
+    assert index.key_at.tolist() == [0, 1, 2, 0, 1, 3]
+    assert (index.query_ends.tolist(), index.key_ends.tolist()) == ([0, 3, 4], [0, 3, 6])
+
+
+def test_under_autocast_the_kernel_gets_bfloat16_whatever_the_layer_hands_over():
+    """FlashAttention takes narrow floats only, and rotary positions leave float32 behind."""
+    seen = []
+
+    def kernel(query, key, value, *rest, **options):
+        seen.append({tensor.dtype for tensor in (query, key, value)})
+        return varlen_reference(query, key, value, *rest, **options)
+
+    plan = plan_of([[[1, 1, 0], [1, 1, 1, 0]], [[0, 1]]], causal=True)
+    query, key, value = draw(len(visible(plan)), 2, 2, dtype=torch.float32)
+    with pytest.MonkeyPatch.context() as patch, torch.autocast("cpu", dtype=torch.bfloat16):
+        patch.setattr(module, "varlen_attn", kernel)
+        output, _ = packed_attention(SimpleNamespace(), query, key, value.bfloat16(), None, packing=plan)
+    assert seen == [{torch.bfloat16}]
+    expected = dense(query, key, value, visible(plan), None)
+    torch.testing.assert_close(output.float(), expected, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("term", ["softcap", "s_aux", "position_bias"])
+def test_a_term_that_is_not_computed_is_refused(term):
+    plan = plan_of([[[1, 0]]], causal=True, kernel="sdpa")
+    with pytest.raises(ModelError, match=term):
+        packed_attention(SimpleNamespace(), *draw(2, 2, 2), None, packing=plan, **{term: torch.ones(1)})
+
+
+def test_dropout_of_attention_weights_is_computed_by_sequence_and_refused_by_the_varlen_kernel():
+    tensors = [tensor.detach() for tensor in draw(4, 2, 2)]
+    groups = [[[1, 1, 0], [1, 1, 1]]]
+    by_sequence = plan_of(groups, causal=True, kernel="sdpa")
+    torch.manual_seed(0)
+    drops = [packed_attention(SimpleNamespace(), *tensors, None, packing=by_sequence, dropout=0.5)[0] for _ in range(2)]
+    assert not torch.equal(*drops)
+    mean = sum(
+        packed_attention(SimpleNamespace(), *tensors, None, packing=by_sequence, dropout=0.5)[0] for _ in range(2000)
+    ) / 2000  # fmt: skip
+    torch.testing.assert_close(mean, dense(*tensors, visible(by_sequence), None), rtol=0.1, atol=0.1)
+    with pytest.raises(ModelError, match="dropout"):
+        packed_attention(SimpleNamespace(), *tensors, None, packing=plan_of(groups, causal=True), dropout=0.5)

@@ -1,0 +1,239 @@
+"""Packed rows give the rewards, the loss and the gradients of each side alone, on the classes that can be packed.
+
+Weights are drawn far larger than any initialisation, so that attention and positions matter.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from peft import LoraConfig, TaskType, get_peft_model
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
+
+from rmcore.data.rendering import TokenizedPair, TokenizedSide
+from rmcore.models.batching import collate, pad_rows
+from rmcore.models.packing.attention import ATTENTION
+from rmcore.models.packing.forward import find_packing, packed_rewards, rewards_of
+from rmcore.models.packing.layout import pack_sides
+from rmcore.models.precision import precision_context
+
+PAD, VOCABULARY, LONGEST = 1, 50, 32
+WIDTH = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
+COMMON = {"vocab_size": VOCABULARY, "num_labels": 1, "pad_token_id": PAD, "max_position_embeddings": LONGEST + 2}
+SHAPE = WIDTH | COMMON | {"bos_token_id": None, "eos_token_id": 2}
+GROUPED = {"num_key_value_heads": 2}
+UNDROPPED = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": LONGEST, "vocab_size": VOCABULARY, "num_labels": 1}
+GPT2 |= {"pad_token_id": PAD, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+
+CONFIGS: dict[str, Callable[[], hf.PretrainedConfig]] = {
+    "qwen2": partial(hf.Qwen2Config, **SHAPE, **GROUPED),
+    "llama": partial(hf.LlamaConfig, **SHAPE, **GROUPED),
+    "gpt_neox": partial(hf.GPTNeoXConfig, **SHAPE),  # a quarter of each head rotates; attention and MLP in parallel
+    "gemma": partial(hf.GemmaConfig, **SHAPE, num_key_value_heads=1, head_dim=8),  # heads wider than the model
+    "gpt2": partial(hf.GPT2Config, **GPT2),  # learned positions
+    "bert": partial(hf.BertConfig, **SHAPE, **UNDROPPED),
+    "roberta": partial(hf.RobertaConfig, **SHAPE, **UNDROPPED),  # positions begin behind the pad token's id
+}
+
+
+def tokens(count: int, seed: int) -> list[int]:
+    return torch.randint(3, VOCABULARY, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def pair(name: str, chosen: list[int], rejected: list[int]) -> TokenizedPair:
+    return TokenizedPair(name, TokenizedSide(chosen, 0), TokenizedSide(rejected, 0))
+
+
+PROMPT = tokens(9, 0)
+PAIRS = [
+    pair("usual", PROMPT + tokens(4, 1), PROMPT + tokens(11, 2)),
+    pair("nothing in common", [3, *tokens(6, 3)], [4, *tokens(3, 4)]),
+    pair("all but one token", [*tokens(20, 5), 7], [*tokens(20, 5), 8]),
+    pair("one a prefix of the other", PROMPT, PROMPT + tokens(6, 6)),
+    pair("one token", [5], [5, *tokens(7, 7)]),
+    pair("equal", PROMPT, PROMPT),
+    pair("longest", tokens(LONGEST, 8), tokens(LONGEST - 1, 8)),
+]
+
+
+def set_weights(model: nn.Module) -> None:
+    """Queries and keys that make attention sharp, a head that leaves margins of about one."""
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in model.named_parameters():
+        head = name.split(".")[-2] in ("score", "out_proj", "classifier")
+        if parameter.ndim > 1:
+            spread = 0.1 if head else 0.4
+            parameter.data = spread * torch.randn(parameter.shape, generator=generator).to(parameter)
+        else:
+            parameter.data += 0.2 * torch.randn(parameter.shape, generator=generator).to(parameter)
+
+
+def build(name: str, *, lora: bool = False, checkpointing: bool = False, dtype: torch.dtype = torch.float32) -> Any:
+    torch.manual_seed(0)
+    model: Any = hf.AutoModelForSequenceClassification.from_config(CONFIGS[name]())
+    if lora:
+        config = LoraConfig(task_type=TaskType.SEQ_CLS, r=2, target_modules="all-linear")
+        model = get_peft_model(model, config)
+    set_weights(model)
+    model = model.to(dtype).train()
+    if checkpointing:
+        plain = model.get_base_model() if lora else model
+        if hasattr(plain, "activation_checkpointing_enable"):
+            plain.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+        else:  # transformers before 5.23
+            plain.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model
+
+
+def find(model: Any) -> Any:
+    return find_packing(model, longest_side=LONGEST, precision="fp32", pad_id=PAD)
+
+
+def outcome(model: Any, rewards: Callable[[], tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+    """Rewards (2P,), the loss, and the gradient of every parameter that has one."""
+    model.zero_grad()
+    chosen, rejected = rewards()
+    loss = -logsigmoid(chosen - rejected).sum()
+    loss.backward()
+    found = {name: p.grad.detach().double() for name, p in model.named_parameters() if p.grad is not None}
+    return found | {"rewards": torch.cat([chosen, rejected]).detach().double(), "loss": loss.detach().double()}
+
+
+def packed(model: Any, packing: Any, precision: str = "fp32") -> dict[str, Tensor]:
+    def rewards() -> tuple[Tensor, Tensor]:
+        batch = collate(PAIRS, range(len(PAIRS)), pad_id=PAD, packing=packing)
+        with precision_context(precision, torch.device("cpu")):
+            values = rewards_of(model, batch.rows).float() if precision == "bf16" else rewards_of(model, batch.rows)
+        return values[: len(PAIRS)], values[len(PAIRS) :]
+
+    return outcome(model, rewards)
+
+
+def alone(model: Any, precision: str = "fp32") -> dict[str, Tensor]:
+    """Each side in a row of its own, through the model's own forward."""
+
+    def rewards() -> tuple[Tensor, Tensor]:
+        with precision_context(precision, torch.device("cpu")):
+            values = [
+                torch.cat([rewards_of(model, pad_rows([getattr(pair, side).ids], pad_id=PAD)) for pair in PAIRS])
+                for side in ("chosen", "rejected")
+            ]
+        return (values[0].float(), values[1].float()) if precision == "bf16" else (values[0], values[1])
+
+    return outcome(model, rewards)
+
+
+def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:
+    """Within `tolerance` of each tensor's largest value; what is zero but for rounding, of the largest gradient."""
+    assert found.keys() == expected.keys()
+    floor = 1e-3 * max(float(value.abs().max()) for name, value in expected.items() if name != "rewards")
+    for name, value in expected.items():
+        scale = max(float(value.abs().max()), floor)
+        assert float((found[name] - value).abs().max()) <= tolerance * scale, name
+
+
+KINDS = [pytest.param(False, False, id="plain"), pytest.param(True, False, id="lora")]
+KINDS += [pytest.param(False, True, id="checkpointing"), pytest.param(True, True, id="lora+checkpointing")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("lora", "checkpointing"), KINDS)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_rewards_loss_and_gradients_are_those_of_each_side_alone(name, lora, checkpointing):
+    for dtype, tolerance in ((torch.float64, 1e-6), (torch.float32, 2e-4)):
+        model = build(name, lora=lora, checkpointing=checkpointing, dtype=dtype)
+        expected = alone(model)
+        trained = [n for n, parameter in model.named_parameters() if parameter.requires_grad]
+        assert all(n in expected for n in trained)
+        assert expected["rewards"].std() > 0.05
+        packing = find(model)
+        found = packed(model, packing)
+        assert_equal(found, expected, tolerance)
+        assert_equal(alone(model), expected, 0)  # the padded path is as it was before
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_weights_make_order_and_distant_tokens_matter(name):
+    """Else agreement would prove little."""
+    model = build(name).eval()
+    side = tokens(12, 3)
+    changed = {"order": [side[1], side[0], *side[2:]], "a token far off": [9, *side[1:]]}
+    # An encoder reads the first token, which therefore stays as it is.
+    if name in ("bert", "roberta"):
+        changed = {"order": [*side[:-2], side[-1], side[-2]], "a token far off": [*side[:-1], 9]}
+    with torch.no_grad():
+        base = rewards_of(model, pad_rows([side], pad_id=PAD))
+        for other in changed.values():
+            assert (rewards_of(model, pad_rows([other], pad_id=PAD)) - base).abs() > 1e-3
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_bfloat16_is_as_near_to_the_truth_packed_as_padded(name):
+    model = build(name)
+    truth = alone(model)
+    padded = alone(model, "bf16")
+    found = packed(model, find(model), "bf16")
+
+    def error(result: dict[str, Tensor], names: list[str]) -> float:
+        return float(torch.cat([(result[n] - truth[n]).flatten() for n in names]).norm())
+
+    gradients = [n for n in truth if n not in ("rewards", "loss")]
+    for names in (["rewards"], gradients):
+        assert 0 < error(found, names) < 1.5 * error(padded, names)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_many_answers_to_one_prompt_in_any_arrangement(name):
+    model = build(name, dtype=torch.float64).eval()
+    packing = find(model)
+    sides = [PROMPT + tokens(count, count) for count in (3, 1, 12, 5)] + [[7], [8, 9], PROMPT, tokens(LONGEST, 1)]
+    with torch.no_grad():
+        expected = torch.cat([rewards_of(model, pad_rows([side], pad_id=PAD)) for side in sides])
+        for groups in ([[0, 1, 2, 3, 6], [4], [7, 5]], [[5], [3, 0], [6, 2, 1], [7, 4]], [[i] for i in range(8)]):
+            found = packed_rewards(model, pack_sides(sides, groups, packing))
+            torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_pad_token_in_a_text_means_what_it_means_to_the_model(name):
+    """Causal classes read the last token that is not the pad token, RoBERTa does not count it as a position.
+
+    Texts do hold it: a chat template closes every answer with EOS, and many tokenizers pad with EOS.
+    """
+    model = build(name, dtype=torch.float64).eval()
+    packing = find(model)
+    sides = [[*PROMPT, 5, 6, PAD], [*PROMPT, 7, PAD, PAD], [*PROMPT, PAD], [8, PAD, 9, 10], [*PROMPT, PAD, 9]]
+    with torch.no_grad():
+        expected = torch.cat([rewards_of(model, pad_rows([side], pad_id=PAD)) for side in sides])
+        found = packed_rewards(model, pack_sides(sides, [[0, 1, 2, 4], [3]], packing))
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_a_row_may_be_longer_than_the_model_has_positions():
+    for name in ("gpt2", "bert"):
+        model = build(name).eval()
+        packing = find(model)
+        sides = [tokens(LONGEST, seed) for seed in range(6)]
+        row = pack_sides(sides, [[index] for index in range(6)], packing)
+        assert row.num_tokens == 6 * LONGEST
+        with torch.no_grad():
+            expected = rewards_of(model, pad_rows(sides, pad_id=PAD))
+            torch.testing.assert_close(packed_rewards(model, row), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_trial_leaves_modes_weights_and_random_state_as_they_were():
+    model = build("qwen2")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    find(model)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert model.training
+    assert model.config._attn_implementation == ATTENTION

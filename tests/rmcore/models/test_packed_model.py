@@ -1,0 +1,126 @@
+"""A reward model whose rows are packed: scored, saved, copied and differentiated as any other."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+
+from rmcore.config.pipeline import LoraSettings, ModelConfig
+from rmcore.landscape.operators import LossHessian
+from rmcore.models.batching import pad_pairs
+from rmcore.models.packing.attention import ATTENTION
+from rmcore.models.packing.layout import group_tokens
+from rmcore.models.reward_model import BradleyTerryRM
+
+PROMPT = "Name a fruit that is good in winter, and say in one sentence why you think so."
+ANSWERS = ["Pears.", "Gladly: apples keep well in a cool cellar.", "No.", "A lemon, for tea", "Pears, they are sweet."]
+
+
+@pytest.fixture(params=[None, LoraSettings(rank=4)], ids=["full", "lora"])
+def reward_model(request, tiny_folder):
+    config = ModelConfig(name=str(tiny_folder), max_seq_len=128, lora=request.param)
+    rm = BradleyTerryRM.new(config, seed=0, device=torch.device("cpu"))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        for name, parameter in rm.model.named_parameters():
+            if "lora_B" in name or "score" in name:
+                parameter.data += 0.1 * torch.randn_like(parameter)
+    return rm
+
+
+def padded_rewards(rm, sides):
+    rm.allow_packing = False
+    try:
+        return np.concatenate([rm.score_sides([side]) for side in sides])
+    finally:
+        rm.allow_packing = True
+
+
+def sides_of(rm):
+    """Five answers to one prompt, mixed with sides of other prompts."""
+    requests = [(PROMPT, answer) for answer in ANSWERS] + [("Hello", "Hi"), ("Sort: b, a", "a, b")]
+    sides = rm.renderer.tokenize_sides(requests)
+    return [sides[index] for index in (5, 0, 3, 6, 1, 4, 2)]
+
+
+def test_answers_to_one_prompt_are_scored_together_and_exactly(reward_model):
+    sides = sides_of(reward_model)
+    expected = padded_rewards(reward_model, sides)
+    packing = reward_model.packing()
+    assert packing is not None
+    found = reward_model.score_sides(sides)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    assert np.ptp(found) > 1e-2
+    (chunk,) = reward_model.scoring_chunks(sides, token_budget=8192, precision="fp32")
+    assert sorted([1, 2, 4, 5, 6]) in [sorted(group) for group in chunk]
+    row_tokens = group_tokens([sides[index].ids for index in (1, 2, 4, 5, 6)], packing)
+    assert row_tokens < 0.5 * sum(len(sides[index].ids) for index in (1, 2, 4, 5, 6))
+
+
+@pytest.mark.parametrize("budget", [1, 60, 200])
+def test_the_scoring_budget_does_not_change_a_reward(budget, rm):
+    sides = sides_of(rm)
+    done = []
+    found = rm.score_sides(sides, token_budget=budget, progress=done.append)
+    np.testing.assert_allclose(found, padded_rewards(rm, sides), rtol=1e-4, atol=1e-5)
+    assert done == sorted(done)
+    assert done[-1] == len(sides)
+
+
+def test_what_is_saved_knows_nothing_of_packing(reward_model, tmp_path):
+    sides = sides_of(reward_model)
+    rewards = reward_model.score_sides(sides)
+    reward_model.save(tmp_path)
+    assert reward_model.model.config._attn_implementation == ATTENTION
+    for file in tmp_path.rglob("*.json"):
+        assert ATTENTION not in file.read_text(encoding="utf-8"), file
+    plain = hf.AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
+    assert plain.config._attn_implementation == "sdpa"
+    with torch.inference_mode():
+        alone = [plain(input_ids=torch.tensor([side.ids])).logits.item() for side in sides]
+    np.testing.assert_allclose(rewards, alone, rtol=1e-4, atol=1e-5)
+
+
+def test_a_copy_is_whole_and_independent(reward_model):
+    sides = sides_of(reward_model)
+    rewards = reward_model.score_sides(sides)
+    twin = copy.deepcopy(reward_model)
+    # Weights in a mapped file and in memory lie at other alignments, by which sums may round.
+    np.testing.assert_allclose(twin.score_sides(sides), rewards, rtol=1e-5, atol=1e-6)
+    with torch.no_grad():
+        for parameter in twin.model.parameters():
+            parameter.add_(0.1)
+    assert not np.allclose(twin.score_sides(sides), rewards)
+    np.testing.assert_array_equal(reward_model.score_sides(sides), rewards)
+
+
+def test_the_hessian_of_a_model_that_was_packed_is_the_same(tiny_folder, gold_pairs):
+    products = []
+    for packed in (False, True):
+        rm = BradleyTerryRM.from_pretrained(tiny_folder, device="cpu", max_seq_len=96)
+        if packed:
+            assert rm.packing() is not None
+        pairs = rm.renderer.tokenize_pairs(gold_pairs[:4])
+        operator = LossHessian(rm, [pad_pairs(pairs, pad_id=rm.pad_id)])
+        vector = torch.randn(operator.num_parameters, generator=torch.Generator().manual_seed(0))
+        products.append(operator.product(vector))
+    assert float(products[0].norm()) > 0
+    torch.testing.assert_close(products[1], products[0], rtol=1e-5, atol=1e-6 * float(products[0].abs().max()))
+
+
+def test_packing_can_be_switched_off(rm):
+    assert rm.packing() is not None
+    rm.allow_packing = False
+    assert rm.packing() is None
+
+
+def test_equal_sides_have_equal_rewards_to_the_last_bit_wherever_they_stand(rm, gold_pairs):
+    sides = [side for pair in rm.renderer.tokenize_pairs(gold_pairs[:12]) for side in (pair.chosen, pair.rejected)]
+    done: list[int] = []
+    rewards = rm.score_sides([*sides, *reversed(sides), sides[5]], progress=done.append)
+    assert np.array_equal(rewards[: len(sides)], rewards[len(sides) : -1][::-1])
+    assert rewards[-1] == rewards[5]
+    assert done == sorted(done)
+    assert done[-1] == 2 * len(sides) + 1

@@ -1,0 +1,237 @@
+"""The layout of packed rows: nothing is lost or moved, a shared prefix stands once, and groups are chosen well."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from rmcore.data.rendering import TokenizedPair, TokenizedSide
+from rmcore.models.batching import collate, micro_batches, scoring_chunks
+from rmcore.models.packing.layout import (
+    LARGEST_GROUP,
+    Packing,
+    find_groups,
+    group_prefix,
+    group_tokens,
+    pack_sides,
+    shared_prefix,
+)
+
+CAUSAL = Packing(causal=True, kernel="sdpa")
+VARLEN = Packing(causal=True, kernel="varlen")
+ENCODER = Packing(causal=False, kernel="sdpa", first_position=2)
+# Few different tokens: common prefixes, equal sides and sides that are a prefix of another come by themselves.
+SIDE = st.lists(st.integers(0, 2), min_size=1, max_size=9)
+
+
+@st.composite
+def grouped_sides(draw):
+    """Up to ten sides and a partition of them into groups, in any order."""
+    sides = draw(st.lists(SIDE, min_size=1, max_size=10))
+    order = draw(st.permutations(range(len(sides))))
+    cuts = draw(st.lists(st.booleans(), min_size=len(sides), max_size=len(sides)))
+    groups = []
+    for index, cut in zip(order, cuts, strict=True):
+        if cut or not groups:
+            groups.append([])
+        groups[-1].append(index)
+    return sides, groups
+
+
+def naive_prefix(a, b):
+    same = 0
+    while same < min(len(a), len(b)) - 1 and a[same] == b[same]:
+        same += 1
+    return same
+
+
+def rebuilt(row, order):
+    """Each side by its position in `order`: (tokens, positions, place of its first and of its last own token)."""
+    tokens, positions = row.input_ids[0].tolist(), row.position_ids[0].tolist()
+    found, place, members = {}, 0, iter(order)
+    for prefix, *lengths in row.plan.groups:
+        start, place = place, place + prefix
+        for length in lengths:
+            at = [*range(start, start + prefix), *range(place, place + length)]
+            found[next(members)] = [tokens[i] for i in at], [positions[i] for i in at], at[0], at[-1]
+            place += length
+    assert place == row.num_tokens
+    assert next(members, None) is None
+    return found
+
+
+@given(grouped_sides(), st.sampled_from([CAUSAL, VARLEN, ENCODER]))
+def test_every_side_can_be_read_back_with_its_positions(drawn, packing):
+    sides, groups = drawn
+    row = pack_sides(sides, groups, packing)
+    found = rebuilt(row, itertools.chain.from_iterable(groups))
+    assert len(row.read_at) == len(sides) == len(found)
+    for index, side in enumerate(sides):
+        tokens, positions, first, last = found[index]
+        assert tokens == side
+        assert positions == list(range(packing.first_position, packing.first_position + len(side)))
+        assert row.read_at[index] == (last if packing.causal else first)
+
+
+@given(grouped_sides(), st.sampled_from([CAUSAL, ENCODER]))
+def test_a_row_is_as_long_as_its_sides_less_the_prefixes_that_are_not_repeated(drawn, packing):
+    sides, groups = drawn
+    row = pack_sides(sides, groups, packing)
+    assert row.num_real_tokens == sum(map(len, sides))
+    assert row.num_tokens == sum(group_tokens([sides[index] for index in group], packing) for group in groups)
+    saved = 0
+    for group in groups:
+        members = [sides[index] for index in group]
+        if packing.causal and len(members) > 1:
+            prefix = min(naive_prefix(a, b) for a, b in itertools.combinations(members, 2))
+            assert prefix == group_prefix(members)
+            saved += prefix * (len(members) - 1)
+    assert row.num_real_tokens - row.num_tokens == saved
+    assert row.position_ids.dtype == row.input_ids.dtype == row.read_at.dtype == torch.int64
+
+
+@given(SIDE, SIDE)
+def test_the_shared_prefix_ends_before_the_first_difference_and_leaves_a_token_to_each(a, b):
+    assert shared_prefix(a, b) == shared_prefix(b, a) == naive_prefix(a, b)
+
+
+@given(st.lists(st.integers(0, 9), max_size=600), SIDE, SIDE)
+def test_long_prefixes_are_found_to_the_token(prompt, a, b):
+    assert shared_prefix(prompt + a, prompt + b) == len(prompt) + naive_prefix(a, b)
+
+
+def test_a_lone_side_has_no_prefix_to_share():
+    assert group_prefix([[1, 2, 3]]) == 0
+    assert pack_sides([[1, 2, 3]], [[0]], CAUSAL).plan.groups == ((0, 3),)
+
+
+@given(grouped_sides())
+def test_moved_to_a_device_a_row_is_the_same(drawn):
+    row = pack_sides(*drawn, VARLEN)
+    moved = row.to(torch.device("cpu"))
+    assert moved.plan.groups == row.plan.groups
+    assert torch.equal(moved.plan.varlen.key_ends, row.plan.varlen.key_ends)
+    meta = row.to(torch.device("meta"))
+    index = meta.plan.varlen
+    tensors = [meta.input_ids, meta.position_ids, meta.read_at, index.query_ends, index.key_ends]
+    tensors += [] if index.key_at is None else [index.key_at]
+    assert all(tensor.is_meta for tensor in tensors)
+
+
+def saved_tokens(sides, groups):
+    return sum(map(len, sides)) - sum(group_tokens([sides[index] for index in group], CAUSAL) for group in groups)
+
+
+@given(st.lists(SIDE, max_size=14), st.integers(1, 40))
+def test_groups_hold_each_side_once_within_the_limit(sides, most):
+    groups = find_groups(sides, most_tokens=most)
+    assert sorted(itertools.chain.from_iterable(groups)) == list(range(len(sides)))
+    for group in groups:
+        assert len(group) == 1 or group_tokens([sides[index] for index in group], CAUSAL) <= most
+
+
+@settings(max_examples=60)
+@given(st.lists(SIDE, min_size=1, max_size=8), st.integers(1, 40))
+def test_no_other_cut_of_the_sorted_sides_saves_more(sides, most):
+    order = sorted(range(len(sides)), key=lambda index: sides[index])
+    best = 0
+    for cuts in itertools.product([False, True], repeat=len(sides) - 1):
+        edges = [0, *(at for at, cut in enumerate(cuts, 1) if cut), len(sides)]
+        runs = [order[a:b] for a, b in itertools.pairwise(edges)]
+        if all(len(run) == 1 or group_tokens([sides[i] for i in run], CAUSAL) <= most for run in runs):
+            best = max(best, saved_tokens(sides, runs))
+    assert saved_tokens(sides, find_groups(sides, most_tokens=most)) == best
+
+
+@given(st.lists(st.tuples(SIDE, SIDE, SIDE), min_size=1, max_size=8))
+def test_pairs_of_unlike_prompts_save_no_less_than_when_they_are_packed_as_pairs(drawn):
+    sides = [[10 + number, *part, *own] for number, (part, *both) in enumerate(drawn) for own in both]
+    pairs = [[at, at + 1] for at in range(0, len(sides), 2)]
+    assert saved_tokens(sides, find_groups(sides, most_tokens=10**6)) >= saved_tokens(sides, pairs)
+
+
+def test_answers_to_one_prompt_are_one_group_whatever_their_order():
+    prompts = [[7, 8, 9, 9, 9], [7, 8, 1, 1, 1, 1]]
+    sides = [prompts[number % 2] + [20 + number] for number in range(8)]
+    assert sorted(map(sorted, find_groups(sides, most_tokens=100))) == [[0, 2, 4, 6], [1, 3, 5, 7]]
+
+
+def test_a_group_has_a_largest_size():
+    sides = [[1, 2, 3, 4, number] for number in range(3 * LARGEST_GROUP)]
+    assert sorted(map(len, find_groups(sides, most_tokens=10**6))) == 3 * [LARGEST_GROUP]
+
+
+@given(st.lists(SIDE, max_size=14), st.integers(9, 40), st.sampled_from([None, CAUSAL, ENCODER, VARLEN]))
+def test_scoring_chunks_hold_each_side_once_within_the_budget(sides, budget, packing):
+    chunks = scoring_chunks(sides, token_budget=budget, packing=packing)
+    assert sorted(index for chunk in chunks for group in chunk for index in group) == list(range(len(sides)))
+    for chunk in chunks:
+        members = [index for group in chunk for index in group]
+        if packing is None:
+            assert len(members) * max(len(sides[index]) for index in members) <= budget
+        else:
+            assert pack_sides([sides[i] for i in members], _renumbered(chunk), packing).num_tokens <= budget
+
+
+def _renumbered(groups):
+    places = itertools.count()
+    return [[next(places) for _ in group] for group in groups]
+
+
+def test_a_side_longer_than_the_scoring_budget_has_a_chunk_of_its_own():
+    sides = [[1] * 3, [2] * 50, [3] * 4]
+    assert scoring_chunks(sides, token_budget=10, packing=CAUSAL)[0] == [[1]]
+
+
+def tokenized(sides):
+    return [TokenizedPair(str(i), TokenizedSide(c, 0), TokenizedSide(r, 0)) for i, (c, r) in enumerate(sides)]
+
+
+PAIRS = st.lists(st.tuples(SIDE, SIDE), min_size=1, max_size=9)
+
+
+@given(PAIRS, st.sampled_from([CAUSAL, VARLEN, ENCODER]))
+def test_a_packed_micro_batch_reads_chosen_sides_first(sides, packing):
+    pairs = tokenized(sides)
+    batch = collate(pairs, range(len(pairs)), pad_id=0, packing=packing)
+    assert batch.num_pairs == len(pairs)
+    assert len(batch.rows.read_at) == 2 * len(pairs)
+    both = [c for c, _ in sides] + [r for _, r in sides]
+    found = rebuilt(batch.rows, itertools.chain.from_iterable((at, len(pairs) + at) for at in range(len(pairs))))
+    assert [found[index][0] for index in range(len(both))] == both
+
+
+@given(PAIRS, st.integers(18, 60), st.integers(1, 3), st.sampled_from([CAUSAL, VARLEN, ENCODER]))
+def test_processes_share_the_pairs_of_a_step_and_stay_in_step(sides, budget, world, packing):
+    pairs = tokenized(sides)
+    shares = [
+        micro_batches(pairs, token_budget=budget, pad_id=0, packing=packing, rank=rank, world=world)
+        for rank in range(world)
+    ]
+    assert len({len(share) for share in shares}) == 1
+    batches = list(itertools.chain.from_iterable(shares))
+    assert sorted(index for batch in batches if not batch.idle for index in batch.indices) == list(range(len(pairs)))
+    assert sum(batch.num_pairs for batch in batches) == len(pairs)
+    assert all(batch.rows.num_tokens <= budget for batch in batches)
+    assert all(batch.indices for batch in batches)
+    shortest = min(group_tokens(both, packing) for both in sides)
+    assert all(batch.rows.num_tokens == shortest for batch in batches if batch.idle)
+
+
+@pytest.mark.parametrize("packing", [CAUSAL, ENCODER], ids=["causal", "encoder"])
+def test_pairs_that_fit_one_micro_batch_are_one(packing):
+    pairs = tokenized([([1, 2, 3], [1, 2, 4])] * 5)
+    (batch,) = micro_batches(pairs, token_budget=1000, pad_id=0, packing=packing)
+    assert batch.num_pairs == 5
+    assert batch.rows.num_tokens == (20 if packing.causal else 30)
+
+
+@given(SIDE, SIDE, SIDE)
+def test_a_tokenizer_that_merges_over_the_end_of_the_prompt_only_shortens_what_is_shared(prompt, a, b):
+    """The last token of the prompt differs between the sides: it belongs to each of them."""
+    assume(a[0] != b[0])
+    chosen, rejected = [*prompt, 30 + a[0], *a], [*prompt, 30 + b[0], *b]
+    row = pack_sides([chosen, rejected], [[0, 1]], CAUSAL)
+    assert row.plan.groups == ((len(prompt), len(a) + 1, len(b) + 1),)

@@ -1,0 +1,151 @@
+"""The tiny model: same bytes for the same seed, a plain Hugging Face folder, a lossless tokenizer."""
+
+import hashlib
+import os
+import subprocess
+import sys
+import unicodedata
+from functools import cache
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+from rmcore.config.pipeline import GoldConfig
+from rmcore.data.gold.world import generate_pairs
+from rmcore.models.tiny import build_tiny, tiny_tokenizer
+
+DIALOGUE = [
+    {"role": "system", "content": "Be short."},
+    {"role": "user", "content": "Name 2 fruits."},
+    {"role": "assistant", "content": "Apple, pear."},
+    {"role": "user", "content": "More?"},
+    {"role": "assistant", "content": "Kiwi."},
+]
+
+
+@cache
+def built_tokenizer():
+    return tiny_tokenizer()
+
+
+def digests(folder):
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
+
+
+pytestmark = pytest.mark.usefixtures("true_tiny")
+
+
+@pytest.fixture(scope="module")
+def folder(true_tiny, tmp_path_factory):
+    return build_tiny(tmp_path_factory.mktemp("tiny") / "model", seed=0)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder):
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def test_the_same_seed_gives_the_same_bytes_in_another_process(folder, tmp_path):
+    script = (
+        "import sys, pathlib; from rmcore.models.tiny import build_tiny; build_tiny(pathlib.Path(sys.argv[1]), seed=0)"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "2"}
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], env=environment, capture_output=True, check=True)
+    assert digests(tmp_path) == digests(folder)
+
+
+def test_another_seed_changes_the_weights_and_nothing_else(folder, tmp_path):
+    other, same = digests(build_tiny(tmp_path, seed=1)), digests(folder)
+    assert {name for name in same if other[name] != same[name]} == {"model.safetensors"}
+    assert other.keys() == same.keys()
+
+
+def test_the_random_state_of_the_caller_is_left_alone(tmp_path):
+    torch.manual_seed(123)
+    before = torch.random.get_rng_state()
+    build_tiny(tmp_path, seed=5)
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_the_folder_loads_as_a_reward_model_of_the_promised_shape(folder):
+    model = AutoModelForSequenceClassification.from_pretrained(folder)
+    assert type(model).__name__ == "Qwen2ForSequenceClassification"
+    assert 1_000_000 <= sum(parameter.numel() for parameter in model.parameters()) <= 3_000_000
+    config = model.config
+    assert (config.num_labels, config.problem_type, config.max_position_embeddings) == (1, "regression", 1024)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
+def test_rewards_differ_between_texts_and_do_not_depend_on_padding(folder, tokenizer):
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    sides = ["Apple, pear.", "There are 19 apples. What a brilliant question! Let me go through this with care."]
+    with torch.no_grad():
+        together = model(**tokenizer(sides, padding=True, return_tensors="pt")).logits
+        alone = torch.cat([model(**tokenizer(side, return_tensors="pt")).logits for side in sides])
+    assert together.shape == (2, 1)
+    assert together[0] != together[1]
+    torch.testing.assert_close(together, alone, atol=1e-5, rtol=0)
+
+
+def test_the_same_folder_loads_as_a_policy_on_the_same_backbone(folder, tokenizer):
+    policy = AutoModelForCausalLM.from_pretrained(folder).eval()
+    reward_model = AutoModelForSequenceClassification.from_pretrained(folder)
+    for name, value in reward_model.model.state_dict().items():
+        assert torch.equal(value, policy.model.state_dict()[name])
+    prompt = tokenizer("Name 2 fruits.", return_tensors="pt")
+    generated = policy.generate(**prompt, max_new_tokens=3, do_sample=False)
+    assert generated.shape[1] <= prompt["input_ids"].shape[1] + 3
+
+
+def test_vocabulary_special_tokens_and_no_bos(tokenizer, folder):
+    model = AutoModelForSequenceClassification.from_pretrained(folder)
+    assert len(tokenizer) == model.config.vocab_size == 1024
+    assert (tokenizer.eos_token, tokenizer.pad_token, tokenizer.bos_token) == ("<|im_end|>", "<pad>", None)
+    assert model.config.pad_token_id == tokenizer.pad_token_id != tokenizer.eos_token_id == model.config.eos_token_id
+    assert tokenizer("hi").input_ids == tokenizer("hi", add_special_tokens=False).input_ids
+
+
+@pytest.mark.parametrize("prompt_turns", [2, 4])
+def test_the_chat_template_renders_turns_that_extend_their_prompt(tokenizer, prompt_turns):
+    prompt = tokenizer.apply_chat_template(DIALOGUE[:prompt_turns], tokenize=False, add_generation_prompt=True)
+    full = tokenizer.apply_chat_template(DIALOGUE[: prompt_turns + 1], tokenize=False)
+    answer = DIALOGUE[prompt_turns]["content"]
+    assert full == f"{prompt}{answer}<|im_end|>"
+    assert prompt.startswith(
+        "<|im_start|>system\nBe short.<|im_end|>\n<|im_start|>user\nName 2 fruits.<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert tokenizer(full).input_ids[-1] == tokenizer.eos_token_id
+    prompt_ids, full_ids = tokenizer(prompt).input_ids, tokenizer(full).input_ids
+    assert full_ids[: len(prompt_ids)] == prompt_ids
+
+
+def test_the_assistant_mask_covers_exactly_the_assistants_turns(tokenizer):
+    out = tokenizer.apply_chat_template(DIALOGUE, return_dict=True, return_assistant_tokens_mask=True)
+    kept = [token for token, mine in zip(out["input_ids"], out["assistant_masks"], strict=True) if mine]
+    assert tokenizer.decode(kept) == "Apple, pear.<|im_end|>Kiwi.<|im_end|>"
+    starts = sum(after > before for before, after in pairwise([0, *out["assistant_masks"]]))
+    assert starts == 2
+
+
+@given(text=st.text())
+def test_any_text_comes_back_in_its_normal_form(text):
+    tokenizer = built_tokenizer()  # a fixture would be of narrower scope than the examples
+    assert tokenizer.decode(tokenizer(text).input_ids) == unicodedata.normalize("NFC", text)
+
+
+def test_loading_gives_the_tokenizer_that_was_built(tokenizer):
+    for text in ("There are 1234 apples.\n", "naïve  ٣ 😀 <|im_end|>", "don't\t!!"):
+        assert tokenizer(text).input_ids == built_tokenizer()(text).input_ids
+
+
+def test_sides_of_the_gold_world_are_short(tokenizer):
+    pairs = generate_pairs(GoldConfig(num_prompts=100), seed=9).pairs
+    prompts = [len(tokenizer(pair.prompt).input_ids) for pair in pairs]
+    responses = [len(tokenizer(text).input_ids) for pair in pairs for text in (pair.chosen, pair.rejected)]
+    assert 15 <= sum(prompts) / len(prompts) <= 40
+    assert 15 <= sum(responses) / len(responses) <= 40
+    assert max(responses) <= 120

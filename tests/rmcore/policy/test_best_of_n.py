@@ -1,0 +1,111 @@
+"""Best-of-n and the KL-regularised optimum on finite pools, against enumeration and what they must be best at."""
+
+import math
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rmcore.core.errors import ConfigError
+from rmcore.policy.sampling.best_of_n import (
+    best_of_n_kl,
+    best_of_n_weights,
+    best_of_n_win_rate,
+    nominal_kl,
+    pool_kl,
+    pooled_deviation,
+    strength_for,
+    tilted_weights,
+)
+
+POOLS = st.lists(st.integers(-3, 3).map(float), min_size=1, max_size=7).map(np.array)
+
+
+@given(pool=POOLS, data=st.data())
+@settings(max_examples=150, deadline=None, derandomize=True)
+def test_weights_are_those_of_enumerating_every_draw(pool, data):
+    n = data.draw(st.integers(1, len(pool)))
+    counts = np.zeros(len(pool))
+    draws = list(combinations(range(len(pool)), n))
+    for draw in draws:
+        best = [index for index in draw if pool[index] == max(pool[list(draw)])]
+        counts[best] += 1 / len(best)
+    # A tie is broken at random among the samples drawn; over all draws equal rewards come out equal.
+    assert best_of_n_weights(pool, n) == pytest.approx(counts / len(draws), abs=1e-12)
+
+
+@pytest.mark.parametrize("n", [0, 5, 6])
+def test_the_best_of_all_samples_has_no_opponent(n):
+    with pytest.raises(ConfigError, match="no opponent"):
+        best_of_n_win_rate(np.arange(5.0), np.arange(5.0), n)
+
+
+@given(pool=POOLS, data=st.data())
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_more_draws_never_lower_the_reward_and_never_bring_the_policy_nearer(pool, data):
+    n = data.draw(st.integers(1, len(pool)))
+    weights = best_of_n_weights(pool, n)
+    assert weights.sum() == pytest.approx(1)
+    assert -1e-12 <= best_of_n_kl(pool, n) <= nominal_kl(n) + 1e-12
+    if n > 1:
+        assert weights @ pool >= best_of_n_weights(pool, n - 1) @ pool - 1e-12
+        assert best_of_n_kl(pool, n) >= best_of_n_kl(pool, n - 1) - 1e-12
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 500])
+def test_the_kl_of_samples_that_never_tie_is_the_nominal_one(size):
+    rng = np.random.default_rng(size)
+    for n in (1, 2, 16, 64, 1000):
+        assert best_of_n_kl(rng.normal(size=size), n) == pytest.approx(nominal_kl(n), abs=1e-9)
+
+
+@given(counts=st.lists(st.integers(2, 5), min_size=1, max_size=5), n=st.integers(1, 6))
+@settings(max_examples=50, deadline=None, derandomize=True)
+def test_the_kl_of_a_policy_of_atoms_is_that_of_enumerating_its_draws(counts, n):
+    """A policy that gives reward j with probability counts[j] / K, whose best of n is a reward again."""
+    share = np.array(counts) / sum(counts)
+    below = np.cumsum(share)
+    best = np.diff(np.concatenate([[0.0], below**n]))
+    expected = float(np.sum(best * np.log(best / share)))
+    assert best_of_n_kl(np.repeat(np.arange(len(counts)), counts).astype(float), n) == pytest.approx(expected, abs=1e-9)
+
+
+def test_the_best_of_64_normal_samples_is_what_tables_say():
+    rng = np.random.default_rng(0)
+    gains = [best_of_n_weights(pool, 64) @ pool for pool in rng.normal(size=(400, 256))]
+    assert np.mean(gains) == pytest.approx(2.377, abs=4 * np.std(gains) / math.sqrt(400))  # Harter 1961, E[max of 64]
+
+
+def test_the_optimum_has_the_kl_asked_for_and_nothing_of_that_kl_is_better():
+    rng = np.random.default_rng(1)
+    pools = [rng.normal(size=size) for size in (8, 12, 20)]
+    strength = strength_for(pools, 0.7)
+    tilted = [tilted_weights(pool, strength) for pool in pools]
+    assert np.mean([pool_kl(one) for one in tilted]) == pytest.approx(0.7, abs=1e-8)
+    best = np.mean([one @ pool for one, pool in zip(tilted, pools, strict=True)])
+    for _ in range(300):
+        others = [one * np.exp(0.3 * rng.normal(size=len(one))) for one in tilted]
+        others = [one / one.sum() for one in others]
+        kl = np.mean([pool_kl(one) for one in others])
+        reward = np.mean([one @ pool for one, pool in zip(others, pools, strict=True)])
+        assert reward - kl / strength <= best - 0.7 / strength + 1e-12
+
+
+@pytest.mark.parametrize("kl", [0.0, -1.0, 99.0])
+def test_a_kl_that_no_choice_among_the_samples_has_is_refused(kl):
+    with pytest.raises(ConfigError, match="is not between 0 and"):
+        strength_for([np.arange(5.0)], kl)
+
+
+@pytest.mark.parametrize("n", [0, 6])
+def test_more_samples_than_there_are_cannot_be_drawn(n):
+    with pytest.raises(ConfigError, match="draw more"):
+        best_of_n_weights(np.arange(5.0), n)
+
+
+def test_pools_without_any_difference_say_nothing():
+    with pytest.raises(ConfigError, match="one and the same reward"):
+        pooled_deviation([np.ones(4), np.zeros(3)])
+    assert pooled_deviation([np.array([1.0, 3.0]), np.array([5.0, 5.0])]) == pytest.approx(1.0)

@@ -1,0 +1,401 @@
+"""GRPO by TRL with our rewards: it learns what is rewarded, one version scores a step, and a training that was cut off
+goes on."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.overrides import TorchFunctionMode
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GPT2Config
+
+import small_policies as policies
+from rmcore.config.pipeline import GoldConfig, RlhfConfig, TrainConfig
+from rmcore.core.errors import ConfigError, DataError, ModelError, NotReadyError, ServingError, TrainingError
+from rmcore.core.files import read_json_lines
+from rmcore.core.tracking import MemoryTracker
+from rmcore.data.pair import Message
+from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.policy.grpo.credit import GroupNormalizedCredit, LengthCredit, RewardModelCreditAssigner
+from rmcore.policy.grpo.grpo import make_grpo_with_rm
+from rmcore.policy.grpo.policy_meter import QUANTITIES, PolicyMeter, StartPools
+from rmcore.policy.grpo.policy_weights import load_weights
+from rmcore.policy.grpo.refresh import Refresher
+from rmcore.policy.grpo.reward_in_use import RewardInUse
+from rmcore.policy.grpo.training_run import FINISHED, PROGRESS, REFRESHES, ROLLOUTS, Plan, train_policy
+from rmcore.policy.judge import GoldJudge
+from rmcore.policy.policy import Policy
+
+PROMPTS = ["What is 2 + 2?", "What is 2 + 3?", (Message("user", "Hi"), Message("assistant", "?"), Message("user", "A"))]
+SMALL = RlhfConfig(steps=2, prompts_per_step=2, group_size=4, measure_every=1, learning_rate=1e-3)
+
+
+class Scorer:
+    """A reward of the response's text, by one version."""
+
+    def __init__(self, reward, versions=lambda index: 1):
+        self.reward, self.versions, self.calls, self.waits = reward, versions, 0, 0
+
+    def score(self, rollouts):
+        self.calls += 1
+        rewards = [float(self.reward(rollout.steps[0].completion)) for rollout in rollouts]
+        for index, (rollout, reward) in enumerate(zip(rollouts, rewards, strict=True)):
+            rollout.meta.update(rm_score=reward, rm_score_version=self.versions(index))
+        return rewards
+
+    def wait_ready(self, timeout_s):
+        self.waits += 1
+
+
+class Away(Scorer):
+    """Fails the calls in `failing`; comes back unless it is gone for good."""
+
+    def __init__(self, failing, gone=False):
+        super().__init__(len)
+        self.failing, self.gone = failing, gone
+
+    def score(self, rollouts):
+        if self.calls in self.failing:
+            self.calls += 1
+            raise NotReadyError("restarting")
+        return super().score(rollouts)
+
+    def wait_ready(self, timeout_s):
+        super().wait_ready(timeout_s)
+        if self.gone:
+            raise ServingError("no server")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Ends one response in eight at each token, so some are empty."""
+    return policies.new_policy(tmp_path_factory.mktemp("policy"), eos_token_id=policies.STOPS, **policies.RECOMMENDED)
+
+
+@pytest.fixture(scope="module")
+def policy(folder):
+    return Policy.load(folder)
+
+
+def trainer(policy, scorer, out, settings=SMALL, **options):
+    options = {"max_new_tokens": 12, "device": "cpu"} | options
+    return make_grpo_with_rm(policy, PROMPTS, scorer, out=out, settings=settings, **options)
+
+
+def weights(model):
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def same(first, second):
+    return all(torch.equal(value, second[name]) for name, value in first.items())
+
+
+def test_the_policy_learns_what_is_rewarded(policy, tmp_path):
+    seen = []
+    settings = RlhfConfig(steps=25, prompts_per_step=3, group_size=16, learning_rate=2e-3)
+    scorer = Scorer(lambda text: text.count("a"))
+    trainer(policy, scorer, tmp_path, settings, record=lambda step, rollouts, credits: seen.append(credits)).train()
+    assert np.mean(seen[-5:]) > np.mean(seen[:5]) + 3 * np.std([np.mean(step) for step in seen[:5]])
+    assert scorer.calls == 25
+    assert all(len(step) == 48 for step in seen)
+
+
+def test_micro_batches_make_the_same_step(policy, tmp_path):
+    once = SMALL.model_copy(update={"steps": 1})
+    seen = []
+    for size in (None, 2):
+        one = trainer(policy, Scorer(len), tmp_path / str(size), once.model_copy(update={"micro_batch_size": size}))
+        one.train()
+        seen.append(torch.cat([value.flatten() for value in one.model.state_dict().values()]))
+    # AdamW's first step is the sign of the gradient: where that is rounding alone, it may turn round.
+    assert (seen[0] - seen[1]).abs().gt(1e-5).float().mean() < 1e-3
+    with pytest.raises(ValueError, match="does not divide"):
+        RlhfConfig(prompts_per_step=2, group_size=4, micro_batch_size=3)
+
+
+class ActiveDropouts(TorchFunctionMode):
+    """Counts the calls that would drop something, in a Dropout module, a function or a fused attention kernel."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is torch.nn.functional.dropout:
+            given = dict(zip(("input", "p", "training"), args, strict=False)) | kwargs
+            self.count += given.get("training", True) and given.get("p", 0.5) > 0
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            self.count += (args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)) > 0
+        return func(*args, **kwargs)
+
+
+def dropping_policy(tiny, folder, kind):
+    """A policy whose dropout is on while it trains: in modules (GPT-2), or as a number that attention is given."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    sizes = {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
+    if kind == "gpt2":
+        config = GPT2Config(n_embd=32, n_layer=2, n_head=2, n_positions=512, **sizes)  # its default: 0.1 everywhere
+    else:
+        config = AutoConfig.from_pretrained(tiny)
+        config.attention_dropout = 0.3
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return Policy.load(folder)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "qwen2"])
+def test_neither_sampling_nor_the_update_drops_anything(folder, tmp_path, kind):
+    policy = dropping_policy(folder, tmp_path / "policy", kind)
+    with ActiveDropouts() as usual:  # what is counted is there: the model as it is, in training mode
+        load_weights(policy, torch.float32).train()(torch.tensor([[1, 2, 3]]))
+    assert usual.count > 0
+    one = trainer(policy, Scorer(len), tmp_path / "out", SMALL.model_copy(update={"steps": 1}), max_new_tokens=3)
+    with ActiveDropouts() as found:
+        one.train()
+    assert found.count == 0
+    one.model.save_pretrained(tmp_path / "trained")  # the trained policy's own settings stay what they were
+    saved = json.loads((tmp_path / "trained" / "config.json").read_text())
+    assert saved.get("attn_pdrop", saved.get("attention_dropout")) > 0
+
+
+@pytest.mark.parametrize("loss", ["dapo", "grpo"])
+def test_the_loss_is_the_one_that_the_settings_name(policy, tmp_path, loss):
+    one = trainer(policy, Scorer(len), tmp_path, SMALL.model_copy(update={"steps": 1, "loss": loss}))
+    assert one.loss_type == loss
+
+
+def test_groups_of_equal_rewards_teach_nothing(policy, tmp_path):
+    one = trainer(policy, Scorer(lambda text: 0.3), tmp_path)
+    before = weights(one.model)
+    one.train()
+    assert same(before, one.model.state_dict())
+
+
+def test_a_kl_penalty_alone_keeps_the_policy(policy, tmp_path):
+    one = trainer(policy, Scorer(lambda text: 0.3), tmp_path, SMALL.model_copy(update={"kl_beta": 0.5}))
+    before = weights(one.model)
+    one.train()  # at the start KL is 0 and so is its gradient, up to rounding
+    assert all(torch.allclose(value, before[name], atol=5e-3) for name, value in one.model.state_dict().items())
+
+
+def test_rollouts_are_draws_of_the_policy_and_carry_what_credit_needs(policy, tmp_path):
+    seen = []
+    settings = RlhfConfig(steps=1, prompts_per_step=1, group_size=400)
+    scorer = Scorer(len)
+
+    def record(step, rollouts, credits):
+        seen.extend(rollouts)
+
+    make_grpo_with_rm(
+        policy, PROMPTS[:1], scorer, out=tmp_path, settings=settings, record=record, max_new_tokens=1, device="cpu"
+    ).train()
+    texts = [rollout.steps[0].completion for rollout in seen]
+    assert "" in texts
+    assert policies.p_value(texts, policies.first_texts(policy, PROMPTS[0], 1.0)) > 1e-4
+    assert {rollout.meta["num_tokens"] for rollout in seen} == {1}
+    finished = [rollout for rollout in seen if rollout.meta["finished"]]
+    assert 0 < len(finished) < len(seen)
+    assert {rollout.steps[0].completion for rollout in finished} == {""}
+
+
+def test_a_price_of_length_is_taken_off(policy, tmp_path):
+    credit, seen = RewardModelCreditAssigner(LengthCredit(0.5), mode="add"), []
+
+    def record(step, rollouts, credits):
+        seen.extend(zip(rollouts, credits, strict=True))
+
+    trainer(policy, Scorer(lambda text: 3), tmp_path, credit=credit, record=record).train()
+    assert all(value == pytest.approx(3 - 0.5 * rollout.meta["num_tokens"]) for rollout, value in seen)
+    assert len({value for _, value in seen}) > 1
+
+
+def test_credit_that_is_normalised_already_is_refused(policy, tmp_path):
+    credit = RewardModelCreditAssigner(GroupNormalizedCredit(LengthCredit(0.1), group_key="place"), mode="add")
+    with pytest.raises(ConfigError, match="group"):
+        trainer(policy, Scorer(len), tmp_path, credit=credit)
+
+
+def test_a_prompt_without_room_is_refused_before_anything_is_drawn(policy, tmp_path):
+    scorer = Scorer(len)
+    with pytest.raises(DataError, match="prompt 1"):
+        make_grpo_with_rm(policy, ["short", "word " * 2000], scorer, out=tmp_path, device="cpu")
+    assert scorer.calls == 0
+
+
+def test_prompts_that_trl_would_read_with_control_tokens_are_not_trained_on(policy, tmp_path, capsys):
+    typed = [PROMPTS[0], "a<|im_end|>\n<|im_start|>system\nb", PROMPTS[2]]
+    one = make_grpo_with_rm(policy, typed, Scorer(len), out=tmp_path, settings=SMALL, device="cpu")
+    assert one.train_dataset["place"] == [0, 2]
+    assert "1 of 3 prompts hold the string of a control token" in capsys.readouterr().err
+    with pytest.raises(DataError, match="each of the 1 prompts"):
+        make_grpo_with_rm(policy, typed[1:2], Scorer(len), out=tmp_path, settings=SMALL, device="cpu")
+
+
+def test_a_policy_without_an_end_is_refused(folder, tmp_path):
+    endless = Policy.load(folder)
+    endless.tokenizer.eos_token = None
+    with pytest.raises(ModelError, match="EOS"):
+        trainer(endless, Scorer(len), tmp_path)
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf")])
+def test_a_reward_that_is_no_number_stops_before_the_step(policy, tmp_path, reward):
+    scorer = Scorer(lambda text: reward if text else 0.0)
+    one = trainer(policy, scorer, tmp_path)
+    before = weights(one.model)
+    with pytest.raises(TrainingError, match=r"as an answer to .* is (nan|inf)"):
+        one.train()
+    assert same(before, one.model.state_dict())
+
+
+def test_a_step_that_two_versions_scored_is_refused(policy, tmp_path):
+    with pytest.raises(TrainingError, match=r"versions \[1, 2\]"):
+        trainer(policy, Scorer(len, versions=lambda index: 1 + index % 2), tmp_path).train()
+
+
+def test_a_scorer_that_comes_back_is_waited_for_and_the_same_samples_are_scored(policy, tmp_path):
+    plain, away, seen = [], Away({1, 2}), []
+    trainer(policy, Scorer(len), tmp_path / "a", record=lambda step, rollouts, _: plain.append(texts(rollouts))).train()
+    trainer(policy, away, tmp_path / "b", record=lambda step, rollouts, _: seen.append(texts(rollouts))).train()
+    assert away.waits == 2
+    assert seen == plain
+
+
+def texts(rollouts):
+    return [rollout.steps[0].completion for rollout in rollouts]
+
+
+# --- trainings that are cut off --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def reward(tiny_folder, gold_pairs):
+    rm = BradleyTerryRM.from_pretrained(tiny_folder, device="cpu", max_seq_len=128)
+    return RewardInUse(rm, gold_pairs[:60], gold_pairs[60:120], num_members=3, seed=0)
+
+
+@pytest.fixture(scope="module")
+def plan(policy, reward, gold_pairs):
+    prompts = [pair.prompt for pair in gold_pairs[:80:2]]
+    pools = [[pair.chosen, pair.rejected] for pair in gold_pairs[100:108:2]]
+    held_out = [pair.prompt for pair in gold_pairs[100:108:2]]
+    judge = GoldJudge(GoldConfig())
+    gold = [judge.rewards([prompt] * 2, pool) for prompt, pool in zip(held_out, pools, strict=True)]
+    reference = load_weights(policy, torch.float32).eval()
+    start = StartPools(held_out, pools, gold)
+    meter = PolicyMeter(policy, reference, start, reward, judge, num_samples=3, temperature=1.0, max_new_tokens=10)
+    settings = RlhfConfig(steps=5, prompts_per_step=2, group_size=4, measure_every=2, learning_rate=1e-3)
+    return Plan(policy, prompts, reward, meter, settings, "cpu", None)
+
+
+def finish(plan, folder, report=lambda *state: None, **changes):
+    changed = Plan(**{**vars(plan), **changes})
+    train_policy(changed, folder, seed=3, tracker=MemoryTracker(), report=report)
+
+
+def measured(folder):
+    return pd.DataFrame(read_json_lines(folder / PROGRESS)).astype(float)
+
+
+@pytest.fixture(scope="module")
+def whole(plan, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    finish(plan, folder)
+    return folder
+
+
+def test_a_training_leaves_its_policy_and_what_was_measured(whole, folder):
+    rows = measured(whole)
+    assert rows.groupby("step").size().to_dict() == {0: 4, 2: 4, 4: 4, 5: 4}
+    start = rows[rows["step"] == 0]
+    assert (start["kl"] == 0).all()
+    assert (rows[rows["step"] == 5]["kl"] > 0).all()
+    assert rows[list(QUANTITIES)].notna().all().all()
+    trained = load_file(whole / "model" / "model.safetensors")
+    assert not same(trained, load_file(folder / "model.safetensors"))
+    assert not list(whole.glob("checkpoint-*"))
+    assert {row["weight_version"] for row in read_json_lines(whole / ROLLOUTS)} == {1}
+
+
+@pytest.mark.parametrize("last", [1, 3, 4])
+def test_a_training_that_was_cut_off_goes_on_to_the_same_end(plan, whole, tmp_path, last):
+    def stop(done, total, text):
+        if done == last:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        finish(plan, tmp_path, report=stop)
+    assert not (tmp_path / FINISHED).is_file()
+    (tmp_path / "checkpoint-9").mkdir()  # as one that died while it wrote its state leaves it
+    finish(plan, tmp_path)
+    pd.testing.assert_frame_equal(measured(tmp_path), measured(whole))
+    assert read_json_lines(tmp_path / ROLLOUTS) == read_json_lines(whole / ROLLOUTS)
+    ours, theirs = (load_file(place / "model" / "model.safetensors") for place in (tmp_path, whole))
+    assert same(ours, theirs)
+
+
+def refreshed(plan, tiny_folder, gold_pairs, settings):
+    """The plan with a reward model of its own, which two refreshes change."""
+    rm = BradleyTerryRM.from_pretrained(tiny_folder, device="cpu", max_seq_len=128)
+    reward = RewardInUse(rm, gold_pairs[:60], gold_pairs[60:120], num_members=3, seed=0)
+    meter = PolicyMeter(
+        plan.policy, plan.meter.reference, plan.meter.start, reward, plan.meter.judge, num_samples=3, temperature=1.0,
+        max_new_tokens=10,
+    )  # fmt: skip
+    train = TrainConfig(lr=1e-3, token_budget=4096)
+    refresher = Refresher(reward, plan.meter.judge, plan.prompts, gold_pairs[:60], train, settings, None)
+    return {"scorer": reward, "meter": meter, "refresher": refresher, "settings": settings}
+
+
+@pytest.mark.parametrize("last", [3, 5])
+def test_refreshes_are_repeated_or_restored_after_a_cut(plan, tiny_folder, gold_pairs, tmp_path, last):
+    settings = plan.settings.model_copy(
+        update={"steps": 6, "refresh_every": 2, "refresh_pairs": 16, "refresh_steps": 2, "measure_every": 3}
+    )
+
+    def stop(done, total, text):
+        if done == last:
+            raise KeyboardInterrupt
+
+    changes = refreshed(plan, tiny_folder, gold_pairs, settings)
+    finish(plan, tmp_path / "whole", **changes)
+    with pytest.raises(KeyboardInterrupt):
+        finish(plan, tmp_path / "cut", report=stop, **refreshed(plan, tiny_folder, gold_pairs, settings))
+    again = refreshed(plan, tiny_folder, gold_pairs, settings)
+    finish(plan, tmp_path / "cut", **again)
+    assert [row["step"] for row in read_json_lines(tmp_path / "cut" / REFRESHES)] == [2, 4]
+    for name in (PROGRESS, ROLLOUTS, REFRESHES):
+        assert read_json_lines(tmp_path / "cut" / name) == read_json_lines(tmp_path / "whole" / name)
+    assert again["scorer"].version == changes["scorer"].version == 3
+    assert len(again["refresher"].labelled) == len(changes["refresher"].labelled) > 16
+    rewards = [row["weight_version"] for row in read_json_lines(tmp_path / "cut" / ROLLOUTS)]
+    assert sorted(set(rewards)) == [1, 2, 3]
+
+
+def test_a_scorer_that_stays_away_ends_the_training_with_its_state_saved(plan, whole, tmp_path):
+    settings = plan.settings.model_copy(update={"wait_seconds": 0.2, "measure_every": 5})
+    with pytest.raises(TrainingError, match="same command goes on"):
+        finish(plan, tmp_path, scorer=Away({3}, gone=True), settings=settings)
+    assert [place.name for place in tmp_path.glob("checkpoint-*")] == ["checkpoint-3"]
+    finish(plan, tmp_path, scorer=Scorer(len), settings=settings)
+    assert json.loads((tmp_path / FINISHED).read_text())["num_steps"] == 5
+    assert sorted({row["step"] for row in read_json_lines(tmp_path / ROLLOUTS)}) == [1, 2, 3, 4, 5]
+
+
+def test_a_finished_training_is_left_as_it_is(plan, whole):
+    before = {path: path.stat().st_mtime_ns for path in whole.rglob("*")}
+    finish(plan, whole)
+    assert {path: path.stat().st_mtime_ns for path in whole.rglob("*")} == before
+
+
+def test_it_stops_where_the_members_disagree_too_much(plan, tmp_path, monkeypatch):
+    settings = plan.settings.model_copy(update={"stop_on_disagreement": True})
+    usual = plan.meter.reward.calibration
+    monkeypatch.setattr(plan.meter.reward, "calibration", type(usual)(**usual.to_dict() | {"threshold": 0.0}))
+    finish(plan, tmp_path, settings=settings)
+    outcome = json.loads((tmp_path / FINISHED).read_text())
+    assert outcome["num_steps"] == 2
+    assert "left its calibrated range" in outcome["stopped"]

@@ -1,0 +1,196 @@
+"""Over-optimisation curves: right where the truth is known, turned where the proxy is flawed, and as a command."""
+
+import json
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from flows.cli import app
+from rmcore.cli.common import guard
+from rmcore.core.errors import ConfigError, DataError
+from rmcore.policy.overoptimization import _fit, overoptimization
+from rmcore.reporting.figures.overoptimization import finding, overoptimization_figure
+
+METHODS = ["best_of_n", "kl_optimum"]
+
+
+def world(seed: int, flaw: float, num_prompts: int = 120, size: int = 64):
+    """Samples of quality q, a proxy that also likes a habit h, and a gold reward that punishes much of it."""
+    rng = np.random.default_rng(seed)
+    quality, habit = rng.normal(size=(2, num_prompts, size))
+    difficulty = rng.normal(size=(num_prompts, 1)) * 3  # of the prompt; must not matter
+    proxy = quality + flaw * np.exp(habit) + difficulty
+    gold = quality - flaw * np.exp(habit) * (habit > 0.7) + 5 * difficulty
+    return list(proxy), list(gold)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_flawed_proxy_turns_and_a_good_one_does_not(method):
+    good = overoptimization(*world(0, 0.0), method=method)
+    assert not good.turned
+    assert good.best == len(good.points) - 1
+    assert good.points[-1].gold.ci_low > 1
+    flawed = overoptimization(*world(0, 0.8), method=method)
+    assert flawed.points[-1].proxy.value > flawed.points[-2].proxy.value  # the proxy rises by construction
+    assert flawed.fall.value <= 0
+    for curve in (good, flawed):
+        kl = [point.kl for point in curve.points]
+        assert kl == sorted(kl)
+        assert kl[0] == pytest.approx(0, abs=1e-12)
+        assert curve.points[0].gold.value == pytest.approx(0, abs=1e-12)
+        assert json.loads(json.dumps(curve.to_dict(), allow_nan=False)) == curve.to_dict() | {
+            "points": [*map(dict, curve.to_dict()["points"])],
+            "fits": [*map(dict, curve.to_dict()["fits"])],
+        }
+
+
+def test_a_gold_reward_that_falls_is_called_turned():
+    rng = np.random.default_rng(3)
+    proxy = list(rng.normal(size=(100, 64)))
+    gold = [pool - 0.8 * np.maximum(pool - 0.5, 0) ** 2 for pool in proxy]
+    curve = overoptimization(proxy, gold)
+    assert curve.turned
+    assert 0 < curve.best < len(curve.points) - 1
+    assert curve.fall.ci_high < 0
+    assert "turns: highest at n = " in finding(curve.to_dict())
+
+
+def test_intervals_cover_the_gain_that_theory_gives():
+    """Proxy and gold correlate by rho: the gold gain of best-of-n is rho times that of the proxy."""
+    rho, covered, num_trials = 0.6, 0, 60
+    rng = np.random.default_rng(5)
+    expected = rho * 1.7660  # E[max of 16 normal draws], Harter 1961
+    for trial in range(num_trials):
+        proxy, noise = rng.normal(size=(2, 80, 16))
+        gold = rho * proxy + math.sqrt(1 - rho**2) * noise
+        point = overoptimization(list(proxy), list(gold), max_n=16, num_resamples=400, seed=trial).points[-1]
+        covered += point.gold.ci_low <= expected <= point.gold.ci_high
+    assert covered >= 50  # of 60, 57 expected; fewer than 50 has a chance of 1 in 1,000
+
+
+@pytest.mark.parametrize(("form", "damping"), [("square", lambda d: d), ("logarithm", np.log)])
+def test_fits_give_back_the_curve_that_they_are_of(form, damping):
+    d = np.linspace(0, 1.8, 8)
+    alpha, beta = 1.3, 0.45
+    with np.errstate(divide="ignore", invalid="ignore"):
+        gains = np.where(d > 0, d * (alpha - beta * damping(d)), 0.0)
+    found = {name: values[0] for name, values in _fit(form, d[None], gains[None]).items()}
+    assert found["alpha"] == pytest.approx(alpha, abs=1e-6)
+    assert found["beta"] == pytest.approx(beta, abs=1e-6)
+    assert found["error"] == pytest.approx(0, abs=1e-6)
+    at = found["peak"] + np.array([-1e-3, 0.0, 1e-3])
+    around = at * (alpha - beta * damping(at))
+    assert around[1] == around.max()
+    rising = {name: values[0] for name, values in _fit(form, d[None], d[None] ** 2).items()}
+    assert rising["peak"] == math.inf
+
+
+def test_neither_scale_nor_offset_of_the_rewards_matters():
+    proxy, gold = world(7, 0.4, num_prompts=30)
+    plain = overoptimization(proxy, gold, num_resamples=100)
+    scaled = overoptimization([100 * pool + 7 for pool in proxy], [0.01 * pool for pool in gold], num_resamples=100)
+    for one, other in zip(plain.points, scaled.points, strict=True):
+        assert other.gold.value == pytest.approx(one.gold.value, abs=1e-9)
+        assert other.proxy.value == pytest.approx(one.proxy.value, abs=1e-9)
+
+
+def test_pools_may_differ_in_size():
+    proxy, gold = world(9, 0.2, num_prompts=20)
+    proxy[3], gold[3] = proxy[3][:20], gold[3][:20]
+    curve = overoptimization(proxy, gold, num_resamples=100)
+    assert curve.points[-1].setting == 20
+    assert curve.num_samples == 19 * 64 + 20
+
+
+def spoil_nan(proxy, gold):
+    gold[0][3] = math.nan
+
+
+def spoil_lengths(proxy, gold):
+    gold[0] = gold[0][:-1]
+
+
+def spoil_few(proxy, gold):
+    proxy[0], gold[0] = proxy[0][:3], gold[0][:3]
+
+
+def spoil_constant(proxy, gold):
+    proxy[:] = [np.ones_like(pool) for pool in proxy]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "words"),
+    [
+        (spoil_nan, DataError, "1 of the gold rewards are not finite"),
+        (spoil_lengths, DataError, "every sample needs"),
+        (spoil_few, DataError, "at least 4"),
+        (spoil_constant, ConfigError, "one and the same reward"),
+        (lambda proxy, gold: (proxy.clear(), gold.clear()), DataError, "there must be some"),
+    ],
+)
+def test_what_cannot_be_judged_is_refused(spoil, error, words):
+    proxy, gold = world(1, 0.2, num_prompts=5, size=8)
+    spoil(proxy, gold)
+    with pytest.raises(error, match=words):
+        overoptimization(proxy, gold)
+
+
+def test_the_figure_says_what_was_found():
+    curves = [overoptimization(*world(0, 0.8), method=method, num_resamples=100).to_dict() for method in METHODS]
+    figure = overoptimization_figure("rm", curves)
+    assert len(figure.axes) == 2
+    assert finding(curves[0]) in " ".join(figure.get_suptitle().split())
+    labels = figure.axes[0].get_legend_handles_labels()[1]
+    assert {"proxy reward", "gold reward"} < set(labels)
+    assert "nats" in figure.axes[1].get_xlabel()
+
+
+@pytest.fixture
+def samples(tmp_path):
+    proxy, gold = world(2, 0.5, num_prompts=12, size=16)
+    rows = [
+        {"prompt": f"p{number}", "reward": reward, "other model": -reward, "judge": judged}
+        for number, pools in enumerate(zip(proxy, gold, strict=True))
+        for reward, judged in zip(*pools, strict=True)
+    ]
+    path = tmp_path / "samples.parquet"
+    pd.DataFrame(rows).to_parquet(path)
+    return path
+
+
+def run(*arguments) -> int:
+    return guard(lambda: app([*map(str, arguments)], standalone_mode=False))
+
+
+def test_the_command_writes_a_figure_a_proxy_and_the_record(samples, tmp_path, capsys):
+    out = tmp_path / "curves"
+    proxies = ["--proxy", "reward", "--proxy", "other model"]
+    assert run("overoptimize", "--samples", samples, *proxies, "--gold", "judge", "--out", out) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "reward, best-of-n:" in said
+    assert "other model, KL-regularised optimum:" in said
+    assert "the fitted gold reward" in said
+    assert {path.name for path in out.iterdir()} == {
+        "overoptimization.json", "overoptimization_reward.png", "overoptimization_other_model.png",
+    }  # fmt: skip
+    record = json.loads((out / "overoptimization.json").read_text())
+    assert [curve["method"] for curve in record["proxies"]["reward"]] == METHODS
+    assert record["proxies"]["other model"][0]["points"][-1]["setting"] == 16
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (["--gold", "none"], "no column 'none'"),
+        (["--prompt", "none"], "no column 'none'"),
+        (["--proxy", "prompt"], "holds no numbers"),
+        (["--samples", "there-is-none.parquet"], "there-is-none.parquet"),
+        (["--samples", "rows.xlsx"], "name local data"),
+    ],
+)
+def test_a_wrong_call_is_one_message(samples, tmp_path, capsys, change, words):
+    call = ["--samples", samples, "--proxy", "reward", "--gold", "judge", "--out", tmp_path, *change]
+    assert run("overoptimize", *call) == 2
+    assert words in capsys.readouterr().err

@@ -1,0 +1,287 @@
+"""Parts of readiness on judged samples, against brute force and against worlds whose answer is known."""
+
+import json
+import math
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rmcore.core.errors import ConfigError, DataError
+from rmcore.policy.readiness.parts import JudgedPools, on_policy_parts
+
+seeds = st.integers(0, 10_000)
+
+
+def world(seed, *, num_prompts=6, size=9, levels=None, flaw=1.0, num_members=3):
+    """Pools with a judge, a reward that follows it with an error, and members; `levels` makes many values equal."""
+    rng = np.random.default_rng(seed)
+    sizes = [size + index % 3 for index in range(num_prompts)]
+    judged = [rng.normal(size=one) for one in sizes]
+    rewards = [pool + flaw * rng.normal(size=len(pool)) for pool in judged]
+    if levels:
+        judged = [np.round(pool * levels) / levels for pool in judged]
+        rewards = [np.round(pool * levels) / levels for pool in rewards]
+    lengths = [rng.integers(1, 40, size=one).astype(float) for one in sizes]
+    members = [np.stack([pool + rng.normal(size=len(pool)) for _ in range(num_members)]) for pool in rewards]
+    return JudgedPools(rewards, judged, lengths, members)
+
+
+def values(pools, **settings):
+    return {name: part.value for name, part in on_policy_parts(pools, num_resamples=100, **settings).items()}
+
+
+def accuracy_by_loops(pools, only_hard=False):
+    """Mean over prompts of the mean over pairs, from the definition."""
+    by_prompt = []
+    for reward, judged, length in zip(pools.rewards, pools.judged, pools.lengths, strict=True):
+        right = []
+        for a in range(len(reward)):
+            for b in range(len(reward)):
+                if judged[a] > judged[b] and not (only_hard and length[a] >= length[b]):
+                    right.append(0.5 if reward[a] == reward[b] else float(reward[a] > reward[b]))
+        if right:
+            by_prompt.append(np.mean(right))
+    return np.mean(by_prompt) if by_prompt else None
+
+
+@given(seed=seeds, levels=st.sampled_from([None, 1, 2]))
+def test_accuracies_are_what_two_loops_count(seed, levels):
+    pools = world(seed, levels=levels, num_prompts=4, size=5)
+    found = values(pools)
+    assert found["on_policy_accuracy"] == pytest.approx(accuracy_by_loops(pools))
+    assert found["hard_accuracy"] == pytest.approx(accuracy_by_loops(pools, only_hard=True))
+
+
+def test_a_reward_of_brevity_has_all_hard_pairs_right_and_one_of_length_none():
+    pools = world(0)
+    for sign, expected in ((-1, 1.0), (1, 0.0)):
+        short = JudgedPools([sign * pool for pool in pools.lengths], pools.judged, pools.lengths)
+        assert values(short)["hard_accuracy"] == expected
+
+
+def win_rate_by_subsets(reward, judged, n):
+    """Over all n-subsets: does the judge prefer the one of highest reward to a sample that was not drawn?"""
+    scores = []
+    for subset in combinations(range(len(reward)), n):
+        top = max(reward[index] for index in subset)
+        best = [index for index in subset if reward[index] == top]
+        for index in best:
+            wins = [
+                0.5 if judged[index] == judged[other] else float(judged[index] > judged[other])
+                for other in range(len(reward))
+                if other not in subset
+            ]
+            scores.append((np.mean(wins), 1 / len(best)))
+    return sum(score * weight for score, weight in scores) / math.comb(len(reward), n)
+
+
+@given(seed=seeds, levels=st.sampled_from([None, 1]))
+def test_the_win_rate_is_that_of_all_subsets(seed, levels):
+    pools = world(seed, levels=levels, num_prompts=3, size=6)
+    expected = [win_rate_by_subsets(r, j, 4) for r, j in zip(pools.rewards, pools.judged, strict=True)]
+    assert values(pools)["win_rate_4"] == pytest.approx(np.mean(expected))
+
+
+def test_an_n_without_an_opponent_in_every_pool_has_no_value_and_says_what_it_takes():
+    assert values(world(0, size=17))["win_rate_16"] is not None
+    found = on_policy_parts(world(0, size=16), num_resamples=100)
+    assert found["win_rate_16"].value is None
+    assert "17 samples" in found["win_rate_16"].reason
+    assert "skill_16" not in found
+    assert found["win_rate_4"].value is not None
+
+
+@pytest.mark.parametrize("size", [17, 32, 64])
+def test_a_perfect_choice_wins_n_of_n_plus_1_whatever_the_size_of_the_pool(size):
+    """The largest of 17 independent samples is among any 16 of them in 16 of 17 draws, exactly so over all draws."""
+    rng = np.random.default_rng(size)
+    pools = [rng.normal(size=size) for _ in range(3)]
+    assert values(JudgedPools(pools, pools, pools))["win_rate_16"] == pytest.approx(16 / 17)
+    assert values(JudgedPools(pools, [-pool for pool in pools], pools))["win_rate_16"] == pytest.approx(1 / 17)
+
+
+@pytest.mark.parametrize("n", [4, 16])
+def test_skill_is_near_1_for_the_judges_own_reward_and_near_0_for_a_blind_one(n):
+    pools = world(1, num_prompts=200, size=60)
+    own = values(JudgedPools(pools.judged, pools.judged, pools.lengths))
+    assert own[f"skill_{n}"] == pytest.approx(1)
+    rng = np.random.default_rng(2)
+    blind = values(JudgedPools([rng.normal(size=len(pool)) for pool in pools.judged], pools.judged, pools.lengths))
+    assert blind[f"skill_{n}"] == pytest.approx(0, abs=0.1)  # some five standard errors
+    against = values(JudgedPools([-pool for pool in pools.judged], pools.judged, pools.lengths))
+    assert against[f"skill_{n}"] == pytest.approx(-1)
+
+
+def residual_correlation(pools):
+    """Of what least squares on the judge's reward leaves of reward and length, all in deviations from the prompt."""
+    reward, length, judged = (
+        np.concatenate([pool - pool.mean() for pool in side]) for side in (pools.rewards, pools.lengths, pools.judged)
+    )
+    left = [side - judged * np.linalg.lstsq(judged[:, None], side, rcond=None)[0] for side in (reward, length)]
+    return np.corrcoef(*left)[0, 1]
+
+
+@given(seed=seeds)
+def test_the_length_correlation_is_that_of_residuals(seed):
+    pools = world(seed)
+    assert values(pools)["length_correlation"] == pytest.approx(residual_correlation(pools), abs=1e-9)
+
+
+@pytest.mark.parametrize("taste", [-2.0, 2.0])
+def test_a_taste_for_length_shows_with_its_sign_however_the_judge_sees_length(taste):
+    rng = np.random.default_rng(3)
+    length = [rng.normal(size=32) for _ in range(50)]
+    judged = [pool + rng.normal(size=32) for pool in length]  # the better ones are longer
+    rewards = [j + taste * n + rng.normal(size=32) for j, n in zip(judged, length, strict=True)]
+    part = on_policy_parts(JudgedPools(rewards, judged, length), num_resamples=200)["length_correlation"]
+    assert part.ci_low * taste > 0
+    assert part.ci_high * taste > 0
+
+
+@pytest.mark.parametrize(("scale", "offset"), [(1, 0), (2, 1), (3, 0.1), (-1, 0.7)])
+def test_a_line_of_the_judge_leaves_no_length_correlation_and_no_infinity(scale, offset):
+    pools = world(4)
+    line = JudgedPools([scale * pool + offset for pool in pools.judged], pools.judged, pools.lengths)
+    by_length = JudgedPools(pools.rewards, [scale * pool + offset for pool in pools.lengths], pools.lengths)
+    for one in (line, by_length):
+        part = on_policy_parts(one, num_resamples=100)["length_correlation"]
+        assert part.value is None
+        assert part.reason
+
+
+def with_members(members):
+    """Parts of pools whose members are given, (C, M, K)."""
+    rng = np.random.default_rng(0)
+    pools = list(rng.normal(size=(len(members), members.shape[2])))
+    return values(JudgedPools(pools, pools, pools, list(members)))["signal_share"]
+
+
+def test_the_signal_share_of_members_that_agree_up_to_scale_and_level_is_1():
+    rng = np.random.default_rng(5)
+    signal = rng.normal(size=(20, 1, 16))
+    scale, level = rng.uniform(0.1, 10, size=(1, 4, 1)), 5 * rng.normal(size=(20, 4, 1))
+    assert with_members(scale * signal + level) == pytest.approx(1)
+    assert with_members(np.concatenate([signal, -signal], axis=1)) == pytest.approx(-1)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.7])
+@pytest.mark.parametrize("num_members", [2, 5])
+def test_the_signal_share_of_signal_and_noise_is_its_share_of_the_variance(share, num_members):
+    rng = np.random.default_rng(6)
+    signal, noise = rng.normal(size=(400, 1, 16)), rng.normal(size=(400, num_members, 16))
+    found = with_members(math.sqrt(share) * signal + math.sqrt(1 - share) * noise)
+    assert found == pytest.approx(share, abs=0.06)  # four standard errors of two members
+
+
+@given(seed=seeds, scale=st.floats(0.01, 100), level=st.floats(-10, 10))
+def test_neither_scale_nor_level_of_any_reward_matters(seed, scale, level):
+    pools = world(seed)
+    rng = np.random.default_rng(seed)
+    levels = level * rng.normal(size=len(pools.rewards))
+    moved = JudgedPools(
+        [scale * pool + one for pool, one in zip(pools.rewards, levels, strict=True)],
+        [pool / scale - one for pool, one in zip(pools.judged, levels, strict=True)],
+        pools.lengths,
+        [scale * pool + one for pool, one in zip(pools.members, levels, strict=True)],
+    )
+    plain = values(pools)
+    for name, value in values(moved).items():
+        assert value == pytest.approx(plain[name], abs=1e-6), name
+
+
+@given(seed=seeds, flip=st.floats(0, 0.45))
+def test_the_noise_of_a_judge_is_taken_off_both_accuracies_and_nothing_else(seed, flip):
+    """A judge that is wrong independently with probability f turns accuracy a into a (1 - f) + (1 - a) f."""
+    pools = world(seed, flaw=0.5)
+    plain, corrected = values(pools), values(pools, judge_ceiling=1 - flip)
+    for name in ("on_policy_accuracy", "hard_accuracy"):
+        if 0 < corrected[name] < 1:
+            assert corrected[name] * (1 - flip) + (1 - corrected[name]) * flip == pytest.approx(plain[name])
+        assert abs(corrected[name] - 0.5) >= abs(plain[name] - 0.5) - 1e-12
+    assert {name: value for name, value in corrected.items() if "accuracy" not in name} == {
+        name: value for name, value in plain.items() if "accuracy" not in name
+    }
+
+
+def test_a_noisier_judge_means_a_better_reward_model_never_beyond_the_bounds():
+    ceilings = [1.0, 0.9, 0.8, 0.7, 0.6, 0.51]
+    for sign, order in ((1, sorted), (-1, lambda found: sorted(found, reverse=True))):
+        pools = world(7, num_prompts=30)
+        turned = JudgedPools([sign * pool for pool in pools.rewards], pools.judged, pools.lengths)
+        found = [on_policy_parts(turned, judge_ceiling=one, num_resamples=100) for one in ceilings]
+        accuracies = [one["on_policy_accuracy"].value for one in found]
+        assert accuracies == order(accuracies)
+        assert accuracies[-1] == (sign + 1) / 2
+        assert all(0 <= one["on_policy_accuracy"].ci_low <= one["on_policy_accuracy"].ci_high <= 1 for one in found)
+
+
+@pytest.mark.parametrize("ceiling", [0.5, 0.2, 0.0, 1.01, math.nan])
+def test_a_ceiling_that_nothing_can_be_corrected_by_is_refused(ceiling):
+    with pytest.raises(ConfigError, match="judge_ceiling"):
+        on_policy_parts(world(0), judge_ceiling=ceiling)
+
+
+def test_a_reward_without_opinion_is_half_right_everywhere():
+    pools = world(8, size=17)
+    found = values(JudgedPools([np.ones_like(pool) for pool in pools.rewards], pools.judged, pools.lengths))
+    assert found["on_policy_accuracy"] == found["hard_accuracy"] == 0.5
+    assert found["win_rate_4"] == pytest.approx(0.5)
+    assert found["skill_16"] == pytest.approx(0)
+    assert found["length_correlation"] is None
+
+
+def test_a_judge_without_opinion_leaves_nothing_to_be_right_about():
+    pools = world(9)
+    parts = on_policy_parts(JudgedPools(pools.rewards, [np.zeros_like(pool) for pool in pools.judged], pools.lengths))
+    assert parts["on_policy_accuracy"].value is None
+    assert "tells apart" in parts["on_policy_accuracy"].reason
+    assert parts["win_rate_4"].value == pytest.approx(0.5)
+    json.dumps({name: part.to_dict() for name, part in parts.items()}, allow_nan=False)
+
+
+def test_prompts_without_an_opinion_do_not_count():
+    pools = world(10)
+    flat = [np.zeros_like(pool) if index < 2 else pool for index, pool in enumerate(pools.judged)]
+    rest = JudgedPools(pools.rewards[2:], pools.judged[2:], pools.lengths[2:])
+    found = values(JudgedPools(pools.rewards, flat, pools.lengths))["on_policy_accuracy"]
+    assert found == pytest.approx(values(rest)["on_policy_accuracy"])
+
+
+def test_members_that_tell_nothing_apart_or_are_alone_are_refused():
+    pools = world(11)
+    alone = [pool[:1] for pool in pools.members]
+    flat = [np.concatenate([pool, np.ones((1, pool.shape[1]))]) for pool in pools.members]
+    for members, words in ((alone, "1 were given of which 0"), (flat, "4 were given of which 1")):
+        with pytest.raises(ConfigError, match=words):
+            on_policy_parts(JudgedPools(pools.rewards, pools.judged, pools.lengths, members))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize(("side", "name"), [("rewards", "reward model"), ("judged", "judge"), ("members", "members")])
+def test_a_value_that_is_no_number_is_refused_with_whose_it_is(side, name, value):
+    pools = world(12)
+    sides = {"rewards": pools.rewards, "judged": pools.judged, "lengths": pools.lengths, "members": pools.members}
+    sides[side] = [pool.copy() for pool in sides[side]]
+    sides[side][2].flat[1] = sides[side][4].flat[0] = value
+    with pytest.raises(DataError, match=rf"the {name} gave .* prompt 2 \(and 1 more\)"):
+        JudgedPools(**sides)
+
+
+def test_too_few_samples_and_samples_that_do_not_fit_are_refused():
+    pools = world(13, num_prompts=3)
+    short = [pool[:3] for pool in pools.rewards]
+    with pytest.raises(DataError, match="at least four"):
+        JudgedPools(short, short, short)
+    for name in ("judged", "lengths"):
+        sides = {"rewards": pools.rewards, "judged": pools.judged, "lengths": pools.lengths}
+        with pytest.raises(DataError, match="same samples"):
+            JudgedPools(**sides | {name: [pool[1:] for pool in sides[name]]})
+    with pytest.raises(DataError, match="same samples"):
+        JudgedPools(pools.rewards, pools.judged, pools.lengths, [pool[:, 1:] for pool in pools.members])
+    with pytest.raises(DataError, match="same samples"):
+        JudgedPools(pools.rewards, pools.judged[1:], pools.lengths)
+    with pytest.raises(DataError, match="at least four"):
+        JudgedPools([], [], [])

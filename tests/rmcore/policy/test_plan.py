@@ -1,0 +1,143 @@
+"""What a curve says of a planned KL: the gain between its points, and how far the peak is."""
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rmcore.policy.overoptimization import HEADROOM_CAP, METHODS, overoptimization
+from rmcore.policy.sampling.best_of_n import nominal_kl, pool_kl
+
+BEST_OF_64 = nominal_kl(64)
+
+
+def pools(seed=0, num_prompts=60, size=64):
+    return list(np.random.default_rng(seed).normal(size=(num_prompts, size)))
+
+
+def planned(proxy, gold, kl, method="best_of_n", num_resamples=100):
+    return overoptimization(proxy, gold, method=method, planned_kl=kl, num_resamples=num_resamples)
+
+
+def turning(proxy, at):
+    """A gold reward that falls with the proxy beyond `at` deviations."""
+    return [pool - 3 * np.maximum(pool - at, 0) for pool in proxy]
+
+
+def test_without_a_plan_there_is_none_and_the_curve_is_the_same():
+    proxy = pools()
+    plain = overoptimization(proxy, turning(proxy, 1), num_resamples=100)
+    assert plain.plan is None
+    with_plan = planned(proxy, turning(proxy, 1), 1.0)
+    assert replace(with_plan, plan=None) == plain
+
+
+@pytest.mark.parametrize("method", METHODS)
+@settings(max_examples=20)
+@given(share=st.floats(0.001, 0.999))
+def test_the_gain_lies_on_the_line_between_the_points_around_it(method, share):
+    proxy = pools(1, num_prompts=5, size=16)
+    gold = turning(proxy, 0.5)
+    curve = planned(proxy, gold, 1.0, method)
+    distance = np.sqrt([point.kl for point in curve.points])
+    gains = [point.gold.value for point in curve.points]
+    kl = share * curve.points[-1].kl
+    found = planned(proxy, gold, kl, method).plan
+    assert found.kl == kl
+    assert found.gain.value == pytest.approx(np.interp(math.sqrt(kl), distance, gains), abs=1e-9)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_at_a_point_of_the_curve_the_gain_is_that_of_the_point(method):
+    proxy = pools(2)
+    gold = turning(proxy, 1)
+    for point in overoptimization(proxy, gold, method=method, num_resamples=100).points[1:]:
+        gain = planned(proxy, gold, point.kl, method).plan.gain
+        assert gain.value == pytest.approx(point.gold.value)
+        assert gain.ci_low <= gain.value <= gain.ci_high
+        if method == "best_of_n":  # every resample has the same KL at the same n
+            assert (gain.ci_low, gain.ci_high) == pytest.approx((point.gold.ci_low, point.gold.ci_high))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_beyond_the_samples_no_gain_is_made_up(method):
+    proxy = pools(3)
+    reached = planned(proxy, proxy, 1.0, method).points[-1].kl
+    plan = planned(proxy, proxy, 1.1 * reached, method).plan
+    assert plan.gain.value is None
+    assert plan.gain.ci_low is None
+    assert f"the samples reach {reached:.3g} nats, {1.1 * reached:g} are planned; draw more" in plan.gain.reason
+    assert planned(proxy, proxy, 1.001 * reached, method).plan.gain.value is not None  # rounding of the plan
+    json.dumps(planned(proxy, proxy, 1.1 * reached, method).to_dict(), allow_nan=False)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_gold_that_falls_from_the_start_has_no_headroom(method):
+    proxy = pools(4)
+    plan = planned(proxy, [-pool for pool in proxy], 2.0, method).plan
+    assert plan.headroom.value == 0
+    assert plan.headroom.ci_high == 0
+    assert plan.gain.ci_high < 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kl", [0.5, 2.0, BEST_OF_64])
+def test_a_gold_that_is_the_proxy_has_all_headroom(method, kl):
+    plan = planned(pools(5), pools(5), kl, method).plan
+    assert plan.headroom.value == HEADROOM_CAP
+    assert plan.headroom.ci_low > 1
+
+
+def test_the_headroom_is_the_distance_of_the_turn_over_the_planned_distance():
+    """Gold is d (alpha - beta d) of the proxy's own distance, so it peaks where it was made to."""
+    rng = np.random.default_rng(6)
+    proxy = [np.sort(rng.normal(size=64)) for _ in range(60)]
+    peaks = []
+    for at in (0.6, 1.2):
+        gold = turning(proxy, at)
+        curve = planned(proxy, gold, 2.0)
+        best_form = min(curve.fits, key=lambda fit: fit.error)
+        expected = min(HEADROOM_CAP, best_form.peak.value / math.sqrt(2.0))
+        assert curve.plan.headroom.value == pytest.approx(expected, abs=0.005 * HEADROOM_CAP)
+        seen = math.sqrt(curve.points[curve.best].kl)
+        assert curve.plan.headroom.value * math.sqrt(2.0) == pytest.approx(seen, abs=0.35)  # points lie so far apart
+        assert 0 < curve.plan.headroom.value < 1.5
+        peaks.append(curve.plan.headroom.value)
+        assert curve.plan.headroom.ci_low <= curve.plan.headroom.value <= curve.plan.headroom.ci_high
+    assert peaks[0] < peaks[1]
+
+
+@settings(max_examples=25)
+@given(factor=st.floats(1.0, 4.0))
+def test_a_plan_of_more_has_less_headroom(factor):
+    """In distances: twice the KL is root 2 of the headroom, until the cap."""
+    proxy = pools(7, num_prompts=20, size=32)
+    gold = turning(proxy, 0.8)
+    near, far = (planned(proxy, gold, kl).plan.headroom.value for kl in (0.6, 0.6 * factor))
+    assert far == pytest.approx(near / math.sqrt(factor), abs=0.02) or near == HEADROOM_CAP
+    assert far <= near + 0.01
+
+
+@pytest.mark.parametrize("size", [48, 49, 98, 103])
+def test_pools_of_any_size_have_a_curve_that_begins_at_no_distance(size):
+    """49 times 1 / 49 is less than 1 in floating point; the root of the KL was not a number."""
+    assert pool_kl(np.full(size, 1 / size)) == pytest.approx(0, abs=1e-12)
+    assert pool_kl(np.full(size, 1 / size)) >= 0
+    proxy = pools(8, num_prompts=10, size=size)
+    curve = planned(proxy, proxy, 1.0, "kl_optimum")
+    assert curve.plan.headroom.value == HEADROOM_CAP
+    assert all(math.isfinite(fit.error) for fit in curve.fits)
+    assert all(fit.alpha.value > 0 for fit in curve.fits)
+
+
+def test_ties_take_kl_away_and_the_plan_says_so():
+    """Half of the samples are one and the same: they cannot be told apart, so best of 64 moves by less."""
+    rng = np.random.default_rng(9)
+    proxy = [np.concatenate([np.full(32, 2.0), rng.normal(size=32)]) for _ in range(20)]
+    plan = planned(proxy, proxy, 3.0).plan
+    assert plan.gain.value is None
+    assert "draw more" in plan.gain.reason

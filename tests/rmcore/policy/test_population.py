@@ -1,0 +1,159 @@
+"""Rows of the validation study, on features in which the gold reward is a straight line."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from rmcore.data.pair import PreferencePair
+from rmcore.ensembles.features import head_of
+from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.policy.grpo.defects import BackboneRecipe, HeadData, heads
+from rmcore.policy.overoptimization import METHODS
+from rmcore.policy.readiness.population import Seen, rows_of, see
+
+NUM_FEATURES, NUM_PROMPTS, SIZE = 10, 24, 16
+CLEAN = BackboneRecipe("clean", "none")
+rng = np.random.default_rng(0)
+TRUTH = rng.normal(size=NUM_FEATURES)
+
+
+def pairs_and_features(num):
+    """Pairs whose texts say how long they are, and features of chosen and rejected, (2, P, D)."""
+    sides = rng.normal(size=(2, num, NUM_FEATURES))
+    first_wins = rng.random(num) < 1 / (1 + np.exp(-(sides[0] - sides[1]) @ TRUTH))
+    sides = np.where(first_wins[None, :, None], sides, sides[::-1])
+    words = rng.integers(1, 30, size=(2, num))
+    pairs = [
+        PreferencePair(f"prompt {index // 2}", "a " * words[0, index] + "x", "b " * words[1, index])
+        for index in range(num)
+    ]
+    return pairs, sides
+
+
+TRAINING, TRAINING_SIDES = pairs_and_features(300)
+TEST, TEST_SIDES = pairs_and_features(100)
+LONGER = np.array([np.sign(len(pair.chosen) - len(pair.rejected)) for pair in TRAINING])
+SAMPLE_FEATURES = rng.normal(size=(NUM_PROMPTS * SIZE, NUM_FEATURES))
+SAMPLES = pd.DataFrame(
+    {
+        "prompt_id": np.repeat([f"p{99 - index}" for index in range(NUM_PROMPTS)], SIZE),
+        "response": ["c" * int(length) for length in rng.integers(1, 50, size=NUM_PROMPTS * SIZE)],
+        "gold": SAMPLE_FEATURES @ TRUTH,
+    }
+)
+IS_MEASURED = np.arange(len(SAMPLES)) < 10 * SIZE
+
+
+def seen_with(own_head):
+    return Seen(
+        HeadData(TRAINING_SIDES[0] - TRAINING_SIDES[1], LONGER), TEST_SIDES, SAMPLE_FEATURES, np.asarray(own_head)
+    )
+
+
+def rows(samples=SAMPLES, own_head=TRUTH, backbone=CLEAN, **changes):
+    settings = {"measured_prompts": 10, "planned_kl": 1.0, "seed": 0} | changes
+    return rows_of(backbone, seen_with(own_head), TEST, samples, **settings).set_index("head")
+
+
+@pytest.fixture(scope="module")
+def table():
+    return rows()
+
+
+@pytest.fixture(scope="module")
+def against():
+    return rows(own_head=-TRUTH)
+
+
+def of_gain(table):
+    return [name for name in table if name.endswith(("_gain", "_turned")) and "measured" not in name]
+
+
+def test_there_is_a_row_for_each_head_and_the_one_it_was_trained_with(table):
+    assert list(table.index) == ["own", *(recipe.name for recipe in heads())]
+    assert (table["backbone"] == "clean").all()
+    assert table.drop(index="own").select_dtypes("number").notna().all(axis=None)
+    assert list(table.index[table["length_correlation"].isna()]) == ["own"]  # nothing is left of it beside the gold
+
+
+def test_a_defect_of_the_backbone_shows_where_the_head_has_none(table):
+    defective = rows(backbone=BackboneRecipe("noise", "label_noise"), own_head=TRUTH)
+    for name, defect in defective["defect"].items():
+        assert defect == ("label_noise" if table["defect"][name] == "none" else table["defect"][name])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_true_head_gains_and_its_opposite_loses(table, against, method):
+    own, opposite = table.loc["own"], against.loc["own"]
+    # The proxy is the gold reward: what it gains in its own deviations at one nat is known to be between 1 and 1.5.
+    assert 1 < own[f"{method}_gain"] < 1.5
+    assert own[f"{method}_measured_gain"] == pytest.approx(own[f"{method}_gain"], abs=0.25)
+    assert opposite[f"{method}_gain"] < -1
+    assert (own[f"{method}_headroom"], opposite[f"{method}_headroom"]) == (2.0, 0.0)
+    assert not own[f"{method}_turned"]
+    assert own["on_policy_accuracy"] == own["hard_accuracy"] == 1
+    assert opposite["on_policy_accuracy"] == 0
+    assert own["pairwise_accuracy"] == pytest.approx(1 - opposite["pairwise_accuracy"])
+    assert own["pairwise_accuracy"] > 0.75
+
+
+def test_the_heads_fitted_on_clean_pairs_follow_the_truth(table, against):
+    assert table.loc["refitted", "best_of_n_gain"] > 0.9
+    assert table.loc["refitted", "on_policy_accuracy"] > table.loc["noise_45", "on_policy_accuracy"]
+    fitted = [recipe.name for recipe in heads()]
+    pd.testing.assert_frame_equal(table.loc[fitted], against.loc[fitted])  # they do not know the trained one
+
+
+def test_the_scale_of_a_head_moves_only_what_is_read_off_the_scale(table):
+    refitted, scaled = table.loc["refitted"], table.loc["scaled"]
+    for name in ("pairwise_accuracy", "on_policy_accuracy", "win_rate_16", "length_correlation", *of_gain(table)):
+        assert scaled[name] == pytest.approx(refitted[name]), name
+    ratio = scaled["pooled_reward_variance"] / refitted["pooled_reward_variance"]
+    assert ratio == pytest.approx(100) or ratio == pytest.approx(0.01)
+    assert scaled["v1"] != pytest.approx(refitted["v1"])
+
+
+def changed(where):
+    """The judged samples with other gold rewards on some prompts."""
+    noise = np.random.default_rng(9).normal(size=len(SAMPLES)) * SAMPLES["gold"].std() * 3
+    return SAMPLES.assign(gold=SAMPLES["gold"] + np.where(where, noise, 0.0))
+
+
+def test_what_the_scores_see_and_what_is_gained_are_of_different_prompts(table):
+    realised = of_gain(table)
+    measured = [name for name in table.columns if name not in realised]
+    assert {f"{method}_gain" for method in METHODS} <= set(realised)
+    other_measured, other_unseen = rows(changed(IS_MEASURED)), rows(changed(~IS_MEASURED))
+    pd.testing.assert_frame_equal(other_measured[realised], table[realised])
+    pd.testing.assert_frame_equal(other_unseen[measured], table[measured])
+    for name in ("on_policy_accuracy", "win_rate_16", "best_of_n_measured_gain", "kl_optimum_measured_gain"):
+        assert (other_measured[name] != table[name]).all(), name
+    assert (other_unseen["best_of_n_gain"] != table["best_of_n_gain"]).all()
+
+
+def test_a_seed_gives_one_table(table):
+    pd.testing.assert_frame_equal(rows(), table)
+    assert (rows(seed=1).loc["noise_35"] != table.loc["noise_35"]).any()
+
+
+def test_a_plan_beyond_the_samples_leaves_the_gain_open_and_not_wrong():
+    far = rows(planned_kl=3.0)
+    assert far[[f"{method}_gain" for method in METHODS]].isna().all(axis=None)
+    assert far["on_policy_accuracy"].notna().all()
+
+
+def test_features_are_those_that_the_reward_model_scores_with(tiny_folder, gold_pairs):
+    rm = BradleyTerryRM.from_pretrained(tiny_folder, device="cpu", max_seq_len=64)
+    training, test = gold_pairs[:6], gold_pairs[6:10]
+    samples = pd.DataFrame({"prompt": [pair.prompt for pair in test], "response": ["", "yes", "no way", "yes"]})
+    said = []
+    seen = see(rm, training, test, samples, said.append)
+    weight = head_of(rm).weight.detach().double().numpy()[0]
+    assert np.array_equal(seen.own_head, weight)
+    assert seen.training.differences @ weight == pytest.approx(-np.diff(rm.score_pairs(training))[:, 0], abs=1e-4)
+    assert (seen.test[0] - seen.test[1]) @ weight == pytest.approx(-np.diff(rm.score_pairs(test))[:, 0], abs=1e-4)
+    assert seen.samples.shape == (4, len(weight))
+    assert [int(sign) for sign in seen.training.longer] == [
+        int(np.sign(len(pair.chosen) - len(pair.rejected))) for pair in training
+    ]
+    assert said == ["training pairs", "test pairs", "samples"]

@@ -1,0 +1,189 @@
+"""The readiness score v1 is what it was specified to be, flaws included."""
+
+import json
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rmcore.core.errors import ConfigError
+from rmcore.policy.readiness.readiness import DEFAULT_WEIGHTS, RLReadinessScorer
+
+measurements = st.tuples(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1e6), st.floats(-1e3, 1e6))
+uniform = dict.fromkeys(DEFAULT_WEIGHTS, 0.25)
+
+
+@given(measurements)
+def test_the_score_is_the_specified_sum(values):
+    accuracy, ece, variance, eigenvalue = values
+    report = RLReadinessScorer().compute_score(*values)
+    assert report.accuracy_score == min(1, accuracy)
+    assert report.calibration_score == max(0, 1 - 5 * ece)
+    assert report.stability_score == max(0, 1 - (variance - 0.5) / 2.5)
+    assert report.landscape_score == max(0, 1 - (eigenvalue - 50) / 450)
+    expected = (
+        0.35 * report.accuracy_score
+        + 0.25 * report.calibration_score
+        + 0.25 * report.stability_score
+        + 0.15 * report.landscape_score
+    )
+    assert report.overall_score == pytest.approx(expected, abs=1e-12)
+
+
+@given(measurements)
+def test_the_verdict_follows_the_score(values):
+    report = RLReadinessScorer().compute_score(*values)
+    score = report.overall_score
+    assert report.verdict == ("ready" if score > 0.8 else "not recommended" if score < 0.6 else "monitor")
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "verdict"), [(0.59999, "not recommended"), (0.6, "monitor"), (0.8, "monitor"), (0.80001, "ready")]
+)
+def test_verdict_boundaries(accuracy, verdict):
+    only_accuracy = RLReadinessScorer(uniform | {"accuracy": 1, "calibration": 0, "stability": 0, "landscape": 0})
+    assert only_accuracy.compute_score(accuracy, 0, 0, 0).verdict == verdict
+
+
+def test_the_printed_example_is_0_789_by_its_own_formula():
+    report = RLReadinessScorer().compute_score(accuracy=0.87, ece=0.05, reward_variance=1.2, top_eigenvalue=150)
+    assert round(report.overall_score, 3) == 0.789
+    assert report.verdict == "monitor"
+    assert report.recommendations == ()
+    assert report.version == "v1"
+
+
+@pytest.mark.parametrize(
+    ("values", "score", "said"),
+    [
+        ((0.95, 0.02, 1.0, 100.0), "0.89", "✓ Model is ready for RL training"),
+        ((0.87, 0.05, 1.2, 150.0), "0.79", "monitor"),
+        ((0.5, 0.5, 5.0, 500.0), "0.17", "does not recommend"),
+    ],
+)
+def test_the_printed_report_has_score_verdict_advice_and_limits(values, score, said):
+    report = RLReadinessScorer().compute_score(*values)
+    lines = str(report).splitlines()
+    assert f"Overall Score: {score}/1.00" in lines
+    assert any(said in line for line in lines)
+    assert [line.removeprefix("  - ") for line in lines if line.startswith("  - ")] == [*report.recommendations]
+    assert "v1 sees no sample of the policy" in lines[-1]  # a verdict of v1 is never shown without its limits
+
+
+def test_flaw_a_guessing_model_is_called_ready():
+    # rewards that hardly differ: confidence 0.501 against accuracy 0.494, next to no variance or curvature
+    report = RLReadinessScorer().compute_score(accuracy=0.494, ece=0.007, reward_variance=0.001, top_eigenvalue=1.0)
+    assert round(report.overall_score, 2) == 0.88
+    assert report.verdict == "ready"
+
+
+def test_flaw_the_score_exceeds_one():
+    report = RLReadinessScorer().compute_score(1, 0, 0, 0)
+    assert report.overall_score == pytest.approx(1.067, abs=5e-4)
+    assert report.stability_score == pytest.approx(1.2)
+    assert report.landscape_score == pytest.approx(10 / 9)
+
+
+@given(measurements.filter(lambda values: values[3] >= 0))
+def test_flaw_and_that_is_its_maximum(values):
+    best = RLReadinessScorer().compute_score(1, 0, 0, 0).overall_score
+    assert RLReadinessScorer().compute_score(*values).overall_score <= best + 1e-12
+
+
+def test_flaw_a_scaled_head_ranks_alike_and_scores_otherwise():
+    generator = np.random.default_rng(0)
+    gold = generator.normal(size=(2000, 2))
+    rewards = 0.5 * np.sort(gold, axis=1)[:, ::-1]  # chosen first
+    flip = generator.random(2000) < 0.28
+    rewards[flip] = rewards[flip, ::-1]
+
+    def score(scaled):
+        margin = scaled[:, 0] - scaled[:, 1]
+        accuracy = float((margin > 0).mean())
+        ece = abs(float((1 / (1 + np.exp(-np.abs(margin)))).mean()) - accuracy)  # one bin
+        return RLReadinessScorer().compute_score(accuracy, min(1.0, ece), float(scaled.var()), 50.0)
+
+    small, large = score(rewards), score(10 * rewards)
+    assert small.accuracy_score == large.accuracy_score
+    assert (small.verdict, large.verdict) == ("ready", "not recommended")
+    assert [round(small.overall_score, 2), round(large.overall_score, 2)] == [0.82, 0.40]
+
+
+@pytest.mark.parametrize(
+    ("values", "word"),
+    [
+        ((0.69, 0.1, 2.0, 200.0), "accuracy"),
+        ((0.7, 0.11, 2.0, 200.0), "Calibration"),
+        ((0.7, 0.1, 2.1, 200.0), "variance"),
+        ((0.7, 0.1, 2.0, 201.0), "eigenvalue"),
+    ],
+)
+def test_advice_starts_beyond_each_threshold(values, word):
+    (advice,) = RLReadinessScorer().compute_score(*values).recommendations
+    assert word in advice
+    assert RLReadinessScorer().compute_score(0.7, 0.1, 2.0, 200.0).recommendations == ()
+
+
+def test_advice_is_in_the_order_of_the_parts():
+    advice = RLReadinessScorer().compute_score(0.5, 0.5, 5.0, 500.0).recommendations
+    assert [word in text for word, text in zip(("accuracy", "Calib", "variance", "eigen"), advice, strict=True)] == [
+        True
+    ] * 4
+
+
+@pytest.mark.parametrize("position", range(4))
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, None, "0.5"])
+def test_values_that_are_not_finite_numbers_are_refused(position, bad):
+    values: list = [0.8, 0.05, 1.0, 100.0]
+    values[position] = bad
+    with pytest.raises(ConfigError, match="finite number"):
+        RLReadinessScorer().compute_score(*values)
+
+
+@pytest.mark.parametrize("values", [(1.01, 0, 0, 0), (-0.01, 0, 0, 0), (0.5, 1.1, 0, 0), (0.5, 0, -1, 0)])
+def test_values_out_of_range_are_refused(values):
+    with pytest.raises(ConfigError, match="finite number from 0"):
+        RLReadinessScorer().compute_score(*values)
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        {},
+        {"accuracy": 1.0},
+        uniform | {"other": 0.0},
+        uniform | {"accuracy": 0.3},
+        uniform | {"accuracy": -0.25, "landscape": 0.75},
+        uniform | {"accuracy": math.nan},
+        uniform | {"accuracy": 0.250002},
+        [0.25] * 4,
+    ],
+)
+def test_bad_weights_are_refused(weights):
+    with pytest.raises(ConfigError):
+        RLReadinessScorer(weights)
+
+
+@given(st.lists(st.floats(0.01, 1), min_size=4, max_size=4), measurements)
+def test_any_weights_that_sum_to_one_are_used_in_their_own_place(raw, values):
+    weights = dict(zip(reversed(DEFAULT_WEIGHTS), (weight / sum(raw) for weight in raw), strict=True))
+    report = RLReadinessScorer(weights).compute_score(*values)
+    expected = sum(weights[name] * getattr(report, f"{name}_score") for name in weights)
+    assert report.overall_score == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+def test_the_record_is_json_and_numpy_numbers_are_welcome():
+    report = RLReadinessScorer().compute_score(np.float32(0.5), np.float64(0.2), np.float32(3), np.int64(300))
+    record = report.to_dict()
+    assert json.loads(json.dumps(record)) == record
+    assert (record["version"], record["verdict"]) == ("v1", "not recommended")
+    assert len(record["recommendations"]) == 4
+
+
+def test_no_torch_is_loaded():
+    code = "import sys, rmcore.policy.readiness.readiness; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

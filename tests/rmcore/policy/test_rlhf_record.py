@@ -1,0 +1,59 @@
+"""The record of a training against a reward model: what its intervals over seeds and prompts cover."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from rmcore.evaluation.uncertainty import t_interval
+from rmcore.policy.grpo.policy_meter import QUANTITIES
+from rmcore.policy.grpo.rlhf_record import curve_of
+
+NUM_PROMPTS, TRUTH, EXPERIMENTS = 48, 0.3, 200
+
+
+def experiments(num_seeds, prompt_sd, seed_sd, noise_sd=0.3):
+    """Independent experiments, one a step: gold of each seed on the prompts that all of them answer."""
+    rng = np.random.default_rng([num_seeds, int(100 * prompt_sd)])
+    shape = (EXPERIMENTS, num_seeds, NUM_PROMPTS)
+    gold = TRUTH + prompt_sd * rng.normal(size=(EXPERIMENTS, 1, NUM_PROMPTS))
+    gold = gold + seed_sd * rng.normal(size=(EXPERIMENTS, num_seeds, 1)) + noise_sd * rng.normal(size=shape)
+    step, seed, prompt = (axis.ravel() for axis in np.indices(shape))
+    missing = dict.fromkeys(QUANTITIES, np.nan)
+    return pd.DataFrame({"step": step, "seed": seed, "prompt": prompt, **missing, "gold": gold.ravel()})
+
+
+def covered(intervals):
+    return np.mean([one["ci_low"] <= TRUTH <= one["ci_high"] for one in intervals])
+
+
+@pytest.mark.parametrize("num_seeds", [3, 5, 10])
+@pytest.mark.parametrize(("prompt_sd", "seed_sd"), [(0.8, 0.05), (0.05, 0.8)], ids=["prompts", "seeds"])
+def test_an_interval_over_seeds_knows_that_they_answer_the_same_prompts(num_seeds, prompt_sd, seed_sd):
+    progress = experiments(num_seeds, prompt_sd, seed_sd)
+    points = curve_of(progress, num_resamples=300, seed=0)
+    share = covered([point["gold"] for point in points])
+    # 93 % is promised (test_verdict_coverage); 200 experiments may fall short of that by three standard errors
+    assert share >= 0.93 - 3 * np.sqrt(0.93 * 0.07 / EXPERIMENTS)
+    if prompt_sd > seed_sd:  # over seeds alone, "95 %" covers a half or less
+        means = progress.groupby(["step", "seed"])["gold"].mean().to_numpy().reshape(EXPERIMENTS, num_seeds)
+        assert covered([t_interval(row).to_dict() for row in means]) < 0.8 < share
+
+
+def test_the_value_is_the_mean_of_the_seeds_and_one_seed_has_its_prompts_alone():
+    progress = experiments(3, 0.8, 0.05)
+    progress = progress[progress["step"] < 3]
+    means = progress.groupby("step")["gold"].mean()
+    for point in curve_of(progress, num_resamples=100, seed=0):
+        assert point["gold"]["value"] == pytest.approx(means[point["step"]])
+        assert point["gold"]["num"] == 3
+        assert point["kl"] is None
+    alone = curve_of(progress[progress["seed"] == 1], num_resamples=100, seed=0)[0]["gold"]
+    assert alone["num"] == NUM_PROMPTS
+    assert alone["ci_low"] < alone["value"] < alone["ci_high"]
+
+
+@pytest.mark.parametrize("num_seeds", [1, 3])
+def test_what_does_not_vary_at_all_is_certain(num_seeds):
+    progress = experiments(num_seeds, 0.0, 0.0, 0.0)
+    point = curve_of(progress[progress["step"] == 0], num_resamples=100, seed=0)[0]["gold"]
+    assert point["ci_low"] == point["value"] == point["ci_high"] == TRUTH

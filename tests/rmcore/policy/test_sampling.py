@@ -1,0 +1,289 @@
+"""Samples are draws of the policy's own distribution, and a call that was interrupted goes on as if it had not been."""
+
+import contextlib
+import dataclasses
+import json
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+import small_policies as policies
+from rmcore.core.errors import ConfigError, DataError, ModelError, ServingError
+from rmcore.data.pair import Message
+from rmcore.policy.policy import Policy
+from rmcore.policy.sampling import generate_sampler
+from rmcore.policy.sampling.sample_file import open_samples
+from rmcore.policy.sampling.sampling import SamplingSettings, choose_sampler, draw_samples
+from rmcore.serving.vllm_process import find_vllm
+
+FEW = SamplingSettings(num_samples=3, max_new_tokens=6, seed=5)
+PROMPTS = ["What is 2 + 2?", "What is 2 + 3?", (Message("user", "Hi"), Message("assistant", "?"), Message("user", "A"))]
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    """Ends one response in eight at each token."""
+    return Policy.load(policies.new_policy(tmp_path_factory.mktemp("policy"), eos_token_id=policies.STOPS))
+
+
+def draw(policy, out, prompts=PROMPTS, settings=FEW, **options):
+    return draw_samples(policy, prompts, settings, out, engine="generate", device="cpu", **options)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(policy, tmp_path_factory):
+    out = tmp_path_factory.mktemp("whole") / "samples.jsonl"
+    return draw(policy, out).rows, out.read_bytes()
+
+
+def test_every_prompt_has_its_samples(policy, tmp_path):
+    told = []
+    found = draw(policy, tmp_path / "deep" / "s.jsonl", report=lambda *state: told.append(state))
+    assert found.engine == "generate"
+    assert found.rows[["prompt_index", "sample"]].to_numpy().tolist() == [[p, s] for p in range(3) for s in range(3)]
+    assert [done for done, _, _ in told] == [0, 1, 2, 3]
+    again = draw(policy, tmp_path / "deep" / "s.jsonl", report=lambda *state: told.append(state))
+    assert again.rows.equals(found.rows)
+    assert told[4:] == [(3, 3, "prompts sampled")]
+
+
+@pytest.mark.slow
+@given(data=st.data())
+@settings(max_examples=30)
+def test_a_file_cut_anywhere_goes_on_to_the_same_samples(policy, uninterrupted, tmp_path_factory, data):
+    rows, content = uninterrupted
+    out = tmp_path_factory.mktemp("cut") / "samples.jsonl"
+    out.write_bytes(content[: data.draw(st.integers(0, len(content)))])
+    assert draw(policy, out).rows.equals(rows)
+    assert out.read_bytes() == content
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_a_lost_line_is_drawn_again(policy, uninterrupted, tmp_path, lost):
+    rows, content = uninterrupted
+    lines = content.splitlines(keepends=True)
+    (tmp_path / "s").write_bytes(b"".join(line for number, line in enumerate(lines) if number != lost))
+    assert draw(policy, tmp_path / "s").rows.equals(rows)
+
+
+def test_what_is_drawn_for_a_prompt_does_not_depend_on_the_others_or_on_other_draws(policy, uninterrupted):
+    drawn = {}
+    torch.manual_seed(1)
+    before = torch.random.get_rng_state()
+    sampler = choose_sampler("auto", CPU)
+    for order in ([2], [0, 1]):
+        wanted = {index: policy.prompt_ids(PROMPTS[index]) for index in order}
+        sampler.draw(policy, wanted, FEW, lambda samples: drawn.update({samples[0].prompt_index: samples}))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    texts = [sample.response for index in range(3) for sample in drawn[index]]
+    assert texts == uninterrupted[0]["response"].tolist()
+    assert len(set(texts)) > 6
+
+
+CHANGES = [{"num_samples": 4}, {"temperature": 0.9}, {"max_new_tokens": 7}, {"seed": 6}]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_samples_of_other_settings_are_not_mixed(policy, uninterrupted, tmp_path, change):
+    out = tmp_path / "s.jsonl"
+    out.write_bytes(uninterrupted[1])
+    [[name, value]] = change.items()
+    with pytest.raises(DataError, match=rf"{name} {getattr(FEW, name)} there, {value} now.*Delete the file"):
+        draw(policy, out, settings=dataclasses.replace(FEW, **change))
+    assert out.read_bytes() == uninterrupted[1]
+
+
+def test_samples_of_another_policy_or_of_other_prompts_are_not_mixed(policy, uninterrupted, tmp_path):
+    out = tmp_path / "s.jsonl"
+    out.write_bytes(uninterrupted[1])
+    with pytest.raises(DataError, match=r"something else \(policy '"):
+        draw(Policy.load(policies.new_policy(tmp_path / "other", seed=1)), out)
+    with pytest.raises(DataError, match=r"something else \(prompts '"):
+        draw(policy, out, prompts=[*PROMPTS[1:], PROMPTS[0]])
+    assert out.read_bytes() == uninterrupted[1]
+
+
+@pytest.mark.parametrize("content", [b"precious\n", b"precious", b'{"a": 1}\n', b"[]\n", b"\xff\n"])
+def test_a_file_of_something_else_is_left_alone(policy, tmp_path, content):
+    (tmp_path / "s").write_bytes(content)
+    with pytest.raises(DataError, match="nothing was written"):
+        draw(policy, tmp_path / "s")
+    assert (tmp_path / "s").read_bytes() == content
+
+
+def test_a_damaged_line_is_named_and_the_last_one_is_drawn_again(policy, uninterrupted, tmp_path):
+    rows, content = uninterrupted
+    lines = content.splitlines(keepends=True)
+    (tmp_path / "s").write_bytes(b"".join([lines[0], b"\0" * 9 + b"\n", *lines[2:]]))
+    with pytest.raises(DataError, match=r"line 2 of .* is damaged"):
+        draw(policy, tmp_path / "s")
+    (tmp_path / "s").write_bytes(b"".join([*lines[:-1], b"\0" * 9 + b"\n"]))
+    assert draw(policy, tmp_path / "s").rows.equals(rows)
+
+
+def test_two_calls_cannot_write_one_file(policy, tmp_path):
+    with (
+        open_samples(tmp_path / "s", {"a": 1}, num_samples=1),
+        pytest.raises(DataError, match="another process draws"),
+    ):
+        draw(policy, tmp_path / "s")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("temperature", "num_samples"), [(0.05, 2000), (0.2, 2000), (1.0, 4000)])
+def test_the_first_token_has_the_policys_distribution(policy, tmp_path, temperature, num_samples):
+    many = SamplingSettings(num_samples=num_samples, temperature=temperature, max_new_tokens=1)
+    rows = draw(policy, tmp_path / "s", [PROMPTS[0]], many).rows
+    expected = policies.first_texts(policy, PROMPTS[0], temperature)
+    assert policies.p_value(rows["response"], expected) > 1e-3
+    # The test would see it: half or twice the temperature is another distribution.
+    for other in (temperature / 2, temperature * 2):
+        assert policies.p_value(rows["response"], policies.first_texts(policy, PROMPTS[0], other)) < 1e-6
+
+
+@pytest.mark.slow
+def test_the_second_token_follows_the_first(policy, tmp_path):
+    """Responses of two tokens against the product of both probabilities, where few tokens are likely."""
+    cold = SamplingSettings(num_samples=1500, temperature=0.15, max_new_tokens=2)
+    rows = draw(policy, tmp_path / "s", [PROMPTS[1]], cold).rows
+    probability = two_token_texts(policy, PROMPTS[1], 0.15)
+    often = [text for text, value in probability.items() if value * len(rows) >= 5]
+    counts = Counter(rows["response"])
+    observed = [counts[text] for text in often]
+    expected = [probability[text] * len(rows) for text in often]
+    assert len(often) > 20
+    observed.append(len(rows) - sum(observed))
+    expected.append(len(rows) - sum(expected))
+    assert chisquare(observed, expected).pvalue > 1e-3
+
+
+@torch.inference_mode()
+def two_token_texts(policy, prompt, temperature):
+    """Probability of each response of at most two tokens; first tokens of less than 1e-5 are left out."""
+    model = generate_sampler._load(policy, CPU)
+    ids = policy.prompt_ids(prompt)
+    first = torch.softmax(model(torch.tensor([ids])).logits[0, -1].double() / temperature, 0)
+    texts = {}
+    for token in torch.nonzero(first > 1e-5).flatten().tolist():
+        if token in policy.stop_ids:
+            texts[""] = texts.get("", 0.0) + float(first[token])
+            continue
+        second = torch.softmax(model(torch.tensor([[*ids, token]])).logits[0, -1].double() / temperature, 0)
+        for other in torch.nonzero(second > 1e-5).flatten().tolist():
+            text = policy.decode([token] if other in policy.stop_ids else [token, other])
+            texts[text] = texts.get(text, 0.0) + float(first[token] * second[other])
+    return texts
+
+
+def test_nothing_that_a_folder_recommends_is_heard(policy, uninterrupted, tmp_path):
+    advice = policies.RECOMMENDED | {"eos_token_id": policies.STOPS, "suppress_tokens": list(range(100, 600))}
+    advised = Policy.load(policies.new_policy(tmp_path / "policy", **advice))
+    assert draw(advised, tmp_path / "s").rows.equals(uninterrupted[0])
+
+
+def test_a_response_ends_at_its_first_stop_token(policy, tmp_path):
+    rows = draw(policy, tmp_path / "s", settings=SamplingSettings(200, max_new_tokens=6)).rows
+    assert (rows["num_tokens"] <= 6).all()
+    assert (rows["finished"] | (rows["num_tokens"] == 6)).all()
+    assert (rows["num_tokens"][rows["finished"]] >= 1).all()
+    # Each token of an untrained model is a stop token about once in eight, wherever it stands.
+    ended = rows["finished"].mean()
+    assert ended == pytest.approx(1 - (7 / 8) ** 6, abs=0.1)
+    one = Policy.load(policies.new_policy(tmp_path / "one"))
+    assert draw(one, tmp_path / "t").num_cut >= 8
+
+
+def test_empty_responses_are_kept_and_counted(policy, tmp_path):
+    found = draw(policy, tmp_path / "s", settings=SamplingSettings(100, max_new_tokens=2))
+    empty = found.rows[found.rows["response"] == ""]
+    assert found.num_empty == len(empty) > 10
+    assert set(empty["num_tokens"]) <= {1, 2}
+    assert len(found.rows) == 300
+    assert found.num_cut == (~found.rows["finished"]).sum()
+
+
+def test_a_prompts_samples_come_in_chunks_that_memory_holds(policy, tmp_path, monkeypatch):
+    one, three = SamplingSettings(50, max_new_tokens=1), SamplingSettings(50, max_new_tokens=3)
+    whole = [draw(policy, tmp_path / f"whole-{n}", settings=s).rows for n, s in enumerate((one, three))]
+    monkeypatch.setattr(generate_sampler, "TOKENS_AT_ONCE", 200)
+    parts = [draw(policy, tmp_path / f"parts-{n}", settings=s).rows for n, s in enumerate((one, three))]
+    assert parts[0].equals(whole[0])  # row by row under one seed
+    assert not parts[1].equals(whole[1])
+    assert parts[1][["prompt_index", "sample"]].equals(whole[1][["prompt_index", "sample"]])
+
+
+def test_broken_weights_are_said_and_nothing_is_stored(tmp_path):
+    broken = policies.change_weights(policies.new_policy(tmp_path / "policy"), policies.break_weights)
+    with pytest.raises(ModelError, match="NaN or infinite: its weights are broken"):
+        draw(Policy.load(broken), tmp_path / "s")
+    assert (tmp_path / "s").read_bytes().count(b"\n") == 1
+
+
+def test_weights_that_are_missing_are_not_made_up(tmp_path):
+    folder = policies.new_policy(tmp_path / "policy")
+    policies.change_weights(folder, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))
+    with pytest.raises(ModelError, match=r"lacks weights \(model.layers.1.mlp.up_proj.weight"):
+        draw(Policy.load(folder), tmp_path / "s")
+
+
+def test_a_prompt_that_is_too_long_is_said_before_anything_is_drawn(policy, tmp_path):
+    with pytest.raises(DataError, match="prompt 3"):
+        draw(policy, tmp_path / "s", prompts=[*PROMPTS, "long " * 1000])
+    with pytest.raises(DataError, match="no prompts"):
+        draw(policy, tmp_path / "s", prompts=[])
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize("wrong", [{"num_samples": 0}, {"max_new_tokens": 0}, {"temperature": 0.0}])
+def test_settings_that_draw_nothing_are_refused(wrong):
+    with pytest.raises(ConfigError):
+        SamplingSettings(**({"num_samples": 1} | wrong))
+
+
+@pytest.mark.parametrize("temperature", [float("nan"), float("inf"), -1.0, 0.001])
+def test_temperatures_that_an_engine_would_change_are_refused(temperature):
+    with pytest.raises(ConfigError, match="temperature="):
+        SamplingSettings(1, temperature)
+
+
+def test_a_vllm_that_is_not_there_is_said_before_anything_is_drawn(policy, tmp_path, monkeypatch):
+    monkeypatch.setenv("RM_OPT_VLLM", "/no/such/python")
+    with pytest.raises(ConfigError, match="/no/such/python is no program"):
+        draw_samples(policy, PROMPTS, FEW, tmp_path / "s", engine="vllm", device="cpu")
+    with pytest.raises(ConfigError, match="none of auto, vllm, generate"):
+        choose_sampler("magic", CPU)
+    assert choose_sampler("auto", torch.device("cuda")).name == "generate"
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_vllm_of_the_current_folder_is_not_executed(tmp_path, monkeypatch):
+    program = tmp_path / ".venv-vllm" / "bin" / "python"
+    program.parent.mkdir(parents=True)
+    program.touch(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RM_OPT_VLLM", raising=False)
+    with contextlib.suppress(ConfigError):  # where none of ours was made
+        assert find_vllm() != program
+
+
+def test_a_vllm_that_does_not_start_leaves_what_is_stored(policy, uninterrupted, tmp_path, monkeypatch):
+    program, out = tmp_path / "python", tmp_path / "s.jsonl"
+    program.write_text("#!/bin/sh\necho no such device; exit 7\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("RM_OPT_VLLM", str(program))
+    lines = uninterrupted[1].splitlines(keepends=True)
+    header = json.loads(lines[0])
+    header["samples_of"]["engine"] = "vllm"
+    out.write_bytes(json.dumps(header).encode() + b"\n" + lines[1])
+    with pytest.raises(
+        ServingError, match=r"status 7(.*\n)+.*no such device\nThe samples of 1 of 3 prompts are stored"
+    ):
+        draw_samples(policy, PROMPTS, FEW, out, engine="vllm", device="cpu")
+    assert out.read_bytes().endswith(lines[1])
+    with pytest.raises(ConfigError, match="refuses more than 2"):
+        draw_samples(policy, PROMPTS, SamplingSettings(1, 2.5), tmp_path / "t", engine="vllm", device="cpu")

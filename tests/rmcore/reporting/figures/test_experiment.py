@@ -1,0 +1,320 @@
+"""Figures of an experiment: titled, with units, holding their data, with labels that do not cover one another."""
+
+import warnings
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+
+import experiment_sample as sample
+from rmcore.reporting.figures.arm_intervals import arm_intervals_figure
+from rmcore.reporting.figures.arms import MOST, looks, main_metrics, short, shown
+from rmcore.reporting.figures.claims import VERDICTS, subject, tally
+from rmcore.reporting.figures.experiment import draw_experiment
+from rmcore.reporting.figures.forest import forest_plot_figure
+from rmcore.reporting.figures.labels import place_labels, spread
+from rmcore.reporting.figures.learning import learning_curves_figure, mean_curve
+from rmcore.reporting.figures.quantities import compared, distance, interval, level, tick_text
+from rmcore.reporting.figures.tradeoff import tradeoff_figure
+
+RESULTS = sample.results()
+INFOS = RESULTS["metrics"]
+MAIN = (sample.ACCURACY, True)
+OTHERS = (sample.SECONDS, sample.ECE)
+
+
+def matrix(num_arms: int, seed: int = 0) -> tuple[list, list, dict]:
+    """Arms, cells and curves of a larger matrix with similar arms."""
+    rng = np.random.default_rng(seed)
+    arms, cells, curves = [], [], []
+    for number in range(num_arms):
+        name = f"learning_rate={10.0**-number:.0e}, smoothing={number}"
+        own = []
+        for cell in RESULTS["cells"][:3]:
+            metrics = {key: value and value * (1 + 0.02 * rng.normal()) for key, value in cell["metrics"].items()}
+            own.append(cell | {"arm": name, "metrics": metrics})
+        means = {key: sample.metric([one["metrics"][key] for one in own if one["metrics"][key]]) for key in INFOS}
+        arms.append(RESULTS["arms"][1] | {"name": name, "is_control": number == 0, "metrics": means})
+        cells += own
+        values = np.linspace(0.5, 0.6 + 0.01 * rng.random(), 8).tolist()
+        curves.append({"arm": name, "seed": 0, "steps": list(range(8)), "values": values})
+    return arms, cells, {"eval/pairwise_accuracy": curves}
+
+
+def boxes(texts) -> list:
+    return [text.get_window_extent() for text in texts]
+
+
+def apart(found) -> bool:
+    """No two boxes share more than a rounding error."""
+    for one, other in combinations(found, 2):
+        width = min(one.x1, other.x1) - max(one.x0, other.x0)
+        height = min(one.y1, other.y1) - max(one.y0, other.y0)
+        if min(width, height) > 0.5:
+            return False
+    return True
+
+
+@pytest.mark.slow
+def test_all_figures_are_drawn_and_the_same_each_time(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        first = draw_experiment(RESULTS, tmp_path / "deep" / "one")
+        second = draw_experiment(RESULTS, tmp_path / "two")
+    assert list(first) == ["forest_plot", "arm_intervals", "learning_curves", "tradeoff"]
+    for name, path in first.items():
+        assert path.read_bytes() == second[name].read_bytes()
+        assert imread(path).min() < 0.5
+
+
+def test_what_has_no_data_is_skipped(tmp_path):
+    results = sample.results()
+    results["hypotheses"], results["curves"] = [], {"train/loss": []}
+    for one in (*results["arms"], *results["cells"]):
+        del one["metrics"][sample.ECE], one["metrics"][sample.SECONDS]
+    assert list(draw_experiment(results, tmp_path)) == ["arm_intervals"]
+
+
+def test_forest_has_a_panel_a_claim_on_its_own_scale(draw):
+    figure = draw(forest_plot_figure(RESULTS["hypotheses"], INFOS))
+    assert figure.get_suptitle() == "4 claims: 1 supported, 1 refuted, 2 inconclusive" == tally(RESULTS["hypotheses"])
+    for ax, item in zip(figure.axes, RESULTS["hypotheses"], strict=True):
+        texts = {text.get_text(): text.get_color() for text in ax.texts}
+        words, colour, _ = VERDICTS[item["verdict"]]
+        assert texts[words] == colour
+        assert item["claim"] in ax.get_title(loc="left").replace("\n", " ")
+        assert subject(item) in ax.get_xlabel()
+        assert INFOS[item["metric"]]["label"] in ax.get_xlabel()
+        lines = {line.get_label(): line for line in ax.lines}
+        assert set(lines["threshold"].get_xdata()) == {item["threshold"]}
+        assert list(lines["value"].get_xdata()) == [item["value"]]
+        assert lines["value"].get_color() == colour
+        assert ("interval" in lines) == (item["ci_low"] is not None)
+        left, right = ax.get_xlim()
+        inside = [item[key] for key in ("value", "ci_low", "ci_high", "threshold") if item[key] is not None]
+        assert left < min(inside)
+        assert max(inside) < right
+        shade = ax.patches[0].get_extents().transformed(ax.transData.inverted())
+        edge = right if item["direction"] == "above" else left
+        assert sorted((shade.x0, shade.x1)) == pytest.approx(sorted((item["threshold"], edge)))
+    units = [ax.get_xlabel().rpartition("(")[2] for ax in figure.axes]
+    assert [units[0], units[1], units[3]] == ["percentage points)", "%)", "ratio)"]
+
+
+def test_forest_texts_do_not_cover_one_another(draw):
+    figure = draw(forest_plot_figure(RESULTS["hypotheses"] * 3, INFOS))
+    figure.draw_without_rendering()
+    texts = [text for ax in figure.axes for text in (*ax.texts, ax.xaxis.label)]
+    assert len(texts) >= 3 * 12
+    assert apart(boxes(texts))
+
+
+def test_a_claim_without_value_is_drawn_as_a_sentence(draw):
+    bare = RESULTS["hypotheses"][0] | {"value": None, "ci_low": None, "ci_high": None, "verdict": "inconclusive"}
+    figure = draw(forest_plot_figure([bare], {}))
+    assert any("no value" in text.get_text() for text in figure.axes[0].texts)
+    assert bare["metric"] in figure.axes[0].get_xlabel()
+
+
+def test_arm_intervals_show_means_seeds_and_the_control(draw):
+    metrics = list(sample.LEVELS)
+    figure = draw(arm_intervals_figure(RESULTS["arms"], RESULTS["cells"], metrics, INFOS))
+    assert "control" in figure.get_suptitle()
+    for ax, metric in zip(figure.axes, metrics, strict=False):
+        assert INFOS[metric]["label"] in ax.get_title(loc="left").replace("\n", " ")
+        assert ax.get_xlabel().startswith("mean over seeds")
+        for row, arm in enumerate(RESULTS["arms"]):
+            mean = next(line for line in ax.lines if line.get_label() == arm["name"])
+            assert (list(mean.get_xdata()), list(mean.get_ydata())) == ([arm["metrics"][metric]["value"]], [row])
+        seeds = np.concatenate([line.get_xdata() for line in ax.lines if line.get_label() == "seeds"])
+        known = [cell["metrics"][metric] for cell in RESULTS["cells"] if cell["metrics"][metric] is not None]
+        assert sorted(seeds) == sorted(known)
+        left, right = ax.get_xlim()
+        assert left < min(known) <= max(known) < right
+    assert [tick.get_text() for tick in figure.axes[0].get_yticklabels()] == list(sample.ARMS)
+
+
+def test_an_interval_far_wider_than_the_points_does_not_flatten_them(draw):
+    arms = [arm | {"metrics": dict(arm["metrics"])} for arm in RESULTS["arms"]]
+    wide = sample.metric([0.5, 0.7])
+    arms[2]["metrics"][sample.ACCURACY] = wide
+    ax = draw(arm_intervals_figure(arms, RESULTS["cells"], [sample.ACCURACY], INFOS)).axes[0]
+    points = [arm["metrics"][sample.ACCURACY]["value"] for arm in arms]
+    assert np.ptp(ax.get_xlim()) < 5 * (max(points) - min(points))
+    assert np.ptp(ax.get_xlim()) < 0.5 * (wide["ci_high"] - wide["ci_low"])
+    edges = [line for line in ax.lines if list(line.get_xdata()) in ([ax.get_xlim()[0]], [ax.get_xlim()[1]])]
+    assert len(edges) == 2
+
+
+def test_tradeoff_shares_the_accuracy_axis_and_names_every_arm(draw):
+    figure = draw(tradeoff_figure(RESULTS["arms"], RESULTS["cells"], INFOS, accuracy=MAIN[0], others=OTHERS))
+    assert [ax.get_xlabel() for ax in figure.axes] == ["training time (s)", "calibration error, debiased"]
+    assert figure.axes[0].get_ylabel() == "held-out pairwise accuracy (%)"
+    assert figure.axes[0].get_ylim() == figure.axes[1].get_ylim()
+    for ax, other in zip(figure.axes, OTHERS, strict=True):
+        assert {text.get_text() for text in ax.texts} - {""} == set(sample.ARMS)
+        for arm in RESULTS["arms"]:
+            line = next(line for line in ax.lines if line.get_label() == arm["name"])
+            point = [line.get_xdata()[0], line.get_ydata()[0]]
+            assert point == [arm["metrics"][other]["value"], arm["metrics"][MAIN[0]]["value"]]
+
+
+@pytest.mark.parametrize(("num_arms", "seed"), [(2, 0), (MOST, 1), (MOST, 2), (24, 3)])
+def test_labels_in_the_tradeoff_do_not_cover_one_another(num_arms, seed):
+    arms, cells, _ = matrix(num_arms, seed)
+    figure = tradeoff_figure(arms, cells, INFOS, accuracy=MAIN[0], others=OTHERS)
+    for ax in figure.axes:
+        labels = [text for text in ax.texts if text.get_text()]
+        assert len(labels) == min(num_arms, MOST)
+        assert apart(boxes(labels))
+        if num_arms > MOST:
+            assert f"grey: {num_arms - MOST} further arms" in ax.get_title(loc="left")
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=MOST))
+def test_labels_of_any_points_are_apart_and_inside(points):
+    figure = Figure(figsize=(6, 5), dpi=72)
+    ax = figure.add_axes((0.05, 0.05, 0.9, 0.9))
+    ax.set(xlim=(-0.2, 1.2), ylim=(-0.2, 1.2))
+    labels = place_labels(ax, points, ["some arm"] * len(points), ["#000000"] * len(points), np.empty((0, 2)))
+    found = boxes(labels)
+    assert apart(found)
+    assert all(ax.bbox.x0 - 1 <= box.x0 and box.x1 <= ax.bbox.x1 + 1 for box in found)
+    assert all(ax.bbox.y0 - 1 <= box.y0 and box.y1 <= ax.bbox.y1 + 1 for box in found)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=12), st.floats(0.01, 0.08))
+def test_spread_keeps_order_and_distance(wanted, gap):
+    wanted = np.array(wanted)
+    found = spread(wanted, gap, 0.0, 1.0)
+    order = np.argsort(wanted, kind="stable")
+    assert (np.diff(found[order]) >= gap - 1e-9).all()
+    assert found.min() >= -1e-9
+    assert found.max() <= 1 + 1e-9
+    room = np.sort(wanted)
+    if (np.diff(room) >= gap).all():
+        assert found == pytest.approx(wanted)  # nothing moves without need
+
+
+@pytest.mark.parametrize("num_arms", [1, MOST, 14])
+def test_learning_curves_name_their_arms_apart(draw, num_arms):
+    arms, _, curves = matrix(num_arms)
+    figure = learning_curves_figure(curves, arms, MAIN)
+    (ax,) = figure.axes
+    assert len(ax.texts) == min(num_arms, MOST)
+    assert {text.get_text() for text in ax.texts} == {short(name, 18) for name in shown(arms, *MAIN)}
+    assert apart(boxes(ax.texts))
+    assert ax.get_ylabel() == "validation accuracy (%)"
+    assert ax.get_xlabel() == "optimizer step"
+    assert (f"grey: {num_arms - MOST} further arms" in ax.get_title(loc="left")) == (num_arms > MOST)
+    draw(figure)
+
+
+def test_learning_curves_draw_every_seed_and_the_mean_of_all_of_them(draw):
+    metric = "eval/pairwise_accuracy"
+    curves = RESULTS["curves"]
+    figure = draw(learning_curves_figure(curves, RESULTS["arms"], MAIN))
+    assert len(figure.axes) == 2
+    thin = [line for line in figure.axes[0].lines if line.get_linewidth() < 1 and line.get_linestyle() == "-"]
+    assert sorted(tuple(line.get_ydata()) for line in thin) == sorted(tuple(one["values"]) for one in curves[metric])
+    stopped = [one for one in curves[metric] if one["arm"] == "A4 stopping"]
+    end = next(line for line in figure.axes[0].lines if line.get_label() == "A4 stopping")
+    last = min(one["steps"][-1] for one in stopped)
+    assert end.get_xdata()[0] == last
+    expected = np.mean([one["values"][one["steps"].index(last)] for one in stopped])
+    assert end.get_ydata()[0] == pytest.approx(expected)
+
+
+def test_a_diverged_seed_does_not_flatten_the_others(draw):
+    curves = [dict(one, values=list(one["values"])) for one in RESULTS["curves"]["train/loss"]]
+    curves[0]["values"][-1] = 1e6
+    (ax,) = draw(learning_curves_figure({"train/loss": curves}, RESULTS["arms"], MAIN)).axes
+    assert ax.get_ylim()[1] < 1e4
+
+
+def test_mean_curve_is_the_mean_where_all_seeds_have_points():
+    steps = np.array([0.0, 1.0, 2.0])
+    grid, values = mean_curve([(steps, steps), (steps[:2], 3 * steps[:2]), (np.array([0.0, 0.5, 1.5]), np.zeros(3))])
+    assert list(grid) == [0.0, 0.5, 1.0]
+    assert list(values) == pytest.approx([0.0, (0.5 + 1.5) / 3, 4 / 3])
+    assert len(mean_curve([])[0]) == 0
+
+
+@given(st.integers(1, MOST))
+def test_nine_arms_look_different(num):
+    arms = [{"name": str(k), "is_control": k == 0, "metrics": {}} for k in range(num)]
+    found = looks(arms, "x", None)
+    assert len({look.colour for look in found.values()}) == num
+    assert len({look.marker for look in found.values()}) == num
+    for look in found.values():
+        assert to_hex(look.ink) == look.ink
+        assert sum(to_rgb(look.ink)) < sum(to_rgb(look.colour))
+
+
+@given(st.permutations(range(15)), st.booleans(), st.integers(0, 14))
+def test_the_control_and_the_best_arms_are_shown(order, better, control):
+    arms = [
+        {"name": str(k), "is_control": k == control, "metrics": {"m": {"value": float(rank)}}}
+        for k, rank in enumerate(order)
+    ]
+    names = shown(arms, "m", better)
+    assert len(names) == MOST
+    assert str(control) in names
+    assert [arm["name"] for arm in arms if arm["name"] in names] == names
+    inside = [order[int(name)] for name in names if name != str(control)]
+    outside = [rank for k, rank in enumerate(order) if str(k) not in names]
+    assert min(inside) > max(outside) if better else max(inside) < min(outside)
+    look = looks(arms, "m", better)
+    assert len({look[name].colour for name in names}) == MOST
+
+
+def test_main_metrics_hold_the_first_and_those_of_claims():
+    names = [f"m{k}" for k in range(12)]
+    assert main_metrics(names, [{"metric": "m9"}, {"metric": "m11"}]) == ["m0", "m1", "m2", "m3", "m9", "m11"]
+    assert main_metrics(names, [{"metric": name} for name in names]) == names
+    assert main_metrics([], []) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (compared(0.0241, "share", "difference"), "+2.4 points"),
+        (compared(-0.00001, "share", "difference"), "0.0 points"),
+        (compared(-12.3, "seconds", "difference"), "−12.30 s"),
+        (compared(1.42, "seconds", "ratio"), "1.420×"),
+        (compared(0.631, "share", "level"), "63.1 %"),
+        (compared(None, "share", "difference"), "–"),
+        (compared(-0.068, "", "difference"), "−0.068"),
+        (level(-4.2, "seconds"), "−4.2 s"),
+        (level(560.4, "steps"), "560 steps"),
+        (level(12.5, "steps"), "12.50 steps"),
+        (level(None, "steps"), "–"),
+        (interval(0.019, 0.055, "share", "difference"), "+1.9 to +5.5 points"),
+        (interval(48.0, 55.1, "seconds"), "48.0 to 55.1 s"),
+        (interval(48.0, 106.0, "seconds"), "48.0 s to 1 min 46 s"),
+        (interval(0.55, 0.73, "share", "ratio"), "0.550× to 0.730×"),
+        (interval(0.62, 0.66, "share"), "62.0 to 66.0 %"),
+        (interval(None, 0.66, "share"), ""),
+        (distance(0.031, "share", "level"), "3.1 points"),
+        (distance(75.0, "seconds", "level"), "1 min 15 s"),
+        (distance(0.08, "seconds", "ratio"), "0.080×"),
+        (distance(None, "share", "level"), "–"),
+        (tick_text("share", "difference")(0.025, 0), "+2.5"),
+        (tick_text("share")(0.65, 0), "65"),
+        (tick_text("seconds", "ratio")(0.7, 0), "0.7×"),
+        (tick_text("steps")(-1500.0, 0), "−1,500"),
+    ],
+)
+def test_quantities_read_as_people_write_them(text, expected):
+    assert text.replace("\u00a0", " ") == expected
+
+
+def test_long_names_keep_both_ends():
+    assert short("abc", 26) == "abc"
+    assert short("a" * 30 + "z" * 30, 11) == "aaaaa…zzzzz"

@@ -1,0 +1,107 @@
+"""Every figure: titled, labelled with units, its texts apart, the same bytes from the same data."""
+
+import warnings
+
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.image import imread
+
+import figure_sample as sample
+from rmcore.reporting.figures.calibration import reliability_diagram, reliability_diagram_figure
+from rmcore.reporting.figures.context import accuracy_in_context, accuracy_in_context_figure
+from rmcore.reporting.figures.landscape import eigenvalues, eigenvalues_figure
+from rmcore.reporting.figures.length import reward_by_length, reward_by_length_figure
+from rmcore.reporting.figures.margins import margin_histogram, margin_histogram_figure
+from rmcore.reporting.figures.style import DPI
+from rmcore.reporting.figures.training import training_curves, training_curves_figure
+
+history, rewards, bins, spectrum, item = sample.history, sample.rewards, sample.bins, sample.spectrum, sample.item
+ECE, CONTEXT = sample.ECE, sample.CONTEXT
+
+
+@pytest.mark.parametrize(
+    ("write", "data", "inches"),
+    [
+        (training_curves, (history(),), (11.0, 6.4)),
+        (margin_histogram, (rewards(),), (8.0, 4.4)),
+        (reliability_diagram, (bins(), ECE), (6.4, 6.2)),
+        (reward_by_length, (rewards(),), (8.0, 4.6)),
+        (eigenvalues, (spectrum(),), (8.0, 4.4)),
+    ],
+)
+def test_files_are_pngs_of_the_expected_size(write, data, inches, tmp_path):
+    out = write(*data, tmp_path / "deep" / "figure.png")
+    pixels = imread(out)
+    assert pixels.shape[:2] == pytest.approx((inches[1] * DPI, inches[0] * DPI), abs=1)
+    assert pixels.min() < 0.5  # something is drawn
+
+
+def test_the_same_data_gives_the_same_bytes(tmp_path):
+    first, second = (reward_by_length(rewards(2000), tmp_path / name).read_bytes() for name in ("a.png", "b.png"))
+    assert first == second
+
+
+def test_context_grows_with_its_rows(tmp_path):
+    heights = [accuracy_in_context_figure(CONTEXT * n).get_figheight() for n in (1, 7)]
+    assert imread(accuracy_in_context(CONTEXT, tmp_path / "c.png")).shape[0] == pytest.approx(heights[0] * DPI, abs=1)
+    assert heights[1] > 3 * heights[0]
+
+
+@pytest.mark.parametrize(
+    ("figure", "x", "y"),
+    [
+        (margin_histogram_figure(rewards()), "reward margin (logits)", "pairs"),
+        (reward_by_length_figure(rewards()), "length of the completion (characters)", "reward (logits)"),
+        (eigenvalues_figure(spectrum()), "rank among the computed extremes, largest first", "eigenvalue λ"),
+        (accuracy_in_context_figure(CONTEXT), "pairwise accuracy", ""),
+    ],
+)
+def test_titles_and_units(figure, x, y):
+    assert len(figure.get_suptitle()) > 10
+    assert figure.axes[0].get_xlabel() == x
+    assert figure.axes[0].get_ylabel().startswith(y)
+
+
+def drawn_ticks(axis):
+    """Labels of the ticks inside the view; matplotlib keeps others that it never draws."""
+    return [tick.label1 for tick in axis._update_ticks()]
+
+
+@pytest.mark.parametrize(
+    "figure",
+    [
+        training_curves_figure(history(), best_step=400),
+        margin_histogram_figure(rewards(), negative_rate={"value": 0.3, "ci_low": 0.2, "ci_high": 0.4}),
+        reliability_diagram_figure(bins(), ECE),
+        reward_by_length_figure(rewards()),
+        eigenvalues_figure(spectrum()),
+        accuracy_in_context_figure(
+            [*CONTEXT, *[item(f"a long name of a subset {i} of many more", 0.6) for i in range(38)]]
+        ),
+    ],
+)
+def test_no_text_leaves_the_figure_or_overlaps_another(figure):
+    canvas = FigureCanvasAgg(figure)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        canvas.draw()
+    renderer = canvas.get_renderer()
+    width, height = figure.get_size_inches() * figure.dpi
+    labels = [
+        text
+        for ax in figure.axes
+        for text in (*drawn_ticks(ax.xaxis), *drawn_ticks(ax.yaxis), ax._left_title, *ax.texts)
+    ]
+    shown = [text for text in (*labels, figure._suptitle) if text.get_text() and text.get_visible()]
+    boxes = [(text.get_text(), text.get_window_extent(renderer)) for text in shown]
+    inside = [box for box in boxes if box[1].width > 0]
+    assert len(inside) > 5
+    for text, box in inside:
+        assert box.x0 >= -1, text
+        assert box.x1 <= width + 1, text
+        assert box.y1 <= height + 1, text
+    for index, (text, box) in enumerate(inside):
+        for other, place in inside[index + 1 :]:
+            across = min(box.x1, place.x1) - max(box.x0, place.x0)
+            along = min(box.y1, place.y1) - max(box.y0, place.y0)
+            assert across < 2 or along < 2, (text, other)

@@ -1,0 +1,196 @@
+"""The report is one safe file: it parses, needs nothing from outside, shows every number, bears missing parts."""
+
+import base64
+
+import pytest
+import yaml
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from matplotlib.image import imread
+
+import report_sample as sample
+from rmcore.core.errors import DataError
+from rmcore.reporting.figures.style import new_figure, save
+from rmcore.reporting.html.glossary import READINESS_WEAKNESS, WORDS, metric_term
+from rmcore.reporting.html.html import CAPTIONS, LONGEST_TEXT, shorten, view, write_report
+
+
+@pytest.fixture(scope="module")
+def figures(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("figures")
+    paths = {}
+    for index, name in enumerate([*CAPTIONS, "one_more"]):
+        figure = new_figure(1.0 + index / 10, 0.5)
+        paths[name] = save(figure, folder / f"{name}.png")
+    return paths
+
+
+@pytest.fixture(scope="module")
+def render(parse):
+    def write(results, figures, folder):
+        return parse(write_report(results, figures, folder / "report.html").read_text(encoding="utf-8"))
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def page(figures, render, tmp_path_factory):
+    return render(sample.results(), figures, tmp_path_factory.mktemp("report") / "deep")
+
+
+def test_nothing_is_fetched_or_executed(page):
+    assert not {"script", "link", "iframe", "object", "embed", "form", "base"} & set(page.tags)
+    assert not [name for _, name, _ in page.attributes if name.startswith("on") or name == "srcset"]
+    assert all(value.startswith("data:image/png;base64,") for value in page.values("src"))
+    assert all(value.startswith("#") for value in page.values("href"))
+    assert any("default-src 'none'" in value for value in page.values("content"))
+
+
+def test_no_address_stands_in_the_file(figures, tmp_path):
+    raw = write_report(sample.results(), figures, tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "://" not in raw
+    assert "url(" not in raw
+    assert "@import" not in raw
+
+
+def test_section_links_lead_somewhere(page):
+    ids = page.values("id")
+    assert len(ids) == len(set(ids))
+    assert {value[1:] for value in page.values("href")} <= set(ids)
+
+
+def test_every_image_is_the_figure_with_its_size(page, figures, tmp_path):
+    sources = page.values("src")
+    assert sorted(base64.b64decode(source.split(",", 1)[1]) for source in sources) == sorted(
+        path.read_bytes() for path in figures.values()
+    )
+    for number, source in enumerate(sources):
+        (tmp_path / f"{number}.png").write_bytes(base64.b64decode(source.split(",", 1)[1]))
+        assert imread(tmp_path / f"{number}.png").shape[1] == pytest.approx(
+            1.5 * int(page.values("width")[number]), abs=1
+        )
+    assert all(page.values("alt"))
+
+
+def test_verdict_and_its_reasons_come_first(page):
+    results = sample.results()
+    assert page.text.index(results["verdict"]["headline"]) < page.text.index("What was found")
+    for reason in results["verdict"]["reasons"]:
+        assert page.text.index(reason) < page.text.index("What was found")
+
+
+def test_every_metric_is_shown_with_value_interval_and_definition(page):
+    rows = view(sample.results())["metrics"]
+    assert {row.name for row in rows} == set(sample.metrics())
+    for row in rows:
+        shown = " ".join(f"{row.label}{row.definition} {row.value} {row.interval} {row.num}".split())
+        assert shown in page.text
+        assert row.definition
+
+
+def test_every_gate_check_and_the_rest_of_the_record_are_shown(page):
+    results = sample.results()
+    assert page.text.count("✓ pass") == sum(check["passed"] for check in results["gate"])
+    assert page.text.count("✗ fail") == sum(not check["passed"] for check in results["gate"])
+    expected = [check["text"] for check in results["gate"]] + [READINESS_WEAKNESS, *WORDS, *WORDS.values()]
+    expected += [text for found in results["diagnoses"] for text in found.values()]
+    expected += [stage[part] for stage in results["stages"] for part in ("name", "key", "path")]
+    expected += [*results["environment"].values(), *results["readiness"]["recommendations"]]
+    expected += results["audit"]["warnings"] + ["empty chosen", "share of completions", "21 November 2026, 01:30 UTC"]
+    expected += ["fewer than two positive eigenvalues are known", "completions cut", "step 400"]
+    for text in expected:
+        assert " ".join(text.split()) in page.text
+
+
+def test_configuration_reads_back(parse, figures, tmp_path):
+    raw = write_report(sample.results(), {}, tmp_path / "r.html").read_text(encoding="utf-8")
+    listing = parse(raw.split("<pre>", 1)[1].split("</pre>", 1)[0])
+    assert yaml.safe_load("".join(listing.pieces)) == sample.results()["config"]
+
+
+def test_all_mistakes_are_shown_and_folded(page):
+    mistakes = sample.results()["mistakes"]
+    assert all(mistake["pair_id"] in page.text for mistake in mistakes)
+    assert "open" not in [name for tag, name, _ in page.attributes if tag == "details"]
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=60))
+def test_any_text_stays_text(render, tmp_path_factory, text):
+    hostile = f"<script>alert(1)</script><img src=x onerror=y>\" ' {{{{ 7*7 }}}} &lt; {text} </main>"
+    results = sample.results()
+    results["mistakes"] = [
+        {"pair_id": hostile, "prompt": hostile, "chosen": hostile, "rejected": hostile, "margin": -1.0}
+    ]
+    for name in ("study", "run_name"):
+        results[name] = hostile
+    results["verdict"] = {"status": "not_ready", "headline": hostile, "reasons": [hostile, hostile]}
+    results["metrics"][f"pairwise_accuracy[{hostile}]"] = sample.metric(0.5, 0.1)
+    results["audit"] = {
+        hostile: hostile,
+        "warnings": [hostile * 3],
+        "splits": {hostile: {"a": 1, "deep": {"b": {"c": 2}}}},
+    }
+    results["config"] = {"study": hostile}
+    results["environment"] = {hostile: hostile}
+    found = render(results, {}, tmp_path_factory.mktemp("hostile"))
+    plain = render(sample.results(), {}, tmp_path_factory.mktemp("plain"))
+    assert set(found.tags) <= set(plain.tags)
+    assert not [name for _, name, _ in found.attributes if name.startswith("on")]
+    assert found.text.count(" ".join(hostile.split())) >= 8
+
+
+def test_missing_parts_are_said_not_hidden(render, tmp_path):
+    results = sample.results()
+    results.update(ood_metrics=None, diagnoses=[], mistakes=[], gate=[], metrics={}, audit={}, context=[], stages=[])
+    results["training"].update(best_metric=None, best_value=None)
+    results["spectrum"].update(eigenvalues=[], residuals=[], lambda_max=None, reasons={"lambda_max": "it broke down"})
+    page = render(results, {}, tmp_path)
+    assert page.text.count("was not drawn in this run") == len(CAPTIONS.keys() - {"curvature_trajectory"})  # asked for
+    for text in (
+        "none was chosen by validation pairs: the last step was kept",
+        "No check was made",
+        "not measured",
+        "it broke down",
+        "No held-out pair is ranked",
+    ):
+        assert text in page.text
+    assert "out of distribution 95 % interval" not in page.text
+    assert "None" not in page.text
+    assert "nan" not in page.text.lower().split()
+
+
+def test_a_figure_that_is_no_png_is_refused(tmp_path):
+    broken = tmp_path / "broken.png"
+    with pytest.raises(DataError, match="cannot be read"):
+        write_report(sample.results(), {"eigenvalues": broken}, tmp_path / "r.html")
+    broken.write_bytes(b"<svg/>")
+    with pytest.raises(DataError, match="not a PNG"):
+        write_report(sample.results(), {"eigenvalues": broken}, tmp_path / "r.html")
+
+
+@given(st.text(max_size=2000), st.integers(40, 1000))
+@example("0123456789" * 20, 60)  # random texts are rarely this long
+@example("0123456789" * 20, 61)
+def test_shortened_texts_keep_both_ends(text, longest):
+    short = shorten(text, longest)
+    if len(text) <= longest:
+        assert short == text
+    else:
+        assert len(short) < longest + 40
+        assert short.startswith(text[: longest // 2])
+        assert short.endswith(text[-(longest // 2) :])
+        assert (
+            short[longest // 2 : len(short) - (longest - longest // 2)] == f" […{len(text) - longest:,} characters…] "
+        )
+
+
+def test_long_mistakes_are_shortened_in_the_page(page):
+    assert sample.results()["mistakes"][0]["rejected"] not in page.text
+    assert len(page.text) < 60 * (3 * LONGEST_TEXT)
+
+
+def test_unknown_metrics_keep_their_name():
+    assert metric_term("brand_new") == ("brand new", "", "")
+    assert metric_term("pairwise_accuracy[a[b]]").label == "accuracy: a[b]"
+    assert metric_term("fpr@0.3").label == "false positive rate at 0.3"

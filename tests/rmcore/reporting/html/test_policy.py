@@ -1,0 +1,59 @@
+"""The policy's section of a report: there where a policy was measured, with every number and its interval."""
+
+import pytest
+
+import report_sample as sample
+from rmcore.reporting.html.html import write_report
+from rmcore.reporting.html.policy import best_of_n_markdown, readiness_markdown
+
+policy_sample = sample.policy_sample
+
+
+@pytest.fixture
+def page(parse, tmp_path):
+    def render(results):
+        return parse(write_report(results, {}, tmp_path / "report.html").read_text(encoding="utf-8"))
+
+    return render
+
+
+def test_the_section_shows_parts_choices_and_findings(page):
+    results = policy_sample.judged(sample.results())
+    text = page(results).section("policy")
+    parts = results["policy"]["readiness"]["readiness"]["parts"]
+    assert f"{parts['on_policy_accuracy']['value']:.3f}" in text
+    assert f"{parts['on_policy_accuracy']['ci_low']:.3f} to {parts['on_policy_accuracy']['ci_high']:.3f}" in text
+    for said in (
+        "510 samples of 30 prompts by generate",
+        "97.5% ended",
+        "2 are empty",
+        "5 were longer",
+        "3 of 4 prompts",
+    ):
+        assert said in text
+    assert "the <gold> world" in text  # as text, not as an element
+    assert "1.500 nats by best-of-n" in text
+
+
+def test_without_a_policy_there_is_no_section_and_v1_decides(page):
+    html = page(sample.results() | {"policy": None})
+    assert 'id="policy"' not in html.raw
+    assert "readiness v2" not in html.text
+
+
+def test_the_verdict_names_v2_and_follows_from_its_checks(page):
+    good, bad = (policy_sample.judged(sample.results(), quality) for quality in (3.0, 0.0))
+    assert "readiness v2" in page(good).text
+    assert good["verdict"]["status"] == "ready"
+    assert bad["verdict"]["status"] == "not_ready"
+    assert "checks of readiness v2 failed" in page(bad).text
+
+
+def test_the_markdown_has_the_same_numbers():
+    found = policy_sample.policy()
+    told = best_of_n_markdown(found)
+    assert "| 16 |" in told
+    assert "best-of-n: " in told
+    assert "510 samples" in told
+    judged = readiness_markdown(found["readiness"])
+    assert judged.count("pass: ") + judged.count("FAIL: ") == len(found["readiness"]["gate"])

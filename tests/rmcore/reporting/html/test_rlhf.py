@@ -1,0 +1,94 @@
+"""The trained policy's section of a report, its table for terminals and its figure: every number, no empty words."""
+
+import re
+
+import pytest
+
+import report_sample as sample
+from rmcore.reporting.figures.rlhf import rlhf_curves
+from rmcore.reporting.html.html import write_report
+from rmcore.reporting.html.rlhf import (
+    DIGITS,
+    RLHF_HEADINGS,
+    refresh_rows,
+    rlhf_findings,
+    rlhf_markdown,
+    rlhf_rows,
+    stop_rows,
+)
+
+make = sample.rlhf_sample.record
+KINDS = {
+    "whole": {},
+    "nobody judged": {"judged": False},
+    "one seed": {"num_seeds": 1},
+    "one point": {"num_points": 1},
+    "no refresh": {"refreshes": False},
+    "no members, no rule": {"early_stop": False},
+}
+
+
+@pytest.fixture(params=KINDS)
+def record(request):
+    return make(**KINDS[request.param])
+
+
+@pytest.fixture
+def page(parse, tmp_path):
+    def render(record):
+        results = sample.results() | {"rlhf": record}
+        return parse(write_report(results, {}, tmp_path / "report.html").read_text(encoding="utf-8"))
+
+    return render
+
+
+def test_every_number_of_the_record_is_in_the_section(page, record):
+    text = page(record).section("rlhf")
+    assert record["verdict"]["headline"] in text
+    for point in record["curve"]:
+        for name, digits in DIGITS:
+            value = point[name]
+            if value is not None:
+                assert (value["reason"] if value["value"] is None else f"{value['value']:.{digits}f}") in text
+    for row in refresh_rows(record) + stop_rows(record):
+        assert all(cell in text for cell in row)
+    for line in rlhf_findings(record):
+        assert " ".join(line.split()) in " ".join(text.split())
+
+
+def test_nothing_is_said_with_words_of_the_program(page, record):
+    for text in (page(record).section("rlhf"), rlhf_markdown(record), *map(" ".join, rlhf_rows(record))):
+        assert not re.search(r"\b(None|nan|inf|NaN)\b", text)
+
+
+def test_without_a_trained_policy_there_is_no_section(page):
+    html = page(None)
+    assert 'id="rlhf"' not in html.raw
+    assert "Trained policy" not in html.text
+
+
+def test_the_rule_is_shown_where_there_is_one_alone(page):
+    heading = "disagreement have stopped it in time"
+    assert heading in page(make()).section("rlhf")
+    assert heading not in page(make(early_stop=False)).section("rlhf")
+
+
+def test_a_judges_name_is_text_and_not_an_element(page):
+    assert "the <gold> world" in page(make()).section("rlhf")
+    assert "<gold>" not in rlhf_markdown(make())
+
+
+def test_rows_fit_their_headings(record):
+    assert {len(row) for row in rlhf_rows(record)} == {len(RLHF_HEADINGS)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_figure_is_drawn_whatever_the_record_lacks(kind, tmp_path):
+    figure = rlhf_curves(make(**KINDS[kind]), sample.rlhf_sample.best_of_n(), tmp_path / "rlhf.png")
+    assert figure.stat().st_size > 20_000
+
+
+@pytest.mark.parametrize("kind", ["whole", "nobody judged"])  # each has a gold curve to compare with, or none
+@pytest.mark.parametrize("best_of_n", [None, sample.rlhf_sample.best_of_n(gold=False)])
+def test_the_figure_is_drawn_whatever_best_of_n_lacks(kind, best_of_n, tmp_path):
+    assert rlhf_curves(make(**KINDS[kind]), best_of_n, tmp_path / "rlhf.png").stat().st_size > 20_000

@@ -1,0 +1,188 @@
+"""The stage grpo on the smallest chain: what it writes, what moves its key, what it refuses, and how it goes on."""
+
+import json
+import math
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import policy_chain
+from rmcore.config.pipeline import RlhfConfig
+from rmcore.core.errors import ConfigError, DataError
+from rmcore.core.store import Store, make_key
+from rmcore.data.gold.world import gold_reward
+from rmcore.data.table import read_pairs
+from rmcore.policy.policy import Policy
+from rmcore.stages.registry import STAGES, pipeline_stages, stage_inputs
+from rmcore.stages.run import run_stage
+
+changed = policy_chain.changed
+RLHF = RlhfConfig(
+    steps=4, num_seeds=2, prompts_per_step=2, group_size=4, learning_rate=1e-3, rewards="local", refresh_every=2,
+    refresh_pairs=24, refresh_steps=2, measure_every=2, num_prompts=6, samples_per_prompt=2,
+)  # fmt: skip
+CONFIG = policy_chain.CONFIG.model_copy(update={"rlhf": RLHF})
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory):
+    return policy_chain.Chain(Store(tmp_path_factory.mktemp("store")), CONFIG)
+
+
+@pytest.fixture(scope="module")
+def folder(chain):
+    return chain.folder("grpo")
+
+
+@pytest.fixture(scope="module")
+def record(folder):
+    return json.loads((folder / "rlhf.json").read_text())
+
+
+def run_alone(chain, out, config):
+    """The stage in this process, beside what the chain has."""
+    out.mkdir(parents=True, exist_ok=True)
+    run_stage("grpo", config, {name: chain.folder(name) for name in STAGES["grpo"].upstream}, out)
+    return json.loads((out / "rlhf.json").read_text())
+
+
+def test_a_run_with_it_ends_with_it():
+    assert pipeline_stages(CONFIG)[-2:] == ("readiness_v2", "grpo")
+    assert pipeline_stages(changed(CONFIG, rlhf=None))[-1] == "readiness_v2"
+
+
+def test_the_record_is_that_of_the_rows(folder, record):
+    progress = pd.read_parquet(folder / "progress.parquet")
+    assert sorted(progress["seed"].unique()) == [0, 1]
+    assert [point["step"] for point in record["curve"]] == [0, 2, 4]
+    last = progress[progress["step"] == 4]
+    for name in ("kl", "proxy", "gold", "win_rate", "disagreement", "num_tokens"):
+        assert record["curve"][-1][name]["value"] == pytest.approx(last.groupby("seed")[name].mean().mean())
+        for number, one in enumerate(record["seeds"]):
+            mean = last[last["seed"] == number][name].mean()
+            assert one["points"][-1][name]["value"] == pytest.approx(mean)
+    assert record["curve"][0]["kl"]["value"] == 0
+    assert record["judge"] == "the gold world"
+    assert record["rewards"] == "local"
+    assert (folder / "figures" / "rlhf.png").stat().st_size > 10_000
+    assert not list(folder.glob("seed_*"))
+
+
+def test_gold_is_the_gold_worlds_and_prompts_are_held_out(chain, folder):
+    samples = pd.read_parquet(folder / "samples.parquet")
+    prompts = list(dict.fromkeys(pd.read_parquet(chain.folder("samples") / "samples.parquet")["prompt"]))
+    judged = [gold_reward(prompts[row.prompt], row.response) for row in samples.itertuples()]
+    np.testing.assert_allclose(samples["gold"], judged)
+    rollouts = pd.read_parquet(folder / "rollouts.parquet")
+    held_out = {pair.prompt for pair in read_pairs(chain.folder("prepare") / "test.parquet")}
+    assert not held_out & set(rollouts["prompt"])
+    assert rollouts.groupby(["seed", "step"])["weight_version"].nunique().max() == 1
+    assert set(rollouts["step"]) == {1, 2, 3, 4}
+    sizes = rollouts.groupby(["seed", "step", "prompt"]).size()
+    assert (sizes % 4 == 0).all()
+
+
+def test_each_seed_starts_from_the_first_reward_model_and_refreshes_its_own(folder, record):
+    for one in record["seeds"]:
+        assert [done["step"] for done in one["refreshes"]] == [2]  # after the last step nobody would use it
+        assert all(0 <= done["accuracy_after"] <= 1 and done["num_pairs"] >= 8 for done in one["refreshes"])
+    versions = pd.read_parquet(folder / "rollouts.parquet").groupby(["seed", "step"])["weight_version"].first()
+    for seed in (0, 1):
+        assert versions[seed].tolist() == [1, 1, 2, 2]
+
+
+def test_the_trained_policy_is_a_policy(folder):
+    assert Policy.load(folder / "model").stop_ids
+
+
+def test_how_long_a_step_waits_is_no_part_of_the_key_and_what_it_learns_is(chain):
+    refs = {name: chain.ref(name) for name in STAGES["grpo"].upstream}
+
+    def key(**settings):
+        return make_key(stage_inputs(STAGES["grpo"], changed(CONFIG, **settings), refs))
+
+    assert key() == key(rlhf={"wait_seconds": 5.0})
+    different = [key(), key(rlhf={"steps": 5}), key(rlhf={"kl_beta": 0.1}), key(policy={"temperature": 0.9})]
+    assert len(set(different)) == len(different)
+
+
+def test_a_judge_of_ones_own_labels_and_judges(chain, tmp_path, monkeypatch):
+    (tmp_path / "short.py").write_text("def judge(prompt, response):\n    return -float(len(response))\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "short", raising=False)
+    config = changed(CONFIG, policy={"judge": "short:judge"}, rlhf={"num_seeds": 1})
+    record = run_alone(chain, tmp_path / "out", config)
+    assert record["judge"] == "short:judge"
+    samples = pd.read_parquet(tmp_path / "out" / "samples.parquet")
+    assert (samples["gold"] == -samples["response"].str.len()).all()
+    inputs = stage_inputs(STAGES["grpo"], config, {name: chain.ref(name) for name in STAGES["grpo"].upstream})
+    (tmp_path / "short.py").write_text("def judge(prompt, response):\n    return float(len(response))\n")
+    again = stage_inputs(STAGES["grpo"], config, {name: chain.ref(name) for name in STAGES["grpo"].upstream})
+    assert make_key(inputs) != make_key(again)
+
+
+@pytest.mark.parametrize("value", ["'good'", "float('nan')", "True", "None"])
+def test_a_judge_that_gives_no_number_is_named(chain, tmp_path, monkeypatch, value):
+    (tmp_path / "odd.py").write_text(f"def judge(prompt, response):\n    return {value}\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "odd", raising=False)
+    with pytest.raises(DataError, match=r"policy\.judge=odd:judge gave"):
+        run_alone(chain, tmp_path / "out", changed(CONFIG, policy={"judge": "odd:judge"}))
+
+
+@pytest.mark.parametrize("aggregate", ["mean", "worst_case", "uncertainty_weighted"])
+def test_members_may_give_the_reward(chain, tmp_path, aggregate):
+    config = changed(CONFIG, rlhf={"aggregate": aggregate, "num_seeds": 1, "refresh_every": None, "steps": 2})
+    record = run_alone(chain, tmp_path, config)
+    assert record["aggregate"] == aggregate
+    assert all(math.isfinite(point["proxy"]["value"]) for point in record["curve"])
+
+
+def test_an_attempt_that_was_cut_off_after_a_seed_does_not_train_it_again(chain, folder, tmp_path, monkeypatch):
+    from rmcore.stages import grpo
+
+    trained = []
+    whole = grpo.train_policy
+
+    def counted(plan, place, *, seed, **options):
+        if len(trained) == 1:
+            raise KeyboardInterrupt
+        whole(plan, place, seed=seed, **options)
+        trained.append(seed)
+
+    monkeypatch.setattr(grpo, "train_policy", counted)
+    with pytest.raises(KeyboardInterrupt):
+        run_alone(chain, tmp_path, CONFIG)
+    monkeypatch.setattr(grpo, "train_policy", whole)
+    record = run_alone(chain, tmp_path, CONFIG)
+    theirs = json.loads((folder / "rlhf.json").read_text())
+    assert record["curve"] == theirs["curve"]
+    assert record["seeds"] == theirs["seeds"]
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [({"rlhf": None}, "preset rlhf"), ({"policy": {"judge": "no_such_module:judge"}}, "no_such_module")],
+)
+def test_what_cannot_work_is_refused_before_anything_is_loaded(chain, tmp_path, change, word):
+    with pytest.raises(ConfigError, match=word):
+        run_alone(chain, tmp_path, changed(CONFIG, **change))
+    assert not list(tmp_path.glob("seed_*"))
+
+
+def test_labels_need_somebody_who_gives_them():
+    from rmcore.policy.grpo.rlhf_requirements import require_rlhf
+
+    with pytest.raises(ConfigError, match=r"policy\.judge"):
+        require_rlhf(changed(CONFIG, data={"source": "pairs.jsonl"}))
+
+
+@pytest.mark.parametrize(
+    "settings", [{"policy": None}, {"policy": {"samples": "some.parquet"}}], ids=["no policy", "given samples"]
+)
+def test_a_training_needs_a_policy(settings):
+    tree = changed(CONFIG, **settings).model_dump()
+    with pytest.raises(ValueError, match=r"policy\.name"):
+        type(CONFIG).model_validate(tree)

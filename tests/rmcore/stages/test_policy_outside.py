@@ -1,0 +1,258 @@
+"""What comes from outside: samples judged elsewhere, a policy of another kind, a reward model trained elsewhere."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+import policy_chain
+from rmcore.config.pipeline import DataConfig, PolicyConfig
+from rmcore.core.errors import DataError, ModelError
+from rmcore.core.store import Store
+from rmcore.data.pair import Message, prompt_key
+from rmcore.data.table import read_pairs, write_pairs
+from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.models.tiny import build_tiny
+from rmcore.stages.policy import _responses
+from rmcore.stages.run import run_stage
+from tasks.checkpoints import given_checkpoint
+
+Chain, changed = policy_chain.Chain, policy_chain.changed
+
+
+@pytest.fixture(scope="module")
+def pairs_file(tmp_path_factory, gold_pairs):
+    """Pairs of unknown truth; every other prompt is a dialogue."""
+    pairs = [
+        replace(pair, prompt=(Message("system", "be brief"), Message("user", str(pair.prompt))), pair_id="")
+        if len(str(pair.prompt)) % 2
+        else pair
+        for pair in gold_pairs[:80]
+    ]
+    path = tmp_path_factory.mktemp("pairs") / "pairs.parquet"
+    write_pairs(pairs, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def reward_model(tmp_path_factory):
+    """A reward model that was not trained here."""
+    return build_tiny(tmp_path_factory.mktemp("elsewhere") / "reward_model", seed=3)
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    """A causal model with learned positions, a vocabulary of its own and no chat template."""
+    folder = tmp_path_factory.mktemp("gpt") / "policy"
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<end>"], initial_alphabet=alphabet, show_progress=False
+    )
+    bpe.train_from_iterator(["the answer is four and the other one is not"], trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<end>")
+    tokenizer.save_pretrained(folder)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        config = GPT2Config(
+            vocab_size=len(tokenizer), n_positions=512, n_embd=32, n_layer=1, n_head=2, eos_token_id=0, bos_token_id=0
+        )
+        GPT2LMHeadModel(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory, pairs_file, reward_model, policy):
+    folder = tmp_path_factory.mktemp("outside")
+    config = changed(
+        data=DataConfig(source=str(pairs_file), test_fraction=0.2),
+        policy={"name": str(policy), "num_prompts": 5, "samples_per_prompt": 5, "max_new_tokens": 12},
+    )
+    return Chain(Store(folder / "store"), config, {"train": given_checkpoint(str(reward_model), folder / "given")})
+
+
+def test_between_policy_and_reward_model_only_text_travels(chain, policy, reward_model):
+    samples = pd.read_parquet(chain.folder("samples") / "samples.parquet")
+    assert len(samples) == 25
+    tokenizer = AutoTokenizer.from_pretrained(policy)
+    for text, num_tokens, finished in samples[["response", "num_tokens", "finished"]].itertuples(index=False):
+        assert len(tokenizer(text)["input_ids"]) <= num_tokens or "�" in text
+        assert finished or num_tokens == 12
+    rewards = pd.read_parquet(chain.folder("optimize") / "rewards.parquet")["reward"].to_numpy()
+    rm = BradleyTerryRM.from_pretrained(reward_model, device="cpu")
+    test = {prompt_key(pair.prompt): pair.prompt for pair in read_pairs(chain.folder("prepare") / "test.parquet")}
+    prompts = [test[key] for key in samples["prompt_id"]]
+    assert {type(prompt) for prompt in prompts} == {str, tuple}  # a dialogue is scored with its turns
+    assert rewards == pytest.approx(rm.score(prompts, samples["response"]), abs=1e-4)
+
+
+def test_where_nobody_judges_there_is_what_needs_no_judge_and_nothing_else(chain):
+    record = json.loads((chain.folder("optimize") / "optimize.json").read_text())
+    assert record["judge"] == "nobody"
+    assert [row["n"] for row in record["best_of_n"]] == [1, 2, 4]
+    assert 0 < record["gradient"]["variance"] <= record["gradient"]["bound"]
+    assert not {"parts", "curves", "careful", "disagreement"} & record.keys()
+    assert not (chain.folder("optimize") / "figures").exists()
+    sampling = json.loads((chain.folder("samples") / "sampling.json").read_text())
+    assert (sampling["num_judged"], sampling["mean_gold"]) == (0, None)
+
+
+def test_without_a_judge_readiness_v2_fails_every_part_that_needs_one(chain):
+    judged = json.loads((chain.folder("readiness_v2") / "readiness.json").read_text())
+    assert judged["verdict"]["status"] == "not_ready"
+    failed = {check["name"]: check["text"] for check in judged["gate"] if not check["passed"]}
+    for name in ("on_policy_accuracy", "win_rate_16", "planned_gain", "headroom", "hard_accuracy", "signal_share"):
+        assert "not measured" in failed[name]
+
+
+def test_a_policy_that_was_moved_is_the_same_one_and_found(chain, policy, tmp_path):
+    before = (chain.ref("policy"), chain.ref("samples"))
+    moved = tmp_path / "moved"
+    policy.rename(moved)
+    try:
+        same = chain.with_config(policy={"name": str(moved)})
+        assert (same.ref("policy"), same.ref("samples")) == before
+        warmer = chain.with_config(policy={"name": str(moved), "temperature": 2.0})
+        warmer.ref("samples")
+        assert warmer.executed == ["samples"]
+    finally:
+        moved.rename(policy)
+
+
+def test_a_policy_whose_weights_changed_is_another_one(chain, policy):
+    before = chain.key("policy")
+    weights = policy / "model.safetensors"
+    content = weights.read_bytes()
+    try:
+        weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        assert chain.key("policy") != before
+    finally:
+        weights.write_bytes(content)
+    assert chain.key("policy") == before
+
+
+def test_a_reward_model_that_was_moved_is_the_same_one_and_another_is_not(reward_model, tmp_path):
+    first = given_checkpoint(str(reward_model), tmp_path / "given")
+    best = Path(first.path) / "best"
+    assert best.resolve() == reward_model.resolve()
+    moved = tmp_path / "moved"
+    moved.symlink_to(reward_model)
+    copied = build_tiny(tmp_path / "copied", seed=3)
+    for place in (reward_model, moved, copied):
+        again = given_checkpoint(str(place), tmp_path / "given")
+        assert again == first
+        assert best.resolve() == place.resolve()
+    other = given_checkpoint(str(build_tiny(tmp_path / "other", seed=4)), tmp_path / "given")
+    assert other.key != first.key
+    assert other.digest != first.digest
+
+
+@pytest.mark.parametrize("name", ["nowhere", "file", "empty"])
+def test_what_is_no_checkpoint_folder_is_refused(tmp_path, name):
+    (tmp_path / "file").write_text("{}")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ModelError, match="no checkpoint folder"):
+        given_checkpoint(str(tmp_path / name), tmp_path / "given")
+    assert not (tmp_path / "given").exists()
+
+
+def test_a_policy_of_ones_own_pairs_learns_both_responses_of_the_training_pairs(chain):
+    training = read_pairs(chain.folder("prepare") / "train.parquet")
+    rows = _responses(chain.config, PolicyConfig(), chain.folder("prepare"))
+    assert set(rows) == {(pair.prompt, side) for pair in training for side in (pair.chosen, pair.rejected)}
+    assert len(rows) == len(set(rows))
+    assert _responses(chain.config, PolicyConfig(sft_examples=10), chain.folder("prepare")) == rows[:10]
+
+
+def test_a_policy_is_trained_and_kept_in_float32_whatever_its_base_is_stored_in(chain, tmp_path):
+    base = build_tiny(tmp_path / "base", seed=0)
+    AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16).save_pretrained(base)
+    assert AutoModelForCausalLM.from_pretrained(base).dtype == torch.bfloat16
+    config = changed(chain.config, policy={"name": "sft", "base": str(base), "sft_examples": 10})
+    out = tmp_path / "out"
+    out.mkdir()
+    run_stage("policy", config, {"prepare": chain.folder("prepare")}, out)
+    assert AutoModelForCausalLM.from_pretrained(out / "model").dtype == torch.float32
+
+
+def judged_rows():
+    """Six samples of three prompts in mixed order, their judge's reward, and a reward that grows with it."""
+    rng = np.random.default_rng(0)
+    rows = [
+        {"prompt": f"question {number % 3}?", "response": f"answer {number} " + "so " * int(rng.integers(9)),
+         "score": float(rng.normal()), "other": 1.0}
+        for number in range(18)
+    ]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def with_file(chain, table, path, **policy):
+    """The chain under a config that names a file of samples."""
+    if path.suffix == ".parquet":
+        table.to_parquet(path)
+    elif path.suffix == ".csv":
+        table.to_csv(path, index=False)
+    else:
+        table.to_json(path, orient="records", lines=True)
+    settings = {"samples": str(path), "judge_column": "score"} | policy
+    return chain.with_config(policy=settings, readiness={"planned_kl": 0.3})
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_judged_samples_of_a_file_take_the_place_of_sampling(chain, tmp_path, suffix):
+    table = judged_rows()
+    other = with_file(chain, table, tmp_path / f"judged{suffix}")
+    found = pd.read_parquet(other.folder("samples") / "samples.parquet")
+    assert list(found.groupby("prompt", sort=False).size()) == [6, 6, 6]
+    expected = table.sort_values("prompt", kind="stable")
+    assert found["gold"].tolist() == pytest.approx(expected["score"].tolist())
+    assert found["prompt"].tolist() == expected["prompt"].tolist()
+    assert [text.strip() for text in found["response"]] == [text.strip() for text in expected["response"]]
+    record = json.loads((other.folder("optimize") / "optimize.json").read_text())
+    assert record["judge"] == "column score of the given samples"
+    assert "on_policy_accuracy" in record["parts"]
+    assert "gradient" not in record
+    assert not (other.folder("policy") / "model").exists()  # nothing is done with a policy, so none is trained
+
+
+def test_rows_without_a_judge_are_left_out_and_prompts_with_fewer_than_four(chain, tmp_path):
+    table = judged_rows()
+    rows = {number: table.index[table["prompt"] == f"question {number}?"] for number in range(3)}
+    table.loc[rows[0][:2], "score"] = np.nan  # four are left
+    table.loc[rows[1][:3], "score"] = [np.inf, np.nan, -np.inf]  # three
+    texts = table.assign(score=table["score"].astype(object).where(table["score"].notna(), "not judged"))
+    for name, one in (("numbers.parquet", table), ("texts.csv", texts)):
+        found = pd.read_parquet(with_file(chain, one, tmp_path / name).folder("samples") / "samples.parquet")
+        assert found.groupby("prompt").size().to_dict() == {"question 0?": 4, "question 2?": 6}
+        assert np.isfinite(found["gold"]).all()
+
+
+def test_empty_responses_of_a_file_stay(chain, tmp_path):
+    table = judged_rows()
+    table.loc[3, "response"] = ""
+    for name in ("some.csv", "some.parquet"):
+        found = pd.read_parquet(with_file(chain, table, tmp_path / name).folder("samples") / "samples.parquet")
+        assert (found["response"] == "").sum() == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "settings", "words"),
+    [
+        (lambda table: table, {"judge_column": "gold"}, "has no column gold among prompt, response, score, other"),
+        (lambda table: table.drop(columns="response"), {}, "has no column response"),
+        (lambda table: table.assign(score=np.nan), {}, "no prompt of .* has 4 samples with a number in 'score'"),
+        (lambda table: table.groupby("prompt").head(3), {}, "no prompt of .* has 4 samples"),
+        (lambda table: table.assign(prompt=[["a", "dialogue"]] * len(table)), {}, "prompts that are no text"),
+    ],
+)
+def test_files_that_cannot_be_used_are_refused(chain, tmp_path, change, settings, words):
+    other = with_file(chain, change(judged_rows()), tmp_path / "samples.jsonl", **settings)
+    with pytest.raises(DataError, match=words):
+        other.ref("samples")

@@ -1,0 +1,222 @@
+"""The stages of a policy run for real on the smallest chain: what they write, what moves them, what they refuse."""
+
+import json
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import policy_chain
+from rmcore.core.errors import ConfigError, ModelError
+from rmcore.core.store import Store, make_key
+from rmcore.data.gold.demonstrations import demonstrations
+from rmcore.data.gold.world import gold_reward
+from rmcore.data.table import read_pairs
+from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.stages.registry import STAGES, pipeline_stages, stage_inputs
+from rmcore.stages.run import run_stage
+
+CONFIG, changed = policy_chain.CONFIG, policy_chain.changed
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory):
+    chain = policy_chain.Chain(Store(tmp_path_factory.mktemp("store")))
+    assert chain.all() == list(pipeline_stages(CONFIG))
+    return chain
+
+
+@pytest.fixture(scope="module")
+def samples(chain):
+    return pd.read_parquet(chain.folder("samples") / "samples.parquet")
+
+
+@pytest.fixture(scope="module")
+def optimized(chain):
+    return json.loads((chain.folder("optimize") / "optimize.json").read_text())
+
+
+def upstream_of(chain, name):
+    return {needed: chain.folder(needed) for needed in STAGES[name].upstream}
+
+
+def run_alone(name, chain, out, config=CONFIG, **upstream):
+    """Run one stage into `out` beside what the chain has, with other folders for some of its upstream."""
+    out.mkdir(parents=True, exist_ok=True)
+    run_stage(name, config, upstream_of(chain, name) | upstream, out)
+    return out
+
+
+def with_samples(table, folder):
+    """The folder of a samples artifact that holds `table`."""
+    folder.mkdir()
+    table.to_parquet(folder / "samples.parquet")
+    return folder
+
+
+@pytest.mark.slow
+def test_a_second_run_computes_nothing(chain):
+    assert policy_chain.Chain(chain.store).all() == []
+
+
+def test_samples_are_of_held_out_prompts_and_judged_by_their_text_alone(chain, samples):
+    test = read_pairs(chain.folder("prepare") / "test.parquet")
+    prompts = list(dict.fromkeys(pair.prompt for pair in test))[:8]
+    assert list(samples["prompt"]) == list(np.repeat(prompts, 8))
+    assert set(samples["prompt_id"]) <= {pair.prompt_id for pair in test}
+    assert samples["gold"].tolist() == [gold_reward(*row) for row in zip(samples.prompt, samples.response, strict=True)]
+    assert samples["num_tokens"].between(1, 48).all()
+    assert (samples["finished"] | (samples["num_tokens"] == 48)).all()
+    summary = json.loads((chain.folder("samples") / "sampling.json").read_text())
+    assert (summary["num_prompts"], summary["num_samples"], summary["num_judged"]) == (8, 64, 64)
+
+
+def test_rewards_are_those_of_the_reward_model_on_the_text(chain, samples, optimized):
+    rewards = pd.read_parquet(chain.folder("optimize") / "rewards.parquet")["reward"]
+    rm = BradleyTerryRM.from_pretrained(chain.folder("train") / "best", device="cpu")
+    assert rewards.to_numpy() == pytest.approx(rm.score(samples["prompt"], samples["response"]), abs=1e-4)
+    by_prompt = rewards.groupby(samples["prompt_id"].to_numpy(), sort=False)
+    assert [row["n"] for row in optimized["best_of_n"]] == [1, 2, 4, 8]
+    assert optimized["best_of_n"][0]["reward"] == pytest.approx(by_prompt.mean().mean())
+    assert optimized["best_of_n"][-1]["reward"] == pytest.approx(by_prompt.max().mean())
+
+
+def test_what_was_found_is_whole(chain, optimized):
+    assert optimized["judge"] == "the gold world"
+    assert {"on_policy_accuracy", "win_rate_4", "signal_share", "hard_accuracy"} <= optimized["parts"].keys()
+    assert [curve["method"] for curve in optimized["curves"]] == ["best_of_n", "kl_optimum"]
+    assert all(curve["plan"]["kl"] == 0.4 for curve in optimized["curves"])
+    assert optimized["gradient"]["num_prompts"] == 2
+    assert 0 < optimized["gradient"]["variance"] <= optimized["gradient"]["bound"]
+    for name in ("overoptimization", "ensemble_disagreement"):
+        assert (chain.folder("optimize") / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    chosen = pd.read_csv(chain.folder("optimize") / "tables" / "chosen_samples.csv")
+    assert chosen["reward"].mean() == pytest.approx(optimized["best_of_n"][-1]["reward"])
+    judged = json.loads((chain.folder("readiness_v2") / "readiness.json").read_text())
+    assert judged["readiness"]["version"] == "v2"
+    assert judged["readiness"]["parts"]["on_policy_accuracy"] == optimized["parts"]["on_policy_accuracy"]
+    v1 = json.loads((chain.folder("readiness") / "readiness.json").read_text())["gate"]
+    names = {check["name"] for check in judged["gate"]}
+    assert {check["name"] for check in v1} - {"readiness_v1"} < names
+    assert "readiness_v1" not in names
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("setting", "moved"),
+    [
+        ({"policy": {"num_members": 9}}, {"optimize"}),
+        ({"policy": {"gradient_prompts": 1}}, {"optimize"}),
+        ({"policy": {"temperature": 0.7}}, {"samples"}),
+        ({"policy": {"samples_per_prompt": 5}}, {"samples"}),
+        ({"policy": {"sft_lr": 1e-3}}, {"policy", "samples", "optimize"}),
+        ({"readiness": {"planned_kl": 1.0}}, {"optimize", "readiness", "readiness_v2"}),
+        ({"train": {"lr": 1e-5}}, {"train"}),
+    ],
+)
+def test_what_moves_which_key(chain, setting, moved):
+    """A stage that is not named is not run again, unless what it reads came out differently."""
+    other = changed(CONFIG, **setting)
+    found = set()
+    for name in pipeline_stages(CONFIG):
+        refs = {needed: chain.ref(needed) for needed in STAGES[name].upstream}
+        keys = {make_key(stage_inputs(STAGES[name], config, refs)) for config in (CONFIG, other)}
+        found |= {name} if len(keys) == 2 else set()
+    assert found == moved
+
+
+@pytest.mark.slow
+def test_names_that_are_built_in_are_no_folders_of_whoever_stands_beside_them(chain, tmp_path, monkeypatch):
+    before = {name: chain.key(name) for name in ("policy", "samples", "optimize")}
+    for name in ("sft", "tiny"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    assert {name: chain.key(name) for name in before} == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_lines", [0, 1, 4])
+def test_an_interrupted_sampling_goes_on_and_draws_the_same(chain, samples, tmp_path, num_lines):
+    """A kill leaves whole lines and half a line."""
+    lines = (chain.folder("samples") / "drawn.jsonl").read_bytes().splitlines(keepends=True)
+    whole = b"".join(lines[:num_lines])
+    (tmp_path / "drawn.jsonl").write_bytes(whole + lines[num_lines][:20])
+    run_alone("samples", chain, tmp_path)
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "samples.parquet"), samples)
+    assert (tmp_path / "drawn.jsonl").read_bytes().startswith(whole)
+
+
+def test_the_gold_worlds_demonstrations_keep_held_out_prompts_out(chain):
+    config = CONFIG.data.gold
+    held_out = {str(pair.prompt) for pair in read_pairs(chain.folder("prepare") / "test.parquet")}
+    rows = demonstrations(config, 300, seed=0, without=held_out)
+    assert len(rows) == 300
+    assert not held_out & {prompt for prompt, _ in rows}
+    assert rows == demonstrations(config, 300, seed=0, without=held_out)
+    assert rows != demonstrations(config, 300, seed=1, without=held_out)
+    drawn = {prompt for prompt, _ in demonstrations(config, 300, seed=0, without=set())}
+    taken = next(iter(drawn))
+    assert taken not in {prompt for prompt, _ in demonstrations(config, 300, seed=0, without={taken})}
+
+
+def trained_with(chain, folder, name, change):
+    """A copy of the training of whose weights `change` has been at one."""
+    shutil.copytree(chain.folder("train") / "best", folder / "best")
+    tensors = load_file(folder / "best" / "model.safetensors")
+    change(tensors[name])
+    save_file(tensors, folder / "best" / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def test_a_reward_model_whose_weights_overflow_is_refused_with_the_first_sample(chain, tmp_path):
+    trained = trained_with(chain, tmp_path / "train", "model.norm.weight", lambda weight: weight.fill_(3e38))
+    with pytest.raises(ModelError, match=r"64 of 64 samples got a reward that is not finite; the first answers '"):
+        run_alone("optimize", chain, tmp_path / "out", train=trained)
+
+
+@pytest.mark.slow
+def test_a_reward_model_without_opinion_is_refused_where_judged_and_a_record_where_not(chain, samples, tmp_path):
+    trained = trained_with(chain, tmp_path / "train", "score.weight", torch.Tensor.zero_)
+    with pytest.raises(ConfigError, match="the proxy rewards: every prompt's samples have one and the same reward"):
+        run_alone("optimize", chain, tmp_path / "judged", train=trained)
+    unjudged = with_samples(samples.assign(gold=np.nan), tmp_path / "samples")
+    out = run_alone("optimize", chain, tmp_path / "unjudged", train=trained, samples=unjudged)
+    record = json.loads((out / "optimize.json").read_text())
+    assert {row["reward"] for row in record["best_of_n"]} == {0.0}
+    assert all(row["kl"] == pytest.approx(0, abs=1e-9) for row in record["best_of_n"])
+    assert record["gradient"]["variance"] == 0
+    assert "parts" not in record
+
+
+def test_a_judge_without_opinion_is_named(chain, samples, tmp_path):
+    flat = with_samples(samples.assign(gold=1.0), tmp_path / "samples")
+    with pytest.raises(ConfigError, match="the gold rewards: every prompt's samples have one and the same reward"):
+        run_alone("optimize", chain, tmp_path / "out", samples=flat)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("finished", [True, False])
+@pytest.mark.parametrize("whole_prompt", [True, False])
+def test_empty_generations_are_scored_as_they_are(chain, samples, tmp_path, finished, whole_prompt):
+    """A policy may end at once, or write nothing but special tokens until it is cut: that has no gradient."""
+    first = (samples["prompt_id"] == samples["prompt_id"].iloc[0]).to_numpy()
+    is_empty = first if whole_prompt else samples.index.to_numpy() % 3 == 0
+    emptied = samples.assign(
+        response=samples["response"].mask(is_empty, ""), finished=samples["finished"].mask(is_empty, finished)
+    )
+    out = run_alone("optimize", chain, tmp_path / "out", samples=with_samples(emptied, tmp_path / "samples"))
+    record = json.loads((out / "optimize.json").read_text())
+    assert record["gradient"]["num_prompts"] == (1 if whole_prompt and not finished else 2)
+    rewards = pd.read_parquet(out / "rewards.parquet")[is_empty]
+    assert rewards.groupby("prompt_id")["reward"].nunique().eq(1).all()
+    assert np.isfinite(rewards["reward"]).all()
+
+
+def test_without_a_policy_its_stages_say_so(chain, tmp_path):
+    for name in ("policy", "samples", "optimize"):
+        with pytest.raises(ConfigError, match="there is no policy in this config, so nothing would be sampled"):
+            run_alone(name, chain, tmp_path / name, config=CONFIG.model_copy(update={"policy": None}))

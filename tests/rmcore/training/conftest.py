@@ -1,0 +1,90 @@
+"""A small training that a test can start, stop and go on with."""
+
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+TRAIN = {
+    "steps": 6, "eval_every": 2, "log_every": 1, "lr": 1e-3, "pairs_per_step": 4, "warmup_steps": 0,
+    "token_budget": 384, "resume_every_seconds": 1e9,
+}  # fmt: skip
+NUM_TRAIN, NUM_HELD_OUT = 20, 10
+
+
+class Training:
+    """One Trainer on the gold world with what a test wants to look at: `trainer`, `rm`, `tracker`, `result`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        pairs,
+        held_out,
+        *,
+        model=None,
+        stop=None,
+        callbacks=(),
+        settings=None,
+        ranks=None,
+        **changes,
+    ):
+        """`stop` is called with each step done; it may raise a signal. `changes` are settings of the training."""
+        from rmcore.config.pipeline import ModelConfig, TrainConfig
+        from rmcore.core.tracking import MemoryTracker
+        from rmcore.models.reward_model import BradleyTerryRM
+        from rmcore.training.loop import Trainer
+        from rmcore.training.ranks import ALONE
+
+        self.folder = folder
+        config = ModelConfig.model_validate({"name": "tiny", "max_seq_len": 96} | (model or {}))
+        self.rm = BradleyTerryRM.new(config, seed=0, device=torch.device("cpu"))
+        self.tracker = MemoryTracker()
+        self.trainer = Trainer(
+            self.rm,
+            TrainConfig.model_validate(TRAIN | changes),
+            train=self.rm.renderer.tokenize_pairs(pairs),
+            validation=self.rm.renderer.tokenize_pairs(held_out),
+            folder=folder,
+            tracker=self.tracker,
+            seed=3,
+            progress=(lambda step, total, text: stop(step)) if stop else None,
+            callbacks=callbacks,
+            settings=settings,
+            ranks=ranks or ALONE,
+        )
+
+    def run(self):
+        """Run to the end."""
+        self.result = self.trainer.run()
+        return self
+
+    def rows(self):
+        """What was measured, by step, without what depends on the clock."""
+        return {
+            step: {name: value for name, value in values.items() if not name.startswith("cost/")}
+            for step, values in self.trainer.at.rows.items()
+        }
+
+    def losses(self):
+        return [values["train/loss"] for _, values in self.tracker.rows if "train/loss" in values]
+
+
+@pytest.fixture
+def start(gold_pairs):
+    """Make a Training on 20 gold pairs with 10 held out (or none); it has not run yet."""
+
+    def make(folder, *, pairs=None, held_out=None, **more):
+        some = gold_pairs[:NUM_TRAIN] if pairs is None else pairs
+        rest = gold_pairs[NUM_TRAIN : NUM_TRAIN + NUM_HELD_OUT] if held_out is None else held_out
+        return Training(folder, some, rest, **more)
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def audible_interruption():
+    """Ctrl-C as in a terminal: a shell that starts the tests in the background would have them ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

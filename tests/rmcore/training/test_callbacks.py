@@ -1,0 +1,85 @@
+"""Calibration at evaluation: right on margins whose truth is known, silent where a number would mean nothing."""
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rmcore.training.callbacks import CALIBRATION_BINS, PAIRS_PER_BIN, Evaluation, calibration
+
+CALIBRATION_PAIRS = PAIRS_PER_BIN * CALIBRATION_BINS
+
+
+def evaluate(margins):
+    """Calibration of rewards with these margins."""
+    margins = np.asarray(margins)
+    offsets = np.arange(len(margins)) % 4 / 4  # what a prompt adds to both sides; exact in float32
+    rewards = np.stack([offsets + margins / 2, offsets - margins / 2], axis=1).astype(np.float32)
+    return calibration(Evaluation(step=1, rm=None, pairs=[], rewards=rewards))
+
+
+def calibrated(num, seed=0, spread=2.0):
+    """Margins whose sign is right with probability sigmoid(|margin|): no miscalibration at all."""
+    rng = np.random.default_rng(seed)
+    size = np.abs(rng.normal(0, spread, num))
+    return np.where(rng.random(num) < 1 / (1 + np.exp(-size)), size, -size)
+
+
+def test_a_calibrated_model_has_temperature_one_and_no_error():
+    found = evaluate(calibrated(20_000))
+    assert found["calib/temperature"] == pytest.approx(1, abs=0.05)
+    assert found["calib/ece_debiased"] == pytest.approx(0, abs=0.01)
+
+
+@given(seed=st.integers(0, 1000), factor=st.floats(0.2, 8))
+def test_temperature_undoes_a_factor_and_only_that(seed, factor):
+    margins = calibrated(400, seed)
+    plain, scaled = evaluate(margins), evaluate(factor * margins)
+    assert scaled["calib/temperature"] == pytest.approx(factor * plain["calib/temperature"], rel=1e-3)
+    assert scaled["calib/loss_after_temperature"] == pytest.approx(plain["calib/loss_after_temperature"], rel=1e-4)
+
+
+@given(st.lists(st.floats(-30, 30, width=32), min_size=CALIBRATION_PAIRS, max_size=60))
+def test_brier_is_its_definition_and_temperature_never_raises_the_loss(margins):
+    found = evaluate(margins)
+    exact = np.array(margins, dtype=np.float64)
+    assert found["calib/brier"] == pytest.approx(np.mean((1 - 1 / (1 + np.exp(-exact))) ** 2), abs=1e-5)
+    if "calib/loss_after_temperature" in found:
+        assert found["calib/loss_after_temperature"] <= np.mean(np.logaddexp(0, -exact)) + 1e-5
+        assert found["calib/temperature"] > 0
+    assert all(np.isfinite(value) for value in found.values())
+
+
+def test_an_overconfident_model_is_seen():
+    found = evaluate(5 * calibrated(2000))
+    assert found["calib/ece_debiased"] > 0.1
+    assert found["calib/temperature"] > 4
+
+
+@pytest.mark.parametrize(
+    ("margins", "names"),
+    [
+        (calibrated(CALIBRATION_PAIRS - 1), {"brier"}),
+        (np.zeros(100), {"brier"}),
+        (np.full(100, 0.5), {"brier"}),
+        (np.linspace(0.1, 2, 100), {"brier", "ece_debiased"}),  # all right: the colder the better
+        (np.linspace(-2, -0.1, 100), {"brier", "ece_debiased"}),  # all wrong: the hotter the better
+        (calibrated(100), {"brier", "ece_debiased", "temperature", "loss_after_temperature"}),
+    ],
+    ids=["few pairs", "all tied", "all equal", "all right", "all wrong", "ordinary"],
+)
+def test_what_is_undefined_is_left_out(margins, names):
+    found = evaluate(margins)
+    assert set(found) == {f"calib/{name}" for name in names}
+    assert not any(name.startswith(("calib/test_", "calib/ood_", "calib/train_")) for name in found)
+
+
+def test_it_is_cheap():
+    margins = calibrated(5000)
+    evaluate(margins)
+    spent = time.process_time()
+    for _ in range(10):
+        evaluate(margins)
+    assert (time.process_time() - spent) / 10 < 0.1

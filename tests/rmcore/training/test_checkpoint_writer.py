@@ -1,0 +1,107 @@
+"""Which checkpoint folders a training leaves, and that each is whole whatever happens while it is written."""
+
+import os
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rmcore.config.pipeline import TrainConfig
+from rmcore.core.errors import StoreError
+from rmcore.training.checkpoint import copy_checkpoint, mend, save_checkpoint
+from rmcore.training.checkpoint_writer import Keeper
+from rmcore.training.ranks import ALONE
+from rmcore.training.selection import Selection
+
+
+def mark(rm, value):
+    """Give the head a value by which its checkpoint is recognised."""
+    with torch.no_grad():
+        rm.model.score.weight.fill_(value)
+
+
+def marked(folder):
+    return load_file(folder / "model.safetensors")["score.weight"].flatten()[0].item()
+
+
+def steps_in(folder):
+    return {int(path.name[5:]) for path in folder.glob("step_*")}
+
+
+@pytest.mark.parametrize("top", [1, 3])
+def test_what_is_kept(tmp_path, rm, top):
+    config = TrainConfig(keep_top_k=top, save_every=4)
+    keeper = Keeper(rm, config, tmp_path, Selection.of(config), ALONE)
+    values = [0.5, 0.7, 0.6, 0.2, 0.9, 0.8, 0.9, 0.1, 0.3]
+    for step, value in enumerate(values, start=1):
+        mark(rm, step)
+        is_best = keeper.evaluated(step, value)
+        keeper.stepped(step)
+        assert is_best == (value > max(values[: step - 1], default=0.0))
+        assert marked(tmp_path / "best") == keeper.selection.best[1]
+    keeper.finished(len(values))
+    top_steps = {5, 7, 6} if top == 3 else set()
+    assert steps_in(tmp_path) == top_steps | {4, 8} | {9}
+    assert all(marked(tmp_path / f"step_{step}") == step for step in steps_in(tmp_path))
+    assert marked(tmp_path / "best") == 5
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_a_copy_takes_no_room_and_outlives_what_it_was_copied_from(tmp_path, rm):
+    import shutil
+
+    save_checkpoint(rm, tmp_path / "step_1")
+    copy_checkpoint(tmp_path / "step_1", tmp_path / "best")
+    assert os.path.samefile(*(tmp_path / name / "model.safetensors" for name in ("step_1", "best")))
+    mark(rm, 7)
+    kept = marked(tmp_path / "best")
+    save_checkpoint(rm, tmp_path / "step_1")  # the same step again, after a resume
+    assert (marked(tmp_path / "step_1"), marked(tmp_path / "best")) == (7, kept)
+    shutil.rmtree(tmp_path / "step_1")
+    assert marked(tmp_path / "best") == kept
+
+
+def test_a_kill_between_the_two_renames_is_mended(tmp_path, rm):
+    save_checkpoint(rm, tmp_path / "best")
+    before = marked(tmp_path / "best")
+    (tmp_path / "best").rename(tmp_path / ".best.old")
+    (tmp_path / ".best.tmp").mkdir()
+    mend(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"best"}
+    assert marked(tmp_path / "best") == before
+
+
+def test_a_kill_after_the_two_renames_is_mended(tmp_path, rm):
+    save_checkpoint(rm, tmp_path / ".best.old")
+    mark(rm, 3)
+    save_checkpoint(rm, tmp_path / "best")
+    mend(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"best"}
+    assert marked(tmp_path / "best") == 3
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path, rm):
+    """No file may grow beyond 1 MiB here, which fails a write as a full disk does."""
+    mark(rm, 1)
+    save_checkpoint(rm, tmp_path / "best")
+    mark(rm, 2)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, limits[1]))
+    try:
+        with pytest.raises(StoreError, match=r"could not be written.*the one before it is untouched"):
+            save_checkpoint(rm, tmp_path / "best")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert marked(tmp_path / "best") == 1
+    assert [path.name for path in Path(tmp_path).iterdir()] == ["best"]
+
+
+def test_mending_leaves_what_is_not_ours(tmp_path):
+    from rmcore.training.checkpoint import mend
+
+    for name in (".cache.tmp", ".work.old", ".best.tmp", ".step_7.old"):
+        (tmp_path / name).mkdir()
+    mend(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {".cache.tmp", ".work.old", "step_7"}

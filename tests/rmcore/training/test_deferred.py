@@ -1,0 +1,292 @@
+"""Steps that the host reads later, many at once, as on a GPU: here on a CPU, which must come to the same."""
+
+import copy
+import itertools
+import math
+import signal
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rmcore.config.pipeline import TrainConfig
+from rmcore.core.errors import TrainingError
+from rmcore.training.feed import make_feed
+from rmcore.training.losses import make_bradley_terry
+from rmcore.training.optimizers import make_optimizer
+from rmcore.training.ranks import ALONE
+from rmcore.training.step import StepContext, make_forward
+from rmcore.training.stepper import Stepper
+
+CPU = torch.device("cpu")
+STEPS = 5
+SKIPPING = ("adam", "adamw", "sgd")
+ONE_BATCH = {"token_budget": 4096}  # one backward pass a step, so that a hook can count steps
+
+
+@pytest.fixture
+def deferred(monkeypatch):
+    """Trainers leave on a CPU unread what they leave on a GPU."""
+    monkeypatch.setattr("rmcore.training.setup.can_defer", lambda optimizer, device: optimizer.can_skip)
+
+
+def spoil(parameter, step, value=math.nan):
+    """Make the gradient of the step-th backward pass not finite."""
+    seen = []
+
+    def hook(gradient):
+        seen.append(1)
+        return gradient * value if len(seen) == step else gradient
+
+    parameter.register_hook(hook)
+
+
+def make_stepper(rm, pairs, optimizer):
+    config = TrainConfig(optimizer=optimizer, lr=1e-3, pairs_per_step=4)
+    feed = make_feed(pairs, config, num_steps=STEPS, seed=0, token_budget=4096, pad_id=rm.pad_id, ranks=ALONE)
+    forward = make_forward(rm.model, make_bradley_terry(config), "fp32", CPU)
+    return Stepper(StepContext(rm.model, forward, make_optimizer(rm.model, config), config.clip, CPU), feed)
+
+
+def snapshot(stepper):
+    context = stepper.context
+    weights = {name: value.clone() for name, value in context.model.state_dict().items()}
+    return weights, context.optimizer.named_state()
+
+
+@pytest.fixture(scope="module", params=SKIPPING)
+def one_by_one(request, tiny_folder, gold_pairs):
+    """Model and pairs, and for each step of a training that reads every one: result, weights, optimizer state."""
+    from rmcore.models.reward_model import BradleyTerryRM
+
+    rm = BradleyTerryRM.from_pretrained(tiny_folder, device="cpu", max_seq_len=128)
+    pairs = rm.renderer.tokenize_pairs(gold_pairs[:16])
+    stepper = make_stepper(copy.deepcopy(rm), pairs, request.param)
+    after = []
+    for step in range(STEPS):
+        stepper.run(step + 1, *stepper.feed[step])
+        [(result, _)] = stepper.results()
+        after.append((result, *snapshot(stepper)))
+    return request.param, rm, pairs, after
+
+
+@pytest.mark.slow
+@given(
+    bad=st.integers(1, STEPS), value=st.sampled_from([math.nan, math.inf]), read_after=st.sets(st.integers(1, STEPS))
+)
+@settings(max_examples=4)
+def test_a_bad_step_leaves_everything_as_the_step_before_it_did(one_by_one, bad, value, read_after):
+    optimizer, rm, pairs, after = one_by_one
+    rm = copy.deepcopy(rm)
+    stepper = make_stepper(rm, pairs, optimizer)
+    stepper.context = replace(stepper.context, failed=torch.zeros(()))
+    start = copy.deepcopy(rm.model.state_dict())
+    spoil(rm.model.score.weight, bad, value)
+    results = []
+    with pytest.raises(TrainingError, match=rf"^step {bad}: .*gradient norm (nan|inf).*the update was not applied"):  # noqa: PT012
+        for step in range(1, STEPS + 1):
+            stepper.run(step, *stepper.feed[step - 1])
+            if step in read_after or step == STEPS:
+                for result, _ in stepper.results():
+                    results.append(result)
+    assert results == [result for result, _, _ in after[: bad - 1]]
+    weights, state = snapshot(stepper)
+    if bad == 1:
+        assert all(torch.equal(weights[name], value) for name, value in start.items())
+        return
+    _, expected, expected_state = after[bad - 2]
+    assert all(torch.equal(weights[name], value) for name, value in expected.items())
+    torch.testing.assert_close(state, expected_state, rtol=0, atol=0)
+
+
+def test_the_common_time_of_steps_is_shared_out(rm, gold_pairs):
+    stepper = make_stepper(rm, rm.renderer.tokenize_pairs(gold_pairs[:16]), "adamw")
+    stepper.context = replace(stepper.context, failed=torch.zeros(()))
+    steps = [stepper.feed[step] for step in range(2)]
+    began = time.perf_counter()
+    stepper.run(1, *steps[0])
+    first_ended = time.perf_counter()
+    stepper.run(2, *steps[1])
+    ended = time.perf_counter()
+    seconds = [share for _, share in stepper.results()]
+    assert len(seconds) == 2
+    assert ended - first_ended < sum(seconds) <= time.perf_counter() - began
+    assert seconds[0] == seconds[1]
+    assert not list(stepper.results())
+
+
+class Scorer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.score = nn.Linear(5, 6), nn.Linear(6, 1)
+
+    def forward(self, inputs):
+        return self.score(torch.tanh(self.body(inputs)))
+
+
+def whole_weights(model):
+    return [(p.full_tensor() if isinstance(p, DTensor) else p).detach().clone() for p in model.parameters()]
+
+
+@pytest.fixture
+def one_rank():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "lion", "sam"])
+def test_who_can_skip_an_update_does(one_rank, name, sharded):
+    model = fully_shard(Scorer()) if sharded else Scorer()
+    optimizer = make_optimizer(model, TrainConfig(optimizer=name, lr=0.1))
+    assert optimizer.can_skip == (name in ("adam", "adamw") or (name == "sgd" and not sharded))
+    if not optimizer.can_skip:
+        return
+    skip = torch.zeros(())
+    model(torch.randn(4, 5)).square().mean().backward()
+    optimizer.step(skip=skip)
+    weights, state = whole_weights(model), optimizer.named_state()
+    skip.fill_(1.0)
+    for value in (1.0, math.nan):
+        model(torch.randn(4, 5) * value).sum().backward()
+        optimizer.step(skip=skip)
+    assert all(torch.equal(now, then) for now, then in zip(whole_weights(model), weights, strict=True))
+    torch.testing.assert_close(optimizer.named_state(), state, rtol=0, atol=0)
+    optimizer.zero_grad()
+    model(torch.randn(4, 5)).square().mean().backward()
+    optimizer.step()
+    assert not any(torch.equal(now, then) for now, then in zip(whole_weights(model), weights, strict=True))
+
+
+def test_muon_cannot_skip(rm):
+    assert not make_optimizer(rm.model, TrainConfig(optimizer="muon")).can_skip
+
+
+ASKED = {"item", "tolist", "numpy", "cpu", "nonzero", "__bool__", "__float__", "__int__", "__index__"}
+INNER = {"_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal"}
+
+
+class HostReads(TorchFunctionMode):
+    """Counts reads of tensors by the host, those that Python asks for."""
+
+    count = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.count += getattr(func, "__name__", "") in ASKED
+        return func(*args, **(kwargs or {}))
+
+
+class InnerHostReads(TorchDispatchMode):
+    """Counts reads of tensors by the host, those within torch's own functions."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func.overloadpacket.__name__ in INNER
+        return func(*args, **(kwargs or {}))
+
+
+def reads_by_step(start, folder, **changes):
+    with HostReads() as asked, InnerHostReads() as inner:
+        totals = []
+        start(folder, stop=lambda _: totals.append(asked.count + inner.count), **(ONE_BATCH | changes)).run()
+    return {step: now - before for step, (before, now) in enumerate(itertools.pairwise(totals), 2)}
+
+
+def test_the_host_reads_nothing_between_logged_steps(tmp_path, start, deferred):
+    reads = reads_by_step(start, tmp_path, steps=7, log_every=3, held_out=[])
+    assert {step for step, count in reads.items() if count} == {3, 6, 7}
+
+
+def test_what_cannot_skip_is_read_at_every_step(tmp_path, start, deferred):
+    """And so the counting above can fail."""
+    reads = reads_by_step(start, tmp_path, steps=4, log_every=4, held_out=[], optimizer="lion")
+    assert all(reads.values())
+
+
+def same_weights(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in other)
+
+
+def assert_same(one, other):
+    assert same_weights(one.rm.model.state_dict(), other.rm.model.state_dict())
+    assert one.rows() == other.rows()
+    assert one.trainer.at.selection == other.trainer.at.selection
+    for name in ("num_steps", "best_step", "best_value", "num_pairs", "num_tokens", "num_real_tokens", "stop_reason"):
+        assert getattr(one.result, name) == getattr(other.result, name), name
+
+
+@pytest.mark.slow
+def test_reading_later_changes_nothing(tmp_path, start, request):
+    changes = {"steps": 5, "log_every": 4, "eval_every": 3, "save_every": 2}
+    plain = start(tmp_path / "plain", **changes).run()
+    request.getfixturevalue("deferred")
+    later = start(tmp_path / "later", **changes).run()
+    assert_same(later, plain)
+    for name in ("best", "step_2", "step_4", "step_5"):
+        assert same_weights(*(load_file(one.folder / name / "model.safetensors") for one in (later, plain)))
+
+
+@pytest.mark.slow
+def test_an_interrupted_training_has_read_its_steps_and_goes_on_exactly(tmp_path, start, deferred):
+    changes = {"log_every": 4, "held_out": [], "steps": 5}
+    undisturbed = start(tmp_path / "undisturbed", **changes).run()
+
+    def stop(step):
+        if step == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        start(tmp_path / "stopped", stop=stop, **changes).run()
+    resumed = start(tmp_path / "stopped", **changes).run()
+    assert resumed.result.resumed_from == [3]
+    assert_same(resumed, undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("bad", "later"), [(4, {}), (2, {"eval_every": 3}), (3, {"save_every": 4}), (1, {})])
+def test_a_training_ends_with_the_last_good_step(tmp_path, start, deferred, bad, later):
+    changes = ONE_BATCH | {"steps": 5, "log_every": 5, "eval_every": 5}
+    training = start(tmp_path / "spoiled", **(changes | later))
+    spoil(training.rm.model.score.weight, bad)
+    with pytest.raises(TrainingError, match=f"^step {bad}: "):
+        training.run()
+    at = training.trainer.at
+    assert at.step == len(at.window.results) == bad - 1
+    assert at.totals.num_pairs == sum(result.num_pairs for result in at.window.results)
+    assert training.trainer.at.rows == {}
+    saved = sorted(path.name for path in training.folder.glob("step_*"))
+    assert saved == ([f"step_{bad - 1}"] if bad > 1 else [])
+    for name in saved:
+        assert same_weights(load_file(training.folder / name / "model.safetensors"), training.rm.model.state_dict())
+
+
+def test_of_two_failures_the_first_is_told(tmp_path, start, deferred):
+    """Memory runs out for good in a step after the one that was not finite."""
+    training = start(tmp_path, **(ONE_BATCH | {"steps": 5, "log_every": 5, "held_out": []}))
+    model = training.rm.model
+    spoil(model.score.weight, 2)
+    forward, seen = model.model.forward, []
+
+    def limited(*args, **options):
+        seen.append(1)
+        if len(seen) >= 4:
+            raise torch.OutOfMemoryError("no room")
+        return forward(*args, **options)
+
+    model.model.forward = limited
+    with pytest.raises(TrainingError, match=r"^step 2: "):
+        training.run()
+    assert training.trainer.at.step == 1
+    assert (tmp_path / "step_1").is_dir()

@@ -1,0 +1,161 @@
+"""The feed: a function of its arguments, whoever builds its micro-batches and wherever it starts."""
+
+import os
+import time
+from collections import Counter
+from multiprocessing import resource_sharer
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rmcore.config.pipeline import TrainConfig
+from rmcore.core.errors import ConfigError, TrainingError
+from rmcore.data.rendering import TokenizedPair, TokenizedSide
+from rmcore.models.batching import micro_batches
+from rmcore.training.feed import make_feed, planned_steps, steps_from
+from rmcore.training.ranks import ALONE, Ranks
+
+CPU = torch.device("cpu")
+BUDGET = 160
+
+
+def make_pairs(lengths):
+    """Pairs of such lengths; every token names its pair and side."""
+    return [
+        TokenizedPair(
+            pair_id=str(number),
+            chosen=TokenizedSide([2 * number + 1] * chosen, 0),
+            rejected=TokenizedSide([2 * number + 2] * rejected, 0),
+            target_margin=None,
+        )
+        for number, (chosen, rejected) in enumerate(lengths)
+    ]
+
+
+PAIRS = make_pairs([(3 + number % 7, 5 + number % 11) for number in range(30)])
+
+
+def feed_of(pairs, ranks=ALONE, num_steps=12, pairs_per_step=8):
+    config = TrainConfig(pairs_per_step=pairs_per_step)
+    return make_feed(pairs, config, num_steps=num_steps, seed=4, token_budget=BUDGET, pad_id=0, ranks=ranks)
+
+
+def walk(pairs, start=0, **changes):
+    config = TrainConfig.model_validate({"pairs_per_step": 8} | changes)
+    with steps_from(feed_of(pairs), start, config, CPU) as steps:
+        return [
+            (
+                list(indices),
+                [(b.indices, b.rows.input_ids.tolist(), b.rows.attention_mask.tolist(), b.idle) for b in batches],
+            )
+            for indices, batches in steps
+        ]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_build_the_same_micro_batches_and_draw_nothing(workers):
+    torch.manual_seed(0)
+    random = torch.get_rng_state()
+    assert walk(PAIRS, num_workers=workers) == walk(PAIRS, num_workers=0)
+    assert torch.equal(random, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("start", [0, 5, 11, 12])
+def test_starting_in_the_middle_gives_the_tail(start):
+    assert walk(PAIRS, start=start, num_workers=0) == walk(PAIRS, num_workers=0)[start:]
+
+
+class Trouble(list):
+    """Pairs of which one brings trouble to who builds its micro-batch; harmless in the process that made them."""
+
+    def __init__(self, pairs, kind):
+        super().__init__(pairs)
+        self.kind, self.home = kind, os.getpid()
+
+    def __getitem__(self, index):
+        if os.getpid() != self.home and index == 17:
+            if self.kind == "dies":
+                os._exit(1)
+            if self.kind == "hangs":
+                time.sleep(3600)
+            # Dying: the tensors were announced, and the socket that hands them over is gone.
+            resource_sharer._resource_sharer.register = lambda send, close: ("/nobody/listens", 0)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("kind", ["dies", "hangs", "unreachable"])
+def test_a_worker_in_trouble_ends_training_with_advice(kind):
+    with pytest.raises(TrainingError, match=r"1 worker processes.*Lower num_workers.*fetch_timeout_seconds"):
+        walk(Trouble(PAIRS, kind), num_workers=1, fetch_timeout_seconds=0.5 if kind == "hangs" else 30)
+    assert len(walk(Trouble(PAIRS, kind), num_workers=0)) == 12
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=20),
+    st.integers(1, 5),
+)
+@settings(max_examples=60)
+def test_the_ranks_share_every_step_without_cutting_a_pair(lengths, world):
+    pairs = make_pairs(lengths)
+    shares = [micro_batches(pairs, token_budget=BUDGET, pad_id=0, rank=rank, world=world) for rank in range(world)]
+    assert len({len(share) for share in shares}) == 1  # gathered weights are gathered by all together
+    seen = Counter()
+    for batch in (batch for share in shares for batch in share):
+        assert batch.rows.input_ids.numel() <= BUDGET
+        half = len(batch.rows.input_ids) // 2
+        for chosen, rejected in zip(
+            batch.rows.input_ids[:half, 0].tolist(), batch.rows.input_ids[half:, 0].tolist(), strict=True
+        ):
+            assert rejected == chosen + 1  # both sides of one pair, one process
+            if not batch.idle:
+                seen[(chosen - 1) // 2] += 1
+        assert batch.num_pairs == (0 if batch.idle else half)
+    assert seen == Counter(range(len(pairs)))
+
+
+def test_a_feed_of_a_rank_is_its_share():
+    for rank in range(2):
+        indices, batches = feed_of(PAIRS, Ranks(rank, 2))[3]
+        expected = micro_batches([PAIRS[index] for index in indices], token_budget=BUDGET, pad_id=0, rank=rank, world=2)
+        assert [batch.rows.input_ids.tolist() for batch in batches] == [
+            batch.rows.input_ids.tolist() for batch in expected
+        ]
+
+
+def test_a_number_of_processes_that_does_not_divide_a_step_is_refused(tmp_path, start):
+    with pytest.raises(ConfigError, match=r"pairs_per_step=4 does not divide among 3 processes.*multiple of 3"):
+        start(tmp_path, ranks=Ranks(0, 3))
+    Ranks(0, 2).check_divides(4)
+
+
+def plain_feed(ranks=ALONE, packing=None):
+    config = TrainConfig(pairs_per_step=8, batching="plain")
+    return make_feed(PAIRS, config, num_steps=12, seed=4, token_budget=BUDGET, pad_id=0, ranks=ranks, packing=packing)
+
+
+def test_a_plain_feed_takes_the_same_pairs_in_each_step_as_they_were_drawn():
+    for (indices, batches), (others, _) in zip(plain_feed(), feed_of(PAIRS), strict=True):
+        assert indices == others
+        assert [position for batch in batches for position in batch.indices] == list(range(len(indices)))
+        assert sum(batch.weight * batch.num_pairs for batch in batches) == pytest.approx(len(indices))
+        assert all(batch.rows.num_tokens <= BUDGET for batch in batches)
+
+
+def test_a_plain_feed_is_refused_among_several_processes():
+    with pytest.raises(ConfigError, match=r"batching=plain on 2 processes.*batching=pairs"):
+        plain_feed(Ranks(0, 2))
+
+
+@pytest.mark.parametrize(
+    ("given_settings", "num_pairs", "steps"),
+    [
+        ({"steps": 7, "epochs": 3}, 100, 7),
+        ({"epochs": 1, "pairs_per_step": 16}, 100, 7),
+        ({"epochs": 2, "pairs_per_step": 16}, 100, 14),
+        ({"epochs": 0.01, "pairs_per_step": 16}, 100, 1),
+    ],
+)
+def test_planned_steps(given_settings, num_pairs, steps):
+    assert planned_steps(TrainConfig.model_validate(given_settings), num_pairs) == steps

@@ -1,0 +1,123 @@
+"""Ctrl-C and SIGTERM: the step is finished, its state saved, and going on from it changes nothing."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from rmcore.training.interruption import ECHO_SECONDS, deferred_interruption
+from rmcore.training.resume import find_resume_point
+
+SIGNALS = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+
+
+def at_step(wanted, number, times=1):
+    """Raise the signal `times` times when that step is done."""
+
+    def stop(step):
+        if step == wanted:
+            for _ in range(times):
+                signal.raise_signal(number)
+
+    return stop
+
+
+@pytest.fixture
+def undisturbed(tmp_path, start):
+    return start(tmp_path / "undisturbed").run()
+
+
+@pytest.mark.parametrize(("number", "step"), [(signal.SIGINT, 3), (signal.SIGTERM, 4)])
+def test_an_interrupted_training_goes_on_to_the_same_bits(tmp_path, start, undisturbed, number, step, capfd):
+    folder = tmp_path / "interrupted"
+    interrupted = start(folder, stop=at_step(step, number, times=2))  # the echo of a signal is the same request
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt):
+        interrupted.run()
+    assert signal.getsignal(number) is before
+    assert capfd.readouterr().err.count("stopping after this step") == 1
+    point = find_resume_point(folder)
+    assert point.step == step
+    saved = torch.load(point.state, weights_only=True)["model"]
+    assert all(torch.equal(value, saved[name]) for name, value in interrupted.rm.model.named_parameters())
+    assert (folder / "metrics.csv").is_file()
+
+    resumed = start(folder).run()
+    assert resumed.result.resumed_from == [step]
+    expected = undisturbed.rm.model.state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in resumed.rm.model.state_dict().items())
+    assert resumed.rows() == undisturbed.rows()
+
+
+@SIGNALS
+def test_a_signal_in_the_last_step_is_heard_too(tmp_path, start, number):
+    """Whoever stops a pipeline does not want its next stage, even if this one was just about to end."""
+    with pytest.raises(KeyboardInterrupt):
+        start(tmp_path, stop=at_step(6, number)).run()
+    resumed = start(tmp_path).run()
+    assert (resumed.result.num_steps, resumed.result.resumed_from) == (6, [6])
+    assert (tmp_path / "step_6").is_dir()
+
+
+def test_a_signal_as_training_stops_early_costs_no_further_step(tmp_path, start):
+    hopeless = {"lr": 1e-12, "steps": 50, "eval_every": 1, "early_stopping_patience": 3}
+    with pytest.raises(KeyboardInterrupt):
+        start(tmp_path, stop=at_step(4, signal.SIGTERM), **hopeless).run()
+    resumed = start(tmp_path, **hopeless).run()
+    assert resumed.result.num_steps == 4
+    assert "did not improve for 3 evaluations" in resumed.result.stop_reason
+
+
+def test_a_second_signal_later_ends_at_once():
+    with deferred_interruption() as interruption:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        assert interruption.asked
+        interruption.since -= 2 * ECHO_SECONDS
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_signal_while_something_is_printed_does_no_harm():
+    """A handler may not use the buffered stream that it interrupts: that is a RuntimeError in the middle of a step."""
+    program = (
+        "import signal, sys, time\n"
+        "from rmcore.training.interruption import deferred_interruption\n"
+        "def ask(*_):\n"
+        "    interruption.since = None\n"
+        "    interruption.note(signal.SIGTERM, None)\n"
+        "with deferred_interruption() as interruption:\n"
+        "    signal.signal(signal.SIGALRM, ask)\n"
+        "    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.0005)\n"
+        "    until = time.monotonic() + 0.5\n"
+        "    while time.monotonic() < until:\n"
+        "        print('x' * 100_000, file=sys.stderr)\n"
+        "    signal.setitimer(signal.ITIMER_REAL, 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=os.environ, check=False)
+    assert done.returncode == 0, done.stderr[-500:]
+
+
+def test_in_another_thread_nothing_is_caught():
+    from concurrent.futures import ThreadPoolExecutor
+
+    def enter():
+        with deferred_interruption() as interruption:
+            time.sleep(0)
+            return interruption.asked, signal.getsignal(signal.SIGINT)
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(enter).result() == (False, signal.getsignal(signal.SIGINT))
+
+
+def test_what_is_ignored_stays_ignored():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with deferred_interruption() as interruption:
+        signal.raise_signal(signal.SIGINT)
+        assert not interruption.asked
+        signal.raise_signal(signal.SIGTERM)
+        assert interruption.asked

@@ -1,0 +1,219 @@
+import dataclasses
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rmcore.config.pipeline import TrainConfig
+from rmcore.training.losses import (
+    PairLoss,
+    bradley_terry_loss_sum,
+    make_bradley_terry,
+    reward_penalty_sum,
+    split_rewards,
+)
+
+REWARDS = st.lists(st.tuples(st.floats(-50, 50), st.floats(-50, 50)), min_size=1, max_size=20)
+ANNOTATED = st.floats(-30, 30) | st.just(math.nan)
+PAIRS = st.lists(st.tuples(st.floats(-20, 20), st.floats(-20, 20), ANNOTATED), min_size=1, max_size=12)
+LOSSES = st.builds(
+    PairLoss,
+    beta=st.floats(0.1, 3),
+    label_smoothing=st.floats(0, 0.9),
+    regularization_lambda=st.sampled_from([0.0, 0.01, 0.3]),
+    margin_regularization=st.sampled_from([0.0, 0.02, 0.5]),
+    centering=st.sampled_from([0.0, 0.01, 0.2]),
+    target_margin_scale=st.none() | st.floats(0.05, 2),
+    target_margin_cap=st.floats(0.5, 5),
+)
+PENALTIES = ("regularization_lambda", "margin_regularization", "centering")
+EVERYTHING = PairLoss(1.5, 0.1, 0.01, 0.02, 0.03, target_margin_scale=0.5, target_margin_cap=2.0)
+
+
+def sides(rewards):
+    table = torch.tensor(rewards, dtype=torch.float64)
+    return table[:, 0], table[:, 1]
+
+
+def columns(pairs):
+    return torch.tensor(pairs, dtype=torch.float64).unbind(1)
+
+
+def written_out(loss, chosen, rejected, annotated):
+    """The loss of one pair in plain Python."""
+    target = 0.0
+    if loss.target_margin_scale is not None and not math.isnan(annotated):
+        cap = loss.target_margin_cap
+        target = max(-cap, min(cap, loss.target_margin_scale * annotated))
+    logit = loss.beta * (chosen - rejected - target)
+    entropy = (1 - loss.label_smoothing / 2) * math.log1p(math.exp(-logit))
+    entropy += loss.label_smoothing / 2 * math.log1p(math.exp(logit))
+    penalty = loss.regularization_lambda * (chosen**2 + rejected**2) / 2
+    penalty += loss.margin_regularization * (chosen - rejected) ** 2 + loss.centering * (chosen + rejected) ** 2
+    return entropy + penalty
+
+
+@given(LOSSES, PAIRS)
+def test_it_is_the_sum_of_its_terms_written_out(loss, pairs):
+    expected = math.fsum(written_out(loss, *pair) for pair in pairs)
+    assert loss(*columns(pairs)).item() == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+@given(LOSSES, PAIRS, st.data())
+def test_sums_add_up_over_any_cut_of_the_pairs(loss, pairs, data):
+    order = data.draw(st.permutations(range(len(pairs))))
+    cut = data.draw(st.integers(0, len(pairs)))
+    whole = columns(pairs)
+    parts = [loss(*(column[list(part)] for column in whole)) for part in (order[:cut], order[cut:])]
+    assert sum(parts).item() == pytest.approx(loss(*whole).item(), rel=1e-12)
+
+
+@given(PAIRS, st.sampled_from(PENALTIES), st.floats(0.001, 1))
+def test_each_penalty_is_added_and_never_subtracted(pairs, name, weight):
+    plain = PairLoss(label_smoothing=0.05)(*columns(pairs)).item()
+    penalised = PairLoss(label_smoothing=0.05, **{name: weight})(*columns(pairs)).item()
+    chosen, rejected, _ = columns(pairs)
+    size = {
+        "regularization_lambda": (chosen**2 + rejected**2).sum() / 2,
+        "margin_regularization": ((chosen - rejected) ** 2).sum(),
+        "centering": ((chosen + rejected) ** 2).sum(),
+    }[name].item()
+    assert penalised >= plain
+    assert penalised == pytest.approx(plain + weight * size)
+
+
+def test_its_gradient_is_that_of_finite_differences():
+    generator = torch.Generator().manual_seed(0)
+    chosen, rejected = torch.randn(2, 7, dtype=torch.float64, generator=generator).requires_grad_().unbind(0)
+    annotated = torch.tensor([1.0, math.nan, 26.0, -26.0, 0.0, 3.0, -1.0], dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda c, r: EVERYTHING(c, r, annotated), (chosen, rejected))
+
+
+@given(PAIRS, st.floats(-20, 20))
+def test_without_penalties_a_constant_on_both_sides_changes_nothing(pairs, shift):
+    chosen, rejected, annotated = columns(pairs)
+    loss = PairLoss(beta=0.7, label_smoothing=0.1, target_margin_scale=0.3)
+    torch.testing.assert_close(loss(chosen + shift, rejected + shift, annotated), loss(chosen, rejected, annotated))
+
+
+@given(LOSSES, PAIRS)
+def test_swapping_the_sides_mirrors_the_loss(loss, pairs):
+    # softplus(-x) - softplus(x) = -x, and every penalty is the same for both orders.
+    chosen, rejected, annotated = columns(pairs)
+    asked = torch.zeros_like(chosen)
+    if loss.target_margin_scale is not None:
+        asked = (loss.target_margin_scale * annotated.nan_to_num(0)).clamp(
+            -loss.target_margin_cap, loss.target_margin_cap
+        )
+    difference = loss(chosen, rejected, annotated) - loss(rejected, chosen, -annotated)
+    expected = -(1 - loss.label_smoothing) * loss.beta * (chosen - rejected - asked).sum()
+    torch.testing.assert_close(difference, expected, rtol=1e-7, atol=1e-7)
+
+
+@given(st.floats(3, 26), st.floats(1, 4))
+def test_an_annotated_margin_asks_for_no_more_than_the_cap(annotated, cap):
+    chosen, rejected = torch.tensor([1.0]), torch.tensor([-0.5])
+    loss = PairLoss(target_margin_scale=2.0, target_margin_cap=cap)
+    at_cap = bradley_terry_loss_sum(chosen, rejected, target_margins=torch.tensor([cap]))
+    torch.testing.assert_close(loss(chosen, rejected, torch.tensor([annotated])), at_cap)
+    assert loss(chosen, rejected, torch.tensor([26.0])) > PairLoss()(chosen, rejected)
+
+
+@given(REWARDS)
+def test_a_pair_without_annotation_asks_for_no_margin(rewards):
+    chosen, rejected = (side.requires_grad_() for side in sides(rewards))
+    loss = EVERYTHING(chosen, rejected, torch.full_like(chosen, math.nan))
+    without = dataclasses.replace(EVERYTHING, target_margin_scale=None)(chosen, rejected)
+    assert loss.item() == without.item()
+    assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(loss, (chosen, rejected)))
+
+
+def test_margins_that_are_asked_for_and_missing_are_an_error():
+    with pytest.raises(ValueError, match=r"target_margin_scale=0\.5.*leave the scale out"):
+        EVERYTHING(torch.zeros(2), torch.zeros(2))
+
+
+def test_margins_nobody_asked_for_are_left_aside():
+    chosen, rejected = torch.tensor([1.0, 2.0]), torch.zeros(2)
+    assert PairLoss()(chosen, rejected, torch.tensor([5.0, 26.0])) == PairLoss()(chosen, rejected)
+
+
+def test_compiled_whole_it_gives_the_same_loss_and_gradient_for_any_number_of_pairs():
+    torch._dynamo.reset()
+
+    def of_rewards(rewards, annotated):
+        return EVERYTHING(*split_rewards(rewards), annotated)
+
+    compiled = torch.compile(of_rewards, backend="eager", fullgraph=True, dynamic=True)
+    generator = torch.Generator().manual_seed(0)
+    for num_pairs in (5, 3, 8):
+        rewards = torch.randn(2 * num_pairs, 1, generator=generator)
+        annotated = torch.full((num_pairs,), math.nan)
+        annotated[::2] = 26.0
+        results = []
+        for function in (of_rewards, compiled):
+            leaf = rewards.clone().requires_grad_()
+            loss = function(leaf, annotated)
+            loss.backward()
+            results.append((loss.detach(), leaf.grad))
+        torch.testing.assert_close(results[0], results[1])
+
+
+def test_the_builder_passes_every_loss_setting_on():
+    fields = {field.name for field in dataclasses.fields(PairLoss)}
+    settings = {
+        name: value for name, value in dataclasses.asdict(EVERYTHING).items() if name in TrainConfig.model_fields
+    }
+    assert settings.keys() == fields
+    assert make_bradley_terry(TrainConfig(**settings)) == EVERYTHING
+
+
+@given(REWARDS, st.floats(0.1, 3), st.floats(0, 0.9))
+def test_it_is_the_smoothed_cross_entropy_of_the_preference_probability(rewards, beta, smoothing):
+    chosen, rejected = sides(rewards)
+    expected = 0.0
+    for better, worse in rewards:
+        log_p = -math.log1p(math.exp(-beta * (better - worse)))
+        log_q = -math.log1p(math.exp(beta * (better - worse)))
+        expected -= (1 - smoothing / 2) * log_p + smoothing / 2 * log_q
+    loss = bradley_terry_loss_sum(chosen, rejected, beta=beta, label_smoothing=smoothing)
+    assert loss.item() == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+def test_a_tie_costs_log_2_whatever_the_smoothing():
+    tie = torch.zeros(3)
+    assert bradley_terry_loss_sum(tie, tie, label_smoothing=0.3).item() == pytest.approx(3 * math.log(2))
+
+
+def test_the_penalty_pulls_both_sides_to_zero():
+    chosen, rejected = torch.tensor([2.0], requires_grad=True), torch.tensor([-1.0], requires_grad=True)
+    reward_penalty_sum(chosen, rejected).backward()
+    assert chosen.grad.item() == 2.0
+    assert rejected.grad.item() == -1.0
+
+
+@pytest.mark.parametrize("shape", [(4, 1), (3,)])
+def test_shapes_that_would_broadcast_are_refused(shape):
+    with pytest.raises(ValueError, match="both must be"):
+        bradley_terry_loss_sum(torch.zeros(4), torch.zeros(shape))
+    with pytest.raises(ValueError, match="one number a pair"):
+        EVERYTHING(torch.zeros(4), torch.zeros(4), torch.zeros(shape))
+
+
+def test_a_pair_cut_in_two_is_refused():
+    with pytest.raises(ValueError, match="7 rewards, an odd number"):
+        split_rewards(torch.zeros(7, 1))
+
+
+def test_two_labels_are_refused():
+    with pytest.raises(ValueError, match="exactly one label"):
+        split_rewards(torch.zeros(4, 2))
+
+
+def test_rewards_are_split_chosen_first_in_float32():
+    chosen, rejected = split_rewards(torch.arange(6, dtype=torch.bfloat16).reshape(6, 1))
+    assert chosen.tolist() == [0, 1, 2]
+    assert rejected.tolist() == [3, 4, 5]
+    assert chosen.dtype == torch.float32

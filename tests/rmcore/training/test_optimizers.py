@@ -1,0 +1,358 @@
+import copy
+import io
+import itertools
+import typing
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from transformers import BertConfig, BertForSequenceClassification
+
+from rmcore.config.pipeline import TrainConfig
+from rmcore.core.errors import ConfigError, TrainingError
+from rmcore.models.batching import collate
+from rmcore.models.head import is_reward_head
+from rmcore.models.packing.forward import rewards_of
+from rmcore.training.losses import bradley_terry_loss_sum, split_rewards
+from rmcore.training.optimizers import (
+    decay_groups,
+    effective_warmup,
+    hidden_matrices,
+    lr_factor,
+    make_optimizer,
+    set_learning_rate,
+)
+
+OPTIMIZERS = typing.get_args(TrainConfig.model_fields["optimizer"].annotation)
+SCHEDULES = typing.get_args(TrainConfig.model_fields["schedule"].annotation)
+
+
+class SmallScorer(nn.Module):
+    """Every kind of parameter: embedding, hidden matrices, a norm, biases, a reward head, one frozen."""
+
+    def __init__(self, seed=0):
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.embedding = nn.Embedding(11, 6)
+            self.up = nn.Linear(6, 10)
+            self.norm = nn.LayerNorm(10)
+            self.down = nn.Linear(10, 6, bias=False)
+            self.score = nn.Linear(6, 1)
+            self.frozen = nn.Linear(6, 6).requires_grad_(False)
+
+    def forward(self, ids):
+        hidden = self.embedding(ids).mean(1)
+        hidden = hidden + self.down(torch.tanh(self.norm(self.up(hidden))))
+        return self.score(hidden + self.frozen(hidden))
+
+
+def small_loss(model, step):
+    generator = torch.Generator().manual_seed(step)
+    ids = torch.randint(0, 11, (8, 5), generator=generator)
+    return (model(ids)[:, 0] - ids.float().mean(1) / 3).square().mean()
+
+
+def train(model, optimizer, config, steps, *, of=8, loss=small_loss):
+    for step in steps:
+        set_learning_rate(optimizer, config, step, of)
+        optimizer.zero_grad()
+        loss(model, step).backward()
+        if optimizer.sharpness_aware:
+            optimizer.ascend()
+            optimizer.zero_grad()
+            loss(model, step).backward()
+            optimizer.descend()
+        optimizer.step()
+
+
+def through_a_file(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def configured(name, **settings):
+    return TrainConfig(optimizer=name, **{"lr": 0.01, "weight_decay": 0.1, "warmup_steps": 0, **settings})
+
+
+def same_bits(first, second):
+    return all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@settings(max_examples=6)
+@given(stop=st.integers(0, 8))
+def test_an_interrupted_training_goes_on_bit_for_bit(name, stop):
+    config = configured(name)
+    straight = SmallScorer()
+    train(straight, make_optimizer(straight, config), config, range(8))
+
+    before = SmallScorer()
+    optimizer = make_optimizer(before, config)
+    train(before, optimizer, config, range(stop))
+    saved = through_a_file({"model": before.state_dict(), "optimizer": optimizer.named_state()})
+
+    after = SmallScorer(seed=1)
+    after.load_state_dict(saved["model"])
+    optimizer = make_optimizer(after, config)
+    optimizer.load_named_state(saved["optimizer"])
+    train(after, optimizer, config, range(stop, 8))
+    assert same_bits(straight, after)
+    assert torch.equal(after.frozen.weight, SmallScorer().frozen.weight)
+
+
+def test_a_saved_state_is_a_copy():
+    model, config = SmallScorer(), configured("adamw")
+    optimizer = make_optimizer(model, config)
+    train(model, optimizer, config, range(2))
+    saved = optimizer.named_state()
+    kept = copy.deepcopy(saved)
+    train(model, optimizer, config, range(2, 4))
+    optimizer.load_named_state(saved)
+    train(model, optimizer, config, range(4, 6))
+    assert saved.keys() == {name for name, p in model.named_parameters() if p.requires_grad}
+    torch.testing.assert_close(saved, kept, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("change", ["missing", "unknown", "shape"])
+def test_a_state_of_another_model_is_refused_and_nothing_is_loaded(change):
+    model, config = SmallScorer(), configured("adamw")
+    optimizer = make_optimizer(model, config)
+    train(model, optimizer, config, range(1))
+    state, kept = optimizer.named_state(), optimizer.named_state()
+    for entry in state.values():
+        entry["exp_avg"] += 1
+    if change == "missing":
+        del state["up.bias"]
+    elif change == "unknown":
+        state["lora_A"] = {}
+    else:
+        state["up.bias"]["exp_avg"] = torch.zeros(3)
+    with pytest.raises(TrainingError, match="lora_A" if change == "unknown" else r"up\.bias"):
+        optimizer.load_named_state(state)
+    torch.testing.assert_close(optimizer.named_state(), kept, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_each_lowers_the_loss_of_a_small_problem(name):
+    config = configured(name, schedule="constant", lr=0.003)
+    model = SmallScorer()
+    before = small_loss(model, 0).item()
+    train(model, make_optimizer(model, config), config, range(40), loss=lambda model, _: small_loss(model, 0))
+    assert small_loss(model, 0).item() < 0.7 * before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_each_lowers_the_loss_of_the_tiny_reward_model(name, rm, gold_pairs):
+    pairs = rm.renderer.tokenize_pairs(gold_pairs[:4])
+    rows = collate(pairs, range(4), pad_id=rm.pad_id).rows
+
+    def loss(model, _=0):
+        return bradley_terry_loss_sum(*split_rewards(rewards_of(model, rows))) / 4
+
+    config = configured(name, lr={"sgd": 0.01, "lion": 1e-4}.get(name, 1e-3))
+    before = loss(rm.model).item()
+    train(rm.model, make_optimizer(rm.model, config), config, range(4), loss=loss)
+    assert loss(rm.model).item() < 0.9 * before
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_each_trains_what_is_trainable_exactly_once(name):
+    model = SmallScorer()
+    held = [p for group in make_optimizer(model, configured(name)).param_groups for p in group["params"]]
+    assert len(held) == len(set(held))
+    assert set(held) == {p for p in model.parameters() if p.requires_grad}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_without_gradient_matrices_decay_and_vectors_stay(name):
+    model, config = SmallScorer(), configured(name, schedule="constant", weight_decay=0.5)
+    start = copy.deepcopy(model)
+    train(model, make_optimizer(model, config), config, range(1), loss=lambda model, _: 0 * small_loss(model, 0))
+    for (label, now), was in zip(model.named_parameters(), start.parameters(), strict=True):
+        if now.ndim == 1 or not now.requires_grad:
+            assert torch.equal(now, was), label
+        elif name not in ("adam", "sgd"):  # those two add the decay to the gradient
+            torch.testing.assert_close(now, was * (1 - config.lr * 0.5))
+        else:
+            assert now.norm() < was.norm(), label
+
+
+def test_decay_groups_split_matrices_from_vectors():
+    matrices, vectors = decay_groups(nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2)).parameters(), 0.1)
+    assert ([p.ndim for p in matrices["params"]], matrices["weight_decay"]) == ([2], 0.1)
+    assert ([p.ndim for p in vectors["params"]], vectors["weight_decay"]) == ([1, 1, 1], 0.0)
+
+
+def names_of(model, parameters):
+    wanted = set(parameters)
+    return {name for name, parameter in model.named_parameters() if parameter in wanted}
+
+
+def test_muon_takes_the_projections_of_a_causal_model_and_nothing_else(rm):
+    projections = {f"self_attn.{x}_proj" for x in "qkvo"} | {f"mlp.{x}_proj" for x in ("gate", "up", "down")}
+    expected = {f"model.layers.{layer}.{name}.weight" for layer in range(2) for name in projections}
+    groups = make_optimizer(rm.model, configured("muon")).param_groups
+    assert names_of(rm.model, groups[0]["params"]) == expected
+    rest = names_of(rm.model, [p for group in groups[1:] for p in group["params"]])
+    assert {"model.embed_tokens.weight", "score.weight", "model.norm.weight"} <= rest
+
+
+def test_muon_takes_the_dense_layers_of_an_encoder_and_nothing_else():
+    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    model = BertForSequenceClassification(BertConfig(vocab_size=30, num_labels=1, **shape))
+    dense = ("query.weight", "key.weight", "value.weight", "dense.weight")
+    hidden = names_of(model, hidden_matrices(model))
+    assert hidden == {name for name, _ in model.named_parameters() if name.endswith(dense)}
+    assert len(hidden) == 2 * 6 + 1
+
+
+def test_a_weight_tied_to_an_embedding_is_an_embedding_and_counts_once():
+    model = nn.ModuleDict({"output": nn.Linear(4, 10, bias=False), "inner": nn.Linear(4, 4)})
+    model["embedding"] = nn.Embedding(10, 4)
+    model["embedding"].weight = model["output"].weight
+    assert names_of(model, hidden_matrices(model)) == {"inner.weight"}
+    assert sum(len(group["params"]) for group in make_optimizer(model, configured("muon")).param_groups) == 3
+
+
+def test_muon_moves_a_matrix_about_as_much_as_adamw_does():
+    torch.manual_seed(0)
+    model, config = nn.Linear(96, 40, bias=False), configured("muon", weight_decay=0.0)
+    start = model.weight.detach().clone()
+    optimizer = make_optimizer(model, config)
+    model.weight.grad = torch.randn_like(model.weight)
+    optimizer.step()
+    assert 0.15 < (model.weight - start).square().mean().sqrt().item() / config.lr < 0.25
+
+
+@given(st.floats(1e-3, 10), st.integers(0, 5))
+def test_sam_ascends_by_its_radius_along_the_gradient_and_comes_back_exactly(rho, seed):
+    model = SmallScorer(seed).double()
+    start = copy.deepcopy(model)
+    optimizer = make_optimizer(model, configured("sam", sam_rho=rho))
+    small_loss(model, seed).backward()
+    gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    optimizer.ascend()
+    both = zip(model.parameters(), start.parameters(), strict=True)
+    moved = torch.cat([(now - was).flatten() for now, was in both if now.requires_grad])
+    torch.testing.assert_close(moved, rho * gradient / gradient.norm())
+    optimizer.descend()
+    assert same_bits(model, start)
+
+
+def test_a_sam_step_is_adamw_on_the_gradient_at_the_ascended_weights():
+    config = configured("sam", sam_rho=0.3, schedule="constant")
+    model, other, plain = SmallScorer(), SmallScorer(), SmallScorer()
+    train(model, make_optimizer(model, config), config, range(1))
+
+    small_loss(other, 0).backward()
+    shifted = copy.deepcopy(other)
+    gradients = {name: p.grad for name, p in other.named_parameters() if p.requires_grad}
+    norm = torch.cat([gradient.flatten() for gradient in gradients.values()]).norm()
+    for name, gradient in gradients.items():
+        shifted.get_parameter(name).data += 0.3 * gradient / norm
+    small_loss(shifted, 0).backward()
+    for name in gradients:
+        other.get_parameter(name).grad = shifted.get_parameter(name).grad
+    adamw = configured("adamw", schedule="constant")
+    make_optimizer(other, adamw).step()
+    for ours, expected in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(ours, expected)
+
+    train(plain, make_optimizer(plain, adamw), adamw, range(1))
+    assert not same_bits(model, plain)
+
+
+def test_sam_keeps_the_weights_of_before_when_misused():
+    model = SmallScorer()
+    optimizer = make_optimizer(model, configured("sam"))
+    small_loss(model, 0).backward()
+    optimizer.descend()
+    optimizer.ascend()
+    with pytest.raises(TrainingError, match="twice"):
+        optimizer.ascend()
+    optimizer.descend()
+    assert same_bits(model, SmallScorer())
+
+
+@pytest.fixture
+def one_rank():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "muon"])
+def test_a_sharded_training_saves_whole_tensors_and_goes_on_from_them(one_rank, name):
+    config = configured(name)
+    plain, sharded = SmallScorer(), fully_shard(SmallScorer())
+    optimizer, sharded_optimizer = make_optimizer(plain, config), make_optimizer(sharded, config)
+    train(plain, optimizer, config, range(3))
+    train(sharded, sharded_optimizer, config, range(3))
+    state = through_a_file(sharded_optimizer.named_state())
+    torch.testing.assert_close(state, optimizer.named_state())
+    again = make_optimizer(sharded, config)
+    again.load_named_state(state)
+    train(plain, optimizer, config, range(3, 6))
+    train(sharded, again, config, range(3, 6))
+    for ours, theirs in zip(sharded.parameters(), plain.parameters(), strict=True):
+        assert isinstance(ours, DTensor)
+        torch.testing.assert_close(ours.full_tensor(), theirs)
+
+
+def test_muon_refuses_a_sharded_model(one_rank):
+    with pytest.raises(ConfigError, match="Use adamw or lion"):
+        make_optimizer(fully_shard(SmallScorer()), configured("muon"))
+
+
+RUNS = st.tuples(st.integers(1, 300), st.integers(0, 80)).map(lambda run: (run[0], effective_warmup(run[1], run[0])))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@given(RUNS, st.floats(0, 0.9))
+def test_schedules_rise_to_the_peak_and_then_fall_without_jumps_to_their_end(schedule, run, ratio):
+    num_steps, warmup = run
+    shape = {"num_steps": num_steps, "warmup_steps": warmup, "schedule": schedule, "min_lr_ratio": ratio}
+    factors = [lr_factor(step, **shape) for step in range(num_steps + 1)]
+    end = {"constant": 1.0, "cosine_with_min": ratio}.get(schedule, 0.0)
+    assert factors[-1] == pytest.approx(end, abs=1e-12)
+    assert all(0 < factor <= 1 for factor in factors[:-1])
+    assert factors[max(0, warmup - 1)] == 1.0
+    for step, (now, after) in enumerate(itertools.pairwise(factors)):
+        if step + 1 < warmup:
+            assert after - now == pytest.approx(1 / warmup)
+        else:
+            assert -2 / (num_steps - warmup) < after - now <= 0
+
+
+def test_the_cosine_is_at_half_height_half_way():
+    shape = {"num_steps": 100, "warmup_steps": 20, "min_lr_ratio": 0.2}
+    assert lr_factor(60, schedule="cosine", **shape) == pytest.approx(0.5)
+    assert lr_factor(60, schedule="cosine_with_min", **shape) == pytest.approx(0.6)
+
+
+def test_warm_up_is_at_most_a_tenth_of_a_short_run():
+    assert [effective_warmup(50, steps) for steps in (1000, 100, 5)] == [50, 10, 0]
+
+
+def test_the_learning_rate_reaches_every_group_and_depends_on_the_step_alone():
+    config = configured("muon", schedule="cosine_with_min", min_lr_ratio=0.25, warmup_steps=3)
+    optimizer = make_optimizer(SmallScorer(), config)
+    rates = [set_learning_rate(optimizer, config, step, 100) for step in (0, 50, 0, 99)]
+    assert {group["lr"] for group in optimizer.param_groups} == {rates[-1]}
+    assert rates[0] == rates[2] == pytest.approx(config.lr / 3)
+    assert 0.25 * config.lr < rates[3] < 0.26 * config.lr
+
+
+def test_the_reward_head_is_known_by_a_whole_part_of_its_name():
+    wrapped = "base_model.model.score.modules_to_save.default.weight"
+    assert all(map(is_reward_head, ("score.weight", "classifier.out_proj.bias", "lm_head", wrapped)))
+    assert not any(map(is_reward_head, ("model.layers.0.score_proj.weight", "bert.pooler.dense.weight")))

@@ -1,0 +1,173 @@
+"""The memory that training needs: measured on the way, without a trace in what is trained."""
+
+import copy
+import json
+import signal
+
+import pytest
+import torch
+
+from rmcore.config.pipeline import PipelineConfig, TrainConfig
+from rmcore.core.progress import progress_bar
+from rmcore.core.tracking import METRICS_FILE, JsonlTracker
+from rmcore.stages.train import train_into
+from rmcore.training.feed import make_feed
+from rmcore.training.losses import make_bradley_terry
+from rmcore.training.optimizers import make_optimizer
+from rmcore.training.peak_memory import PeakMeter
+from rmcore.training.ranks import ALONE, Ranks
+from rmcore.training.record import Progress
+from rmcore.training.selection import Selection
+from rmcore.training.step import StepContext, make_forward
+from rmcore.training.stepper import Stepper
+from rmcore.training.tensor_peak import TensorPeak
+
+CPU = torch.device("cpu")
+ONE_MICRO_BATCH = {"token_budget": 4096, "pairs_per_step": 8, "steps": 2, "eval_every": 2}
+
+
+def peak(training):
+    return training.run().result.peak_training_bytes
+
+
+def trained_bytes(rm):
+    return sum(parameter.nbytes for parameter in rm.model.parameters() if parameter.requires_grad)
+
+
+def test_it_holds_gradients_and_moments_and_some_activations(tmp_path, start):
+    training = start(tmp_path)
+    assert peak(training) > 3 * trained_bytes(training.rm)  # AdamW: a gradient and two moments
+    assert training.result.peak_training_bytes < training.result.peak_memory_bytes
+
+
+@pytest.mark.slow
+def test_an_optimizer_without_moments_needs_less(tmp_path, start):
+    one, other = (start(tmp_path / name, optimizer=name, **ONE_MICRO_BATCH) for name in ("adamw", "sgd"))
+    saved = peak(one) - peak(other)  # sgd keeps one moment
+    assert saved == pytest.approx(trained_bytes(one.rm), rel=0.01)
+
+
+@pytest.mark.slow
+def test_lora_needs_less_than_full_fine_tuning(tmp_path, start):
+    lora = peak(start(tmp_path / "lora", model={"lora": {}}, **ONE_MICRO_BATCH))
+    assert lora < peak(start(tmp_path / "full", **ONE_MICRO_BATCH))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("packing", [True, False])
+def test_checkpointing_needs_less(tmp_path, start, packing):
+    kept, recomputed = (
+        peak(start(tmp_path / str(on), gradient_checkpointing=on, packing=packing, **ONE_MICRO_BATCH))
+        for on in (False, True)
+    )
+    assert recomputed < kept
+
+
+@pytest.mark.slow
+def test_smaller_micro_batches_need_less(tmp_path, start):
+    small, large = (
+        peak(start(tmp_path / str(budget), **ONE_MICRO_BATCH | {"token_budget": budget})) for budget in (256, 4096)
+    )
+    assert small < large
+
+
+@pytest.mark.slow
+def test_it_is_the_same_every_time(tmp_path, start):
+    assert peak(start(tmp_path / "a")) == peak(start(tmp_path / "b"))
+
+
+def test_a_single_step_is_measured_with_the_state_that_it_makes(tmp_path, start):
+    training = start(tmp_path, steps=1)
+    assert peak(training) > 3 * trained_bytes(training.rm)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", [1, 2, 4])
+def test_it_survives_an_interruption(tmp_path, start, at):
+    undisturbed = peak(start(tmp_path / "undisturbed"))
+
+    def stop(step):
+        if step == at:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        start(tmp_path / "stopped", stop=stop).run()
+    resumed = start(tmp_path / "stopped")
+    assert (resumed.trainer.at.peak_training_bytes is None) == (at == 1)
+    assert peak(resumed) == undisturbed
+
+
+def make_stepper(rm, pairs, config):
+    feed = make_feed(
+        pairs, config, num_steps=3, seed=0, token_budget=256, pad_id=rm.pad_id, ranks=ALONE,
+        packing=rm.packing(config.precision) if config.packing else None,
+    )  # fmt: skip
+    if config.gradient_checkpointing:
+        rm.enable_gradient_checkpointing()
+    forward = make_forward(rm.model, make_bradley_terry(config), config.precision, CPU)
+    return Stepper(StepContext(rm.model, forward, make_optimizer(rm.model, config), config.clip, CPU), feed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"packing": False},
+        {"precision": "bf16"},
+        {"gradient_checkpointing": True},
+        {"dropout": True},
+        *({"optimizer": name} for name in ("adam", "sgd", "muon", "lion", "sam")),
+    ],
+    ids=str,
+)
+def test_measured_and_unmeasured_trainings_are_the_same_to_the_last_bit(rm, gold_pairs, changes):
+    config = TrainConfig.model_validate({"lr": 1e-3, "pairs_per_step": 4} | changes)
+    if config.dropout:
+        for layer in rm.model.model.layers:
+            layer.self_attn.attention_dropout = 0.3
+    pairs = rm.renderer.tokenize_pairs(gold_pairs[:12])
+    outcomes = []
+    for measured in (True, False):
+        model = copy.deepcopy(rm)  # both: how a sum rounds depends on where its memory lies, and rm's is a mapped file
+        torch.manual_seed(0)
+        stepper = make_stepper(model, pairs, config)
+        progress = Progress(256, Selection.of(config))
+        meter = PeakMeter(stepper.context, progress, num_steps=3)
+        for step in range(3):
+            if measured:
+                with meter.around(step + 1):
+                    stepper.run(step + 1, *stepper.feed[step])
+            else:
+                stepper.run(step + 1, *stepper.feed[step])
+        assert (progress.peak_training_bytes is not None) == measured
+        weights, state = model.model.state_dict(), stepper.context.optimizer.named_state()
+        outcomes.append(([result for result, _ in stepper.results()], weights, state, torch.get_rng_state()))
+    (results, weights, state, random), (others, other_weights, other_state, other_random) = outcomes
+    assert results == others
+    assert all(torch.equal(weights[name], value) for name, value in other_weights.items())
+    torch.testing.assert_close(state, other_state, rtol=0, atol=0)
+    assert torch.equal(random, other_random)
+
+
+def test_several_processes_on_a_cpu_are_not_measured(rm, gold_pairs):
+    config = TrainConfig(pairs_per_step=4)
+    context = make_stepper(rm, rm.renderer.tokenize_pairs(gold_pairs[:12]), config).context
+    two = StepContext(rm.model, context.forward, context.optimizer, config.clip, CPU, Ranks(0, 2))
+    progress = Progress(256, Selection.of(config))
+    with PeakMeter(two, progress, num_steps=3).around(2), TensorPeak() as watched:
+        torch.zeros(10)
+    assert watched.num_bytes > 0
+    assert progress.peak_training_bytes is None
+
+
+def test_the_stage_tells_it(tmp_path, gold_pairs):
+    train = {"steps": 2, "pairs_per_step": 4, "lr": 1e-3}
+    config = PipelineConfig.model_validate({"model": {"name": "tiny", "max_seq_len": 96}, "train": train})
+    tracker = JsonlTracker(tmp_path / METRICS_FILE)
+    with progress_bar("train") as report:
+        train_into(config, gold_pairs[:20], [], tmp_path, tracker, report)
+    tracker.close()
+    told = json.loads((tmp_path / "training.json").read_text())["peak_training_bytes"]
+    summary = json.loads((tmp_path / "summary.json").read_text())["metrics"]
+    assert summary["cost/peak_training_mib"] == told / 2**20 > 0

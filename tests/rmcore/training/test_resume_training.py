@@ -1,0 +1,197 @@
+"""A training that was stopped and gone on with is the training that was left alone."""
+
+import pickle
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rmcore.core.errors import ConfigError
+from rmcore.training.resume import find_resume_point
+from rmcore.training.state import load_state
+
+LORA = {"lora": {"dropout": 0.3}}  # frozen weights, adapters and random numbers all matter
+
+
+def stopped(start, folder, step, **changes):
+    """Stop a training when `step` is done, as by Ctrl-C."""
+
+    def stop(done):
+        if done == step:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        start(folder, stop=stop, **changes).run()
+
+
+def test_the_table_has_every_step_once_after_going_on_from_an_older_state(start, tmp_path):
+    start(tmp_path / "whole").run()
+    folder = tmp_path / "stopped"
+    stopped(start, folder, 3)  # its state is of step 3
+    with (folder / "metrics.csv").open("a") as file:  # as if steps after the state had been done before a kill
+        file.write("4,9,9,9,9,9,9,9\n5,9,9,9,")
+    start(folder).run()
+    assert (folder / "metrics.csv").read_text() == (tmp_path / "whole" / "metrics.csv").read_text()
+
+
+def checkpoints(folder):
+    """Bytes of all weights that a training left, by place; the states of an unfinished one are no result."""
+    return {
+        str(path.relative_to(folder)): load_file(path)
+        for path in sorted(folder.rglob("*.safetensors"))
+        if "resume" not in path.parts
+    }
+
+
+def assert_same(one, other):
+    """The same weights, measurements, choices and checkpoints, to the last bit."""
+    mine, theirs = one.rm.model.state_dict(), other.rm.model.state_dict()
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+    assert one.rows() == other.rows()
+    assert one.trainer.at.selection == other.trainer.at.selection
+    np.testing.assert_array_equal(one.trainer.best_rewards, other.trainer.best_rewards)
+    for name in ("num_steps", "best_step", "best_value", "kept_steps", "num_pairs", "num_tokens", "stop_reason"):
+        assert getattr(one.result, name) == getattr(other.result, name), name
+    left, expected = checkpoints(one.folder), checkpoints(other.folder)
+    assert left.keys() == expected.keys()
+    for place, weights in expected.items():
+        assert all(torch.equal(left[place][name], value) for name, value in weights.items()), place
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "step", "model"),
+    [
+        ("adamw", 3, LORA),
+        ("adamw", 2, {"head_only": True}),
+        ("adam", 1, {}),
+        ("sgd", 5, {}),
+        ("muon", 2, {}),
+        ("lion", 4, {}),
+        ("sam", 3, {}),
+    ],
+)
+def test_every_optimizer_goes_on_exactly(tmp_path, start, optimizer, step, model):
+    # log_every=4 does not divide the stopping steps: what was averaged before counts in the next line.
+    changes = {"optimizer": optimizer, "model": model, "log_every": 4, "keep_top_k": 2, "precision": "fp32"}
+    undisturbed = start(tmp_path / "undisturbed", **changes).run()
+    stopped(start, tmp_path / "stopped", step, **changes)
+    resumed = start(tmp_path / "stopped", **changes).run()
+    assert resumed.result.resumed_from == [step]
+    assert_same(resumed, undisturbed)
+
+
+def test_a_training_stopped_at_every_step_is_the_same_too(tmp_path, start):
+    changes = {"model": LORA, "precision": "bf16", "keep_top_k": 3, "save_every": 4, "eval_every": 1}
+    undisturbed = start(tmp_path / "undisturbed", **changes).run()
+    for step in range(1, 6):
+        stopped(start, tmp_path / "stopped", step, **changes)
+    resumed = start(tmp_path / "stopped", **changes).run()
+    assert resumed.result.resumed_from == [1, 2, 3, 4, 5]
+    assert_same(resumed, undisturbed)
+
+
+def test_without_a_choice_and_with_plain_batching_too(tmp_path, start):
+    changes = {"best_metric": "last", "early_stopping_patience": None, "batching": "plain", "eval_every": 5}
+    undisturbed = start(tmp_path / "undisturbed", **changes).run()
+    stopped(start, tmp_path / "stopped", 6, **changes)  # after the last evaluation
+    resumed = start(tmp_path / "stopped", **changes).run()
+    assert resumed.result.resumed_from == [6]
+    assert_same(resumed, undisturbed)
+
+
+def test_patience_counts_across_an_interruption(tmp_path, start):
+    changes = {"lr": 1e-12, "steps": 50, "eval_every": 1, "early_stopping_patience": 4}
+    stopped(start, tmp_path, 3, **changes)  # one best evaluation and two without improvement
+    resumed = start(tmp_path, **changes)
+    assert resumed.trainer.at.selection.evaluations_since == 2
+    resumed.run()
+    assert resumed.result.num_steps == 5
+    assert "did not improve for 4 evaluations" in resumed.result.stop_reason
+
+
+def test_a_damaged_state_costs_the_steps_since_the_one_before(tmp_path, start, capsys):
+    undisturbed = start(tmp_path / "undisturbed").run()
+    folder = tmp_path / "damaged"
+    stopped(start, folder, 4, resume_every_seconds=0)
+    newest = folder / "resume" / "step_4" / "state.pt"
+    newest.write_bytes(newest.read_bytes()[:-100])
+    resumed = start(folder, resume_every_seconds=0).run()
+    said = capsys.readouterr().err
+    assert "warning" in said
+    assert str(newest.parent) in said
+    assert "resumed from step 3 of 6" in said
+    assert_same(resumed, undisturbed)
+
+
+def test_other_settings_are_refused_by_name_and_nothing_is_touched(tmp_path, start):
+    stopped(start, tmp_path, 3)
+    state = find_resume_point(tmp_path).state.read_bytes()
+    with pytest.raises(ConfigError) as refused:
+        start(tmp_path, lr=2e-3, optimizer="sgd", settings={"model.name": "other"})
+    message = str(refused.value)
+    for name, there, here in [
+        ("train.lr", "0.001", "0.002"),
+        ("train.optimizer", "'adamw'", "'sgd'"),
+        ("model.name", "'absent'", "'other'"),
+    ]:
+        assert f"{name}: {there} there, {here} here" in message
+    assert "train.steps" not in message
+    assert find_resume_point(tmp_path).state.read_bytes() == state
+    assert start(tmp_path).run().result.resumed_from == [3]
+
+
+@pytest.mark.parametrize("which", ["pairs", "held_out"])
+def test_other_pairs_are_refused(tmp_path, start, gold_pairs, which):
+    stopped(start, tmp_path, 3)
+    with pytest.raises(ConfigError, match=rf"pairs\.{'train' if which == 'pairs' else 'validation'}"):
+        start(tmp_path, **{which: gold_pairs[50:70]})
+
+
+def test_fields_that_do_not_change_the_weights_may_differ(tmp_path, start):
+    undisturbed = start(tmp_path / "undisturbed").run()
+    stopped(start, tmp_path / "stopped", 3)
+    more = {"num_workers": 1, "fetch_timeout_seconds": 30, "profile_memory": True, "resume_every_seconds": 0}
+    resumed = start(tmp_path / "stopped", **more).run()
+    assert_same(resumed, undisturbed)
+    assert "cost/host_mib" in resumed.trainer.at.rows[4]
+
+
+def test_the_budget_chosen_at_the_beginning_stays(tmp_path, start, monkeypatch):
+    """What is free now is another amount than then, and the cut of a step decides how it rounds."""
+    undisturbed = start(tmp_path / "undisturbed", token_budget=None).run()
+    stopped(start, tmp_path / "stopped", 3, token_budget=None)
+    chosen = undisturbed.result.token_budget
+    monkeypatch.setattr("rmcore.training.memory.free_bytes", lambda device: 10**8)
+    assert start(tmp_path / "elsewhere", token_budget=None).trainer.at.token_budget < chosen
+    resumed = start(tmp_path / "stopped", token_budget=None).run()
+    assert resumed.result.token_budget == chosen
+    assert_same(resumed, undisturbed)
+
+
+def test_a_kill_before_the_first_state_keeps_the_chosen_budget(tmp_path, start, monkeypatch):
+    begun = start(tmp_path, token_budget=None)
+    begun.trainer._start()  # what a process had done that was killed in its first step
+    monkeypatch.setattr("rmcore.training.memory.free_bytes", lambda device: 10**8)
+    again = start(tmp_path, token_budget=None)
+    assert again.trainer.point is None
+    assert again.trainer.at.token_budget == begun.trainer.at.token_budget
+
+
+class Program:
+    """What runs when somebody unpickles it."""
+
+    def __init__(self, trace):
+        self.trace = trace
+
+    def __reduce__(self):
+        return Path.touch, (self.trace,)
+
+
+def test_a_state_that_holds_a_program_is_refused_and_not_run(tmp_path):
+    torch.save({"model": Program(tmp_path / "trace")}, tmp_path / "state.pt")
+    with pytest.raises(pickle.UnpicklingError):
+        load_state(tmp_path / "state.pt")
+    assert not (tmp_path / "trace").exists()

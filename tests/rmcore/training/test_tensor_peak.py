@@ -1,0 +1,123 @@
+"""Peaks of tensors whose sizes and lives are known."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from rmcore.training.tensor_peak import TensorPeak
+
+KIB = 256  # float32 numbers
+
+
+def zeros(kib):
+    return torch.zeros(kib * KIB)
+
+
+def test_the_peak_is_the_most_that_was_alive_at_once():
+    with TensorPeak() as peak:
+        a, b = zeros(10), zeros(3)
+        assert peak.num_bytes == 13 * 1024
+        del a
+        c = zeros(4)
+        assert peak.num_bytes == 13 * 1024  # 7 now
+        d = zeros(7)
+        assert peak.num_bytes == 14 * 1024
+    del b, c, d
+    assert peak.num_bytes == 14 * 1024
+
+
+def test_views_and_changes_in_place_add_nothing():
+    with TensorPeak() as peak:
+        a = zeros(8)
+        b = a.view(2, -1).t()[1:].add_(1).unsqueeze(0).detach()
+        a.zero_()
+        torch.add(a, 1, out=a)
+        torch._foreach_add_([a], 1.0)
+        c = a.split(KIB)
+    assert peak.num_bytes == 8 * 1024
+    assert len(c) == 8
+    assert b.untyped_storage() is a.untyped_storage()
+
+
+def test_a_view_keeps_its_whole_storage_alive():
+    with TensorPeak() as peak:
+        part = zeros(8)[:1]
+        other = zeros(8)
+        assert peak.num_bytes == 16 * 1024
+        del part
+        again = zeros(8)
+    assert peak.num_bytes == 16 * 1024
+    del other, again
+
+
+def test_what_was_there_before_is_not_counted():
+    weight = nn.Parameter(zeros(8))
+    with TensorPeak() as peak, torch.no_grad():
+        weight.add_(1)
+        weight[:3].mul_(2)
+        assert peak.num_bytes == 0
+        weight.copy_(weight.view(8, -1).flatten())
+        assert peak.num_bytes == 0
+        del weight
+        made = zeros(1)  # what was freed was not counted either
+    assert peak.num_bytes == made.nbytes
+
+
+def test_tensors_made_of_python_numbers_and_arrays_count():
+    with TensorPeak() as peak:
+        made = [torch.tensor([1.0] * KIB), torch.from_numpy(zeros(0).numpy().repeat(1)), torch.ones(KIB).double()]
+    assert peak.num_bytes == (1 + 1 + 2) * 1024
+    assert made[2].nbytes == 2 * 1024
+
+
+def test_activations_live_until_the_backward_pass_has_used_them():
+    """exp keeps its output: three of them at once, and in the backward pass one gradient, or two in turn, on top."""
+    start = zeros(4).requires_grad_()
+    with TensorPeak() as peak:
+        end = start.exp().exp().exp()
+        assert peak.num_bytes == 3 * 4 * 1024
+        end.backward(torch.ones_like(end))
+        del end
+        high = peak.num_bytes
+        assert 5 * 4 * 1024 <= high <= 6 * 4 * 1024
+        other = zeros(high // 1024 - 4)  # beside the gradient of start
+        assert peak.num_bytes == high
+    assert other.nbytes + start.grad.nbytes == high
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD])
+def test_an_optimizer_counts_what_it_makes_and_not_what_it_changes(optimizer):
+    weight = nn.Parameter(zeros(16))
+    fused = optimizer([weight], lr=0.1, fused=True)
+    for is_first in (True, False):
+        weight.grad = zeros(16)
+        with TensorPeak() as peak:
+            fused.step()
+        moments = 2 if optimizer is torch.optim.AdamW and is_first else 0
+        assert moments * 16 * 1024 <= peak.num_bytes <= moments * 16 * 1024 + 64  # a step count or two
+
+
+def test_an_error_in_the_block_ends_the_watch():
+    peak = TensorPeak()
+    with pytest.raises(RuntimeError, match="size"), peak:
+        zeros(1).view(7)
+    assert len(zeros(5)) == 5 * KIB  # nobody watches any more
+    assert peak.num_bytes == 1024
+
+
+def test_the_same_is_computed():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    other, rows = copy.deepcopy(layer), torch.randn(3, 5, 16)
+    results = []
+    for one in (layer, other):
+        torch.manual_seed(1)
+        if one is layer:
+            with TensorPeak():
+                one(rows).square().sum().backward()
+        else:
+            one(rows).square().sum().backward()
+        results.append([parameter.grad for parameter in one.parameters()])
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(*results, strict=True))
