@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from experiments.arms import Arm, Changes, change_config, merge_equal
 from experiments.catalogue import CATALOGUE
-from experiments.parts import ArmName, Declared, Factor, Hypothesis, Tuning
+from experiments.elements import ArmName, Declared, Factor, Hypothesis, Tuning
 from rmcore.config.pipeline import PipelineConfig
 
 TUNING_SEED = 1_000_003

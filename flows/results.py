@@ -18,7 +18,7 @@ from rmcore.reporting.html.experiment_schema import (
     ArmResult,
     CellResult,
     Cost,
-    Curve,
+    CurveData,
     ExperimentResults,
     MetricInfo,
     Tuned,
@@ -142,8 +142,8 @@ def _seconds(store: Store, outcome: Outcome) -> dict[str, float]:
     return {key: float(manifest.get("wall_seconds", 0.0)) for key, manifest in manifests.items()}
 
 
-def _curves(metric: str, cells: Sequence[Measured]) -> list[Curve]:
-    curves: list[Curve] = []
+def _curves(metric: str, cells: Sequence[Measured]) -> list[CurveData]:
+    curves: list[CurveData] = []
     for cell in cells:
         points = {int(row["step"]): row["metrics"].get(metric) for row in cell.history if metric in row["metrics"]}
         kept = {step: float(value) for step, value in sorted(points.items()) if value is not None}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.store import Store, make_key
-from rmcore.study.estimates import Estimates, Probe, probe_kind
+from rmcore.study.estimates import Estimates, SpeedProbe, probe_kind
 from tasks.device import device_slot, slot_environment
 
 
@@ -21,7 +21,7 @@ def estimates(store: Store, folder: Path) -> Estimates:
     for path in folder.glob("*.json"):
         try:
             record = json.loads(path.read_text())
-            probes[record["kind"]] = Probe(**record["probe"])
+            probes[record["kind"]] = SpeedProbe(**record["probe"])
         except (ValueError, KeyError, TypeError):
             continue  # of an older version, or cut short: it is measured again
     return Estimates(store.entries(), probes)

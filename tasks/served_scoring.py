@@ -137,11 +137,11 @@ def score_served(store: Store, served: ServedModel, data: ScoringData, over_leng
 
 
 def _serve_and_score(served: ServedModel, data: ScoringData, over_length: OverLength) -> Scored:
-    from rmcore.serving.http_app import DoorSettings
+    from rmcore.serving.http_app import HttpSettings
     from rmcore.serving.process import RewardServer
     from rmcore.serving.server import ServeSettings
 
-    settings = ServeSettings(served.checkpoint, port=0, door=DoorSettings(token=secrets.token_urlsafe()))
+    settings = ServeSettings(served.checkpoint, port=0, door=HttpSettings(token=secrets.token_urlsafe()))
     began = time.perf_counter()
     with RewardServer(settings) as server, server.client(timeout_s=REQUEST_TIMEOUT_S) as client:
         ready = time.perf_counter()

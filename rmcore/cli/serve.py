@@ -40,7 +40,7 @@ def serve(
 
     The token of clients is read from RM_OPT_TOKEN. Example: rm-opt serve --checkpoint checkpoints/best
     """
-    from rmcore.serving.http_app import DoorSettings
+    from rmcore.serving.http_app import HttpSettings
     from rmcore.serving.server import ServeSettings
     from rmcore.serving.server import serve as run
 
@@ -55,7 +55,7 @@ def serve(
         weights_folder=weights_dir,
         gpu_memory_share=gpu_memory_share,
         start_timeout_s=start_timeout,
-        door=DoorSettings(token=os.environ.get(TOKEN_VARIABLE)),
+        door=HttpSettings(token=os.environ.get(TOKEN_VARIABLE)),
     )
     print(f"starting vLLM with {checkpoint}; the first time takes a minute", flush=True)
     asyncio.run(run(settings, _announce))

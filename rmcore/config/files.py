@@ -17,7 +17,7 @@ _OCTAL = re.compile(r"[-+]?0[0-9_]+")
 _SEXAGESIMAL = re.compile(r"[-+]?[0-9_]+:[0-9:._]+")
 
 
-class _Loader(yaml.SafeLoader):
+class _YamlLoader(yaml.SafeLoader):
     """YAML without what is read as something else than it looks like."""
 
     where: str
@@ -51,7 +51,7 @@ class _Loader(yaml.SafeLoader):
 
 
 for _tag in ("int", "float"):
-    _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _Loader.construct_number)
+    _YamlLoader.add_constructor(f"tag:yaml.org,2002:{_tag}", _YamlLoader.construct_number)
 
 
 def _size(node: yaml.Node, known: dict[int, int], where: str) -> int:
@@ -75,7 +75,7 @@ def parse_yaml(text: str, where: str) -> Any:
             read, or it is nested too deeply, a part of itself or huge.
         yaml.YAMLError: it is no YAML.
     """
-    loader = _Loader(text)
+    loader = _YamlLoader(text)
     loader.where = where
     try:
         node = loader.get_single_node()

@@ -44,7 +44,7 @@ LATE = ("RM_OPT_", "CUDA_VISIBLE_DEVICES", "PREFECT_", "MLFLOW_", "PYTEST_")
 WARM = sys.platform == "linux"
 """Elsewhere a process that has loaded such libraries must not go on after a fork, so each stage imports them anew."""
 
-_servers: dict[frozenset[tuple[str, str]], "_Server"] = {}
+_servers: dict[frozenset[tuple[str, str]], "_ForkServer"] = {}
 _starting = threading.Lock()
 _running: "weakref.WeakSet[StageProcess]" = weakref.WeakSet()
 
@@ -114,7 +114,7 @@ class StageProcess:
         return int(self._heard.split(b"\n")[index])
 
 
-class _Server:
+class _ForkServer:
     """The end of a server that asks; the server ends when this end is closed, at the latest with this process."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -148,11 +148,11 @@ def terminate_stages() -> None:
         process.terminate()
 
 
-def _server(environment: Mapping[str, str]) -> _Server:
+def _server(environment: Mapping[str, str]) -> _ForkServer:
     read = frozenset(item for item in environment.items() if not item[0].startswith(LATE))
     with _starting:
         if read not in _servers or not _servers[read].runs():
-            _servers[read] = _Server(environment)
+            _servers[read] = _ForkServer(environment)
         return _servers[read]
 
 

@@ -14,7 +14,7 @@ PENALTY = 0.5
 AGGREGATIONS: tuple[Aggregation, ...] = ("mean", "worst_case", "uncertainty_weighted")
 
 
-def careful_gains(
+def conservative_gains(
     rewards: Sequence[FloatArray],
     members: Sequence[FloatArray],
     gold: Sequence[FloatArray],

@@ -76,7 +76,7 @@ class Fit:
 
 
 @dataclass(frozen=True)
-class Plan:
+class OptimizationPlan:
     """What a curve says of an optimisation up to `kl` nats.
 
     Attributes:
@@ -114,7 +114,7 @@ class Overoptimization:
     fall: MetricValue
     num_prompts: int
     num_samples: int
-    plan: "Plan | None" = None
+    plan: "OptimizationPlan | None" = None
 
     @property
     def turned(self) -> bool:
@@ -229,7 +229,7 @@ def _curve(
         short = (
             f"the samples reach {float(kl.mean(axis=0)[-1]):.3g} nats, {planned_kl:g} are planned; draw more of each"
         )
-        plan = Plan(planned_kl, value("planned gain", short), value(f"{better} headroom"))
+        plan = OptimizationPlan(planned_kl, value("planned gain", short), value(f"{better} headroom"))
     return Overoptimization(method, points, fits, best, value("fall"), len(kl), num_samples, plan)
 
 

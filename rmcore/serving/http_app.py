@@ -52,7 +52,7 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 @dataclass(frozen=True)
-class DoorSettings:
+class HttpSettings:
     """Limits of the front door.
 
     token: every route asks for it as `Authorization: Bearer`; None asks for nothing.
@@ -77,7 +77,7 @@ class Refused(Exception):
         self.refusal = refusal
 
 
-class FrontDoor:
+class RewardApp:
     """Answers requests for one served model.
 
     Args:
@@ -89,7 +89,7 @@ class FrontDoor:
     """
 
     def __init__(
-        self, served: ServedModel, renderer: Renderer, *, pooling: PoolingType, vocab_size: int, settings: DoorSettings
+        self, served: ServedModel, renderer: Renderer, *, pooling: PoolingType, vocab_size: int, settings: HttpSettings
     ) -> None:
         self.served = served
         self.renderer = renderer

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rmcore.core.errors import ServingError
-from rmcore.serving.types import Probe
+from rmcore.serving.types import RewardProbe
 
 if TYPE_CHECKING:
     from rmcore.models.reward_model import BradleyTerryRM
@@ -38,7 +38,7 @@ def sample_token_ids(rm: "BradleyTerryRM") -> list[list[int]]:
     return [side.ids for side in rm.renderer.tokenize_sides(list(_TEXTS))]
 
 
-def make_probe(rm: "BradleyTerryRM", *, bf16: bool, token_ids: Sequence[Sequence[int]] | None = None) -> Probe:
+def make_probe(rm: "BradleyTerryRM", *, bf16: bool, token_ids: Sequence[Sequence[int]] | None = None) -> RewardProbe:
     """The sample with the rewards of `rm`, computed in float32, and how far a server may be from them.
 
     Args:
@@ -59,14 +59,14 @@ def make_probe(rm: "BradleyTerryRM", *, bf16: bool, token_ids: Sequence[Sequence
             "and go back to an earlier one."
         )
     spread = max(1.0, max(rewards) - min(rewards))
-    return Probe(
+    return RewardProbe(
         token_ids=tuple(map(tuple, rows)),
         rewards=tuple(rewards),
         tolerance=BF16_TOLERANCE * spread if bf16 else FLOAT32_TOLERANCE,
     )
 
 
-def check_probe(probe: Probe, served: Sequence[float]) -> None:
+def check_probe(probe: RewardProbe, served: Sequence[float]) -> None:
     """Compare what the server gives for a probe with what was expected.
 
     Raises:

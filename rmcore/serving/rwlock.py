@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 
-class Gate:
+class ReadWriteLock:
     """A lock for asyncio that requests share and an exchange of weights holds alone.
 
     A waiting exchange lets no new request in, so it comes to its turn under any load.

@@ -19,9 +19,9 @@ from rmcore.serving.engine import EngineFailure, VllmEngine
 from rmcore.serving.folders import drop_stale
 from rmcore.serving.model_files import folder_digest
 from rmcore.serving.parity import check_probe
-from rmcore.serving.rwlock import Gate
+from rmcore.serving.rwlock import ReadWriteLock
 from rmcore.serving.staging import stage_update
-from rmcore.serving.types import Probe, RewardModelTrainingMode, ServerState, VersionInfo, WeightUpdate
+from rmcore.serving.types import RewardModelTrainingMode, RewardProbe, ServerState, VersionInfo, WeightUpdate
 from rmcore.serving.update_check import check_update
 from rmcore.serving.weight_files import WeightLayout
 
@@ -39,7 +39,7 @@ class Weights:
     folder: Path
     digest: str
     mode: RewardModelTrainingMode
-    probe: Probe
+    probe: RewardProbe
 
 
 class ServedModel:
@@ -59,7 +59,7 @@ class ServedModel:
         self.num_restarts = 0
         self.num_updates = {"done": 0, "refused": 0, "failed": 0}
         self._weights = first
-        self._gate = Gate()
+        self._gate = ReadWriteLock()
         self._changing = asyncio.Lock()
         self._watch: asyncio.Task[None] | None = None
         self._exchange: asyncio.Task[VersionInfo] | None = None

@@ -20,12 +20,12 @@ import uvicorn
 from rmcore.core.errors import ConfigError, ServingError
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.serving.engine import EngineDtype, EngineSettings, VllmEngine
-from rmcore.serving.http_app import DoorSettings, FrontDoor
+from rmcore.serving.http_app import HttpSettings, RewardApp
 from rmcore.serving.model_files import folder_digest
 from rmcore.serving.parity import make_probe
 from rmcore.serving.served import ServedModel, Weights
 from rmcore.serving.staging import stage_checkpoint
-from rmcore.serving.types import PoolingType, Probe, RewardModelTrainingMode
+from rmcore.serving.types import PoolingType, RewardModelTrainingMode, RewardProbe
 from rmcore.serving.vllm_process import find_vllm
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -55,7 +55,7 @@ class ServeSettings:
     weights_folder: Path | None = None
     gpu_memory_share: float = 0.5
     start_timeout_s: float = 600.0
-    door: DoorSettings = field(default_factory=DoorSettings)
+    door: HttpSettings = field(default_factory=HttpSettings)
 
 
 async def serve(
@@ -101,7 +101,7 @@ async def _serve(
 
 
 @contextlib.asynccontextmanager
-async def _open(settings: ServeSettings, program: Path, place: Path) -> AsyncIterator[FrontDoor]:
+async def _open(settings: ServeSettings, program: Path, place: Path) -> AsyncIterator[RewardApp]:
     """A front door whose model answers; inside the block it may die and come back."""
     rm = await asyncio.to_thread(
         BradleyTerryRM.from_pretrained,
@@ -148,7 +148,7 @@ def _stage_first(rm: BradleyTerryRM, checkpoint: str, folder: Path) -> None:
     stage_checkpoint(Path(checkpoint), folder)
 
 
-def _probe_and_digest(rm: BradleyTerryRM, folder: Path, dtype: EngineDtype) -> tuple[Probe, str]:
+def _probe_and_digest(rm: BradleyTerryRM, folder: Path, dtype: EngineDtype) -> tuple[RewardProbe, str]:
     return make_probe(rm, bf16=dtype == "bfloat16"), folder_digest(folder)
 
 
@@ -156,10 +156,10 @@ def _default_dtype(rm: BradleyTerryRM) -> EngineDtype:
     return "bfloat16" if torch.cuda.is_available() and rm.model.dtype == torch.bfloat16 else "float32"
 
 
-def _front_door(served: ServedModel, rm: BradleyTerryRM, settings: DoorSettings) -> FrontDoor:
+def _front_door(served: ServedModel, rm: BradleyTerryRM, settings: HttpSettings) -> RewardApp:
     plain = rm.model.get_base_model() if rm.has_adapters else rm.model
     pooling = PoolingType.LAST if hasattr(plain, "score") else PoolingType.CLS
-    return FrontDoor(served, rm.renderer, pooling=pooling, vocab_size=plain.config.vocab_size, settings=settings)
+    return RewardApp(served, rm.renderer, pooling=pooling, vocab_size=plain.config.vocab_size, settings=settings)
 
 
 class _Server(uvicorn.Server):
@@ -170,7 +170,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def _answer(door: FrontDoor, listening: socket.socket, announce: Callable[[str], None]) -> None:
+async def _answer(door: RewardApp, listening: socket.socket, announce: Callable[[str], None]) -> None:
     """Answer until cancelled, then let what is under way finish for some seconds."""
     server = _Server(
         uvicorn.Config(

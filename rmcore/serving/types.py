@@ -147,7 +147,7 @@ class VersionInfo(Wire):
     layout_folder: str = Field(description="The folder that is served: names, shapes and types of all tensors.")
 
 
-class Probe(Wire):
+class RewardProbe(Wire):
     """Inputs with the rewards that the publisher's own model gives them: what the server must reproduce."""
 
     token_ids: tuple[TokenIds, ...] = Field(min_length=1, description="Inputs, special tokens included.")
@@ -161,7 +161,7 @@ class WeightUpdate(Wire):
     folder: str = Field(min_length=1, description="Name of the update's folder below the server's weights folder.")
     digest: str = Field(min_length=64, max_length=64, description="sha256 that the update's manifest has.")
     mode: RewardModelTrainingMode = Field(description="Which tensors the folder holds.")
-    probe: Probe = Field(description="What the new weights must reproduce before they answer anyone.")
+    probe: RewardProbe = Field(description="What the new weights must reproduce before they answer anyone.")
 
 
 class Refusal(Wire):

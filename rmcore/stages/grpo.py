@@ -23,10 +23,10 @@ from rmcore.data.pair import PreferencePair, Prompt, prompt_key
 from rmcore.data.table import read_pairs
 from rmcore.models.loading import pick_device
 from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.policy.grpo.local_reward import LocalReward
 from rmcore.policy.grpo.policy_meter import PolicyMeter, StartPools
 from rmcore.policy.grpo.policy_weights import load_weights
 from rmcore.policy.grpo.refresh import Refresher
-from rmcore.policy.grpo.reward_in_use import RewardInUse
 from rmcore.policy.grpo.reward_service import RewardService, reward_service
 from rmcore.policy.grpo.rlhf_record import curve_of, stopping, verdict_of
 from rmcore.policy.grpo.rlhf_requirements import require_rlhf
@@ -37,7 +37,7 @@ from rmcore.policy.grpo.training_run import (
     REFRESHES,
     ROLLOUTS,
     SAMPLES,
-    Plan,
+    TrainingPlan,
     train_policy,
 )
 from rmcore.policy.judge import Judge, judge_of
@@ -64,7 +64,7 @@ def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker,
     judge = judge_of(config)
     pairs = read_pairs(upstream["prepare"] / "train.parquet")
     start = _start(settings, upstream, judge)
-    reward = _reward_in_use(config, settings, upstream, pairs)
+    reward = _local_reward(config, settings, upstream, pairs)
     threshold = reward.calibration.threshold
     with reward_service(settings, upstream["train"] / "best", render_fn=config.model.render_fn) as service:
         for number in range(settings.num_seeds):
@@ -72,7 +72,7 @@ def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker,
             if (place / FINISHED).is_file():
                 continue
             if reward.version != 1:  # an earlier seed has refreshed it
-                reward = _reward_in_use(config, settings, upstream, pairs)
+                reward = _local_reward(config, settings, upstream, pairs)
                 if service.publish is not None:
                     service.publish(reward.rm)
             plan = _plan(config, settings, policy, judge, pairs, start, reward, service)
@@ -108,16 +108,16 @@ def _start(settings: RlhfConfig, upstream: Upstream, judge: Judge | None) -> Sta
     return StartPools(prompts, responses, gold)
 
 
-def _reward_in_use(
+def _local_reward(
     config: PipelineConfig, settings: RlhfConfig, upstream: Upstream, pairs: list[PreferencePair]
-) -> RewardInUse:
+) -> LocalReward:
     rm = BradleyTerryRM.from_pretrained(
         upstream["train"] / "best",
         device=pick_device(config.device).type,
         trust_remote_code=config.model.trust_remote_code,
         render_fn=config.model.render_fn,
     )
-    return RewardInUse(
+    return LocalReward(
         rm,
         pairs[:MEMBER_PAIRS],
         read_pairs(upstream["prepare"] / "test.parquet")[:CALIBRATION_PAIRS],
@@ -134,9 +134,9 @@ def _plan(
     judge: Judge | None,
     pairs: list[PreferencePair],
     start: StartPools,
-    reward: RewardInUse,
+    reward: LocalReward,
     service: RewardService,
-) -> Plan:
+) -> TrainingPlan:
     sampling = required_policy(config)
     prompts = list(dict.fromkeys(pair.prompt for pair in pairs))
     reference = load_weights(policy, torch.float32).to(pick_device(config.device)).eval()
@@ -155,7 +155,7 @@ def _plan(
         refresher = Refresher(reward, judge, prompts, pairs[:MEMBER_PAIRS], config.train, settings, service.publish)
     in_vllm = sampling.engine == "vllm" and pick_device(config.device).type == "cuda" and find_spec("vllm") is not None
     rollouts: Literal["generate", "vllm"] = "vllm" if in_vllm else "generate"
-    return Plan(policy, prompts, service.scorer or reward, meter, settings, config.device, refresher, rollouts)
+    return TrainingPlan(policy, prompts, service.scorer or reward, meter, settings, config.device, refresher, rollouts)
 
 
 def _collect(

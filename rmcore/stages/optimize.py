@@ -21,12 +21,12 @@ from rmcore.data.pair import Prompt, prompt_key
 from rmcore.data.table import read_pairs
 from rmcore.models.loading import guard, pick_device
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.policy.conservative import careful_gains, disagreement_along_n
+from rmcore.policy.conservative import conservative_gains, disagreement_along_n
 from rmcore.policy.grpo.gradient_variance import gradient_variance
 from rmcore.policy.judge import judge_of
 from rmcore.policy.overoptimization import METHODS, overoptimization
 from rmcore.policy.policy import Policy
-from rmcore.policy.readiness.parts import JudgedPools, on_policy_parts
+from rmcore.policy.readiness.components import JudgedPools, on_policy_parts
 from rmcore.policy.sampling.best_of_n import best_of_n_kl, best_of_n_weights, nominal_kl
 from rmcore.policy.sampling.samples import pools
 from rmcore.policy.sampling.scored_samples import ScoredSamples, score_samples
@@ -130,7 +130,7 @@ def _judged(config: PipelineConfig, table: pd.DataFrame, scored: ScoredSamples, 
     ]
     members = [scored.members[:, rows] for rows in table.groupby("prompt_id", sort=False).indices.values()]
     parts = on_policy_parts(JudgedPools(rewards, gold, pools(table, "prompt_id", "length"), members), **settings)
-    careful = careful_gains(rewards, members, gold, **settings)
+    careful = conservative_gains(rewards, members, gold, **settings)
     along = disagreement_along_n(rewards, members, **settings)
     folder.mkdir(exist_ok=True)
     overoptimization_curves("reward model", curves, folder / "overoptimization.png")

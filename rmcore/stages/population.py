@@ -22,7 +22,7 @@ from rmcore.data.pair import PreferencePair
 from rmcore.data.table import read_pairs
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.policy.grpo.defects import BackboneRecipe, backbones
-from rmcore.policy.readiness.population import rows_of, see
+from rmcore.policy.readiness.population import backbone_features, rows_of
 from rmcore.stages.interface import Upstream
 from rmcore.stages.policy import policy_place
 from rmcore.stages.requirements import required_validation
@@ -135,7 +135,7 @@ def _backbone_rows(
         train_backbone(config, study, recipe, material.training, material.policy, Path(scratch), report)
         rm = BradleyTerryRM.from_pretrained(Path(scratch) / "best", device=config.device)
     # Heads are fitted on the pairs as they are: the defects of the backbone's pairs stay in its features.
-    seen = see(rm, material.training[:HEAD_PAIRS], material.test, material.samples, report)
+    seen = backbone_features(rm, material.training[:HEAD_PAIRS], material.test, material.samples, report)
     return rows_of(
         recipe,
         seen,

@@ -21,7 +21,7 @@ from rmcore.config.pipeline import RUN_ONLY_FIELDS, PipelineConfig
 from rmcore.config.policy import MEASURING_FIELDS, SAMPLING_FIELDS
 from rmcore.core.fingerprints import code_digests
 from rmcore.core.store import ArtifactRef
-from rmcore.stages.content import (
+from rmcore.stages.referenced import (
     data_content,
     fit_content,
     function_content,

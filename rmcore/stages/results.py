@@ -15,7 +15,7 @@ from rmcore.core.files import read_json_lines
 from rmcore.core.store import ArtifactRef, Store, make_key
 from rmcore.core.tracking import METRICS_FILE
 from rmcore.evaluation.diagnosis import diagnose
-from rmcore.reporting.html.schema import Policy, Results, Stage, Training
+from rmcore.reporting.html.schema import PolicyResults, Results, StageResult, Training
 from rmcore.stages.registry import device_type
 
 NUM_MISTAKES = 50
@@ -76,7 +76,7 @@ def gather_results(
     }
 
 
-def _policy(refs: Mapping[str, ArtifactRef]) -> Policy:
+def _policy(refs: Mapping[str, ArtifactRef]) -> PolicyResults:
     return {
         "sampling": read_json(refs["samples"], "sampling.json"),
         "optimize": read_json(refs["optimize"], "optimize.json"),
@@ -127,7 +127,7 @@ def _training(folder: Path, truncation: dict[str, Any]) -> Training:
     }
 
 
-def _stage(store: Store, ref: ArtifactRef, cached: bool) -> Stage:
+def _stage(store: Store, ref: ArtifactRef, cached: bool) -> StageResult:
     manifest = store.manifest(ref.stage, ref.key) or {}
     return {
         "name": ref.stage,

@@ -26,7 +26,7 @@ PRODUCT_PASSES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class SpeedProbe:
     """Two real steps of a training, and the size of its data."""
 
     pairs_per_second: float
@@ -61,7 +61,7 @@ class Estimates:
     """Expected seconds of stages, from store entries and probes by `probe_kind`."""
 
     entries: Sequence[Entry]
-    probes: Mapping[str, Probe]
+    probes: Mapping[str, SpeedProbe]
 
     def knows(self, config: PipelineConfig) -> bool:
         """Whether the time of every stage that a cell may run can be told."""

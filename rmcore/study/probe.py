@@ -19,13 +19,13 @@ from rmcore.data.integrity import select_training_pairs
 from rmcore.models.loading import pick_device
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.stages.prepare import load_splits
-from rmcore.study.estimates import Probe
+from rmcore.study.estimates import SpeedProbe
 from rmcore.training.loop import Trainer
 
 WARM_STEPS, TIMED_STEPS = 1, 2
 
 
-def probe(config: PipelineConfig, started: float) -> Probe:
+def probe(config: PipelineConfig, started: float) -> SpeedProbe:
     """Time the steps after the first one, in which libraries and caches warm up; weights are thrown away.
 
     Args:
@@ -47,7 +47,7 @@ def probe(config: PipelineConfig, started: float) -> Probe:
         seconds = time.time() - warm
     timed = min(TIMED_STEPS, trainer.num_steps) * min(config.train.pairs_per_step, len(pairs))
     scored = len(splits["test"]) + len(splits.get("validation", []))
-    return Probe(timed / seconds, warm - started, len(pairs), scored)
+    return SpeedProbe(timed / seconds, warm - started, len(pairs), scored)
 
 
 def main(spec_path: str) -> int:

@@ -35,7 +35,7 @@ def _link(source: str, target: str) -> None:
     link_or_copy(Path(source), Path(target))
 
 
-def mend(folder: Path) -> None:
+def repair_interrupted(folder: Path) -> None:
     """Put right what a kill between two renames left: a checkpoint set aside for a newer one that never came."""
     for retired in filter(_is_ours, folder.glob(".*.old")):
         place = folder / retired.name[1 : -len(".old")]

@@ -10,7 +10,7 @@ from rmcore.training.ranks import Ranks
 from rmcore.training.selection import Selection
 
 
-class Keeper:
+class CheckpointWriter:
     """Writes and removes the checkpoints of one training. Every rank calls it; rank 0 writes."""
 
     def __init__(

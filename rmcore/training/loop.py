@@ -27,8 +27,8 @@ from rmcore.models.reward_model import SCORING_TOKEN_BUDGET, BradleyTerryRM
 from rmcore.training import resume
 from rmcore.training import state as states
 from rmcore.training.callbacks import Callback, Evaluation
-from rmcore.training.checkpoint import mend
-from rmcore.training.checkpoint_writer import Keeper
+from rmcore.training.checkpoint import repair_interrupted
+from rmcore.training.checkpoint_writer import CheckpointWriter
 from rmcore.training.compiling import CompiledForward
 from rmcore.training.feed import make_feed, planned_steps, steps_from
 from rmcore.training.interruption import Interruption, deferred_interruption
@@ -39,7 +39,7 @@ from rmcore.training.ranks import ALONE, Ranks
 from rmcore.training.record import MetricsTable, Progress, TrainResult, Window, reward_distribution
 from rmcore.training.scoring import score_tokenized
 from rmcore.training.selection import LAST, Selection
-from rmcore.training.setup import choose_budget, choose_packing, make_context, take_up
+from rmcore.training.setup import choose_budget, choose_packing, make_context, restore_training
 from rmcore.training.step import HalfUpdateError, StepContext
 from rmcore.training.stepper import Stepper
 from rmcore.training.train_mode import training_form
@@ -123,7 +123,7 @@ class Trainer:
             order=order,
         )
         check_budget(self.at.token_budget, self.feed.least_budget())  # refuses now what would fail later
-        self.keeper = Keeper(rm, config, folder, self.at.selection, ranks)
+        self.keeper = CheckpointWriter(rm, config, folder, self.at.selection, ranks)
         self.best_rewards = np.zeros((0, 2), dtype=np.float32)
         """(P, 2) rewards, chosen first, under the best weights; of the split named below."""
         self.best_rewards_split = "validation"
@@ -160,14 +160,14 @@ class Trainer:
         """Begin, or go on from the newest state."""
         if self.ranks.is_main:
             self.folder.mkdir(parents=True, exist_ok=True)
-            mend(self.folder)
+            repair_interrupted(self.folder)
             if self.is_new:
                 resume.begin(self.folder, self.settings, {"token_budget": self.at.token_budget})
         states.seed_everything(self.seed, self.ranks)
         context = make_context(self.rm, self.config, self.ranks)
         self._peak = PeakMeter(context, self.at, self.num_steps)
         if self.point is not None:
-            self.best_rewards = take_up(self.point, self.rm, context, num_steps=self.num_steps)
+            self.best_rewards = restore_training(self.point, self.rm, context, num_steps=self.num_steps)
             self.at.resumed_from.append(self.point.step)
         return context
 

@@ -89,7 +89,7 @@ def can_defer(optimizer: OptimizerSet, device: torch.device) -> bool:
     return device.type == "cuda" and optimizer.can_skip
 
 
-def take_up(point: ResumePoint, rm: BradleyTerryRM, context: StepContext, *, num_steps: int) -> np.ndarray:
+def restore_training(point: ResumePoint, rm: BradleyTerryRM, context: StepContext, *, num_steps: int) -> np.ndarray:
     """Put weights, optimizer and, for as many ranks as then, random states back; the rewards under the best weights."""
     saved = states.load_state(point.state)
     states.apply_state(saved, rm.model, context.optimizer)

@@ -13,7 +13,7 @@ from rmcore.core.store import MANIFEST, Store, make_key
 from rmcore.core.tracking import METRICS_FILE
 from rmcore.data.table import write_pairs
 from rmcore.stages.registry import STAGES, slug, stage_inputs
-from rmcore.study.estimates import Probe, probe_kind
+from rmcore.study.estimates import SpeedProbe, probe_kind
 from rmcore.training.resume import FINISHED_FILE
 
 ACCURACY = "eval/test_pairwise_accuracy"
@@ -60,7 +60,7 @@ def probed(tmp_path):
     folder.mkdir()
     record = {
         "kind": probe_kind(declare().base),
-        "probe": dict.fromkeys(Probe.__slots__, 10.0) | {"start_seconds": 2.0},
+        "probe": dict.fromkeys(SpeedProbe.__slots__, 10.0) | {"start_seconds": 2.0},
     }
     (folder / "a.json").write_text(json.dumps(record))
 

@@ -3,9 +3,9 @@
 import numpy as np
 
 from rmcore.config.pipeline import ReadinessConfig
-from rmcore.policy.conservative import careful_gains, disagreement_along_n
+from rmcore.policy.conservative import conservative_gains, disagreement_along_n
 from rmcore.policy.overoptimization import METHODS, overoptimization
-from rmcore.policy.readiness.parts import JudgedPools, on_policy_parts
+from rmcore.policy.readiness.components import JudgedPools, on_policy_parts
 from rmcore.policy.readiness.readiness_v2 import judge_v2
 
 
@@ -33,7 +33,7 @@ def policy(quality=1.0):
         },
         "optimize": {
             "judge": "the <gold> world", "num_cut": 5, "best_of_n": choices, "curves": curves, "gradient": gradient,
-            "careful": careful_gains(rewards, members, gold, **settings),
+            "careful": conservative_gains(rewards, members, gold, **settings),
             "disagreement": disagreement_along_n(rewards, members, **settings),
         },
         "readiness": judge_v2(parts, [], config, "the <gold> world"),

@@ -21,8 +21,8 @@ from rmcore.data.readers.fields import Reason, RowRejected
 from rmcore.data.readers.files import RawRecord, is_file_name, read_file
 from rmcore.data.readers.hub import hub_revision, read_folder, read_hub
 from rmcore.data.readers.layouts import SIDE_ROWS, USUAL_COLUMNS, ColumnMap, Layout, RowPairs, recognise
+from rmcore.data.readers.unpaired_rows import read_side_rows
 from rmcore.data.rejected import INCOMPLETE, INCOMPLETE_SIDES, RejectedRow, refuse_incomplete, reject
-from rmcore.data.side_rows import read_side_rows
 from rmcore.data.splits import conversation
 
 FEWEST_PROMPTS = 20

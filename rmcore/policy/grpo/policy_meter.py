@@ -11,8 +11,8 @@ from transformers import GenerationConfig
 
 from rmcore.data.pair import Prompt
 from rmcore.evaluation.uncertainty import FloatArray
+from rmcore.policy.grpo.local_reward import LocalReward
 from rmcore.policy.grpo.policy_kl import sequence_kl
-from rmcore.policy.grpo.reward_in_use import RewardInUse
 from rmcore.policy.judge import Judge
 from rmcore.policy.policy import Policy
 from rmcore.policy.sampling.best_of_n import pooled_deviation
@@ -58,7 +58,7 @@ class PolicyMeter:
         policy: Policy,
         reference: Any,
         start: StartPools,
-        reward: RewardInUse,
+        reward: LocalReward,
         judge: Judge | None,
         *,
         num_samples: int,

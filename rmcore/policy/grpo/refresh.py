@@ -19,7 +19,7 @@ from rmcore.data.integrity import select_training_pairs
 from rmcore.data.pair import PreferencePair, Prompt
 from rmcore.data.table import read_pairs, write_pairs
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.policy.grpo.reward_in_use import RewardInUse
+from rmcore.policy.grpo.local_reward import LocalReward
 from rmcore.policy.judge import Judge
 from rmcore.training.loop import Trainer
 
@@ -63,7 +63,7 @@ class Refresher:
     labelled: what earlier refreshes were trained on.
     """
 
-    reward: RewardInUse
+    reward: LocalReward
     judge: Judge
     prompts: Sequence[Prompt]
     old: Sequence[PreferencePair]

@@ -11,7 +11,7 @@ from rmcore.config.pipeline import RlhfConfig
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.policy.grpo.rlhf_requirements import is_served
 from rmcore.policy.sampling.rollouts import RolloutScorer
-from rmcore.serving.http_app import DoorSettings
+from rmcore.serving.http_app import HttpSettings
 from rmcore.serving.process import RewardServer
 from rmcore.serving.scorer import RewardModelScorer
 from rmcore.serving.server import ServeSettings
@@ -51,7 +51,7 @@ def reward_service(settings: RlhfConfig, checkpoint: Path, *, render_fn: str | N
             port=0,
             render_fn=render_fn,
             weights_folder=place / "weights",
-            door=DoorSettings(token=secrets.token_urlsafe()),
+            door=HttpSettings(token=secrets.token_urlsafe()),
         )
         with RewardServer(served, log=place / "server.log") as server, server.client() as client:
             publisher = RMPublisherAdapter(CheckpointBackend(client), RewardModelTrainingMode.FULL)

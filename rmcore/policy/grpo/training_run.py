@@ -42,7 +42,7 @@ MODEL_FOLDER = "model"
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """What a training is made of.
 
     policy: that it starts from.
@@ -65,7 +65,7 @@ class Plan:
     rollouts: Literal["generate", "vllm"] = "generate"
 
 
-def train_policy(plan: Plan, folder: Path, *, seed: int, tracker: Tracker, report: Report) -> None:
+def train_policy(plan: TrainingPlan, folder: Path, *, seed: int, tracker: Tracker, report: Report) -> None:
     """Train to the end, to the stopping rule, or to an error; then the state of the last whole step is on disk.
 
     Writes the files named above and `model/`, the trained policy. A finished training is left as it is.
@@ -121,7 +121,7 @@ def train_policy(plan: Plan, folder: Path, *, seed: int, tracker: Tracker, repor
 class _Run(TrainerCallback):
     """Measures, refreshes, stops and writes down between the steps of one training."""
 
-    def __init__(self, plan: Plan, folder: Path, seed: int, tracker: Tracker, report: Report) -> None:
+    def __init__(self, plan: TrainingPlan, folder: Path, seed: int, tracker: Tracker, report: Report) -> None:
         self.plan, self.folder, self.seed, self.tracker, self.report = plan, folder, seed, tracker, report
         self.stopped: str | None = None
         self.measuring_seconds = 0.0

@@ -19,7 +19,7 @@ from rmcore.evaluation.uncertainty import FloatArray
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.policy.grpo.defects import BackboneRecipe, HeadData, HeadRecipe, heads
 from rmcore.policy.overoptimization import METHODS, overoptimization
-from rmcore.policy.readiness.parts import JudgedPools, on_policy_parts
+from rmcore.policy.readiness.components import JudgedPools, on_policy_parts
 from rmcore.policy.readiness.readiness import RLReadinessScorer
 
 NUM_MEMBERS = 4
@@ -28,7 +28,7 @@ NUM_RESAMPLES = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class BackboneFeatures:
     """Features of one backbone, in float64: what all of its reward models are computed from.
 
     training: of the pairs that heads are fitted on.
@@ -43,13 +43,13 @@ class Seen:
     own_head: FloatArray
 
 
-def see(
+def backbone_features(
     rm: BradleyTerryRM,
     training: Sequence[PreferencePair],
     test: Sequence[PreferencePair],
     samples: pd.DataFrame,
     progress: Callable[[str], None],
-) -> Seen:
+) -> BackboneFeatures:
     """Run the backbone once over everything."""
     head = head_of(rm)
     progress("training pairs")
@@ -59,7 +59,7 @@ def see(
     judged = pair_features(rm, test)
     progress("samples")
     sides = rm.renderer.tokenize_sides(list(zip(samples["prompt"], samples["response"], strict=True)))
-    return Seen(
+    return BackboneFeatures(
         HeadData(fitted[0] - fitted[1], longer),
         judged,
         features(rm, sides).astype(np.float64),
@@ -69,7 +69,7 @@ def see(
 
 def rows_of(
     backbone: BackboneRecipe,
-    seen: Seen,
+    seen: BackboneFeatures,
     test: Sequence[PreferencePair],
     samples: pd.DataFrame,
     *,
@@ -99,7 +99,7 @@ def _again(recipe: HeadRecipe, data: HeadData, rng: np.random.Generator) -> Floa
     return (heads()[0] if recipe.name == "own" else recipe).fit(again, rng)
 
 
-def _on_pairs(seen: Seen, head: FloatArray, test: Sequence[PreferencePair], seed: int) -> dict[str, Any]:
+def _on_pairs(seen: BackboneFeatures, head: FloatArray, test: Sequence[PreferencePair], seed: int) -> dict[str, Any]:
     """What labelled pairs tell: accuracy, calibration, the v1 score with the curvature of the head."""
     chosen, rejected = seen.test @ head
     table = pd.DataFrame(
@@ -138,7 +138,7 @@ def _curvature(differences: FloatArray, margins: FloatArray) -> float:
 
 
 def _on_samples(
-    seen: Seen,
+    seen: BackboneFeatures,
     head: FloatArray,
     members: Sequence[FloatArray],
     samples: pd.DataFrame,

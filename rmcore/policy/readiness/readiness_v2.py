@@ -22,7 +22,7 @@ CLOSED_BELOW = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class Condition:
     """One condition: the end of the interval that speaks against the model must be on the right side of `threshold`."""
 
     part: str
@@ -31,16 +31,18 @@ class Gate:
     meaning: str
 
 
-def gates(config: ReadinessConfig) -> tuple[Gate, ...]:
+def conditions(config: ReadinessConfig) -> tuple[Condition, ...]:
     """The conditions. Their thresholds are defaults that have to be defended, not findings."""
     return (
-        Gate("on_policy_accuracy", "at_least", 0.6, "accuracy on pairs of the policy's own samples"),
-        Gate("win_rate_16", "at_least", 0.55, "how often the best of 16 beats another sample"),
-        Gate("planned_gain", "at_least", config.min_gain, f"gold gain at the planned {config.planned_kl:g} nats"),
-        Gate("headroom", "at_least", 1.0, "distance to the gold reward's peak, over the planned distance"),
-        Gate("hard_accuracy", "at_least", 0.5, "accuracy where the shorter sample is the better one"),
-        Gate("signal_share", "at_least", 0.5, "share of the variance within prompts that other training data repeat"),
-        Gate("ece_tempered_debiased", "at_most", 0.15, "calibration error after temperature"),
+        Condition("on_policy_accuracy", "at_least", 0.6, "accuracy on pairs of the policy's own samples"),
+        Condition("win_rate_16", "at_least", 0.55, "how often the best of 16 beats another sample"),
+        Condition("planned_gain", "at_least", config.min_gain, f"gold gain at the planned {config.planned_kl:g} nats"),
+        Condition("headroom", "at_least", 1.0, "distance to the gold reward's peak, over the planned distance"),
+        Condition("hard_accuracy", "at_least", 0.5, "accuracy where the shorter sample is the better one"),
+        Condition(
+            "signal_share", "at_least", 0.5, "share of the variance within prompts that other training data repeat"
+        ),
+        Condition("ece_tempered_debiased", "at_most", 0.15, "calibration error after temperature"),
     )
 
 
@@ -50,7 +52,8 @@ def judge_v2(
     """Gates, probability and verdict.
 
     Args:
-        parts: measurements by name, {"value", "ci_low", "ci_high", ...}; those of `gates`, and what is shown beside.
+        parts: measurements by name, {"value", "ci_low", "ci_high", ...}; those of `conditions`, and what is shown
+            beside.
         others: checks on labelled pairs (the specification's gate), which have to pass as well.
         config: plan and thresholds.
         judge: who judged the samples, as people read it.
@@ -59,7 +62,7 @@ def judge_v2(
         {"readiness": {"version", "parts", "probability", "plan", "judge"}, "gate": checks, "verdict": {"status",
         "headline", "reasons"}}; JSON-ready.
     """
-    checks = [_check(gate, parts.get(gate.part)) for gate in gates(config)]
+    checks = [_check(gate, parts.get(gate.part)) for gate in conditions(config)]
     fit = shipped_fit()
     chance = probability(parts, fit)
     checks.append(_probability_check(chance, fit))
@@ -86,7 +89,7 @@ def judge_v2(
     }
 
 
-def _check(gate: Gate, part: Mapping[str, Any] | None) -> GateCheck:
+def _check(gate: Condition, part: Mapping[str, Any] | None) -> GateCheck:
     """Passed only where the end of the interval is known and on the right side."""
     bound = None if part is None else part["ci_low" if gate.side == "at_least" else "ci_high"]
     passed = bound is not None and (bound >= gate.threshold if gate.side == "at_least" else bound <= gate.threshold)

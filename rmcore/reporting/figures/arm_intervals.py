@@ -13,7 +13,7 @@ from matplotlib.markers import CARETLEFT, CARETRIGHT
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.figures.arms import Look, looks, short
+from rmcore.reporting.figures.arms import ArmStyle, looks, short
 from rmcore.reporting.figures.quantities import axis_label, capital, level, tick_text
 from rmcore.reporting.figures.style import GRID, INK, MUTED, SMALL, FloatArray, dress, headline, new_figure, save
 from rmcore.reporting.html.experiment_schema import ArmResult, CellResult, MetricInfo
@@ -107,7 +107,7 @@ def _limits(arms: Sequence[ArmResult], cells: Sequence[CellResult], metric: str)
     return low - pad, high + pad
 
 
-def _row(ax: Axes, row: int, arm: ArmResult, cells: Sequence[CellResult], metric: str, look: Look) -> None:
+def _row(ax: Axes, row: int, arm: ArmResult, cells: Sequence[CellResult], metric: str, look: ArmStyle) -> None:
     ax.axhline(row, color=GRID, linewidth=0.6, zorder=0)
     seeds = seed_values(cells, arm["name"], (metric,))[:, 0]
     ax.plot(seeds, np.full(len(seeds), row + 0.24), "o", color=look.colour, alpha=0.5, markersize=3.4, label="seeds")
@@ -123,7 +123,7 @@ def _row(ax: Axes, row: int, arm: ArmResult, cells: Sequence[CellResult], metric
     ax.plot([value], [row], look.marker, color=look.colour, markersize=7, label=arm["name"])
 
 
-def _interval(ax: Axes, row: int, low: float, high: float, look: Look) -> None:
+def _interval(ax: Axes, row: int, low: float, high: float, look: ArmStyle) -> None:
     """A line from low to high; where it leaves the axes, an arrow at their edge."""
     ax.plot([low, high], [row, row], color=look.colour, linewidth=2.5, solid_capstyle="round", alpha=0.75)
     left, right = ax.get_xlim()

@@ -16,7 +16,7 @@ _MOST_METRICS = 6
 _LONGEST = 26  # characters of a name in a figure
 
 
-class Look(NamedTuple):
+class ArmStyle(NamedTuple):
     """Colour and marker of an arm; the control is a grey diamond."""
 
     colour: str
@@ -29,7 +29,7 @@ class Look(NamedTuple):
         return "#" + "".join(f"{round(_INK * part):02x}" for part in parts)
 
 
-def looks(arms: Sequence[Mapping[str, Any]], metric: str, better: bool | None) -> dict[str, Look]:
+def looks(arms: Sequence[Mapping[str, Any]], metric: str, better: bool | None) -> dict[str, ArmStyle]:
     """The look of each arm by name; those of `shown` are told apart, further ones repeat colours with other markers.
 
     Args:
@@ -39,10 +39,10 @@ def looks(arms: Sequence[Mapping[str, Any]], metric: str, better: bool | None) -
     """
     named = shown(arms, metric, better)
     others = [arm["name"] for arm in arms if not arm["is_control"]]
-    found = {arm["name"]: Look(CONTROL_COLOUR, "D") for arm in arms}
+    found = {arm["name"]: ArmStyle(CONTROL_COLOUR, "D") for arm in arms}
     for position, name in enumerate(sorted(others, key=lambda name: name not in named)):  # stable: declared order
         turn, place = divmod(position, len(COLOURS))
-        found[name] = Look(COLOURS[place], _MARKERS[(place + 3 * turn) % len(_MARKERS)])
+        found[name] = ArmStyle(COLOURS[place], _MARKERS[(place + 3 * turn) % len(_MARKERS)])
     return found
 
 

@@ -12,12 +12,12 @@ from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.figures.arms import Look, looks, short, shown
+from rmcore.reporting.figures.arms import ArmStyle, looks, short, shown
 from rmcore.reporting.figures.labels import spread
 from rmcore.reporting.figures.quantities import axis_label, capital, level, tick_text
 from rmcore.reporting.figures.style import MUTED, SMALL, FloatArray, dress, headline, new_figure, save
 from rmcore.reporting.figures.training import running_mean, smoothing_window
-from rmcore.reporting.html.experiment_schema import ArmResult, Curve
+from rmcore.reporting.html.experiment_schema import ArmResult, CurveData
 
 _KNOWN = {"eval/pairwise_accuracy": ("validation accuracy", "share"), "train/loss": ("training loss", "nats")}
 _ROBUST = (1.0, 99.0)  # percentiles of all points that a vertical axis shows ...
@@ -35,14 +35,14 @@ class _End(NamedTuple):
 
 
 def learning_curves(
-    curves: Mapping[str, Sequence[Curve]], arms: Sequence[ArmResult], main: tuple[str, bool | None], out: Path
+    curves: Mapping[str, Sequence[CurveData]], arms: Sequence[ArmResult], main: tuple[str, bool | None], out: Path
 ) -> Path:
     """Write `learning_curves_figure` to `out` (PNG); returns `out`."""
     return save(learning_curves_figure(curves, arms, main), out)
 
 
 def learning_curves_figure(
-    curves: Mapping[str, Sequence[Curve]], arms: Sequence[ArmResult], main: tuple[str, bool | None]
+    curves: Mapping[str, Sequence[CurveData]], arms: Sequence[ArmResult], main: tuple[str, bool | None]
 ) -> Figure:
     """One panel a metric over optimizer steps, up to nine arms named at the right; further arms are grey.
 
@@ -77,7 +77,7 @@ def mean_curve(series: Sequence[tuple[FloatArray, FloatArray]]) -> tuple[FloatAr
 
 
 def _panel(
-    ax: Axes, metric: str, curves: Sequence[Curve], look: Mapping[str, Look], named: Sequence[str]
+    ax: Axes, metric: str, curves: Sequence[CurveData], look: Mapping[str, ArmStyle], named: Sequence[str]
 ) -> list[_End]:
     """Draw one metric; the ends of the named arms' means."""
     label, unit = _KNOWN.get(metric, (metric, ""))
@@ -113,7 +113,7 @@ def _finish(ax: Axes, unit: str) -> None:
     ax.set_ylim(max(bottom, low - _ROOM * (high - low)), min(top, high + _ROOM * (high - low)))
 
 
-def _series(curve: Curve, window: int) -> tuple[FloatArray, FloatArray]:
+def _series(curve: CurveData, window: int) -> tuple[FloatArray, FloatArray]:
     """Steps and smoothed values."""
     values = np.asarray(curve["values"], dtype=np.float64)
     return np.asarray(curve["steps"], dtype=np.float64), running_mean(values, window)

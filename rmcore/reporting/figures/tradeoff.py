@@ -10,14 +10,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from rmcore.reporting.figures.arm_intervals import mean_value, seed_values
-from rmcore.reporting.figures.arms import Look, looks, short, shown
+from rmcore.reporting.figures.arms import ArmStyle, looks, short, shown
 from rmcore.reporting.figures.labels import place_labels
 from rmcore.reporting.figures.quantities import axis_label, capital, level, tick_text
 from rmcore.reporting.figures.style import FloatArray, dress, headline, new_figure, note, save
 from rmcore.reporting.html.experiment_schema import ArmResult, CellResult, MetricInfo
 
 _SIDES = {True: "right", False: "left", None: ""}
-_FURTHER = Look("#b9c0c7", "o")
+_FURTHER = ArmStyle("#b9c0c7", "o")
 
 
 class _Points(NamedTuple):
@@ -87,7 +87,7 @@ def _points(arms: Sequence[ArmResult], cells: Sequence[CellResult], names: tuple
     return _Points(seeds, means)
 
 
-def _panel(ax: Axes, points: _Points, across: MetricInfo, up: MetricInfo, look: Mapping[str, Look]) -> None:
+def _panel(ax: Axes, points: _Points, across: MetricInfo, up: MetricInfo, look: Mapping[str, ArmStyle]) -> None:
     """Seeds and means of two metrics; arms without a look are grey."""
     side, further = _SIDES[across["higher_is_better"]], len(points.seeds) - len(look)
     grey = f"; grey: {further} further arms" if further else ""
@@ -108,7 +108,7 @@ def _panel(ax: Axes, points: _Points, across: MetricInfo, up: MetricInfo, look: 
         axis.set_major_formatter(FuncFormatter(tick_text(info["unit"])))
 
 
-def _name_means(ax: Axes, points: _Points, look: Mapping[str, Look]) -> None:
+def _name_means(ax: Axes, points: _Points, look: Mapping[str, ArmStyle]) -> None:
     known = {name: mean for name, mean in points.means.items() if name in look}
     others = [mean for name, mean in points.means.items() if name not in look]
     faint = np.concatenate([*points.seeds.values(), np.array(others, dtype=np.float64).reshape(-1, 2)])

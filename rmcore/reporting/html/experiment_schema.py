@@ -142,7 +142,7 @@ class Cost(TypedDict):
     num_failed: int
 
 
-class Curve(TypedDict):
+class CurveData(TypedDict):
     """Learning curve of one cell: points of one metric."""
 
     arm: str
@@ -169,7 +169,7 @@ class ExperimentResults(TypedDict):
     arms: Sequence[ArmResult]
     """In declared order."""
     cells: Sequence[CellResult]
-    curves: Mapping[str, Sequence[Curve]]
+    curves: Mapping[str, Sequence[CurveData]]
     """By metric: eval/pairwise_accuracy, train/loss."""
     notes: Sequence[str]
     """What a reader must know: merged arms, failed cells, missing seeds."""

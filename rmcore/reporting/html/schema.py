@@ -61,7 +61,7 @@ class Readiness(TypedDict):
     recommendations: Sequence[str]
 
 
-class Policy(TypedDict):
+class PolicyResults(TypedDict):
     """What was measured on a policy's samples: records of the stages samples, optimize and readiness_v2."""
 
     sampling: Mapping[str, Any]
@@ -103,7 +103,7 @@ class Symptom(TypedDict):
     advice: str
 
 
-class Stage(TypedDict):
+class StageResult(TypedDict):
     """One artifact of the run; `wall_seconds` is what it took when it was made, None if unknown."""
 
     name: str
@@ -130,7 +130,7 @@ class Results(TypedDict):
     context: Sequence[ContextItem]
     readiness: Readiness
     """v1, on labelled pairs alone."""
-    policy: Policy | None
+    policy: PolicyResults | None
     rlhf: Mapping[str, Any] | None
     """Record of the stage grpo (`rmcore.stages.grpo`), where a policy was trained."""
     """With it verdict and gate are those of readiness v2."""
@@ -145,6 +145,6 @@ class Results(TypedDict):
     mistakes: Sequence[Mistake]
     """Most confident first."""
     diagnoses: Sequence[Symptom]
-    stages: Sequence[Stage]
+    stages: Sequence[StageResult]
     config: Mapping[str, Any]
     environment: Mapping[str, str]

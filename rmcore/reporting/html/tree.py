@@ -15,7 +15,7 @@ _MOST_ROWS = 50
 
 
 @dataclass(slots=True)
-class Block:
+class TreeBlock:
     """One titled table, or a list of sentences. `folded`: detail that may be collapsed."""
 
     title: str
@@ -25,10 +25,10 @@ class Block:
     folded: bool = False
 
 
-def blocks(record: Mapping[str, Any], title: str) -> list[Block]:
+def blocks(record: Mapping[str, Any], title: str) -> list[TreeBlock]:
     """`record` as blocks in reading order: its own scalars first, under `title`, then one or more blocks a child."""
-    own = Block(title)
-    children: list[Block] = []
+    own = TreeBlock(title)
+    children: list[TreeBlock] = []
     for key, value in record.items():
         if _is_scalar(value):
             own.rows.append([label(key), scalar_text((title, key), value)])
@@ -71,7 +71,7 @@ def _is_scalar(value: Any) -> bool:
     return not isinstance(value, list | tuple)
 
 
-def _mapping_blocks(record: Mapping[str, Any], title: str) -> list[Block]:
+def _mapping_blocks(record: Mapping[str, Any], title: str) -> list[TreeBlock]:
     values = list(record.values())
     if not all(isinstance(value, Mapping) and not _is_scalar(value) for value in values):
         return blocks(record, title)
@@ -80,20 +80,20 @@ def _mapping_blocks(record: Mapping[str, Any], title: str) -> list[Block]:
     return _comparison(record, title)
 
 
-def _grid(names: Sequence[str], records: Sequence[Mapping[str, Any]], title: str) -> Block:
+def _grid(names: Sequence[str], records: Sequence[Mapping[str, Any]], title: str) -> TreeBlock:
     """One row a record, one column a key."""
     keys = list(dict.fromkeys(key for record in records for key in record))
     rows = [
         [label(name), *(scalar_text((title, key), record.get(key)) for key in keys)]
         for name, record in zip(names, records, strict=True)
     ]
-    return Block(title, ["", *map(label, keys)], rows)
+    return TreeBlock(title, ["", *map(label, keys)], rows)
 
 
-def _comparison(record: Mapping[str, Mapping[str, Any]], title: str) -> list[Block]:
+def _comparison(record: Mapping[str, Mapping[str, Any]], title: str) -> list[TreeBlock]:
     """One column an entry of `record`, one row a leaf; grids inside become folded blocks of their own."""
     leaves: dict[str, dict[str, str]] = {}
-    deeper: list[Block] = []
+    deeper: list[TreeBlock] = []
     for name, entry in record.items():
         for key, value in entry.items():
             if _is_scalar(value):
@@ -109,10 +109,10 @@ def _comparison(record: Mapping[str, Mapping[str, Any]], title: str) -> list[Blo
                     block.title = f"{block.title} ({name})"
                 deeper += found
     rows = [[row, *(texts.get(name, numbers.MISSING) for name in record)] for row, texts in leaves.items()]
-    return [Block(title, ["", *map(label, record)], rows), *deeper]
+    return [TreeBlock(title, ["", *map(label, record)], rows), *deeper]
 
 
-def _list_blocks(values: Sequence[Any], title: str, own: Block) -> list[Block]:
+def _list_blocks(values: Sequence[Any], title: str, own: TreeBlock) -> list[TreeBlock]:
     if len(values) > _MOST_ROWS:
         title = f"{title} (the first {_MOST_ROWS} of {numbers.count(len(values))})"
     if all(isinstance(value, Mapping) for value in values):
@@ -122,7 +122,7 @@ def _list_blocks(values: Sequence[Any], title: str, own: Block) -> list[Block]:
         return [grid]
     texts = [scalar_text((), _joined(value)) for value in values[:_MOST_ROWS]]
     if any(len(text) >= _SENTENCE for text in texts):
-        return [Block(title, sentences=texts)]
+        return [TreeBlock(title, sentences=texts)]
     own.rows.append([label(title), ", ".join(texts)])
     return []
 

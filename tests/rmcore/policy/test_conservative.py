@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmcore.core.errors import ConfigError
-from rmcore.policy.conservative import AGGREGATIONS, PENALTY, careful_gains, disagreement_along_n, in_own_deviations
+from rmcore.policy.conservative import (
+    AGGREGATIONS,
+    PENALTY,
+    conservative_gains,
+    disagreement_along_n,
+    in_own_deviations,
+)
 from rmcore.policy.sampling.best_of_n import best_of_n_weights
 
 seeds = st.integers(0, 10_000)
@@ -27,7 +33,7 @@ def world(seed, *, num_prompts=8, size=8, num_members=3):
 
 
 def gains(*sides):
-    return {name: value["value"] for name, value in careful_gains(*sides, **QUICK)["gains"].items()}
+    return {name: value["value"] for name, value in conservative_gains(*sides, **QUICK)["gains"].items()}
 
 
 def disagreements(rewards, members):
@@ -59,7 +65,7 @@ def test_gains_are_those_of_the_sample_that_each_choice_likes_best(seed):
 
 @given(seed=seeds)
 def test_differences_are_of_the_gains_and_everything_is_json(seed):
-    found = careful_gains(*world(seed), **QUICK)
+    found = conservative_gains(*world(seed), **QUICK)
     assert found["n"] == 8
     assert set(found["differences"]) == set(AGGREGATIONS)
     for name, more in found["differences"].items():
@@ -73,7 +79,7 @@ def test_differences_are_of_the_gains_and_everything_is_json(seed):
 def test_members_that_are_the_reward_model_gain_what_it_gains(seed):
     rewards, _, gold = world(seed)
     members = [np.stack([pool, 5 * pool + 3, 0.2 * pool - 1]) for pool in rewards]
-    found = careful_gains(rewards, members, gold, **QUICK)
+    found = conservative_gains(rewards, members, gold, **QUICK)
     for more in found["differences"].values():
         assert more["value"] == pytest.approx(0)
         assert more["ci_low"] == pytest.approx(0)
@@ -98,7 +104,7 @@ def test_members_help_where_their_errors_are_independent_and_doubt_helps_where_t
     gold = list(rng.normal(size=(80, 30)))
     wild = [np.where(rng.random(30) < 0.1, 8.0, 0.1) for _ in gold]
     members = [pool + error * rng.normal(size=(4, 30)) for pool, error in zip(gold, wild, strict=True)]
-    found = careful_gains([pool[0] for pool in members], members, gold, num_resamples=300, seed=0)
+    found = conservative_gains([pool[0] for pool in members], members, gold, num_resamples=300, seed=0)
     assert found["differences"]["mean"]["ci_low"] > 0
     assert found["gains"]["uncertainty_weighted"]["ci_low"] > found["gains"]["mean"]["ci_high"]
     assert found["gains"]["worst_case"]["ci_low"] > found["gains"]["mean"]["ci_high"]
@@ -122,7 +128,7 @@ def test_disagreement_for_n_of_1_is_that_of_a_usual_sample_and_for_all_that_of_t
 def test_pools_may_differ_in_size_and_the_smallest_says_n():
     rewards, members, gold = world(2, size=12)
     rewards[3], members[3], gold[3] = rewards[3][:5], members[3][:, :5], gold[3][:5]
-    assert careful_gains(rewards, members, gold, **QUICK)["n"] == 5
+    assert conservative_gains(rewards, members, gold, **QUICK)["n"] == 5
     assert [row["n"] for row in disagreement_along_n(rewards, members, **QUICK)] == [1, 2, 4]
 
 
@@ -130,4 +136,4 @@ def test_a_member_without_opinion_is_refused():
     rewards, members, gold = world(3)
     flat = [np.concatenate([pool[:1], np.ones((1, 8))]) for pool in members]
     with pytest.raises(ConfigError, match="one and the same reward"):
-        careful_gains(rewards, flat, gold, **QUICK)
+        conservative_gains(rewards, flat, gold, **QUICK)

@@ -20,11 +20,11 @@ from rmcore.data.pair import Message
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.policy.grpo.credit import GroupNormalizedCredit, LengthCredit, RewardModelCreditAssigner
 from rmcore.policy.grpo.grpo import make_grpo_with_rm
+from rmcore.policy.grpo.local_reward import LocalReward
 from rmcore.policy.grpo.policy_meter import QUANTITIES, PolicyMeter, StartPools
 from rmcore.policy.grpo.policy_weights import load_weights
 from rmcore.policy.grpo.refresh import Refresher
-from rmcore.policy.grpo.reward_in_use import RewardInUse
-from rmcore.policy.grpo.training_run import FINISHED, PROGRESS, REFRESHES, ROLLOUTS, Plan, train_policy
+from rmcore.policy.grpo.training_run import FINISHED, PROGRESS, REFRESHES, ROLLOUTS, TrainingPlan, train_policy
 from rmcore.policy.judge import GoldJudge
 from rmcore.policy.policy import Policy
 
@@ -274,7 +274,7 @@ def texts(rollouts):
 @pytest.fixture(scope="module")
 def reward(tiny_folder, gold_pairs):
     rm = BradleyTerryRM.from_pretrained(tiny_folder, device="cpu", max_seq_len=128)
-    return RewardInUse(rm, gold_pairs[:60], gold_pairs[60:120], num_members=3, seed=0)
+    return LocalReward(rm, gold_pairs[:60], gold_pairs[60:120], num_members=3, seed=0)
 
 
 @pytest.fixture(scope="module")
@@ -288,11 +288,11 @@ def plan(policy, reward, gold_pairs):
     start = StartPools(held_out, pools, gold)
     meter = PolicyMeter(policy, reference, start, reward, judge, num_samples=3, temperature=1.0, max_new_tokens=10)
     settings = RlhfConfig(steps=5, prompts_per_step=2, group_size=4, measure_every=2, learning_rate=1e-3)
-    return Plan(policy, prompts, reward, meter, settings, "cpu", None)
+    return TrainingPlan(policy, prompts, reward, meter, settings, "cpu", None)
 
 
 def finish(plan, folder, report=lambda *state: None, **changes):
-    changed = Plan(**{**vars(plan), **changes})
+    changed = TrainingPlan(**{**vars(plan), **changes})
     train_policy(changed, folder, seed=3, tracker=MemoryTracker(), report=report)
 
 
@@ -340,7 +340,7 @@ def test_a_training_that_was_cut_off_goes_on_to_the_same_end(plan, whole, tmp_pa
 def refreshed(plan, tiny_folder, gold_pairs, settings):
     """The plan with a reward model of its own, which two refreshes change."""
     rm = BradleyTerryRM.from_pretrained(tiny_folder, device="cpu", max_seq_len=128)
-    reward = RewardInUse(rm, gold_pairs[:60], gold_pairs[60:120], num_members=3, seed=0)
+    reward = LocalReward(rm, gold_pairs[:60], gold_pairs[60:120], num_members=3, seed=0)
     meter = PolicyMeter(
         plan.policy, plan.meter.reference, plan.meter.start, reward, plan.meter.judge, num_samples=3, temperature=1.0,
         max_new_tokens=10,

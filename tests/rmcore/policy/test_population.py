@@ -9,7 +9,7 @@ from rmcore.ensembles.features import head_of
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.policy.grpo.defects import BackboneRecipe, HeadData, heads
 from rmcore.policy.overoptimization import METHODS
-from rmcore.policy.readiness.population import Seen, rows_of, see
+from rmcore.policy.readiness.population import BackboneFeatures, backbone_features, rows_of
 
 NUM_FEATURES, NUM_PROMPTS, SIZE = 10, 24, 16
 CLEAN = BackboneRecipe("clean", "none")
@@ -45,7 +45,7 @@ IS_MEASURED = np.arange(len(SAMPLES)) < 10 * SIZE
 
 
 def seen_with(own_head):
-    return Seen(
+    return BackboneFeatures(
         HeadData(TRAINING_SIDES[0] - TRAINING_SIDES[1], LONGER), TEST_SIDES, SAMPLE_FEATURES, np.asarray(own_head)
     )
 
@@ -147,7 +147,7 @@ def test_features_are_those_that_the_reward_model_scores_with(tiny_folder, gold_
     training, test = gold_pairs[:6], gold_pairs[6:10]
     samples = pd.DataFrame({"prompt": [pair.prompt for pair in test], "response": ["", "yes", "no way", "yes"]})
     said = []
-    seen = see(rm, training, test, samples, said.append)
+    seen = backbone_features(rm, training, test, samples, said.append)
     weight = head_of(rm).weight.detach().double().numpy()[0]
     assert np.array_equal(seen.own_head, weight)
     assert seen.training.differences @ weight == pytest.approx(-np.diff(rm.score_pairs(training))[:, 0], abs=1e-4)

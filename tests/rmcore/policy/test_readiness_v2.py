@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from rmcore.config.pipeline import ReadinessConfig
 from rmcore.evaluation.diagnosis import GateCheck
-from rmcore.policy.readiness.readiness_v2 import CLOSED_BELOW, gates, judge_v2, probability, shipped_fit
+from rmcore.policy.readiness.readiness_v2 import CLOSED_BELOW, conditions, judge_v2, probability, shipped_fit
 
 CONFIG = ReadinessConfig()
-GATES = {gate.part: gate for gate in gates(CONFIG)}
+GATES = {gate.part: gate for gate in conditions(CONFIG)}
 PASSED = GateCheck("test_accuracy", 0.9, 0.65, True, "test_accuracy 0.9, wanted at least 0.65")
 FAILED = GateCheck("train_test_gap", None, 0.1, False, "train_test_gap is not known")
 

@@ -9,10 +9,10 @@ import pytest
 
 from rmcore.core.errors import NotReadyError, RequestError, ServingError
 from rmcore.serving.client import RewardClient
-from rmcore.serving.types import Probe, WeightUpdate
+from rmcore.serving.types import RewardProbe, WeightUpdate
 
 UPDATE = WeightUpdate(
-    folder="u1", digest="a" * 64, mode="full", probe=Probe(token_ids=((1, 2),), rewards=(0.5,), tolerance=1e-4)
+    folder="u1", digest="a" * 64, mode="full", probe=RewardProbe(token_ids=((1, 2),), rewards=(0.5,), tolerance=1e-4)
 )
 QUICK = {"backoff_s": 0.001}
 

@@ -5,7 +5,7 @@ import pytest
 from rmcore.core.errors import RequestError
 from rmcore.data.pair import Message
 from rmcore.serving.engine import EngineSettings, VllmEngine
-from rmcore.serving.http_app import DoorSettings, FrontDoor
+from rmcore.serving.http_app import HttpSettings, RewardApp
 from rmcore.serving.parity import make_probe
 from rmcore.serving.served import ServedModel, Weights
 from rmcore.serving.types import PoolingType, RewardModelTrainingMode, ScoringRequest
@@ -19,7 +19,7 @@ def door(rm, tmp_path):
     engine = VllmEngine(EngineSettings(tmp_path / "vllm", "float32", 512), tmp_path / "vllm.log")
     probe = make_probe(rm, bf16=False)
     served = ServedModel(engine, Weights(1, tmp_path, "0", RewardModelTrainingMode.FULL, probe), "checkpoint")
-    return FrontDoor(served, rm.renderer, pooling=PoolingType.LAST, vocab_size=1024, settings=DoorSettings())
+    return RewardApp(served, rm.renderer, pooling=PoolingType.LAST, vocab_size=1024, settings=HttpSettings())
 
 
 def asked(*inputs):

@@ -5,12 +5,12 @@ import random
 
 import pytest
 
-from rmcore.serving.rwlock import Gate
+from rmcore.serving.rwlock import ReadWriteLock
 
 
 async def drive(seed: int, cancel: bool) -> list[tuple[int, int]]:
     """Readers and writers in a random order; the number of both inside at each entry."""
-    gate, rng, inside, seen = Gate(), random.Random(seed), {"shared": 0, "alone": 0}, []  # noqa: S311
+    gate, rng, inside, seen = ReadWriteLock(), random.Random(seed), {"shared": 0, "alone": 0}, []  # noqa: S311
 
     async def visit(kind: str) -> None:
         await asyncio.sleep(rng.random() / 200)
@@ -46,7 +46,7 @@ def test_an_exchange_is_alone_and_requests_are_not(seed, cancel):
 
 def test_a_waiting_exchange_lets_nobody_pass():
     async def run() -> list[str]:
-        gate, order, entered = Gate(), [], asyncio.Event()
+        gate, order, entered = ReadWriteLock(), [], asyncio.Event()
 
         async def first() -> None:
             async with gate.shared():

@@ -5,7 +5,7 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from rmcore.serving.types import MAX_ROWS, ChatMessage, Probe, PromptResponse, ScoringRequest
+from rmcore.serving.types import MAX_ROWS, ChatMessage, PromptResponse, RewardProbe, ScoringRequest
 
 MESSAGES = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 
@@ -70,4 +70,4 @@ def test_a_request_cannot_be_changed():
 @pytest.mark.parametrize("reward", [float("nan"), float("inf")])
 def test_no_reward_that_is_not_finite_travels(reward):
     with pytest.raises(ValidationError):
-        Probe(token_ids=((1,),), rewards=(reward,), tolerance=1.0)
+        RewardProbe(token_ids=((1,),), rewards=(reward,), tolerance=1.0)

@@ -6,10 +6,10 @@ import pytest
 
 from rmcore.config.pipeline import LoraSettings, PipelineConfig
 from rmcore.core.errors import RmcoreError
-from rmcore.study.estimates import FORWARD_SHARE, PRODUCT_PASSES, Estimates, Probe, kind, probe_kind
+from rmcore.study.estimates import FORWARD_SHARE, PRODUCT_PASSES, Estimates, SpeedProbe, kind, probe_kind
 from rmcore.study.probe import probe
 
-PROBE = Probe(pairs_per_second=20.0, start_seconds=7.0, num_train=1000, num_scored=300)
+PROBE = SpeedProbe(pairs_per_second=20.0, start_seconds=7.0, num_train=1000, num_scored=300)
 
 
 def config(**changes):

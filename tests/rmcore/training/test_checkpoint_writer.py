@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 
 from rmcore.config.pipeline import TrainConfig
 from rmcore.core.errors import StoreError
-from rmcore.training.checkpoint import copy_checkpoint, mend, save_checkpoint
-from rmcore.training.checkpoint_writer import Keeper
+from rmcore.training.checkpoint import copy_checkpoint, repair_interrupted, save_checkpoint
+from rmcore.training.checkpoint_writer import CheckpointWriter
 from rmcore.training.ranks import ALONE
 from rmcore.training.selection import Selection
 
@@ -33,7 +33,7 @@ def steps_in(folder):
 @pytest.mark.parametrize("top", [1, 3])
 def test_what_is_kept(tmp_path, rm, top):
     config = TrainConfig(keep_top_k=top, save_every=4)
-    keeper = Keeper(rm, config, tmp_path, Selection.of(config), ALONE)
+    keeper = CheckpointWriter(rm, config, tmp_path, Selection.of(config), ALONE)
     values = [0.5, 0.7, 0.6, 0.2, 0.9, 0.8, 0.9, 0.1, 0.3]
     for step, value in enumerate(values, start=1):
         mark(rm, step)
@@ -68,7 +68,7 @@ def test_a_kill_between_the_two_renames_is_mended(tmp_path, rm):
     before = marked(tmp_path / "best")
     (tmp_path / "best").rename(tmp_path / ".best.old")
     (tmp_path / ".best.tmp").mkdir()
-    mend(tmp_path)
+    repair_interrupted(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"best"}
     assert marked(tmp_path / "best") == before
 
@@ -77,7 +77,7 @@ def test_a_kill_after_the_two_renames_is_mended(tmp_path, rm):
     save_checkpoint(rm, tmp_path / ".best.old")
     mark(rm, 3)
     save_checkpoint(rm, tmp_path / "best")
-    mend(tmp_path)
+    repair_interrupted(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"best"}
     assert marked(tmp_path / "best") == 3
 
@@ -99,9 +99,9 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path, rm)
 
 
 def test_mending_leaves_what_is_not_ours(tmp_path):
-    from rmcore.training.checkpoint import mend
+    from rmcore.training.checkpoint import repair_interrupted
 
     for name in (".cache.tmp", ".work.old", ".best.tmp", ".step_7.old"):
         (tmp_path / name).mkdir()
-    mend(tmp_path)
+    repair_interrupted(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {".cache.tmp", ".work.old", "step_7"}

@@ -4,7 +4,7 @@ import httpx
 import pytest
 
 import serving_world as world
-from rmcore.serving.http_app import DoorSettings
+from rmcore.serving.http_app import HttpSettings
 from rmcore.serving.process import RewardServer
 from rmcore.serving.server import ServeSettings
 
@@ -19,7 +19,7 @@ def checkpoint(tmp_path_factory):
 @pytest.fixture(scope="package")
 def server(vllm, checkpoint, tmp_path_factory):
     place = tmp_path_factory.mktemp("server")
-    door = DoorSettings(token=world.TOKEN, max_body_bytes=2**20, max_pending_rows=600)
+    door = HttpSettings(token=world.TOKEN, max_body_bytes=2**20, max_pending_rows=600)
     settings = ServeSettings(str(checkpoint), port=0, vllm=vllm, weights_folder=place / "weights", door=door)
     log = place / "server.log"
     with RewardServer(settings, log=log) as running:

@@ -22,7 +22,7 @@ USUAL_SHARE = 0.95
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ScoredResponses:
     """What a reward model says of N responses.
 
     rewards: (N,) what a policy is trained on: the model's own, in logits, or the members' combined.
@@ -40,7 +40,7 @@ class Look:
         return disagreement(self.members)
 
 
-class RewardInUse:
+class LocalReward:
     """A reward model in this process; after its weights were changed, call `refit`.
 
     Args:
@@ -85,7 +85,7 @@ class RewardInUse:
         self.calibration = calibration_of(raw, prompts, USUAL_SHARE, names)
         self.version = version
 
-    def look(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> Look:
+    def look(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> ScoredResponses:
         """Score N responses, whose texts may be empty, in one pass of the backbone; too long ones are cut."""
         sides = self.rm.renderer.tokenize_sides(list(zip(prompts, responses, strict=True)))
         found = features(self.rm, sides).astype(np.float64)
@@ -96,7 +96,7 @@ class RewardInUse:
         own = found @ weight + bias
         rewards = own if self.combine == "one" else aggregate(members, self.combine, PENALTY)
         refuse_not_finite(rewards, lambda place: f"response {place}")
-        return Look(rewards, members, [side.num_cut for side in sides])
+        return ScoredResponses(rewards, members, [side.num_cut for side in sides])
 
     def score(self, rollouts: Sequence[Rollout]) -> list[float]:
         """Rewards of rollouts of one step, also written to `meta` as `RewardModelScorer.score` does."""

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmcore.core.errors import ConfigError, DataError
-from rmcore.policy.readiness.parts import JudgedPools, on_policy_parts
+from rmcore.policy.readiness.components import JudgedPools, on_policy_parts
 
 seeds = st.integers(0, 10_000)
 
