@@ -11,36 +11,40 @@ RM_OPT_DATA ?= $(abspath $(wildcard ../shared/data))
 export RM_OPT_DATA
 JOBS ?= 2
 
-.PHONY: demo test test-fast lint typecheck unit mutants install vllm clean
+# `## …` after a target's name is what `make help` prints of it.
+.PHONY: help demo test test-fast lint typecheck unit mutants install vllm clean
 
-demo: $(STAMP)
+help: ## Show what can be made.
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(STAMP) ## Run the whole pipeline on a built-in world: a verdict and a report.
 	@$(BIN)/rm-opt run --preset demo
 
-test: lint typecheck unit
+test: lint typecheck unit ## Run lint, type check, import rules and every test.
 
 # What an edit is tried with: no server, no training of more than a moment.
-test-fast: $(STAMP)
+test-fast: $(STAMP) ## Run the tests that start no server and train for no more than a moment.
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile -m "not services and not slow"
 
-lint: $(STAMP)
+lint: $(STAMP) ## Run ruff and the import rules.
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports --no-logo
 
-typecheck: $(STAMP)
+typecheck: $(STAMP) ## Run mypy.
 	@$(BIN)/mypy
 
 # A file's tests run one after the other in one process, and so do those of a folder of tests/services: they share their
 # servers. Servers take free ports and homes of their own, so two such groups may run side by side.
-unit: $(STAMP)
+unit: $(STAMP) ## Run every test.
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile -m "not services"
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile -m services
 
 # Does the suite notice small wrong changes? Not part of `make test`: some twenty minutes on idle cores.
-mutants: $(STAMP)
+mutants: $(STAMP) ## Show that the tests notice small wrong changes.
 	@$(BIN)/python tests/mutants/run.py --jobs $(JOBS)
 
-install: $(STAMP)
+install: $(STAMP) ## Set up .venv and do nothing else.
 
 # $(call pinned,ENVIRONMENT,FILE): exactly what stands in the file (.ci/pin.py writes it), each download checked against
 # its sha256, wheels alone so that no package's own code runs; one line counts what has arrived, and what pip warns of
@@ -68,7 +72,7 @@ $(STAMP): pyproject.toml constraints.txt constraints-cuda.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --no-build-isolation -e .
 	@touch $(STAMP)
 
-vllm: $(VLLM_STAMP)
+vllm: $(VLLM_STAMP) ## Set up .venv-vllm, for the reward server and fast sampling.
 
 # constraints-vllm.txt goes without torchvision, torchaudio and torchcodec: beside a CPU torch they come as CUDA builds,
 # which break `import transformers`.
@@ -82,5 +86,5 @@ $(VLLM_STAMP): constraints-vllm.txt constraints-vllm-gpu.txt
 	fi
 	@touch $(VLLM_STAMP)
 
-clean:
+clean: ## Remove both environments and all caches.
 	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
