@@ -53,8 +53,11 @@ install: $(STAMP) ## Set up .venv and do nothing else.
 hashed = $(1)/bin/python -m pip install --disable-pip-version-check --no-deps --require-hashes --only-binary :all:
 pinned = awk '/^[^ ]/ { own = /^torch==/ } own' $(2) >$(1)/torch.txt && \
 	{ $(hashed) --quiet --no-index -r $(1)/torch.txt >/dev/null 2>&1 || true; } && \
-	set -o pipefail && PYTHONUNBUFFERED=1 $(hashed) --progress-bar off -r $(2) 2>&1 | awk -v file=$(2) -v total=$$(grep -c == $(2)) ' \
-	/^(Collecting|Processing|Requirement already) / { printf "\r%s: %d of up to %d packages", file, ++n, total; fflush() } \
+	set -o pipefail && PYTHONUNBUFFERED=1 $(hashed) --progress-bar off -r $(2) 2>&1 | awk -v file=$(2) -v total=$$(grep -c == $(2)) -v terminal=$$(test -t 2 && echo 1) ' \
+	/^(Collecting|Processing|Requirement already) / { ++n; line = file ": " n " of up to " total " packages" } \
+	line && terminal { printf "\r%s", line } \
+	line && !terminal && n % 25 == 0 { print line } \
+	line { line = ""; fflush() } \
 	/^Installing collected/ { printf "\n%s: checked against their hashes, now installing\n", file; fflush() } \
 	/^ERROR/ { failed = 1; print "" } \
 	failed || !/^( |Collecting|Processing|Requirement already|Looking in|Ignoring|Installing|Successfully|$$)|Location .* is ignored/'
