@@ -1,7 +1,7 @@
 """Every setting of the platform: one frozen pydantic tree.
 
-The sentence under a field is its help text on the command line and in the Prefect form. Defaults follow the
-reward-model trainer's specification unless a source is named. Unknown keys and values are errors.
+The sentence under a field is its help text on the command line and in the Prefect form. docs/training.md gives
+the trainer's defaults in one table. Unknown keys and values are errors.
 """
 
 from typing import Annotated, Literal, Self

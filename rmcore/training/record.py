@@ -192,7 +192,7 @@ class Progress:
 
 
 class MetricsTable:
-    """`metrics.csv`: one line a step with the columns of the specification, empty where nothing was measured.
+    """`metrics.csv`: one line a step with the columns below, empty where nothing was measured.
 
     It grows with the training, a whole line at a time. What a former attempt wrote after the state that this one goes
     on from is not kept: the file begins with `rows`, and takes the place of an older one as a whole.
