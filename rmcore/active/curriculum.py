@@ -1,7 +1,7 @@
 """The order in which pairs are trained on: easy ones first, hard ones first, or at random.
 
 How easy a pair is, is its margin: annotated, or predicted by a model that was not fitted on the pair. The schedules
-say with what chance the next pair comes from the easy, medium and hard ones as training goes on. Without repetition
+say with what chance the next pair comes from the easy, medium and hard ones as training continues. Without repetition
 every pair still comes once in an epoch, so schedules differ in order alone.
 """
 

@@ -137,7 +137,7 @@ class Progress:
     """Calls of the tracker so far: the lines of `metrics.jsonl` that belong to this state."""
     resumed_from: list[int] = field(default_factory=list)
     peak_training_bytes: int | None = None
-    """See TrainResult; kept here because a training that goes on from a later step does not measure it again."""
+    """See TrainResult; kept here because a training that resumes from a later step does not measure it again."""
 
     def add(self, result: StepResult, seconds: float) -> None:
         """Count one step."""
