@@ -35,10 +35,10 @@ typecheck: $(STAMP) ## Run mypy.
 	@$(BIN)/mypy
 
 # A file's tests run one after the other in one process, and so do those of a folder of tests/services: they share their
-# servers. Servers take free ports and homes of their own, so two such groups may run side by side.
+# servers. Servers take free ports and homes of their own, so two such groups may run side by side. tests/conftest.py
+# puts what waits for servers first, so that the other process computes meanwhile.
 unit: $(STAMP) ## Run every test.
-	@OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile -m "not services"
-	@OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile -m services
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 # Does the suite notice small wrong changes? Not part of `make test`: some twenty minutes on idle cores.
 mutants: $(STAMP) ## Show that the tests notice small wrong changes.
