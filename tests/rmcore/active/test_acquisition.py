@@ -140,7 +140,7 @@ def rm():
 
 
 def test_a_view_has_the_models_own_margins(rm, pairs):
-    heads = np.random.default_rng(0).normal(size=(3, 160))
+    heads = np.random.default_rng(0).normal(size=(3, rm.model.config.hidden_size))
     ensemble = RewardModelEnsemble.from_heads(rm, heads)
     view = look(pairs, ensemble)
     prompts = [pair.prompt for pair in pairs]
@@ -158,7 +158,7 @@ def test_an_empty_pool_and_broken_weights_are_refused(rm, pairs):
     with pytest.raises(DataError, match="pool is empty"):
         look([], RewardModelEnsemble([rm]))
     with pytest.raises(ModelError):
-        look(pairs, RewardModelEnsemble.from_heads(rm, np.full((2, 160), np.nan)))
+        look(pairs, RewardModelEnsemble.from_heads(rm, np.full((2, rm.model.config.hidden_size), np.nan)))
 
 
 def test_d_optimal_counts_what_labelled_pairs_have_told():
