@@ -16,8 +16,8 @@ from prefect.context import TaskRunContext
 from prefect.exceptions import TerminationSignal
 
 from rmcore.config.pipeline import PipelineConfig
-from rmcore.core.store import ArtifactRef, Store, make_key
-from rmcore.stages.registry import STAGES, Stage, stage_inputs
+from rmcore.core.store import ArtifactRef, Store
+from rmcore.stages.registry import Stage, stage_call
 from tasks.execution import Follow, execute
 from tasks.home import DEVICE_LIMIT
 
@@ -45,9 +45,8 @@ def run_stage(
     `on_interrupt` is called on Ctrl-C or SIGTERM, after the stage has cleaned up and before Prefect hears of it;
     `before` when the stage has its lock and its slot and is about to start, and may refuse with an RmcoreError.
     """
-    stage = STAGES[name]
-    inputs = stage_inputs(stage, config, upstream)
-    key = make_key(inputs)
+    call = stage_call(name, config, upstream)
+    stage, key = call.stage, call.key
     store.hold(key)  # before it is looked at: from then on nobody may collect it
     damage = store.damage(name, key)
     is_new = store.find(name, key) is None
@@ -58,7 +57,7 @@ def run_stage(
 
     def work() -> ArtifactRef:
         try:
-            ref, here = execute(store, stage, inputs, config, upstream, follow, before)
+            ref, here = execute(store, call, follow, before)
             ran.append(here)
             return ref
         except (KeyboardInterrupt, TerminationSignal):

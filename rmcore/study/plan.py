@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rmcore.config.pipeline import PipelineConfig
-from rmcore.core.store import ArtifactRef, Entry, Store, explain_inputs, make_key
-from rmcore.stages.registry import STAGES, stage_inputs
+from rmcore.core.store import ArtifactRef, Entry, Store, explain_inputs
+from rmcore.stages.registry import STAGES, stage_call
 from rmcore.study.estimates import Estimates
 from rmcore.training.resume import RESUME_FOLDER
 
@@ -100,14 +100,13 @@ class Planner:
         refs: dict[str, ArtifactRef] = {}
         missing = ""
         for name in cell.stages:
-            stage = STAGES[name]
-            if missing or (waits_for and stage.upstream):
+            if missing or (waits_for and STAGES[name].upstream):
                 # What stands in the store for the settings so far is not what will be asked for.
                 why = f"follows {missing}" if missing else waits_for
                 yield StagePlan(name, None, None, why, self.estimates.seconds(cell.config, name))
                 continue
-            inputs = stage_inputs(stage, cell.config, refs)
-            key = make_key(inputs)
+            call = stage_call(name, cell.config, refs)
+            key = call.key
             damage = self._damage(name, key)
             if damage is None:
                 refs[name] = self.store.ref(name, key)
@@ -115,7 +114,7 @@ class Planner:
                 continue
             missing = name
             found = self.store.find(name, key) is not None
-            why = f"damaged: {damage}" if found else self._why(name, key, inputs)
+            why = f"damaged: {damage}" if found else self._why(name, key, call.inputs)
             yield StagePlan(name, None, key, why, self.estimates.seconds(cell.config, name))
 
     def _damage(self, name: str, key: str) -> str | None:

@@ -4,8 +4,7 @@ import pytest
 
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.files import file_digest
-from rmcore.core.store import make_key
-from rmcore.stages.registry import STAGES, stage_inputs
+from rmcore.stages.registry import stage_call
 from rmcore.study.estimates import Estimates
 from rmcore.study.plan import Cell, Planner, folders, total_seconds
 from rmcore.training.resume import RESUME_FOLDER
@@ -100,7 +99,7 @@ def test_a_lost_file_and_a_lost_record_are_damage_and_no_crash(planner, finish):
 def test_the_setting_that_differs_is_named(planner, finish):
     finish(cell())
     trained = planner().plan(cell()).refs["train"].key[:12]
-    assert planner().plan(cell(lr=2e-3)).why == f"train: differs from {trained} in config.train.lr 0.001 -> 0.002"
+    assert planner().plan(cell(lr=2e-3)).why == f"train: differs from {trained} in settings.train.lr 0.001 -> 0.002"
     several = planner().plan(cell(lr=2e-3, steps=50, clip=2.0, beta=2.0, warmup_steps=1)).why
     assert several.startswith(f"train: differs from {trained} in ")
     assert several.endswith(" and 2 more")
@@ -110,12 +109,12 @@ def test_the_nearest_artifact_explains(planner, finish):
     finish(cell(lr=5e-3, clip=3.0))
     finish(cell())
     nearest = planner().plan(cell()).refs["train"].key[:12]
-    assert planner().plan(cell(lr=2e-3)).why == f"train: differs from {nearest} in config.train.lr 0.001 -> 0.002"
+    assert planner().plan(cell(lr=2e-3)).why == f"train: differs from {nearest} in settings.train.lr 0.001 -> 0.002"
 
 
 def test_an_unfinished_training_goes_on_from_its_newest_state(planner, publish, store):
     prepared = {"prepare": publish("prepare", config(), {})}
-    key = make_key(stage_inputs(STAGES["train"], config(), prepared))
+    key = stage_call("train", config(), prepared).key
     for step in (3, 20, 100):
         (store.unfinished("train", key) / RESUME_FOLDER / f"step_{step}").mkdir(parents=True)
     assert planner().plan(cell()).why == "train: an earlier attempt was cut off; goes on from step 100"
