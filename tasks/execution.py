@@ -44,7 +44,7 @@ def execute(store: Store, call: StageCall, follow: Follow, before: Callable[[], 
     """
     stage, key = call.stage, call.key
     with store.lock(key):
-        if store.damage(stage.name, key) is None:
+        if store.status(stage.name, key).state == "valid":
             return store.ref(stage.name, key), False
         with (
             device_slot(store) if stage.on_device else nullcontext() as slot,

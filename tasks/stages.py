@@ -28,7 +28,8 @@ class StageRun:
 
     ref: ArtifactRef
     cached: bool
-    damage: str | None
+    damage: str
+    """Of the artifact that was there before; empty where none was, or it was whole."""
 
 
 def run_stage(
@@ -48,8 +49,7 @@ def run_stage(
     call = stage_call(name, config, upstream)
     stage, key = call.stage, call.key
     store.hold(key)  # before it is looked at: from then on nobody may collect it
-    damage = store.damage(name, key)
-    is_new = store.find(name, key) is None
+    status = store.status(name, key)
     ran: list[bool] = []
 
     def store_key(context: TaskRunContext, parameters: dict[str, Any]) -> str:
@@ -67,7 +67,7 @@ def run_stage(
     @task(
         name=name,
         cache_key_fn=store_key,
-        refresh_cache=damage is not None,
+        refresh_cache=status.state != "valid",
         persist_result=True,
         result_serializer="json",
         task_run_name=f"{name}-{key[:12]}",
@@ -76,7 +76,7 @@ def run_stage(
         return _execute_limited(stage, work).to_dict()
 
     stage_task()
-    return StageRun(store.ref(name, key), cached=not any(ran), damage=None if is_new or not any(ran) else damage)
+    return StageRun(store.ref(name, key), cached=not any(ran), damage=status.damage if any(ran) else "")
 
 
 def _execute_limited(stage: Stage, work: Callable[[], ArtifactRef]) -> ArtifactRef:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rmcore.config.pipeline import PipelineConfig
-from rmcore.core.store import ArtifactRef, Entry, Store, explain_inputs
+from rmcore.core.store import ArtifactRef, ArtifactStatus, Entry, Store, explain_inputs
 from rmcore.stages.registry import STAGES, stage_call
 from rmcore.study.estimates import Estimates
 from rmcore.training.resume import RESUME_FOLDER
@@ -86,7 +86,7 @@ class Planner:
 
     store: Store
     estimates: Estimates
-    _checked: dict[tuple[str, str], str | None] = field(default_factory=dict)
+    _checked: dict[tuple[str, str], ArtifactStatus] = field(default_factory=dict)
 
     @cached_property
     def _entries(self) -> list[Entry]:
@@ -107,19 +107,19 @@ class Planner:
                 continue
             call = stage_call(name, cell.config, refs)
             key = call.key
-            damage = self._damage(name, key)
-            if damage is None:
+            status = self._status(name, key)
+            if status.state == "valid":
                 refs[name] = self.store.ref(name, key)
                 yield StagePlan(name, refs[name], key, "", 0.0)
                 continue
             missing = name
-            found = self.store.find(name, key) is not None
-            why = f"damaged: {damage}" if found else self._why(name, key, call.inputs)
+            is_corrupt = status.state == "corrupt"
+            why = f"damaged: {status.damage}" if is_corrupt else self._why(name, key, call.inputs)
             yield StagePlan(name, None, key, why, self.estimates.seconds(cell.config, name))
 
-    def _damage(self, name: str, key: str) -> str | None:
+    def _status(self, name: str, key: str) -> ArtifactStatus:
         if (name, key) not in self._checked:
-            self._checked[name, key] = self.store.damage(name, key)
+            self._checked[name, key] = self.store.status(name, key)
         return self._checked[name, key]
 
     def _why(self, name: str, key: str, inputs: Mapping[str, Any]) -> str:

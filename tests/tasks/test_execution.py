@@ -23,4 +23,4 @@ def test_of_callers_at_the_same_time_one_does_the_work_and_the_others_get_it(tmp
     assert len({ref for ref, _ in answers}) == 1
     assert sorted(here for _, here in answers) == [False, False, True]
     assert len(began) == 1
-    assert store.damage("prepare", answers[0][0].key) is None
+    assert store.status("prepare", answers[0][0].key).state == "valid"
