@@ -61,7 +61,7 @@ def execute(store: Store, call: StageCall, follow: Follow, before: Callable[[], 
                     with follow(out / METRICS_FILE):
                         run_child(call, out, {} if slot is None else slot_environment(slot))
                 except RmcoreError:
-                    if not _left(stage, out):  # refused before it began: nothing that could be gone on with
+                    if not _left(stage, out):  # refused before it began: nothing to resume from
                         shutil.rmtree(out)
                     raise
                 if stage.finished and not (out / stage.finished).is_file():
@@ -138,7 +138,7 @@ def _announce(point: ResumePoint | None) -> None:
     if point is not None:
         for note in point.notes:
             print(f"warning: {note}", file=sys.stderr)
-        print(f"train goes on from step {point.step}, where an earlier attempt was cut off", file=sys.stderr)
+        print(f"train resumes from step {point.step}, where an earlier attempt was cut off", file=sys.stderr)
 
 
 def _stage_error(path: Path) -> RmcoreError:

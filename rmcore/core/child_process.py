@@ -143,7 +143,7 @@ def start_server() -> None:
 
 
 def terminate_stages() -> None:
-    """Ask all stages of this process to save and end; whoever waits for them goes on waiting."""
+    """Ask all stages of this process to save and end; whoever waits for them continues waiting."""
     for process in list(_running):
         process.terminate()
 

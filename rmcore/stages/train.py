@@ -59,7 +59,7 @@ def train_into(
     """Train the model of `settings` on `train`, choosing the best step on `validation` (may be empty), into `out`.
 
     `tracker` must write to `out/metrics.jsonl`, from where the training curves are drawn. Under torchrun every process
-    calls this with the same arguments; the first one writes. An unfinished training in `out` is gone on with, after
+    calls this with the same arguments; the first one writes. An unfinished training in `out` is resumed, after
     `rmcore.training.resume.rewind(out)`.
     """
     device = pick_device(settings.device)
@@ -107,7 +107,7 @@ def train_into(
 
 
 def _model_settings(model: ModelConfig, device_type: str) -> dict[str, Any]:
-    """What else must be the same when a training is gone on with; a folder counts by its content, not by its path."""
+    """What else must be the same when a training is resumed; a folder counts by its content, not by its path."""
     settings = {f"model.{name}": value for name, value in model.model_dump(mode="json").items()}
     if Path(model.name).is_dir():
         settings["model.name"] = source_digest(model.name)
@@ -115,7 +115,7 @@ def _model_settings(model: ModelConfig, device_type: str) -> dict[str, Any]:
 
 
 def _order_settings(order: Sequence[Sequence[int]] | None) -> dict[str, Any]:
-    """Predicted margins may round otherwise on another machine: a training goes on in its own order or not at all."""
+    """Predicted margins may round otherwise on another machine: a training continues in its own order or not at all."""
     return {} if order is None else {"order": hashlib.sha256(repr(order).encode()).hexdigest()[:12]}
 
 

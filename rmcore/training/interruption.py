@@ -14,7 +14,7 @@ ECHO_SECONDS = 1.0
 
 
 class Interruption:
-    """Whether somebody asked this training to stop."""
+    """Whether someone asked this training to stop."""
 
     def __init__(self) -> None:
         self.since: float | None = None
