@@ -13,7 +13,7 @@ from flows.cli_common import ConfigOption, Flow, SetOption, SummaryOption, print
 from rmcore.cli import app
 from rmcore.cli.active import app as active_app
 from rmcore.cli.common import guard
-from tasks.home import configure_environment, home, make_home
+from tasks.home import configure_environment, digests_file, home, make_home
 
 store_app = typer.Typer(no_args_is_help=True, help="List, verify and bound the stored artifacts.")
 app.add_typer(store_app, name="store")
@@ -147,10 +147,12 @@ def store_verify() -> None:
     """Digest every file of every artifact and name what is damaged; exit status 1 if anything is.
 
     A run looks at sizes and modification times alone, so it does not see a change that leaves both. What is found
-    damaged here is made again by the next run that needs it.
+    damaged here is made again by the next run that needs it. Models and data of yours that runs read are digested
+    anew by the next run, too.
     """
     from rmcore.core.store import Store
 
+    digests_file().unlink(missing_ok=True)
     num_verified = num_damaged = 0
     for folder, damage in Store(home() / "store").verify():
         num_verified += 1
