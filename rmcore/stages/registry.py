@@ -197,7 +197,7 @@ def stage_call(name: str, config: PipelineConfig, upstream: Mapping[str, Artifac
     read = {needed: upstream[needed] for needed in stage.upstream}
     inputs = {
         "stage": stage.name,
-        "settings": settings.keyed(),
+        "config": settings.keyed(),
         "upstream": {name: upstream[name].digest for name in stage.upstream},
         **stage_code(stage),
     }

@@ -80,7 +80,7 @@ class Estimates:
             entry
             for entry in self._of(stage)
             if entry.inputs["upstream"].get("train") in outcomes
-            and entry.inputs["settings"].get(stage) == _part(config, stage)
+            and entry.inputs["config"].get(stage) == _part(config, stage)
         )
         return measured if measured is not None else self._from_probe(config, stage)
 
@@ -123,7 +123,7 @@ class Estimates:
 
     def _of(self, stage: str) -> list[Entry]:
         # Manifests of earlier versions record settings in another shape; they tell nothing here.
-        return [entry for entry in self.entries if entry.stage == stage and "settings" in entry.inputs]
+        return [entry for entry in self.entries if entry.stage == stage and "content" not in entry.inputs]
 
     def _newest(self, entries: Iterable[Entry]) -> float | None:
         newest = max(entries, key=lambda entry: entry.created, default=None)
@@ -134,7 +134,7 @@ class Estimates:
         """Finished trainings by kind, newest first."""
         found: dict[str, list[Entry]] = {}
         for entry in sorted(self._of("train"), key=lambda entry: entry.created, reverse=True):
-            found.setdefault(_kind(entry.inputs["settings"]), []).append(entry)
+            found.setdefault(_kind(entry.inputs["config"]), []).append(entry)
         return found
 
 
@@ -149,7 +149,7 @@ def _read_record(entry: Entry) -> dict[str, Any] | None:
 
 def _same_source(entry: Entry, config: PipelineConfig) -> bool:
     own = PrepareSettings.of(config).keyed()["data"]["source"]
-    return bool(own == entry.inputs["settings"]["data"]["source"])
+    return bool(own == entry.inputs["config"]["data"]["source"])
 
 
 def _part(config: PipelineConfig, stage: str) -> Any:

@@ -170,7 +170,7 @@ def test_the_plan_runs_nothing_and_says_what_would_run_and_why(place, finished):
     assert [lines[f"{arm} seed {seed}"].split("│")[2].strip() for arm in ("small", "large") for seed in (0, 1)] == [
         "cached"
     ] * 4
-    assert re.search(r"train: differs from \w{12} in settings.train.lr \S+ -> 1e\+30", lines["diverging seed 0"])
+    assert re.search(r"train: differs from \w{12} in config.train.lr \S+ -> 1e\+30", lines["diverging seed 0"])
     assert "same: the same settings as small" in output
     assert place.manifests() == before
 
@@ -296,6 +296,6 @@ def test_an_arm_whose_trials_fail_says_so_and_a_failed_trial_does_not_decide(pla
     tuned = arms["small"]["tuned"]
     assert [trial["score"] is None for trial in tuned["trials"]] == [False, True]
     record = json.loads(Path(cells["small"]["paths"]["train"], "MANIFEST.json").read_text())
-    assert record["inputs"]["settings"]["train"]["lr"] == tuned["chosen"] == tuned["trials"][0]["value"]
+    assert record["inputs"]["config"]["train"]["lr"] == tuned["chosen"] == tuned["trials"][0]["value"]
     [hypothesis] = outcome["results"]["hypotheses"]
     assert hypothesis["verdict"] == "inconclusive"

@@ -79,7 +79,7 @@ def test_a_damaged_file_is_named(damaged, planner, finish):
     place = folders(planner().plan(cell()).refs)[damaged] / "outcome.txt"
     place.write_text("changed")
     plan = planner().plan(cell())
-    assert plan.why.startswith(f"{damaged}: damaged: {place} has sha256 ")
+    assert plan.why.startswith(f"{damaged}: damaged: {place} has 7 bytes, ")
     position = STAGE_NAMES.index(damaged)
     assert list(plan.refs) == list(STAGE_NAMES[:position])
     assert all(stage.why == f"follows {damaged}" for stage in plan.stages[position + 1 :])
@@ -99,7 +99,7 @@ def test_a_lost_file_and_a_lost_record_are_damage_and_no_crash(planner, finish):
 def test_the_setting_that_differs_is_named(planner, finish):
     finish(cell())
     trained = planner().plan(cell()).refs["train"].key[:12]
-    assert planner().plan(cell(lr=2e-3)).why == f"train: differs from {trained} in settings.train.lr 0.001 -> 0.002"
+    assert planner().plan(cell(lr=2e-3)).why == f"train: differs from {trained} in config.train.lr 0.001 -> 0.002"
     several = planner().plan(cell(lr=2e-3, steps=50, clip=2.0, beta=2.0, warmup_steps=1)).why
     assert several.startswith(f"train: differs from {trained} in ")
     assert several.endswith(" and 2 more")
@@ -109,7 +109,7 @@ def test_the_nearest_artifact_explains(planner, finish):
     finish(cell(lr=5e-3, clip=3.0))
     finish(cell())
     nearest = planner().plan(cell()).refs["train"].key[:12]
-    assert planner().plan(cell(lr=2e-3)).why == f"train: differs from {nearest} in settings.train.lr 0.001 -> 0.002"
+    assert planner().plan(cell(lr=2e-3)).why == f"train: differs from {nearest} in config.train.lr 0.001 -> 0.002"
 
 
 def test_an_unfinished_training_goes_on_from_its_newest_state(planner, publish, store):

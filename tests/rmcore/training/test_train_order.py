@@ -112,6 +112,6 @@ def test_the_code_of_the_curriculum_enters_the_keys_of_trainings_that_use_it():
     plain = stage_call("train", config(), upstream).inputs
     easy = stage_call("train", config(curriculum="easy_first"), upstream).inputs
     assert "rmcore.active.curriculum" not in plain["code"]
-    assert plain["settings"]["train"]["curriculum"] == "none"
-    assert easy["settings"]["train"]["curriculum"].startswith("easy_first ")
+    assert plain["config"]["train"]["curriculum"] == "none"
+    assert easy["config"]["train"]["curriculum"].startswith("easy_first ")
     assert not {"rmcore.stages.train_order", "rmcore.active.curriculum"} & easy["code"].keys()
