@@ -41,7 +41,7 @@ import pandas as pd
 import torch
 from scipy import stats
 
-from rmcore.config.pipeline import ModelConfig, PipelineConfig, TrainConfig
+from rmcore.config.pipeline import ModelConfig, TrainConfig
 from rmcore.core.files import write_json
 from rmcore.core.tracking import METRICS_FILE, JsonlTracker
 from rmcore.data.pair import PreferencePair
@@ -54,6 +54,7 @@ from rmcore.evaluation.uncertainty import cluster_bootstrap, percentile_interval
 from rmcore.models.batching import step_order
 from rmcore.models.loading import pick_device
 from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.stages.settings import TrainSettings
 from rmcore.stages.train import train_into
 
 MODELS = {"minilm": (5e-5, 1), "tiny": (1e-3, 3)}
@@ -101,8 +102,8 @@ class Cell:
 
 def train_here(cell: Cell, start: Path, pairs: Sequence[PreferencePair], out: Path) -> tuple[Path, float]:
     """Train with this library; returns the checkpoint and the seconds in optimizer steps."""
-    config = PipelineConfig(seed=cell.seed, model=cell.model_config(start), train=cell.settings)
-    result = train_into(config, pairs, [], out, JsonlTracker(out / METRICS_FILE), lambda *_: None)
+    settings = TrainSettings(seed=cell.seed, device="auto", model=cell.model_config(start), train=cell.settings)
+    result = train_into(settings, pairs, [], out, JsonlTracker(out / METRICS_FILE), lambda *_: None)
     assert result.num_steps == cell.settings.steps, result
     return out / "best", result.train_seconds
 

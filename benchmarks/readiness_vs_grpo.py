@@ -22,7 +22,9 @@ from rmcore.data.table import read_pairs
 from rmcore.policy.grpo.defects import BackboneRecipe, backbones
 from rmcore.stages.policy import policy_place
 from rmcore.stages.population import train_backbone
-from rmcore.stages.registry import STAGES, stage_inputs
+from rmcore.stages.registry import stage_call
+from rmcore.stages.requirements import required_policy
+from rmcore.stages.settings import TrainSettings
 from tasks.checkpoints import given_checkpoint
 from tasks.execution import execute
 from tasks.home import configure_environment, home
@@ -41,8 +43,9 @@ def study(num_models: int, config: PipelineConfig, steps: int, out: Path) -> lis
         if not (checkpoint / "training.json").is_file():
             checkpoint.mkdir(parents=True, exist_ok=True)
             pairs = read_pairs(Path(refs["prepare"].path) / "train.parquet")
-            policy = policy_place(config, Path(refs["policy"].path))
-            train_backbone(config, ValidationConfig(steps=steps), recipe, pairs, policy, checkpoint, lambda text: None)
+            policy = policy_place(required_policy(config).name, Path(refs["policy"].path))
+            settings, length = TrainSettings.of(config), ValidationConfig(steps=steps)
+            train_backbone(settings, length, recipe, pairs, policy, checkpoint, lambda text: None)
         own = refs | {"train": given_checkpoint(str(checkpoint / "best"), home() / "given")}
         for name in JUDGED:
             own[name] = run(store, name, config, own)
@@ -52,10 +55,7 @@ def study(num_models: int, config: PipelineConfig, steps: int, out: Path) -> lis
 
 
 def run(store: Store, name: str, config: PipelineConfig, refs: dict[str, ArtifactRef]) -> ArtifactRef:
-    stage = STAGES[name]
-    upstream = {needed: refs[needed] for needed in stage.upstream}
-    inputs = stage_inputs(stage, config, upstream)
-    return execute(store, stage, inputs, config, upstream, lambda path: nullcontext(), lambda: None)[0]
+    return execute(store, stage_call(name, config, refs), lambda path: nullcontext(), lambda: None)[0]
 
 
 def row_of(recipe: BackboneRecipe, config: PipelineConfig, refs: dict[str, ArtifactRef]) -> dict:

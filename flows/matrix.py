@@ -120,7 +120,7 @@ class MatrixRunner:
                     tracker.follow,
                     before=partial(self._check_going_on, name),
                 )
-                if done.damage is not None:
+                if done.damage:
                     say(f"{cell.label:<24} {name} was damaged and made again: {done.damage}")
                 ran = ran or not done.cached
                 refs[name] = done.ref

@@ -29,6 +29,7 @@ from rmcore.reporting.html.summary import summary_markdown
 from rmcore.stages.registry import STAGES, is_judged, pipeline_stages
 from rmcore.stages.results import figures, gather_results, run_key
 from rmcore.stages.run import INTERRUPTED
+from rmcore.stages.settings import GrpoSettings
 from tasks.device import is_idle
 from tasks.stages import StageRun, run_stage
 from tasks.tracking import RunTracker
@@ -52,7 +53,8 @@ def pipeline(config: PipelineConfig = PRESETS["demo"]) -> dict[str, Any]:
     """
     require_judge(config)
     if config.rlhf is not None:
-        require_rlhf(config)
+        settings = GrpoSettings.of(config)
+        require_rlhf(settings.rlhf, settings.judge, settings.gold)
     return run_pipeline(config, kind="pipeline", run_name=f"{config.study}-seed{config.seed}")
 
 
@@ -159,7 +161,7 @@ def run_and_say(
     """Run one stage, or take it from the store, and say which; `label` stands for it where one stage runs often."""
     run = run_stage(store, name, config, upstream, tracker.follow, on_interrupt=lambda: leave_embedded(tracker))
     shown = label or name
-    if run.damage is not None:
+    if run.damage:
         say(f"{shown:<10} stored artifact was damaged and made again: {run.damage}")
     seconds = (store.manifest(name, run.ref.key) or {}).get("wall_seconds", 0.0)
     say(f"{shown:<10} {'cached' if run.cached else f'{seconds:.1f} s'}  {shown_path(run.ref.path)}")

@@ -11,7 +11,8 @@ from rmcore.core.errors import ConfigError
 from rmcore.core.fingerprints import code_digests
 from rmcore.core.store import Store, make_key
 from rmcore.reporting.html.experiment_schema import Tuned
-from rmcore.stages.registry import STAGES, stage_surroundings
+from rmcore.stages.registry import STAGES, stage_code
+from rmcore.stages.settings import PrepareSettings
 from rmcore.study.cells import NUM_BINS, NUM_RESAMPLES
 from rmcore.study.plan import Cell, CellPlan, Planner, total_seconds
 from rmcore.study.tuning import choose, trial_score
@@ -161,7 +162,7 @@ def _waits_for(experiment: Experiment, arm: Arm, tuned: Mapping[str, Tuned]) -> 
 
 def frozen(experiment: Experiment) -> dict[str, Any]:
     """What is pre-registered: the declaration, the content of its data, and the analysis that will judge it."""
-    sources = {arm.name: STAGES["prepare"].content(arm.config) for arm in experiment.arms()}
+    sources = {arm.name: PrepareSettings.of(arm.config).named() for arm in experiment.arms()}
     analysis = {
         "level": 0.95,
         "correction": "Holm over all hypotheses",
@@ -176,10 +177,10 @@ def matrix_key(experiment: Experiment, registration_hash: str) -> str:
     """12 hex digits that name a matrix: what is registered, its data, and the code and libraries that run it."""
     made: dict[str, object] = {"registration": registration_hash}
     for name in experiment.stages():
-        made[name] = stage_surroundings(STAGES[name], experiment.base)
+        made[name] = stage_code(STAGES[name]) | {"named": STAGES[name].settings.of(experiment.base).named()}
     for arm in experiment.arms():
         if (arm.config.data, arm.config.model) != (experiment.base.data, experiment.base.model):
-            own = {name: STAGES[name].content(arm.config) for name in experiment.stages()}
-            if own != {name: STAGES[name].content(experiment.base) for name in own}:
+            own = {name: STAGES[name].settings.of(arm.config).named() for name in experiment.stages()}
+            if own != {name: STAGES[name].settings.of(experiment.base).named() for name in own}:
                 made[f"arm {arm.name}"] = own
     return make_key(made)[:12]

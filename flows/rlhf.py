@@ -18,8 +18,8 @@ from rmcore.core.errors import ConfigError
 from rmcore.policy.grpo.rlhf_requirements import require_rlhf
 from rmcore.reporting.html.rlhf import rlhf_markdown
 from rmcore.stages.registry import POLICY
-from rmcore.stages.requirements import required_policy
 from rmcore.stages.results import read_json
+from rmcore.stages.settings import GrpoSettings
 
 Mode = Literal["full", "rm", "policy"]
 POLICY_ONLY = ("prepare", "train", *POLICY, "grpo")
@@ -52,8 +52,8 @@ def rlhf(
     run_name = f"{config.study}-seed{config.seed}-rlhf"
     if mode == "rm":
         return run_pipeline(config.model_copy(update={"policy": None, "rlhf": None}), kind="rlhf", run_name=run_name)
-    required_policy(config)
-    require_rlhf(config)
+    settings = GrpoSettings.of(config)
+    require_rlhf(settings.rlhf, settings.judge, settings.gold)
     require_judge(config)
     if mode == "full":
         outcome = run_pipeline(config, kind="rlhf", run_name=run_name)

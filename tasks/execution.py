@@ -9,17 +9,15 @@ import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
 
 from prefect.exceptions import TerminationSignal
 
-from rmcore.config.pipeline import PipelineConfig
 from rmcore.core import errors
 from rmcore.core.child_process import StageProcess
 from rmcore.core.errors import RmcoreError, TrainingError
-from rmcore.core.store import ArtifactRef, Store, make_key
+from rmcore.core.store import ArtifactRef, Store
 from rmcore.core.tracking import METRICS_FILE
-from rmcore.stages.registry import Stage, slug
+from rmcore.stages.registry import Stage, StageCall
 from rmcore.stages.run import DELIBERATE_ERROR, ERROR_FILE, INTERRUPTED
 from rmcore.training.resume import ResumePoint, clear, rewind
 from tasks.device import device_slot, slot_environment
@@ -34,33 +32,23 @@ SAVING_SECONDS = 30.0
 """How long an interrupted stage may take to save its last checkpoint."""
 
 
-def execute(
-    store: Store,
-    stage: Stage,
-    inputs: Mapping[str, Any],
-    config: PipelineConfig,
-    upstream: Mapping[str, ArtifactRef],
-    follow: Follow,
-    before: Callable[[], None],
-) -> tuple[ArtifactRef, bool]:
+def execute(store: Store, call: StageCall, follow: Follow, before: Callable[[], None]) -> tuple[ArtifactRef, bool]:
     """Give the artifact of a stage, and whether it was made here: from the store if it is whole there, else anew.
 
-    `inputs` are those of `rmcore.stages.registry.stage_inputs`. Two callers with the same ones do the work once: the
-    second waits for the first. `before` is called when nothing is left to wait for.
+    Two callers with the same key do the work once: the second waits for the first. `before` is called when nothing is
+    left to wait for.
 
     Raises:
         RmcoreError: whatever the stage refused with, of the same class.
         TrainingError: the stage's process died.
     """
-    key = make_key(inputs)
+    stage, key = call.stage, call.key
     with store.lock(key):
-        if store.damage(stage.name, key) is None:
+        if store.status(stage.name, key).state == "valid":
             return store.ref(stage.name, key), False
         with (
             device_slot(store) if stage.on_device else nullcontext() as slot,
-            store.publish(
-                stage.name, slug(stage, config), inputs, outcome=stage.outcome, resumable=bool(stage.kept)
-            ) as out,
+            store.publish(stage.name, call.slug, call.inputs, outcome=stage.outcome, resumable=bool(stage.kept)) as out,
         ):
             before()
             if stage.finished and (out / stage.finished).is_file():
@@ -71,9 +59,9 @@ def execute(
                 (out / METRICS_FILE).touch()
                 try:
                     with follow(out / METRICS_FILE):
-                        run_child(stage, config, upstream, out, {} if slot is None else slot_environment(slot))
+                        run_child(call, out, {} if slot is None else slot_environment(slot))
                 except RmcoreError:
-                    if not _left(stage, out):  # refused before it began: nothing that could be gone on with
+                    if not _left(stage, out):  # refused before it began: nothing to resume from
                         shutil.rmtree(out)
                     raise
                 if stage.finished and not (out / stage.finished).is_file():
@@ -84,23 +72,18 @@ def execute(
         return store.ref(stage.name, key), True
 
 
-def run_child(
-    stage: Stage,
-    config: PipelineConfig,
-    upstream: Mapping[str, ArtifactRef],
-    out: Path,
-    environment: Mapping[str, str],
-) -> None:
+def run_child(call: StageCall, out: Path, environment: Mapping[str, str]) -> None:
     """Run a stage in a process of its own and wait. What it prints goes to a log, its progress bar to a terminal.
 
     If it fails, the error names the checkpoints that it had written.
     """
+    stage = call.stage
     with tempfile.TemporaryDirectory(prefix="rm-opt-") as folder:
         place = Path(folder)
         spec = {
             "stage": stage.name,
-            "config": config.model_dump(mode="json"),
-            "upstream": {name: upstream[name].path for name in stage.upstream},
+            "settings": call.settings.model_dump(mode="json"),
+            "upstream": {name: ref.path for name, ref in call.upstream.items()},
             "out": str(out),
         }
         (place / "spec.json").write_text(json.dumps(spec))

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 
 from rmcore.core.errors import ConfigError
+from rmcore.core.files import DIGESTS_VARIABLE
 from tasks.local_services import MLFLOW_SERVER, PREFECT_SERVER, mlflow_login, password, running_services
 
 PREFECT_PORT = 4200
@@ -129,6 +130,11 @@ def make_home(directory: Path) -> None:
         ) from error
 
 
+def digests_file() -> Path:
+    """Where digests of large files beside the store are remembered; without it those files are read again."""
+    return home() / "store" / ".digests.jsonl"
+
+
 def configure_environment() -> None:
     """Set what Prefect, MLflow and the Hugging Face libraries read at import; call before importing any of them.
 
@@ -146,6 +152,7 @@ def configure_environment() -> None:
         **QUIET_ENVIRONMENT,
         **SAFE_ENVIRONMENT,
         "RM_OPT_HOME": str(directory),
+        DIGESTS_VARIABLE: str(digests_file()),
         "PREFECT_HOME": str(directory / "prefect"),
         "MLFLOW_TRACKING_URI": running.get(MLFLOW_SERVER) or default_tracking_uri(directory),
     }

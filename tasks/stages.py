@@ -16,8 +16,8 @@ from prefect.context import TaskRunContext
 from prefect.exceptions import TerminationSignal
 
 from rmcore.config.pipeline import PipelineConfig
-from rmcore.core.store import ArtifactRef, Store, make_key
-from rmcore.stages.registry import STAGES, Stage, stage_inputs
+from rmcore.core.store import ArtifactRef, Store
+from rmcore.stages.registry import Stage, stage_call
 from tasks.execution import Follow, execute
 from tasks.home import DEVICE_LIMIT
 
@@ -28,7 +28,8 @@ class StageRun:
 
     ref: ArtifactRef
     cached: bool
-    damage: str | None
+    damage: str
+    """Of the artifact that was there before; empty where none was, or it was whole."""
 
 
 def run_stage(
@@ -45,12 +46,10 @@ def run_stage(
     `on_interrupt` is called on Ctrl-C or SIGTERM, after the stage has cleaned up and before Prefect hears of it;
     `before` when the stage has its lock and its slot and is about to start, and may refuse with an RmcoreError.
     """
-    stage = STAGES[name]
-    inputs = stage_inputs(stage, config, upstream)
-    key = make_key(inputs)
+    call = stage_call(name, config, upstream)
+    stage, key = call.stage, call.key
     store.hold(key)  # before it is looked at: from then on nobody may collect it
-    damage = store.damage(name, key)
-    is_new = store.find(name, key) is None
+    status = store.status(name, key)
     ran: list[bool] = []
 
     def store_key(context: TaskRunContext, parameters: dict[str, Any]) -> str:
@@ -58,7 +57,7 @@ def run_stage(
 
     def work() -> ArtifactRef:
         try:
-            ref, here = execute(store, stage, inputs, config, upstream, follow, before)
+            ref, here = execute(store, call, follow, before)
             ran.append(here)
             return ref
         except (KeyboardInterrupt, TerminationSignal):
@@ -68,7 +67,7 @@ def run_stage(
     @task(
         name=name,
         cache_key_fn=store_key,
-        refresh_cache=damage is not None,
+        refresh_cache=status.state != "valid",
         persist_result=True,
         result_serializer="json",
         task_run_name=f"{name}-{key[:12]}",
@@ -77,7 +76,7 @@ def run_stage(
         return _execute_limited(stage, work).to_dict()
 
     stage_task()
-    return StageRun(store.ref(name, key), cached=not any(ran), damage=None if is_new or not any(ran) else damage)
+    return StageRun(store.ref(name, key), cached=not any(ran), damage=status.damage if any(ran) else "")
 
 
 def _execute_limited(stage: Stage, work: Callable[[], ArtifactRef]) -> ArtifactRef:

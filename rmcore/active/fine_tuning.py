@@ -14,7 +14,7 @@ from rmcore.active.labellers import Labeller, blind
 from rmcore.active.learner import ActiveLearner
 from rmcore.active.retraining import Fitted
 from rmcore.active.study import accuracy, draw_parts
-from rmcore.config.pipeline import ActiveConfig, PipelineConfig, TrainConfig
+from rmcore.config.pipeline import ActiveConfig, ModelConfig, TrainConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.tracking import NullTracker
 from rmcore.data.integrity import select_training_pairs
@@ -52,13 +52,15 @@ class FullRetrainer:
     """Trains a new reward model on all labels in each round, from the backbone's own weights.
 
     Args:
-        config: model, device, and how it is trained: `train.epochs` passes over the labels, or `train.steps`.
+        model: what each one starts as.
+        train: how it is trained: `epochs` passes over the labels, or `steps`.
+        device: where.
         seed: of the new head and the data order; the same for all that are compared.
     """
 
-    def __init__(self, config: PipelineConfig, *, seed: int) -> None:
-        self.config, self.seed = config, seed
-        self.train = TrainConfig.model_validate(config.train.model_dump() | CHOOSES_NOTHING)
+    def __init__(self, model: ModelConfig, train: TrainConfig, *, device: str, seed: int) -> None:
+        self.model, self.device, self.seed = model, device, seed
+        self.train = TrainConfig.model_validate(train.model_dump() | CHOOSES_NOTHING)
 
     def fit(
         self, labelled: Sequence[PreferencePair], *, seed: int, before: Fitted | None, with_members: bool
@@ -72,7 +74,7 @@ class FullRetrainer:
             raise ConfigError(
                 "one training gives one member, and disagreement needs several; take d-optimal or entropy."
             )
-        rm = BradleyTerryRM.new(self.config.model, seed=self.seed, device=pick_device(self.config.device))
+        rm = BradleyTerryRM.new(self.model, seed=self.seed, device=pick_device(self.device))
         pairs, _ = select_training_pairs(
             rm.renderer.tokenize_readable(labelled).tokenized, over_length=self.train.over_length
         )
@@ -95,18 +97,17 @@ class FullRetrainer:
 
     def settings(self) -> dict[str, object]:
         """Model and training."""
-        shown = {"model": self.config.model.model_dump(mode="json"), "train": self.train.model_dump(mode="json")}
+        shown = {"model": self.model.model_dump(mode="json"), "train": self.train.model_dump(mode="json")}
         return {"retrained": "all weights", "seed": self.seed, **shown}
 
 
 def check_record(
     pairs: Sequence[PreferencePair],
     labeller: Labeller,
-    config: PipelineConfig,
+    retrainer: FullRetrainer,
     study: ActiveConfig,
     *,
     acquisition: str,
-    seed: int,
     progress: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """One acquisition function under one seed: accuracy after each of the check's label counts, JSON-ready.
@@ -116,10 +117,9 @@ def check_record(
     Args:
         pairs: all there are, with the labels that accuracy is measured against.
         labeller: who labels.
-        config: model and training.
+        retrainer: model, training and the seed of everything drawn.
         study: with the check's sizes.
         acquisition: its name.
-        seed: of everything drawn.
         progress: is told what was reached.
 
     Raises:
@@ -128,6 +128,7 @@ def check_record(
     check = study.check
     if check is None:
         raise ConfigError("there is no check in this study; set active.check.")
+    seed = retrainer.seed
     parts = draw_parts(pairs, study, seed=seed)
     first, last = check.labels[0], check.labels[-1]
     available = [*parts.seed_set, *parts.pool]
@@ -136,7 +137,7 @@ def check_record(
     pool = blind(available[first : first + check.pool_pairs], seed=seed)
     following = dict(zip(check.labels, np.diff(check.labels).tolist(), strict=False))
     learner = ActiveLearner(
-        FullRetrainer(config, seed=seed),
+        retrainer,
         acquisition,
         list(labeller(blind(available[:first], seed=seed))),
         k=following.__getitem__,

@@ -188,11 +188,13 @@ def _train(
 ) -> None:
     from rmcore.core.progress import progress_bar
     from rmcore.core.tracking import METRICS_FILE, JsonlTracker, NullTracker
+    from rmcore.stages.settings import TrainSettings
     from rmcore.stages.train import train_into
     from rmcore.training.resume import rewind
 
+    settings = TrainSettings.of(config)
     if not is_main:  # writes nothing and says nothing
-        train_into(config, pairs, held_out, output_dir, NullTracker(), lambda done, total, text: None)
+        train_into(settings, pairs, held_out, output_dir, NullTracker(), lambda done, total, text: None)
         return
     lock = output_dir / ".lock"
     if not is_free(lock):
@@ -201,7 +203,7 @@ def _train(
         rewind(output_dir)
         tracker = JsonlTracker(output_dir / METRICS_FILE)
         try:
-            result = train_into(config, pairs, held_out, output_dir, tracker, report)
+            result = train_into(settings, pairs, held_out, output_dir, tracker, report)
         finally:
             tracker.close()
     best = "" if result.best_value is None else f", {result.best_metric} {result.best_value:.4f}"

@@ -1,11 +1,13 @@
 """Bytes on disk: digests, and writes that survive a power cut."""
 
+import contextlib
 import errno
 import fcntl
 import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -20,6 +22,45 @@ def file_digest(path: Path) -> str:
     """Digest a file's bytes: 64 hex digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+DIGESTS_VARIABLE = "RM_OPT_DIGESTS"
+"""Names the file in which digests of large files are remembered between processes; where unset, they are not."""
+REMEMBERED_FROM = 2**20
+"""Bytes: smaller files are read again each time."""
+SETTLED_NS = 2 * 10**9
+"""A file changed less than this ago may change again under the same time: clocks of file systems are coarse."""
+
+
+def known_digest(path: Path) -> str:
+    """Digest a file's bytes: 64 hex digits. A large file is read only where its size or modification time is new.
+
+    For files that are not ours, such as a backbone or a given checkpoint, which every run asks about.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    stat = path.stat()
+    memory = os.environ.get(DIGESTS_VARIABLE)
+    if memory is None or stat.st_size < REMEMBERED_FROM:
+        return file_digest(path)
+    state = {"path": str(path.resolve()), "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+    for row in reversed(_remembered(Path(memory))):
+        if {name: row.get(name) for name in state} == state:
+            return str(row["sha256"])
+    digest = file_digest(path)
+    if time.time_ns() - stat.st_mtime_ns > SETTLED_NS:
+        with contextlib.suppress(OSError):  # it is read again next time
+            append_json_lines(Path(memory), [state | {"sha256": digest}])
+    return digest
+
+
+def _remembered(memory: Path) -> list[dict[str, Any]]:
+    try:
+        return read_json_lines(memory)
+    except ValueError:  # a line was cut by a crash, and another one written after it
+        memory.unlink(missing_ok=True)
+        return []
 
 
 def fsync_folder(path: Path) -> None:

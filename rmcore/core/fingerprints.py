@@ -2,7 +2,7 @@
 
 A stage's outcome can change when its own module or anything it imports from rmcore changes. Comments, docstrings and
 formatting cannot change it, and neither can the modules in `WITHOUT_EFFECT`: settings enter a key by value, figures
-and reports are redrawn from the numbers.
+and reports are redrawn from the numbers. What else a stage imports and its key leaves out, its registration names.
 """
 
 import ast
@@ -17,14 +17,16 @@ WITHOUT_EFFECT = (
     "rmcore.core.tracking",
     "rmcore.core.progress",
     "rmcore.reporting",
+    "rmcore.stages.settings",
 )
 
 
-def code_digests(module: str, root: Path | None = None) -> dict[str, str]:
+def code_digests(module: str, hidden: tuple[str, ...] = (), root: Path | None = None) -> dict[str, str]:
     """Digest of `module` and of every rmcore module it imports, directly or not, by module name.
 
     Args:
         module: dotted name, for example `rmcore.stages.train`.
+        hidden: modules that are not digested, nor what only they import.
         root: folder that holds the package; default, where this file is installed.
     """
     base = root or Path(__file__).resolve().parents[2]
@@ -33,7 +35,7 @@ def code_digests(module: str, root: Path | None = None) -> dict[str, str]:
     todo = [module]
     while todo:
         name = todo.pop()
-        if name in seen or name.startswith(WITHOUT_EFFECT):
+        if name in seen or name.startswith((*WITHOUT_EFFECT, *hidden)):
             continue
         seen.add(name)
         path = _module_file(name, base)

@@ -5,6 +5,9 @@ affect the outcome; its `digest` covers the outcome files, which is what downstr
 temporary sibling, synced and renamed, so a half artifact never has a name. A lock is `flock`, which the kernel frees
 when its holder dies.
 
+Whether an artifact is still what was written is told from sizes and modification times, so that a cached run of large
+checkpoints does not read them; a file is digested again where one of the two changed, and by `verify`.
+
 Who reads artifacts holds them: a `Store` writes each key that it gave out into a lease, a file of its own that it keeps
 locked until it is collected or its process ends, and `collect_garbage` spares what stands in a locked lease.
 """
@@ -20,15 +23,27 @@ import time
 import uuid
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 from rmcore.core.errors import StoreError
-from rmcore.core.files import exclusive, file_digest, fsync_folder, fsync_tree, is_free, shared, try_exclusive
+from rmcore.core.files import (
+    exclusive,
+    file_digest,
+    fsync_folder,
+    fsync_tree,
+    is_free,
+    shared,
+    try_exclusive,
+    write_json,
+)
 
 MANIFEST = "MANIFEST.json"
+TIMES = ".times.json"
+"""Beside the manifest: the modification time (ns) under which each file was last digested. It may be lost or wrong:
+then files are digested that need not be."""
 KEY_LENGTH = 12
 UNFINISHED = ".wip"
 LEASES = ".leases"
@@ -50,6 +65,15 @@ class ArtifactRef:
     def to_dict(self) -> dict[str, str]:
         """A JSON-ready record."""
         return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactStatus:
+    """Whether an artifact can be used."""
+
+    state: Literal["missing", "corrupt", "valid"]
+    damage: str = ""
+    """What is wrong with a corrupt one, in a few words with the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,22 +127,43 @@ class Store:
         folder = self.find(stage, key)
         return None if folder is None else _read_manifest(folder)
 
-    def damage(self, stage: str, key: str) -> str | None:
-        """What is wrong with an artifact, in a few words; None if it is there and every file verifies."""
+    def status(self, stage: str, key: str) -> ArtifactStatus:
+        """Whether an artifact is there and is what was written.
+
+        A file of its old size and modification time counts as untouched and is not read. After a copy that gave files
+        new times they are digested once.
+        """
         folder = self.find(stage, key)
         if folder is None:
-            return "not there"
+            return ArtifactStatus("missing")
         manifest = _read_manifest(folder)
         if manifest is None or manifest["key"] != key:
-            return f"{folder / MANIFEST} is missing, unreadable or not what was written"
-        for name, entry in manifest["files"].items():
-            path = folder / name
-            if not path.is_file():
-                return f"{path} is missing"
-            digest = file_digest(path)
-            if digest != entry["sha256"]:
-                return f"{path} has sha256 {digest[:12]}, its manifest says {entry['sha256'][:12]}"
-        return None
+            return ArtifactStatus("corrupt", f"{folder / MANIFEST} is missing, unreadable or not what was written")
+        damage = _damage(folder, manifest["files"], _read_times(folder))
+        return ArtifactStatus("valid") if damage is None else ArtifactStatus("corrupt", damage)
+
+    def verify(self) -> Iterator[tuple[Path, str | None]]:
+        """Digest every file of every artifact: each folder, with what is wrong with it or None.
+
+        A damaged artifact loses its remembered times, so that the next run sees the damage, too, and makes it again.
+        What is being made anew is left out. Nothing that is looked at is collected meanwhile.
+        """
+        for folder in sorted(self.root.glob("[!.]*/*")):
+            key = folder.name.rsplit("-", 1)[-1]
+            self.hold(key)
+            if not folder.is_dir():
+                continue
+            manifest = _read_manifest(folder)
+            if manifest is None:
+                yield folder, f"{folder / MANIFEST} is missing, unreadable or not what was written"
+                continue
+            with self.try_lock(manifest["key"]) as nobody_makes:
+                if not nobody_makes:
+                    continue
+                damage = _damage(folder, manifest["files"], times={})
+                if damage is not None:
+                    (folder / TIMES).unlink(missing_ok=True)
+            yield folder, damage
 
     def ref(self, stage: str, key: str) -> ArtifactRef:
         """Name a stored artifact, note that it was used, and hold it.
@@ -209,15 +254,14 @@ class Store:
         if not resumable:
             shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / MANIFEST).unlink(missing_ok=True)  # of an attempt that died just before its artifact got a name
+        for name in (MANIFEST, TIMES):  # of an attempt that died just before its artifact got a name
+            (folder / name).unlink(missing_ok=True)
         finished = False
         try:
             yield folder
-            files = {
-                str(path.relative_to(folder)): {"sha256": file_digest(path), "size": path.stat().st_size}
-                for path in sorted(folder.rglob("*"))
-                if path.is_file()
-            }
+            places = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+            stats = {name: path.stat() for name, path in places.items()}  # before the digests: a late writer is seen
+            files = {name: {"sha256": file_digest(path), "size": stats[name].st_size} for name, path in places.items()}
             matched = sorted({str(path.relative_to(folder)) for glob in outcome for path in folder.glob(glob)})
             if not matched:
                 raise StoreError(
@@ -234,6 +278,7 @@ class Store:
                 "files": files,
             }
             (folder / MANIFEST).write_text(json.dumps(sealed(manifest), indent=1) + "\n")
+            write_json(folder / TIMES, {name: stat.st_mtime_ns for name, stat in stats.items()})
             fsync_tree(folder)
             self._rename(folder, stage, slug, key)
             finished = True
@@ -351,6 +396,41 @@ def _read_manifest(folder: Path) -> dict[str, Any] | None:
         return manifest if isinstance(manifest, dict) and manifest == sealed(manifest) else None
     except (OSError, ValueError):
         return None
+
+
+def _damage(folder: Path, files: Mapping[str, Mapping[str, Any]], times: Mapping[str, int]) -> str | None:
+    """What is wrong with the files of an artifact, in a few words; None if they are those of the manifest.
+
+    Files whose modification time is that of `times` are not read. The times of all are remembered where they are whole.
+    """
+    found: dict[str, int] = {}
+    for name, entry in files.items():
+        path = folder / name
+        try:
+            stat = path.stat()
+            if stat.st_size != entry["size"]:
+                return f"{path} has {stat.st_size} bytes, its manifest says {entry['size']}"
+            found[name] = stat.st_mtime_ns
+            if times.get(name) != stat.st_mtime_ns:
+                digest = file_digest(path)
+                if digest != entry["sha256"]:
+                    return f"{path} has sha256 {digest[:12]}, its manifest says {entry['sha256'][:12]}"
+        except FileNotFoundError:
+            return f"{path} is missing"
+        except OSError as error:
+            return f"{path} cannot be read: {error.strerror}"
+    if found != times:
+        with suppress(OSError):  # a store that may only be read; or another process remembers the same right now
+            write_json(folder / TIMES, found)
+    return None
+
+
+def _read_times(folder: Path) -> dict[str, int]:
+    try:
+        times = json.loads((folder / TIMES).read_text())
+    except (OSError, ValueError):
+        return {}
+    return times if isinstance(times, dict) else {}
 
 
 def flatten(value: Any, prefix: str = "") -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rmcore.config.pipeline import GoldConfig, PipelineConfig
+from rmcore.config.pipeline import GoldConfig
 from rmcore.core.errors import DataError
 from rmcore.core.named_function import call_named, load_function
 from rmcore.data.gold.world import gold_reward, label_pair
@@ -86,13 +86,16 @@ class HookJudge:
         return float(value)
 
 
-def judge_of(config: PipelineConfig) -> Judge | None:
+def judge_of(named: str | None, gold: GoldConfig | None) -> Judge | None:
     """The judge of a run: the named function, else the gold world on its own data, else nobody.
+
+    Args:
+        named: `policy.judge`.
+        gold: the gold world, where the pairs are its own.
 
     Raises:
         ConfigError: the function cannot be imported.
     """
-    name = None if config.policy is None else config.policy.judge
-    if name is not None:
-        return HookJudge(name, load_function(JUDGE_SETTING, name, JUDGE_MEANING))
-    return GoldJudge(config.data.gold) if config.data.source == "gold" else None
+    if named is not None:
+        return HookJudge(named, load_function(JUDGE_SETTING, named, JUDGE_MEANING))
+    return None if gold is None else GoldJudge(gold)

@@ -15,7 +15,6 @@ from rmcore.active.analysis import analyse
 from rmcore.active.differences import CachedDifferences
 from rmcore.active.labellers import GoldLabels, HiddenLabels, Labeller, NoisyLabels
 from rmcore.active.study import pool_size, seed_record
-from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report
 from rmcore.core.tracking import Tracker
@@ -24,12 +23,12 @@ from rmcore.data.table import read_pairs
 from rmcore.reporting.figures.active import label_efficiency, savings_figure
 from rmcore.stages.features import DIFFERENCES_FILE, PAIRS_FILE
 from rmcore.stages.interface import Upstream
-from rmcore.stages.requirements import required_active
+from rmcore.stages.settings import ActiveSettings
 
 
-def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+def run(settings: ActiveSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
     """Run every seed at every noise level, then compare."""
-    study = required_active(config)
+    study = settings.active
     pairs = read_pairs(upstream["features"] / PAIRS_FILE)
     pool_size(len(pairs), study)  # refuses now what would fail later
     differences = CachedDifferences.of(pairs, np.load(upstream["features"] / DIFFERENCES_FILE))
@@ -38,10 +37,10 @@ def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker,
     done = 0
     for noise in study.noise:
         records[noise] = []
-        for seed in range(config.seed, config.seed + study.num_seeds):
+        for seed in range(settings.seed, settings.seed + study.num_seeds):
             place = out / f"seed_{noise:g}_{seed}.json"
             if not place.is_file():
-                labeller = NoisyLabels(make_labeller(config, pairs, seed), noise, seed=seed)
+                labeller = NoisyLabels(make_labeller(settings.label_temperature, pairs, seed), noise, seed=seed)
 
                 def say(name: str, done: int = done, noise: float = noise, seed: int = seed) -> None:
                     report(done, total, f"noise {noise:g}, seed {seed}: {name}")
@@ -55,11 +54,9 @@ def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker,
     _write_outcome(found, out)
 
 
-def make_labeller(config: PipelineConfig, pairs: list[PreferencePair], seed: int) -> Labeller:
-    """Who labels: the gold world anew under each seed, or the file, whose labels there is one of."""
-    if config.data.source == "gold":
-        return GoldLabels(seed=seed, temperature=config.data.gold.temperature)
-    return HiddenLabels(pairs)
+def make_labeller(temperature: float | None, pairs: list[PreferencePair], seed: int) -> Labeller:
+    """Who labels: the gold world at `temperature`, anew under each seed; None: the pairs have their labels."""
+    return HiddenLabels(pairs) if temperature is None else GoldLabels(seed=seed, temperature=temperature)
 
 
 def _track(found: dict[str, Any], tracker: Tracker) -> None:

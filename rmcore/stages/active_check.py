@@ -11,8 +11,7 @@ from typing import Any
 import pandas as pd
 
 from rmcore.active.analysis import analyse_check
-from rmcore.active.fine_tuning import check_record
-from rmcore.config.pipeline import PipelineConfig
+from rmcore.active.fine_tuning import FullRetrainer, check_record
 from rmcore.core.errors import ConfigError
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report
@@ -21,17 +20,19 @@ from rmcore.data.table import read_pairs
 from rmcore.stages.active import make_labeller
 from rmcore.stages.features import PAIRS_FILE
 from rmcore.stages.interface import Upstream
-from rmcore.stages.requirements import required_active
+from rmcore.stages.settings import ActiveCheckSettings
 
 
-def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+def run(settings: ActiveCheckSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
     """Train at every label count of every seed and acquisition function, then compare."""
-    study = required_active(config)
+    study = settings.active
     check = study.check
     if check is None:
         raise ConfigError("there is no check in this study; set active.check.num_seeds.")
     pairs = read_pairs(upstream["features"] / PAIRS_FILE)
-    cells = [(name, seed) for seed in range(config.seed, config.seed + check.num_seeds) for name in check.acquisitions]
+    cells = [
+        (name, seed) for seed in range(settings.seed, settings.seed + check.num_seeds) for name in check.acquisitions
+    ]
     records: dict[str, list[dict[str, Any]]] = {name: [] for name in check.acquisitions}
     for done, (name, seed) in enumerate(cells):
         place = out / f"check_{name}_{seed}.json"
@@ -40,8 +41,9 @@ def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker,
             def say(text: str, done: int = done, seed: int = seed) -> None:
                 report(done, len(cells), f"seed {seed}: {text}")
 
-            labeller = make_labeller(config, pairs, seed)
-            write_json(place, check_record(pairs, labeller, config, study, acquisition=name, seed=seed, progress=say))
+            labeller = make_labeller(settings.label_temperature, pairs, seed)
+            retrainer = FullRetrainer(settings.model, settings.train, device=settings.device, seed=seed)
+            write_json(place, check_record(pairs, labeller, retrainer, study, acquisition=name, progress=say))
         records[name].append(json.loads(place.read_text()))
     found = analyse_check(records)
     write_json(out / "check.json", found)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from rmcore.config.pipeline import EvaluateConfig, PipelineConfig
+from rmcore.config.pipeline import EvaluateConfig
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report
 from rmcore.core.tracking import Tracker
@@ -31,37 +31,38 @@ from rmcore.reporting.figures.evaluation import (
     reward_by_length,
 )
 from rmcore.stages.interface import CEILING_FILE, Upstream
+from rmcore.stages.settings import EvaluateSettings
 
 TRAIN_METRICS = ("pairwise_accuracy", "loss", "mean_margin")
 CALIBRATION_METRICS = ("ece", "brier", "temperature")
 
 
-def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+def run(settings: EvaluateSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
     """Score the splits with the best checkpoint and measure."""
     prepared = upstream["prepare"]
     rm = BradleyTerryRM.from_pretrained(
         upstream["train"] / "best",
-        device=pick_device(config.device).type,
-        trust_remote_code=config.model.trust_remote_code,
-        render_fn=config.model.render_fn,
+        device=pick_device(settings.device).type,
+        trust_remote_code=settings.trust_remote_code,
+        render_fn=settings.render_fn,
     )
     splits = {
         name: read_pairs(prepared / f"{name}.parquet")
         for name in ("test", "validation", "ood", "train")
         if (prepared / f"{name}.parquet").is_file()
     }
-    splits["train"] = splits["train"][: config.evaluate.train_pairs]
+    splits["train"] = splits["train"][: settings.evaluate.train_pairs]
     tables, cut = {}, {}
     for name, pairs in splits.items():
         if pairs:
             tables[name], cut[name] = score_pairs_table(rm, pairs, report=report)
     pd.concat([table.assign(split=name) for name, table in tables.items()]).to_parquet(out / "rewards.parquet")
     metrics = {
-        name: measure(table, config.evaluate, seed=config.seed, calibration=tables.get("validation"))
+        name: measure(table, settings.evaluate, seed=settings.seed, calibration=tables.get("validation"))
         for name, table in tables.items()
         if name in ("test", "ood")
     }
-    train_card = measure(tables["train"], config.evaluate, seed=config.seed)
+    train_card = measure(tables["train"], settings.evaluate, seed=settings.seed)
     metrics["train"] = {name: train_card[name] for name in TRAIN_METRICS}
     ceilings = json.loads((prepared / CEILING_FILE).read_text()) if (prepared / CEILING_FILE).is_file() else {}
     record: dict[str, Any] = {
@@ -71,8 +72,8 @@ def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker,
     }
     write_json(out / "metrics.json", record)
     write_json(out / "summary.json", {"metrics": tracked_metrics(record["metrics"])})
-    _write_tables(out / "tables", metrics["test"], tables["test"], splits["test"], config.evaluate)
-    draw(out / "figures", tables["test"], metrics["test"], config.evaluate, record["context"])
+    _write_tables(out / "tables", metrics["test"], tables["test"], splits["test"], settings.evaluate)
+    draw(out / "figures", tables["test"], metrics["test"], settings.evaluate, record["context"])
 
 
 def measure(

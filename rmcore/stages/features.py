@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report
 from rmcore.core.tracking import Tracker
@@ -18,16 +17,17 @@ from rmcore.ensembles.features import head_of, pair_features
 from rmcore.models.loading import pick_device
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.stages.interface import Upstream
+from rmcore.stages.settings import FeaturesSettings
 
 PAIRS_FILE, DIFFERENCES_FILE = "pairs.parquet", "differences.npy"
 PART = 512
 """Pairs of one piece."""
 
 
-def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+def run(settings: FeaturesSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
     """Run the backbone over the prepared splits."""
     pairs = read_splits(upstream["prepare"])
-    rm = BradleyTerryRM.new(config.model, seed=config.seed, device=pick_device(config.device))
+    rm = BradleyTerryRM.new(settings.model, seed=settings.seed, device=pick_device(settings.device))
     parts = []
     for number, start in enumerate(range(0, len(pairs), PART)):
         report(start, len(pairs), "pairs")

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import pandas as pd
 import torch
 
-from rmcore.config.pipeline import PipelineConfig, RlhfConfig
+from rmcore.config.pipeline import RlhfConfig
 from rmcore.core.errors import DataError
 from rmcore.core.files import read_json_lines, write_json
 from rmcore.core.progress import Report
@@ -45,8 +45,8 @@ from rmcore.policy.policy import Policy
 from rmcore.reporting.figures.rlhf import rlhf_curves
 from rmcore.stages.interface import Upstream
 from rmcore.stages.policy import policy_place
-from rmcore.stages.requirements import required_policy
 from rmcore.stages.samples import SAMPLES_FILE
+from rmcore.stages.settings import GrpoSettings
 from rmcore.training.memory import peak_memory_bytes
 
 RECORD_FILE = "rlhf.json"
@@ -57,34 +57,34 @@ CALIBRATION_PAIRS = 500
 """Pairs that the members are fitted on, and calibrated on, at most."""
 
 
-def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+def run(settings: GrpoSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
     """Train, measure, judge."""
-    settings = require_rlhf(config)
-    policy = Policy.load(policy_place(config, upstream["policy"]))
-    judge = judge_of(config)
+    require_rlhf(settings.rlhf, settings.judge, settings.gold)
+    policy = Policy.load(policy_place(settings.name, upstream["policy"]))
+    judge = judge_of(settings.judge, settings.gold)
     pairs = read_pairs(upstream["prepare"] / "train.parquet")
-    start = _start(settings, upstream, judge)
-    reward = _local_reward(config, settings, upstream, pairs)
+    start = _start(settings.rlhf, upstream, judge)
+    reward = _local_reward(settings, upstream, pairs)
     threshold = reward.calibration.threshold
-    with reward_service(settings, upstream["train"] / "best", render_fn=config.model.render_fn) as service:
-        for number in range(settings.num_seeds):
+    with reward_service(settings.rlhf, upstream["train"] / "best", render_fn=settings.render_fn) as service:
+        for number in range(settings.rlhf.num_seeds):
             place = out / f"seed_{number}"
             if (place / FINISHED).is_file():
                 continue
             if reward.version != 1:  # an earlier seed has refreshed it
-                reward = _local_reward(config, settings, upstream, pairs)
+                reward = _local_reward(settings, upstream, pairs)
                 if service.publish is not None:
                     service.publish(reward.rm)
-            plan = _plan(config, settings, policy, judge, pairs, start, reward, service)
-            train_policy(plan, place, seed=config.seed + number, tracker=tracker, report=report)
-    record = _collect(config, settings, out, threshold, "nobody" if judge is None else judge.name, service.name)
+            plan = _plan(settings, policy, judge, pairs, start, reward, service)
+            train_policy(plan, place, seed=settings.seed + number, tracker=tracker, report=report)
+    record = _collect(settings, out, threshold, "nobody" if judge is None else judge.name, service.name)
     _draw(record, upstream["optimize"] / "optimize.json", out / "figures")
     write_json(out / RECORD_FILE, record)
     for point in record["curve"]:
         shown = {f"policy/{name}": point[name]["value"] for name in ("kl", "proxy", "gold", "win_rate") if point[name]}
         tracker.metrics(point["step"], shown)
     write_json(out / "summary.json", {"metrics": _tracked(record)})
-    for number in range(settings.num_seeds):
+    for number in range(settings.rlhf.num_seeds):
         shutil.rmtree(out / f"seed_{number}")
 
 
@@ -108,28 +108,25 @@ def _start(settings: RlhfConfig, upstream: Upstream, judge: Judge | None) -> Sta
     return StartPools(prompts, responses, gold)
 
 
-def _local_reward(
-    config: PipelineConfig, settings: RlhfConfig, upstream: Upstream, pairs: list[PreferencePair]
-) -> LocalReward:
+def _local_reward(settings: GrpoSettings, upstream: Upstream, pairs: list[PreferencePair]) -> LocalReward:
     rm = BradleyTerryRM.from_pretrained(
         upstream["train"] / "best",
-        device=pick_device(config.device).type,
-        trust_remote_code=config.model.trust_remote_code,
-        render_fn=config.model.render_fn,
+        device=pick_device(settings.device).type,
+        trust_remote_code=settings.trust_remote_code,
+        render_fn=settings.render_fn,
     )
     return LocalReward(
         rm,
         pairs[:MEMBER_PAIRS],
         read_pairs(upstream["prepare"] / "test.parquet")[:CALIBRATION_PAIRS],
-        num_members=required_policy(config).num_members,
-        seed=config.seed,
-        combine=settings.aggregate,
+        num_members=settings.num_members,
+        seed=settings.seed,
+        combine=settings.rlhf.aggregate,
     )
 
 
 def _plan(
-    config: PipelineConfig,
-    settings: RlhfConfig,
+    settings: GrpoSettings,
     policy: Policy,
     judge: Judge | None,
     pairs: list[PreferencePair],
@@ -137,35 +134,39 @@ def _plan(
     reward: LocalReward,
     service: RewardService,
 ) -> TrainingPlan:
-    sampling = required_policy(config)
     prompts = list(dict.fromkeys(pair.prompt for pair in pairs))
-    reference = load_weights(policy, torch.float32).to(pick_device(config.device)).eval()
+    reference = load_weights(policy, torch.float32).to(pick_device(settings.device)).eval()
     meter = PolicyMeter(
         policy,
         reference,
         start,
         reward,
         judge,
-        num_samples=settings.samples_per_prompt,
-        temperature=sampling.temperature,
-        max_new_tokens=sampling.max_new_tokens,
+        num_samples=settings.rlhf.samples_per_prompt,
+        temperature=settings.temperature,
+        max_new_tokens=settings.max_new_tokens,
     )
     refresher = None
-    if settings.refresh_every is not None and judge is not None:
-        refresher = Refresher(reward, judge, prompts, pairs[:MEMBER_PAIRS], config.train, settings, service.publish)
-    in_vllm = sampling.engine == "vllm" and pick_device(config.device).type == "cuda" and find_spec("vllm") is not None
+    if settings.rlhf.refresh_every is not None and judge is not None:
+        refresher = Refresher(
+            reward, judge, prompts, pairs[:MEMBER_PAIRS], settings.train, settings.rlhf, service.publish
+        )
+    in_vllm = (
+        settings.engine == "vllm" and pick_device(settings.device).type == "cuda" and find_spec("vllm") is not None
+    )
     rollouts: Literal["generate", "vllm"] = "vllm" if in_vllm else "generate"
-    return TrainingPlan(policy, prompts, service.scorer or reward, meter, settings, config.device, refresher, rollouts)
+    return TrainingPlan(
+        policy, prompts, service.scorer or reward, meter, settings.rlhf, settings.device, refresher, rollouts
+    )
 
 
-def _collect(
-    config: PipelineConfig, settings: RlhfConfig, out: Path, threshold: float, judge: str, rewards: str
-) -> dict[str, Any]:
+def _collect(settings: GrpoSettings, out: Path, threshold: float, judge: str, rewards: str) -> dict[str, Any]:
     """One record of all seeds, and their rows as tables."""
-    seeds = [out / f"seed_{number}" for number in range(settings.num_seeds)]
+    trained = settings.rlhf
+    seeds = [out / f"seed_{number}" for number in range(trained.num_seeds)]
     for name in (PROGRESS, SAMPLES, ROLLOUTS):
         rows = [
-            row | {"seed": config.seed + number}
+            row | {"seed": settings.seed + number}
             for number, place in enumerate(seeds)
             for row in read_json_lines(place / name)
         ]
@@ -173,26 +174,26 @@ def _collect(
     if not (out / MODEL_FOLDER).is_dir():
         (seeds[0] / MODEL_FOLDER).rename(out / MODEL_FOLDER)
     progress = pd.read_parquet(out / "progress.parquet").astype({"gold": float, "win_rate": float})
-    numbers = {"num_resamples": config.evaluate.num_resamples, "seed": config.seed}
+    numbers = {"num_resamples": settings.num_resamples, "seed": settings.seed}
     ends = [json.loads((place / FINISHED).read_text(encoding="utf-8")) for place in seeds]
     shared = progress.groupby("step")["seed"].nunique()
-    common = shared.index[shared == settings.num_seeds]  # where a seed stopped early, the others stand alone
+    common = shared.index[shared == trained.num_seeds]  # where a seed stopped early, the others stand alone
     curve = curve_of(progress[progress["step"].isin(common)], **numbers)
     seconds, beside = (sum(end[name] for end in ends) for name in ("seconds", "measuring_seconds"))
     return {
         "rewards": rewards,
         "judge": judge,
-        **settings.model_dump(
+        **trained.model_dump(
             include={"num_seeds", "prompts_per_step", "group_size", "learning_rate", "loss", "kl_beta", "aggregate"}
             | {"length_penalty", "refresh_every", "samples_per_prompt"}
         ),
-        "num_steps": settings.steps,
+        "num_steps": trained.steps,
         "num_prompts": int(progress["prompt"].nunique()),
         "curve": curve,
         "seeds": [
             {
-                "seed": config.seed + number,
-                "points": curve_of(progress[progress["seed"] == config.seed + number], **numbers),
+                "seed": settings.seed + number,
+                "points": curve_of(progress[progress["seed"] == settings.seed + number], **numbers),
                 "refreshes": read_json_lines(place / REFRESHES),
                 "stopped": ends[number]["stopped"],
             }
@@ -204,7 +205,7 @@ def _collect(
             "train_seconds": seconds,
             "measuring_seconds": beside,
             "tokens_per_second": sum(end["num_tokens"] for end in ends) / (seconds - beside),
-            "peak_mib": peak_memory_bytes(pick_device(config.device)) / 2**20,
+            "peak_mib": peak_memory_bytes(pick_device(settings.device)) / 2**20,
         },
     }
 

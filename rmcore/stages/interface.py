@@ -1,11 +1,11 @@
 """What every stage module offers.
 
-    def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None
+    def run(settings: StageSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None
 
-reads the artifacts in `upstream`, writes its own files into `out` (a folder that exists and is empty but for
-`metrics.jsonl`), sends numbers by step to `tracker` and progress to `report`. Same inputs, same files. By
-convention `summary.json` holds `{"metrics": {name: number or {"value", "ci_low", "ci_high"}}}`, `figures/` PNGs and
-`tables/` CSVs; whoever tracks runs reads those, now or from the cache.
+with the stage's own class of `rmcore.stages.settings`, reads the artifacts in `upstream`, writes its own files into
+`out` (a folder that exists and is empty but for `metrics.jsonl`), sends numbers by step to `tracker` and progress to
+`report`. Same inputs, same files. By convention `summary.json` holds `{"metrics": {name: number or {"value", "ci_low",
+"ci_high"}}}`, `figures/` PNGs and `tables/` CSVs; whoever tracks runs reads those, now or from the cache.
 """
 
 from collections.abc import Mapping

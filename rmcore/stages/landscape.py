@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rmcore.config.pipeline import LandscapeConfig, PipelineConfig
+from rmcore.config.pipeline import LandscapeConfig
 from rmcore.core.errors import DataError
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report
@@ -20,6 +20,7 @@ from rmcore.models.loading import pick_device
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.reporting.figures.curvature import draw_curvature
 from rmcore.stages.interface import Upstream
+from rmcore.stages.settings import LandscapeSettings
 
 SPECTRUM_METRICS = (
     "lambda_max",
@@ -34,17 +35,17 @@ SPECTRUM_METRICS = (
 )
 
 
-def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+def run(settings: LandscapeSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
     """Measure the curvature on `num_pairs` test pairs."""
     rm = BradleyTerryRM.from_pretrained(
-        checkpoint_folder(upstream["train"], config.landscape.checkpoint),
-        device=pick_device(config.device).type,
-        trust_remote_code=config.model.trust_remote_code,
-        render_fn=config.model.render_fn,
+        checkpoint_folder(upstream["train"], settings.landscape.checkpoint),
+        device=pick_device(settings.device).type,
+        trust_remote_code=settings.trust_remote_code,
+        render_fn=settings.render_fn,
     )
     pairs = read_pairs(upstream["prepare"] / "test.parquet")
-    sample = draw_sample(rm, pairs, config.landscape, seed=config.seed)
-    write_curvature(measure_curvature(rm, sample, config.landscape, seed=config.seed, report=report), out)
+    sample = draw_sample(rm, pairs, settings.landscape, seed=settings.seed)
+    write_curvature(measure_curvature(rm, sample, settings.landscape, seed=settings.seed, report=report), out)
 
 
 def checkpoint_folder(trained: Path, name: str) -> Path:

@@ -12,8 +12,6 @@ import numpy as np
 import pandas as pd
 from transformers import AutoModelForCausalLM
 
-from rmcore.config.pipeline import PipelineConfig
-from rmcore.config.policy import PolicyConfig
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report
 from rmcore.core.tracking import Tracker
@@ -23,7 +21,6 @@ from rmcore.models.loading import guard, pick_device
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.policy.conservative import conservative_gains, disagreement_along_n
 from rmcore.policy.grpo.gradient_variance import gradient_variance
-from rmcore.policy.judge import judge_of
 from rmcore.policy.overoptimization import METHODS, overoptimization
 from rmcore.policy.policy import Policy
 from rmcore.policy.readiness.components import JudgedPools, on_policy_parts
@@ -35,8 +32,8 @@ from rmcore.reporting.figures.overoptimization import overoptimization_curves
 from rmcore.reporting.figures.policy import disagreement_by_gain
 from rmcore.stages.interface import Upstream
 from rmcore.stages.policy import policy_place
-from rmcore.stages.requirements import required_policy
 from rmcore.stages.samples import SAMPLES_FILE
+from rmcore.stages.settings import OptimizeSettings
 
 GRADIENT_SAMPLES = 16
 """Samples of each prompt that the policy gradient is estimated from."""
@@ -46,32 +43,31 @@ MEMBER_PAIRS = 2000
 """Training pairs that the member heads are fitted on, at most."""
 
 
-def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+def run(settings: OptimizeSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
     """Score the samples with the best checkpoint and measure."""
-    wanted = required_policy(config)
     samples = pd.read_parquet(upstream["samples"] / SAMPLES_FILE)
     rm = BradleyTerryRM.from_pretrained(
         upstream["train"] / "best",
-        device=pick_device(config.device).type,
-        trust_remote_code=config.model.trust_remote_code,
-        render_fn=config.model.render_fn,
+        device=pick_device(settings.device).type,
+        trust_remote_code=settings.trust_remote_code,
+        render_fn=settings.render_fn,
     )
     training = read_pairs(upstream["prepare"] / "train.parquet")[:MEMBER_PAIRS]
     asked = samples.assign(prompt=_prompts(upstream["prepare"], samples))
-    scored = score_samples(rm, asked, training, num_members=wanted.num_members, seed=config.seed, report=report)
+    scored = score_samples(rm, asked, training, num_members=settings.num_members, seed=settings.seed, report=report)
     table = samples.assign(reward=scored.rewards, length=samples["response"].str.len())
     table.drop(columns=["prompt", "response"]).to_parquet(out / "rewards.parquet")
     record: dict[str, Any] = {
         "num_cut": scored.num_cut,
         "best_of_n": _choices(table),
-        "judge": _judge(config, wanted),
+        "judge": settings.judge,
     }
     _write_chosen(table, out / "tables")
-    if wanted.gradient_prompts and wanted.samples is None:
+    if settings.gradient_prompts:
         asked = asked.assign(reward=scored.rewards)
-        record |= _gradient(config, policy_place(config, upstream["policy"]), asked, report)
+        record |= _gradient(settings, policy_place(settings.name, upstream["policy"]), asked, report)
     if np.isfinite(table["gold"]).all():
-        record |= _judged(config, table, scored, out / "figures")
+        record |= _judged(settings, table, scored, out / "figures")
     write_json(out / "optimize.json", record)
     write_json(out / "summary.json", {"metrics": _tracked(record)})
 
@@ -80,14 +76,6 @@ def _prompts(prepared: Path, samples: pd.DataFrame) -> list[Prompt]:
     """What each sample answers, dialogues as their turns: samples are stored with the text alone."""
     prompts = {prompt_key(pair.prompt): pair.prompt for pair in read_pairs(prepared / "test.parquet")}
     return [prompts.get(key, text) for key, text in zip(samples["prompt_id"], samples["prompt"], strict=True)]
-
-
-def _judge(config: PipelineConfig, wanted: PolicyConfig) -> str:
-    """Who says what counts, as people read it."""
-    if wanted.samples is not None:
-        return f"column {wanted.judge_column} of the given samples"  # by content: the file may be renamed
-    judge = judge_of(config)
-    return "nobody" if judge is None else judge.name
 
 
 def _choices(table: pd.DataFrame) -> list[dict[str, float]]:
@@ -113,25 +101,25 @@ def _write_chosen(table: pd.DataFrame, folder: Path) -> None:
     chosen[["prompt", "response", "reward", "gold"]].to_csv(folder / "chosen_samples.csv", index=False)
 
 
-def _judged(config: PipelineConfig, table: pd.DataFrame, scored: ScoredSamples, folder: Path) -> dict[str, Any]:
+def _judged(settings: OptimizeSettings, table: pd.DataFrame, scored: ScoredSamples, folder: Path) -> dict[str, Any]:
     """Everything that needs the gold reward."""
     rewards, gold = pools(table, "prompt_id", "reward"), pools(table, "prompt_id", "gold")
-    settings = {"num_resamples": config.evaluate.num_resamples, "seed": config.seed}
+    numbers = {"num_resamples": settings.num_resamples, "seed": settings.seed}
     curves = [
         overoptimization(
             rewards,
             gold,
             method=method,
             max_n=max(map(len, rewards)),
-            planned_kl=config.readiness.planned_kl,
-            **settings,
+            planned_kl=settings.planned_kl,
+            **numbers,
         ).to_dict()
         for method in METHODS
     ]
     members = [scored.members[:, rows] for rows in table.groupby("prompt_id", sort=False).indices.values()]
-    parts = on_policy_parts(JudgedPools(rewards, gold, pools(table, "prompt_id", "length"), members), **settings)
-    careful = conservative_gains(rewards, members, gold, **settings)
-    along = disagreement_along_n(rewards, members, **settings)
+    parts = on_policy_parts(JudgedPools(rewards, gold, pools(table, "prompt_id", "length"), members), **numbers)
+    careful = conservative_gains(rewards, members, gold, **numbers)
+    along = disagreement_along_n(rewards, members, **numbers)
     folder.mkdir(exist_ok=True)
     overoptimization_curves("reward model", curves, folder / "overoptimization.png")
     disagreement_by_gain(along, careful, folder / "ensemble_disagreement.png")
@@ -143,7 +131,7 @@ def _judged(config: PipelineConfig, table: pd.DataFrame, scored: ScoredSamples, 
     }
 
 
-def _gradient(config: PipelineConfig, place: str, table: pd.DataFrame, report: Report) -> dict[str, Any]:
+def _gradient(settings: OptimizeSettings, place: str, table: pd.DataFrame, report: Report) -> dict[str, Any]:
     """The noise of the policy gradient on the first prompts, with rewards in standard deviations within prompts.
 
     Empty where no prompt has samples enough.
@@ -151,10 +139,10 @@ def _gradient(config: PipelineConfig, place: str, table: pd.DataFrame, report: R
     policy = Policy.load(place)
     folder = policy.weights()
     model = guard(str(folder), lambda: AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True))
-    model.to(pick_device(config.device)).eval()
+    model.to(pick_device(settings.device)).eval()
     ends = policy.stop_ids[:1]
     examples, rewards = [], []
-    for _, rows in list(table.groupby("prompt_id", sort=False))[: required_policy(config).gradient_prompts]:
+    for _, rows in list(table.groupby("prompt_id", sort=False))[: settings.gradient_prompts]:
         taken = rows[:GRADIENT_SAMPLES]
         prompt = tuple(policy.prompt_ids(taken["prompt"].iloc[0]))
         texts = zip(taken["response"], taken["finished"], strict=True)

@@ -11,8 +11,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from rmcore.config.pipeline import PipelineConfig
-from rmcore.config.policy import SFT, PolicyConfig
+from rmcore.config.policy import SFT
 from rmcore.core.errors import ConfigError
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report
@@ -27,36 +26,35 @@ from rmcore.models.tiny import build_tiny
 from rmcore.policy.policy import TextReader
 from rmcore.policy.sft import TOKEN_BUDGET, Example, fine_tune
 from rmcore.stages.interface import Upstream
-from rmcore.stages.requirements import required_policy
+from rmcore.stages.settings import PolicySettings
 
 POLICY_FILE = "policy.json"
 MODEL_FOLDER = "model"
 
 
-def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+def run(settings: PolicySettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
     """Fine-tune, or write down which policy is meant."""
-    wanted = required_policy(config)
-    if wanted.name != SFT or not config.needs_policy:
-        content = source_digest(wanted.name) if Path(wanted.name).exists() else wanted.name
+    if settings.name != SFT:
+        content = source_digest(settings.name) if settings.name and Path(settings.name).exists() else settings.name
         write_json(out / POLICY_FILE, {"policy": content})  # not where it lies: it may be moved
         write_json(out / "summary.json", {"metrics": {}})
         return
     with tempfile.TemporaryDirectory() as scratch:
-        base = str(build_tiny(Path(scratch), seed=config.seed)) if wanted.base == "tiny" else wanted.base
+        base = str(build_tiny(Path(scratch), seed=settings.seed)) if settings.base == "tiny" else settings.base
         quiet_libraries()
         model = guard(
             base, lambda: AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, use_safetensors=True)
         )
         tokenizer = load_tokenizer(base)
-    model.to(pick_device(config.device))
+    model.to(pick_device(settings.device))
     end = tokenizer.eos_token_id
     if end is None:
-        raise ConfigError(f"the tokenizer of policy.base={wanted.base} has no EOS, so no response would ever end.")
+        raise ConfigError(f"the tokenizer of policy.base={settings.base} has no EOS, so no response would ever end.")
     limit = min(TOKEN_BUDGET, max_positions(model.config) or TOKEN_BUDGET)
     reader = TextReader(tokenizer)
     examples = [
         Example(tuple(reader.prompt_ids(prompt)), (*reader.response_ids(response), end))
-        for prompt, response in _responses(config, wanted, upstream["prepare"])
+        for prompt, response in _responses(settings, upstream["prepare"])
     ]
     fitting = [example for example in examples if example.num_tokens <= limit]
 
@@ -64,7 +62,9 @@ def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker,
         report(done, num_steps, f"loss {loss:.3f}")
         tracker.metrics(done, {"policy/loss": loss})
 
-    loss = fine_tune(model, fitting, epochs=wanted.sft_epochs, lr=wanted.sft_lr, seed=config.seed, on_step=on_step)
+    loss = fine_tune(
+        model, fitting, epochs=settings.sft_epochs, lr=settings.sft_lr, seed=settings.seed, on_step=on_step
+    )
     save_pretrained(model, out / MODEL_FOLDER)
     save_pretrained(tokenizer, out / MODEL_FOLDER)
     write_json(out / POLICY_FILE, {"policy": SFT})
@@ -73,21 +73,20 @@ def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker,
     write_json(out / "summary.json", {"metrics": {"policy/sft_loss": loss, "policy/sft_examples": len(fitting)}})
 
 
-def policy_place(config: PipelineConfig, artifact: Path) -> str:
-    """Folder or hub name of the config's policy, whose artifact of this stage is given."""
-    name = required_policy(config).name
+def policy_place(name: str, artifact: Path) -> str:
+    """Folder or hub name of the policy `name`, whose artifact of this stage is given."""
     return str(artifact / MODEL_FOLDER) if name == SFT else name
 
 
-def _responses(config: PipelineConfig, wanted: PolicyConfig, prepared: Path) -> list[tuple[Prompt, str]]:
-    if config.data.source == "gold":
+def _responses(settings: PolicySettings, prepared: Path) -> list[tuple[Prompt, str]]:
+    if settings.shortcut is not None:
         held_out = {
             str(pair.prompt)
             for name in ("validation", "test")
             if (prepared / f"{name}.parquet").is_file()
             for pair in read_pairs(prepared / f"{name}.parquet")
         }
-        return list(demonstrations(config.data.gold, wanted.sft_examples, seed=config.seed, without=held_out))
+        return list(demonstrations(settings.shortcut, settings.sft_examples, seed=settings.seed, without=held_out))
     pairs = read_pairs(prepared / "train.parquet")
     rows = dict.fromkeys((pair.prompt, side) for pair in pairs for side in (pair.chosen, pair.rejected))
-    return list(rows)[: wanted.sft_examples]
+    return list(rows)[: settings.sft_examples]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from rmcore.config.pipeline import PipelineConfig, ValidationConfig
+from rmcore.config.pipeline import ValidationConfig
 from rmcore.core.errors import DataError
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report
@@ -25,8 +25,8 @@ from rmcore.policy.grpo.defects import BackboneRecipe, backbones
 from rmcore.policy.readiness.population import backbone_features, rows_of
 from rmcore.stages.interface import Upstream
 from rmcore.stages.policy import policy_place
-from rmcore.stages.requirements import required_validation
 from rmcore.stages.samples import SAMPLES_FILE
+from rmcore.stages.settings import PopulationSettings, TrainSettings
 from rmcore.stages.train import train_into
 
 ROWS_FILE = "rows.parquet"
@@ -44,12 +44,12 @@ class Material:
     samples: pd.DataFrame
 
 
-def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+def run(settings: PopulationSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
     """Train, fit, measure."""
-    study = required_validation(config)
+    study = settings.validation
     prepared = upstream["prepare"]
     material = Material(
-        policy_place(config, upstream["policy"]),
+        policy_place(settings.name, upstream["policy"]),
         read_pairs(prepared / "train.parquet"),
         read_pairs(prepared / "test.parquet")[:TEST_PAIRS],
         pd.read_parquet(upstream["samples"] / SAMPLES_FILE),
@@ -60,13 +60,13 @@ def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker,
             f"{num_prompts} prompts have samples and the scores may see {study.measured_prompts} of them, so fewer "
             "than two are left to take the gain on; raise policy.num_prompts, or lower validation.measured_prompts."
         )
-    recipes = backbones(config.train)[: study.num_backbones]
+    recipes = backbones(settings.train)[: study.num_backbones]
     tables = []
     for index, recipe in enumerate(recipes):
         place = out / f"rows_{recipe.name}.parquet"
         if not place.is_file():
             say = partial(_say, report, index, len(recipes), recipe.name)
-            rows = _backbone_rows(config, study, recipe, material, say)
+            rows = _backbone_rows(settings, recipe, material, say)
             unfinished = place.with_name(f".{place.name}.tmp")
             rows.to_parquet(unfinished)
             unfinished.rename(place)
@@ -81,7 +81,7 @@ def _say(report: Report, done: int, total: int, name: str, text: str) -> None:
 
 
 def train_backbone(
-    config: PipelineConfig,
+    settings: TrainSettings,
     study: ValidationConfig,
     recipe: BackboneRecipe,
     training: Sequence[PreferencePair],
@@ -92,7 +92,7 @@ def train_backbone(
     """Train one backbone with its defect into `place/best`; the same for the same arguments.
 
     Args:
-        config: of the study; `train` is changed by the recipe.
+        settings: of the study; the recipe changes some.
         study: how many steps.
         recipe: the defect.
         training: pairs without it.
@@ -108,16 +108,16 @@ def train_backbone(
         "callbacks": (),
         "resume_every_seconds": 1e9,
     }
-    changed = config.model_copy(
+    changed = settings.model_copy(
         update={
-            "train": config.train.model_copy(update=quick | dict(recipe.train)),
-            "model": config.model.model_copy(
+            "train": settings.train.model_copy(update=quick | dict(recipe.train)),
+            "model": settings.model.model_copy(
                 update=({} if recipe.max_seq_len is None else {"max_seq_len": recipe.max_seq_len})
                 | ({"name": policy} if recipe.from_policy else {})
             ),
         }
     )
-    rng = random.Random(f"population {config.seed} {recipe.name}")  # noqa: S311 - data, not cryptography
+    rng = random.Random(f"population {settings.seed} {recipe.name}")  # noqa: S311 - data, not cryptography
     tracker = JsonlTracker(place / METRICS_FILE)
     pairs = recipe.change(training, rng)
     train_into(changed, pairs, [], place, tracker, lambda done, total, text: report(f"step {done} of {total}"))
@@ -125,15 +125,14 @@ def train_backbone(
 
 
 def _backbone_rows(
-    config: PipelineConfig,
-    study: ValidationConfig,
+    settings: PopulationSettings,
     recipe: BackboneRecipe,
     material: Material,
     report: Callable[[str], None],
 ) -> pd.DataFrame:
     with tempfile.TemporaryDirectory(prefix="rm-opt-population-") as scratch:
-        train_backbone(config, study, recipe, material.training, material.policy, Path(scratch), report)
-        rm = BradleyTerryRM.from_pretrained(Path(scratch) / "best", device=config.device)
+        train_backbone(settings, settings.validation, recipe, material.training, material.policy, Path(scratch), report)
+        rm = BradleyTerryRM.from_pretrained(Path(scratch) / "best", device=settings.device)
     # Heads are fitted on the pairs as they are: the defects of the backbone's pairs stay in its features.
     seen = backbone_features(rm, material.training[:HEAD_PAIRS], material.test, material.samples, report)
     return rows_of(
@@ -141,7 +140,7 @@ def _backbone_rows(
         seen,
         material.test,
         material.samples,
-        measured_prompts=study.measured_prompts,
-        planned_kl=config.readiness.planned_kl,
-        seed=config.seed,
+        measured_prompts=settings.validation.measured_prompts,
+        planned_kl=settings.planned_kl,
+        seed=settings.seed,
     )

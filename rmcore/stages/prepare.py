@@ -7,7 +7,7 @@ Writes `train.parquet`, `validation.parquet`, `test.parquet`, with the gold worl
 from functools import partial
 from pathlib import Path
 
-from rmcore.config.pipeline import DataConfig, PipelineConfig
+from rmcore.config.pipeline import DataConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report
@@ -20,18 +20,19 @@ from rmcore.data.readers.sources import LoadedPairs, cap_prompts, load_pairs, so
 from rmcore.data.splits import split_by_prompt
 from rmcore.data.table import write_pairs
 from rmcore.stages.interface import CEILING_FILE, Upstream
+from rmcore.stages.settings import PrepareSettings
 
 Splits = dict[str, list[PreferencePair]]
 
 
-def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
-    """Read, audit and split the pairs named in `config.data`."""
-    splits, loaded = load_splits(config.data, seed=config.seed)
+def run(settings: PrepareSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+    """Read, audit and split the pairs named in `settings.data`."""
+    splits, loaded = load_splits(settings.data, seed=settings.seed)
     for name, pairs in splits.items():
         write_pairs(pairs, out / f"{name}.parquet")
     write_rejected([row for one in loaded for row in one.rejected], out / "rejected_rows.jsonl")
     findings = audit(splits, loaded)
-    if config.data.source == "gold":
+    if settings.data.source == "gold":
         ceilings = {name: label_ceiling(pairs) for name, pairs in splits.items()}
         findings["label_ceiling"] = ceilings
         write_json(out / CEILING_FILE, ceilings)

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rmcore.config.pipeline import PipelineConfig, ReadinessConfig
+from rmcore.config.pipeline import ReadinessConfig
 from rmcore.core.errors import DataError
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report
@@ -19,14 +19,15 @@ from rmcore.core.tracking import Tracker
 from rmcore.evaluation.diagnosis import GateCheck, validation_gate
 from rmcore.policy.readiness.readiness import READY_ABOVE, RLReadinessScorer
 from rmcore.stages.interface import Upstream
+from rmcore.stages.settings import ReadinessSettings
 
 
-def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+def run(settings: ReadinessSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
     """Judge from the evaluation's metrics and the landscape's largest eigenvalue."""
     metrics = json.loads((upstream["evaluate"] / "metrics.json").read_text())["metrics"]
     spectrum = json.loads((upstream["landscape"] / "spectrum.json").read_text())
     test = {name: entry["value"] for name, entry in metrics["test"].items()}
-    judged = judge(test, metrics["train"]["pairwise_accuracy"]["value"], spectrum["lambda_max"], config.readiness)
+    judged = judge(test, metrics["train"]["pairwise_accuracy"]["value"], spectrum["lambda_max"], settings.readiness)
     write_json(out / "readiness.json", judged)
     scores = {name: value for name, value in judged["readiness"].items() if name.endswith("_score")}
     shown = {f"ready/{name}": value for name, value in scores.items()}

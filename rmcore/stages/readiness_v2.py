@@ -7,18 +7,18 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report
 from rmcore.core.tracking import Tracker
 from rmcore.evaluation.diagnosis import GateCheck
 from rmcore.policy.readiness.readiness_v2 import judge_v2
 from rmcore.stages.interface import Upstream
+from rmcore.stages.settings import ReadinessV2Settings
 
 FROM_PAIRS = ("pairwise_accuracy", "length_matched_accuracy", "ece_tempered_debiased")
 
 
-def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+def run(settings: ReadinessV2Settings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
     """Put the parts together and judge."""
     optimized = json.loads((upstream["optimize"] / "optimize.json").read_text())
     metrics = json.loads((upstream["evaluate"] / "metrics.json").read_text())["metrics"]["test"]
@@ -28,7 +28,7 @@ def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker,
         next(
             curve["plan"]
             for curve in optimized.get("curves", [])
-            if curve["method"] == config.readiness.planned_optimizer
+            if curve["method"] == settings.readiness.planned_optimizer
         )
         if optimized.get("curves")
         else None
@@ -39,7 +39,7 @@ def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker,
     parts |= {name: metrics[name] for name in FROM_PAIRS if name in metrics}
     parts["lambda_max"] = {"value": spectrum["lambda_max"], "ci_low": None, "ci_high": None, "num": 0, "reason": None}
     others = [GateCheck(**check) for check in before["gate"] if check["name"] != "readiness_v1"]
-    judged = judge_v2(parts, others, config.readiness, optimized["judge"])
+    judged = judge_v2(parts, others, settings.readiness, optimized["judge"])
     write_json(out / "readiness.json", judged)
     shown = {"ready/gain_probability": judged["readiness"]["probability"]}
     shown["ready/gate_passed"] = float(judged["verdict"]["status"] == "ready")

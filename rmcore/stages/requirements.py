@@ -1,6 +1,6 @@
 """Parts of a config that some stages cannot do without; flows ask for them before anything runs. Imports no torch."""
 
-from rmcore.config.pipeline import ActiveConfig, PipelineConfig, PolicyConfig, ValidationConfig
+from rmcore.config.pipeline import ActiveConfig, PipelineConfig, PolicyConfig, RlhfConfig, ValidationConfig
 from rmcore.core.errors import ConfigError
 
 
@@ -16,6 +16,17 @@ def required_policy(config: PipelineConfig) -> PolicyConfig:
             "policy.name to sft, a folder or a hub name."
         )
     return config.policy
+
+
+def required_rlhf(config: PipelineConfig) -> RlhfConfig:
+    """The settings of the policy's training.
+
+    Raises:
+        ConfigError: the config has none.
+    """
+    if config.rlhf is None:
+        raise ConfigError("there is no training of a policy in this config; set rlhf.steps, or start from preset rlhf.")
+    return config.rlhf
 
 
 def required_validation(config: PipelineConfig) -> ValidationConfig:

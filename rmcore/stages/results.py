@@ -16,7 +16,7 @@ from rmcore.core.store import ArtifactRef, Store, make_key
 from rmcore.core.tracking import METRICS_FILE
 from rmcore.evaluation.diagnosis import diagnose
 from rmcore.reporting.html.schema import PolicyResults, Results, StageResult, Training
-from rmcore.stages.registry import device_type
+from rmcore.stages.settings import device_type
 
 NUM_MISTAKES = 50
 SHOWN_VERSIONS = ("rm-optimizer", "torch", "transformers", "prefect", "mlflow", "pandas", "numpy")

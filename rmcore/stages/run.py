@@ -12,11 +12,11 @@ import signal
 import sys
 from pathlib import Path
 
-from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import RmcoreError, StoreError
 from rmcore.core.progress import progress_bar
 from rmcore.core.tracking import METRICS_FILE, JsonlTracker
 from rmcore.stages.registry import STAGES
+from rmcore.stages.settings import StageSettings
 
 ERROR_FILE = "error.json"
 DELIBERATE_ERROR = 3
@@ -24,13 +24,13 @@ DELIBERATE_ERROR = 3
 INTERRUPTED = 130
 
 
-def run_stage(name: str, config: PipelineConfig, upstream: dict[str, Path], out: Path) -> None:
+def run_stage(name: str, settings: StageSettings, upstream: dict[str, Path], out: Path) -> None:
     """Run stage `name` in this process, writing its artifact into `out`."""
     module = importlib.import_module(STAGES[name].module)
     tracker = JsonlTracker(out / METRICS_FILE)
     try:
         with progress_bar(name) as report:
-            module.run(config, upstream, out, tracker, report)
+            module.run(settings, upstream, out, tracker, report)
     finally:
         tracker.close()
 
@@ -42,7 +42,8 @@ def run_from_file(spec_path: str) -> int:
     spec = json.loads(Path(spec_path).read_text())
     upstream = {name: Path(folder) for name, folder in spec["upstream"].items()}
     try:
-        run_stage(spec["stage"], PipelineConfig.model_validate(spec["config"]), upstream, Path(spec["out"]))
+        settings = STAGES[spec["stage"]].settings.model_validate(spec["settings"])
+        run_stage(spec["stage"], settings, upstream, Path(spec["out"]))
     except RmcoreError as error:
         return _describe(error, spec_path)
     except OSError as error:

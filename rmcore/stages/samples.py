@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from rmcore.config.pipeline import PipelineConfig
-from rmcore.config.policy import PolicyConfig
+from rmcore.config.pipeline import GoldConfig
 from rmcore.core.errors import DataError
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report
@@ -28,7 +27,7 @@ from rmcore.policy.sampling.samples import read_samples
 from rmcore.policy.sampling.sampling import SamplingSettings, draw_samples
 from rmcore.stages.interface import Upstream
 from rmcore.stages.policy import policy_place
-from rmcore.stages.requirements import required_policy
+from rmcore.stages.settings import SamplesSettings
 from rmcore.training.resume import FINISHED_FILE
 
 SAMPLES_FILE = "samples.parquet"
@@ -36,13 +35,12 @@ FEWEST = 4
 """Samples of a prompt below which nothing can be said about a choice among them."""
 
 
-def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+def run(settings: SamplesSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
     """Draw samples, or read those drawn elsewhere; judge them where the truth is known."""
-    wanted = required_policy(config)
     table, sampling = (
-        _read(wanted, wanted.samples)
-        if wanted.samples is not None
-        else _draw(config, wanted, upstream, out / "drawn.jsonl", report)
+        _read(settings.samples, settings.judge_column)
+        if settings.samples is not None
+        else _draw(settings, upstream, out / "drawn.jsonl", report)
     )
     table.to_parquet(out / SAMPLES_FILE)
     gold = table["gold"].to_numpy()
@@ -63,23 +61,23 @@ def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker,
 
 
 def _draw(
-    config: PipelineConfig, wanted: PolicyConfig, upstream: Upstream, drawn: Path, report: Report
+    settings: SamplesSettings, upstream: Upstream, drawn: Path, report: Report
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
     pairs = read_pairs(upstream["prepare"] / "test.parquet")
-    prompts = one_each(pairs)[: wanted.num_prompts]
-    settings = SamplingSettings(
-        num_samples=wanted.samples_per_prompt,
-        temperature=wanted.temperature,
-        max_new_tokens=wanted.max_new_tokens,
-        seed=config.seed,
+    prompts = one_each(pairs)[: settings.num_prompts]
+    sampling = SamplingSettings(
+        num_samples=settings.samples_per_prompt,
+        temperature=settings.temperature,
+        max_new_tokens=settings.max_new_tokens,
+        seed=settings.seed,
     )
     found = draw_samples(
-        Policy.load(policy_place(config, upstream["policy"])),
+        Policy.load(policy_place(settings.name, upstream["policy"])),
         prompts,
-        settings,
+        sampling,
         drawn,
-        engine=wanted.engine,
-        device=pick_device(config.device).type,
+        engine=settings.engine,
+        device=pick_device(settings.device).type,
         report=report,
     )
     texts = [prompt_text(prompt) for prompt in prompts]
@@ -93,10 +91,11 @@ def _draw(
             "finished": rows["finished"],
         }
     )
-    judge = judge_of(config)
+    # Its reward, which is all that is asked here, is the same under all settings of the gold world.
+    judge = judge_of(settings.judge, GoldConfig() if settings.is_gold else None)
     asked = [prompts[index] for index in rows["prompt_index"]]
     table["gold"] = np.nan if judge is None else judge.rewards(asked, rows["response"].tolist())
-    return table, {"engine": found.engine, "source": config.policy.name if config.policy else None}
+    return table, {"engine": found.engine, "source": settings.name}
 
 
 def one_each(pairs: Sequence[PreferencePair]) -> list[Prompt]:
@@ -107,14 +106,14 @@ def one_each(pairs: Sequence[PreferencePair]) -> list[Prompt]:
     return list(first.values())
 
 
-def _read(wanted: PolicyConfig, path: str) -> tuple[pd.DataFrame, dict[str, Any]]:
+def _read(path: str, judge_column: str) -> tuple[pd.DataFrame, dict[str, Any]]:
     """The samples of a file that have a judge's reward, those of a prompt together.
 
     Raises:
         DataError: a column is missing, or hardly anything is judged.
     """
     rows = read_samples(Path(path))
-    missing = [name for name in ("prompt", "response", wanted.judge_column) if name not in rows]
+    missing = [name for name in ("prompt", "response", judge_column) if name not in rows]
     if missing:
         raise DataError(
             f"{path} has no column {', '.join(missing)} among {', '.join(map(str, rows.columns))}; a file of samples "
@@ -125,13 +124,13 @@ def _read(wanted: PolicyConfig, path: str) -> tuple[pd.DataFrame, dict[str, Any]
             f"{path} has prompts that are no text, such as dialogues of turns; write each as one text, as "
             "`rm-opt best-of-n` writes them to samples.parquet."
         )
-    gold = pd.to_numeric(rows[wanted.judge_column], errors="coerce")
+    gold = pd.to_numeric(rows[judge_column], errors="coerce")
     rows = rows.assign(gold=gold)[np.isfinite(gold)]
     counts = rows.groupby("prompt")["gold"].transform("size")
     rows = rows[counts >= FEWEST].sort_values("prompt", kind="stable")
     if rows.empty:
         raise DataError(
-            f"no prompt of {path} has {FEWEST} samples with a number in {wanted.judge_column!r}, so nothing can be "
+            f"no prompt of {path} has {FEWEST} samples with a number in {judge_column!r}, so nothing can be "
             "said about choosing among them. Judge more samples of each prompt."
         )
     table = pd.DataFrame(

@@ -5,13 +5,12 @@ Writes `best/` and `step_*/` (plain Hugging Face folders), `metrics.csv`, `metri
 """
 
 import hashlib
-import importlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rmcore.config.pipeline import PipelineConfig
+from rmcore.config.pipeline import ModelConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.files import read_json_lines, write_json
 from rmcore.core.progress import Report
@@ -21,24 +20,26 @@ from rmcore.data.pair import PreferencePair
 from rmcore.data.readers.sources import source_digest
 from rmcore.data.rendering import count_cut
 from rmcore.data.table import read_pairs
+from rmcore.landscape.trajectory import make_callbacks
 from rmcore.models.loading import pick_device
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.reporting.figures.training import training_curves
 from rmcore.reporting.figures.trajectory import curvature_trajectory
 from rmcore.stages.interface import Upstream
-from rmcore.training.callbacks import Callback
+from rmcore.stages.settings import TrainSettings
+from rmcore.stages.train_order import curriculum_order
 from rmcore.training.loop import Trainer
 from rmcore.training.record import TrainResult
 from rmcore.training.resume import FINISHED_FILE, clear
 from rmcore.training.sharding import process_group
 
 
-def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+def run(settings: TrainSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
     """Train on the prepared splits."""
     prepared = upstream["prepare"]
     validation = prepared / "validation.parquet"
     train_into(
-        config,
+        settings,
         read_pairs(prepared / "train.parquet"),
         read_pairs(validation) if validation.is_file() else [],
         out,
@@ -48,47 +49,45 @@ def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker,
 
 
 def train_into(
-    config: PipelineConfig,
+    settings: TrainSettings,
     train: Sequence[PreferencePair],
     validation: Sequence[PreferencePair],
     out: Path,
     tracker: Tracker,
     report: Report,
 ) -> TrainResult:
-    """Train the model of `config` on `train`, choosing the best step on `validation` (may be empty), into `out`.
+    """Train the model of `settings` on `train`, choosing the best step on `validation` (may be empty), into `out`.
 
     `tracker` must write to `out/metrics.jsonl`, from where the training curves are drawn. Under torchrun every process
-    calls this with the same arguments; the first one writes. An unfinished training in `out` is gone on with, after
+    calls this with the same arguments; the first one writes. An unfinished training in `out` is resumed, after
     `rmcore.training.resume.rewind(out)`.
     """
-    device = pick_device(config.device)
+    device = pick_device(settings.device)
     # Before joining a group, in which rank 0 alone could write `tiny`.
-    rm = BradleyTerryRM.new(config.model, seed=config.seed, device=device)
+    rm = BradleyTerryRM.new(settings.model, seed=settings.seed, device=device)
     with process_group(device) as ranks:
-        if ranks.world > 1 and "curvature" in config.train.callbacks:
+        if ranks.world > 1 and "curvature" in settings.train.callbacks:
             raise ConfigError(
                 f"the curvature callback needs the whole model in one process, and {ranks.world} share it; leave it "
                 "out of train.callbacks and analyze the saved step_*/ checkpoints afterwards."
             )
         read, held_out = (rm.renderer.tokenize_readable(pairs) for pairs in (train, validation))
-        kept, dropped = select_training_pairs(read.tokenized, over_length=config.train.over_length)
+        kept, dropped = select_training_pairs(read.tokenized, over_length=settings.train.over_length)
         dropped += read.dropped + held_out.dropped
         order = None
-        if config.train.curriculum != "none":
-            # By name: trainings without a curriculum do not depend on its code; `Stage.content` has it for the others.
-            chosen = importlib.import_module("rmcore.stages.train_order")
-            order = chosen.curriculum_order(rm, config, kept, train, ranks)
+        if settings.train.curriculum != "none":
+            order = curriculum_order(rm, settings.train, kept, train, ranks, seed=settings.seed)
         trainer = Trainer(
             rm,
-            config.train,
+            settings.train,
             train=kept,
             validation=held_out.tokenized,
             folder=out,
             tracker=tracker,
-            seed=config.seed,
+            seed=settings.seed,
             progress=report,
-            callbacks=_callbacks(config),
-            settings=_model_settings(config, device.type) | _order_settings(order),
+            callbacks=make_callbacks(settings.train.callbacks, seed=settings.seed),
+            settings=_model_settings(settings.model, device.type) | _order_settings(order),
             ranks=ranks,
             order=order,
         )
@@ -107,24 +106,17 @@ def train_into(
     return result
 
 
-def _model_settings(config: PipelineConfig, device_type: str) -> dict[str, Any]:
-    """What else must be the same when a training is gone on with; a folder counts by its content, not by its path."""
-    settings = {f"model.{name}": value for name, value in config.model.model_dump(mode="json").items()}
-    if Path(config.model.name).is_dir():
-        settings["model.name"] = source_digest(config.model.name)
+def _model_settings(model: ModelConfig, device_type: str) -> dict[str, Any]:
+    """What else must be the same when a training is resumed; a folder counts by its content, not by its path."""
+    settings = {f"model.{name}": value for name, value in model.model_dump(mode="json").items()}
+    if Path(model.name).is_dir():
+        settings["model.name"] = source_digest(model.name)
     return settings | {"device": device_type}
 
 
 def _order_settings(order: Sequence[Sequence[int]] | None) -> dict[str, Any]:
     """Predicted margins may round otherwise on another machine: a training continues in its own order or not at all."""
     return {} if order is None else {"order": hashlib.sha256(repr(order).encode()).hexdigest()[:12]}
-
-
-def _callbacks(config: PipelineConfig) -> list[Callback]:
-    # By name: what is measured on the way changes no weight, so its code must not enter the key of a training.
-    trajectory = importlib.import_module("rmcore.landscape.trajectory")
-    callbacks: list[Callback] = trajectory.make_callbacks(config.train.callbacks, seed=config.seed)
-    return callbacks
 
 
 def _write_dropped(dropped: Sequence[DroppedPair], path: Path) -> None:

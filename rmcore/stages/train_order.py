@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rmcore.active.curriculum import CurriculumSampler, Schedule, predicted_margins
-from rmcore.config.pipeline import PipelineConfig
+from rmcore.config.pipeline import TrainConfig
 from rmcore.core.errors import DataError
 from rmcore.data.pair import PreferencePair
 from rmcore.data.rendering import TokenizedPair
@@ -18,24 +18,26 @@ from rmcore.training.ranks import Ranks
 
 def curriculum_order(
     rm: BradleyTerryRM,
-    config: PipelineConfig,
+    settings: TrainConfig,
     kept: Sequence[TokenizedPair],
     pairs: Sequence[PreferencePair],
     ranks: Ranks,
+    *,
+    seed: int,
 ) -> list[list[int]]:
     """Positions in `kept` of the pairs of each step.
 
     Args:
         rm: not trained yet.
-        config: with a curriculum.
+        settings: of the training, with a curriculum.
         kept: P pairs that are trained on.
         pairs: where they come from.
         ranks: the processes that train together; all get the first one's order.
+        seed: of the order, and of the folds that margins are predicted in.
 
     Raises:
         DataError: a pair has no annotated margin, or all are of one prompt and margins are to be predicted.
     """
-    settings = config.train
     margins = None
     if settings.curriculum_margins == "annotated":
         margins = _annotated(kept)
@@ -43,10 +45,10 @@ def curriculum_order(
         prompts = {pair.pair_id: pair.prompt_id for pair in pairs}
         states = features(rm, [side for pair in kept for side in (pair.chosen, pair.rejected)])
         differences = states[::2].astype(np.float64) - states[1::2]
-        margins = predicted_margins(differences, [prompts[pair.pair_id] for pair in kept], seed=config.seed)
+        margins = predicted_margins(differences, [prompts[pair.pair_id] for pair in kept], seed=seed)
     margins = ranks.gather(margins)[0]  # rounding differs between devices, and all must draw alike
     schedule: Schedule = "easy_first" if settings.curriculum == "easy_first" else "hard_first"
-    sampler = CurriculumSampler(margins, schedule=schedule, seed=config.seed)
+    sampler = CurriculumSampler(margins, schedule=schedule, seed=seed)
     return list(sampler.steps(settings.pairs_per_step, planned_steps(settings, len(kept))))
 
 

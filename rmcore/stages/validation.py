@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report
 from rmcore.core.tracking import Tracker
@@ -17,13 +16,13 @@ from rmcore.policy.readiness.validation import analyse
 from rmcore.reporting.figures.policy import readiness_against_gain
 from rmcore.stages.interface import Upstream
 from rmcore.stages.population import ROWS_FILE
+from rmcore.stages.settings import ValidationSettings
 
 
-def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+def run(settings: ValidationSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
     """Compare the scores and fit the probability."""
     rows = pd.read_parquet(upstream["population"] / ROWS_FILE)
-    settings = config.readiness
-    found = analyse(rows, optimizer=settings.planned_optimizer, min_gain=settings.min_gain, seed=config.seed)
+    found = analyse(rows, optimizer=settings.planned_optimizer, min_gain=settings.min_gain, seed=settings.seed)
     write_json(out / "validation.json", found)
     population = {name: found[name] for name in ("num_models", "num_backbones", "optimizer", "min_gain", "verdict")}
     write_json(out / FIT_FILE, found["fit"] | {"planned_kl": settings.planned_kl, "population": population})

@@ -13,7 +13,7 @@ from typing import Any
 
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.store import Entry, canonical_json
-from rmcore.stages.registry import STAGES, device_type
+from rmcore.stages.settings import PrepareSettings, TrainSettings
 from rmcore.training.resume import FINISHED_FILE
 
 KIND_FIELDS = ("precision", "tf32", "compile", "batching", "packing", "gradient_checkpointing", "pairs_per_step")
@@ -39,21 +39,21 @@ class SpeedProbe:
 
 def kind(config: PipelineConfig) -> str:
     """What trainings share whose throughput is about the same, as canonical JSON."""
-    settings = config.model_dump(mode="json")
-    name = STAGES["train"].content(config).get("model.name", config.model.name)
-    return _kind(name, settings["model"], settings["train"], device_type(config.device))
+    return _kind(TrainSettings.of(config).keyed())
 
 
 def probe_kind(config: PipelineConfig) -> str:
     """The same for a probe, which also counts the pairs of its data set."""
-    data = config.data.model_dump(mode="json") | STAGES["prepare"].content(config)
-    return canonical_json({"kind": kind(config), "data": data})
+    return canonical_json({"kind": kind(config), "data": PrepareSettings.of(config).keyed()["data"]})
 
 
-def _kind(name: str, model: Mapping[str, Any], train: Mapping[str, Any], device: str) -> str:
+def _kind(settings: Mapping[str, Any]) -> str:
+    """Of the settings of a training as its key has them."""
+    model, train = settings["model"], settings["train"]
     shared = {field: train.get(field) for field in KIND_FIELDS}
     sides = {"max_seq_len": model["max_seq_len"], "lora": model["lora"] is not None}
-    return canonical_json({"model": name, "device": device, "twice": train["optimizer"] == "sam", **sides, **shared})
+    named = {"model": model["name"], "device": settings["device"]}
+    return canonical_json({**named, "twice": train["optimizer"] == "sam", **sides, **shared})
 
 
 @dataclass
@@ -80,7 +80,7 @@ class Estimates:
             entry
             for entry in self._of(stage)
             if entry.inputs["upstream"].get("train") in outcomes
-            and entry.inputs["config"][stage] == _part(config, stage)
+            and entry.inputs["config"].get(stage) == _part(config, stage)
         )
         return measured if measured is not None else self._from_probe(config, stage)
 
@@ -122,7 +122,8 @@ class Estimates:
         return None if probe is None else probe.start_seconds
 
     def _of(self, stage: str) -> list[Entry]:
-        return [entry for entry in self.entries if entry.stage == stage]
+        # Manifests of earlier versions record settings in another shape; they tell nothing here.
+        return [entry for entry in self.entries if entry.stage == stage and "content" not in entry.inputs]
 
     def _newest(self, entries: Iterable[Entry]) -> float | None:
         newest = max(entries, key=lambda entry: entry.created, default=None)
@@ -133,10 +134,7 @@ class Estimates:
         """Finished trainings by kind, newest first."""
         found: dict[str, list[Entry]] = {}
         for entry in sorted(self._of("train"), key=lambda entry: entry.created, reverse=True):
-            settings = entry.inputs["config"]
-            name = entry.inputs["content"].get("model.name", settings["model"]["name"])
-            own = _kind(name, settings["model"], settings["train"], entry.inputs["device"])
-            found.setdefault(own, []).append(entry)
+            found.setdefault(_kind(entry.inputs["config"]), []).append(entry)
         return found
 
 
@@ -150,9 +148,9 @@ def _read_record(entry: Entry) -> dict[str, Any] | None:
 
 
 def _same_source(entry: Entry, config: PipelineConfig) -> bool:
-    own = STAGES["prepare"].content(config).get("data.source", config.data.source)
-    return bool(own == entry.inputs["content"].get("data.source", entry.inputs["config"]["data"]["source"]))
+    own = PrepareSettings.of(config).keyed()["data"]["source"]
+    return bool(own == entry.inputs["config"]["data"]["source"])
 
 
 def _part(config: PipelineConfig, stage: str) -> Any:
-    return config.model_dump(mode="json")[stage]
+    return config.model_dump(mode="json").get(stage)

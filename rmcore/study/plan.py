@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rmcore.config.pipeline import PipelineConfig
-from rmcore.core.store import ArtifactRef, Entry, Store, explain_inputs, make_key
-from rmcore.stages.registry import STAGES, stage_inputs
+from rmcore.core.store import ArtifactRef, ArtifactStatus, Entry, Store, explain_inputs
+from rmcore.stages.registry import STAGES, stage_call
 from rmcore.study.estimates import Estimates
 from rmcore.training.resume import RESUME_FOLDER
 
@@ -86,7 +86,7 @@ class Planner:
 
     store: Store
     estimates: Estimates
-    _checked: dict[tuple[str, str], str | None] = field(default_factory=dict)
+    _checked: dict[tuple[str, str], ArtifactStatus] = field(default_factory=dict)
 
     @cached_property
     def _entries(self) -> list[Entry]:
@@ -100,27 +100,26 @@ class Planner:
         refs: dict[str, ArtifactRef] = {}
         missing = ""
         for name in cell.stages:
-            stage = STAGES[name]
-            if missing or (waits_for and stage.upstream):
+            if missing or (waits_for and STAGES[name].upstream):
                 # What stands in the store for the settings so far is not what will be asked for.
                 why = f"follows {missing}" if missing else waits_for
                 yield StagePlan(name, None, None, why, self.estimates.seconds(cell.config, name))
                 continue
-            inputs = stage_inputs(stage, cell.config, refs)
-            key = make_key(inputs)
-            damage = self._damage(name, key)
-            if damage is None:
+            call = stage_call(name, cell.config, refs)
+            key = call.key
+            status = self._status(name, key)
+            if status.state == "valid":
                 refs[name] = self.store.ref(name, key)
                 yield StagePlan(name, refs[name], key, "", 0.0)
                 continue
             missing = name
-            found = self.store.find(name, key) is not None
-            why = f"damaged: {damage}" if found else self._why(name, key, inputs)
+            is_corrupt = status.state == "corrupt"
+            why = f"damaged: {status.damage}" if is_corrupt else self._why(name, key, call.inputs)
             yield StagePlan(name, None, key, why, self.estimates.seconds(cell.config, name))
 
-    def _damage(self, name: str, key: str) -> str | None:
+    def _status(self, name: str, key: str) -> ArtifactStatus:
         if (name, key) not in self._checked:
-            self._checked[name, key] = self.store.damage(name, key)
+            self._checked[name, key] = self.store.status(name, key)
         return self._checked[name, key]
 
     def _why(self, name: str, key: str, inputs: Mapping[str, Any]) -> str:

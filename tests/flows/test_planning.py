@@ -9,10 +9,10 @@ import pytest
 from experiments.schema import TUNING_SEED, Experiment
 from flows.planning import make_plan, matrix_key
 from rmcore.core.errors import ConfigError
-from rmcore.core.store import MANIFEST, Store, make_key
+from rmcore.core.store import MANIFEST, Store
 from rmcore.core.tracking import METRICS_FILE
 from rmcore.data.table import write_pairs
-from rmcore.stages.registry import STAGES, slug, stage_inputs
+from rmcore.stages.registry import stage_call
 from rmcore.study.estimates import SpeedProbe, probe_kind
 from rmcore.training.resume import FINISHED_FILE
 
@@ -72,13 +72,13 @@ def finish(store):
     def finished(cell, loss=0.5):
         refs = {}
         for name in cell.stages:
-            inputs = stage_inputs(STAGES[name], cell.config, refs)
-            with store.publish(name, slug(STAGES[name], cell.config), inputs, outcome=("outcome",)) as out:
-                (out / "outcome").write_text(make_key(inputs))
+            call = stage_call(name, cell.config, refs)
+            with store.publish(name, call.slug, call.inputs, outcome=("outcome",)) as out:
+                (out / "outcome").write_text(call.key)
                 (out / METRICS_FILE).write_text(json.dumps({"step": 1, "metrics": {"eval/loss": loss}}) + "\n")
                 record = {"num_pairs": 120, "num_steps": 30, "planned_steps": 30}
                 (out / FINISHED_FILE).write_text(json.dumps(record | {"train_seconds": 4, "pairs_per_second": 30}))
-            refs[name] = store.ref(name, make_key(inputs))
+            refs[name] = store.ref(name, call.key)
         return refs
 
     return finished
@@ -227,7 +227,7 @@ def test_a_matrix_is_named_by_its_registration_and_by_what_runs_it(monkeypatch):
     assert matrix_key(experiment, "b" * 64) != key
     assert matrix_key(declare(metrics=["train/num_steps"]), "a" * 64) != key  # other stages, other code
     with monkeypatch.context() as patched:
-        patched.setattr("rmcore.stages.registry.code_digests", lambda module: {module: "changed"})
+        patched.setattr("rmcore.stages.registry.code_digests", lambda module, hidden: {module: "changed"})
         assert matrix_key(experiment, "a" * 64) != key
     assert matrix_key(declare(base=BASE | {"device": "cuda"}), "a" * 64) != key
 

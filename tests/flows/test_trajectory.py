@@ -21,10 +21,11 @@ from flows.checkpoints import (
 )
 from rmcore.config.pipeline import DataConfig, GoldConfig, LandscapeConfig
 from rmcore.core.errors import ConfigError, DataError
-from rmcore.core.store import Store, flatten, make_key
+from rmcore.core.store import Store, flatten
 from rmcore.reporting.figures.trajectory import curvature_trajectory_figure
-from rmcore.stages.registry import STAGES, slug, stage_inputs
+from rmcore.stages.registry import stage_call
 from rmcore.stages.run import run_stage
+from rmcore.stages.settings import LandscapeSettings
 
 SMOKE = PRESETS["smoke"]
 CONFIG = SMOKE.model_copy(
@@ -44,12 +45,11 @@ STEPS = [4, 8, 10]
 
 def make(store, name, config, refs):
     """The artifact of one stage, computed in this process."""
-    inputs = stage_inputs(STAGES[name], config, refs)
-    key = make_key(inputs)
-    if store.find(name, key) is None:
-        with store.publish(name, slug(STAGES[name], config), inputs, outcome=STAGES[name].outcome) as out:
-            run_stage(name, config, {needed: Path(ref.path) for needed, ref in refs.items()}, out)
-    return store.ref(name, key)
+    call = stage_call(name, config, refs)
+    if store.find(name, call.key) is None:
+        with store.publish(name, call.slug, call.inputs, outcome=call.stage.outcome) as out:
+            run_stage(name, call.settings, {needed: Path(ref.path) for needed, ref in refs.items()}, out)
+    return store.ref(name, call.key)
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +140,7 @@ def test_the_figure_and_the_table_have_every_step(rows):
 def test_without_the_curvature_at_margins_of_size_1_its_cells_are_empty(tmp_path, refs):
     [one, *_] = kept_checkpoints(refs["train"])
     config = one.settings(CONFIG.model_copy(update={"landscape": CONFIG.landscape.model_copy(update={"parts": ()})}))
-    run_stage("landscape", config, {name: Path(ref.path) for name, ref in refs.items()}, tmp_path)
+    run_stage("landscape", LandscapeSettings.of(config), {name: Path(ref.path) for name, ref in refs.items()}, tmp_path)
     row = history_row(one.step, read_metrics(tmp_path))
     assert shown_row(row)[-2:] == ["–", "–"]
     assert "–" not in " ".join(shown_row(row)[:-2])
@@ -151,7 +151,9 @@ def test_a_checkpoint_that_was_not_kept_is_refused_naming_those_that_were(tmp_pa
     changed = CONFIG.landscape.model_copy(update={"checkpoint": "step_5"})
     folders = {name: Path(ref.path) for name, ref in refs.items()}
     with pytest.raises(DataError, match=r"no checkpoint step_5: .* kept best, step_4, step_8, step_10\."):
-        run_stage("landscape", CONFIG.model_copy(update={"landscape": changed}), folders, tmp_path)
+        run_stage(
+            "landscape", LandscapeSettings.of(CONFIG.model_copy(update={"landscape": changed})), folders, tmp_path
+        )
 
 
 @pytest.mark.parametrize("name", ["last", "step_", "step_4/../best", "../best", "step_4\n", ""])

@@ -11,8 +11,8 @@ from rmcore.config.pipeline import (
     PolicyConfig,
     ReadinessConfig,
 )
-from rmcore.core.store import ArtifactRef, Store, make_key
-from rmcore.stages.registry import STAGES, pipeline_stages, slug, stage_inputs
+from rmcore.core.store import ArtifactRef, Store
+from rmcore.stages.registry import STAGES, pipeline_stages, stage_call
 from rmcore.stages.run import run_stage
 
 SMOKE = PRESETS["smoke"]
@@ -57,16 +57,13 @@ class Chain:
         if name in self.given:
             return self.given[name]
         refs = {needed: self.ref(needed) for needed in STAGES[name].upstream}
-        inputs = stage_inputs(STAGES[name], self.config, refs)
-        key = make_key(inputs)
-        if self.store.find(name, key) is None:
-            stage = STAGES[name]
-            with self.store.publish(
-                name, slug(stage, self.config), inputs, outcome=stage.outcome, resumable=bool(stage.kept)
-            ) as out:
-                run_stage(name, self.config, {needed: Path(ref.path) for needed, ref in refs.items()}, out)
+        call = stage_call(name, self.config, refs)
+        if self.store.find(name, call.key) is None:
+            outcome, is_resumable = call.stage.outcome, bool(call.stage.kept)
+            with self.store.publish(name, call.slug, call.inputs, outcome=outcome, resumable=is_resumable) as out:
+                run_stage(name, call.settings, {needed: Path(ref.path) for needed, ref in refs.items()}, out)
             self.executed.append(name)
-        return self.store.ref(name, key)
+        return self.store.ref(name, call.key)
 
     def folder(self, name: str) -> Path:
         """Where the artifact of one stage lies."""
@@ -75,7 +72,7 @@ class Chain:
     def key(self, name: str) -> str:
         """Of the stage's artifact; only what is upstream of it is made."""
         refs = {needed: self.ref(needed) for needed in STAGES[name].upstream}
-        return make_key(stage_inputs(STAGES[name], self.config, refs))
+        return stage_call(name, self.config, refs).key
 
     def all(self) -> list[str]:
         """Make everything of the config; the stages that had to run."""

@@ -3,9 +3,8 @@
 import random
 from collections.abc import Set
 
-from rmcore.config.pipeline import GoldConfig
 from rmcore.data.gold.prompts import draw_prompt
-from rmcore.data.gold.world import sample_response
+from rmcore.data.gold.world import Shortcut, sample_response
 
 TAIL_SHARE = 0.2
 """One answer in five comes from out of distribution: the shortcut goes against correctness, and a quarter of them carry
@@ -13,14 +12,14 @@ it to the extreme. So the policy has a tail in which the shortcut costs gold, an
 as it does in the tails of a pretrained policy."""
 
 
-def demonstrations(config: GoldConfig, count: int, *, seed: int, without: Set[str]) -> list[tuple[str, str]]:
+def demonstrations(shortcut: Shortcut, count: int, *, seed: int, without: Set[str]) -> list[tuple[str, str]]:
     """(prompt, response) rows, each prompt drawn anew; none of the prompts in `without`, which are held out."""
     rng = random.Random(f"gold demonstrations {seed}")  # noqa: S311 - data, not cryptography
     rows: list[tuple[str, str]] = []
     while len(rows) < count:
         prompt = draw_prompt(rng, ood=False)
         in_tail = rng.random() < TAIL_SHARE
-        response = sample_response(prompt, rng, shortcut=config.shortcut, ood=in_tail)
+        response = sample_response(prompt, rng, shortcut=shortcut, ood=in_tail)
         if prompt not in without:
             rows.append((prompt, response))
     return rows

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from rmcore.config.pipeline import PAIRS_PER_ROW
 from rmcore.core.errors import DataError
+from rmcore.core.files import known_digest
 from rmcore.data.pair import PreferencePair, prompt_text
 from rmcore.data.readers.fields import Reason, RowRejected
 from rmcore.data.readers.files import RawRecord, is_file_name, read_file
@@ -201,7 +202,7 @@ def source_digest(source: str) -> str:
         return f"hub:{source}@{hub_revision(source)}"
     path = Path(source).expanduser()
     try:
-        return _file_digest(path) if kind == "file" else _folder_digest(path)
+        return known_digest(path) if kind == "file" else _folder_digest(path)
     except OSError as error:
         raise DataError(f"{source} cannot be read ({error.strerror}): check the path and its permissions.") from error
 
@@ -255,12 +256,7 @@ def _nothing_usable(source: str, rejected: list[RejectedRow]) -> DataError:
     )
 
 
-def _file_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _folder_digest(folder: Path) -> str:
     files = sorted((path.relative_to(folder).as_posix(), path) for path in folder.rglob("*") if path.is_file())
-    lines = "".join(f"{_file_digest(path)} {name}\n" for name, path in files)
+    lines = "".join(f"{known_digest(path)} {name}\n" for name, path in files)
     return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()

@@ -3,7 +3,7 @@
 import contextlib
 import importlib.util
 
-from rmcore.config.pipeline import PipelineConfig, RlhfConfig
+from rmcore.config.pipeline import GoldConfig, RlhfConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.named_function import load_function
 from rmcore.serving.vllm_process import find_vllm
@@ -22,28 +22,28 @@ def require_trl() -> None:
         raise ConfigError("GRPO is done by TRL, which is not installed: pip install 'rm-optimizer[rl]'.")
 
 
-def require_rlhf(config: PipelineConfig) -> RlhfConfig:
-    """The training's settings, if everything that they name is there.
+def require_rlhf(settings: RlhfConfig, judge: str | None, gold: GoldConfig | None) -> None:
+    """Check that everything is there that the training of a policy names.
+
+    Args:
+        settings: of the training.
+        judge: `policy.judge`.
+        gold: the gold world, where the pairs are its own.
 
     Raises:
-        ConfigError: the config has none, TRL or a named vLLM is missing, the judge cannot be imported, or nobody would
-            label the pairs of a refresh.
+        ConfigError: TRL or a named vLLM is missing, the judge cannot be imported, or nobody would label the pairs of a
+            refresh.
     """
-    settings = config.rlhf
-    if settings is None:
-        raise ConfigError("there is no training of a policy in this config; set rlhf.steps, or start from preset rlhf.")
     require_trl()
     if settings.rewards == "vllm":
         find_vllm()
-    judge = None if config.policy is None else config.policy.judge
     if judge is not None:
         load_function(JUDGE_SETTING, judge, JUDGE_MEANING)
-    if settings.refresh_every is not None and judge is None and config.data.source != "gold":
+    if settings.refresh_every is not None and judge is None and gold is None:
         raise ConfigError(
             "rlhf.refresh_every wants labels on new samples, and nobody gives them: only the gold world judges itself. "
             "Name a function of (prompt, response) in policy.judge, or leave refresh_every out."
         )
-    return settings
 
 
 def is_served(settings: RlhfConfig) -> bool:

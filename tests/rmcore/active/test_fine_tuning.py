@@ -20,8 +20,12 @@ CONFIG = PRESETS["smoke"].model_copy(
 )
 
 
+def retrainer(seed):
+    return FullRetrainer(CONFIG.model, CONFIG.train, device=CONFIG.device, seed=seed)
+
+
 def record(acquisition, seed=0):
-    return check_record(PAIRS, HiddenLabels(PAIRS), CONFIG, STUDY, acquisition=acquisition, seed=seed)
+    return check_record(PAIRS, HiddenLabels(PAIRS), retrainer(seed), STUDY, acquisition=acquisition)
 
 
 def test_each_choice_starts_alike_and_trains_at_every_label_count():
@@ -39,7 +43,7 @@ def test_each_choice_starts_alike_and_trains_at_every_label_count():
 
 def test_what_needs_members_or_has_no_room_is_refused():
     with pytest.raises(ConfigError, match="gives one member"):
-        FullRetrainer(CONFIG, seed=0).fit(PAIRS[:4], seed=0, before=None, with_members=True)
+        retrainer(0).fit(PAIRS[:4], seed=0, before=None, with_members=True)
     with pytest.raises(ValueError, match="does not rise"):
         CheckConfig(labels=(10, 5))
     with pytest.raises(ValueError, match="name random first"):
@@ -48,4 +52,4 @@ def test_what_needs_members_or_has_no_room_is_refused():
         CheckConfig(labels=(10, 5000))
     large = STUDY.model_copy(update={"check": CheckConfig(labels=(8, 500), pool_pairs=900)})
     with pytest.raises(ConfigError, match=r"active\.check\.labels ends with 500"):
-        check_record(PAIRS, HiddenLabels(PAIRS), CONFIG, large, acquisition="random", seed=0)
+        check_record(PAIRS, HiddenLabels(PAIRS), retrainer(0), large, acquisition="random")

@@ -1,4 +1,5 @@
 from rmcore.core.fingerprints import code_digests
+from rmcore.stages.registry import STAGES
 
 SOURCE = '''"""Docstring."""
 from rmcore.b import helper
@@ -17,7 +18,7 @@ def package(tmp_path, **modules):
     (folder / "__init__.py").touch()
     for name, text in modules.items():
         (folder / f"{name}.py").write_text(text)
-    return lambda: code_digests("rmcore.a", tmp_path)
+    return lambda: code_digests("rmcore.a", root=tmp_path)
 
 
 def test_imports_are_followed_and_modules_without_effect_left_out(tmp_path):
@@ -43,17 +44,31 @@ def test_a_change_in_an_imported_module_changes_only_its_digest(tmp_path):
     assert before["rmcore.b"] != after["rmcore.b"]
 
 
+def test_a_hidden_module_is_left_out_with_what_only_it_imports(tmp_path):
+    modules = {"b": "import rmcore.c, rmcore.d", "c": "import rmcore.d", "d": "", "e": ""}
+    package(tmp_path, a="import rmcore.b, rmcore.d", **modules)
+    assert set(code_digests("rmcore.a", ("rmcore.b",), root=tmp_path)) == {"rmcore.a", "rmcore.d"}
+
+
 def test_a_circle_of_imports_ends(tmp_path):
     assert set(package(tmp_path, a="import rmcore.b", b="import rmcore.a")()) == {"rmcore.a", "rmcore.b"}
 
 
 def test_real_stages_depend_on_what_they_run_and_not_on_each_other():
-    train = code_digests("rmcore.stages.train")
+    train = code_digests("rmcore.stages.train", STAGES["train"].hidden)
     assert {"rmcore.stages.train", "rmcore.training.step", "rmcore.training.losses", "rmcore.data.rendering"} <= set(
         train
     )
     assert not any(
-        name.startswith(("rmcore.reporting.figures", "rmcore.policy", "rmcore.landscape", "rmcore.core.store"))
+        name.startswith(
+            (
+                "rmcore.reporting.figures",
+                "rmcore.policy",
+                "rmcore.landscape",
+                "rmcore.core.store",
+                "rmcore.stages.settings",
+            )
+        )
         for name in train
     )
     assert "rmcore.training.losses" not in code_digests("rmcore.stages.readiness")

@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,7 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmcore.core.errors import StoreError
-from rmcore.core.store import LEASES, MANIFEST, SEAL, UNFINISHED, Store, canonical_json, explain, make_key
+from rmcore.core.files import file_digest
+from rmcore.core.store import (
+    LEASES,
+    MANIFEST,
+    SEAL,
+    TIMES,
+    UNFINISHED,
+    ArtifactStatus,
+    Store,
+    canonical_json,
+    explain,
+    make_key,
+)
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -38,7 +51,7 @@ def test_a_key_does_not_depend_on_the_order_of_names(inputs):
 
 def test_an_artifact_is_found_verified_and_readable_by_name(store):
     key = publish(store, {"lr": 1})
-    assert store.damage("train", key) is None
+    assert store.status("train", key).state == "valid"
     ref = store.ref("train", key)
     assert ref.path.endswith(f"tiny-gold-seed-{key[:12]}")
     assert not list((store.root / ".wip").iterdir())
@@ -51,7 +64,7 @@ def test_the_digest_is_of_the_outcome_and_not_of_logs(store):
     assert first == same != other
 
 
-@pytest.mark.parametrize("harm", ["delete", "change", "manifest"])
+@pytest.mark.parametrize("harm", ["delete", "change", "resize", "manifest"])
 def test_damage_is_seen_and_named_and_mended_by_publishing_again(store, harm):
     key = publish(store, {"lr": 1})
     folder = store.find("train", key)
@@ -59,10 +72,98 @@ def test_damage_is_seen_and_named_and_mended_by_publishing_again(store, harm):
     if harm == "delete":
         target.unlink()
     else:
-        target.write_text("{}")
-    assert str(target) in store.damage("train", key)
+        target.write_text("y" if harm == "change" else "{}")
+        os.utime(target, ns=(1, 1))
+    assert store.status("train", key).state == "corrupt"
+    assert str(target) in store.status("train", key).damage
     publish(store, {"lr": 1})
-    assert store.damage("train", key) is None
+    assert store.status("train", key).state == "valid"
+
+
+def flip(path):
+    """Change one byte and leave size and modification time as they were."""
+    before = path.stat()
+    content = path.read_bytes()
+    path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def count_digests(monkeypatch):
+    """Names of the files that are digested from now on."""
+    digested = []
+
+    def counted(path):
+        digested.append(path.name)
+        return file_digest(path)
+
+    monkeypatch.setattr("rmcore.core.store.file_digest", counted)
+    return digested
+
+
+def test_an_artifact_that_is_not_there_is_missing(store):
+    assert store.status("train", make_key({"lr": 1})) == ArtifactStatus("missing")
+
+
+def test_an_untouched_artifact_is_valid_without_reading_its_files(store, monkeypatch):
+    key = publish(store, {"lr": 1})
+    digested = count_digests(monkeypatch)
+    assert store.status("train", key).state == "valid"
+    assert digested == []
+
+
+def test_a_changed_byte_under_a_new_time_is_seen_at_a_hit_and_the_other_files_are_not_read(store, monkeypatch):
+    key = publish(store, {"lr": 1})
+    digested = count_digests(monkeypatch)
+    file = store.find("train", key) / "model.txt"
+    flip(file)
+    os.utime(file, ns=(1, 1))
+    assert str(file) in store.status("train", key).damage
+    assert digested == ["model.txt"]
+
+
+def test_a_changed_byte_under_its_old_time_is_found_by_verifying_and_from_then_on_by_hits(store):
+    harmed, whole = publish(store, {"lr": 1}), publish(store, {"lr": 2})
+    file = store.find("train", harmed) / "model.txt"
+    flip(file)
+    assert store.status("train", harmed).state == "valid"  # sizes and times tell no more
+    found = dict(store.verify())
+    assert str(file) in found.pop(file.parent)
+    assert found == {store.find("train", whole): None}
+    assert str(file) in store.status("train", harmed).damage
+    publish(store, {"lr": 1})
+    assert set(dict(store.verify()).values()) == {None}
+
+
+def test_verifying_names_folders_without_a_manifest_and_leaves_out_what_is_being_made(store):
+    nameless, made = store.find("train", publish(store, {"lr": 1})), publish(store, {"lr": 2})
+    (nameless / MANIFEST).unlink()
+    with store.lock(made):
+        [(folder, damage)] = Store(store.root).verify()
+    assert folder == nameless
+    assert MANIFEST in damage
+
+
+@pytest.mark.parametrize("keeps_times", [False, True])
+def test_a_copied_store_is_digested_once_where_the_copy_has_new_times(store, tmp_path, monkeypatch, keeps_times):
+    key = publish(store, {"lr": 1})
+    copied = Store(tmp_path / "copy")
+    shutil.copytree(store.root, copied.root, copy_function=shutil.copy2 if keeps_times else shutil.copyfile)
+    digested = count_digests(monkeypatch)
+    assert copied.status("train", key).state == "valid"
+    assert sorted(digested) == ([] if keeps_times else ["log.json", "model.txt"])
+    digested.clear()
+    assert copied.status("train", key).state == "valid"
+    assert digested == []
+
+
+@pytest.mark.parametrize("times", [None, "{", "[]"])
+def test_lost_times_cost_a_look_at_the_content_and_nothing_else(store, monkeypatch, times):
+    key = publish(store, {"lr": 1})
+    place = store.find("train", key) / TIMES
+    place.unlink() if times is None else place.write_text(times)
+    digested = count_digests(monkeypatch)
+    assert [store.status("train", key).state for _ in range(2)] == ["valid", "valid"]
+    assert sorted(digested) == ["log.json", "model.txt"]
 
 
 @pytest.mark.parametrize(
@@ -81,11 +182,11 @@ def test_any_change_of_a_manifest_is_seen_and_mended_by_publishing_again(store, 
     key = publish(store, {"lr": 1})
     manifest = store.find("train", key) / MANIFEST
     manifest.write_text(json.dumps(change(json.loads(manifest.read_text()))))
-    assert str(manifest) in store.damage("train", key)
+    assert str(manifest) in store.status("train", key).damage
     with pytest.raises(StoreError):
         store.ref("train", key)
     publish(store, {"lr": 1})
-    assert store.damage("train", key) is None
+    assert store.status("train", key).state == "valid"
 
 
 def test_a_stage_that_fails_leaves_nothing(store):
@@ -166,7 +267,7 @@ def test_garbage_collection_spares_what_another_process_reads_until_that_dies(st
         removed, in_use, _ = store.collect_garbage(keep=0)
         assert [entry.key for entry in in_use] == [read]
         assert {entry.key for entry in removed} == keys - {read}
-        assert store.damage("train", read) is None
+        assert store.status("train", read).state == "valid"
         reader.kill()
     removed, in_use, _ = store.collect_garbage(keep=0)
     assert ([entry.key for entry in removed], in_use) == ([read], [])
@@ -191,7 +292,7 @@ def test_an_artifact_that_is_being_made_anew_stays(store):
         (out / "model.txt").write_text("x")
         Store(store.root).collect_garbage(keep=0)
         assert store.find("train", key)
-    assert store.damage("train", key) is None
+    assert store.status("train", key).state == "valid"
 
 
 def test_garbage_collection_removes_what_can_no_longer_be_used(store):
@@ -225,4 +326,4 @@ def test_an_unfinished_folder_is_kept_for_the_next_attempt_and_an_old_manifest_i
     with store.publish("train", "t", inputs, outcome=("*",), resumable=True) as again:
         assert again == out
         assert (again / "state").read_text() == "half"
-    assert store.damage("train", make_key(inputs)) is None
+    assert store.status("train", make_key(inputs)).state == "valid"

@@ -5,7 +5,6 @@ import random
 import numpy as np
 import pytest
 
-from rmcore.config.pipeline import GoldConfig
 from rmcore.data.gold.demonstrations import TAIL_SHARE, demonstrations
 from rmcore.data.gold.prompts import draw_prompt
 from rmcore.data.gold.world import gold_reward, sample_response
@@ -47,11 +46,10 @@ def test_a_reward_without_it_does_not_turn(pools, method):
 
 
 def test_demonstrations_keep_away_from_held_out_prompts_and_repeat_by_seed():
-    config = GoldConfig()
-    rows = demonstrations(config, 60, seed=3, without=frozenset())
-    assert rows == demonstrations(config, 60, seed=3, without=frozenset())
-    assert rows != demonstrations(config, 60, seed=4, without=frozenset())
+    rows = demonstrations("length", 60, seed=3, without=frozenset())
+    assert rows == demonstrations("length", 60, seed=3, without=frozenset())
+    assert rows != demonstrations("length", 60, seed=4, without=frozenset())
     held_out = {prompt for prompt, _ in rows[::2]}
-    kept = demonstrations(config, 60, seed=3, without=held_out)
+    kept = demonstrations("length", 60, seed=3, without=held_out)
     assert len(kept) == 60
     assert not held_out & {prompt for prompt, _ in kept}

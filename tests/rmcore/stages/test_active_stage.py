@@ -19,8 +19,9 @@ from rmcore.ensembles.features import pair_features
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.reporting.html.active import active_markdown, claim_rows, short_rows
 from rmcore.stages import features as features_stage
-from rmcore.stages.registry import STAGES, stage_inputs
+from rmcore.stages.registry import STAGES, stage_call
 from rmcore.stages.run import run_stage
+from rmcore.stages.settings import ActiveSettings, FeaturesSettings
 
 CONFIG = PRESETS["active-smoke"].model_copy(
     update={
@@ -40,7 +41,10 @@ def chain(tmp_path_factory):
     for name in ("prepare", "features", "active"):
         folders[name] = root / name
         folders[name].mkdir()
-        run_stage(name, CONFIG, {needed: folders[needed] for needed in STAGES[name].upstream}, folders[name])
+        stage = STAGES[name]
+        run_stage(
+            name, stage.settings.of(CONFIG), {needed: folders[needed] for needed in stage.upstream}, folders[name]
+        )
     return folders
 
 
@@ -71,8 +75,8 @@ def test_a_cut_off_pass_goes_on_with_the_pieces_that_are_there(chain, tmp_path, 
 
     monkeypatch.setattr(features_stage, "pair_features", dies)
     with pytest.raises(KeyboardInterrupt):
-        run_stage("features", CONFIG, {"prepare": chain["prepare"]}, tmp_path)
-    run_stage("features", CONFIG, {"prepare": chain["prepare"]}, tmp_path)
+        run_stage("features", FeaturesSettings.of(CONFIG), {"prepare": chain["prepare"]}, tmp_path)
+    run_stage("features", FeaturesSettings.of(CONFIG), {"prepare": chain["prepare"]}, tmp_path)
     assert passes == [50, 50, 50, 20]
     whole = np.load(chain["features"] / "differences.npy")
     assert np.load(tmp_path / "differences.npy") == pytest.approx(whole, abs=1e-5)
@@ -98,7 +102,7 @@ def test_seeds_that_are_done_are_not_run_again_and_the_outcome_is_the_same(chain
         shutil.copy(place, tmp_path)
     marked = tmp_path / "seed_0.25_1.json"
     before = marked.stat().st_mtime_ns
-    run_stage("active", CONFIG, {"features": chain["features"]}, tmp_path)
+    run_stage("active", ActiveSettings.of(CONFIG), {"features": chain["features"]}, tmp_path)
     assert marked.stat().st_mtime_ns == before
     assert (tmp_path / "active.json").read_bytes() == (chain["active"] / "active.json").read_bytes()
 
@@ -108,11 +112,11 @@ def test_hidden_labels_of_a_file_are_what_is_learned(chain, tmp_path):
     write_pairs(pairs, tmp_path / "pairs.parquet")
     config = PipelineConfig.model_validate(CONFIG.model_dump() | {"data": {"source": str(tmp_path / "pairs.parquet")}})
     (tmp_path / "out").mkdir()
-    run_stage("active", config, {"features": chain["features"]}, tmp_path / "out")
+    run_stage("active", ActiveSettings.of(config), {"features": chain["features"]}, tmp_path / "out")
     found = json.loads((tmp_path / "out" / "active.json").read_text())
     assert found["num_pool"] == json.loads((chain["active"] / "active.json").read_text())["num_pool"]
     upstream = {"features": ArtifactRef("features", "0" * 64, "/nowhere", "0" * 64)}
-    gold, file = (stage_inputs(STAGES["active"], one, upstream)["content"] for one in (CONFIG, config))
+    gold, file = (stage_call("active", one, upstream).key for one in (CONFIG, config))
     assert gold != file
 
 
@@ -125,7 +129,8 @@ def test_the_text_says_what_was_found(found):
 
 def test_a_config_without_a_study_or_without_pairs_for_one_is_refused(chain, tmp_path):
     with pytest.raises(ConfigError, match="no study in this config"):
-        run_stage("active", CONFIG.model_copy(update={"active": None}), {"features": chain["features"]}, tmp_path)
+        ActiveSettings.of(CONFIG.model_copy(update={"active": None}))
     large = CONFIG.active.model_copy(update={"seed_pairs": 500})
+    settings = ActiveSettings.of(CONFIG.model_copy(update={"active": large}))
     with pytest.raises(ConfigError, match="leave no pool"):
-        run_stage("active", CONFIG.model_copy(update={"active": large}), {"features": chain["features"]}, tmp_path)
+        run_stage("active", settings, {"features": chain["features"]}, tmp_path)

@@ -11,12 +11,13 @@ import pytest
 import policy_chain
 from rmcore.config.pipeline import RlhfConfig
 from rmcore.core.errors import ConfigError, DataError
-from rmcore.core.store import Store, make_key
+from rmcore.core.store import Store
 from rmcore.data.gold.world import gold_reward
 from rmcore.data.table import read_pairs
 from rmcore.policy.policy import Policy
-from rmcore.stages.registry import STAGES, pipeline_stages, stage_inputs
+from rmcore.stages.registry import STAGES, pipeline_stages, stage_call
 from rmcore.stages.run import run_stage
+from rmcore.stages.settings import GrpoSettings
 
 changed = policy_chain.changed
 RLHF = RlhfConfig(
@@ -44,7 +45,7 @@ def record(folder):
 def run_alone(chain, out, config):
     """The stage in this process, beside what the chain has."""
     out.mkdir(parents=True, exist_ok=True)
-    run_stage("grpo", config, {name: chain.folder(name) for name in STAGES["grpo"].upstream}, out)
+    run_stage("grpo", GrpoSettings.of(config), {name: chain.folder(name) for name in STAGES["grpo"].upstream}, out)
     return json.loads((out / "rlhf.json").read_text())
 
 
@@ -101,7 +102,7 @@ def test_how_long_a_step_waits_is_no_part_of_the_key_and_what_it_learns_is(chain
     refs = {name: chain.ref(name) for name in STAGES["grpo"].upstream}
 
     def key(**settings):
-        return make_key(stage_inputs(STAGES["grpo"], changed(CONFIG, **settings), refs))
+        return stage_call("grpo", changed(CONFIG, **settings), refs).key
 
     assert key() == key(rlhf={"wait_seconds": 5.0})
     different = [key(), key(rlhf={"steps": 5}), key(rlhf={"kl_beta": 0.1}), key(policy={"temperature": 0.9})]
@@ -117,10 +118,10 @@ def test_a_judge_of_ones_own_labels_and_judges(chain, tmp_path, monkeypatch):
     assert record["judge"] == "short:judge"
     samples = pd.read_parquet(tmp_path / "out" / "samples.parquet")
     assert (samples["gold"] == -samples["response"].str.len()).all()
-    inputs = stage_inputs(STAGES["grpo"], config, {name: chain.ref(name) for name in STAGES["grpo"].upstream})
+    inputs = stage_call("grpo", config, {name: chain.ref(name) for name in STAGES["grpo"].upstream}).inputs
     (tmp_path / "short.py").write_text("def judge(prompt, response):\n    return float(len(response))\n")
-    again = stage_inputs(STAGES["grpo"], config, {name: chain.ref(name) for name in STAGES["grpo"].upstream})
-    assert make_key(inputs) != make_key(again)
+    again = stage_call("grpo", config, {name: chain.ref(name) for name in STAGES["grpo"].upstream}).inputs
+    assert inputs != again
 
 
 @pytest.mark.parametrize("value", ["'good'", "float('nan')", "True", "None"])
@@ -176,7 +177,7 @@ def test_labels_need_someone_who_gives_them():
     from rmcore.policy.grpo.rlhf_requirements import require_rlhf
 
     with pytest.raises(ConfigError, match=r"policy\.judge"):
-        require_rlhf(changed(CONFIG, data={"source": "pairs.jsonl"}))
+        require_rlhf(CONFIG.rlhf, None, None)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 import policy_chain
-from rmcore.config.pipeline import DataConfig, PolicyConfig
+from rmcore.config.pipeline import DataConfig
 from rmcore.core.errors import DataError, ModelError
 from rmcore.core.store import Store
 from rmcore.data.pair import Message, prompt_key
@@ -21,6 +21,7 @@ from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.models.tiny import build_tiny
 from rmcore.stages.policy import _responses
 from rmcore.stages.run import run_stage
+from rmcore.stages.settings import PolicySettings
 from tasks.checkpoints import given_checkpoint
 
 Chain, changed = policy_chain.Chain, policy_chain.changed
@@ -165,10 +166,14 @@ def test_what_is_no_checkpoint_folder_is_refused(tmp_path, name):
 
 def test_a_policy_of_ones_own_pairs_learns_both_responses_of_the_training_pairs(chain):
     training = read_pairs(chain.folder("prepare") / "train.parquet")
-    rows = _responses(chain.config, PolicyConfig(), chain.folder("prepare"))
+
+    def wanted(**settings):
+        return PolicySettings.of(changed(chain.config, policy={"name": "sft"} | settings))
+
+    rows = _responses(wanted(), chain.folder("prepare"))
     assert set(rows) == {(pair.prompt, side) for pair in training for side in (pair.chosen, pair.rejected)}
     assert len(rows) == len(set(rows))
-    assert _responses(chain.config, PolicyConfig(sft_examples=10), chain.folder("prepare")) == rows[:10]
+    assert _responses(wanted(sft_examples=10), chain.folder("prepare")) == rows[:10]
 
 
 def test_a_policy_is_trained_and_kept_in_float32_whatever_its_base_is_stored_in(chain, tmp_path):
@@ -178,7 +183,7 @@ def test_a_policy_is_trained_and_kept_in_float32_whatever_its_base_is_stored_in(
     config = changed(chain.config, policy={"name": "sft", "base": str(base), "sft_examples": 10})
     out = tmp_path / "out"
     out.mkdir()
-    run_stage("policy", config, {"prepare": chain.folder("prepare")}, out)
+    run_stage("policy", PolicySettings.of(config), {"prepare": chain.folder("prepare")}, out)
     assert AutoModelForCausalLM.from_pretrained(out / "model").dtype == torch.float32
 
 

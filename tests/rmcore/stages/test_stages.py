@@ -8,6 +8,7 @@ import pytest
 from rmcore.config.pipeline import (
     RUN_ONLY_FIELDS,
     ActiveConfig,
+    CheckConfig,
     DataConfig,
     GoldConfig,
     LoraSettings,
@@ -23,7 +24,8 @@ from rmcore.core.tracking import NullTracker
 from rmcore.data.table import read_pairs, write_pairs
 from rmcore.stages import prepare
 from rmcore.stages.readiness import judge
-from rmcore.stages.registry import STAGES, stage_inputs
+from rmcore.stages.registry import STAGES, stage_call
+from rmcore.stages.settings import PrepareSettings
 
 GOOD = {
     "pairwise_accuracy": 0.9,
@@ -37,7 +39,7 @@ GOOD = {
 def run_prepare(tmp_path, **data):
     config = PipelineConfig(data=DataConfig.model_validate(data))
     tmp_path.mkdir(exist_ok=True)
-    prepare.run(config, {}, tmp_path, NullTracker(), lambda done, total, text: None)
+    prepare.run(PrepareSettings.of(config), {}, tmp_path, NullTracker(), lambda done, total, text: None)
     return {path.stem: read_pairs(path) for path in tmp_path.glob("*.parquet")}
 
 
@@ -69,106 +71,149 @@ def test_a_split_of_a_file_is_refused(tmp_path, gold_pairs):
 
 def key(name, config):
     upstream = {stage: ArtifactRef(stage, "k", "/somewhere", "d") for stage in STAGES[name].upstream}
-    return make_key(stage_inputs(STAGES[name], config, upstream))
+    return stage_call(name, config, upstream).key
 
 
 def test_what_came_out_upstream_is_in_a_key_and_not_how_or_where():
     def trained(*made_of):
         ref = ArtifactRef("prepare", *made_of)
-        return make_key(stage_inputs(STAGES["train"], PipelineConfig(), {"prepare": ref}))
+        return stage_call("train", PipelineConfig(), {"prepare": ref}).key
 
     assert trained("key", "/here", "digest") == trained("other key", "/there", "digest")
     assert trained("key", "/here", "digest") != trained("key", "/here", "other digest")
 
 
+BASE = PipelineConfig(
+    policy=PolicyConfig(), validation=ValidationConfig(), active=ActiveConfig(check=CheckConfig()), rlhf=RlhfConfig()
+)
+"""Every stage has what it needs."""
+
+
 @cache
-def default_keys():
-    return {stage: key(stage, PipelineConfig()) for stage in STAGES}
+def base_keys():
+    return {stage: key(stage, BASE) for stage in STAGES}
 
 
-ADDRESSES = {"data.source", "data.eval_source"}  # their content counts, see below
+ADDRESSES = {"data.source", "data.eval_source", "policy.samples", "policy.judge"}  # their content counts, see below
+OTHER_VALUES = {
+    "device": "cuda", "data.gold.shortcut": "flattery", "model.name": "deberta", "model.lora": LoraSettings(),
+    "model.render_fn": "json:dumps", "train.callbacks": ("curvature",), "train.eval_thresholds": (0.5,),
+    "train.batching": "plain", "train.curriculum": "easy_first", "train.curriculum_margins": "predicted",
+    "train.optimizer": "sgd", "train.over_length": "drop", "train.precision": "bf16", "train.schedule": "linear",
+    "train.best_metric": "eval/loss", "evaluate.thresholds": (0.5,), "landscape.parts": ("noise",),
+    "landscape.checkpoint": "step_5", "landscape.method": "full", "landscape.parameters": "head",
+    "readiness.planned_optimizer": "kl_optimum", "policy.name": "a/policy", "policy.engine": "generate",
+    "rlhf.loss": "grpo", "rlhf.rewards": "local", "rlhf.aggregate": "mean", "active.acquisitions": ("random", "bald"),
+    "active.claimed_target": 0.9,
+    "active.noise": (0.1,), "active.targets": (0.8, 0.9), "active.check.acquisitions": ("random", "d-optimal"),
+    "active.check.labels": (50, 60),
+}  # fmt: skip
+"""Where the value cannot be told from its type."""
+CHECKPOINT_STAGES = {"evaluate", "landscape", "optimize", "grpo"}
+ON_DEVICE = CHECKPOINT_STAGES | {"train", "policy", "samples", "population", "features", "active_check"}
+STAGES_OF_A_SECTION = {
+    "study": set(),
+    "seed": ON_DEVICE | {"prepare", "validation", "active"},
+    "device": ON_DEVICE,
+    "data": {"prepare"},
+    "model": {"train", "population", "features", "active_check"},
+    "train": {"train", "population", "grpo", "active_check"},
+    "evaluate": {"evaluate"},
+    "landscape": {"landscape"},
+    "readiness": {"readiness", "readiness_v2"},
+    "validation": {"population"},
+    "active": {"active", "active_check"},
+    "active.check": {"active_check"},
+    "rlhf": {"grpo"},
+}
+STAGES_OF_A_SETTING = {
+    # Each imports that function anew, and is refused anew without the permission.
+    "model.render_fn": STAGES_OF_A_SECTION["model"] | CHECKPOINT_STAGES,
+    "model.trust_remote_code": STAGES_OF_A_SECTION["model"] | CHECKPOINT_STAGES,
+    "data.gold.shortcut": {"prepare", "policy"},  # also of what a policy is fine-tuned on
+    "data.gold.temperature": {"prepare", "active", "active_check", "grpo"},  # also of what labels anew
+    "data.gold.flip_rate": {"prepare", "grpo"},
+    "evaluate.num_resamples": {"evaluate", "optimize", "grpo"},
+    "readiness.planned_optimizer": {"readiness", "readiness_v2", "validation"},
+    "readiness.planned_kl": {"readiness", "readiness_v2", "validation", "optimize", "population"},
+    "readiness.min_gain": {"readiness", "readiness_v2", "validation"},
+    "policy.name": {"policy", "samples", "optimize", "grpo", "population"},
+    "policy.base": {"policy"},
+    "policy.sft_examples": {"policy"},
+    "policy.sft_epochs": {"policy"},
+    "policy.sft_lr": {"policy"},
+    "policy.engine": {"samples", "grpo"},
+    "policy.num_prompts": {"samples"},
+    "policy.samples_per_prompt": {"samples"},
+    "policy.temperature": {"samples", "grpo"},
+    "policy.max_new_tokens": {"samples", "grpo"},
+    "policy.judge_column": {"samples"},
+    "policy.num_members": {"optimize", "grpo"},
+    "policy.gradient_prompts": {"optimize"},
+    # How it is run, not what comes out.
+    **{f"train.{name}": set() for name in RUN_ONLY_FIELDS},
+    "rlhf.wait_seconds": set(),
+    "rlhf.micro_batch_size": set(),
+}
 
 
-@pytest.mark.parametrize("setting", sorted(flatten(PipelineConfig().model_dump()).keys() - ADDRESSES))
+@pytest.mark.parametrize("setting", sorted(flatten(BASE.model_dump()).keys() - ADDRESSES))
 def test_each_setting_enters_the_keys_of_the_stages_it_affects(setting):
-    """A setting either changes some stage's key, or is only a name."""
-    before = PipelineConfig()
-    value = flatten(before.model_dump())[setting]
-    others = {"device": "cuda", "data.gold.shortcut": "flattery", "model.name": "deberta"}
-    others |= {"model.lora": LoraSettings(), "model.render_fn": "json:dumps", "train.callbacks": ("curvature",)}
-    others |= {"landscape.parts": ("noise",), "landscape.checkpoint": "step_5"}
-    others |= {"evaluate.thresholds": (0.5,), "train.eval_thresholds": (0.5,)}
-    literal = {"adamw": "sgd", "cut": "drop", "cosine": "linear", "fp32": "bf16", "lanczos": "full", "all": "head"}
-    literal["eval/pairwise_accuracy"] = "eval/loss"
-    others |= {"policy": PolicyConfig(), "validation": ValidationConfig(), "active": ActiveConfig()}
-    others |= {"rlhf": RlhfConfig()}
-    others |= {"readiness.planned_optimizer": "kl_optimum"}
-    others |= {f"data.{name}": "x" for name in DataConfig.model_fields if name.endswith(("_column", "eval_split"))}
-    if setting in others:
-        changed = others[setting]
+    """A setting either changes some stage's key, or is only a name or a way of running."""
+    value = flatten(BASE.model_dump())[setting]
+    if setting in OTHER_VALUES:
+        other = OTHER_VALUES[setting]
     elif isinstance(value, bool):
-        changed = not value
+        other = not value
     elif isinstance(value, str):
-        changed = literal.get(value, value + "x")
+        other = value + "x"
+    elif value is None and setting.endswith(("_column", "_split")):
+        other = "x"
     else:
-        changed = (value or 0) + 1
-    tree = before.model_dump()
-    *groups, name = setting.split(".")
-    place = tree
-    for group in groups:
-        place = place[group]
-    place[name] = changed
-    after = PipelineConfig.model_construct(**_rebuild(tree))
-    moved = [stage for stage in STAGES if default_keys()[stage] != key(stage, after)]
-    group = groups[0] if groups else setting
-    on_device = {"train", "evaluate", "landscape", "policy", "samples", "optimize", "population"}
-    on_device |= {"grpo", "features", "active_check"}
-    expected = {
-        "study": set(),
-        "seed": on_device | {"prepare", "validation", "active"},
-        "device": on_device,
-        "data": {"prepare"},
-        "model": {"train", "population", "features", "active_check"},
-        "train": {"train", "population", "grpo", "active_check"},
-        "evaluate": {"evaluate", "optimize", "grpo"},
-        "readiness": {"readiness", "optimize", "readiness_v2", "population", "validation"},
-        "policy": {"policy", "samples", "optimize", "grpo"},
-        "validation": {"population", "validation"},
-        "active": {"active", "active_check"},
-        "rlhf": {"grpo"},
-    }.get(group, {group})
-    if group == "train" and name in RUN_ONLY_FIELDS:
-        expected = set()  # how it is run, not what comes out
-    if setting == "model.render_fn":  # each imports that function anew
-        expected = {"train", "evaluate", "landscape", "optimize", "population", "grpo", "features", "active_check"}
-    if setting == "data.gold.shortcut":  # also of what a policy is fine-tuned on
-        expected = {"prepare", "policy"}
-    if setting == "data.gold.temperature":  # also of who labels anew
-        expected = {"prepare", "active", "active_check"}
-    assert set(moved) == expected
+        other = (value or 0) + (1 if isinstance(value, int | None) else 1e-7)
+    changed = with_setting(BASE, setting.split("."), other)
+    moved = {stage for stage in STAGES if base_keys()[stage] != key(stage, changed)}
+    section = setting.rpartition(".")[0]
+    while section not in STAGES_OF_A_SECTION and "." in section:
+        section = section.rpartition(".")[0]
+    assert moved == STAGES_OF_A_SETTING.get(setting, STAGES_OF_A_SECTION.get(section or setting))
 
 
-def _rebuild(tree):
-    from rmcore.config import pipeline as schema
+def with_setting(settings, names, value):
+    """A copy with one setting, at any depth, changed; nothing is validated, so that no other has to change with it."""
+    if len(names) > 1:
+        value = with_setting(getattr(settings, names[0]), names[1:], value)
+    return settings.model_copy(update={names[0]: value})
 
-    groups = {"data": "DataConfig", "model": "ModelConfig", "train": "TrainConfig", "evaluate": "EvaluateConfig"}
-    groups |= {"landscape": "LandscapeConfig", "readiness": "ReadinessConfig"}
-    built = {name: getattr(schema, kind).model_construct(**tree[name]) for name, kind in groups.items()}
-    built["data"] = built["data"].model_copy(update={"gold": schema.GoldConfig.model_construct(**tree["data"]["gold"])})
-    return tree | built
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_stage_is_given_what_its_key_has_and_the_declared_rest(stage):
+    settings = STAGES[stage].settings.of(BASE)
+    given, keyed = flatten(settings.model_dump(mode="json")), flatten(settings.keyed())
+    assert given.keys() - keyed.keys() == set(settings.how)
+    named = settings.named()
+    assert {place: keyed[place] for place in named} == named
+    assert {place for place in given.keys() & keyed.keys() if given[place] != keyed[place]} <= named.keys()
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_settings_of_a_stage_survive_the_way_into_its_process(stage):
+    settings = STAGES[stage].settings.of(BASE)
+    sent = json.loads(json.dumps(settings.model_dump(mode="json")))
+    assert STAGES[stage].settings.model_validate(sent) == settings
 
 
 def test_a_path_is_not_part_of_a_key_but_its_content_is(tmp_path, gold_pairs):
     write_pairs(gold_pairs[:10], tmp_path / "a.parquet")
     config = PipelineConfig(data=DataConfig(source=str(tmp_path / "a.parquet")))
-    inputs = stage_inputs(STAGES["prepare"], config, {})
+    inputs = stage_call("prepare", config, {}).inputs
     write_pairs(gold_pairs[:11], tmp_path / "a.parquet")
-    assert stage_inputs(STAGES["prepare"], config, {})["content"] != inputs["content"]
+    assert stage_call("prepare", config, {}).inputs != inputs
     moved = tmp_path / "elsewhere"
     moved.mkdir()
     write_pairs(gold_pairs[:10], moved / "a.parquet")
     config = PipelineConfig(data=DataConfig(source=str(moved / "a.parquet")))
-    assert make_key(stage_inputs(STAGES["prepare"], config, {})) == make_key(inputs)
+    assert stage_call("prepare", config, {}).key == make_key(inputs)
 
 
 def test_a_good_model_is_ready():

@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from rmcore.core.store import MANIFEST, Store, make_key, sealed
+from rmcore.core.store import MANIFEST, Store, sealed
 from rmcore.evaluation.rewards import RewardTable
-from rmcore.stages.registry import STAGES, slug, stage_inputs
+from rmcore.stages.registry import stage_call
 from rmcore.study import cells as reading
 from rmcore.training.record import TrainResult
 from rmcore.training.resume import FINISHED_FILE
@@ -97,16 +97,15 @@ def publish(store):
     """
 
     def published(name, config, refs, *, wall_seconds=10.0, content="", **training):
-        stage = STAGES[name]
-        inputs = stage_inputs(stage, config, refs)
-        with store.publish(name, slug(stage, config), inputs, outcome=("outcome.txt",)) as out:
-            (out / "outcome.txt").write_text(f"{make_key(inputs)} {content}")
+        call = stage_call(name, config, refs)
+        with store.publish(name, call.slug, call.inputs, outcome=("outcome.txt",)) as out:
+            (out / "outcome.txt").write_text(f"{call.key} {content}")
             if name == "train":
                 (out / FINISHED_FILE).write_text(json.dumps(finished(**training)))
-        manifest = store.find(name, make_key(inputs)) / MANIFEST
+        manifest = store.find(name, call.key) / MANIFEST
         record = json.loads(manifest.read_text()) | {"wall_seconds": wall_seconds}
         manifest.write_text(json.dumps(sealed(record)))
-        return store.ref(name, make_key(inputs))
+        return store.ref(name, call.key)
 
     return published
 

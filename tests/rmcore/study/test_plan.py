@@ -4,8 +4,7 @@ import pytest
 
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.files import file_digest
-from rmcore.core.store import make_key
-from rmcore.stages.registry import STAGES, stage_inputs
+from rmcore.stages.registry import stage_call
 from rmcore.study.estimates import Estimates
 from rmcore.study.plan import Cell, Planner, folders, total_seconds
 from rmcore.training.resume import RESUME_FOLDER
@@ -80,7 +79,7 @@ def test_a_damaged_file_is_named(damaged, planner, finish):
     place = folders(planner().plan(cell()).refs)[damaged] / "outcome.txt"
     place.write_text("changed")
     plan = planner().plan(cell())
-    assert plan.why.startswith(f"{damaged}: damaged: {place} has sha256 ")
+    assert plan.why.startswith(f"{damaged}: damaged: {place} has 7 bytes, ")
     position = STAGE_NAMES.index(damaged)
     assert list(plan.refs) == list(STAGE_NAMES[:position])
     assert all(stage.why == f"follows {damaged}" for stage in plan.stages[position + 1 :])
@@ -115,7 +114,7 @@ def test_the_nearest_artifact_explains(planner, finish):
 
 def test_an_unfinished_training_goes_on_from_its_newest_state(planner, publish, store):
     prepared = {"prepare": publish("prepare", config(), {})}
-    key = make_key(stage_inputs(STAGES["train"], config(), prepared))
+    key = stage_call("train", config(), prepared).key
     for step in (3, 20, 100):
         (store.unfinished("train", key) / RESUME_FOLDER / f"step_{step}").mkdir(parents=True)
     assert planner().plan(cell()).why == "train: an earlier attempt was cut off; resumes from step 100"

@@ -14,6 +14,7 @@ from rmcore.core.progress import progress_bar
 from rmcore.core.tracking import METRICS_FILE, JsonlTracker, MemoryTracker
 from rmcore.evaluation.report_card import batch_metrics
 from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.stages.settings import TrainSettings
 from rmcore.stages.train import train_into
 from rmcore.training.loop import Trainer
 
@@ -226,7 +227,7 @@ def test_the_stage_writes_the_documented_files(tmp_path, gold_pairs):
     config = PipelineConfig.model_validate({"model": {"name": "tiny", "max_seq_len": 96}, "train": TRAIN})
     tracker = JsonlTracker(tmp_path / METRICS_FILE)
     with progress_bar("train") as report:
-        train_into(config, gold_pairs[:20], gold_pairs[20:30], tmp_path, tracker, report)
+        train_into(TrainSettings.of(config), gold_pairs[:20], gold_pairs[20:30], tmp_path, tracker, report)
     tracker.close()
     names = {path.name for path in tmp_path.iterdir()}
     assert {"best", "step_6", "metrics.csv", "metrics.jsonl", "reward_distributions.json", "training.json"} <= names

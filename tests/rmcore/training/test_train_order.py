@@ -10,7 +10,8 @@ from rmcore.core.store import ArtifactRef
 from rmcore.core.tracking import METRICS_FILE, JsonlTracker
 from rmcore.data.gold.world import generate_pairs
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.stages.registry import STAGES, stage_inputs
+from rmcore.stages.registry import stage_call
+from rmcore.stages.settings import TrainSettings
 from rmcore.stages.train import train_into
 from rmcore.stages.train_order import curriculum_order
 from rmcore.training.feed import planned_steps
@@ -36,13 +37,13 @@ def rm():
 
 
 def order(rm, settings, pairs=PAIRS):
-    return curriculum_order(rm, settings, rm.renderer.tokenize_pairs(pairs), pairs, ALONE)
+    return curriculum_order(rm, settings.train, rm.renderer.tokenize_pairs(pairs), pairs, ALONE, seed=settings.seed)
 
 
 def train(settings, pairs, place):
     place.mkdir()
     tracker = JsonlTracker(place / METRICS_FILE)
-    train_into(settings, pairs, [], place, tracker, lambda done, total, text: None)
+    train_into(TrainSettings.of(settings), pairs, [], place, tracker, lambda done, total, text: None)
     tracker.close()
     return BradleyTerryRM.from_pretrained(place / "best", device="cpu").model.state_dict()
 
@@ -90,12 +91,12 @@ def test_a_state_of_another_order_is_refused(tmp_path):
 
     tracker = JsonlTracker(tmp_path / METRICS_FILE)
     with pytest.raises(KeyboardInterrupt):
-        train_into(settings, PAIRS, [], tmp_path, tracker, stop)
+        train_into(TrainSettings.of(settings), PAIRS, [], tmp_path, tracker, stop)
     tracker.close()
     rm = BradleyTerryRM.new(SMOKE.model, seed=0, device="cpu")
     tokens = rm.renderer.tokenize_pairs(PAIRS)
     with pytest.raises(ConfigError, match="other settings"):
-        train_into(config(curriculum="hard_first"), PAIRS, [], tmp_path, tracker, stop)
+        train_into(TrainSettings.of(config(curriculum="hard_first")), PAIRS, [], tmp_path, tracker, stop)
     assert tokens
 
 
@@ -108,8 +109,9 @@ def test_pairs_without_margins_need_predicted_ones(rm):
 
 def test_the_code_of_the_curriculum_enters_the_keys_of_trainings_that_use_it():
     upstream = {"prepare": ArtifactRef("prepare", "0" * 64, "/nowhere", "0" * 64)}
-    plain = stage_inputs(STAGES["train"], config(), upstream)
-    easy = stage_inputs(STAGES["train"], config(curriculum="easy_first"), upstream)
+    plain = stage_call("train", config(), upstream).inputs
+    easy = stage_call("train", config(curriculum="easy_first"), upstream).inputs
     assert "rmcore.active.curriculum" not in plain["code"]
-    assert "train.curriculum" not in plain["content"]
-    assert easy["content"]["train.curriculum"].startswith("easy_first ")
+    assert plain["config"]["train"]["curriculum"] == "none"
+    assert easy["config"]["train"]["curriculum"].startswith("easy_first ")
+    assert not {"rmcore.stages.train_order", "rmcore.active.curriculum"} & easy["code"].keys()

