@@ -18,7 +18,7 @@ import pandas as pd
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from rmcore.core.files import exclusive, fsync_folder, write_json
+from rmcore.core.files import atomic_file, exclusive, write_json
 from rmcore.core.store import KEY_LENGTH, Store, make_key
 from rmcore.data.pair import PreferencePair, Prompt
 from rmcore.data.readers.sources import load_pairs, source_digest
@@ -236,9 +236,7 @@ def write_scores(table: pd.DataFrame, summary: Mapping[str, Any], key: str) -> P
     folder = place / f"{slug}-{key[:KEY_LENGTH]}"
     with exclusive(place / ".lock"):  # against another run with the same outcome
         folder.mkdir(exist_ok=True)
-        unfinished = folder / ".rewards.parquet.tmp"
-        table.to_parquet(unfinished)
-        fsync_folder(unfinished)
-        unfinished.replace(folder / "rewards.parquet")
+        with atomic_file(folder / "rewards.parquet") as unfinished:
+            table.to_parquet(unfinished)
         write_json(folder / "summary.json", summary)
     return folder

@@ -20,7 +20,7 @@ from rmcore.active.differences import CachedDifferences
 from rmcore.active.labellers import Labeller, checked_labels, swapped
 from rmcore.active.retraining import Fitted, HeadRetrainer, Retrainer
 from rmcore.core.errors import ConfigError, DataError, StoreError
-from rmcore.core.files import fsync_folder, write_json
+from rmcore.core.files import atomic_file, write_json
 from rmcore.data.pair import PreferencePair, content_id
 from rmcore.models.reward_model import BradleyTerryRM
 
@@ -268,12 +268,9 @@ class _Kept:
     def write(self, number: int, ids: Sequence[str], agrees: npt.NDArray[Any], model: Fitted) -> None:
         """Keep a round, whole or not at all."""
         place = self._place(number)
-        unfinished = place.with_name(f".{place.name}.tmp")
         arrays = {f"model/{name}": value for name, value in model.arrays().items()}
-        with unfinished.open("wb") as file:
+        with atomic_file(place) as unfinished, unfinished.open("wb") as file:
             np.savez(file, allow_pickle=False, ids=np.array(ids), agrees=agrees, **arrays)
-        fsync_folder(unfinished)
-        unfinished.replace(place)
 
     def _place(self, number: int) -> Path:
         return self.folder / f"round_{number:04d}.npz"

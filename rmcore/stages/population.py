@@ -15,7 +15,7 @@ import pandas as pd
 
 from rmcore.config.pipeline import PipelineConfig, ValidationConfig
 from rmcore.core.errors import DataError
-from rmcore.core.files import write_json
+from rmcore.core.files import atomic_file, write_json
 from rmcore.core.progress import Report
 from rmcore.core.tracking import METRICS_FILE, JsonlTracker, Tracker
 from rmcore.data.pair import PreferencePair
@@ -67,9 +67,8 @@ def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker,
         if not place.is_file():
             say = partial(_say, report, index, len(recipes), recipe.name)
             rows = _backbone_rows(config, study, recipe, material, say)
-            unfinished = place.with_name(f".{place.name}.tmp")
-            rows.to_parquet(unfinished)
-            unfinished.rename(place)
+            with atomic_file(place) as unfinished:
+                rows.to_parquet(unfinished)
         tables.append(pd.read_parquet(place))
     table = pd.concat(tables, ignore_index=True)
     table.to_parquet(out / ROWS_FILE)

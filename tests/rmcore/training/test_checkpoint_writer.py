@@ -1,13 +1,13 @@
 """Which checkpoint folders a training leaves, and that each is whole whatever happens while it is written."""
 
 import os
-import resource
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from full_disk import largest_file
 from rmcore.config.pipeline import TrainConfig
 from rmcore.core.errors import StoreError
 from rmcore.training.checkpoint import copy_checkpoint, repair_interrupted, save_checkpoint
@@ -87,13 +87,8 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path, rm)
     mark(rm, 1)
     save_checkpoint(rm, tmp_path / "best")
     mark(rm, 2)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, limits[1]))
-    try:
-        with pytest.raises(StoreError, match=r"could not be written.*the one before it is untouched"):
-            save_checkpoint(rm, tmp_path / "best")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with largest_file(2**20), pytest.raises(StoreError, match=r"could not be written.*the one before it is untouched"):
+        save_checkpoint(rm, tmp_path / "best")
     assert marked(tmp_path / "best") == 1
     assert [path.name for path in Path(tmp_path).iterdir()] == ["best"]
 
