@@ -17,6 +17,7 @@ from scipy.stats import spearmanr
 
 from experiments.presets import PRESETS
 from rmcore.config.pipeline import PipelineConfig, ValidationConfig
+from rmcore.core.progress import silent
 from rmcore.core.store import ArtifactRef, Store
 from rmcore.data.table import read_pairs
 from rmcore.policy.grpo.defects import BackboneRecipe, backbones
@@ -42,7 +43,7 @@ def study(num_models: int, config: PipelineConfig, steps: int, out: Path) -> lis
             checkpoint.mkdir(parents=True, exist_ok=True)
             pairs = read_pairs(Path(refs["prepare"].path) / "train.parquet")
             policy = policy_place(config, Path(refs["policy"].path))
-            train_backbone(config, ValidationConfig(steps=steps), recipe, pairs, policy, checkpoint, lambda text: None)
+            train_backbone(config, ValidationConfig(steps=steps), recipe, pairs, policy, checkpoint, silent)
         own = refs | {"train": given_checkpoint(str(checkpoint / "best"), home() / "given")}
         for name in JUDGED:
             own[name] = run(store, name, config, own)

@@ -1,7 +1,7 @@
 """The check by full fine-tuning: whether what heads on a frozen backbone show holds where all weights are trained."""
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from rmcore.active.retraining import Fitted
 from rmcore.active.study import accuracy, draw_parts
 from rmcore.config.pipeline import ActiveConfig, PipelineConfig, TrainConfig
 from rmcore.core.errors import ConfigError
+from rmcore.core.progress import Report, silent
 from rmcore.core.tracking import NullTracker
 from rmcore.data.integrity import select_training_pairs
 from rmcore.data.pair import PreferencePair
@@ -107,7 +108,7 @@ def check_record(
     *,
     acquisition: str,
     seed: int,
-    progress: Callable[[str], None] = lambda text: None,
+    report: Report = silent,
 ) -> dict[str, Any]:
     """One acquisition function under one seed: accuracy after each of the check's label counts, JSON-ready.
 
@@ -120,7 +121,7 @@ def check_record(
         study: with the check's sizes.
         acquisition: its name.
         seed: of everything drawn.
-        progress: is told what was reached.
+        report: told what was reached.
 
     Raises:
         ConfigError: the label counts do not fit into seed set and pool.
@@ -144,8 +145,8 @@ def check_record(
     )
     test = parts.test[: check.test_pairs]
     found = [accuracy(learner.model, test)]
-    for _ in check.labels[1:]:
-        progress(f"{acquisition}, {len(learner.labelled)} labels: {found[-1]:.3f}")
+    for done in range(1, len(check.labels)):
+        report(done, len(check.labels), f"{acquisition}, {len(learner.labelled)} labels: {found[-1]:.3f}")
         learner.run_active_loop(pool, labeller, 1)
         found.append(accuracy(learner.model, test))
     return {"num_labels": list(check.labels), "accuracy": found, "num_test_pairs": len(test), "num_pool": len(pool)}

@@ -21,6 +21,7 @@ from rmcore.active.labellers import Labeller, checked_labels, swapped
 from rmcore.active.retraining import Fitted, HeadRetrainer, Retrainer
 from rmcore.core.errors import ConfigError, DataError, StoreError
 from rmcore.core.files import atomic_file, write_json
+from rmcore.core.progress import Report, silent
 from rmcore.data.pair import PreferencePair, content_id
 from rmcore.models.reward_model import BradleyTerryRM
 
@@ -127,7 +128,7 @@ class ActiveLearner:
         n_rounds: int,
         *,
         folder: str | Path | None = None,
-        progress: Callable[[int, int, str], None] = lambda done, total, text: None,
+        report: Report = silent,
     ) -> list[Round]:
         """Run `n_rounds` rounds of choosing, asking and retraining.
 
@@ -137,7 +138,7 @@ class ActiveLearner:
             n_rounds: rounds after the seed set's.
             folder: where each round is kept. Rounds that are there already are not run again, and `label_fn` is not
                 asked again; more rounds than before may be asked for.
-            progress: called as progress(rounds done, rounds, text).
+            report: told of the rounds done.
 
         Returns:
             The round that the loop starts from (0: the seed set) and the others, n_rounds + 1.
@@ -170,7 +171,7 @@ class ActiveLearner:
             if kept is not None and stored is None:
                 kept.write(number, [pair.pair_id for pair in asked], agrees, self.model)
             rounds.append(Round(number, answered, len(self.labelled), self.model))
-            progress(done + 1, n_rounds, f"{len(self.labelled)} labels")
+            report(done + 1, n_rounds, f"{len(self.labelled)} labels")
         return rounds
 
     def _kept_start(self, kept: "_Kept") -> Fitted:

@@ -15,7 +15,7 @@ from rmcore.active.fine_tuning import check_record
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.files import write_json
-from rmcore.core.progress import Report
+from rmcore.core.progress import Report, within
 from rmcore.core.tracking import Tracker
 from rmcore.data.table import read_pairs
 from rmcore.stages.active import make_labeller
@@ -36,12 +36,9 @@ def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker,
     for done, (name, seed) in enumerate(cells):
         place = out / f"check_{name}_{seed}.json"
         if not place.is_file():
-
-            def say(text: str, done: int = done, seed: int = seed) -> None:
-                report(done, len(cells), f"seed {seed}: {text}")
-
+            told = within(report, done, len(cells), f"seed {seed}")
             labeller = make_labeller(config, pairs, seed)
-            write_json(place, check_record(pairs, labeller, config, study, acquisition=name, seed=seed, progress=say))
+            write_json(place, check_record(pairs, labeller, config, study, acquisition=name, seed=seed, report=told))
         records[name].append(json.loads(place.read_text()))
     found = analyse_check(records)
     write_json(out / "check.json", found)

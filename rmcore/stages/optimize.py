@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import PolicyConfig
 from rmcore.core.files import write_json
-from rmcore.core.progress import Report
+from rmcore.core.progress import Report, labelled
 from rmcore.core.tracking import Tracker
 from rmcore.data.pair import Prompt, prompt_key
 from rmcore.data.table import read_pairs
@@ -170,7 +170,7 @@ def _gradient(config: PipelineConfig, place: str, table: pd.DataFrame, report: R
         model,
         examples,
         [pool / scale for pool in rewards],
-        lambda done, total: report(done, total, "policy gradients"),
+        labelled(report, "policy gradients"),
     )
     return {"gradient": found.to_dict()}
 

@@ -6,9 +6,8 @@ interrupted run goes on, and `rows.parquet`, one row a reward model; `summary.js
 
 import random
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -16,7 +15,7 @@ import pandas as pd
 from rmcore.config.pipeline import PipelineConfig, ValidationConfig
 from rmcore.core.errors import DataError
 from rmcore.core.files import atomic_file, write_json
-from rmcore.core.progress import Report
+from rmcore.core.progress import Report, within
 from rmcore.core.tracking import METRICS_FILE, JsonlTracker, Tracker
 from rmcore.data.pair import PreferencePair
 from rmcore.data.table import read_pairs
@@ -65,18 +64,14 @@ def run(config: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker,
     for index, recipe in enumerate(recipes):
         place = out / f"rows_{recipe.name}.parquet"
         if not place.is_file():
-            say = partial(_say, report, index, len(recipes), recipe.name)
-            rows = _backbone_rows(config, study, recipe, material, say)
+            told = within(report, index, len(recipes), recipe.name)
+            rows = _backbone_rows(config, study, recipe, material, told)
             with atomic_file(place) as unfinished:
                 rows.to_parquet(unfinished)
         tables.append(pd.read_parquet(place))
     table = pd.concat(tables, ignore_index=True)
     table.to_parquet(out / ROWS_FILE)
     write_json(out / "summary.json", {"metrics": {"ready/num_models": len(table)}})
-
-
-def _say(report: Report, done: int, total: int, name: str, text: str) -> None:
-    report(done, total, f"{name}: {text}")
 
 
 def train_backbone(
@@ -86,7 +81,7 @@ def train_backbone(
     training: Sequence[PreferencePair],
     policy: str,
     place: Path,
-    report: Callable[[str], None],
+    report: Report,
 ) -> None:
     """Train one backbone with its defect into `place/best`; the same for the same arguments.
 
@@ -119,7 +114,9 @@ def train_backbone(
     rng = random.Random(f"population {config.seed} {recipe.name}")  # noqa: S311 - data, not cryptography
     tracker = JsonlTracker(place / METRICS_FILE)
     pairs = recipe.change(training, rng)
-    train_into(changed, pairs, [], place, tracker, lambda done, total, text: report(f"step {done} of {total}"))
+    train_into(
+        changed, pairs, [], place, tracker, lambda done, total, _: report(done, total, f"step {done} of {total}")
+    )
     tracker.close()
 
 
@@ -128,7 +125,7 @@ def _backbone_rows(
     study: ValidationConfig,
     recipe: BackboneRecipe,
     material: Material,
-    report: Callable[[str], None],
+    report: Report,
 ) -> pd.DataFrame:
     with tempfile.TemporaryDirectory(prefix="rm-opt-population-") as scratch:
         train_backbone(config, study, recipe, material.training, material.policy, Path(scratch), report)

@@ -86,7 +86,7 @@ def train_into(
             folder=out,
             tracker=tracker,
             seed=config.seed,
-            progress=report,
+            report=report,
             callbacks=_callbacks(config),
             settings=_model_settings(config, device.type) | _order_settings(order),
             ranks=ranks,

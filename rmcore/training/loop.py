@@ -7,7 +7,7 @@ seed, so on a CPU a training that was killed anywhere ends in the same bits as o
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ import torch
 from rmcore.config.pipeline import TrainConfig
 from rmcore.core.errors import TrainingError
 from rmcore.core.files import write_json
+from rmcore.core.progress import Report, silent
 from rmcore.core.tracking import Tracker
 from rmcore.data.rendering import TokenizedPair
 from rmcore.evaluation.report_card import batch_metrics
@@ -67,7 +68,7 @@ class Trainer:
         folder: where checkpoints go.
         tracker: receives numbers by step.
         seed: data order and dropout.
-        progress: called as progress(step, planned_steps, text) after each step.
+        report: called after each step, with the steps done and planned and the loss.
         callbacks: called after each evaluation.
         settings: whatever else made this training what it is, by dotted name; a state of other settings is refused.
         ranks: the processes that train together.
@@ -87,7 +88,7 @@ class Trainer:
         folder: Path,
         tracker: Tracker,
         seed: int,
-        progress: Callable[[int, int, str], None] | None = None,
+        report: Report = silent,
         callbacks: Sequence[Callback] = (),
         settings: Mapping[str, Any] | None = None,
         ranks: Ranks = ALONE,
@@ -96,7 +97,7 @@ class Trainer:
         ranks.check_divides(config.pairs_per_step)
         self.rm, self.config, self.folder, self.tracker, self.seed = rm, config, folder, tracker, seed
         self.train, self.validation, self.ranks = train, validation, ranks
-        self.progress, self.callbacks = progress, callbacks
+        self.report, self.callbacks = report, callbacks
         self.num_steps = planned_steps(config, len(train))
         self.settings = states.training_settings(config, seed, train, validation) | dict(settings or {})
         rm.allow_packing = rm.allow_packing and config.packing
@@ -184,8 +185,7 @@ class Trainer:
                 if not context.deferred or self._is_due(step):
                     self._settle(stepper)
                     self._after_step(step, lr)
-                if self.progress is not None:
-                    self.progress(step, self.num_steps, self._loss)
+                self.report(step, self.num_steps, self._loss)
                 stop = self.ranks.agree(interruption.asked)
                 stop_reason = self._reason_to_stop()
                 due = stop_reason is None and time.monotonic() - saved_at >= self.config.resume_every_seconds
