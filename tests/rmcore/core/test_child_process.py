@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from rmcore.core import child_process as fork_server
-from rmcore.core.child_process import StageProcess, terminate_stages
+from rmcore.core.child_process import ForkedProcess, terminate_forked
 from rmcore.stages.run import DELIBERATE_ERROR, ERROR_FILE, INTERRUPTED
 
 LONG = {"data": {"gold": {"num_prompts": 200_000, "pairs_per_prompt": 64}}}
@@ -27,7 +27,7 @@ def start(tmp_path):
         spec = {"stage": stage, "config": config or {}, "upstream": {}, "out": str(tmp_path / "out")}
         (tmp_path / "spec.json").write_text(json.dumps(spec))
         with (tmp_path / "log").open("w") as log:
-            return StageProcess(tmp_path / "spec.json", log, os.environ | variables, terminal)
+            return ForkedProcess("rmcore.stages.run", tmp_path / "spec.json", log, os.environ | variables, terminal)
 
     return start
 
@@ -68,7 +68,7 @@ def test_all_stages_of_a_process_can_be_asked_to_end(start, tmp_path):
     while not (tmp_path / "out").is_dir():  # it has begun, so it has its handler of signals
         with pytest.raises(TimeoutError):
             process.wait(0.05)
-    terminate_stages()
+    terminate_forked()
     assert process.wait() == INTERRUPTED
 
 
@@ -95,8 +95,8 @@ def test_a_stage_draws_on_the_terminal_that_it_is_given(start):
 STARTER = """
 import os, sys
 from pathlib import Path
-from rmcore.core.child_process import StageProcess
-process = StageProcess(Path(sys.argv[1]), open(sys.argv[2], "w"), os.environ, None)
+from rmcore.core.child_process import ForkedProcess
+process = ForkedProcess("rmcore.stages.run", Path(sys.argv[1]), open(sys.argv[2], "w"), os.environ)
 print(process._pid, flush=True)
 process.wait()
 """
