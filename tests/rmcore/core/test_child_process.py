@@ -1,11 +1,13 @@
 """Stages that are forked: what their waiter hears, what they inherit, and whom they do not outlive."""
 
+import contextlib
 import json
 import os
 import pty
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -85,10 +87,20 @@ def test_a_stage_ends_with_its_server_and_the_next_one_has_another(start):
 
 def test_a_stage_draws_on_the_terminal_that_it_is_given(start):
     ours, theirs = pty.openpty()
+    drawn = []
+
+    def watch():  # a terminal that nobody reads holds 4 KB, and whoever draws more waits
+        with contextlib.suppress(OSError):  # the last who could draw has closed it
+            while part := os.read(ours, 65536):
+                drawn.append(part)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
     process = start(terminal=theirs)
-    assert process.wait() == 0
     os.close(theirs)
-    assert b"prepare" in os.read(ours, 65536)
+    assert process.wait() == 0
+    watcher.join(60)
+    assert b"prepare" in b"".join(drawn)
     os.close(ours)
 
 
