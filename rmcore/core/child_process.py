@@ -140,11 +140,6 @@ class _ForkServer:
         socket.send_fds(self._control, [b"\n"], descriptors)
 
 
-def start_server() -> None:
-    """Let the imports begin now, beside whatever else has to be done before the first stage."""
-    _server(os.environ)
-
-
 def terminate_forked() -> None:
     """Ask all forked children of this process to save and end; whoever waits for them goes on waiting."""
     for process in list(_running):
