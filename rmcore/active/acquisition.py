@@ -11,18 +11,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 from scipy.linalg import cholesky, solve_triangular
 from scipy.special import expit
 
+from rmcore.core.arrays import FloatArray, IntArray
 from rmcore.core.errors import ConfigError, DataError, ModelError
 from rmcore.core.progress import Report, counting_on, silent
 from rmcore.data.pair import PreferencePair
 from rmcore.ensembles.ensemble import RewardModelEnsemble
 from rmcore.ensembles.features import pair_features
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

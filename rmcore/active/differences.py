@@ -5,13 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import DataError, ModelError
 from rmcore.core.progress import Report, silent
 from rmcore.data.pair import PreferencePair
 from rmcore.ensembles.features import pair_features
 from rmcore.models.reward_model import BradleyTerryRM
-
-FloatArray = npt.NDArray[np.float64]
 
 
 class CachedDifferences:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from rmcore.active.acquisition import View, look
 from rmcore.active.labellers import Labeller, blind
@@ -15,6 +14,7 @@ from rmcore.active.learner import ActiveLearner
 from rmcore.active.retraining import Fitted
 from rmcore.active.study import accuracy, draw_parts
 from rmcore.config.pipeline import ActiveConfig, PipelineConfig, TrainConfig
+from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ConfigError
 from rmcore.core.progress import Report, silent
 from rmcore.core.tracking import NullTracker
@@ -25,7 +25,6 @@ from rmcore.models.loading import pick_device
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.training.loop import Trainer
 
-FloatArray = npt.NDArray[np.float64]
 CHOOSES_NOTHING = {"early_stopping_patience": None, "best_metric": "last", "callbacks": (), "resume_every_seconds": 1e9}
 """Every model is trained to its last step: no validation pairs are paid for."""
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ConfigError
 from rmcore.core.progress import Report, silent
 from rmcore.data.pair import Prompt
@@ -19,8 +20,6 @@ from rmcore.ensembles.agreement import Aggregation, Calibration, aggregate, cali
 from rmcore.ensembles.ensemble_folder import Source, read_folder, write_folder
 from rmcore.ensembles.members import Members
 from rmcore.models.reward_model import BradleyTerryRM
-
-FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -5,18 +5,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ModelError
 from rmcore.core.progress import Report, counting_on, silent
 from rmcore.data.pair import Prompt
 from rmcore.data.rendering import TokenizedSide
 from rmcore.ensembles.features import features, head_of
 from rmcore.models.reward_model import BradleyTerryRM
-
-FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(eq=False)

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import DataError, ModelError
 from rmcore.core.progress import Report, silent
-from rmcore.policy.sampling.best_of_n import FloatArray
 from rmcore.policy.sft import Example, response_log_probs
 
 

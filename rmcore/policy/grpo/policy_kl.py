@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rmcore.evaluation.uncertainty import FloatArray
+from rmcore.core.arrays import FloatArray
 from rmcore.policy.sft import Example, padded_examples
 
 TOKENS_AT_ONCE = 8192

@@ -9,8 +9,8 @@ import pandas as pd
 import torch
 from transformers import GenerationConfig
 
+from rmcore.core.arrays import FloatArray
 from rmcore.data.pair import Prompt
-from rmcore.evaluation.uncertainty import FloatArray
 from rmcore.policy.grpo.local_reward import LocalReward
 from rmcore.policy.grpo.policy_kl import sequence_kl
 from rmcore.policy.judge import Judge

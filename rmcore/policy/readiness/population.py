@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ModelError
 from rmcore.core.progress import Report
 from rmcore.data.pair import PreferencePair
 from rmcore.ensembles.features import features, head_of, pair_features
 from rmcore.evaluation.report_card import evaluate_pairs
-from rmcore.evaluation.uncertainty import FloatArray
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.policy.grpo.defects import BackboneRecipe, HeadData, HeadRecipe, heads
 from rmcore.policy.overoptimization import METHODS, overoptimization

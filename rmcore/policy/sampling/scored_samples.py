@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ModelError
 from rmcore.core.progress import Report, labelled
 from rmcore.data.pair import PreferencePair
 from rmcore.ensembles.features import features, head_of, pair_features
 from rmcore.ensembles.linear_probes import bootstrap_heads
-from rmcore.evaluation.uncertainty import FloatArray
 from rmcore.models.reward_model import BradleyTerryRM
 
 
