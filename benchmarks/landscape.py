@@ -45,7 +45,7 @@ from torch import Tensor
 from rmcore.core.files import write_json
 from rmcore.landscape.gram import gauss_newton_spectrum
 from rmcore.landscape.operators import LossGaussNewton, LossHessian, PairCurvature
-from rmcore.training.tensor_peak import TensorPeak
+from rmcore.training.peak_memory import TensorPeak
 
 KINDS: dict[str, type[PairCurvature]] = {"Hessian": LossHessian, "Gauss-Newton": LossGaussNewton}
 MANY = 8

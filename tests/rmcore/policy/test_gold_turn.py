@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from rmcore.config.pipeline import GoldConfig
-from rmcore.data.gold.demonstrations import TAIL_SHARE, demonstrations
 from rmcore.data.gold.prompts import draw_prompt
-from rmcore.data.gold.world import gold_reward, sample_response
+from rmcore.data.gold.world import TAIL_SHARE, demonstrations, gold_reward, sample_response
 from rmcore.policy.overoptimization import METHODS, overoptimization
 
 
