@@ -11,36 +11,40 @@ RM_OPT_DATA ?= $(abspath $(wildcard ../shared/data))
 export RM_OPT_DATA
 JOBS ?= 2
 
-.PHONY: demo test test-fast lint typecheck unit mutants install vllm clean
+# `## …` after a target's name is what `make help` prints of it.
+.PHONY: help demo test test-fast lint typecheck unit mutants install vllm clean
 
-demo: $(STAMP)
+help: ## Show what can be made.
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(STAMP) ## Run the whole pipeline on a built-in world: a verdict and a report.
 	@$(BIN)/rm-opt run --preset demo
 
-test: lint typecheck unit
+test: lint typecheck unit ## Run lint, type check, import rules and every test.
 
 # What an edit is tried with: no server, no training of more than a moment.
-test-fast: $(STAMP)
+test-fast: $(STAMP) ## Run the tests that start no server and train for no more than a moment.
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile -m "not services and not slow"
 
-lint: $(STAMP)
+lint: $(STAMP) ## Run ruff and the import rules.
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports --no-logo
 
-typecheck: $(STAMP)
+typecheck: $(STAMP) ## Run mypy.
 	@$(BIN)/mypy
 
 # A file's tests run one after the other in one process, and so do those of a folder of tests/services: they share their
-# servers. Servers take free ports and homes of their own, so two such groups may run side by side.
-unit: $(STAMP)
-	@OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile -m "not services"
-	@OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile -m services
+# servers. Servers take free ports and homes of their own, so two such groups may run side by side. tests/conftest.py
+# puts what waits for servers first, so that the other process computes meanwhile.
+unit: $(STAMP) ## Run every test.
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 # Does the suite notice small wrong changes? Not part of `make test`: some twenty minutes on idle cores.
-mutants: $(STAMP)
+mutants: $(STAMP) ## Show that the tests notice small wrong changes.
 	@$(BIN)/python tests/mutants/run.py --jobs $(JOBS)
 
-install: $(STAMP)
+install: $(STAMP) ## Set up .venv and do nothing else.
 
 # $(call pinned,ENVIRONMENT,FILE): exactly what stands in the file (.ci/pin.py writes it), each download checked against
 # its sha256, wheels alone so that no package's own code runs; one line counts what has arrived, and what pip warns of
@@ -49,8 +53,11 @@ install: $(STAMP)
 hashed = $(1)/bin/python -m pip install --disable-pip-version-check --no-deps --require-hashes --only-binary :all:
 pinned = awk '/^[^ ]/ { own = /^torch==/ } own' $(2) >$(1)/torch.txt && \
 	{ $(hashed) --quiet --no-index -r $(1)/torch.txt >/dev/null 2>&1 || true; } && \
-	set -o pipefail && PYTHONUNBUFFERED=1 $(hashed) --progress-bar off -r $(2) 2>&1 | awk -v file=$(2) -v total=$$(grep -c == $(2)) ' \
-	/^(Collecting|Processing|Requirement already) / { printf "\r%s: %d of up to %d packages", file, ++n, total; fflush() } \
+	set -o pipefail && PYTHONUNBUFFERED=1 $(hashed) --progress-bar off -r $(2) 2>&1 | awk -v file=$(2) -v total=$$(grep -c == $(2)) -v terminal=$$(test -t 2 && echo 1) ' \
+	/^(Collecting|Processing|Requirement already) / { ++n; line = file ": " n " of up to " total " packages" } \
+	line && terminal { printf "\r%s", line } \
+	line && !terminal && n % 25 == 0 { print line } \
+	line { line = ""; fflush() } \
 	/^Installing collected/ { printf "\n%s: checked against their hashes, now installing\n", file; fflush() } \
 	/^ERROR/ { failed = 1; print "" } \
 	failed || !/^( |Collecting|Processing|Requirement already|Looking in|Ignoring|Installing|Successfully|$$)|Location .* is ignored/'
@@ -68,7 +75,7 @@ $(STAMP): pyproject.toml constraints.txt constraints-cuda.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --no-build-isolation -e .
 	@touch $(STAMP)
 
-vllm: $(VLLM_STAMP)
+vllm: $(VLLM_STAMP) ## Set up .venv-vllm, for the reward server and fast sampling.
 
 # constraints-vllm.txt goes without torchvision, torchaudio and torchcodec: beside a CPU torch they come as CUDA builds,
 # which break `import transformers`.
@@ -82,5 +89,5 @@ $(VLLM_STAMP): constraints-vllm.txt constraints-vllm-gpu.txt
 	fi
 	@touch $(VLLM_STAMP)
 
-clean:
+clean: ## Remove both environments and all caches.
 	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

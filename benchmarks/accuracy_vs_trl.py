@@ -8,7 +8,7 @@ alternating. Same on both sides: initial weights of backbone and head (checked),
 checkpointing and no dropout. Each side's own: the defaults of its loss (label smoothing and a reward penalty here,
 neither in TRL). No validation pairs here: the last step is what is judged.
 
-A finished cell is a JSON file in --out; an interrupted run goes on, and a side is measured again once its cells are
+A finished cell is a JSON file in --out; an interrupted run continues, and a side is measured again once its cells are
 deleted. Times: of the training loop alone; wall and CPU from the pairs to the saved checkpoint (loading, tokenizing and
 writing included, imports and scoring not).
 

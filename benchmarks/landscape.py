@@ -6,7 +6,7 @@
 
 Real AlpacaEval pairs of RM_OPT_DATA, 128 tokens a side, drawn at random; a model after a few plain training steps
 (--train-steps) on other pairs, which are the same weights on all sides. Every side is a process of its own. What a side
-measured is a JSON file in --out; an interrupted run goes on, and a side is measured again once its file is deleted.
+measured is a JSON file in --out; an interrupted run continues, and a side is measured again once its file is deleted.
 
 products      Seconds of a product over seconds of one gradient of the same mean loss: medians, in turns, after a first
               round that is not counted; of eight vectors at once one call, which is a mean in itself. CPU: the same
@@ -15,7 +15,7 @@ products      Seconds of a product over seconds of one gradient of the same mean
 eigenvalues   The five largest in magnitude, each vector with ||H v - theta v|| <= 1 % of |theta| as judged by our
               product, theta = v.Hv. A side's seconds and products are those of its smallest budget that reaches it:
               Lanczos steps (this library, hessian-eigenthings), ARPACK's tolerance (curvlinops), the residual at which
-              power iteration goes on to the next vector (PyHessian; its own rule would need a guess). Finding the
+              power iteration continues to the next vector (PyHessian; its own rule would need a guess). Finding the
               budget is not counted. A side that is not done within --limit seconds is stopped. Memory is what the
               process grew by, on a GPU the most that was allocated.
 gram          Seconds and the process's peak memory of the exact Gauss-Newton spectrum.

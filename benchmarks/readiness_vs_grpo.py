@@ -3,7 +3,7 @@
     python benchmarks/readiness_vs_grpo.py --out readiness_vs_grpo
 
 Each backbone of the validation study is judged by readiness v2 on the policy's samples and then optimised against by
-GRPO; the gold world says what that gained. Stages are cached under $RM_OPT_HOME, so a second call goes on. Writes
+GRPO; the gold world says what that gained. Stages are cached under $RM_OPT_HOME, so a second call continues. Writes
 `rows.json` and prints the table.
 """
 

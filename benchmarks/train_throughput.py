@@ -9,7 +9,7 @@ Every cell is a process of its own; the sides take turns, and the next repeat go
 sides: weights, token ids, the pairs of each step, the loss (plain Bradley-Terry: beta 1, no smoothing, no penalty),
 AdamW, learning rate, clipping, precision, gradient checkpointing, no dropout, logging every 10 steps. TRL cuts a step
 into micro-batches of --trl-batch pairs, each padded to its longest side, and attends by SDPA. This library takes the
-token budget of its own choice. A finished cell is a JSON file in --out; an interrupted run goes on, and a cell is
+token budget of its own choice. A finished cell is a JSON file in --out; an interrupted run continues, and a cell is
 measured again once it is deleted.
 
     pairs/s      from the end of the first step to the end of the last: batches, steps and logging

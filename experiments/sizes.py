@@ -2,7 +2,7 @@
 
 smoke   the gold world and the model `tiny`: a matrix in minutes on a laptop; shows that everything is wired
 small   real AlpacaEval preferences and the pretrained 22 M encoder MiniLM; a cell in about a minute on two cores
-paper   the specification's model and data, for a GPU machine with access to a model hub
+paper   Qwen2.5-0.5B on hub data, for a GPU machine with access to a model hub
 """
 
 import os

@@ -13,7 +13,7 @@ from flows.cli_common import ConfigOption, Flow, SetOption, SummaryOption, print
 from rmcore.cli import app
 from rmcore.cli.active import app as active_app
 from rmcore.cli.common import guard
-from tasks.home import configure_environment, home
+from tasks.home import configure_environment, home, make_home
 
 store_app = typer.Typer(no_args_is_help=True, help="List and bound the stored artifacts.")
 app.add_typer(store_app, name="store")
@@ -153,6 +153,7 @@ def store_gc(
     """
     from rmcore.core.store import Store
 
+    make_home(home())  # locks are the first files of a home that was never used
     removed, in_use, unusable = Store(home() / "store").collect_garbage(keep)
     for folder in unusable:
         print(f"its manifest was missing or not what was written, removed: {folder}")

@@ -24,7 +24,7 @@ from tasks.home import home
 NameArgument = Annotated[str, typer.Argument(help=f"One of {', '.join(SHIPPED)}, or a YAML file.")]
 SIZE_HELP: Any = typer.Option(
     help="smoke (default): gold world, minutes. small: real pairs from RM_OPT_DATA and a pretrained encoder. paper: "
-    "the specification's model and data, for a GPU."
+    "Qwen2.5-0.5B on hub data, for a GPU."
 )
 SeedsOption = Annotated[int | None, typer.Option(min=1, max=100, help="Replicates of every arm; default: as declared.")]
 PlanOption = Annotated[

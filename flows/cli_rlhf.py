@@ -1,4 +1,4 @@
-"""`rm-opt rlhf`: from preferences to a trained policy, and whether the reward that counts rose with the proxy."""
+"""`rm-opt rlhf`: from preferences to a trained policy, and whether the gold reward rose with the proxy."""
 
 from collections.abc import Callable
 from functools import partial
@@ -40,7 +40,7 @@ def rlhf(
     ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Trainings of the policy, which differ by the seed.")] = None,
     judge: Annotated[
-        str | None, typer.Option(help="module:function of (prompt, response): the reward that counts, where known.")
+        str | None, typer.Option(help="module:function of (prompt, response): the gold reward, where known.")
     ] = None,
     checkpoint: Annotated[
         str | None, typer.Option(help="A trained reward model, for --mode policy: a checkpoint folder.")
@@ -53,7 +53,7 @@ def rlhf(
     """Train a reward model on preferences and a policy against it by GRPO; show whether the gold reward rose as well.
 
     Rewards come from a vLLM reward server where vLLM is installed (`make vllm`). Everything is cached: the same command
-    goes on where it was stopped. Examples:
+    continues where it was stopped. Examples:
 
     rm-opt rlhf
 

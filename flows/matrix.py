@@ -132,4 +132,4 @@ class MatrixRunner:
 
     def _check_going_on(self, stage: str) -> None:
         if self._stopping.is_set():
-            raise TrainingError(f"stopped before stage {stage}; the same command goes on from there.")
+            raise TrainingError(f"stopped before stage {stage}; the same command resumes from there.")

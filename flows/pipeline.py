@@ -89,11 +89,11 @@ def require_judge(config: PipelineConfig) -> None:
 
     Raises:
         ConfigError: there is a policy, the data are not the gold world's, and neither judged samples nor a judge are
-            named. A training of the policy goes on without: nothing but its own rise can be shown then.
+            named. A training of the policy continues without: nothing but its own rise can be shown then.
     """
     if config.policy is not None and config.rlhf is None and not is_judged(config):
         raise ConfigError(
-            "readiness v2 asks what the reward that counts makes of the policy's samples, and nobody knows it for "
+            "readiness v2 asks what the gold reward makes of the policy's samples, and nobody knows it for "
             f"{config.data.source}. Draw samples with `rm-opt best-of-n`, have them judged, and name the file in "
             "policy.samples; or name a function of (prompt, response) in policy.judge; or leave the policy out for "
             "readiness v1."

@@ -170,7 +170,7 @@ def overoptimize(
 
     Args:
         samples: file with several samples of each prompt and their rewards: Parquet, CSV, JSON or JSONL.
-        gold: column of the reward that counts: a judge's, or people's.
+        gold: column of the gold reward: a judge's, or people's.
         proxies: columns of reward models' rewards.
         prompt: column that samples of one prompt share.
         max_n: largest n of best-of-n.

@@ -140,7 +140,7 @@ def end_without_server(advice: str) -> Iterator[None]:
 
 
 def _watch(api: httpx.URL, advice: str, asked_to_end: socket.socket) -> None:
-    """Look whether somebody listens at all: a busy server does, and may take its time to answer.
+    """Look whether someone listens at all: a busy server does, and may take its time to answer.
 
     Nothing is said of a server that never took a connection from here: it is reached through a proxy.
     """
@@ -186,7 +186,7 @@ def free_leaked_device(device_is_free: bool) -> None:
 
     Args:
         device_is_free: nobody on this machine holds the store's device lock, which the kernel frees with its holder.
-            (Somebody who has the slot and not yet the lock loses the slot, and is still held back by the lock.)
+            (Someone who has the slot and not yet the lock loses the slot, and is still held back by the lock.)
     """
     if device_is_free:
         ask("PATCH", f"{current_api()}/v2/concurrency_limits/{DEVICE_LIMIT}", {"active_slots": 0})

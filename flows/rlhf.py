@@ -29,7 +29,7 @@ POLICY_ONLY = ("prepare", "train", *POLICY, "grpo")
 def rlhf(
     config: PipelineConfig = PRESETS["rlhf"], mode: Mode = "full", checkpoint: str | None = None
 ) -> dict[str, Any]:
-    """Train a reward model on preferences and a policy against it, and show whether the reward that counts rose too.
+    """Train a reward model on preferences and a policy against it, and show whether the gold reward rose too.
 
     Args:
         config: data, reward model, policy, and in rlhf the training of the policy.

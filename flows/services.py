@@ -257,6 +257,7 @@ def down() -> list[str]:
         ServiceError: a process survived SIGKILL.
     """
     directory = home()
+    make_home(directory)  # the lock is the first file of a home that was never used
     with exclusive(services_folder(directory) / "lock"):
         services = list(running_services(directory).values())
         _end(list(reversed(services)))

@@ -155,7 +155,7 @@ def _announce(point: ResumePoint | None) -> None:
     if point is not None:
         for note in point.notes:
             print(f"warning: {note}", file=sys.stderr)
-        print(f"train goes on from step {point.step}, where an earlier attempt was cut off", file=sys.stderr)
+        print(f"train resumes from step {point.step}, where an earlier attempt was cut off", file=sys.stderr)
 
 
 def _stage_error(path: Path) -> RmcoreError:

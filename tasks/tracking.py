@@ -306,7 +306,7 @@ class RunTracker:
             except Exception as error:  # noqa: BLE001 - whatever it is, hours of computation must not end for it
                 self._offline.set()
                 logger.warning(
-                    "MLflow at %s failed (%s): the run goes on without it, its metrics are on disk and its record is "
+                    "MLflow at %s failed (%s): the run continues without it, its metrics are on disk and its record is "
                     "%s. Run `rm-opt sync` when MLflow is back.",
                     without_login(self.record.tracking_uri),
                     in_one_line(error),

@@ -20,6 +20,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # The longest groups first, so that no process has one left when the others are done; files stay together.
+    items.sort(key=lambda item: (item.get_closest_marker("services") is None, "/services/" not in item.nodeid))
     for item in items:
         if item.get_closest_marker("services") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SERVICES_TIMEOUT_S))

@@ -1,7 +1,7 @@
 """The order in which pairs are trained on: easy ones first, hard ones first, or at random.
 
 How easy a pair is, is its margin: annotated, or predicted by a model that was not fitted on the pair. The schedules
-say with what chance the next pair comes from the easy, medium and hard ones as training goes on. Without repetition
+say with what chance the next pair comes from the easy, medium and hard ones as training continues. Without repetition
 every pair still comes once in an epoch, so schedules differ in order alone.
 """
 
@@ -23,7 +23,7 @@ BUCKETS: tuple[Bucket, ...] = get_args(Bucket)
 EASY_ABOVE, HARD_BELOW = 0.7, 0.2
 """Margins in [0, 1], else ranks among the pairs as shares."""
 WEIGHTS = ((0.3, (0.5, 0.4, 0.1)), (0.7, (0.2, 0.6, 0.2)), (float("inf"), (0.1, 0.5, 0.4)))
-"""(progress below which they hold, weights of easy, medium and hard), of the RM-Optimizer specification."""
+"""(progress below which they hold, weights of easy, medium and hard), as `easy_first` means them."""
 WITHOUT_PROGRESS = (0.2, 0.6, 0.2)
 
 
@@ -45,7 +45,7 @@ class CurriculumSampler:
     Args:
         margins: (P,) one a pair, higher is easier. If all lie in [0, 1] the thresholds are 0.7 and 0.2 (easy above,
             hard below); otherwise the same shares of the pairs by rank, equal margins together.
-        schedule: easy_first is the specification's, hard_first its reverse, random takes no notice of margins.
+        schedule: easy_first as in `WEIGHTS`, hard_first its reverse, random takes no notice of margins.
         seed: the same seed gives the same order.
 
     Raises:

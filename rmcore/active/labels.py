@@ -35,7 +35,7 @@ def write_proposal(pairs: Sequence[PreferencePair], path: Path, *, seed: int) ->
     """Write the pairs to label, in the given order; returns `path`.
 
     Raises:
-        DataError: the file is there already: somebody may be labelling in it.
+        DataError: the file is there already: someone may be labelling in it.
     """
     if path.exists():
         raise DataError(f"{path} is there already, and may hold labels; name another file, or move that one away.")

@@ -1,6 +1,6 @@
 """The loop: train on what is labelled, choose what to label next, ask, repeat.
 
-A loop that was cut off anywhere goes on where it was and ends in the same result: each round is one file, written
+A loop that was cut off anywhere continues where it was and ends in the same result: each round is one file, written
 whole before the next one starts, and everything in a round follows from the files before it.
 """
 

@@ -16,7 +16,7 @@ def overoptimize(
         Path,
         typer.Option(help="Samples of a policy, several a prompt: Parquet, CSV, JSON or JSONL, one row a sample."),
     ],
-    gold: Annotated[str, typer.Option(help="Column of the reward that counts: a judge's, or people's.")],
+    gold: Annotated[str, typer.Option(help="Column of the gold reward: a judge's, or people's.")],
     proxy: Annotated[list[str], typer.Option(help="Column of a reward model's rewards. May be repeated.")],
     out: Annotated[Path, typer.Option(help="Folder for the figures and the record.")],
     prompt: Annotated[str, typer.Option(help="Column that samples of one prompt share.")] = "prompt",

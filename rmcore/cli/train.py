@@ -78,7 +78,7 @@ def train(
     """Train a reward model on preference pairs.
 
     The folder then holds metrics.csv, metrics.jsonl, reward_distributions.json, training.json, best/ and step_*/, the
-    last two plain Hugging Face folders. After a kill the same command goes on where it was, exactly.
+    last two plain Hugging Face folders. After a kill the same command continues where it was, exactly.
 
     Example: rm-opt train --model minilm --data pairs.parquet --eval-data held_out.parquet --lr 5e-5 --output-dir out
 

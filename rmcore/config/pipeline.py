@@ -1,7 +1,7 @@
 """Every setting of the platform: one frozen pydantic tree.
 
-The sentence under a field is its help text on the command line and in the Prefect form. Defaults follow the
-reward-model trainer's specification unless a source is named. Unknown keys and values are errors.
+The sentence under a field is its help text on the command line and in the Prefect form. docs/training.md gives
+the trainer's defaults in one table. Unknown keys and values are errors.
 """
 
 from typing import Annotated, Literal, Self
@@ -184,7 +184,7 @@ class TrainConfig(Settings):
     tf32: bool = False
     """Let a GPU round float32 matrix products to TF32: several times faster, about three digits."""
     compile: bool = False
-    """torch.compile of model and loss with dynamic shapes; if that fails, training goes on without it and says so."""
+    """torch.compile of model and loss with dynamic shapes; if that fails, training continues without it and says so."""
     eval_every: int = Field(default=100, ge=1)
     """Steps between evaluations on the validation pairs."""
     eval_thresholds: tuple[Threshold, ...] = (0.3, 0.5, 0.7)
@@ -327,7 +327,7 @@ class PipelineConfig(Settings):
     """Training of the policy against the reward model; needs a policy."""
 
     @model_validator(mode="after")
-    def _somebody_is_trained(self) -> Self:
+    def _someone_is_trained(self) -> Self:
         if self.rlhf is not None and (self.policy is None or self.policy.samples is not None):
             raise ValueError(
                 "rlhf trains a policy, and there is none; set policy.name to sft, a folder or a hub name, and leave "

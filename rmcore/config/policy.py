@@ -36,9 +36,9 @@ class PolicyConfig(Settings):
     samples: str | None = None
     """A file of samples drawn elsewhere, with columns prompt, response and `judge_column`: nothing is sampled then."""
     judge_column: str = "judge"
-    """Column of `samples` with the reward that counts; rows without it are left out. The gold world judges itself."""
+    """Column of `samples` with the gold reward; rows without it are left out. The gold world judges itself."""
     judge: str | None = Field(default=None, pattern=r"^[\w.]+:\w+$")
-    """module:function of (prompt, response) that gives the reward that counts, for samples drawn here; code of yours,
+    """module:function of (prompt, response) that gives the gold reward, for samples drawn here; code of yours,
     from the current folder or PYTHONPATH."""
     num_members: int = Field(default=4, ge=2, le=64)
     """Bootstrap reward heads whose disagreement on the samples is measured."""

@@ -141,7 +141,7 @@ class _ForkServer:
 
 
 def terminate_forked() -> None:
-    """Ask all forked children of this process to save and end; whoever waits for them goes on waiting."""
+    """Ask all forked children of this process to save and end; whoever waits for them continues waiting."""
     for process in list(_running):
         process.terminate()
 

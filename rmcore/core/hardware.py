@@ -3,7 +3,7 @@
 from typing import Any
 
 _HOPPER: dict[str, Any] = {"precision": "bf16", "tf32": True, "compile": True, "num_workers": 8}
-"""bf16 matrix units, TF32 for what stays float32, compiled graphs, and processes that pad ahead (specification)."""
+"""bf16 matrix units, TF32 for what stays float32, compiled graphs, and processes that pad ahead."""
 
 HARDWARE: dict[str, dict[str, Any]] = {
     # 80 GB: activations of billions of parameters do not fit beside float32 moments.

@@ -18,7 +18,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Ask the kernel to end this process when its parent dies, so that no training goes on unseen. Linux only."""
+    """Ask the kernel to end this process when its parent dies, so that no training continues unseen. Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent_pid:  # it died before the request was made

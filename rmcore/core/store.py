@@ -95,7 +95,7 @@ class Store:
         return found[0] if found else None
 
     def unfinished(self, stage: str, key: str) -> Path:
-        """Where an artifact is written before it gets its name; there only while, or after, somebody worked on it."""
+        """Where an artifact is written before it gets its name; there only while, or after, someone worked on it."""
         return self.root / UNFINISHED / f"{stage}-{key}"
 
     def manifest(self, stage: str, key: str) -> dict[str, Any] | None:
@@ -311,7 +311,7 @@ class Store:
         return removed, in_use, unusable
 
     def _remove(self, folder: Path, key: str) -> bool:
-        """Remove an artifact unless somebody makes or holds it; gives whether it is gone."""
+        """Remove an artifact unless someone makes or holds it; gives whether it is gone."""
         nameless = self.root / UNFINISHED / f"removed-{uuid.uuid4().hex}"  # half an artifact never has a name
         with self.try_lock(key) as nobody_makes:
             if not nobody_makes:

@@ -1,7 +1,7 @@
 """A user's own rendering: `module:function`, called as function(prompt, completion) -> text of one side.
 
 The prompt is a string (one user turn) or a tuple of `Message` turns, oldest first; the text must hold the completion,
-for the limit cuts around it. Control tokens that the function writes are read as such; those that somebody typed into
+for the limit cuts around it. Control tokens that the function writes are read as such; those that someone typed into
 what it is given are text: before each stands a private-use character as a mark, which must stay. It is code, so it is
 imported only where a person or a configuration names it, never because a checkpoint does.
 """

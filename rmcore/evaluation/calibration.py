@@ -51,7 +51,7 @@ def expected_calibration_error(margin: FloatArray, num_bins: int = 10) -> float:
     """Plug-in ECE: sum over bins of (share of pairs) x |accuracy - mean confidence|.
 
     Source:
-        Guo et al. 2017, arXiv:1706.04599, equation 3 (10 bins: the trainer's specification).
+        Guo et al. 2017, arXiv:1706.04599, equation 3 (10 bins by default).
     """
     confidence, correct = confidence_and_correctness(margin)
     gaps = np.bincount(bin_of(confidence, num_bins), correct - confidence, minlength=num_bins)

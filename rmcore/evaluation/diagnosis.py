@@ -1,4 +1,4 @@
-"""Reading a training run: the specification's symptom table, and its gate before scaling up.
+"""Reading a training run: a table of symptoms, and the gate before scaling up.
 
 Logged numbers are noisy, so symptoms are judged on means over thirds of the run rather than on single points. The
 thresholds are this module's own reading of "falls", "stuck" and "oscillates" and stand below, named.
@@ -34,7 +34,7 @@ class Diagnosis:
 
 
 def diagnose(history: Sequence[Mapping[str, Any]]) -> list[Diagnosis]:
-    """The symptoms of the specification's table that a training history shows, most urgent first.
+    """The symptoms of the table that a training history shows, most urgent first.
 
     Args:
         history: rows `{"step": int, "metrics": {"train/loss": ..., "eval/pairwise_accuracy": ..., ...}}` as the JSONL
@@ -189,7 +189,7 @@ _GATE = (
 
 
 def validation_gate(values: Mapping[str, float | None]) -> list[GateCheck]:
-    """The specification's gate before scaling up, on point values; all must pass.
+    """The gate before scaling up, on point values; all must pass.
 
     Accuracy > 60 %, median margin > 0, negative-margin rate < 40 %, ECE < 0.15, train-test gap < 15 points. (Its sixth
     condition compares LoRA with full fine-tuning, so it needs two runs and is not part of this gate.)

@@ -63,8 +63,8 @@ class HessianAnalyzer:
             method: `lanczos`: both signed ends, the default. `power_iteration`: the largest in magnitude one by one,
                 for models too large for Lanczos' basis. `full`: the dense Hessian, up to 20,000 parameters.
                 `pyhessian`: the library of that name, as a cross-check.
-            top_k: eigenvalues at each end (lanczos, full) or in all (power_iteration, pyhessian); the default is the
-                specification's.
+            top_k: eigenvalues at each end (lanczos, full) or in all (power_iteration, pyhessian); the default is
+                `landscape.top_k`'s.
             num_steps: products for the spectrum (lanczos; twice `top_k`, so that both ends can hold that many), or at
                 most for each eigenvalue (power_iteration, pyhessian). Unused by `full`.
             trace_probes: Hutchinson probes, one product each; the standard error falls with its root. Unused by `full`.

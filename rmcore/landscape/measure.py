@@ -34,7 +34,7 @@ from rmcore.landscape.spectrum import HessianSpectrum
 from rmcore.landscape.vectors import dot
 
 PATH_MARGIN = 0.25
-"""How far a line between two checkpoints goes on beyond them, as a share of the way."""
+"""How far a line between two checkpoints continues beyond them, as a share of the way."""
 
 
 def measure_curvature(

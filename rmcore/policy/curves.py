@@ -25,7 +25,7 @@ def curves_of_file(
     Args:
         samples: Parquet, CSV, JSON or JSONL, one row a sample.
         prompt: column that samples of one prompt share.
-        gold: column of the reward that counts.
+        gold: column of the gold reward.
         proxies: columns of reward models' rewards.
         out: folder for the figures.
         max_n: largest n of best-of-n.

@@ -18,14 +18,14 @@ from rmcore.policy.grpo.rlhf_requirements import JUDGE_MEANING, JUDGE_SETTING
 
 
 class Judge(Protocol):
-    """Gives the reward that counts, and labels."""
+    """Gives the gold reward, and labels."""
 
     @property
     def name(self) -> str:
         """As people read it."""
 
     def rewards(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> FloatArray:
-        """The reward that counts of N responses, (N,), finite.
+        """The gold reward of N responses, (N,), finite.
 
         Raises:
             DataError: there is none for a response.

@@ -112,7 +112,7 @@ class RewardClient:
             raise ServingError(
                 f"{self} was closed while a call waited for its answer; close it after the last."
             ) from None
-        except BaseException:  # Ctrl-C too: nothing goes on behind a call that has ended
+        except BaseException:  # Ctrl-C too: nothing continues behind a call that has ended
             interrupted = True
             self._loop.call_soon_threadsafe(cancel)
             raise

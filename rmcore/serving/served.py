@@ -151,7 +151,7 @@ class ServedModel:
     async def update(self, update: WeightUpdate) -> VersionInfo:
         """Serve other weights, verified before anyone is answered by them.
 
-        The exchange goes on where its caller leaves, because half of one must never be the end of it.
+        The exchange continues where its caller leaves, because half of one must never be the end of it.
 
         Raises:
             RequestError: the update does not fit what is served, or did not reproduce its probe; the old weights serve.

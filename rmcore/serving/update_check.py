@@ -1,7 +1,7 @@
 """What a server makes sure of before an update may touch its weights: nothing here changes a file.
 
 Cheap things first: names and shapes are compared before gigabytes are read. Whatever is wrong is the request's fault,
-so all of it is a `RequestError`, and the server goes on as it was.
+so all of it is a `RequestError`, and the server continues as it was.
 """
 
 import hashlib

@@ -1,6 +1,6 @@
 """Stage active: what choosing labels saves, over paired seeds and noise levels.
 
-Writes one `seed_*.json` a noise level and seed, from which an interrupted run goes on; `active.json` (curves, savings,
+Writes one `seed_*.json` a noise level and seed, where an interrupted run continues; `active.json` (curves, savings,
 verdicts), `tables/savings.csv`, figures and `summary.json`.
 """
 

@@ -1,6 +1,6 @@
 """Stage active_check: the study's conclusion under full fine-tuning, at a few label counts.
 
-Writes one `check_*.json` an acquisition function and seed, from which an interrupted run goes on; `check.json`,
+Writes one `check_*.json` an acquisition function and seed, from which an interrupted run continues; `check.json`,
 `tables/check.csv` and `summary.json`.
 """
 

@@ -1,7 +1,7 @@
 """Stage features: what a frozen backbone makes of every pair, once.
 
 Writes `pairs.parquet` (train, validation and test pairs in this order) and `differences.npy`, (P, D) float32: features
-of the chosen side minus those of the rejected side. `part_*.npy` are pieces from which an interrupted run goes on.
+of the chosen side minus those of the rejected side. `part_*.npy` are pieces from which an interrupted run continues.
 """
 
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""Stage grpo: the policy, trained against the reward model, and what became of the reward that counts.
+"""Stage grpo: the policy, trained against the reward model, and what became of the gold reward.
 
-Starts the reward server where vLLM is to score, trains once a seed (`seed_N/`, from which an interrupted run goes on)
+Starts the reward server where vLLM is to score, trains once a seed (`seed_N/`, from which an interrupted run continues)
 and measures on held-out prompts on the way. Writes `model/` (the policy of the first seed), `progress.parquet`,
 `rollouts.parquet`, `samples.parquet`, `rlhf.json`, `figures/rlhf.png` and `summary.json`.
 """

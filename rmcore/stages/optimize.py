@@ -1,4 +1,4 @@
-"""Stage optimize: what choosing among the policy's samples by this reward model would do to the reward that counts.
+"""Stage optimize: what choosing among the policy's samples by this reward model would do to the gold reward.
 
 Scores the stored samples in one pass and measures best-of-n, the KL-regularised optimum, the parts of readiness that
 need samples, careful rewards of an ensemble of heads, and the noise of the policy gradient. Writes `rewards.parquet`,
@@ -114,7 +114,7 @@ def _write_chosen(table: pd.DataFrame, folder: Path) -> None:
 
 
 def _judged(config: PipelineConfig, table: pd.DataFrame, scored: ScoredSamples, folder: Path) -> dict[str, Any]:
-    """Everything that needs the reward that counts."""
+    """Everything that needs the gold reward."""
     rewards, gold = pools(table, "prompt_id", "reward"), pools(table, "prompt_id", "gold")
     settings = {"num_resamples": config.evaluate.num_resamples, "seed": config.seed}
     curves = [

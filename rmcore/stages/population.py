@@ -1,7 +1,7 @@
 """Stage population: small reward models of differing defects, what readiness sees of each, and what each really gains.
 
 Trains the backbones one after the other and fits heads on each. Writes `rows_BACKBONE.parquet`, from which an
-interrupted run goes on, and `rows.parquet`, one row a reward model; `summary.json`.
+interrupted run continues, and `rows.parquet`, one row a reward model; `summary.json`.
 """
 
 import random

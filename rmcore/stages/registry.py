@@ -207,7 +207,7 @@ def pipeline_stages(config: PipelineConfig) -> tuple[str, ...]:
 
 
 def is_judged(config: PipelineConfig) -> bool:
-    """Whether somebody gives the policy's samples the reward that counts."""
+    """Whether someone gives the policy's samples the gold reward."""
     policy = config.policy
     if policy is None:
         return False

@@ -1,8 +1,8 @@
 """Stage samples: what the policy answers to held-out prompts, drawn once and scored by any reward model later.
 
 Writes `samples.parquet` (prompt_id, prompt, response, num_tokens, finished, gold; one row a sample, the samples of a
-prompt together), `drawn.jsonl`, from which an interrupted sampling goes on, `sampling.json` and `summary.json`. `gold`
-is the reward that counts: the gold world's own, that of `policy.judge`, or the judge's column of `policy.samples`; NaN
+prompt together), `drawn.jsonl`, where an interrupted call continues, `sampling.json` and `summary.json`. `gold`
+is the gold reward: the gold world's own, that of `policy.judge`, or the judge's column of `policy.samples`; NaN
 where there is none.
 """
 

@@ -116,7 +116,7 @@ def _model_settings(config: PipelineConfig, device_type: str) -> dict[str, Any]:
 
 
 def _order_settings(order: Sequence[Sequence[int]] | None) -> dict[str, Any]:
-    """Predicted margins may round otherwise on another machine: a training goes on in its own order or not at all."""
+    """Predicted margins may round otherwise on another machine: a training continues in its own order or not at all."""
     return {} if order is None else {"order": hashlib.sha256(repr(order).encode()).hexdigest()[:12]}
 
 

@@ -26,7 +26,7 @@ def arm_metrics(cells: Cells, arm: str, seeds: Sequence[int], metrics: Sequence[
 
 
 def arm_bands(metrics: Mapping[str, Metric]) -> dict[str, str]:
-    """The specification's bands of an arm's means."""
+    """Bands of an arm's means."""
     return bands({name: entry["value"] for name, entry in metrics.items()})
 
 

@@ -209,7 +209,7 @@ def first_reaching(history: Sequence[Mapping[str, Any]], target: float) -> tuple
 
 
 def _gate(evaluation: Path) -> list[GateCheck]:
-    """The specification's gate before scaling up, on this cell's point values."""
+    """The gate before scaling up, on this cell's point values."""
     metrics = json.loads((evaluation / "metrics.json").read_text())["metrics"]
     values = {name: entry["value"] for name, entry in metrics["test"].items()}
     accuracy, trained = values["pairwise_accuracy"], metrics["train"]["pairwise_accuracy"]["value"]

@@ -126,7 +126,7 @@ class Planner:
     def _why(self, name: str, key: str, inputs: Mapping[str, Any]) -> str:
         unfinished = self.store.unfinished(name, key) / RESUME_FOLDER
         if steps := [int(state.name.removeprefix("step_")) for state in unfinished.glob("step_*")]:
-            return f"an earlier attempt was cut off; goes on from step {max(steps)}"
+            return f"an earlier attempt was cut off; resumes from step {max(steps)}"
         nearest, differing = explain_inputs([entry for entry in self._entries if entry.stage == name], inputs)
         if nearest is None:
             return "nothing like it is in the store"

@@ -42,7 +42,7 @@ class Callback(Protocol):
 
 
 def calibration(evaluation: Evaluation) -> dict[str, float]:
-    """Whether sigmoid(margin) can still be believed: accuracy often goes on rising while this gets worse.
+    """Whether sigmoid(margin) can still be believed: accuracy often continues rising while this gets worse.
 
     Takes milliseconds, because the rewards are there already.
 

@@ -35,7 +35,7 @@ class CompiledForward:
         """Go on without compilation after `error`, and say so."""
         reason = next(iter(str(error).strip().splitlines()), "no message")
         print(
-            f"warning: torch.compile failed ({type(error).__name__}: {reason}); training goes on without it: slower, "
+            f"warning: torch.compile failed ({type(error).__name__}: {reason}); training continues without it: slower, "
             "same result. Leave compile off, or mend the compiler (C++ on a CPU, Triton on a GPU).",
             file=sys.stderr,
         )

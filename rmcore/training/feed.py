@@ -142,7 +142,9 @@ def steps_from(
             raise
         raise _lost(workers, error) from error
     finally:
-        if workers:  # else torch goes on watching them, and the death of any child raises anywhere, however much later
+        if (
+            workers
+        ):  # else torch continues watching them, and the death of any child raises anywhere, however much later
             with suppress(RuntimeError):  # the death that is being reported may be signalled once more meanwhile
                 steps._shutdown_workers()
 

@@ -62,7 +62,7 @@ class Trainer:
 
     The folder then holds `metrics.csv` and `reward_distributions.json`, which can be followed as it trains, `best/`,
     `step_<last>/`, and `step_*/` every `save_every` steps or among the `keep_top_k` best. (The tracker writes
-    `metrics.jsonl`.) While it trains, `resume/` holds the newest states; a Trainer made for such a folder goes on from
+    `metrics.jsonl`.) While it trains, `resume/` holds the newest states; a Trainer made for such a folder resumes from
     there.
 
     Args:

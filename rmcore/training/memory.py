@@ -15,7 +15,7 @@ BYTES_PER_HIDDEN = 34
 BYTES_PER_SCORE = 5
 """The same for each attention head and key (the s^2 term); zero with a fused kernel, so this is the careful side."""
 MAX_TOKEN_BUDGET = {"cpu": 8192, "cuda": 65536}
-"""Beyond this a micro-batch no longer gets faster on the device, it only takes memory. 8192: the specification."""
+"""Beyond this a micro-batch no longer gets faster on the device, it only takes memory. A default, not a finding."""
 USABLE_SHARE = 0.5
 """Share of the free memory that activations may take; the rest is for gradients, optimizer state and everybody else."""
 

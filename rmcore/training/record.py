@@ -138,7 +138,7 @@ class Progress:
     """Calls of the tracker so far: the lines of `metrics.jsonl` that belong to this state."""
     resumed_from: list[int] = field(default_factory=list)
     peak_training_bytes: int | None = None
-    """See TrainResult; kept here because a training that goes on from a later step does not measure it again."""
+    """See TrainResult; kept here because a training that resumes from a later step does not measure it again."""
 
     def add(self, result: StepResult, seconds: float) -> None:
         """Count one step."""
@@ -193,7 +193,7 @@ class Progress:
 
 
 class MetricsTable:
-    """`metrics.csv`: one line a step with the columns of the specification, empty where nothing was measured.
+    """`metrics.csv`: one line a step with the columns below, empty where nothing was measured.
 
     It grows with the training, a whole line at a time. What a former attempt wrote after the state that this one goes
     on from is not kept: the file begins with `rows`, and takes the place of an older one as a whole.

@@ -90,7 +90,7 @@ def apply_state(state: dict[str, Any], model: nn.Module, optimizer: OptimizerSet
 def training_settings(
     config: TrainConfig, seed: int, train: Sequence[TokenizedPair], validation: Sequence[TokenizedPair]
 ) -> dict[str, Any]:
-    """What a state must share with the training that goes on from it, by dotted name."""
+    """What a state must share with the training that resumes from it, by dotted name."""
     fields = config.model_dump(mode="json", exclude=set(RUN_ONLY_FIELDS))
     return {
         **{f"train.{name}": value for name, value in fields.items()},

@@ -271,7 +271,7 @@ def test_a_run_that_is_ended_again_and_again_goes_on_where_it_was(place, finishe
     [unfinished] = place.home.glob("store/.wip/train-*")
     unfinished.with_name("train-nobodys").mkdir()
     place.rm_opt("store", "gc", "--keep", 9)
-    assert list(place.home.glob("store/.wip/*")) == [unfinished]  # somebody works on it
+    assert list(place.home.glob("store/.wip/*")) == [unfinished]  # someone works on it
     training.end(signal.SIGKILL)
     executed, summary, done = place.run(*ARGUMENTS)
     assert executed == STAGES[1:]
@@ -281,7 +281,7 @@ def test_a_run_that_is_ended_again_and_again_goes_on_where_it_was(place, finishe
     resumed = record["resumed_from"]
     assert len(resumed) == 3
     assert 0 < resumed[0] < resumed[1] < resumed[2]
-    assert f"train goes on from step {resumed[-1]}" in done.stderr
+    assert f"train resumes from step {resumed[-1]}" in done.stderr
     assert [step for step, loss in history(trained) if loss is not None] == list(range(1, 151))  # each step once
     assert not unfinished.exists()
     assert not (trained / "resume").exists()

@@ -205,6 +205,17 @@ def artifact(tmp_path):
     return folder
 
 
+class Patient(httpx.HTTPTransport):
+    """Asks a server again that is busy (503: Prefect's database is locked), as Prefect's own client does."""
+
+    def handle_request(self, request):
+        deadline = time.monotonic() + 60
+        while (answer := super().handle_request(request)).status_code == 503 and time.monotonic() < deadline:
+            answer.close()
+            time.sleep(0.5)
+        return answer
+
+
 class Services:
     """Both servers and the worker, started by the command line in a home of their own."""
 
@@ -217,7 +228,7 @@ class Services:
         self.api = f"{self.ui}/api"
         self.printed = self.rm_opt("up", "--prefect-port", prefect_port, "--mlflow-port", mlflow_port)
         self.password = (home / "services" / "password").read_text().strip()
-        self.http = httpx.Client(timeout=60, headers=basic_authorization(self.password))
+        self.http = httpx.Client(timeout=60, headers=basic_authorization(self.password), transport=Patient())
         """Speaks to both servers as their owner."""
         self.tracking = f"http://any:{self.password}@127.0.0.1:{mlflow_port}"
         """MLflow's address for a client of its owner."""
@@ -233,12 +244,7 @@ class Services:
 
     def trigger(self, parameters, flow="pipeline"):
         place = f"{self.api}/deployments/{self.deployment(flow)['id']}/create_flow_run"
-        for _ in range(5):
-            answer = self.http.post(place, json={"parameters": parameters})
-            if answer.status_code != 503:  # its database is busy; Prefect's own client asks again, too
-                break
-            time.sleep(float(answer.headers.get("Retry-After", 1)))
-        return answer
+        return self.http.post(place, json={"parameters": parameters})
 
     def flow_runs(self, **conditions):
         return self.http.post(f"{self.api}/flow_runs/filter", json={"flow_runs": conditions}).raise_for_status().json()

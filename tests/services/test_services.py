@@ -298,7 +298,7 @@ def test_another_servers_login_stands_and_ours_is_not_told_to_it(home, monkeypat
 
 
 class Stranger(BaseHTTPRequestHandler):
-    """A server of somebody else: it knows nothing, and remembers what logins it was told."""
+    """A server of someone else: it knows nothing, and remembers what logins it was told."""
 
     told: ClassVar[list[str | None]] = []
 

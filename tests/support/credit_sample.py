@@ -42,7 +42,7 @@ def rollouts(metas):
 
 
 class Gives:
-    """An assigner of somebody else's that answers what it was told to."""
+    """An assigner of someone else's that answers what it was told to."""
 
     normalized = False
 

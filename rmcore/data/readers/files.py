@@ -1,7 +1,7 @@
 """Files of preference data as a stream of raw records: Parquet, JSON, JSON Lines and CSV, each also gzipped.
 
 Memory stays bounded by one batch (Parquet) or one row (the text formats), whatever the size of the file. What is wrong
-with one row becomes that row's `problem` and reading goes on; what is wrong with the file (missing, empty, cut off,
+with one row becomes that row's `problem` and reading continues; what is wrong with the file (missing, empty, cut off,
 corrupted) is a `DataError`, because rows after the damage would be lost without a word.
 
 Text is decoded with `surrogateescape`: bytes that are not UTF-8 become lone surrogates, which

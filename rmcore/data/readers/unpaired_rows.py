@@ -111,7 +111,7 @@ def read_side_rows(
 ) -> tuple[list[PreferencePair], list[RejectedRow], int]:
     """Read (pairs, rows set aside, number of rows) from rows of one side each.
 
-    With a `limit` reading goes on until the first so many pairs are whole, as far as the end if need be. Sides of later
+    With a `limit` one reads on until the first so many pairs are whole, as far as the end if need be. Sides of later
     pairs that were met on the way are then no pairs and not set aside either: their other halves may be yet to come.
     """
     sides = SideRows(layout, columns)

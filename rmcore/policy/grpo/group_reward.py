@@ -109,7 +109,7 @@ class GroupReward:
         except ServingError as last:
             raise TrainingError(
                 f"the reward server was away for {self.wait_seconds:g} s in the middle of a step: {last} The policy is "
-                "as it was before that step; start the server again, then the same command goes on."
+                "as it was before that step; start the server again, then the same command continues."
             ) from last
 
 

@@ -85,7 +85,7 @@ def stopping(progress: pd.DataFrame, threshold: float) -> dict[str, Any]:
 
 
 def verdict_of(curve: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Whether the reward that counts rose with the proxy: on the 95 % interval of its gain at the last step."""
+    """Whether the gold reward rose with the proxy: on the 95 % interval of its gain at the last step."""
     last = curve[-1]
     proxy, gold = last["proxy"], last["gold"]
     where = f"after {last['step']} steps at {last['kl']['value']:.2g} nats"

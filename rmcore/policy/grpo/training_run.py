@@ -1,4 +1,4 @@
-"""One training of a policy against a reward model, which a second call goes on with where the first was cut off.
+"""One training of a policy against a reward model, which a second call continues with where the first was cut off.
 
 Its folder holds
 

@@ -15,7 +15,7 @@ from rmcore.core.errors import ConfigError
 Verdict = Literal["ready", "monitor", "not recommended"]
 
 DEFAULT_WEIGHTS: Mapping[str, float] = {"accuracy": 0.35, "calibration": 0.25, "stability": 0.25, "landscape": 0.15}
-"""The specification's weights."""
+"""Weights of readiness v1: accuracy first. Defaults, not findings; the validation study shows what they predict."""
 
 READY_ABOVE = 0.8
 NOT_RECOMMENDED_BELOW = 0.6
@@ -109,7 +109,7 @@ class RLReadinessScorer:
 
     Args:
         weights: numbers for `accuracy`, `calibration`, `stability`, `landscape`, at least 0, summing to 1 within 1e-6;
-            None takes the specification's 0.35, 0.25, 0.25, 0.15.
+            None takes `DEFAULT_WEIGHTS`, 0.35, 0.25, 0.25, 0.15.
 
     Raises:
         ConfigError: other names, a weight that is negative or not a number, or another sum.

@@ -115,7 +115,9 @@ def _probability_check(chance: float | None, fit: Mapping[str, Any]) -> GateChec
 
 def shipped_fit() -> dict[str, Any]:
     """The fit that the validation study left: features, their means, coefficients, what it is from."""
-    found: dict[str, Any] = json.loads((resources.files("rmcore.policy") / FIT_FILE).read_text(encoding="utf-8"))
+    found: dict[str, Any] = json.loads(
+        (resources.files("rmcore.policy.readiness") / FIT_FILE).read_text(encoding="utf-8")
+    )
     return found
 
 

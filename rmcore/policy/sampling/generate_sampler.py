@@ -1,6 +1,6 @@
 """Samples by transformers' `generate`: one prompt at a time, in this process, the same on every run.
 
-Slower than vLLM and everywhere there. Each prompt has a seed of its own, so an interrupted call that goes on with the
+Slower than vLLM and everywhere there. Each prompt has a seed of its own, so an interrupted call that continues with the
 missing prompts gives what an uninterrupted one gives, on the same device and number of threads.
 """
 

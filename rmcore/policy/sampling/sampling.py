@@ -1,4 +1,4 @@
-"""Samples of a policy for many prompts, stored as they come: a second call goes on where the first one ended."""
+"""Samples of a policy for many prompts, stored as they come: a second call continues where the first one ended."""
 
 import contextlib
 import hashlib
@@ -103,7 +103,7 @@ def draw_samples(
             except ServingError as error:
                 raise ServingError(
                     f"{error}\nThe samples of {len(file.stored)} of {len(prompts)} prompts are stored in {out}; the "
-                    "same call goes on with the others."
+                    "same call continues with the others."
                 ) from error
         return SampleSet(_frame(file, len(prompts)), sampler.name)
 

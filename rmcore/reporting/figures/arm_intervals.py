@@ -158,5 +158,5 @@ def _key() -> list[Line2D]:
         Line2D([], [], color=INK, marker="o", linewidth=2.5, alpha=0.75, label="mean over seeds, 95 % interval"),
         Line2D([], [], color=INK, marker="o", linestyle="", markersize=3.4, alpha=0.5, label="each seed"),
         Line2D([], [], color=MUTED, linestyle=":", label="mean of the control (bold)"),
-        Line2D([], [], color=INK, marker=">", linestyle="", markersize=6, label="the interval goes on"),
+        Line2D([], [], color=INK, marker=">", linestyle="", markersize=6, label="the interval continues"),
     ]

@@ -1,4 +1,4 @@
-"""The curvature of a loss for somebody who never saw a Hessian: one section, in a run's report and as a page."""
+"""The curvature of a loss for someone who never saw a Hessian: one section, in a run's report and as a page."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

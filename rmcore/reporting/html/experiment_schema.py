@@ -58,7 +58,7 @@ class ArmResult(TypedDict):
     """Mean over seeds with its interval; `num` counts seeds."""
     tuned: Tuned | None
     bands: Mapping[str, str]
-    """The specification's bands of its mean: {"eval accuracy": "success", ...}."""
+    """Bands (failure, acceptable, success) of its mean: {"eval accuracy": "success", ...}."""
 
 
 class CellResult(TypedDict):

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from rmcore.config.pipeline import GoldConfig
 from rmcore.core.errors import DataError
+from rmcore.data.gold import world as gold
 from rmcore.data.gold.grammar import STYLES
 from rmcore.data.gold.prompts import draw_prompt, parse_prompt
 from rmcore.data.gold.tasks import TASK_TYPES
 from rmcore.data.gold.words import DODGES, FILLER, FLATTERY, ITEMS, POLITE, RUDE
 from rmcore.data.gold.world import generate_pairs, gold_reward, label_ceiling, sample_response
-from rmcore.data.gold.world import world as gold
 from rmcore.data.pair import PreferencePair, prompt_text
 
 LOWEST = -gold.RUDENESS - 2 * gold.MAX_COST

@@ -76,7 +76,7 @@ MULTI_TURN = {
         "chosen": side(HELLO, HI, ASK, text="a"),
         "rejected": side(HELLO, HI, ASK, text="b"),
     },
-    "prompt list that goes on in the sides": {
+    "prompt list that continues in the sides": {
         "prompt": turns(HELLO),
         "chosen": side(HI, ASK, text="a"),
         "rejected": side(HI, ASK, text="b"),

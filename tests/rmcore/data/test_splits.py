@@ -69,7 +69,7 @@ def dialogue(*turns):
 
 
 def num_turns_of_training_dialogues(splits):
-    """Test pairs whose prompt a dialogue of training begins with, or goes on from."""
+    """Test pairs whose prompt a dialogue of training begins or continues with."""
     trained = [prompt_messages(pair.prompt) for pair in splits["train"]]
     beginnings = {prompt[: end + 1] for prompt in trained for end in range(len(prompt))}
     tested = [prompt_messages(pair.prompt) for pair in splits["test"]]

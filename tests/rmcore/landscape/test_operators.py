@@ -131,7 +131,7 @@ def test_narrow_floats_are_refused(world, rows, dtype):
     ids=["no mask", "half a pair", "no row", "shapes differ"],
 )
 def test_a_micro_batch_that_is_not_of_whole_pairs_is_refused(tiny, rows, damage):
-    with pytest.raises(DataError, match=r"rmcore\.batching"):
+    with pytest.raises(DataError, match=r"rmcore\.models\.batching"):
         LossHessian(tiny, [damage(rows)])
 
 

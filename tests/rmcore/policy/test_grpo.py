@@ -1,5 +1,5 @@
 """GRPO by TRL with our rewards: it learns what is rewarded, one version scores a step, and a training that was cut off
-goes on."""
+continues."""
 
 import json
 
@@ -377,7 +377,7 @@ def test_refreshes_are_repeated_or_restored_after_a_cut(plan, tiny_folder, gold_
 
 def test_a_scorer_that_stays_away_ends_the_training_with_its_state_saved(plan, whole, tmp_path):
     settings = plan.settings.model_copy(update={"wait_seconds": 0.2, "measure_every": 5})
-    with pytest.raises(TrainingError, match="same command goes on"):
+    with pytest.raises(TrainingError, match="same command continues"):
         finish(plan, tmp_path, scorer=Away({3}, gone=True), settings=settings)
     assert [place.name for place in tmp_path.glob("checkpoint-*")] == ["checkpoint-3"]
     finish(plan, tmp_path, scorer=Scorer(len), settings=settings)

@@ -1,4 +1,4 @@
-"""Samples are draws of the policy's own distribution, and a call that was interrupted goes on as if it had not been."""
+"""Samples are draws of the policy's own distribution, and an interrupted call continues as if it had not been."""
 
 import contextlib
 import dataclasses

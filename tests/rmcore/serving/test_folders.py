@@ -1,4 +1,4 @@
-"""Folders of a shared place: whole or not there, whatever fails, and cleaned without touching what somebody writes."""
+"""Folders of a shared place: whole or not there, whatever fails, and cleaned without touching what someone writes."""
 
 import errno
 import os
@@ -113,7 +113,7 @@ def test_stale_folders_go_and_nothing_else(tmp_path):
     assert drop_stale(tmp_path, keep=["served-2", "update-b"]) == []
 
 
-def test_what_somebody_writes_stays_and_what_a_killed_writer_left_goes(tmp_path):
+def test_what_someone_writes_stays_and_what_a_killed_writer_left_goes(tmp_path):
     script = (
         "import sys, time; from pathlib import Path; from rmcore.serving.folders import published\n"
         "with published(Path(sys.argv[1])): time.sleep(600)"

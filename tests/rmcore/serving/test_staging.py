@@ -207,7 +207,7 @@ def stored_model(folder):
 
 
 def test_links_of_the_hubs_cache_are_followed(tmp_path):
-    cached = tmp_path / "models--somebody--model"
+    cached = tmp_path / "models--someone--model"
     blobs, snapshot = save_model(cached / "blobs", "qwen2", "4KB"), cached / "snapshots" / "0123456789abcdef"
     snapshot.mkdir(parents=True)
     for path in blobs.iterdir():

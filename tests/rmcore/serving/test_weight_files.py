@@ -78,7 +78,7 @@ def cut(folder):
 
 
 def lead_out(folder):
-    """The second shard is a link to somebody else's file, as an unpacked archive may bring one."""
+    """The second shard is a link to someone else's file, as an unpacked archive may bring one."""
     outside = folder.parent / f"{folder.name}-outside.safetensors"
     (folder / "two.safetensors").rename(outside)
     (folder / "two.safetensors").symlink_to(outside)

@@ -1,4 +1,4 @@
-"""The stage grpo on the smallest chain: what it writes, what moves its key, what it refuses, and how it goes on."""
+"""The stage grpo on the smallest chain: what it writes, what moves its key, what it refuses, and how it continues."""
 
 import json
 import math
@@ -172,7 +172,7 @@ def test_what_cannot_work_is_refused_before_anything_is_loaded(chain, tmp_path, 
     assert not list(tmp_path.glob("seed_*"))
 
 
-def test_labels_need_somebody_who_gives_them():
+def test_labels_need_someone_who_gives_them():
     from rmcore.policy.grpo.rlhf_requirements import require_rlhf
 
     with pytest.raises(ConfigError, match=r"policy\.judge"):

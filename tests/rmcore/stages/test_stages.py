@@ -149,7 +149,7 @@ def test_each_setting_enters_the_keys_of_the_stages_it_affects(setting):
 
 
 def _rebuild(tree):
-    from rmcore.config.pipeline import pipeline as schema
+    from rmcore.config import pipeline as schema
 
     groups = {"data": "DataConfig", "model": "ModelConfig", "train": "TrainConfig", "evaluate": "EvaluateConfig"}
     groups |= {"landscape": "LandscapeConfig", "readiness": "ReadinessConfig"}

@@ -118,7 +118,7 @@ def test_an_unfinished_training_goes_on_from_its_newest_state(planner, publish, 
     key = make_key(stage_inputs(STAGES["train"], config(), prepared))
     for step in (3, 20, 100):
         (store.unfinished("train", key) / RESUME_FOLDER / f"step_{step}").mkdir(parents=True)
-    assert planner().plan(cell()).why == "train: an earlier attempt was cut off; goes on from step 100"
+    assert planner().plan(cell()).why == "train: an earlier attempt was cut off; resumes from step 100"
 
 
 def test_a_shared_stage_counts_once(planner, finish, publish):

@@ -181,7 +181,7 @@ def test_a_kill_before_the_first_state_keeps_the_chosen_budget(tmp_path, start, 
 
 
 class Program:
-    """What runs when somebody unpickles it."""
+    """What runs when someone unpickles it."""
 
     def __init__(self, trace):
         self.trace = trace

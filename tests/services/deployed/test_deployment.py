@@ -148,7 +148,7 @@ def test_the_form_and_the_run_show_in_a_browser(browse, services, finished):
         forms["experiment"]: ["which question: baseline, ablation", "replicates of every arm", "Submit"],
         forms["score"]: ["a version in MLflow's registry", "longer than the model was trained to read", "Submit"],
         forms["best-of-n"]: ["in place of a training", "samples of each prompt", "Submit"],
-        forms["overoptimize"]: ["column of the reward that counts", "largest n of best-of-n", "Submit"],
+        forms["overoptimize"]: ["column of the gold reward", "largest n of best-of-n", "Submit"],
         forms["readiness"]: ["nats that the policy will be moved by", "Submit"],
         forms["readiness-validation"]: ["quickly trained backbones", "Submit"],
         forms["rlhf"]: ["Samples of each prompt, whose rewards are compared", "a checkpoint folder", "Submit"],
