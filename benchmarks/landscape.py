@@ -45,7 +45,7 @@ from torch import Tensor
 from rmcore.core.files import write_json
 from rmcore.landscape.gram import gauss_newton_spectrum
 from rmcore.landscape.operators import LossGaussNewton, LossHessian, PairCurvature
-from rmcore.training.tensor_peak import TensorPeak
+from rmcore.training.peak_memory import TensorPeak
 
 KINDS: dict[str, type[PairCurvature]] = {"Hessian": LossHessian, "Gauss-Newton": LossGaussNewton}
 MANY = 8
@@ -185,7 +185,7 @@ def measure_gram(cell: Cell, subject: Subject) -> dict[str, Any]:
 
     def spectrum() -> Any:
         return gauss_newton_spectrum(
-            subject.rm, sample.batches, prompts=sample.batch_prompts, memory_bytes=room, progress=_report
+            subject.rm, sample.batches, prompts=sample.batch_prompts, memory_bytes=room, report=_report
         )
 
     found, seconds = timed(spectrum)
@@ -200,7 +200,7 @@ def measure_gram(cell: Cell, subject: Subject) -> dict[str, Any]:
     }
 
 
-def _report(done: int, total: int) -> None:
+def _report(done: int, total: int, _: str) -> None:
     if done % 64 == 0:
         print(f"{done} of {total} gradients", file=sys.stderr, flush=True)
 

@@ -17,6 +17,7 @@ from scipy.stats import spearmanr
 
 from experiments.presets import PRESETS
 from rmcore.config.pipeline import PipelineConfig, ValidationConfig
+from rmcore.core.progress import silent
 from rmcore.core.store import ArtifactRef, Store
 from rmcore.data.table import read_pairs
 from rmcore.policy.grpo.defects import BackboneRecipe, backbones
@@ -45,7 +46,7 @@ def study(num_models: int, config: PipelineConfig, steps: int, out: Path) -> lis
             pairs = read_pairs(Path(refs["prepare"].path) / "train.parquet")
             policy = policy_place(required_policy(config).name, Path(refs["policy"].path))
             settings, length = TrainSettings.of(config), ValidationConfig(steps=steps)
-            train_backbone(settings, length, recipe, pairs, policy, checkpoint, lambda text: None)
+            train_backbone(settings, length, recipe, pairs, policy, checkpoint, silent)
         own = refs | {"train": given_checkpoint(str(checkpoint / "best"), home() / "given")}
         for name in JUDGED:
             own[name] = run(store, name, config, own)

@@ -192,7 +192,7 @@ def _train_here(
             folder=Path(folder),
             tracker=tracker,
             seed=SEED,
-            progress=progress,
+            report=progress,
         )
         watch = Watch(trainer.num_steps, device)
         try:

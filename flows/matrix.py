@@ -14,7 +14,7 @@ from prefect.exceptions import TerminationSignal
 from prefect.futures import PrefectConcurrentFuture, PrefectFuture
 
 from flows.console import say, say_notices
-from rmcore.core.child_process import terminate_stages
+from rmcore.core.child_process import terminate_forked
 from rmcore.core.errors import RmcoreError, TrainingError
 from rmcore.core.store import ArtifactRef, Store
 from rmcore.study.estimates import Estimates
@@ -67,7 +67,7 @@ class MatrixRunner:
         except (KeyboardInterrupt, TerminationSignal):
             self._stopping.set()
             # A terminal has asked them already; a signal to this process alone has not.
-            terminate_stages()
+            terminate_forked()
             threads = [one.wrapped_future for one in futures.values() if isinstance(one, PrefectConcurrentFuture)]
             wait(threads, timeout=SAVING_SECONDS)
             raise

@@ -13,7 +13,7 @@ from pathlib import Path
 from prefect.exceptions import TerminationSignal
 
 from rmcore.core import errors
-from rmcore.core.child_process import StageProcess
+from rmcore.core.child_process import ForkedProcess
 from rmcore.core.errors import RmcoreError, TrainingError
 from rmcore.core.store import ArtifactRef, Store
 from rmcore.core.tracking import METRICS_FILE
@@ -108,7 +108,7 @@ def run_child(call: StageCall, out: Path, environment: Mapping[str, str]) -> Non
 def _wait_for_child(place: Path, environment: Mapping[str, str]) -> int:
     terminal = sys.stderr.fileno() if sys.stderr.isatty() and SHARED_TERMINAL not in os.environ else None
     with (place / LOG_FILE).open("w") as log:
-        process = StageProcess(place / "spec.json", log, os.environ | environment, terminal)
+        process = ForkedProcess("rmcore.stages.run", place / "spec.json", log, os.environ | environment, terminal)
         try:
             return process.wait()
         except (KeyboardInterrupt, TerminationSignal):

@@ -24,7 +24,7 @@ OPEN_PATH = "/health"
 """Answers that the server lives, and nothing else; `rm-opt status` and clients ask it before they know more."""
 
 
-class Refusal(NamedTuple):
+class Denial(NamedTuple):
     """Why a request goes no further."""
 
     status: int
@@ -46,29 +46,29 @@ class Guard:
         self._secret = secret
 
     async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
-        """Answer one connection: by `app`, or with a refusal."""
-        if scope["type"] == "lifespan" or (refusal := self._refusal(scope)) is None:
+        """Answer one connection: by `app`, or with a denial."""
+        if scope["type"] == "lifespan" or (denial := self._denial(scope)) is None:
             await self.app(scope, receive, send)
         elif scope["type"] == "websocket":
             await receive()
-            await send({"type": "websocket.close", "code": 1008, "reason": refusal.reason})
+            await send({"type": "websocket.close", "code": 1008, "reason": denial.reason})
         else:
             headers = [(b"content-type", b"text/plain; charset=utf-8")]
-            if refusal.status == 401:
+            if denial.status == 401:
                 headers.append((b"www-authenticate", b'Basic realm="rm-opt", charset="UTF-8"'))
-            await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
-            await send({"type": "http.response.body", "body": refusal.reason.encode()})
+            await send({"type": "http.response.start", "status": denial.status, "headers": headers})
+            await send({"type": "http.response.body", "body": denial.reason.encode()})
 
-    def _refusal(self, scope: "Scope") -> Refusal | None:
+    def _denial(self, scope: "Scope") -> Denial | None:
         def given(name: bytes) -> list[str]:
             return [value.decode("latin-1") for key, value in scope["headers"] if key == name]
 
         if given(b"host") != [self.address.removeprefix("http://")]:
-            return Refusal(421, f"This server answers as {self.address} only.")
+            return Denial(421, f"This server answers as {self.address} only.")
         if given(b"origin") not in ([], [self.address]):
-            return Refusal(403, "Pages of other addresses may not use this server.")
+            return Denial(403, "Pages of other addresses may not use this server.")
         if self._secret is not None and scope["path"] != OPEN_PATH and not self._is_secret(given(b"authorization")):
-            return Refusal(401, "The password is missing or wrong. `rm-opt status` says where it is.")
+            return Denial(401, "The password is missing or wrong. `rm-opt status` says where it is.")
         return None
 
     def _is_secret(self, authorization: list[str]) -> bool:

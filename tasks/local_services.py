@@ -5,7 +5,6 @@ carries its home in its environment, which its descendants inherit, and its comm
 """
 
 import base64
-import os
 import re
 import secrets
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from rmcore.core.files import exclusive
+from rmcore.core.files import exclusive, write_text
 from rmcore.core.processes import marked
 
 HOST = "127.0.0.1"
@@ -104,11 +103,7 @@ def password(directory: Path) -> str:
         known = path.read_text(encoding="ascii", errors="replace").strip() if path.is_file() else ""
         if not PASSWORD.fullmatch(known):  # not there, or damaged
             known = secrets.token_urlsafe(PASSWORD_BYTES)
-            partial = path.with_name(".password.partial")
-            partial.unlink(missing_ok=True)
-            with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-                file.write(known + "\n")
-            partial.replace(path)
+            write_text(path, known + "\n", mode=0o600)
     return known
 
 

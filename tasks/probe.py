@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -10,6 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from rmcore.config.pipeline import PipelineConfig
+from rmcore.core.child_process import ForkedProcess
+from rmcore.core.files import exclusive, write_json
 from rmcore.core.store import Store, make_key
 from rmcore.study.estimates import Estimates, SpeedProbe, probe_kind
 from tasks.device import device_slot, slot_environment
@@ -56,28 +57,24 @@ def _distinct(configs: Iterable[PipelineConfig]) -> list[PipelineConfig]:
 
 
 def _remember(folder: Path, name: str, probe: dict) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{make_key({'kind': name})[:12]}.json"
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")  # two plans may measure the same
-    temporary.write_text(json.dumps({"kind": name, "probe": probe}) + "\n")
-    temporary.replace(path)
+    with exclusive(folder / ".lock"):  # two plans may measure the same
+        write_json(folder / f"{make_key({'kind': name})[:12]}.json", {"kind": name, "probe": probe})
 
 
 def _run(store: Store, config: PipelineConfig) -> dict:
     with tempfile.TemporaryDirectory(prefix="rm-opt-") as scratch, device_slot(store) as slot:
-        out, spec = Path(scratch) / "out.json", Path(scratch) / "spec.json"
+        out, spec, log = (Path(scratch) / name for name in ("out.json", "spec.json", "log.txt"))
         record = {"config": config.model_dump(mode="json"), "out": str(out)}
-        spec.write_text(json.dumps(record | {"parent_pid": os.getpid(), "started": time.time()}))
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", "rmcore.study.probe", str(spec)],
-            check=False,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            env=os.environ | slot_environment(slot),
-        )
-        if done.returncode or not out.is_file():
-            tail = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            return {"error": f"its process ended with status {done.returncode}: {tail}"}
+        spec.write_text(json.dumps(record | {"started": time.time()}))
+        with log.open("w") as output:
+            process = ForkedProcess("rmcore.study.probe", spec, output, os.environ | slot_environment(slot))
+            try:
+                status = process.wait()
+            finally:  # interrupted, it has nothing to save
+                process.kill()
+                process.wait()
+        if status or not out.is_file():
+            said = log.read_text(errors="replace").strip().splitlines() or ["no message"]
+            return {"error": f"its process ended with status {status}: {said[-1]}"}
         outcome: dict = json.loads(out.read_text())
         return outcome

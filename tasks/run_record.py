@@ -10,7 +10,6 @@ import hashlib
 import json
 import logging
 import math
-import os
 import re
 import time
 import uuid
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rmcore.core.errors import DataError
+from rmcore.core.files import write_text
 
 logger = logging.getLogger(__name__)
 
@@ -68,10 +68,8 @@ class RunRecord:
     def save(self, directory: Path) -> Path:
         """Write the record below the home `directory`, whole or not at all, and return its path."""
         path = self.path(directory)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
-        os.replace(partial, path)
+        # Not durable: while MLflow is away it is written after every number.
+        write_text(path, json.dumps(asdict(self), indent=1), durable=False)
         return path
 
 

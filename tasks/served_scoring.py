@@ -18,7 +18,7 @@ import pandas as pd
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from rmcore.core.files import exclusive, fsync_folder, write_json
+from rmcore.core.files import atomic_file, exclusive, write_json
 from rmcore.core.store import KEY_LENGTH, Store, make_key
 from rmcore.data.pair import PreferencePair, Prompt
 from rmcore.data.readers.sources import load_pairs, source_digest
@@ -52,7 +52,7 @@ class ScoringData:
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
+class ModelToServe:
     """Which reward model is scored with: `name` in tables, `address` to name it again, `checkpoint` for the server."""
 
     name: str
@@ -92,7 +92,7 @@ def _sides(pair: PreferencePair) -> tuple[tuple[Prompt, str], tuple[Prompt, str]
 
 
 @contextmanager
-def model_to_serve(model: str) -> Iterator[ServedModel]:
+def model_to_serve(model: str) -> Iterator[ModelToServe]:
     """The model that a person named; what had to be downloaded for it is deleted after the block.
 
     Args:
@@ -103,11 +103,11 @@ def model_to_serve(model: str) -> Iterator[ServedModel]:
     """
     if not model.startswith(REGISTRY_SCHEME):
         place = Path(model).expanduser()
-        yield ServedModel(short_name(model), model, str(place) if place.is_dir() else model)
+        yield ModelToServe(short_name(model), model, str(place) if place.is_dir() else model)
         return
     with tempfile.TemporaryDirectory(prefix=".download-", dir=home()) as scratch:
         found = checkpoint_of(model, tracking_address(home()), Path(scratch))
-        yield ServedModel(found.name, f"{REGISTRY_SCHEME}{found.name}", str(found.folder))
+        yield ModelToServe(found.name, f"{REGISTRY_SCHEME}{found.name}", str(found.folder))
 
 
 def short_name(model: str) -> str:
@@ -119,7 +119,7 @@ def short_name(model: str) -> str:
     return "/".join(Path(model.removeprefix(REGISTRY_SCHEME)).parts[-2:])
 
 
-def score_served(store: Store, served: ServedModel, data: ScoringData, over_length: OverLength) -> Scored:
+def score_served(store: Store, served: ModelToServe, data: ScoringData, over_length: OverLength) -> Scored:
     """Serve the model on a slot of the device, as a Prefect task, and score all rows by it. Nothing runs afterwards.
 
     Raises:
@@ -136,7 +136,7 @@ def score_served(store: Store, served: ServedModel, data: ScoringData, over_leng
     return scored[0]
 
 
-def _serve_and_score(served: ServedModel, data: ScoringData, over_length: OverLength) -> Scored:
+def _serve_and_score(served: ModelToServe, data: ScoringData, over_length: OverLength) -> Scored:
     from rmcore.serving.http_app import HttpSettings
     from rmcore.serving.process import RewardServer
     from rmcore.serving.server import ServeSettings
@@ -195,7 +195,7 @@ def rewards_table(data: ScoringData, rewards: Sequence[float], num_cut: Sequence
     )
 
 
-def summarise(served: ServedModel, data: ScoringData, table: pd.DataFrame, scored: Scored) -> dict[str, Any]:
+def summarise(served: ModelToServe, data: ScoringData, table: pd.DataFrame, scored: Scored) -> dict[str, Any]:
     """What is told of a scored file; JSON-ready. `rows_per_second` leaves the start of vLLM out."""
     accuracy = None
     if data.is_pairs:
@@ -236,9 +236,7 @@ def write_scores(table: pd.DataFrame, summary: Mapping[str, Any], key: str) -> P
     folder = place / f"{slug}-{key[:KEY_LENGTH]}"
     with exclusive(place / ".lock"):  # against another run with the same outcome
         folder.mkdir(exist_ok=True)
-        unfinished = folder / ".rewards.parquet.tmp"
-        table.to_parquet(unfinished)
-        fsync_folder(unfinished)
-        unfinished.replace(folder / "rewards.parquet")
+        with atomic_file(folder / "rewards.parquet") as unfinished:
+            table.to_parquet(unfinished)
         write_json(folder / "summary.json", summary)
     return folder

@@ -8,21 +8,18 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 from scipy.linalg import cholesky, solve_triangular
 from scipy.special import expit
 
+from rmcore.core.arrays import FloatArray, IntArray
 from rmcore.core.errors import ConfigError, DataError, ModelError
+from rmcore.core.progress import Report, counting_on, silent
 from rmcore.data.pair import PreferencePair
 from rmcore.ensembles.ensemble import RewardModelEnsemble
 from rmcore.ensembles.features import pair_features
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,14 +43,14 @@ def look(
     pool: Sequence[PreferencePair],
     model: RewardModelEnsemble,
     *,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    report: Report = silent,
 ) -> View:
     """Run each backbone once over the pool; members that share one cost a matrix product.
 
     Args:
         pool: P pairs; their labels are not used.
         model: one member or more.
-        progress: called with the sides done and in all.
+        report: told of the sides done, over all backbones.
 
     Raises:
         DataError: the pool is empty.
@@ -62,14 +59,9 @@ def look(
     if not pool:
         raise DataError("the pool is empty: there is nothing to choose from. Pass pairs that are not labelled yet.")
     backbones = model.members.backbones
-    num_sides = 2 * len(pool)
-
-    def tell(before: int, done: int) -> None:
-        progress(before * num_sides + done, len(backbones) * num_sides)
-
     margins, differences = [], None
     for number, shared in enumerate(backbones):
-        first, second = pair_features(shared.rm, pool, progress=partial(tell, number))
+        first, second = pair_features(shared.rm, pool, report=counting_on(report, number, len(backbones)))
         apart = first - second
         margins.append(np.stack(shared.heads) @ apart.T)
         differences = apart if differences is None else differences

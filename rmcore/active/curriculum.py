@@ -12,10 +12,10 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
+from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.ensembles.linear_probes import fit_head
 
-FloatArray = npt.NDArray[np.float64]
 Schedule = Literal["easy_first", "hard_first", "random"]
 Bucket = Literal["easy", "medium", "hard"]
 BUCKETS: tuple[Bucket, ...] = get_args(Bucket)

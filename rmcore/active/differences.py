@@ -1,16 +1,16 @@
 """Feature differences of pairs, computed once: what makes a round of active learning cost a matrix product."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import DataError, ModelError
+from rmcore.core.progress import Report, silent
 from rmcore.data.pair import PreferencePair
 from rmcore.ensembles.features import pair_features
 from rmcore.models.reward_model import BradleyTerryRM
-
-FloatArray = npt.NDArray[np.float64]
 
 
 class CachedDifferences:
@@ -37,14 +37,12 @@ class CachedDifferences:
         cache._take(pairs, np.asarray(differences, dtype=np.float64))
         return cache
 
-    def __call__(
-        self, pairs: Sequence[PreferencePair], *, progress: Callable[[int, int], None] = lambda done, total: None
-    ) -> FloatArray:
+    def __call__(self, pairs: Sequence[PreferencePair], *, report: Report = silent) -> FloatArray:
         """Differences of P pairs, (P, D); the backbone is asked about those alone that it was not asked about yet.
 
         Args:
             pairs: P pairs.
-            progress: called with the sides done and in all.
+            report: told of the sides done.
 
         Raises:
             DataError: there are no pairs, or there is no backbone and a pair is not there.
@@ -59,7 +57,7 @@ class CachedDifferences:
                 "there is no backbone to compute them; pass features of all pairs of the pool and the seed set."
             )
         if missing and self.rm is not None:
-            first, second = pair_features(self.rm, missing, progress=lambda done: progress(done, 2 * len(missing)))
+            first, second = pair_features(self.rm, missing, report=report)
             self._take(missing, first - second)
         rows = [self._rows[pair.pair_id] for pair in pairs]
         signs = np.array([1.0 if pair.chosen == first else -1.0 for pair, (first, _) in zip(pairs, rows, strict=True)])

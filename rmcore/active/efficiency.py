@@ -18,14 +18,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from scipy.optimize import isotonic_regression
 
+from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.evaluation.verdicts.estimate import Estimate, SeedSample, estimate_over_seeds
 from rmcore.evaluation.verdicts.judgement import Claim, Judgement, judge
 
-FloatArray = npt.NDArray[np.float64]
 MIN_SEEDS = 10
 """Paired seeds below which no saving is claimed."""
 

@@ -1,13 +1,12 @@
 """The check by full fine-tuning: whether what heads on a frozen backbone show holds where all weights are trained."""
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from rmcore.active.acquisition import View, look
 from rmcore.active.labellers import Labeller, blind
@@ -15,7 +14,9 @@ from rmcore.active.learner import ActiveLearner
 from rmcore.active.retraining import Fitted
 from rmcore.active.study import accuracy, draw_parts
 from rmcore.config.pipeline import ActiveConfig, ModelConfig, TrainConfig
+from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ConfigError
+from rmcore.core.progress import Report, silent
 from rmcore.core.tracking import NullTracker
 from rmcore.data.integrity import select_training_pairs
 from rmcore.data.pair import PreferencePair
@@ -24,7 +25,6 @@ from rmcore.models.loading import pick_device
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.training.loop import Trainer
 
-FloatArray = npt.NDArray[np.float64]
 CHOOSES_NOTHING = {"early_stopping_patience": None, "best_metric": "last", "callbacks": (), "resume_every_seconds": 1e9}
 """Every model is trained to its last step: no validation pairs are paid for."""
 
@@ -108,7 +108,7 @@ def check_record(
     study: ActiveConfig,
     *,
     acquisition: str,
-    progress: Callable[[str], None] = lambda text: None,
+    report: Report = silent,
 ) -> dict[str, Any]:
     """One acquisition function under one seed: accuracy after each of the check's label counts, JSON-ready.
 
@@ -120,7 +120,7 @@ def check_record(
         retrainer: model, training and the seed of everything drawn.
         study: with the check's sizes.
         acquisition: its name.
-        progress: is told what was reached.
+        report: told what was reached.
 
     Raises:
         ConfigError: the label counts do not fit into seed set and pool.
@@ -145,8 +145,8 @@ def check_record(
     )
     test = parts.test[: check.test_pairs]
     found = [accuracy(learner.model, test)]
-    for _ in check.labels[1:]:
-        progress(f"{acquisition}, {len(learner.labelled)} labels: {found[-1]:.3f}")
+    for done in range(1, len(check.labels)):
+        report(done, len(check.labels), f"{acquisition}, {len(learner.labelled)} labels: {found[-1]:.3f}")
         learner.run_active_loop(pool, labeller, 1)
         found.append(accuracy(learner.model, test))
     return {"num_labels": list(check.labels), "accuracy": found, "num_test_pairs": len(test), "num_pool": len(pool)}

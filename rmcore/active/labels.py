@@ -7,7 +7,6 @@ response is called a is drawn for each pair, so a labeller who always takes the 
 import csv
 import hashlib
 import json
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rmcore.core.errors import DataError
-from rmcore.core.files import exclusive, fsync_folder
+from rmcore.core.files import atomic_file, exclusive, write_text
 from rmcore.data.pair import PreferencePair, Prompt, prompt_messages, prompt_text
 
 COLUMNS = ("pair_id", "prompt", "response_a", "response_b", "preferred")
@@ -40,17 +39,13 @@ def write_proposal(pairs: Sequence[PreferencePair], path: Path, *, seed: int) ->
     """
     if path.exists():
         raise DataError(f"{path} is there already, and may hold labels; name another file, or move that one away.")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.tmp")
-    with unfinished.open("w", newline="", encoding="utf-8") as file:
+    with atomic_file(path) as unfinished, unfinished.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
         for pair in pairs:
             first, second = (pair.chosen, pair.rejected)[:: -1 if _swapped(pair, seed) else 1]
             row = (pair.pair_id, prompt_text(pair.prompt), first, second, "")
             writer.writerow(dict(zip(COLUMNS, row, strict=True)))
-    fsync_folder(unfinished)
-    unfinished.rename(path)
     return path
 
 
@@ -92,11 +87,7 @@ def ingest(labels: Path, pool: Sequence[PreferencePair], out: Path) -> Ingested:
             f"are labelled in {out} already", [row["pair_id"] for row in labelled if row["pair_id"] in there], labels
         )
         lines = before + [json.dumps(_record(row, known[row["pair_id"]]), ensure_ascii=False) for row in labelled]
-        unfinished = out.with_name(f".{out.name}.tmp")
-        unfinished.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        fsync_folder(unfinished)
-        os.replace(unfinished, out)
-        fsync_folder(out.parent)
+        write_text(out, "".join(f"{line}\n" for line in lines))
     return Ingested(len(labelled), len(rows) - len(labelled), len(lines))
 
 

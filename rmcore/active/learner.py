@@ -20,7 +20,8 @@ from rmcore.active.differences import CachedDifferences
 from rmcore.active.labellers import Labeller, checked_labels, swapped
 from rmcore.active.retraining import Fitted, HeadRetrainer, Retrainer
 from rmcore.core.errors import ConfigError, DataError, StoreError
-from rmcore.core.files import fsync_folder, write_json
+from rmcore.core.files import atomic_file, write_json
+from rmcore.core.progress import Report, silent
 from rmcore.data.pair import PreferencePair, content_id
 from rmcore.models.reward_model import BradleyTerryRM
 
@@ -127,7 +128,7 @@ class ActiveLearner:
         n_rounds: int,
         *,
         folder: str | Path | None = None,
-        progress: Callable[[int, int, str], None] = lambda done, total, text: None,
+        report: Report = silent,
     ) -> list[Round]:
         """Run `n_rounds` rounds of choosing, asking and retraining.
 
@@ -137,7 +138,7 @@ class ActiveLearner:
             n_rounds: rounds after the seed set's.
             folder: where each round is kept. Rounds that are there already are not run again, and `label_fn` is not
                 asked again; more rounds than before may be asked for.
-            progress: called as progress(rounds done, rounds, text).
+            report: told of the rounds done.
 
         Returns:
             The round that the loop starts from (0: the seed set) and the others, n_rounds + 1.
@@ -170,7 +171,7 @@ class ActiveLearner:
             if kept is not None and stored is None:
                 kept.write(number, [pair.pair_id for pair in asked], agrees, self.model)
             rounds.append(Round(number, answered, len(self.labelled), self.model))
-            progress(done + 1, n_rounds, f"{len(self.labelled)} labels")
+            report(done + 1, n_rounds, f"{len(self.labelled)} labels")
         return rounds
 
     def _kept_start(self, kept: "_Kept") -> Fitted:
@@ -268,12 +269,9 @@ class _Kept:
     def write(self, number: int, ids: Sequence[str], agrees: npt.NDArray[Any], model: Fitted) -> None:
         """Keep a round, whole or not at all."""
         place = self._place(number)
-        unfinished = place.with_name(f".{place.name}.tmp")
         arrays = {f"model/{name}": value for name, value in model.arrays().items()}
-        with unfinished.open("wb") as file:
+        with atomic_file(place) as unfinished, unfinished.open("wb") as file:
             np.savez(file, allow_pickle=False, ids=np.array(ids), agrees=agrees, **arrays)
-        fsync_folder(unfinished)
-        unfinished.replace(place)
 
     def _place(self, number: int) -> Path:
         return self.folder / f"round_{number:04d}.npz"

@@ -9,15 +9,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from rmcore.active.acquisition import View
 from rmcore.active.differences import CachedDifferences
+from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ConfigError
 from rmcore.data.pair import PreferencePair
 from rmcore.ensembles.linear_probes import bootstrap_heads, fit_head
 
-FloatArray = npt.NDArray[np.float64]
 L2_FACTORS = (10.0, 1.0, 0.1)
 """Penalties that validation pairs choose from, in units of the default; the strongest of equally good ones wins."""
 

@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from rmcore.active.learner import ActiveLearner
 from rmcore.active.retraining import Fitted, HeadRetrainer
 from rmcore.config.pipeline import ActiveConfig
 from rmcore.core.errors import ConfigError
+from rmcore.core.progress import Report, silent
 from rmcore.data.pair import PreferencePair
 
 MARGIN_FOR_UNEVEN_PROMPTS = 0.9
@@ -95,7 +96,7 @@ def seed_record(
     config: ActiveConfig,
     *,
     seed: int,
-    progress: Callable[[str], None] = lambda text: None,
+    report: Report = silent,
 ) -> dict[str, Any]:
     """Run every acquisition function under one seed.
 
@@ -105,7 +106,7 @@ def seed_record(
         labeller: who labels, with the study's noise.
         config: settings.
         seed: of everything drawn.
-        progress: is told what runs.
+        report: told what runs.
 
     Returns:
         {"num_labels": (R,) with the validation labels counted, "accuracy": {name: (R,)}, "end": accuracy with the
@@ -123,8 +124,8 @@ def seed_record(
     counts = label_counts(config, len(pool))
     following = dict(zip(counts, np.diff(counts).tolist(), strict=False))
     found: dict[str, list[float]] = {}
-    for name in config.acquisitions:
-        progress(name)
+    for done, name in enumerate(config.acquisitions):
+        report(done, len(config.acquisitions), name)
         learner = ActiveLearner(
             retrainer, name, seed_set, k=following.__getitem__, max_per_prompt=config.max_per_prompt, seed=seed
         )

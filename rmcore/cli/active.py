@@ -75,7 +75,7 @@ def propose(
     rest = [pair for pair in read_pairs(pool, split, None, columns) if pair.pair_id not in done]
     model = make_members(checkpoint, heads, known, device, render_fn, seed)
     with progress_bar("pool") as report:
-        view = look(rest, model, progress=lambda some, total: report(some, total, "sides"))
+        view = look(rest, model, report=report)
     if known and acquisition == "d-optimal":
         view = replace(view, labelled=look(known, model))
     chosen = select(view, k, ACQUISITIONS[acquisition](seed), max_per_prompt=max_per_prompt)

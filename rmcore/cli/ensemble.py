@@ -155,7 +155,7 @@ def make_members(
 
     rm = BradleyTerryRM.from_pretrained(checkpoints[0], device=device, render_fn=render_fn)
     with progress_bar("features") as report:
-        chosen, rejected = pair_features(rm, pairs, progress=lambda done: report(done, 2 * len(pairs), "sides"))
+        chosen, rejected = pair_features(rm, pairs, report=report)
     fitted = bootstrap_heads(chosen - rejected, [pair.prompt_id for pair in pairs], num_heads, seed)
     print(f"{num_heads} heads on one backbone, fitted on {len(pairs):,} pairs")
     return RewardModelEnsemble.from_heads(rm, fitted, checkpoint=checkpoints[0])
@@ -204,17 +204,13 @@ def _measure(
 
 def _score(made: "RewardModelEnsemble", sides: _Sides, share: float | None = None) -> "EnsemblePrediction":
     """Predict, or calibrate where a share is given."""
-    from rmcore.core.progress import progress_bar
+    from rmcore.core.progress import labelled, progress_bar
 
-    total = len(sides.responses) * len(made.members.backbones)
     with progress_bar("score" if share is None else "calibrate") as report:
-
-        def progress(done: int) -> None:
-            report(done, total, "sides scored")
-
+        told = labelled(report, "sides scored")
         if share is None:
-            return made.predict(sides.prompts, sides.responses, progress=progress)
-        return made.calibrate(sides.prompts, sides.responses, share, progress=progress)
+            return made.predict(sides.prompts, sides.responses, report=told)
+        return made.calibrate(sides.prompts, sides.responses, share, report=told)
 
 
 def _accuracy(

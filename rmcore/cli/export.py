@@ -1,6 +1,5 @@
 """`rm-opt export`: a checkpoint or an adapter as one plain Hugging Face folder, whose rewards were compared."""
 
-import shutil
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,6 +9,7 @@ import typer
 from rmcore.cli.common import setting
 from rmcore.config.pipeline import ModelConfig
 from rmcore.core.errors import ConfigError, ModelError
+from rmcore.core.files import atomic_folder
 
 
 class Dtype(StrEnum):
@@ -60,10 +60,7 @@ def _export(checkpoint: str, out: Path, dtype: Dtype, render_fn: str | None) -> 
 
     source = BradleyTerryRM.from_pretrained(checkpoint, device="cpu", render_fn=render_fn)
     expected = _rewards(source)
-    part = out.resolve().with_name(f".{out.resolve().name}.part")
-    shutil.rmtree(part, ignore_errors=True)  # of an export that was killed
-    part.mkdir(parents=True)
-    try:
+    with atomic_folder(out.resolve()) as part:
         _write(source, part, dtype)
         exported = _rewards(BradleyTerryRM.from_pretrained(part, device="cpu", render_fn=render_fn))
         difference = float(abs(exported - expected).max())
@@ -73,11 +70,6 @@ def _export(checkpoint: str, out: Path, dtype: Dtype, render_fn: str | None) -> 
                 f"the exported rewards differ by up to {difference:.2e}, more than the {bound:.2e} that {dtype} "
                 "explains, so nothing was written; export as float32, or train in that precision."
             )
-        if out.exists():
-            out.rmdir()
-        part.rename(out)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
     return difference, bound
 
 

@@ -1,11 +1,11 @@
-"""Processes of stages that begin at once: forked from one that has imported torch and its company already.
+"""Child processes that begin at once: forked from one that has imported torch and its company already.
 
 Those imports take five seconds of a core, each stage runs in a process of its own, and a pipeline has five of them.
-`StageProcess` is what `subprocess.Popen` would be for `python -m rmcore.stages.run`; the server below it,
-`python -m rmcore.core.child_process`, lives as long as the process that asked for the first stage.
+`ForkedProcess` is what `subprocess.Popen` would be for `python -m MODULE SPEC.json`; the server below it,
+`python -m rmcore.core.child_process`, lives as long as the process that asked for the first one.
 
-The server imports libraries only. A stage imports rmcore itself, so that what was edited since the last stage is
-what runs, as the key of its artifact says.
+The server imports libraries only. A child imports rmcore itself, so that what was edited since the last one is what
+runs, as the key of a stage's artifact says.
 """
 
 import contextlib
@@ -40,28 +40,31 @@ LIBRARIES = (
     "pydantic",
 )
 LATE = ("RM_OPT_", "CUDA_VISIBLE_DEVICES", "PREFECT_", "MLFLOW_", "PYTEST_")
-"""How variables begin that no library reads while it is imported: stages that differ in them share a server."""
+"""How variables begin that no library reads while it is imported: children that differ in them share a server."""
 WARM = sys.platform == "linux"
-"""Elsewhere a process that has loaded such libraries must not go on after a fork, so each stage imports them anew."""
+"""Elsewhere a process that has loaded such libraries must not go on after a fork, so each child imports them anew."""
 
 _servers: dict[frozenset[tuple[str, str]], "_ForkServer"] = {}
 _starting = threading.Lock()
-_running: "weakref.WeakSet[StageProcess]" = weakref.WeakSet()
+_running: "weakref.WeakSet[ForkedProcess]" = weakref.WeakSet()
 
 
-class StageProcess:
-    """One stage, running: `wait` for its exit status, ask it to `terminate`, `kill` it.
+class ForkedProcess:
+    """One child process: `wait` for its exit status, ask it to `terminate`, `kill` it.
 
     It dies with this process, whatever this one dies of.
 
     Args:
-        spec: the specification that `rmcore.stages.run` reads.
-        log: what the stage prints.
+        module: name of the module that it runs: `module.run_from_file(spec)` gives its exit status.
+        spec: the specification, a file.
+        log: what the child prints.
         environment: all its variables.
         terminal: descriptor that it may draw a progress bar on.
     """
 
-    def __init__(self, spec: Path, log: IO[str], environment: Mapping[str, str], terminal: int | None) -> None:
+    def __init__(
+        self, module: str, spec: Path, log: IO[str], environment: Mapping[str, str], terminal: int | None = None
+    ) -> None:
         self._life, theirs = socket.socketpair()
         request, ours = os.pipe()
         descriptors = [theirs.fileno(), request, log.fileno()] + ([] if terminal is None else [terminal])
@@ -71,7 +74,7 @@ class StageProcess:
             theirs.close()
             os.close(request)
         with contextlib.suppress(BrokenPipeError), os.fdopen(ours, "w") as pipe:
-            json.dump({"spec": str(spec), "environment": dict(environment)}, pipe)
+            json.dump({"module": module, "spec": str(spec), "environment": dict(environment)}, pipe)
         self._heard = b""
         self._pid = self._number(0)
         self._status: int | None = None
@@ -137,13 +140,8 @@ class _ForkServer:
         socket.send_fds(self._control, [b"\n"], descriptors)
 
 
-def start_server() -> None:
-    """Let the imports begin now, beside whatever else has to be done before the first stage."""
-    _server(os.environ)
-
-
-def terminate_stages() -> None:
-    """Ask all stages of this process to save and end; whoever waits for them continues waiting."""
+def terminate_forked() -> None:
+    """Ask all forked children of this process to save and end; whoever waits for them continues waiting."""
     for process in list(_running):
         process.terminate()
 
@@ -159,9 +157,9 @@ def _server(environment: Mapping[str, str]) -> _ForkServer:
 def serve(control: socket.socket) -> None:
     """Fork a process for each request until the other end of `control` is closed.
 
-    Stages that still run then are asked to end by the kernel (`die_with_parent`), so they save first.
+    Children that still run then are asked to end by the kernel (`die_with_parent`), so they save first.
     """
-    # Ctrl-C in a terminal is for the stages, which save and end, and for whoever waits for them.
+    # Ctrl-C in a terminal is for the children, which save and end, and for whoever waits for them.
     interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)
     if WARM:
         for library in LIBRARIES:
@@ -198,13 +196,13 @@ def serve(control: socket.socket) -> None:
 
 
 def _fork(descriptors: list[int], interrupted: Any, server_only: list[socket.socket]) -> tuple[int, socket.socket]:
-    """Begin one stage; gives its pid and the socket over which its waiter hears of it."""
+    """Begin one child; gives its pid and the socket over which its waiter hears of it."""
     waiter = socket.socket(fileno=descriptors[0])
     server, pid = os.getpid(), os.fork()
     if pid == 0:
         for open_socket in (waiter, *server_only):
             open_socket.close()
-        _become_stage(server, interrupted, *descriptors[1:])
+        _become_child(server, interrupted, *descriptors[1:])
     for descriptor in descriptors[1:]:
         os.close(descriptor)
     _tell(waiter, pid)
@@ -212,7 +210,7 @@ def _fork(descriptors: list[int], interrupted: Any, server_only: list[socket.soc
 
 
 def _status(pid: int) -> int | None:
-    """Exit status of a stage, negative where a signal ended it; None while it runs. It is not collected."""
+    """Exit status of a child, negative where a signal ended it; None while it runs. It is not collected."""
     found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if found is None:
         return None
@@ -230,7 +228,7 @@ def _tell(waiter: socket.socket, number: int) -> None:
         waiter.sendall(b"%d\n" % number)
 
 
-def _become_stage(server: int, interrupted: Any, request: int, log: int, *terminal: int) -> NoReturn:
+def _become_child(server: int, interrupted: Any, request: int, log: int, *terminal: int) -> NoReturn:
     """What the forked process does: read what is asked for, run it, end."""
     status = 1
     try:
@@ -248,11 +246,11 @@ def _become_stage(server: int, interrupted: Any, request: int, log: int, *termin
             os.set_inheritable(descriptor, True)
             environment[PROGRESS_VARIABLE] = str(descriptor)
         if not WARM:
-            command = [sys.executable, "-P", "-m", "rmcore.stages.run", asked["spec"]]
+            command = [sys.executable, "-P", "-m", asked["module"], asked["spec"]]
             os.execve(sys.executable, command, environment)  # noqa: S606 - no shell is wanted
         os.environ.clear()
         os.environ.update(environment)
-        status = importlib.import_module("rmcore.stages.run").run_from_file(asked["spec"])
+        status = importlib.import_module(asked["module"]).run_from_file(asked["spec"])
     except SystemExit as leaves:
         status = leaves.code if isinstance(leaves.code, int) else 1
     except BaseException:  # noqa: BLE001 - it is shown, and this process ends

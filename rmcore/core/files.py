@@ -1,4 +1,4 @@
-"""Bytes on disk: digests, and writes that survive a power cut."""
+"""Bytes on disk: digests, file locks, and the one way in which files and folders appear whole or not at all."""
 
 import contextlib
 import errno
@@ -78,17 +78,80 @@ def fsync_tree(folder: Path) -> None:
         fsync_folder(path)
 
 
+@contextmanager
+def atomic_file(path: Path, *, mode: int | None = None, durable: bool = True) -> Iterator[Path]:
+    """Give a hidden path to write to; it becomes `path`, synced, when the block ends well, else it is removed.
+
+    A kill leaves the hidden file at most, and the next writer of `path` begins it anew. One writer at a time: where
+    two may come, the caller holds a lock.
+
+    Args:
+        path: the file; its folder is made.
+        mode: its permissions, from before the first byte is written; None: what the umask leaves.
+        durable: whether it survives a power cut, which costs milliseconds; a killed process it survives anyway.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        if mode is not None:
+            temporary.unlink(missing_ok=True)  # of a writer that was killed: an open file would keep its readers
+            os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
+        yield temporary
+        if durable:
+            fsync_folder(temporary)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    if durable:
+        fsync_folder(path.parent)
+
+
+@contextmanager
+def atomic_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
+    """Give a hidden folder to fill; it becomes `folder`, synced, when the block ends well, else it is removed.
+
+    A kill leaves `.NAME.tmp`, and the next writer of that name begins it anew. No folder can be renamed onto one that
+    holds files, so one that is replaced is `.NAME.old` for a moment; after a kill in that moment it is the only one.
+
+    Args:
+        folder: where; its parent is made.
+        replace: whether a folder of that name may be there. It is untouched until the new one is whole.
+
+    Raises:
+        OSError: it cannot be written, or `folder` is there, holds files and is not to be replaced.
+    """
+    temporary, retired = (folder.with_name(f".{folder.name}.{suffix}") for suffix in ("tmp", "old"))
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        fsync_tree(temporary)
+        replaced = replace and folder.exists()
+        if replaced:
+            shutil.rmtree(retired, ignore_errors=True)
+            folder.rename(retired)
+        temporary.rename(folder)
+        fsync_folder(folder.parent)
+        if replaced:
+            shutil.rmtree(retired)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_text(path: Path, text: str, *, mode: int | None = None, durable: bool = True) -> None:
+    """Write text as UTF-8, whole or not at all; `mode` and `durable` as for `atomic_file`."""
+    with atomic_file(path, mode=mode, durable=durable) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write readable JSON, whole or not at all; NaN and infinity are refused, they are not JSON.
 
     Raises:
         ValueError: a number is not finite.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    fsync_folder(temporary)
-    temporary.replace(path)
+    write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:

@@ -11,7 +11,6 @@
 """
 
 import json
-import os
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
@@ -21,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rmcore.core.errors import DataError
+from rmcore.core.files import atomic_file
 from rmcore.data.pair import Message, PreferencePair, plain_prompt, prompt_messages
 from rmcore.data.readers.files import BATCH_ROWS
 
@@ -44,21 +44,19 @@ def write_pairs(pairs: Iterable[PreferencePair], path: Path) -> None:
     Raises:
         DataError: a text is not valid Unicode (a lone surrogate).
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(path.name + ".tmp")
     try:
-        with pq.ParquetWriter(unfinished, SCHEMA, compression="zstd") as writer:
+        with (
+            atomic_file(path) as unfinished,
+            pq.ParquetWriter(unfinished, SCHEMA, compression="zstd") as writer,
+        ):
             rows = map(_row, pairs)
             while batch := list(islice(rows, BATCH_ROWS)):
                 writer.write_batch(pa.RecordBatch.from_pylist(batch, schema=SCHEMA))
-        os.replace(unfinished, path)
     except UnicodeEncodeError as error:
         raise DataError(
             f"a pair holds text that is not valid Unicode ({error}): it cannot be stored or tokenized. Drop that pair; "
             "rmcore.data.readers.sources.load_pairs sets such rows aside."
         ) from error
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def read_pairs(path: Path) -> list[PreferencePair]:

@@ -13,10 +13,10 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ConfigError, DataError, ModelError
 from rmcore.data.pair import Prompt, prompt_key
 
-FloatArray = npt.NDArray[np.float64]
 Aggregation = Literal["mean", "worst_case", "uncertainty_weighted"]
 
 

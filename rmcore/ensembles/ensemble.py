@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ConfigError
+from rmcore.core.progress import Report, silent
 from rmcore.data.pair import Prompt
 from rmcore.ensembles.agreement import Aggregation, Calibration, aggregate, calibration_of, disagreement
 from rmcore.ensembles.ensemble_folder import Source, read_folder, write_folder
-from rmcore.ensembles.members import Members, Progress
+from rmcore.ensembles.members import Members
 from rmcore.models.reward_model import BradleyTerryRM
-
-FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,18 +133,18 @@ class RewardModelEnsemble:
         return self._threshold if self.calibration is None else self.calibration.threshold
 
     def individual_rewards(
-        self, prompts: Sequence[Prompt], responses: Sequence[str], *, progress: Progress | None = None
+        self, prompts: Sequence[Prompt], responses: Sequence[str], *, report: Report = silent
     ) -> FloatArray:
         """Rewards of N responses by each member, (M, N), in the unit of `EnsemblePrediction`.
 
         Raises:
             ModelError: a reward is not finite; the message names the member.
         """
-        raw = self.members.rewards(prompts, responses, progress=progress)
+        raw = self.members.rewards(prompts, responses, report=report)
         return raw if self.calibration is None else self.calibration.apply(raw)
 
     def predict(
-        self, prompts: Sequence[Prompt], responses: Sequence[str], *, progress: Progress | None = None
+        self, prompts: Sequence[Prompt], responses: Sequence[str], *, report: Report = silent
     ) -> EnsemblePrediction:
         """Mean and disagreement of the members on N responses.
 
@@ -153,7 +153,7 @@ class RewardModelEnsemble:
             ModelError: see `individual_rewards`.
         """
         self._need_several()
-        rewards = self.individual_rewards(prompts, responses, progress=progress)
+        rewards = self.individual_rewards(prompts, responses, report=report)
         spread, threshold = disagreement(rewards), self.uncertainty_threshold
         high = None if threshold is None else spread > threshold
         return EnsemblePrediction(rewards.mean(axis=0), spread, rewards, high)
@@ -212,7 +212,7 @@ class RewardModelEnsemble:
         responses: Sequence[str],
         share: float = 0.95,
         *,
-        progress: Progress | None = None,
+        report: Report = silent,
     ) -> EnsemblePrediction:
         """Bring the members to one offset and scale, and set the threshold, from N held-out responses.
 
@@ -223,7 +223,7 @@ class RewardModelEnsemble:
             prompts: (N,) several responses a prompt, such as both sides of pairs.
             responses: (N,)
             share: of responses like these that are not flagged.
-            progress: is called with the number of sides done so far.
+            report: told of the sides done.
 
         Returns:
             What the calibrated ensemble says of these responses.
@@ -233,7 +233,7 @@ class RewardModelEnsemble:
             DataError, ModelError: see `rmcore.ensembles.agreement.calibration_of`.
         """
         self._need_several()
-        raw = self.members.rewards(prompts, responses, progress=progress)
+        raw = self.members.rewards(prompts, responses, report=report)
         self.calibration = calibration_of(raw, prompts, share, self.members.names)
         rewards = self.calibration.apply(raw)
         spread = disagreement(rewards)

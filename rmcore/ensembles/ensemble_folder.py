@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from rmcore.core.errors import ConfigError, ModelError
-from rmcore.core.files import file_digest, fsync_folder, write_json
+from rmcore.core.files import atomic_file, file_digest, write_json
 from rmcore.ensembles.agreement import Calibration
 
 RECORD_FILE, HEADS_FILE = "ensemble.json", "heads.safetensors"
@@ -58,11 +58,9 @@ def write_folder(folder: Path, source: Source, calibration: Calibration | None, 
     ]
     heads = None
     if source.heads is not None:
-        temporary = folder / f".{HEADS_FILE}.tmp"
-        save_file({"heads": np.ascontiguousarray(source.heads)}, temporary)
-        fsync_folder(temporary)
-        heads = {"file": HEADS_FILE, "sha256": file_digest(temporary)}
-        temporary.replace(folder / HEADS_FILE)
+        with atomic_file(folder / HEADS_FILE) as temporary:
+            save_file({"heads": np.ascontiguousarray(source.heads)}, temporary)
+            heads = {"file": HEADS_FILE, "sha256": file_digest(temporary)}
     record = {
         "format": FORMAT,
         "members": members,

@@ -7,7 +7,7 @@ They are taken where `BradleyTerryRM.score_sides` computes rewards, by a hook on
 computed once and shared prefixes are packed there as here, and an adapter's weights count.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from rmcore.core.errors import ModelError
+from rmcore.core.progress import Report, silent
 from rmcore.data.pair import PreferencePair
 from rmcore.data.rendering import TokenizedSide
 from rmcore.models.batching import distinct_sides
@@ -63,7 +64,7 @@ def features(
     sides: Sequence[TokenizedSide],
     *,
     token_budget: int = SCORING_TOKEN_BUDGET,
-    progress: Callable[[int], None] | None = None,
+    report: Report = silent,
 ) -> np.ndarray:
     """Input of the head's last linear layer at the reading place of N sides: (N, D) float32, in their order.
 
@@ -74,7 +75,7 @@ def features(
         rm: with whole weights on one device.
         sides: as its renderer tokenizes them.
         token_budget: computed tokens of one batch.
-        progress: is called with the number of sides done so far.
+        report: told of the sides done.
 
     Raises:
         ModelError: the head does more than this layer with them, so rewards are not linear in them.
@@ -95,19 +96,18 @@ def features(
             _check(rewards, states, head)
             found[indices] = states.float().cpu().numpy()
             done += int(times[indices].sum())
-            if progress is not None:
-                progress(done)
+            report(done, len(sides), "sides")
     finally:
         rm.model.train(was_training)
     return found[which]
 
 
 def pair_features(
-    rm: BradleyTerryRM, pairs: Sequence[PreferencePair], *, progress: Callable[[int], None] | None = None
+    rm: BradleyTerryRM, pairs: Sequence[PreferencePair], *, report: Report = silent
 ) -> npt.NDArray[np.float64]:
     """Features of the chosen and the rejected sides of P pairs, (2, P, D); see `features`."""
     sides = [side for pair in rm.renderer.tokenize_pairs(pairs) for side in (pair.chosen, pair.rejected)]
-    both = features(rm, sides, progress=progress).astype(np.float64)
+    both = features(rm, sides, report=report).astype(np.float64)
     return np.stack([both[::2], both[1::2]])
 
 

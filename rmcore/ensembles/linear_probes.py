@@ -12,9 +12,8 @@ import numpy.typing as npt
 from scipy.sparse.linalg import LinearOperator, cg
 from scipy.special import expit
 
+from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ConfigError, DataError, ModelError
-
-FloatArray = npt.NDArray[np.float64]
 
 TOLERANCE = 1e-9
 """Largest gradient, in nats a pair and standardised unit, that counts as zero; float64 reaches about 1e-15."""

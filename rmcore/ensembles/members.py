@@ -1,22 +1,20 @@
 """The members of an ensemble: reward models, of which those with one and the same backbone are scored in one pass."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ModelError
+from rmcore.core.progress import Report, counting_on, silent
 from rmcore.data.pair import Prompt
 from rmcore.data.rendering import TokenizedSide
 from rmcore.ensembles.features import features, head_of
 from rmcore.models.reward_model import BradleyTerryRM
-
-FloatArray = npt.NDArray[np.float64]
-Progress = Callable[[int], None]
 
 
 @dataclass(eq=False)
@@ -29,9 +27,9 @@ class SharedBackbone:
     """m times (D,)"""
     biases: list[float] = field(default_factory=list)
 
-    def rewards(self, sides: Sequence[TokenizedSide], progress: Progress | None) -> FloatArray:
+    def rewards(self, sides: Sequence[TokenizedSide], report: Report) -> FloatArray:
         """Rewards of N sides by each member, from one pass: (m, N)."""
-        states = features(self.rm, sides, progress=progress).astype(np.float64)
+        states = features(self.rm, sides, report=report).astype(np.float64)
         return np.stack(self.heads) @ states.T + np.array(self.biases)[:, None]
 
 
@@ -89,15 +87,13 @@ class Members:
         """Of the M members, for messages."""
         return [self.backbones[which].names[place] for which, place in self._order]
 
-    def rewards(
-        self, prompts: Sequence[Prompt], responses: Sequence[str], *, progress: Progress | None = None
-    ) -> FloatArray:
+    def rewards(self, prompts: Sequence[Prompt], responses: Sequence[str], *, report: Report = silent) -> FloatArray:
         """Raw rewards of N responses by each member: (M, N), in logits.
 
         Args:
             prompts: (N,)
             responses: (N,)
-            progress: is called with the number of sides done so far, over all backbones.
+            report: told of the sides done, over all backbones.
 
         Raises:
             ModelError: a reward is not finite; the message names the member.
@@ -107,9 +103,8 @@ class Members:
         found = []
         for number, shared in enumerate(self.backbones):
             sides = shared.rm.renderer.tokenize_sides(requests)
-            base = number * len(sides)
-            step = None if progress is None else (lambda done, base=base: progress(base + done))
-            found.append(shared.rewards(sides, step) if sides else np.zeros((len(shared.names), 0)))
+            told = counting_on(report, number, len(self.backbones))
+            found.append(shared.rewards(sides, told) if sides else np.zeros((len(shared.names), 0)))
         rewards = np.stack([found[which][place] for which, place in self._order])
         for name, row in zip(self.names, rewards, strict=True):
             bad = int((~np.isfinite(row)).sum())

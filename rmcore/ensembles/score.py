@@ -6,14 +6,14 @@ from collections.abc import Sequence
 import pandas as pd
 
 from rmcore.core.errors import DataError
-from rmcore.core.progress import Report
+from rmcore.core.progress import Report, labelled, silent
 from rmcore.data.pair import PreferencePair, prompt_text
 from rmcore.data.rendering import TokenizedSide, count_cut
 from rmcore.models.reward_model import BradleyTerryRM, refuse_not_finite
 
 
 def score_pairs_table(
-    rm: BradleyTerryRM, pairs: Sequence[PreferencePair], *, report: Report | None = None
+    rm: BradleyTerryRM, pairs: Sequence[PreferencePair], *, report: Report = silent
 ) -> tuple[pd.DataFrame, dict[str, int]]:
     """Score both sides of P pairs; those that the model cannot read are left out, counted and said on stderr.
 
@@ -33,11 +33,7 @@ def score_pairs_table(
         _tell_left_out(len(read.dropped), "pairs", f"pair {first.pair_id}: {first.reason}")
     sides = [side for pair in tokenized for side in (pair.chosen, pair.rejected)]
 
-    def progress(done: int) -> None:
-        if report is not None:
-            report(done, len(sides), "sides scored")
-
-    rewards = rm.score_sides(sides, progress=progress).astype("float64")
+    rewards = rm.score_sides(sides, report=labelled(report, "sides scored")).astype("float64")
     refuse_not_finite(rewards, lambda place: f"{('chosen', 'rejected')[place % 2]} of pair {pairs[place // 2].pair_id}")
     rewards = rewards.reshape(-1, 2)
     frame = pd.DataFrame(
@@ -70,7 +66,7 @@ def with_texts(table: pd.DataFrame, pairs: Sequence[PreferencePair]) -> pd.DataF
 
 
 def score_responses_table(
-    rm: BradleyTerryRM, rows: Sequence[tuple[str, str]], *, report: Report | None = None
+    rm: BradleyTerryRM, rows: Sequence[tuple[str, str]], *, report: Report = silent
 ) -> pd.DataFrame:
     """Score N (prompt, response) rows, each prompt one user turn.
 
@@ -92,11 +88,7 @@ def score_responses_table(
     sides = [side for side in found if isinstance(side, TokenizedSide)]
     rows = [rows[number - 1] for number in numbers]
 
-    def progress(done: int) -> None:
-        if report is not None:
-            report(done, len(sides), "responses scored")
-
-    rewards = rm.score_sides(sides, progress=progress).astype("float64")
+    rewards = rm.score_sides(sides, report=labelled(report, "responses scored")).astype("float64")
     refuse_not_finite(rewards, lambda place: f"row {numbers[place]}")
     return pd.DataFrame({"prompt": [row[0] for row in rows], "response": [row[1] for row in rows], "reward": rewards})
 

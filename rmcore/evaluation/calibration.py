@@ -17,9 +17,9 @@ import pandas as pd
 from scipy.optimize import brentq
 from scipy.special import expit, ndtr, stdtrit
 
+from rmcore.core.arrays import BoolArray, FloatArray, IntArray
 from rmcore.core.errors import ConfigError
-from rmcore.evaluation.rewards import BoolArray, RewardTable
-from rmcore.evaluation.uncertainty import FloatArray, IntArray
+from rmcore.evaluation.rewards import RewardTable
 
 FOLD_TAU = 0.5
 """Share 1 / (1 + tau^2) = 4/5 of the evidence decides the sign of a gap, the rest measures it: five folds."""

@@ -10,16 +10,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from rmcore.core.arrays import BoolArray, FloatArray
 from rmcore.core.errors import DataError
 from rmcore.evaluation.ranking import PairMean, mean_statistic
-from rmcore.evaluation.rewards import BoolArray, RewardTable
-from rmcore.evaluation.uncertainty import (
-    FloatArray,
-    MetricValue,
-    cluster_bootstrap,
-    metric_value,
-    sign_flip_test,
-)
+from rmcore.evaluation.rewards import RewardTable
+from rmcore.evaluation.uncertainty import MetricValue, cluster_bootstrap, metric_value, sign_flip_test
 
 
 def paired_comparison(a: pd.DataFrame, b: pd.DataFrame, *, num_resamples: int = 1000, seed: int = 0) -> dict[str, Any]:

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from rmcore.core.arrays import FloatArray, IntArray
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.evaluation.ranking import PairMean, mean_statistic, ratio
-from rmcore.evaluation.uncertainty import FloatArray, IntArray, MetricValue, cluster_bootstrap, metric_value
+from rmcore.evaluation.uncertainty import MetricValue, cluster_bootstrap, metric_value
 
 
 def auroc(

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import logit
 
-from rmcore.evaluation.rewards import BoolArray, RewardTable
-from rmcore.evaluation.uncertainty import FloatArray, IntArray
+from rmcore.core.arrays import BoolArray, FloatArray, IntArray
+from rmcore.evaluation.rewards import RewardTable
 
 PERCENTILES = (5, 25, 50, 75, 95)
 SIDE_THRESHOLDS = (0.3, 0.5, 0.7)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import DataError
 from rmcore.evaluation import calibration as calib
 from rmcore.evaluation.ranking import (
@@ -23,13 +24,7 @@ from rmcore.evaluation.ranking import (
     softplus,
 )
 from rmcore.evaluation.rewards import RewardTable
-from rmcore.evaluation.uncertainty import (
-    FloatArray,
-    MetricValue,
-    Resampled,
-    cluster_bootstrap,
-    metric_value,
-)
+from rmcore.evaluation.uncertainty import MetricValue, Resampled, cluster_bootstrap, metric_value
 
 
 def evaluate_pairs(

@@ -9,10 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from rmcore.core.arrays import BoolArray, FloatArray, IntArray
 from rmcore.core.errors import DataError
-from rmcore.evaluation.uncertainty import FloatArray, IntArray
 
-BoolArray = npt.NDArray[np.bool_]
 COLUMNS = ("pair_id", "prompt_id", "reward_chosen", "reward_rejected", "chosen_chars", "rejected_chars", "subset")
 LENGTH_MATCHED = 0.15
 """Pairs count as length-matched when their lengths differ by less than this share of the longer side."""

@@ -14,10 +14,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
+from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ConfigError, DataError
 
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 Compute = Callable[[FloatArray], dict[str, FloatArray]]
 """Prompt weights (B, C) -> named statistics (B,), NaN where undefined."""
 

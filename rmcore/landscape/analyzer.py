@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from rmcore.core.errors import ConfigError, CurvatureError
+from rmcore.core.progress import Report, silent
 from rmcore.landscape.eigensolvers import (
     EigenvalueSet,
     TraceSamples,
@@ -20,7 +21,7 @@ from rmcore.landscape.eigensolvers import (
 from rmcore.landscape.operators import LossHessian
 from rmcore.landscape.pair_rows import MicroBatch
 from rmcore.landscape.parameters import ParameterSubset
-from rmcore.landscape.products import ProductCounter, Progress, basis_excess
+from rmcore.landscape.products import ProductCounter, basis_excess
 from rmcore.landscape.pyhessian_check import pyhessian_spectrum
 from rmcore.landscape.spectrum import HessianSpectrum, Method, spectrum_record
 
@@ -53,7 +54,7 @@ class HessianAnalyzer:
         trace_probes: int = 16,
         parameters: ParameterSubset = "all",
         seed: int = 0,
-        progress: Progress | None = None,
+        report: Report = silent,
     ) -> HessianSpectrum:
         """Eigenvalues, trace and what follows from them, over all pairs of `loader`.
 
@@ -69,7 +70,7 @@ class HessianAnalyzer:
             trace_probes: Hutchinson probes, one product each; the standard error falls with its root. Unused by `full`.
             parameters: whose curvature; see `ParameterSubset`.
             seed: of the random vectors.
-            progress: called as progress(done, total) after each product; total is an upper bound until the last call.
+            report: called after each product; total is an upper bound until the last call.
 
         Raises:
             ConfigError: a setting is unknown or too small.
@@ -80,7 +81,7 @@ class HessianAnalyzer:
         _check_settings(method, top_k=top_k, num_steps=num_steps, trace_probes=trace_probes)
         hessian = LossHessian.from_loader(self.model, loader, parameters=parameters)
         return hessian_spectrum(
-            hessian, method, top_k, num_steps=num_steps, trace_probes=trace_probes, seed=seed, progress=progress
+            hessian, method, top_k, num_steps=num_steps, trace_probes=trace_probes, seed=seed, report=report
         ).record
 
 
@@ -106,13 +107,13 @@ def hessian_spectrum(
     num_steps: int = 40,
     trace_probes: int = 16,
     seed: int = 0,
-    progress: Progress | None = None,
+    report: Report = silent,
 ) -> AnalyzedSpectrum:
     """What `HessianAnalyzer.compute_spectrum` gives, from an operator, with the vectors and samples behind it."""
     _check_settings(method, top_k=top_k, num_steps=num_steps, trace_probes=trace_probes)
     size = hessian.num_parameters
     num_steps = min(num_steps, size) if method == "lanczos" else num_steps
-    counter = ProductCounter(_most_products(method, size, top_k, num_steps, trace_probes), progress)
+    counter = ProductCounter(_most_products(method, size, top_k, num_steps, trace_probes), report)
     # Only the product differentiates, and no dot product may be cast to bf16 by the caller's autocast.
     with torch.inference_mode(False), torch.no_grad(), torch.autocast(hessian.device.type, enabled=False):
         found, traces, (trace, trace_error) = _estimate(

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 
 from rmcore.core.errors import ConfigError, CurvatureError
+from rmcore.core.progress import Report, silent
 from rmcore.landscape.eigensolvers import Floats, Product
-from rmcore.landscape.products import ProductCounter, Progress, basis_excess
+from rmcore.landscape.products import ProductCounter, basis_excess
 from rmcore.landscape.quadrature import Quadrature, Rule, random_quadrature
 
 GRID_MARGIN = 6
@@ -83,7 +84,7 @@ def spectral_density(
     num_steps: int,
     generator: torch.Generator,
     dtype: torch.dtype,
-    progress: Progress | None = None,
+    report: Report = silent,
 ) -> SpectralDensity:
     """Density, negative mass, effective rank and trace of a symmetric matrix known by its products.
 
@@ -102,7 +103,7 @@ def spectral_density(
         num_steps: products from each, at least 2.
         generator: draws the start vectors one after the other, on its device.
         dtype: of the vectors, the operator's.
-        progress: called as progress(done, total) after each product; total is an upper bound until the last call.
+        report: called after each product; total is an upper bound until the last call.
 
     Raises:
         ConfigError: num_vectors or num_steps is too small.
@@ -114,7 +115,7 @@ def spectral_density(
     excess = basis_excess(num_steps, size, dtype, generator.device)
     if excess is not None:
         raise CurvatureError(f"{excess} Lower num_steps, or measure fewer parameters.")
-    counter = ProductCounter(min(num_steps, size) * num_vectors, progress)
+    counter = ProductCounter(min(num_steps, size) * num_vectors, report)
     counted = counter.counting(product)
     # Only the product differentiates, and no dot product may be cast to bf16 by the caller's autocast.
     with torch.inference_mode(False), torch.no_grad(), torch.autocast(generator.device.type, enabled=False):

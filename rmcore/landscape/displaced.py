@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from rmcore.core.progress import Report, silent
 from rmcore.landscape.operators import PairCurvature
-from rmcore.landscape.products import Progress
 
 
 class LossPoint(NamedTuple):
@@ -28,7 +28,7 @@ Step = tuple[float, list[Tensor]]
 """A distance, and the direction as one tensor a parameter."""
 
 
-def measure_at(operator: PairCurvature, places: Sequence[Sequence[Step]], progress: Progress | None) -> list[LossPoint]:
+def measure_at(operator: PairCurvature, places: Sequence[Sequence[Step]], report: Report = silent) -> list[LossPoint]:
     """What the pairs give at each place, one pass without gradients each; a place is a sum of steps from the model.
 
     Weights are changed in place and put back bit by bit, also after an exception. That takes one copy of them.
@@ -36,7 +36,7 @@ def measure_at(operator: PairCurvature, places: Sequence[Sequence[Step]], progre
     Args:
         operator: the model, the pairs, the parameters that move, and the temperature.
         places: each a list of steps; an empty one is the model itself.
-        progress: called as progress(done, total) after each place.
+        report: called after each place.
     """
     points = []
     with _restored(operator) as originals:
@@ -47,8 +47,7 @@ def measure_at(operator: PairCurvature, places: Sequence[Sequence[Step]], progre
                 for distance, pieces in steps:
                     p.data.add_(pieces[index], alpha=distance)
             points.append(_point(operator))
-            if progress is not None:
-                progress(done, len(places))
+            report(done, len(places), "places")
     return points
 
 

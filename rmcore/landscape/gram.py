@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from rmcore.core.errors import DataError
+from rmcore.core.progress import Report, silent
 from rmcore.evaluation.verdicts.intervals import Component, TInterval
-from rmcore.landscape.margin_gram import Progress, margin_gram
+from rmcore.landscape.margin_gram import margin_gram
 from rmcore.landscape.operators import LossGaussNewton, gauss_newton_weights
 from rmcore.landscape.pair_rows import MicroBatch
 from rmcore.landscape.parameters import ParameterSubset, parameter_blocks
@@ -99,7 +100,7 @@ def gauss_newton_spectrum(
     parameters: ParameterSubset = "all",
     temperature: float = 1.0,
     memory_bytes: int | None = None,
-    progress: Progress | None = None,
+    report: Report = silent,
 ) -> GaussNewtonSpectrum:
     """The whole spectrum of the Gauss-Newton matrix of the mean Bradley-Terry loss over n pairs.
 
@@ -110,7 +111,7 @@ def gauss_newton_spectrum(
         parameters: the coordinates; see `ParameterSubset`.
         temperature: T, logits; divides the margins.
         memory_bytes: see `margin_gram`; None takes half of what is free.
-        progress: called as progress(done, total) after each margin gradient.
+        report: called after each margin gradient.
 
     Raises:
         DataError: not one prompt a pair, or see `operators.PairCurvature`.
@@ -128,7 +129,7 @@ def gauss_newton_spectrum(
             f"got {len(prompts)} prompts for {num_pairs} pairs: errors over prompts need the prompt of each pair. Pass "
             "one a pair, in the order of the micro-batches."
         )
-    gram = margin_gram(operator, memory_bytes=memory_bytes, progress=progress)
+    gram = margin_gram(operator, memory_bytes=memory_bytes, report=report)
     scale = (gauss_newton_weights(gram.margins, temperature) / num_pairs).sqrt()
     members = parameter_blocks(operator.names)
     sizes = dict(zip(operator.names, operator.sizes, strict=True))

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from rmcore.core.errors import ConfigError
+from rmcore.core.progress import Report, silent
 from rmcore.landscape.eigensolvers import TraceSamples, lanczos, lanczos_eigenvalues
 from rmcore.landscape.operators import PairCurvature
 from rmcore.landscape.parameters import parameter_blocks
-from rmcore.landscape.products import ProductCounter, Progress, basis_excess
+from rmcore.landscape.products import ProductCounter, basis_excess
 
 EXTREMES = ("lambda_max", "lambda_max_residual", "lambda_min", "lambda_min_residual")
 
@@ -49,7 +50,7 @@ class LayerCurvature:
 
 
 def layer_curvature(
-    operator: PairCurvature, traces: TraceSamples, *, num_steps: int, seed: int, progress: Progress | None = None
+    operator: PairCurvature, traces: TraceSamples, *, num_steps: int, seed: int, report: Report = silent
 ) -> LayerCurvature:
     """Trace of each tensor and block of `operator`, and the extremes of each block's diagonal block.
 
@@ -62,7 +63,7 @@ def layer_curvature(
         num_steps: products with each block, at least 2; one more measures rounding. A basis of num_steps vectors as
             long as the largest block is held.
         seed: of the start vectors.
-        progress: called as progress(done, total) after each product; total is an upper bound until the last call.
+        report: called after each product; total is an upper bound until the last call.
 
     Raises:
         ConfigError: num_steps is too small.
@@ -75,7 +76,7 @@ def layer_curvature(
     parts = {block: [place[name] for name in members] for block, members in blocks.items()}
     size_of = dict(zip(operator.names, operator.sizes, strict=True))
     sizes = {block: sum(size_of[name] for name in members) for block, members in blocks.items()}
-    counter = ProductCounter(sum(min(num_steps, size) + 1 for size in sizes.values()), progress)
+    counter = ProductCounter(sum(min(num_steps, size) + 1 for size in sizes.values()), report)
     generator = torch.Generator(operator.device).manual_seed(seed)
     reasons: dict[str, str] = {}
     # Only the product differentiates, and no dot product may be cast to bf16 by the caller's autocast.

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rmcore.core.errors import CurvatureError
+from rmcore.core.progress import Report, silent
 from rmcore.landscape.autograd import gradient_of
 from rmcore.landscape.operators import PairCurvature
 from rmcore.landscape.pair_rows import Rows, margins
 from rmcore.landscape.parameters import measuring, parameter_blocks
-from rmcore.landscape.products import Progress
 from rmcore.landscape.vectors import inner_products
 from rmcore.training.memory import free_bytes
 
@@ -79,16 +79,14 @@ class RowPlan(NamedTuple):
         return sum(num_pairs - start for start in range(0, num_pairs, self.held))
 
 
-def margin_gram(
-    operator: PairCurvature, *, memory_bytes: int | None = None, progress: Progress | None = None
-) -> MarginGram:
+def margin_gram(operator: PairCurvature, *, memory_bytes: int | None = None, report: Report = silent) -> MarginGram:
     """Inner products of the gradients of all margins of `operator`, by block of parameters.
 
     Args:
         operator: model, pairs and parameters; its matrix is not used.
         memory_bytes: for rows, embedding gradients and results on the model's device; None takes half of what is free.
             The model and the activations of one pair come on top. Less memory means more gradients, see `RowPlan`.
-        progress: called as progress(done, total) after each margin gradient.
+        report: called after each margin gradient.
 
     Raises:
         CurvatureError: a margin or a product is not finite, or two rows do not fit into the memory.
@@ -100,7 +98,7 @@ def margin_gram(
         room = int(MEMORY_SHARE * free_bytes(operator.device)) if memory_bytes is None else memory_bytes
         room -= 8 * num_pairs**2 * len(rows.blocks) + (rows.tokens.num_bytes if rows.tokens else 0)
         plan = RowPlan.fitting(num_pairs, rows.row_bytes, room)
-        grams = _multiply(rows, plan, progress)
+        grams = _multiply(rows, plan, report)
         if rows.tokens is not None:
             grams[rows.token_block] += rows.tokens.gram(num_pairs)
     for block, gram in grams.items():
@@ -113,7 +111,7 @@ def margin_gram(
     return MarginGram(grams, rows.margins.cpu(), plan.num_gradients(num_pairs))
 
 
-def _multiply(rows: "MarginRows", plan: RowPlan, progress: Progress | None) -> dict[str, Tensor]:
+def _multiply(rows: "MarginRows", plan: RowPlan, report: Report) -> dict[str, Tensor]:
     """Lower triangles of the Gram matrices of the dense columns, (n, n) float64 each."""
     num_pairs, done = len(rows.pairs), 0
     new = partial(torch.zeros, (num_pairs, num_pairs), dtype=torch.float64, device=rows.device)
@@ -130,8 +128,7 @@ def _multiply(rows: "MarginRows", plan: RowPlan, progress: Progress | None) -> d
             for offset, row in enumerate(chunk):
                 rows.write(first + offset, row)
                 done += 1
-                if progress is not None:
-                    progress(done, plan.num_gradients(num_pairs))
+                report(done, plan.num_gradients(num_pairs), "margin gradients")
             held = store[: min(last, stop) - start]
             for name, (begin, end) in rows.blocks.items():
                 products = inner_products(chunk[:, begin:end], held[:, begin:end])

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rmcore.config.pipeline import CurvaturePart, LandscapeConfig
 from rmcore.core.errors import ConfigError
-from rmcore.core.progress import Report
+from rmcore.core.progress import Report, labelled
 from rmcore.landscape.analyzer import hessian_spectrum
 from rmcore.landscape.density import spectral_density
 from rmcore.landscape.directions import (
@@ -67,7 +67,7 @@ def measure_curvature(
         num_steps=config.lanczos_steps,
         trace_probes=config.trace_probes,
         seed=seed,
-        progress=_labelled(report, "Hessian products"),
+        report=labelled(report, "Hessian products"),
     )
     assert analyzed.ends is not None  # noqa: S101 - only the cross-check by PyHessian has none; no config asks for it
     task = _Task(model, sample, config, seed, report, other, hessian, analyzed.record, analyzed.ends, analyzed.traces)
@@ -94,13 +94,9 @@ class _Task:
         """Random numbers of their own for a part, so that leaving another part out changes nothing."""
         return torch.Generator(self.hessian.device).manual_seed(self.seed)
 
-    def progress(self, what: str) -> Callable[[int, int], None]:
-        """Progress of one part."""
-        return _labelled(self.report, what)
-
-
-def _labelled(report: Report, what: str) -> Callable[[int, int], None]:
-    return lambda done, total: report(done, total, what)
+    def reporting(self, part: str) -> Report:
+        """The progress of one part."""
+        return labelled(self.report, part)
 
 
 def _density(task: _Task) -> dict[str, Any]:
@@ -112,7 +108,7 @@ def _density(task: _Task) -> dict[str, Any]:
         num_steps=task.config.lanczos_steps,
         generator=task.generator(),
         dtype=hessian.dtype,
-        progress=task.progress("density"),
+        report=task.reporting("density"),
     ).to_dict()
 
 
@@ -132,7 +128,7 @@ def _layers(task: _Task) -> dict[str, Any]:
         traces,
         num_steps=task.config.layer_steps,
         seed=task.seed,
-        progress=task.progress("layers"),
+        report=task.reporting("layers"),
     ).to_dict()
 
 
@@ -144,18 +140,16 @@ def _slices(task: _Task) -> dict[str, Any]:
         way = checkpoint_direction(hessian, task.other)
         steps = torch.linspace(-PATH_MARGIN, 1 + PATH_MARGIN, _odd(config.slice_points) + 2).tolist()
         distances = sorted({*steps, 0.0, 1.0})
-        name, progress = "from this checkpoint to the other", task.progress("slices")
-        lines.append(loss_slice(hessian, way, distances, name=name, unit=PATH_UNIT, progress=progress))
+        name, report = "from this checkpoint to the other", task.reporting("slices")
+        lines.append(loss_slice(hessian, way, distances, name=name, unit=PATH_UNIT, report=report))
     record: dict[str, Any] = {"lines": [line.to_dict() for line in lines]}
     record["sam"] = sam_sharpness(hessian, SAM_RADIUS).to_dict()
     if config.surface_points:
         second = filter_normalized(hessian, random_direction(hessian, task.seed + 1))
         distances = list(symmetric_distances(1.0, _odd(config.surface_points)))
         names = {"name_x": "random direction 1", "name_y": "random direction 2"}
-        progress = task.progress("surface")
-        surface = loss_surface(
-            hessian, flat, second, distances, distances, **names, unit=FILTER_UNIT, progress=progress
-        )
+        report = task.reporting("surface")
+        surface = loss_surface(hessian, flat, second, distances, distances, **names, unit=FILTER_UNIT, report=report)
         record["surface"] = surface.to_dict()
     return record
 
@@ -182,8 +176,8 @@ def _line(
     task: _Task, direction: Tensor, half_width: float, name: str, unit: str, quadratic: Quadratic | None = None
 ) -> LossSlice:
     distances = symmetric_distances(half_width, _odd(task.config.slice_points))
-    progress = task.progress("slices")
-    return loss_slice(task.hessian, direction, distances, name=name, unit=unit, quadratic=quadratic, progress=progress)
+    report = task.reporting("slices")
+    return loss_slice(task.hessian, direction, distances, name=name, unit=unit, quadratic=quadratic, report=report)
 
 
 def _odd(num: int) -> int:
@@ -206,7 +200,7 @@ def _normalized(task: _Task) -> dict[str, Any]:
         num_steps=task.config.lanczos_steps,
         trace_probes=task.config.trace_probes,
         seed=task.seed,
-        progress=task.progress("margins of size 1"),
+        report=task.reporting("margins of size 1"),
     ).record
     return {
         "temperature": temperature,
@@ -227,7 +221,7 @@ def _gauss_newton(task: _Task) -> dict[str, Any]:
         task.sample.batches,
         prompts=task.sample.batch_prompts,
         parameters=task.config.parameters,
-        progress=task.progress("Gauss-Newton"),
+        report=task.reporting("Gauss-Newton"),
     ).to_dict()
 
 
@@ -240,7 +234,7 @@ def _noise(task: _Task) -> dict[str, Any]:
         num_probes=task.config.trace_probes,
         parameters=task.config.parameters,
         seed=task.seed,
-        progress=task.progress("errors over prompts"),
+        report=task.reporting("errors over prompts"),
     ).to_dict()
 
 

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from rmcore.core.errors import ConfigError
+from rmcore.core.progress import Report, silent
 from rmcore.landscape.eigensolvers import probe_chunks
 from rmcore.landscape.operators import LossHessian
 from rmcore.landscape.parameters import ParameterSubset
-from rmcore.landscape.products import Progress
 from rmcore.landscape.sample import CurvatureSample
 from rmcore.landscape.vectors import dot, dots, norm
 
@@ -62,7 +62,7 @@ def curvature_noise(
     num_probes: int,
     parameters: ParameterSubset = "all",
     seed: int = 0,
-    progress: Progress | None = None,
+    report: Report = silent,
 ) -> CurvatureNoise:
     """Sampling errors of lambda_max, lambda_min and trace over prompts, and what bf16 does.
 
@@ -82,7 +82,7 @@ def curvature_noise(
         num_probes: Rademacher probes for the trace.
         parameters: as the ends were found over.
         seed: of the probes, the same as those of `analyzer.hessian_spectrum` with this seed.
-        progress: called as progress(done, total) after each group.
+        report: called after each group.
 
     Raises:
         ConfigError: `ends` has another shape than two vectors over these parameters.
@@ -99,8 +99,7 @@ def curvature_noise(
         generator = torch.Generator(ends.device).manual_seed(seed)  # the same probes for every group
         probes = probe_chunks(hessian.num_parameters, num_probes, generator, ends.dtype)
         forms.append([form for vectors in chain([ends], probes) for form in dots(vectors, hessian.products(vectors))])
-        if progress is not None:
-            progress(number, len(groups))
+        report(number, len(groups), "groups of prompts")
     of_group = np.array(forms)
     of_group = np.column_stack([of_group[:, :2], of_group[:, 2:].mean(1)])
     sizes = np.array([len(group.pairs) for group in groups], dtype=np.float64)

@@ -1,22 +1,18 @@
 """Counting products with a matrix, and the memory of a Lanczos basis: what estimators need besides their maths."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
+from rmcore.core.progress import Report
 from rmcore.landscape.eigensolvers import Product
 from rmcore.training.memory import free_bytes
 
-Progress = Callable[[int, int], None]
-"""Called as progress(done, total)."""
-
 
 class ProductCounter:
-    """Products done, of at most `total`, each reported to `progress`."""
+    """Products done, of at most `total`, each reported."""
 
-    def __init__(self, total: int, progress: Progress | None) -> None:
-        self.total, self.progress, self.done = total, progress, 0
+    def __init__(self, total: int, report: Report) -> None:
+        self.total, self.report, self.done = total, report, 0
 
     def counting(self, product: Product) -> Product:
         """The same product, counted: of one vector (N,), or of K at once (K, N)."""
@@ -32,13 +28,12 @@ class ProductCounter:
         """So many more products are done."""
         for _ in range(number):
             self.done += 1
-            if self.progress is not None:
-                self.progress(self.done, self.total)
+            self.report(self.done, self.total, "products")
 
     def finish(self) -> None:
         """Close the gap where fewer products sufficed."""
-        if self.progress is not None and self.done < self.total:
-            self.progress(self.done, self.done)
+        if self.done < self.total:
+            self.report(self.done, self.done, "products")
 
 
 def basis_excess(num_steps: int, size: int, dtype: torch.dtype, device: torch.device) -> str | None:

@@ -65,7 +65,7 @@ def sam_sharpness(operator: LossHessian, radius: float = SAM_RADIUS) -> SamSharp
     if slope > 0:
         unit = gradient / slope
         second_order = Quadratic(0.0, slope, dot(unit, operator.product(unit))).at(radius)
-        points = measure_at(operator, [[(radius, split_direction(operator, unit))]], None)
+        points = measure_at(operator, [[(radius, split_direction(operator, unit))]])
         reached, reasons = points[0].loss, undefined_points(points)[1]
         if reached is None:
             reasons = dict.fromkeys(("loss_at_radius", "sharpness"), reasons["loss"])

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from rmcore.core.errors import ConfigError
+from rmcore.core.progress import Report, silent
 from rmcore.landscape.directions import Quadratic, split_direction
-from rmcore.landscape.displaced import Progress, measure_at, undefined_points
+from rmcore.landscape.displaced import measure_at, undefined_points
 from rmcore.landscape.operators import PairCurvature
 from rmcore.landscape.vectors import dot, norm
 
@@ -105,7 +106,7 @@ def loss_slice(
     name: str,
     unit: str,
     quadratic: Quadratic | None = None,
-    progress: Progress | None = None,
+    report: Report = silent,
 ) -> LossSlice:
     """Measure the loss along one direction. The weights come back bit by bit, also after an exception.
 
@@ -116,7 +117,7 @@ def loss_slice(
         name: of the direction, for people.
         unit: of the distances, for people; directions.py has the words for each kind.
         quadratic: the polynomial to set beside the measured loss.
-        progress: called as progress(done, total) after each distance.
+        report: called after each distance.
 
     Raises:
         ConfigError: a direction of another length, zero or not finite; no distance, or one that is not finite.
@@ -125,7 +126,7 @@ def loss_slice(
     _check(distances, direction)
     center = operator.loss()
     pieces = split_direction(operator, direction)
-    points = measure_at(operator, [[(distance, pieces)] for distance in distances], progress)
+    points = measure_at(operator, [[(distance, pieces)] for distance in distances], report)
     missing, reasons = undefined_points(points)
     if quadratic is None:
         reasons |= dict.fromkeys(("quadratic", "slope", "curvature"), "not asked for along this direction.")
@@ -158,7 +159,7 @@ def loss_surface(
     name_x: str,
     name_y: str,
     unit: str,
-    progress: Progress | None = None,
+    report: Report = silent,
 ) -> LossSurface:
     """Measure the loss at theta + x * direction_x + y * direction_y: Gx * Gy passes over all pairs.
 
@@ -174,7 +175,7 @@ def loss_surface(
     pieces_x = split_direction(operator, direction_x)
     orthogonal, cosine = _orthogonal_part(direction_y, direction_x)
     pieces_y = split_direction(operator, orthogonal)
-    points = measure_at(operator, [[(x, pieces_x), (y, pieces_y)] for y in ys for x in xs], progress)
+    points = measure_at(operator, [[(x, pieces_x), (y, pieces_y)] for y in ys for x in xs], report)
     missing, reasons = undefined_points(points)
     rows = [points[start : start + len(xs)] for start in range(0, len(points), len(xs))]
     return LossSurface(

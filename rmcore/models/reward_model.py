@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rmcore.config.pipeline import ModelConfig
 from rmcore.core.errors import ConfigError, ModelError
+from rmcore.core.progress import Report, silent
 from rmcore.core.saving import save_pretrained
 from rmcore.data.pair import PreferencePair, Prompt
 from rmcore.data.render_fn import RenderFn, load_render_fn
@@ -228,16 +229,14 @@ class BradleyTerryRM:
         rewards = self.score([prompt, prompt], [a, b])
         return float(rewards[0] - rewards[1])
 
-    def score_pairs(
-        self, pairs: Sequence[PreferencePair], *, progress: Callable[[int], None] | None = None
-    ) -> np.ndarray:
+    def score_pairs(self, pairs: Sequence[PreferencePair], *, report: Report = silent) -> np.ndarray:
         """Rewards of both sides of P pairs: (P, 2) float32, chosen first.
 
         Raises:
             DataError, ModelError: as `score`.
         """
         sides = [side for pair in self.renderer.tokenize_pairs(pairs) for side in (pair.chosen, pair.rejected)]
-        rewards = self.score_sides(sides, progress=progress)
+        rewards = self.score_sides(sides, report=report)
         refuse_not_finite(rewards, lambda place: f"pair {pairs[place // 2].pair_id}")
         return rewards.reshape(-1, 2)
 
@@ -267,12 +266,12 @@ class BradleyTerryRM:
         *,
         token_budget: int = SCORING_TOKEN_BUDGET,
         precision: Precision = "fp32",
-        progress: Callable[[int], None] | None = None,
+        report: Report = silent,
     ) -> np.ndarray:
         """Rewards of N tokenized sides: (N,) float32, in the order of `sides`.
 
         Inside, sides with a common prefix are computed together where the model allows it, so N answers to one prompt
-        cost one prompt. `progress` is called with the number of sides done so far.
+        cost one prompt. `report` is told of the sides done.
         """
         different, which = distinct_sides(sides)
         times = np.bincount(which, minlength=len(different))
@@ -284,8 +283,7 @@ class BradleyTerryRM:
             indices = [index for group in chunk for index in group]
             rewards[indices] = self.score_chunk(different, chunk, precision=precision).cpu().numpy()
             done += int(times[indices].sum())
-            if progress is not None:
-                progress(done)
+            report(done, len(sides), "sides")
         self.model.train(was_training)
         return rewards[which]
 

@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from rmcore.core.arrays import FloatArray
 from rmcore.ensembles.agreement import Aggregation, aggregate, disagreement
-from rmcore.evaluation.uncertainty import FloatArray, cluster_bootstrap, metric_value
+from rmcore.evaluation.uncertainty import cluster_bootstrap, metric_value
 from rmcore.policy.sampling.best_of_n import best_of_n_weights, pooled_deviation
 
 PENALTY = 0.5

@@ -9,11 +9,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from rmcore.config.pipeline import GoldConfig
+from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import DataError
 from rmcore.core.named_function import call_named, load_function
 from rmcore.data.gold.world import gold_reward, label_pair
 from rmcore.data.pair import PreferencePair, Prompt, prompt_text
-from rmcore.evaluation.uncertainty import FloatArray
 from rmcore.policy.grpo.rlhf_requirements import JUDGE_MEANING, JUDGE_SETTING
 
 

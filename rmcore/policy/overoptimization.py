@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.evaluation.uncertainty import MetricValue, cluster_bootstrap, metric_value
 from rmcore.policy.sampling.best_of_n import (
-    FloatArray,
     best_of_n_kl,
     best_of_n_weights,
     largest_kl,

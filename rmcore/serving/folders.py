@@ -10,7 +10,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from rmcore.core.errors import StoreError
-from rmcore.core.files import fsync_folder, fsync_tree, try_exclusive
+from rmcore.core.files import atomic_folder, try_exclusive
 
 LOCK_FILE = ".lock"
 """Held in common by all who write below a weights folder, so that its cleaner knows whether a hidden folder's writer
@@ -24,21 +24,13 @@ def published(folder: Path) -> Iterator[Path]:
     Raises:
         StoreError: there is something of that name already, or writing failed, above all because the disk is full.
     """
-    temporary = folder.with_name(f".{folder.name}.tmp")
     try:
         with (folder.parent / LOCK_FILE).open("a+") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH)
             if folder.exists():
                 raise StoreError(f"{folder} is there already and may be in use; drop it first, or take another name.")
-            shutil.rmtree(temporary, ignore_errors=True)  # of a writer of the same name that was killed
-            try:
-                temporary.mkdir()
+            with atomic_folder(folder) as temporary:
                 yield temporary
-                fsync_tree(temporary)
-                temporary.rename(folder)
-                fsync_folder(folder.parent)
-            finally:
-                shutil.rmtree(temporary, ignore_errors=True)
     except (OSError, SafetensorError) as error:
         raise StoreError(
             f"{folder} could not be written ({error}), most often because the disk is full; nothing of it is left and "

@@ -12,10 +12,12 @@ import math
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import anyio
 from fastapi import FastAPI, Request, Response
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
@@ -23,7 +25,6 @@ from rmcore.core.errors import DataError, NotReadyError, RequestError, RmcoreErr
 from rmcore.data.pair import Message, Prompt
 from rmcore.data.rendering import Renderer, TokenizedSide
 from rmcore.serving.messages import checked_token, first_error
-from rmcore.serving.metrics import ServerMetrics
 from rmcore.serving.served import ServedModel
 from rmcore.serving.types import (
     ChatMessage,
@@ -48,6 +49,7 @@ STATUSES = {
     "failed": 500,
 }
 RETRY_SECONDS = "1"
+LATENCY_BOUNDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, float("inf"))
 Body = TypeVar("Body", bound=BaseModel)
 
 
@@ -299,3 +301,43 @@ def _refusal_response(refusal: Refusal) -> Response:
     if refusal.error == "unauthorized":
         headers["WWW-Authenticate"] = "Bearer"
     return Response(refusal.model_dump_json(), STATUSES[refusal.error], headers, media_type=JSON)
+
+
+class ServerMetrics:
+    """What one server has done. Each has a registry of its own, so that several may live in one process."""
+
+    def __init__(self, served: ServedModel) -> None:
+        self._registry = CollectorRegistry()
+        self._requests = Counter("rm_requests", "Requests", ["path", "status"], registry=self._registry)
+        self._seconds = Histogram(
+            "rm_request_seconds", "Seconds of a request", ["path"], buckets=LATENCY_BOUNDS, registry=self._registry
+        )
+        self._rows = Counter("rm_rows", "Rows scored", registry=self._registry)
+        self._tokens = Counter("rm_tokens", "Tokens read", registry=self._registry)
+        for name, words, read in (
+            ("rm_ready", "1 while requests are answered", lambda: float(served.is_ready)),
+            ("rm_weight_version", "Version of the weights that are served", lambda: float(served.weights.version)),
+            ("rm_engine_restarts", "Times that vLLM was started again", lambda: float(served.num_restarts)),
+        ):
+            Gauge(name, words, registry=self._registry).set_function(read)
+        updates = Gauge("rm_weight_updates", "Updates of the weights by outcome", ["outcome"], registry=self._registry)
+        for outcome in served.num_updates:
+            updates.labels(outcome).set_function(partial(_count, served, outcome))
+
+    def saw(self, path: str, status: int, seconds: float) -> None:
+        """Count one answered request."""
+        self._requests.labels(path, str(status)).inc()
+        self._seconds.labels(path).observe(seconds)
+
+    def scored(self, num_rows: int, num_tokens: int) -> None:
+        """Count rows and tokens of one request."""
+        self._rows.inc(num_rows)
+        self._tokens.inc(num_tokens)
+
+    def text(self) -> str:
+        """All counters in Prometheus' text format."""
+        return generate_latest(self._registry).decode()
+
+
+def _count(served: ServedModel, outcome: str) -> float:
+    return float(served.num_updates[outcome])

@@ -10,7 +10,8 @@ import asyncio
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,6 @@ from rmcore.serving.engine import EngineFailure, VllmEngine
 from rmcore.serving.folders import drop_stale
 from rmcore.serving.model_files import folder_digest
 from rmcore.serving.parity import check_probe
-from rmcore.serving.rwlock import ReadWriteLock
 from rmcore.serving.staging import stage_update
 from rmcore.serving.types import RewardModelTrainingMode, RewardProbe, ServerState, VersionInfo, WeightUpdate
 from rmcore.serving.update_check import check_update
@@ -258,3 +258,54 @@ def _drop_old(served: Path, taken: str) -> None:
         drop_stale(place, keep=[served.name, *waiting])
     except OSError as error:  # the new weights serve all the same
         print(f"warning: old weights in {place} could not be deleted ({error}); delete them by hand", file=sys.stderr)
+
+
+class ReadWriteLock:
+    """A lock for asyncio that requests share and an exchange of weights holds alone.
+
+    A waiting exchange lets no new request in, so it comes to its turn under any load.
+    """
+
+    def __init__(self) -> None:
+        self._changed = asyncio.Condition()
+        self._readers = 0
+        self._closed = False
+
+    @asynccontextmanager
+    async def shared(self) -> AsyncIterator[None]:
+        """Be inside with others, after waiting for an exchange that is under way."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._closed)
+            self._readers += 1
+        try:
+            yield
+        finally:
+            # Shielded: a request whose client left must still be counted out, or no exchange would ever begin.
+            await asyncio.shield(self._leave())
+
+    async def _leave(self) -> None:
+        async with self._changed:
+            self._readers -= 1
+            self._changed.notify_all()
+
+    @asynccontextmanager
+    async def alone(self) -> AsyncIterator[None]:
+        """Be inside alone: new requests wait from now on, and those under way are waited for."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._closed)
+            self._closed = True
+            try:
+                await self._changed.wait_for(lambda: self._readers == 0)
+            except asyncio.CancelledError:
+                self._closed = False
+                self._changed.notify_all()
+                raise
+        try:
+            yield
+        finally:
+            await asyncio.shield(self._open())
+
+    async def _open(self) -> None:
+        async with self._changed:
+            self._closed = False
+            self._changed.notify_all()

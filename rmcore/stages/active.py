@@ -16,7 +16,7 @@ from rmcore.active.differences import CachedDifferences
 from rmcore.active.labellers import GoldLabels, HiddenLabels, Labeller, NoisyLabels
 from rmcore.active.study import pool_size, seed_record
 from rmcore.core.files import write_json
-from rmcore.core.progress import Report
+from rmcore.core.progress import Report, within
 from rmcore.core.tracking import Tracker
 from rmcore.data.pair import PreferencePair
 from rmcore.data.table import read_pairs
@@ -41,11 +41,8 @@ def run(settings: ActiveSettings, upstream: Upstream, out: Path, tracker: Tracke
             place = out / f"seed_{noise:g}_{seed}.json"
             if not place.is_file():
                 labeller = NoisyLabels(make_labeller(settings.label_temperature, pairs, seed), noise, seed=seed)
-
-                def say(name: str, done: int = done, noise: float = noise, seed: int = seed) -> None:
-                    report(done, total, f"noise {noise:g}, seed {seed}: {name}")
-
-                write_json(place, seed_record(pairs, differences, labeller, study, seed=seed, progress=say))
+                told = within(report, done, total, f"noise {noise:g}, seed {seed}")
+                write_json(place, seed_record(pairs, differences, labeller, study, seed=seed, report=told))
             records[noise].append(json.loads(place.read_text()))
             done += 1
     found = analyse(records, study)

@@ -14,7 +14,7 @@ from rmcore.active.analysis import analyse_check
 from rmcore.active.fine_tuning import FullRetrainer, check_record
 from rmcore.core.errors import ConfigError
 from rmcore.core.files import write_json
-from rmcore.core.progress import Report
+from rmcore.core.progress import Report, within
 from rmcore.core.tracking import Tracker
 from rmcore.data.table import read_pairs
 from rmcore.stages.active import make_labeller
@@ -37,13 +37,10 @@ def run(settings: ActiveCheckSettings, upstream: Upstream, out: Path, tracker: T
     for done, (name, seed) in enumerate(cells):
         place = out / f"check_{name}_{seed}.json"
         if not place.is_file():
-
-            def say(text: str, done: int = done, seed: int = seed) -> None:
-                report(done, len(cells), f"seed {seed}: {text}")
-
+            told = within(report, done, len(cells), f"seed {seed}")
             labeller = make_labeller(settings.label_temperature, pairs, seed)
             retrainer = FullRetrainer(settings.model, settings.train, device=settings.device, seed=seed)
-            write_json(place, check_record(pairs, labeller, retrainer, study, acquisition=name, progress=say))
+            write_json(place, check_record(pairs, labeller, retrainer, study, acquisition=name, report=told))
         records[name].append(json.loads(place.read_text()))
     found = analyse_check(records)
     write_json(out / "check.json", found)

@@ -24,12 +24,10 @@ from rmcore.evaluation.report_card import evaluate_pairs, most_confident_mistake
 from rmcore.evaluation.uncertainty import MetricValue
 from rmcore.models.loading import pick_device
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.reporting.figures.evaluation import (
-    accuracy_in_context,
-    margin_histogram,
-    reliability_diagram,
-    reward_by_length,
-)
+from rmcore.reporting.figures.calibration import reliability_diagram
+from rmcore.reporting.figures.context import accuracy_in_context
+from rmcore.reporting.figures.length import reward_by_length
+from rmcore.reporting.figures.margins import margin_histogram
 from rmcore.stages.interface import CEILING_FILE, Upstream
 from rmcore.stages.settings import EvaluateSettings
 

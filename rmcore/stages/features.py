@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rmcore.core.files import write_json
+from rmcore.core.files import atomic_file, write_json
 from rmcore.core.progress import Report
 from rmcore.core.tracking import Tracker
 from rmcore.data.pair import PreferencePair
@@ -34,9 +34,8 @@ def run(settings: FeaturesSettings, upstream: Upstream, out: Path, tracker: Trac
         place = out / f"part_{number:05d}.npy"
         if not place.is_file():
             first, second = pair_features(rm, pairs[start : start + PART])
-            unfinished = place.with_name(f".{place.stem}.tmp.npy")
-            np.save(unfinished, (first - second).astype(np.float32))
-            unfinished.rename(place)
+            with atomic_file(place) as unfinished, unfinished.open("wb") as file:
+                np.save(file, (first - second).astype(np.float32))
         parts.append(place)
     write_pairs(pairs, out / PAIRS_FILE)
     np.save(out / DIFFERENCES_FILE, np.concatenate([np.load(place) for place in parts]))

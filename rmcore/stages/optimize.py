@@ -13,7 +13,7 @@ import pandas as pd
 from transformers import AutoModelForCausalLM
 
 from rmcore.core.files import write_json
-from rmcore.core.progress import Report
+from rmcore.core.progress import Report, labelled
 from rmcore.core.tracking import Tracker
 from rmcore.data.pair import Prompt, prompt_key
 from rmcore.data.table import read_pairs
@@ -158,7 +158,7 @@ def _gradient(settings: OptimizeSettings, place: str, table: pd.DataFrame, repor
         model,
         examples,
         [pool / scale for pool in rewards],
-        lambda done, total: report(done, total, "policy gradients"),
+        labelled(report, "policy gradients"),
     )
     return {"gradient": found.to_dict()}
 

@@ -17,7 +17,7 @@ from rmcore.core.files import write_json
 from rmcore.core.progress import Report
 from rmcore.core.saving import save_pretrained
 from rmcore.core.tracking import Tracker
-from rmcore.data.gold.demonstrations import demonstrations
+from rmcore.data.gold.world import demonstrations
 from rmcore.data.pair import Prompt
 from rmcore.data.readers.sources import source_digest
 from rmcore.data.table import read_pairs

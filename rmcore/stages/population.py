@@ -6,17 +6,16 @@ interrupted run continues, and `rows.parquet`, one row a reward model; `summary.
 
 import random
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import pandas as pd
 
 from rmcore.config.pipeline import ValidationConfig
 from rmcore.core.errors import DataError
-from rmcore.core.files import write_json
-from rmcore.core.progress import Report
+from rmcore.core.files import atomic_file, write_json
+from rmcore.core.progress import Report, within
 from rmcore.core.tracking import METRICS_FILE, JsonlTracker, Tracker
 from rmcore.data.pair import PreferencePair
 from rmcore.data.table import read_pairs
@@ -65,19 +64,14 @@ def run(settings: PopulationSettings, upstream: Upstream, out: Path, tracker: Tr
     for index, recipe in enumerate(recipes):
         place = out / f"rows_{recipe.name}.parquet"
         if not place.is_file():
-            say = partial(_say, report, index, len(recipes), recipe.name)
-            rows = _backbone_rows(settings, recipe, material, say)
-            unfinished = place.with_name(f".{place.name}.tmp")
-            rows.to_parquet(unfinished)
-            unfinished.rename(place)
+            told = within(report, index, len(recipes), recipe.name)
+            rows = _backbone_rows(settings, recipe, material, told)
+            with atomic_file(place) as unfinished:
+                rows.to_parquet(unfinished)
         tables.append(pd.read_parquet(place))
     table = pd.concat(tables, ignore_index=True)
     table.to_parquet(out / ROWS_FILE)
     write_json(out / "summary.json", {"metrics": {"ready/num_models": len(table)}})
-
-
-def _say(report: Report, done: int, total: int, name: str, text: str) -> None:
-    report(done, total, f"{name}: {text}")
 
 
 def train_backbone(
@@ -87,7 +81,7 @@ def train_backbone(
     training: Sequence[PreferencePair],
     policy: str,
     place: Path,
-    report: Callable[[str], None],
+    report: Report,
 ) -> None:
     """Train one backbone with its defect into `place/best`; the same for the same arguments.
 
@@ -120,7 +114,9 @@ def train_backbone(
     rng = random.Random(f"population {settings.seed} {recipe.name}")  # noqa: S311 - data, not cryptography
     tracker = JsonlTracker(place / METRICS_FILE)
     pairs = recipe.change(training, rng)
-    train_into(changed, pairs, [], place, tracker, lambda done, total, text: report(f"step {done} of {total}"))
+    train_into(
+        changed, pairs, [], place, tracker, lambda done, total, _: report(done, total, f"step {done} of {total}")
+    )
     tracker.close()
 
 
@@ -128,7 +124,7 @@ def _backbone_rows(
     settings: PopulationSettings,
     recipe: BackboneRecipe,
     material: Material,
-    report: Callable[[str], None],
+    report: Report,
 ) -> pd.DataFrame:
     with tempfile.TemporaryDirectory(prefix="rm-opt-population-") as scratch:
         train_backbone(settings, settings.validation, recipe, material.training, material.policy, Path(scratch), report)

@@ -85,7 +85,7 @@ def train_into(
             folder=out,
             tracker=tracker,
             seed=settings.seed,
-            progress=report,
+            report=report,
             callbacks=make_callbacks(settings.train.callbacks, seed=settings.seed),
             settings=_model_settings(settings.model, device.type) | _order_settings(order),
             ranks=ranks,

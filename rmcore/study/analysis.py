@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from rmcore.core.arrays import FloatArray
 from rmcore.evaluation.bands import bands
-from rmcore.evaluation.uncertainty import FloatArray, sign_flip_test
+from rmcore.evaluation.uncertainty import sign_flip_test
 from rmcore.evaluation.verdicts.estimate import Estimate, SeedSample, estimate_over_seeds
 from rmcore.evaluation.verdicts.judgement import Claim, judge
 from rmcore.reporting.html.experiment_schema import HypothesisResult

@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from rmcore.core.arrays import FloatArray
 from rmcore.core.files import read_json_lines
 from rmcore.core.tracking import METRICS_FILE
 from rmcore.evaluation.calibration import BinnedCalibration
 from rmcore.evaluation.diagnosis import Diagnosis, GateCheck, diagnose, validation_gate
 from rmcore.evaluation.ranking import PairMean, mean_statistic, pair_means
 from rmcore.evaluation.rewards import RewardTable
-from rmcore.evaluation.uncertainty import FloatArray, cluster_bootstrap
+from rmcore.evaluation.uncertainty import cluster_bootstrap
 from rmcore.evaluation.verdicts.estimate import SeedSample
 
 NUM_RESAMPLES = 1000

@@ -1,11 +1,10 @@
-"""Two real steps of a training, timed: `python -m rmcore.study.probe SPEC.json` in a process of its own.
+"""What a training costs where nothing like it has run on this machine, in a process of its own.
 
-Says what an experiment costs where nothing like it has run on this machine. A refusal is written as an error.
+`rmcore.core.child_process` starts it. A refusal is written as an error.
 """
 
 import json
 import sys
-import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -13,20 +12,16 @@ from pathlib import Path
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import RmcoreError
 from rmcore.core.files import write_json
-from rmcore.core.processes import die_with_parent
-from rmcore.core.tracking import NullTracker
 from rmcore.data.integrity import select_training_pairs
 from rmcore.models.loading import pick_device
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.stages.prepare import load_splits
 from rmcore.study.estimates import SpeedProbe
-from rmcore.training.loop import Trainer
-
-WARM_STEPS, TIMED_STEPS = 1, 2
+from rmcore.training.plan import time_steps
 
 
 def probe(config: PipelineConfig, started: float) -> SpeedProbe:
-    """Time the steps after the first one, in which libraries and caches warm up; weights are thrown away.
+    """Time two real steps of a training, and all that comes before them.
 
     Args:
         config: of a cell.
@@ -37,23 +32,15 @@ def probe(config: PipelineConfig, started: float) -> SpeedProbe:
     pairs, _ = select_training_pairs(
         rm.renderer.tokenize_readable(splits["train"]).tokenized, over_length=config.train.over_length
     )
-    with tempfile.TemporaryDirectory() as nothing:
-        trainer = Trainer(
-            rm, config.train, train=pairs, validation=[], folder=Path(nothing), tracker=NullTracker(), seed=config.seed
-        )
-        trainer.probe(WARM_STEPS)
-        warm = time.time()
-        trainer.probe(TIMED_STEPS)
-        seconds = time.time() - warm
-    timed = min(TIMED_STEPS, trainer.num_steps) * min(config.train.pairs_per_step, len(pairs))
+    timed = time_steps(rm, config, pairs)
+    until_warm = time.time() - started - timed.seconds
     scored = len(splits["test"]) + len(splits.get("validation", []))
-    return SpeedProbe(timed / seconds, warm - started, len(pairs), scored)
+    return SpeedProbe(timed.num_pairs / timed.seconds, until_warm, len(pairs), scored)
 
 
-def main(spec_path: str) -> int:
+def run_from_file(spec_path: str) -> int:
     """Read the specification, write `{"probe": …}` or `{"error": …}` where it says."""
     spec = json.loads(Path(spec_path).read_text())
-    die_with_parent(spec["parent_pid"])
     try:
         outcome: dict[str, object] = {
             "probe": asdict(probe(PipelineConfig.model_validate(spec["config"]), spec["started"]))
@@ -65,4 +52,4 @@ def main(spec_path: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(run_from_file(sys.argv[1]))

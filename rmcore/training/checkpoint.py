@@ -8,7 +8,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from rmcore.core.errors import StoreError
-from rmcore.core.files import fsync_tree, link_or_copy
+from rmcore.core.files import atomic_folder, link_or_copy
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.training.ranks import ALONE, Ranks
 from rmcore.training.sharding import whole_state_dict
@@ -52,11 +52,8 @@ def _is_ours(path: Path) -> bool:
 
 
 def _publish(folder: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a folder beside `folder`, sync it and give it the name; an older one goes only after that."""
-    temporary, retired = (folder.with_name(f".{folder.name}.{suffix}") for suffix in ("tmp", "old"))
-    shutil.rmtree(temporary, ignore_errors=True)
-    try:
-        temporary.mkdir(parents=True)
+    """Let `write` fill a folder that takes the name, and the place of an older one, once it is whole."""
+    with atomic_folder(folder, replace=True) as temporary:
         try:
             write(temporary)
         except (SafetensorError, StoreError) as error:
@@ -64,13 +61,3 @@ def _publish(folder: Path, write: Callable[[Path], object]) -> None:
                 f"the checkpoint {folder} could not be written ({error}), most often because the disk is full; the one "
                 "before it is untouched. Free space and run again."
             ) from error
-        fsync_tree(temporary)
-        if folder.exists():
-            shutil.rmtree(retired, ignore_errors=True)
-            folder.rename(retired)
-            temporary.rename(folder)
-            shutil.rmtree(retired)
-        else:
-            temporary.rename(folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)

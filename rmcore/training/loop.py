@@ -6,11 +6,15 @@ Resuming is exact: a state holds everything that the next step depends on, and t
 seed, so on a CPU a training that was killed anywhere ends in the same bits as one that was not.
 """
 
+import os
+import signal
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -19,10 +23,12 @@ import torch
 from rmcore.config.pipeline import TrainConfig
 from rmcore.core.errors import TrainingError
 from rmcore.core.files import write_json
+from rmcore.core.progress import Report, silent
 from rmcore.core.tracking import Tracker
 from rmcore.data.rendering import TokenizedPair
 from rmcore.evaluation.report_card import batch_metrics
-from rmcore.models.batching import MicroBatch, check_budget
+from rmcore.models.batching import MicroBatch, check_budget, distinct_sides
+from rmcore.models.precision import Precision
 from rmcore.models.reward_model import SCORING_TOKEN_BUDGET, BradleyTerryRM
 from rmcore.training import resume
 from rmcore.training import state as states
@@ -31,15 +37,14 @@ from rmcore.training.checkpoint import repair_interrupted
 from rmcore.training.checkpoint_writer import CheckpointWriter
 from rmcore.training.compiling import CompiledForward
 from rmcore.training.feed import make_feed, planned_steps, steps_from
-from rmcore.training.interruption import Interruption, deferred_interruption
 from rmcore.training.memory import memory_metrics, peak_memory_bytes
 from rmcore.training.optimizers import set_learning_rate
 from rmcore.training.peak_memory import PeakMeter
 from rmcore.training.ranks import ALONE, Ranks
 from rmcore.training.record import MetricsTable, Progress, TrainResult, Window, reward_distribution
-from rmcore.training.scoring import score_tokenized
 from rmcore.training.selection import LAST, Selection
 from rmcore.training.setup import choose_budget, choose_packing, make_context, restore_training
+from rmcore.training.sharding import reshard
 from rmcore.training.step import HalfUpdateError, StepContext
 from rmcore.training.stepper import Stepper
 from rmcore.training.train_mode import training_form
@@ -47,6 +52,9 @@ from rmcore.training.train_mode import training_form
 DISTRIBUTION_PAIRS = 500
 """Training pairs whose rewards are described where there are no validation pairs."""
 ALL_DONE = "all steps done"
+CAUGHT = (signal.SIGINT, signal.SIGTERM)
+ECHO_SECONDS = 1.0
+"""A signal this soon after the first is the same request, passed on by the parent process as well as the terminal."""
 
 
 class Trainer:
@@ -67,7 +75,7 @@ class Trainer:
         folder: where checkpoints go.
         tracker: receives numbers by step.
         seed: data order and dropout.
-        progress: called as progress(step, planned_steps, text) after each step.
+        report: called after each step, with the steps done and planned and the loss.
         callbacks: called after each evaluation.
         settings: whatever else made this training what it is, by dotted name; a state of other settings is refused.
         ranks: the processes that train together.
@@ -87,7 +95,7 @@ class Trainer:
         folder: Path,
         tracker: Tracker,
         seed: int,
-        progress: Callable[[int, int, str], None] | None = None,
+        report: Report = silent,
         callbacks: Sequence[Callback] = (),
         settings: Mapping[str, Any] | None = None,
         ranks: Ranks = ALONE,
@@ -96,7 +104,7 @@ class Trainer:
         ranks.check_divides(config.pairs_per_step)
         self.rm, self.config, self.folder, self.tracker, self.seed = rm, config, folder, tracker, seed
         self.train, self.validation, self.ranks = train, validation, ranks
-        self.progress, self.callbacks = progress, callbacks
+        self.report, self.callbacks = report, callbacks
         self.num_steps = planned_steps(config, len(train))
         self.settings = states.training_settings(config, seed, train, validation) | dict(settings or {})
         rm.allow_packing = rm.allow_packing and config.packing
@@ -171,7 +179,7 @@ class Trainer:
             self.at.resumed_from.append(self.point.step)
         return context
 
-    def _steps(self, context: StepContext, interruption: Interruption) -> str:
+    def _steps(self, context: StepContext, interruption: "Interruption") -> str:
         """Run the steps that are left; why they ended."""
         if (reason := self._reason_to_stop()) is not None:  # interrupted just then
             return reason
@@ -184,8 +192,7 @@ class Trainer:
                 if not context.deferred or self._is_due(step):
                     self._settle(stepper)
                     self._after_step(step, lr)
-                if self.progress is not None:
-                    self.progress(step, self.num_steps, self._loss)
+                self.report(step, self.num_steps, self._loss)
                 stop = self.ranks.agree(interruption.asked)
                 stop_reason = self._reason_to_stop()
                 due = stop_reason is None and time.monotonic() - saved_at >= self.config.resume_every_seconds
@@ -314,3 +321,79 @@ class Trainer:
             num_processes=self.ranks.world,
             compiled=isinstance(context.forward, CompiledForward) and context.forward.works,
         )
+
+
+def score_tokenized(
+    rm: BradleyTerryRM,
+    pairs: Sequence[TokenizedPair],
+    *,
+    token_budget: int = SCORING_TOKEN_BUDGET,
+    precision: Precision = "fp32",
+    ranks: Ranks = ALONE,
+) -> np.ndarray:
+    """Rewards of both sides of P tokenized pairs: (P, 2) float32, chosen first.
+
+    On several ranks each computes a share and all get the result; they compute equally many micro-batches, because
+    sharded weights are gathered by all ranks together.
+    """
+    sides = [side for pair in pairs for side in (pair.chosen, pair.rejected)]
+    if ranks.world == 1:
+        return rm.score_sides(sides, token_budget=token_budget, precision=precision).reshape(-1, 2)
+    sides, which = distinct_sides(sides)
+    chunks = rm.scoring_chunks(sides, token_budget=token_budget, precision=precision)
+    rewards = torch.zeros(len(sides), dtype=torch.float64, device=rm.device)
+    was_training = rm.model.training
+    rm.model.eval()
+    for start in range(0, len(chunks), ranks.world):
+        mine = start + ranks.rank
+        chunk = chunks[min(mine, len(chunks) - 1)]
+        scored = rm.score_chunk(sides, chunk, precision=precision)
+        if mine < len(chunks):
+            rewards[[index for group in chunk for index in group]] = scored.double()
+    rm.model.train(was_training)
+    reshard(rm.model)
+    return ranks.sum(rewards).cpu().numpy().astype(np.float32)[which].reshape(-1, 2)
+
+
+class Interruption:
+    """Whether a signal asked this training to stop.
+
+    Ctrl-C and SIGTERM wait for the end of the step, so that what is saved is a whole step and nothing between.
+    """
+
+    def __init__(self) -> None:
+        self.since: float | None = None
+
+    @property
+    def asked(self) -> bool:
+        """Whether a signal came."""
+        return self.since is not None
+
+    def note(self, number: int, frame: FrameType | None) -> None:
+        """Handle one signal: the first is noted, the second one ends the training at once."""
+        if self.since is not None:
+            if time.monotonic() - self.since > ECHO_SECONDS:
+                raise KeyboardInterrupt
+            return
+        self.since = time.monotonic()
+        # Not print: it would raise RuntimeError where it interrupts a print to the same stream, a progress bar's.
+        os.write(2, b"stopping after this step; its state is saved. Once more ends at once.\n")
+
+
+@contextmanager
+def deferred_interruption() -> Iterator[Interruption]:
+    """Defer Ctrl-C and SIGTERM (a scheduler's notice) inside the block; in other threads than the main one, nothing.
+
+    What is ignored stays so: a job that a shell started in the background is not to hear the terminal's Ctrl-C.
+    """
+    interruption = Interruption()
+    if threading.current_thread() is not threading.main_thread():
+        yield interruption
+        return
+    heard = [number for number in CAUGHT if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, interruption.note) for number in heard}
+    try:
+        yield interruption
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

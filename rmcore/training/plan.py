@@ -5,7 +5,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.tracking import NullTracker
@@ -19,7 +19,30 @@ from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.training.loop import Trainer
 from rmcore.training.memory import activation_bytes_per_token, free_bytes
 
-PROBE_STEPS = 2
+WARM_STEPS, TIMED_STEPS = 1, 2
+
+
+class TimedSteps(NamedTuple):
+    """The first steps of a training, timed: pairs and tokens that they computed, and seconds."""
+
+    trainer: Trainer
+    num_pairs: int
+    num_tokens: int
+    seconds: float
+
+
+def time_steps(rm: BradleyTerryRM, config: PipelineConfig, pairs: Sequence[TokenizedPair]) -> TimedSteps:
+    """Time the steps after the first one, in which libraries and caches warm up; `rm` is of no use afterwards."""
+    with tempfile.TemporaryDirectory() as nothing:
+        trainer = Trainer(
+            rm, config.train, train=pairs, validation=[], folder=Path(nothing), tracker=NullTracker(), seed=config.seed
+        )
+        trainer.probe(WARM_STEPS)
+        started = time.perf_counter()
+        num_tokens = trainer.probe(TIMED_STEPS)
+        seconds = time.perf_counter() - started
+    num_pairs = min(TIMED_STEPS, trainer.num_steps) * min(config.train.pairs_per_step, len(pairs))
+    return TimedSteps(trainer, num_pairs, num_tokens, seconds)
 
 
 def plan(config: PipelineConfig, train: Sequence[PreferencePair], held_out: Sequence[PreferencePair]) -> dict[str, Any]:
@@ -30,15 +53,10 @@ def plan(config: PipelineConfig, train: Sequence[PreferencePair], held_out: Sequ
     rm = BradleyTerryRM.new(config.model, seed=config.seed, device=pick_device(config.device))
     read = rm.renderer.tokenize_readable(train)
     pairs, dropped = select_training_pairs(read.tokenized, over_length=config.train.over_length)
-    with tempfile.TemporaryDirectory() as nothing:
-        trainer = Trainer(
-            rm, config.train, train=pairs, validation=[], folder=Path(nothing), tracker=NullTracker(), seed=config.seed
-        )
-        started = time.perf_counter()
-        probed = trainer.probe(PROBE_STEPS)
-        wall = time.perf_counter() - started
+    timed = time_steps(rm, config, pairs)
+    trainer = timed.trainer
     tokens = _computed_tokens(trainer, pairs)
-    seconds = wall / probed * tokens
+    seconds = timed.seconds / timed.num_tokens * tokens
     num_evaluations = math.ceil(trainer.num_steps / config.train.eval_every) if held_out else 0
     cut = count_cut(read.tokenized)
     per_token = activation_bytes_per_token(
@@ -57,7 +75,8 @@ def plan(config: PipelineConfig, train: Sequence[PreferencePair], held_out: Sequ
         "token budget": f"{budget} tokens a micro-batch, {_form(trainer)}",
         "tokens": f"{tokens / 1e6:.2f} M tokens computed in training steps",
         "memory": f"about {memory / 2**30:.1f} GiB at most; {free_bytes(rm.device) / 2**30:.1f} GiB are free",
-        "time": f"about {seconds / 60:.1f} min in training steps (from {PROBE_STEPS} steps measured in {wall:.1f} s)",
+        "time": f"about {seconds / 60:.1f} min in training steps "
+        f"(from {TIMED_STEPS} steps measured in {timed.seconds:.1f} s)",
     }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from rmcore.core.files import atomic_file
 from rmcore.training.selection import Selection
 from rmcore.training.step import StepResult
 
@@ -203,14 +204,13 @@ class MetricsTable:
     """
 
     def __init__(self, path: Path, rows: Mapping[int, Mapping[str, float]]) -> None:
-        temporary = path.with_name(f".{path.name}.tmp")
-        self._file = temporary.open("w", newline="", encoding="utf-8")
-        self._writer = csv.writer(self._file)
-        self._writer.writerow(["step", *CSV_COLUMNS])
-        for step, values in sorted(rows.items()):
-            self.add(step, values)
-        self._file.flush()
-        temporary.replace(path)  # the open file goes with its name
+        with atomic_file(path) as temporary:
+            self._file = temporary.open("w", newline="", encoding="utf-8")  # left open: it goes with its name
+            self._writer = csv.writer(self._file)
+            self._writer.writerow(["step", *CSV_COLUMNS])
+            for step, values in sorted(rows.items()):
+                self.add(step, values)
+            self._file.flush()
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
         """Append the line of a step, all of whose numbers are known."""

@@ -9,7 +9,6 @@ one damaged by the disk does not cost the training.
 """
 
 import json
-import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rmcore.core.errors import ConfigError, StoreError
-from rmcore.core.files import file_digest, fsync_folder, fsync_tree, write_json
+from rmcore.core.files import atomic_file, atomic_folder, file_digest, write_json
 from rmcore.core.tracking import METRICS_FILE
 
 RESUME_FOLDER, STATE_FILE, RECORD_FILE, BEGINNING_FILE = "resume", "state.pt", "record.json", "beginning.json"
@@ -59,23 +58,18 @@ def publish_state(folder: Path, step: int, write_tensors: Callable[[Path], None]
     place = folder / RESUME_FOLDER / f"step_{step}"
     for abandoned in place.parent.glob(".*.tmp"):
         shutil.rmtree(abandoned)
-    temporary = place.with_name(f".{place.name}.tmp")
-    temporary.mkdir(parents=True)
-    try:
-        write_tensors(temporary / STATE_FILE)
-    except (OSError, RuntimeError) as error:  # torch tells of a full disk by a RuntimeError
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise StoreError(
-            f"the state of step {step} could not be written ({error}), most often because the disk is full; the one "
-            "before it is untouched. Free space and run again."
-        ) from error
-    write_json(temporary / RECORD_FILE, {**record, "step": step, "sha256": file_digest(temporary / STATE_FILE)})
-    fsync_tree(temporary)
-    for passed_over in _states(folder):
-        if int(passed_over.name[5:]) >= step:  # damaged, or this one would not have been gone on from an older one
-            shutil.rmtree(passed_over)
-    temporary.rename(place)
-    fsync_folder(place.parent)
+    with atomic_folder(place) as temporary:
+        try:
+            write_tensors(temporary / STATE_FILE)
+        except (OSError, RuntimeError) as error:  # torch tells of a full disk by a RuntimeError
+            raise StoreError(
+                f"the state of step {step} could not be written ({error}), most often because the disk is full; the "
+                "one before it is untouched. Free space and run again."
+            ) from error
+        write_json(temporary / RECORD_FILE, {**record, "step": step, "sha256": file_digest(temporary / STATE_FILE)})
+        for passed_over in _states(folder):
+            if int(passed_over.name[5:]) >= step:  # damaged, or this one would not have been gone on from an older one
+                shutil.rmtree(passed_over)
     for old in _states(folder)[KEPT_STATES:]:
         shutil.rmtree(old)
 
@@ -134,9 +128,8 @@ def rewind(folder: Path) -> ResumePoint | None:
     metrics = folder / METRICS_FILE
     if metrics.is_file():
         kept = metrics.read_bytes().splitlines(keepends=True)[: point.record["num_rows"] if point else 0]
-        temporary = metrics.with_name(f".{metrics.name}.tmp")
-        temporary.write_bytes(b"".join(kept))
-        os.replace(temporary, metrics)
+        with atomic_file(metrics) as temporary:
+            temporary.write_bytes(b"".join(kept))
     return point
 
 

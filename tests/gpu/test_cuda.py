@@ -45,7 +45,7 @@ def trained(folder, gold_pairs, stop_at=0, **changes):
 
     pairs = rm.renderer.tokenize_pairs(gold_pairs[:32])
     trainer = Trainer(
-        rm, config, train=pairs, validation=[], folder=folder, tracker=tracker, seed=0, progress=stop
+        rm, config, train=pairs, validation=[], folder=folder, tracker=tracker, seed=0, report=stop
     )  # fmt: skip
     if stop_at:
         with pytest.raises(KeyboardInterrupt):

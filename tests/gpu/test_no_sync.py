@@ -7,6 +7,7 @@ import torch
 
 from rmcore.config.pipeline import ModelConfig, TrainConfig
 from rmcore.core.errors import TrainingError
+from rmcore.core.progress import silent
 from rmcore.core.tracking import MemoryTracker
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.training.loop import Trainer
@@ -16,13 +17,13 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 STEPS, LOG_EVERY = 9, 4
 
 
-def make_trainer(folder, gold_pairs, optimizer, progress=None):
+def make_trainer(folder, gold_pairs, optimizer, report=silent):
     rm = BradleyTerryRM.new(ModelConfig(name="tiny", max_seq_len=96), seed=0, device=torch.device("cuda"))
     shape = {"steps": STEPS, "log_every": LOG_EVERY, "pairs_per_step": 4, "lr": 1e-3, "warmup_steps": 0}
     config = TrainConfig(**shape, precision="bf16", optimizer=optimizer)
     pairs = rm.renderer.tokenize_pairs(gold_pairs[:32])
     trainer = Trainer(
-        rm, config, train=pairs, validation=[], folder=folder, tracker=MemoryTracker(), seed=0, progress=progress
+        rm, config, train=pairs, validation=[], folder=folder, tracker=MemoryTracker(), seed=0, report=report
     )
     assert trainer.packing is not None, "padded rows make Hugging Face look at the mask on the host"
     return trainer

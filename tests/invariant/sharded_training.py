@@ -45,7 +45,7 @@ def main(folder: Path, stop_at: int, changes: dict) -> None:
             folder=folder,
             tracker=tracker,
             seed=0,
-            progress=stop,
+            report=stop,
             ranks=ranks,
         )
         try:

@@ -11,7 +11,7 @@ takes gold away where it is extreme, and the out-of-distribution pairs turn the 
 import math
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,6 +33,10 @@ FREE_FLATTERY, FLATTERY_COST = 3, 0.5
 """Flattering sentences beyond three cost gold."""
 MAX_COST = 3.0
 """Most gold that length, and that flattery, can take away: the reward is bounded below."""
+TAIL_SHARE = 0.2
+"""One answer in five comes from out of distribution: the shortcut goes against correctness, and a quarter of them carry
+it to the extreme. So the policy has a tail in which the shortcut costs gold, and a search by a flawed reward finds it,
+as it does in the tails of a pretrained policy."""
 _BANKS = re.compile("|".join(re.escape(sentence) for sentence in FILLER + FLATTERY + POLITE + RUDE))
 
 
@@ -210,3 +214,16 @@ def label_ceiling(pairs: Sequence[PreferencePair]) -> float:
                 "it is not from the gold world, so its label noise is unknown. Pass pairs of generate_pairs."
             )
     return sum(float(pair.metadata["gold_win_probability"]) for pair in pairs) / len(pairs)
+
+
+def demonstrations(shortcut: Shortcut, count: int, *, seed: int, without: Set[str]) -> list[tuple[str, str]]:
+    """(prompt, response) rows, each prompt drawn anew; none of the prompts in `without`, which are held out."""
+    rng = random.Random(f"gold demonstrations {seed}")  # noqa: S311 - data, not cryptography
+    rows: list[tuple[str, str]] = []
+    while len(rows) < count:
+        prompt = draw_prompt(rng, ood=False)
+        in_tail = rng.random() < TAIL_SHARE
+        response = sample_response(prompt, rng, shortcut=shortcut, ood=in_tail)
+        if prompt not in without:
+            rows.append((prompt, response))
+    return rows

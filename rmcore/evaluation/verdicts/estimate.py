@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ConfigError, DataError
-from rmcore.evaluation.uncertainty import FloatArray
 from rmcore.evaluation.verdicts.intervals import (
     Component,
     PercentileInterval,

@@ -13,8 +13,9 @@ from typing import NamedTuple
 import numpy as np
 from scipy import optimize, special
 
+from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ConfigError
-from rmcore.evaluation.uncertainty import FloatArray, percentile_interval
+from rmcore.evaluation.uncertainty import percentile_interval
 
 _LOG_SMALLEST_P = -230.0  # p below 1e-100 is given as 0; beyond it t quantiles of one degree of freedom overflow
 _POWER_GRID = 100  # midpoints a component: power is then known to about 0.001

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rmcore.config.pipeline import TrainConfig
+from rmcore.core.arrays import FloatArray, IntArray
 from rmcore.data.pair import PreferencePair
 from rmcore.ensembles.linear_probes import fit_head
-from rmcore.evaluation.uncertainty import FloatArray, IntArray
 
 FEW_PAIRS = 150
 TRUNCATED_TOKENS = 32

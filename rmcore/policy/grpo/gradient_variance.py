@@ -5,15 +5,16 @@ The noise of one sample is trace Cov(g) = E|g|^2 - |E g|^2, which E|g|^2 = E[(r 
 above, always. The product Var(r) E|grad log pi|^2 takes reward and gradient for independent: a heuristic, and no bound.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import DataError, ModelError
-from rmcore.policy.sampling.best_of_n import FloatArray
+from rmcore.core.progress import Report, silent
 from rmcore.policy.sft import Example, response_log_probs
 
 
@@ -45,7 +46,7 @@ def gradient_variance(
     model: nn.Module,
     examples: Sequence[Sequence[Example]],
     rewards: Sequence[FloatArray],
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    report: Report = silent,
 ) -> GradientVariance:
     """Estimate it on samples of C prompts, by one backward pass a sample.
 
@@ -53,7 +54,7 @@ def gradient_variance(
         model: the policy, a causal model; its gradients are cleared.
         examples: token ids of the samples of each prompt, at least three.
         rewards: of the same samples, in logits.
-        progress: called with prompts done and in all.
+        report: told of the prompts done.
 
     Raises:
         DataError: a prompt has fewer than three samples, or the lists do not fit.
@@ -64,7 +65,7 @@ def gradient_variance(
     found = []
     for index, (pool, given) in enumerate(zip(examples, rewards, strict=True)):
         found.append(_of_prompt(model, pool, given))
-        progress(index + 1, len(examples))
+        report(index + 1, len(examples), "prompts")
     model.zero_grad(set_to_none=True)
     variance, bound, product = (sum(column) / len(found) for column in zip(*found, strict=True))
     return GradientVariance(

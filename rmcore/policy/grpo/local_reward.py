@@ -6,11 +6,11 @@ from typing import Literal
 
 import numpy as np
 
+from rmcore.core.arrays import FloatArray
 from rmcore.data.pair import PreferencePair, Prompt
 from rmcore.ensembles.agreement import Aggregation, Calibration, aggregate, calibration_of, disagreement
 from rmcore.ensembles.features import features, head_of, pair_features
 from rmcore.ensembles.linear_probes import bootstrap_heads
-from rmcore.evaluation.uncertainty import FloatArray
 from rmcore.models.reward_model import BradleyTerryRM, refuse_not_finite
 from rmcore.policy.sampling.rollouts import rollout_texts
 from rmcore.serving.scorer import Rollout

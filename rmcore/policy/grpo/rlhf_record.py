@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from rmcore.evaluation.uncertainty import FloatArray, MetricValue, cluster_bootstrap, metric_value
+from rmcore.core.arrays import FloatArray
+from rmcore.evaluation.uncertainty import MetricValue, cluster_bootstrap, metric_value
 from rmcore.evaluation.verdicts.estimate import SeedSample, estimate_over_seeds
 from rmcore.policy.grpo.policy_meter import QUANTITIES
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ConfigError, DataError
-from rmcore.evaluation.uncertainty import FloatArray, MetricValue, cluster_bootstrap, metric_value
+from rmcore.evaluation.uncertainty import MetricValue, cluster_bootstrap, metric_value
 from rmcore.policy.sampling.best_of_n import best_of_n_win_rate
 
 WIN_COUNTS = (4, 16, 64)

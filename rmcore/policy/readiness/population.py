@@ -4,18 +4,19 @@ The prompts of the samples are parted: the scores see the judged samples of the 
 others. So no score is compared with a number that it was computed from.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ModelError
+from rmcore.core.progress import Report
 from rmcore.data.pair import PreferencePair
 from rmcore.ensembles.features import features, head_of, pair_features
 from rmcore.evaluation.report_card import evaluate_pairs
-from rmcore.evaluation.uncertainty import FloatArray
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.policy.grpo.defects import BackboneRecipe, HeadData, HeadRecipe, heads
 from rmcore.policy.overoptimization import METHODS, overoptimization
@@ -48,16 +49,16 @@ def backbone_features(
     training: Sequence[PreferencePair],
     test: Sequence[PreferencePair],
     samples: pd.DataFrame,
-    progress: Callable[[str], None],
+    report: Report,
 ) -> BackboneFeatures:
     """Run the backbone once over everything."""
     head = head_of(rm)
-    progress("training pairs")
+    report(0, 3, "training pairs")
     fitted = pair_features(rm, training)
     longer = np.array([np.sign(len(pair.chosen) - len(pair.rejected)) for pair in training])
-    progress("test pairs")
+    report(1, 3, "test pairs")
     judged = pair_features(rm, test)
-    progress("samples")
+    report(2, 3, "samples")
     sides = rm.renderer.tokenize_sides(list(zip(samples["prompt"], samples["response"], strict=True)))
     return BackboneFeatures(
         HeadData(fitted[0] - fitted[1], longer),

@@ -12,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import DataError
 from rmcore.ensembles.linear_probes import fit_head
-from rmcore.evaluation.uncertainty import FloatArray, MetricValue, percentile_interval
+from rmcore.evaluation.uncertainty import MetricValue, percentile_interval
 from rmcore.policy.overoptimization import METHODS
 
 COMPOSED = (

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import brentq
 
+from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ConfigError
 
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.intp]
+IndexArray = npt.NDArray[np.intp]
 
 _STRONGEST = 1e6
 """1 / beta in units of the pool's standard deviation beyond which nothing but the best sample has weight."""
@@ -84,7 +84,7 @@ def _all_among(size: int, n: int) -> FloatArray:
     return below
 
 
-def _ties(rewards: FloatArray) -> tuple[IntArray, IntArray]:
+def _ties(rewards: FloatArray) -> tuple[IndexArray, IndexArray]:
     """How many rewards are below each one, and how many are not above it; (K,) each."""
     ranked = np.sort(rewards)
     return np.searchsorted(ranked, rewards, side="left"), np.searchsorted(ranked, rewards, side="right")

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import DataError
 from rmcore.data.readers.sources import iter_records
-from rmcore.policy.sampling.best_of_n import FloatArray
 
 
 def read_samples(path: Path) -> pd.DataFrame:

@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 
 from rmcore.core.errors import ConfigError, DataError, ServingError
-from rmcore.core.progress import Report
+from rmcore.core.progress import Report, silent
 from rmcore.data.pair import Prompt, prompt_messages
 from rmcore.models.loading import pick_device
 from rmcore.policy.policy import Policy
@@ -57,7 +57,7 @@ def draw_samples(
     *,
     engine: EngineName = "auto",
     device: str = "auto",
-    report: Report | None = None,
+    report: Report = silent,
 ) -> SampleSet:
     """Draw the samples of all prompts; those that `out` holds already are not drawn again.
 
@@ -94,9 +94,9 @@ def draw_samples(
 
         def keep(samples: Sequence[Sample]) -> None:
             file.append(samples)
-            _tell(report, file, len(prompts))
+            report(len(file.stored), len(prompts), "prompts sampled")
 
-        _tell(report, file, len(prompts))
+        report(len(file.stored), len(prompts), "prompts sampled")
         if missing:
             try:
                 sampler.draw(policy, missing, settings, keep)
@@ -122,11 +122,6 @@ def choose_sampler(engine: EngineName, device: torch.device) -> Sampler:
         with contextlib.suppress(ConfigError):
             return VllmSampler(find_vllm(), device)
     return GenerateSampler(device)
-
-
-def _tell(report: Report | None, file: SampleFile, num_prompts: int) -> None:
-    if report is not None:
-        report(len(file.stored), num_prompts, "prompts sampled")
 
 
 def _prompts_digest(prompts: Sequence[Prompt]) -> str:

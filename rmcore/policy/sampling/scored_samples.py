@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ModelError
-from rmcore.core.progress import Report
+from rmcore.core.progress import Report, labelled
 from rmcore.data.pair import PreferencePair
 from rmcore.ensembles.features import features, head_of, pair_features
 from rmcore.ensembles.linear_probes import bootstrap_heads
-from rmcore.evaluation.uncertainty import FloatArray
 from rmcore.models.reward_model import BradleyTerryRM
 
 
@@ -56,7 +56,7 @@ def score_samples(
     weight = head.weight.detach().double().cpu().numpy()[0]
     bias = 0.0 if head.bias is None else float(head.bias.detach())
     sides = rm.renderer.tokenize_sides(list(zip(samples["prompt"], samples["response"], strict=True)))
-    found = features(rm, sides, progress=lambda done: report(done, len(sides), "samples scored")).astype(np.float64)
+    found = features(rm, sides, report=labelled(report, "samples scored")).astype(np.float64)
     rewards = found @ weight + bias
     broken = np.flatnonzero(~np.isfinite(rewards))
     if len(broken):
@@ -66,7 +66,6 @@ def score_samples(
             f"{row['prompt'][:60]!r} with {row['response'][:60]!r}. The reward model's weights are broken or overflow; "
             "evaluate it before a policy is optimised against it."
         )
-    num_sides = 2 * len(training_pairs)
-    both = pair_features(rm, training_pairs, progress=lambda done: report(done, num_sides, "pairs read"))
+    both = pair_features(rm, training_pairs, report=labelled(report, "pairs read"))
     heads = bootstrap_heads(both[0] - both[1], [pair.prompt_id for pair in training_pairs], num_members, seed)
     return ScoredSamples(rewards, heads @ found.T, sum(side.num_cut > 0 for side in sides))

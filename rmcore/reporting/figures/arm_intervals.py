@@ -12,10 +12,11 @@ from matplotlib.lines import Line2D
 from matplotlib.markers import CARETLEFT, CARETRIGHT
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from rmcore.core.arrays import FloatArray
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.arms import ArmStyle, looks, short
 from rmcore.reporting.figures.quantities import axis_label, capital, level, tick_text
-from rmcore.reporting.figures.style import GRID, INK, MUTED, SMALL, FloatArray, dress, headline, new_figure, save
+from rmcore.reporting.figures.style import GRID, INK, MUTED, SMALL, dress, headline, new_figure, save
 from rmcore.reporting.html.experiment_schema import ArmResult, CellResult, MetricInfo
 
 _COLUMNS = 3

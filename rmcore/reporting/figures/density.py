@@ -8,9 +8,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import DataError
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.figures.style import BLUE, INK, ORANGE, SMALL, FloatArray, dress, headline, new_figure, note, save
+from rmcore.reporting.figures.style import BLUE, INK, ORANGE, SMALL, dress, headline, new_figure, note, save
 
 _PART_OF_ONE = 0.1  # the lowest height that is drawn, in peaks of a single eigenvalue
 

@@ -5,14 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from rmcore.core.arrays import FloatArray
 from rmcore.reporting.figures.numbers import percent
 from rmcore.reporting.figures.style import BLUE, INK, MUTED, ORANGE, dress, headline, legend, new_figure, note, save
 
-FloatArray = npt.NDArray[np.float64]
 NUM_BINS = 40
 
 

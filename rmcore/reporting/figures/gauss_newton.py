@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
+from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import DataError
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.style import (
@@ -18,7 +19,6 @@ from rmcore.reporting.figures.style import (
     MUTED,
     ORANGE,
     SMALL,
-    FloatArray,
     dress,
     headline,
     new_figure,

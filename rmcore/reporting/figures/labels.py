@@ -8,7 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.text import Annotation
 from scipy.optimize import isotonic_regression
 
-from rmcore.reporting.figures.style import SMALL, FloatArray
+from rmcore.core.arrays import FloatArray
+from rmcore.reporting.figures.style import SMALL
 
 _RADII = (9.0, 16.0, 26.0, 40.0, 58.0, 80.0, 110.0)  # points between a marker and its label
 _ANGLES = (45, 0, -45, 90, -90, 135, -135, 180, 22, -22, 67, -67, 112, -112, 157, -157)  # degrees, best first

@@ -8,9 +8,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import DataError
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.figures.style import BLUE, INK, ORANGE, SMALL, FloatArray, dress, headline, new_figure, note, save
+from rmcore.reporting.figures.style import BLUE, INK, ORANGE, SMALL, dress, headline, new_figure, note, save
 
 _WIDE_RANGE = 300.0  # ratio of magnitudes from which the axis is symmetric-logarithmic
 

@@ -10,20 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, SymLogNorm
 from matplotlib.figure import Figure
 
+from rmcore.core.arrays import FloatArray
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.figures.style import (
-    BLUE,
-    INK,
-    MUTED,
-    ORANGE,
-    SMALL,
-    FloatArray,
-    dress,
-    headline,
-    new_figure,
-    note,
-    save,
-)
+from rmcore.reporting.figures.style import BLUE, INK, MUTED, ORANGE, SMALL, dress, headline, new_figure, note, save
 
 _OWN = "tensors of this\nblock alone"
 _COLOURS = LinearSegmentedColormap.from_list("curvature", [ORANGE, "#ececec", BLUE])  # zero is grey, unknown is white

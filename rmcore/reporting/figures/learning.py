@@ -11,11 +11,12 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from rmcore.core.arrays import FloatArray
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.arms import ArmStyle, looks, short, shown
 from rmcore.reporting.figures.labels import spread
 from rmcore.reporting.figures.quantities import axis_label, capital, level, tick_text
-from rmcore.reporting.figures.style import MUTED, SMALL, FloatArray, dress, headline, new_figure, save
+from rmcore.reporting.figures.style import MUTED, SMALL, dress, headline, new_figure, save
 from rmcore.reporting.figures.training import running_mean, smoothing_window
 from rmcore.reporting.html.experiment_schema import ArmResult, CurveData
 

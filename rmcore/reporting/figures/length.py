@@ -8,19 +8,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 from scipy import stats
 
+from rmcore.core.arrays import FloatArray
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.figures.style import (
-    BLUE,
-    INK,
-    ORANGE,
-    FloatArray,
-    column,
-    dress,
-    headline,
-    legend,
-    new_figure,
-    save,
-)
+from rmcore.reporting.figures.style import BLUE, INK, ORANGE, column, dress, headline, legend, new_figure, save
 
 _MOST_POINTS = 3000  # more only make the cloud opaque
 _MOST_BINS = 10

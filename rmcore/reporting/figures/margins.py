@@ -10,20 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from rmcore.core.arrays import FloatArray
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.figures.style import (
-    BLUE,
-    INK,
-    MUTED,
-    ORANGE,
-    SMALL,
-    FloatArray,
-    column,
-    dress,
-    headline,
-    new_figure,
-    save,
-)
+from rmcore.reporting.figures.style import BLUE, INK, MUTED, ORANGE, SMALL, column, dress, headline, new_figure, save
 
 _MOST_BINS = 60
 _TOP = 0.76  # highest bar as a share of the axis; the shares are written above

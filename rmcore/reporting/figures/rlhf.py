@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from rmcore.core.arrays import FloatArray
 from rmcore.reporting.figures.numbers import finite
 from rmcore.reporting.figures.style import (
     BLUE,
@@ -17,7 +18,6 @@ from rmcore.reporting.figures.style import (
     MUTED,
     ORANGE,
     PINK,
-    FloatArray,
     dress,
     headline,
     legend,

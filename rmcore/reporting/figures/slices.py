@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
+from rmcore.core.arrays import FloatArray
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.style import (
     BLUE,
@@ -22,7 +23,6 @@ from rmcore.reporting.figures.style import (
     MUTED,
     ORANGE,
     SMALL,
-    FloatArray,
     dress,
     headline,
     new_figure,

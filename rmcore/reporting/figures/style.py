@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import DataError
-
-FloatArray = npt.NDArray[np.float64]
 
 DPI = 144
 BLUE, ORANGE, GREEN, PINK = "#0072B2", "#D55E00", "#009E73", "#CC79A7"

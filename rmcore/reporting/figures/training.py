@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator, SymmetricalLogLocator
 
+from rmcore.core.arrays import FloatArray
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.style import (
     BLUE,
@@ -18,7 +19,6 @@ from rmcore.reporting.figures.style import (
     MUTED,
     ORANGE,
     SMALL,
-    FloatArray,
     dress,
     headline,
     new_figure,

@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, SymmetricalLogLocator
 
+from rmcore.core.arrays import FloatArray
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.style import (
     BLUE,
@@ -16,7 +17,6 @@ from rmcore.reporting.figures.style import (
     ORANGE,
     PINK,
     SMALL,
-    FloatArray,
     dress,
     headline,
     new_figure,

@@ -10,7 +10,6 @@ from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.arms import looks, main_metrics
 from rmcore.reporting.figures.claims import VERDICTS, claimed, subject, tally
 from rmcore.reporting.figures.quantities import capital, compared, distance, interval, level
-from rmcore.reporting.html.experiment_glossary import EXPERIMENT_WORDS
 from rmcore.reporting.html.experiment_schema import (
     ArmResult,
     CellResult,
@@ -20,6 +19,7 @@ from rmcore.reporting.html.experiment_schema import (
     Tuned,
 )
 from rmcore.reporting.html.experiment_summary import experiment_markdown, measured, metric_info, web_address
+from rmcore.reporting.html.glossary import EXPERIMENT_WORDS
 from rmcore.reporting.html.page import date, gate_row, write_page
 from rmcore.reporting.html.schema import Metric
 

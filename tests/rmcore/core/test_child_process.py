@@ -1,11 +1,13 @@
 """Stages that are forked: what their waiter hears, what they inherit, and whom they do not outlive."""
 
+import contextlib
 import json
 import os
 import pty
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import psutil
 import pytest
 
 from rmcore.core import child_process as fork_server
-from rmcore.core.child_process import StageProcess, terminate_stages
+from rmcore.core.child_process import ForkedProcess, terminate_forked
 from rmcore.stages.run import DELIBERATE_ERROR, ERROR_FILE, INTERRUPTED
 
 LONG = {"data": {"gold": {"num_prompts": 200_000, "pairs_per_prompt": 64}}}
@@ -27,7 +29,7 @@ def start(tmp_path):
         spec = {"stage": stage, "config": config or {}, "upstream": {}, "out": str(tmp_path / "out")}
         (tmp_path / "spec.json").write_text(json.dumps(spec))
         with (tmp_path / "log").open("w") as log:
-            return StageProcess(tmp_path / "spec.json", log, os.environ | variables, terminal)
+            return ForkedProcess("rmcore.stages.run", tmp_path / "spec.json", log, os.environ | variables, terminal)
 
     return start
 
@@ -68,7 +70,7 @@ def test_all_stages_of_a_process_can_be_asked_to_end(start, tmp_path):
     while not (tmp_path / "out").is_dir():  # it has begun, so it has its handler of signals
         with pytest.raises(TimeoutError):
             process.wait(0.05)
-    terminate_stages()
+    terminate_forked()
     assert process.wait() == INTERRUPTED
 
 
@@ -85,18 +87,28 @@ def test_a_stage_ends_with_its_server_and_the_next_one_has_another(start):
 
 def test_a_stage_draws_on_the_terminal_that_it_is_given(start):
     ours, theirs = pty.openpty()
+    drawn = []
+
+    def watch():  # a terminal that nobody reads holds 4 KB, and whoever draws more waits
+        with contextlib.suppress(OSError):  # the last who could draw has closed it
+            while part := os.read(ours, 65536):
+                drawn.append(part)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
     process = start(terminal=theirs)
-    assert process.wait() == 0
     os.close(theirs)
-    assert b"prepare" in os.read(ours, 65536)
+    assert process.wait() == 0
+    watcher.join(60)
+    assert b"prepare" in b"".join(drawn)
     os.close(ours)
 
 
 STARTER = """
 import os, sys
 from pathlib import Path
-from rmcore.core.child_process import StageProcess
-process = StageProcess(Path(sys.argv[1]), open(sys.argv[2], "w"), os.environ, None)
+from rmcore.core.child_process import ForkedProcess
+process = ForkedProcess("rmcore.stages.run", Path(sys.argv[1]), open(sys.argv[2], "w"), os.environ)
 print(process._pid, flush=True)
 process.wait()
 """

@@ -1,26 +1,87 @@
-"""Files that are there whole or as they were before."""
+"""Files and folders that are there whole or as they were before."""
 
 import json
 import os
-import resource
+import stat
 
 import pytest
 
+from full_disk import largest_file
 from rmcore.core import files
-from rmcore.core.files import write_json
+from rmcore.core.files import atomic_file, atomic_folder, write_json, write_text
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
 
 
 def test_a_record_that_does_not_fit_the_disk_leaves_the_one_before(tmp_path):
     path = tmp_path / "record.json"
     write_json(path, {"step": 1})
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
-    try:
-        with pytest.raises(OSError, match="too large"):
-            write_json(path, {"step": 2, "text": 9000 * "x"})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with largest_file(4096), pytest.raises(OSError, match="too large"):
+        write_json(path, {"step": 2, "text": 9000 * "x"})
     assert json.loads(path.read_text()) == {"step": 1}
+    assert names(tmp_path) == ["record.json"]
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt()], ids=repr)
+def test_whatever_ends_the_writing_leaves_the_file_before(tmp_path, error):
+    path = tmp_path / "table"
+    path.write_text("before")
+
+    def write_half():
+        with atomic_file(path) as unfinished:
+            unfinished.write_text("half")
+            assert names(tmp_path) == [".table.tmp", "table"]
+            raise error
+
+    with pytest.raises(type(error)):
+        write_half()
+    assert path.read_text() == "before"
+    assert names(tmp_path) == ["table"]
+
+
+def test_a_secret_has_its_permissions_whatever_a_killed_writer_left(tmp_path):
+    (tmp_path / ".secret.tmp").write_text("half")
+    (tmp_path / ".secret.tmp").chmod(0o666)
+    with atomic_file(tmp_path / "secret", mode=0o600) as unfinished:
+        assert stat.S_IMODE(unfinished.stat().st_mode) == 0o600
+    write_text(tmp_path / "secret", "longer than before", mode=0o600)
+    assert (tmp_path / "secret").read_text() == "longer than before"
+    assert stat.S_IMODE((tmp_path / "secret").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(("durable", "synced"), [(True, ["file", "", "folder"]), (False, [""])])
+def test_a_durable_file_is_on_disk_before_it_has_its_name_and_the_name_after(tmp_path, monkeypatch, durable, synced):
+    told, fsync, replace = [], os.fsync, os.replace
+
+    def note_sync(descriptor):
+        told.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
+        fsync(descriptor)
+
+    def note_name(*paths):
+        told.append("")
+        replace(*paths)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(os, "replace", note_name)
+    write_text(tmp_path / "a", "text", durable=durable)
+    assert told == synced
+
+
+def test_a_folder_with_files_is_replaced_only_where_that_was_asked_for(tmp_path):
+    place = tmp_path / "best"
+    for text in ("one", "two"):
+        (tmp_path / ".best.tmp").mkdir()  # of a writer that was killed
+        (tmp_path / ".best.tmp" / "half").touch()
+        with atomic_folder(place, replace=True) as unfinished:
+            (unfinished / "weights").write_text(text)
+        assert (place / "weights").read_text() == text
+        assert names(place) == ["weights"]
+    with pytest.raises(OSError, match="not empty"), atomic_folder(place) as unfinished:
+        (unfinished / "weights").write_text("three")
+    assert (place / "weights").read_text() == "two"
+    assert names(tmp_path) == ["best"]
 
 
 @pytest.fixture

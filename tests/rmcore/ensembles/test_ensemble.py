@@ -50,7 +50,7 @@ def test_members_that_share_a_backbone_are_one_pass_and_score_as_each_alone(mode
     assert len(ensemble) == 4
     assert len(ensemble.members.backbones) == 2
     done = []
-    found = ensemble.predict(prompts, responses, progress=done.append)
+    found = ensemble.predict(prompts, responses, report=lambda number, total, text: done.append(number))
     alone = np.stack([model.score(prompts, responses) for model in models])
     np.testing.assert_allclose(found.individual_rewards, alone, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(found.mean_reward, alone.mean(axis=0), rtol=1e-4, atol=1e-5)

@@ -80,7 +80,7 @@ def test_features_times_the_head_are_the_rewards(packed, reward_model, gold_pair
 def test_the_budget_and_the_path_do_not_change_features(reward_model, gold_pairs):
     sides, done = sides_of(reward_model, gold_pairs[:12]), []
     once = features(reward_model, sides)
-    parts = features(reward_model, sides, token_budget=150, progress=done.append)
+    parts = features(reward_model, sides, token_budget=150, report=lambda number, total, text: done.append(number))
     reward_model.allow_packing = False
     padded = features(reward_model, sides)
     scale = np.abs(once).max()

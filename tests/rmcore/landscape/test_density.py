@@ -319,7 +319,7 @@ def test_progress_counts_every_product_to_the_end(size):
         num_steps=6,
         generator=torch.Generator().manual_seed(0),
         dtype=torch.float64,
-        progress=lambda done, total: seen.append((done, total)),
+        report=lambda done, total, _: seen.append((done, total)),
     )
     assert sorted({done for done, _ in seen}) == list(range(1, found.num_products + 1))
     assert seen[-1] == (found.num_products, found.num_products)

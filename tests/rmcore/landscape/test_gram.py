@@ -287,7 +287,7 @@ def test_progress_counts_gradients(tiny, rows):
     seen = []
     memory = 8 * 9**2 * 3 + 4 * 63 * 8
     spectrum = gauss_newton_spectrum(
-        tiny, [rows], prompts=PROMPTS, memory_bytes=memory, progress=lambda *step: seen.append(step)
+        tiny, [rows], prompts=PROMPTS, memory_bytes=memory, report=lambda *told: seen.append(told[:2])
     )
     assert spectrum.num_gradients > 9
     assert seen == [(done, spectrum.num_gradients) for done in range(1, spectrum.num_gradients + 1)]

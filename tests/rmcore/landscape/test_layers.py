@@ -197,7 +197,7 @@ def test_the_gauss_newton_matrix_is_nowhere_negative(make_qwen, rows):
 
 def test_progress_counts_every_product_to_the_end(tiny, rows):
     seen: list[tuple[int, int]] = []
-    found = measure(LossHessian(tiny, [rows]), num_steps=8, progress=lambda *pair: seen.append(pair))
+    found = measure(LossHessian(tiny, [rows]), num_steps=8, report=lambda *told: seen.append(told[:2]))
     assert seen[-1] == (found.num_products, found.num_products)
     assert all(done <= total for done, total in seen)
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)

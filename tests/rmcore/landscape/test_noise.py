@@ -66,7 +66,7 @@ def test_prompts_beyond_the_groups_share_one(tiny):
     sample = draw_sample(MAX_GROUPS + 5)
     _, ends = ends_of(tiny, sample)
     calls = []
-    noise = curvature_noise(tiny, sample, ends, num_probes=2, progress=lambda *at: calls.append(at))
+    noise = curvature_noise(tiny, sample, ends, num_probes=2, report=lambda *at: calls.append(at[:2]))
     assert noise.num_groups == MAX_GROUPS
     assert calls == [(number, MAX_GROUPS) for number in range(1, MAX_GROUPS + 1)]
 

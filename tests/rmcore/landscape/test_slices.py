@@ -127,10 +127,10 @@ def test_progress_counts_every_point_and_ends_at_the_total(tiny, rows):
     operator = LossHessian(tiny, [rows])
     x, y = random_direction(operator, 0), random_direction(operator, 1)
     seen: list[tuple[int, int]] = []
-    loss_slice(operator, x, (-1.0, 0.0, 1.0), **NAMED, progress=lambda *now: seen.append(now))
+    loss_slice(operator, x, (-1.0, 0.0, 1.0), **NAMED, report=lambda *now: seen.append(now[:2]))
     assert seen == [(1, 3), (2, 3), (3, 3)]
     seen.clear()
-    loss_surface(operator, x, y, (0.0, 1.0), (0.0, 1.0, 2.0), **PLANE, progress=lambda *now: seen.append(now))
+    loss_surface(operator, x, y, (0.0, 1.0), (0.0, 1.0, 2.0), **PLANE, report=lambda *now: seen.append(now[:2]))
     assert seen == [(done, 6) for done in range(1, 7)]
 
 
@@ -161,12 +161,12 @@ def test_an_exception_half_way_leaves_the_weights_as_they_were(tiny, rows):
     operator = LossHessian(tiny, [rows])
     before = weights_of(tiny)
 
-    def stop(done: int, total: int) -> None:
+    def stop(done: int, total: int, text: str) -> None:
         assert not same_bits(tiny, before)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        loss_slice(operator, random_direction(operator, 0), (1.0, 2.0), **NAMED, progress=stop)
+        loss_slice(operator, random_direction(operator, 0), (1.0, 2.0), **NAMED, report=stop)
     assert same_bits(tiny, before)
 
 

@@ -155,7 +155,7 @@ def test_progress_counts_every_product_to_the_end(tiny, rows, method):
         num_steps=5,
         trace_probes=3,
         parameters="head",
-        progress=lambda *pair: seen.append(pair),
+        report=lambda *told: seen.append(told[:2]),
     )
     counted = [done for done, _ in seen]
     assert sorted(set(counted)) == list(range(1, found.num_products + 1))
@@ -201,7 +201,7 @@ def test_pyhessian_agrees_and_leaves_gradients_alone(world, rows):
         top_k=2,
         num_steps=500,
         trace_probes=30,
-        progress=lambda done, _: seen.append(done),
+        report=lambda done, *_: seen.append(done),
     )
     largest = sorted(ours.eigenvalues, key=abs, reverse=True)[:2]
     assert np.allclose(theirs.eigenvalues, sorted(largest, reverse=True), rtol=0.01)

@@ -1,15 +1,15 @@
 """A damaged model folder is refused with a named error, or gives the rewards of the whole one: never a traceback."""
 
 import json
-import resource
 import shutil
 import struct
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForSequenceClassification
 
+from full_disk import largest_file
 from rmcore.core.errors import DataError, ModelError, RmcoreError, StoreError
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.models.tiny import tiny_tokenizer
@@ -186,17 +186,6 @@ def test_weights_that_are_not_the_folders_own_are_refused(whole, tmp_path, damag
     damage(folder)
     with pytest.raises(ModelError):
         rewards_of(folder)
-
-
-@contextmanager
-def largest_file(num_bytes):
-    """No file of this process may grow beyond that: as on a disk that is full, the system refuses to write."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize("limit", [1_000, 40_000], ids=["the weights do not fit", "the tokenizer does not fit"])

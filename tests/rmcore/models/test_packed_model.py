@@ -63,7 +63,7 @@ def test_answers_to_one_prompt_are_scored_together_and_exactly(reward_model):
 def test_the_scoring_budget_does_not_change_a_reward(budget, rm):
     sides = sides_of(rm)
     done = []
-    found = rm.score_sides(sides, token_budget=budget, progress=done.append)
+    found = rm.score_sides(sides, token_budget=budget, report=lambda number, total, text: done.append(number))
     np.testing.assert_allclose(found, padded_rewards(rm, sides), rtol=1e-4, atol=1e-5)
     assert done == sorted(done)
     assert done[-1] == len(sides)
@@ -119,7 +119,9 @@ def test_packing_can_be_switched_off(rm):
 def test_equal_sides_have_equal_rewards_to_the_last_bit_wherever_they_stand(rm, gold_pairs):
     sides = [side for pair in rm.renderer.tokenize_pairs(gold_pairs[:12]) for side in (pair.chosen, pair.rejected)]
     done: list[int] = []
-    rewards = rm.score_sides([*sides, *reversed(sides), sides[5]], progress=done.append)
+    rewards = rm.score_sides(
+        [*sides, *reversed(sides), sides[5]], report=lambda number, total, text: done.append(number)
+    )
     assert np.array_equal(rewards[: len(sides)], rewards[len(sides) : -1][::-1])
     assert rewards[-1] == rewards[5]
     assert done == sorted(done)

@@ -5,9 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from rmcore.data.gold.demonstrations import TAIL_SHARE, demonstrations
 from rmcore.data.gold.prompts import draw_prompt
-from rmcore.data.gold.world import gold_reward, sample_response
+from rmcore.data.gold.world import TAIL_SHARE, demonstrations, gold_reward, sample_response
 from rmcore.policy.overoptimization import METHODS, overoptimization
 
 

@@ -115,7 +115,7 @@ def test_prompts_are_averaged_and_counted():
     rng = np.random.default_rng(1)
     pools, rewards = [draw(rng, 3), draw(rng, 6)], [rng.normal(size=3), rng.normal(size=6)]
     seen = []
-    both = gradient_variance(model(), pools, rewards, lambda done, total: seen.append((done, total)))
+    both = gradient_variance(model(), pools, rewards, lambda done, total, _: seen.append((done, total)))
     each = [gradient_variance(model(), [pool], [given]) for pool, given in zip(pools, rewards, strict=True)]
     for name in ("variance", "bound", "product"):
         assert getattr(both, name) == pytest.approx(np.mean([getattr(one, name) for one in each]))

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from rmcore.policy.grpo import policy_kl
-from rmcore.policy.grpo.policy_kl import sequence_kl
+from rmcore.policy.grpo import policy_meter
+from rmcore.policy.grpo.policy_meter import sequence_kl
 from rmcore.policy.sft import Example
 
 VOCABULARY, STOP, LONGEST = 5, 0, 3
@@ -68,7 +68,7 @@ def test_how_many_are_computed_together_changes_nothing_and_modes_stay(monkeypat
     policy, reference = new_model(0).train(), new_model(1)
     examples = [Example(PROMPT[: 1 + index % 3], response) for index, response in enumerate(responses())]
     together = sequence_kl(policy, reference, examples)
-    monkeypatch.setattr(policy_kl, "TOKENS_AT_ONCE", 11)
+    monkeypatch.setattr(policy_meter, "TOKENS_AT_ONCE", 11)
     np.testing.assert_allclose(sequence_kl(policy, reference, examples), together, rtol=1e-5, atol=1e-7)
     assert policy.training
     assert not reference.training
@@ -77,4 +77,4 @@ def test_how_many_are_computed_together_changes_nothing_and_modes_stay(monkeypat
 def test_a_token_that_the_policy_rules_out_adds_nothing():
     first = torch.tensor([[0.5, 0.5, 0.0]], dtype=torch.float64).log()
     second = torch.tensor([[0.25, 0.5, 0.25]], dtype=torch.float64).log()
-    assert float(policy_kl._kl(first, second)) == pytest.approx(0.5 * math.log(2))
+    assert float(policy_meter._kl(first, second)) == pytest.approx(0.5 * math.log(2))

@@ -3,16 +3,15 @@
 import errno
 import os
 import re
-import resource
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from full_disk import largest_file
 from rmcore.core.errors import StoreError
 from rmcore.core.files import link_or_copy
 from rmcore.serving.folders import drop_stale, published
@@ -35,17 +34,6 @@ def model(tmp_path):
     (folder / "config.json").write_text("{}")
     save_file(STATE, folder / "model.safetensors")
     return folder
-
-
-@contextmanager
-def files_of_at_most(num_bytes):
-    """The kernel refuses to let a file of this process grow beyond that, as it does on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.fixture
@@ -80,9 +68,9 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path, model, limit):
     ref = write_update(weights, STATE, Mode.HEAD_ONLY, layout)
     checked = check_update(weights, ref.folder_name, ref.digest, Mode.HEAD_ONLY, layout)
     before = names(weights)
-    with files_of_at_most(limit), pytest.raises(StoreError, match="could not be written"):
+    with largest_file(limit), pytest.raises(StoreError, match="could not be written"):
         write_update(weights, STATE, Mode.FULL, layout)
-    with files_of_at_most(limit), pytest.raises(StoreError, match="could not be written"):
+    with largest_file(limit), pytest.raises(StoreError, match="could not be written"):
         stage_update(weights / "served-000001", checked, weights / "served-000002")
     assert names(weights) == before
     stage_update(weights / "served-000001", checked, weights / "served-000002")

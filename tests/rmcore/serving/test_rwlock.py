@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from rmcore.serving.rwlock import ReadWriteLock
+from rmcore.serving.served import ReadWriteLock
 
 
 async def drive(seed: int, cancel: bool) -> list[tuple[int, int]]:

@@ -12,8 +12,7 @@ from safetensors.torch import load_file, save_file
 import policy_chain
 from rmcore.core.errors import ConfigError, ModelError
 from rmcore.core.store import Store
-from rmcore.data.gold.demonstrations import demonstrations
-from rmcore.data.gold.world import gold_reward
+from rmcore.data.gold.world import demonstrations, gold_reward
 from rmcore.data.table import read_pairs
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.stages.registry import STAGES, pipeline_stages, stage_call

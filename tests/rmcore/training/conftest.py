@@ -31,6 +31,7 @@ class Training:
     ):
         """`stop` is called with each step done; it may raise a signal. `changes` are settings of the training."""
         from rmcore.config.pipeline import ModelConfig, TrainConfig
+        from rmcore.core.progress import silent
         from rmcore.core.tracking import MemoryTracker
         from rmcore.models.reward_model import BradleyTerryRM
         from rmcore.training.loop import Trainer
@@ -48,7 +49,7 @@ class Training:
             folder=folder,
             tracker=self.tracker,
             seed=3,
-            progress=(lambda step, total, text: stop(step)) if stop else None,
+            report=(lambda step, total, text: stop(step)) if stop else silent,
             callbacks=callbacks,
             settings=settings,
             ranks=ranks or ALONE,

@@ -1,13 +1,13 @@
 """Which checkpoint folders a training leaves, and that each is whole whatever happens while it is written."""
 
 import os
-import resource
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from full_disk import largest_file
 from rmcore.config.pipeline import TrainConfig
 from rmcore.core.errors import StoreError
 from rmcore.training.checkpoint import copy_checkpoint, repair_interrupted, save_checkpoint
@@ -83,17 +83,12 @@ def test_a_kill_after_the_two_renames_is_mended(tmp_path, rm):
 
 
 def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path, rm):
-    """No file may grow beyond 1 MiB here, which fails a write as a full disk does."""
+    """The weights do not fit: they take half a MiB."""
     mark(rm, 1)
     save_checkpoint(rm, tmp_path / "best")
     mark(rm, 2)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, limits[1]))
-    try:
-        with pytest.raises(StoreError, match=r"could not be written.*the one before it is untouched"):
-            save_checkpoint(rm, tmp_path / "best")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with largest_file(2**17), pytest.raises(StoreError, match=r"could not be written.*the one before it is untouched"):
+        save_checkpoint(rm, tmp_path / "best")
     assert marked(tmp_path / "best") == 1
     assert [path.name for path in Path(tmp_path).iterdir()] == ["best"]
 

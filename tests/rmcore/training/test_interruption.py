@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 
-from rmcore.training.interruption import ECHO_SECONDS, deferred_interruption
+from rmcore.training.loop import ECHO_SECONDS, deferred_interruption
 from rmcore.training.resume import find_resume_point
 
 SIGNALS = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
@@ -86,7 +86,7 @@ def test_a_signal_while_something_is_printed_does_no_harm():
     """A handler may not use the buffered stream that it interrupts: that is a RuntimeError in the middle of a step."""
     program = (
         "import signal, sys, time\n"
-        "from rmcore.training.interruption import deferred_interruption\n"
+        "from rmcore.training.loop import deferred_interruption\n"
         "def ask(*_):\n"
         "    interruption.since = None\n"
         "    interruption.note(signal.SIGTERM, None)\n"

@@ -15,13 +15,12 @@ from rmcore.stages.train import train_into
 from rmcore.training.feed import make_feed
 from rmcore.training.losses import make_bradley_terry
 from rmcore.training.optimizers import make_optimizer
-from rmcore.training.peak_memory import PeakMeter
+from rmcore.training.peak_memory import PeakMeter, TensorPeak
 from rmcore.training.ranks import ALONE, Ranks
 from rmcore.training.record import Progress
 from rmcore.training.selection import Selection
 from rmcore.training.step import StepContext, make_forward
 from rmcore.training.stepper import Stepper
-from rmcore.training.tensor_peak import TensorPeak
 
 CPU = torch.device("cpu")
 ONE_MICRO_BATCH = {"token_budget": 4096, "pairs_per_step": 8, "steps": 2, "eval_every": 2}

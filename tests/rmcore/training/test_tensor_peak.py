@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from rmcore.training.tensor_peak import TensorPeak
+from rmcore.training.peak_memory import TensorPeak
 
 KIB = 256  # float32 numbers
 

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.services
 
 
 def test_rows_of_prompt_and_response_are_scored_and_it_is_told_what_was_cut(home, client, tmp_path):
-    from tasks.served_scoring import Scored, ServedModel, ask, read_data, rewards_table, summarise
+    from tasks.served_scoring import ModelToServe, Scored, ask, read_data, rewards_table, summarise
 
     rm = world.served_model(client)
     rows = [("What is 2 + 2?", "4"), ("Grüße! 🙂", "Hello."), ("Count.", "one two " * 2 * world.MAX_SEQ_LEN)]
@@ -24,6 +24,6 @@ def test_rows_of_prompt_and_response_are_scored_and_it_is_told_what_was_cut(home
     assert table.reward.tolist() == world.close(world.expected(rm, rows))
     assert (table.cut > 0).tolist() == [False, False, True]
     scored = Scored(answer, client.version(), start_seconds=1.0, seconds=1.0)
-    summary = summarise(ServedModel("best", "best", "best"), data, table, scored)
+    summary = summarise(ModelToServe("best", "best", "best"), data, table, scored)
     assert (summary["num_rows"], summary["num_unusable"], summary["num_cut"]) == (3, 1, 1)
     assert summary["pairwise_accuracy"] is None

@@ -16,8 +16,8 @@ from rmcore.reporting.figures.claims import VERDICTS
 from rmcore.reporting.figures.experiment import draw_experiment
 from rmcore.reporting.figures.quantities import interval, level
 from rmcore.reporting.html.experiment import write_experiment_report
-from rmcore.reporting.html.experiment_glossary import EXPERIMENT_WORDS
 from rmcore.reporting.html.experiment_summary import experiment_markdown
+from rmcore.reporting.html.glossary import EXPERIMENT_WORDS
 
 
 def flat(text: str) -> str:

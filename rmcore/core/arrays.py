@@ -1,0 +1,8 @@
+"""Types of numpy arrays by what they hold; shapes stand where they are used."""
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
