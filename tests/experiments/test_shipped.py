@@ -1,6 +1,7 @@
 """The shipped experiments against the validation plan, and what can be taken of them."""
 
 import math
+from typing import get_args
 
 import pytest
 import yaml
@@ -9,7 +10,7 @@ from pydantic import ValidationError
 from experiments.arms import shown_changes
 from experiments.catalogue import CATALOGUE
 from experiments.library import SHIPPED, load_experiment, restrict
-from experiments.sizes import NOTHING, SIZES
+from experiments.sizes import NOTHING, Size
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
 from rmcore.stages.registry import STAGES
@@ -19,6 +20,7 @@ from rmcore.study.cells import read_cell
 ACCURACY = "eval/test_pairwise_accuracy"
 GAP = "eval/train_test_gap"
 ECE = "calib/test_ece_debiased"
+SIZES = get_args(Size)
 EVERY = [(name, size) for name in SHIPPED for size in SIZES]
 
 
