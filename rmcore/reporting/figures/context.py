@@ -111,7 +111,7 @@ def _label(item: Mapping[str, Any]) -> str:
 def _draw(ax: Any, position: int, item: Mapping[str, Any]) -> None:
     colour, marker, size = _LOOK[item["kind"]]
     value, low, high = (numbers.finite(item.get(key)) for key in ("value", "ci_low", "ci_high"))
-    bounds = numbers.interval(item, "%")
+    bounds = numbers.interval(item, "share")
     text = numbers.percent(value) + (f"  ({bounds})" if bounds else "")
     weight = "bold" if item["kind"] == "model" else "normal"
     style = {"transform": ax.get_yaxis_transform(), "va": "center", "ha": "left", "fontsize": SMALL, "color": INK}

@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from rmcore.core.metrics import CURVES, MetricSpec
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.arms import ArmStyle, looks, short, shown
 from rmcore.reporting.figures.labels import spread
@@ -19,7 +20,6 @@ from rmcore.reporting.figures.style import MUTED, SMALL, FloatArray, dress, head
 from rmcore.reporting.figures.training import running_mean, smoothing_window
 from rmcore.reporting.html.experiment_schema import ArmResult, CurveData
 
-_KNOWN = {"eval/pairwise_accuracy": ("validation accuracy", "share"), "train/loss": ("training loss", "nats")}
 _ROBUST = (1.0, 99.0)  # percentiles of all points that a vertical axis shows ...
 _ROOM = 0.25  # ... with this share of their distance on either side: one diverged seed flattens no other
 _NAMES_AT = 1.04  # of the axes' width
@@ -80,7 +80,7 @@ def _panel(
     ax: Axes, metric: str, curves: Sequence[CurveData], look: Mapping[str, ArmStyle], named: Sequence[str]
 ) -> list[_End]:
     """Draw one metric; the ends of the named arms' means."""
-    label, unit = _KNOWN.get(metric, (metric, ""))
+    spec = CURVES.get(metric, MetricSpec(metric, metric, ""))
     ends = []
     window = smoothing_window(max(len(curve["steps"]) for curve in curves))  # one for all, or arms would not compare
     for name in look:
@@ -98,8 +98,8 @@ def _panel(
         ends.append(_End(name, float(steps[-1]), float(values[-1]), text))
     suffix = "" if len(ends) == len(look) else f"\ngrey: {len(look) - len(ends)} further arms"
     title = f"thick: mean over seeds, up to where the first seed stopped; thin: each seed{suffix}"
-    dress(ax, title=title, x="optimizer step", y=axis_label(label, unit))
-    _finish(ax, unit)
+    dress(ax, title=title, x="optimizer step", y=axis_label(spec.label, spec.unit))
+    _finish(ax, spec.unit)
     return ends
 
 
@@ -133,8 +133,8 @@ def _spread_names(ax: Axes, ends: Sequence[_End]) -> None:
 
 
 def _title(metric: str, ends: Sequence[_End], controls: set[str]) -> str:
-    label, unit = _KNOWN.get(metric, (metric, ""))
-    label = capital(label)
+    spec = CURVES.get(metric, MetricSpec(metric, metric, ""))
+    label, unit = capital(spec.label), spec.unit
     if not ends:
         return f"{label}: nothing was logged"
     values = {end.name: end.value for end in ends}

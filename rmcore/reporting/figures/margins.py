@@ -88,7 +88,7 @@ def _reading(margins: FloatArray, shown: FloatArray) -> str:
 
 def _annotate(ax: Axes, margins: FloatArray, negative_rate: Mapping[str, Any] | None) -> None:
     """Shares on either side of zero, above the bars."""
-    bounds = numbers.interval(negative_rate, "%") if negative_rate else ""
+    bounds = numbers.interval(negative_rate, "share") if negative_rate else ""
     negative = f"ranked wrongly\n{numbers.percent((margins < 0).mean())} negative"
     negative += f"\n95 %: {bounds}" if bounds else ""
     positive = f"ranked as labelled\n{numbers.percent((margins > 0).mean())} positive"

@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from rmcore.core.metrics import METRICS
 from rmcore.reporting.figures.numbers import bound, decimal
 from rmcore.reporting.figures.overoptimization import NAMES
 from rmcore.reporting.figures.style import BLUE, MUTED, ORANGE, PALETTE, dress, headline, legend, new_figure, save
@@ -19,11 +20,11 @@ CAREFUL = {
     "uncertainty_weighted": "mean − 0.5 variance",
 }
 SCORES = {
-    "v1": "readiness v1",
+    "v1": METRICS["readiness_v1"].label,
     "flatness": "flatness (−λmax)",
     "pairwise_accuracy": "accuracy on labelled pairs",
-    "on_policy_accuracy": "on-policy accuracy",
-    "win_rate_16": "best-of-16 win rate",
+    "on_policy_accuracy": METRICS["on_policy_accuracy"].label,
+    "win_rate_16": METRICS["win_rate_16"].label,
     "measured_gain": "gain on 50 judged prompts",
     "v2": "readiness v2",
 }

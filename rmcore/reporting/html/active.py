@@ -19,7 +19,7 @@ def shown_saving(saving: Mapping[str, Any]) -> str:
         return (
             f"none: not reached in {saving['num_censored_active']} seeds, by random in {saving['num_censored_random']}"
         )
-    interval = numbers.interval(saving, "%")
+    interval = numbers.interval(saving, "share")
     return f"{numbers.percent(saving['value'])} ({interval})" if interval else numbers.percent(saving["value"])
 
 
@@ -61,7 +61,7 @@ def check_rows(check: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def _share(value: Mapping[str, Any]) -> str:
-    interval = numbers.interval(value, "%")
+    interval = numbers.interval(value, "share")
     return f"{numbers.percent(value['value'])} ({interval})" if interval else numbers.percent(value["value"])
 
 

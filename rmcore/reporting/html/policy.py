@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from rmcore.core.metrics import METRICS
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.overoptimization import NAMES, finding
 from rmcore.reporting.figures.policy import CAREFUL, SCORES
@@ -15,8 +16,7 @@ CAPTIONS = {
     "all of them have learned wrong, such as a shortcut, they do not disagree about.",
 }
 PARTS = {
-    "on_policy_accuracy": "accuracy on pairs of the policy's own samples",
-    "hard_accuracy": "the same where the shorter sample is the better one",
+    **{name: METRICS[name].definition for name in ("on_policy_accuracy", "hard_accuracy")},
     "win_rate_4": "how often the best of 4 beats another sample",
     "win_rate_16": "how often the best of 16 beats another sample",
     "win_rate_64": "how often the best of 64 beats another sample",
