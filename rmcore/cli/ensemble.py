@@ -153,7 +153,8 @@ def _measure(
     out: Path,
 ) -> dict[str, Any]:
     """Calibrate, say what the ensemble is worth on pairs that it has not seen, draw it."""
-    from rmcore.reporting.figures.ensemble import disagreement_plot
+    from rmcore.reporting.figures.ensemble import disagreement_figure
+    from rmcore.reporting.figures.style import save
 
     groups = {INSIDE: parts["test"]} | ({} if outside is None else {OUTSIDE: outside})
     sides = {name: _Sides.of(pairs) for name, pairs in groups.items()}
@@ -172,15 +173,14 @@ def _measure(
     for name, table in record["accuracy"].items():
         print_metrics(f"pairwise accuracy {name}", table)
     _say(record, {name: len(one.responses) for name, one in sides.items()})
-    figure = disagreement_plot(
+    figure = disagreement_figure(
         found[INSIDE].std_reward,
         found[OUTSIDE].std_reward if OUTSIDE in found else None,
         threshold,
         record["detection"].get("disagreement"),
         record["accuracy_by_disagreement"],
-        out / "disagreement.png",
     )
-    print(f"figure      {figure}")
+    print(f"figure      {save(figure, out / 'disagreement.png')}")
     return record
 
 

@@ -1,7 +1,6 @@
 """Learning curves by arm: the mean over seeds as a line, every seed thin behind it, names at the lines' ends."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +15,7 @@ from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.arms import ArmStyle, looks, short, shown
 from rmcore.reporting.figures.labels import spread
 from rmcore.reporting.figures.quantities import axis_label, capital, level, tick_text
-from rmcore.reporting.figures.style import MUTED, SMALL, FloatArray, dress, headline, new_figure, save
+from rmcore.reporting.figures.style import MUTED, SMALL, FloatArray, dress, headline, new_figure
 from rmcore.reporting.figures.training import running_mean, smoothing_window
 from rmcore.reporting.html.experiment_schema import ArmResult, CurveData
 
@@ -32,13 +31,6 @@ class _End(NamedTuple):
     step: float
     value: float
     text: Text
-
-
-def learning_curves(
-    curves: Mapping[str, Sequence[CurveData]], arms: Sequence[ArmResult], main: tuple[str, bool | None], out: Path
-) -> Path:
-    """Write `learning_curves_figure` to `out` (PNG); returns `out`."""
-    return save(learning_curves_figure(curves, arms, main), out)
 
 
 def learning_curves_figure(

@@ -1,7 +1,6 @@
 """Margins of the held-out pairs as a histogram: where the model is right, wrong, and how sure."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,17 +21,11 @@ from rmcore.reporting.figures.style import (
     dress,
     headline,
     new_figure,
-    save,
 )
 
 _MOST_BINS = 60
 _TOP = 0.76  # highest bar as a share of the axis; the shares are written above
 _OUTLIER_SPANS = 4.0  # margins farther out than this many central spans are counted beside the axis, not drawn
-
-
-def margin_histogram(rewards: pd.DataFrame, out: Path, *, negative_rate: Mapping[str, Any] | None = None) -> Path:
-    """Write `margin_histogram_figure` to `out` (PNG); returns `out`."""
-    return save(margin_histogram_figure(rewards, negative_rate=negative_rate), out)
 
 
 def margin_histogram_figure(rewards: pd.DataFrame, *, negative_rate: Mapping[str, Any] | None = None) -> Figure:

@@ -60,6 +60,12 @@ def interval(item: Mapping[str, Any], unit: str = "") -> str:
     return f"{text(low)} to {text(high)}"
 
 
+def with_interval(item: Mapping[str, Any], unit: str = "") -> str:
+    """The item's value and, where it has one, its interval in brackets: 71.2 % (69.0 to 73.4 %)."""
+    bounds = interval(item, unit)
+    return f"{text(item['value'], unit)} ({bounds})" if bounds else text(item["value"], unit)
+
+
 def bound(item: Mapping[str, Any], end: str) -> float:
     """One end of an interval as a number to draw: NaN, which draws nothing, where there is none."""
     return float("nan") if item[end] is None else float(item[end])

@@ -1,7 +1,6 @@
 """What optimising a policy would do: disagreement along best-of-n, and readiness against the true gain."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from matplotlib.figure import Figure
 from rmcore.core.metrics import METRICS
 from rmcore.reporting.figures.numbers import bound, decimal
 from rmcore.reporting.figures.overoptimization import NAMES
-from rmcore.reporting.figures.style import BLUE, MUTED, ORANGE, PALETTE, dress, headline, legend, new_figure, save
+from rmcore.reporting.figures.style import BLUE, MUTED, ORANGE, PALETTE, dress, headline, legend, new_figure
 
 CAREFUL = {
     "reward_model": "reward model alone",
@@ -28,11 +27,6 @@ SCORES = {
     "measured_gain": "gain on 50 judged prompts",
     "v2": "readiness v2",
 }
-
-
-def disagreement_by_gain(along: Sequence[Mapping[str, Any]], careful: Mapping[str, Any], out: Path) -> Path:
-    """Write `disagreement_by_gain_figure` to `out` (PNG); returns `out`."""
-    return save(disagreement_by_gain_figure(along, careful), out)
 
 
 def disagreement_by_gain_figure(along: Sequence[Mapping[str, Any]], careful: Mapping[str, Any]) -> Figure:
@@ -66,11 +60,6 @@ def disagreement_by_gain_figure(along: Sequence[Mapping[str, Any]], careful: Map
         f"{counts[-1]}",
     )
     return figure
-
-
-def readiness_against_gain(found: Mapping[str, Any], models: Sequence[Mapping[str, Any]], out: Path) -> Path:
-    """Write `readiness_against_gain_figure` to `out` (PNG); returns `out`."""
-    return save(readiness_against_gain_figure(found, models), out)
 
 
 def readiness_against_gain_figure(found: Mapping[str, Any], models: Sequence[Mapping[str, Any]]) -> Figure:
