@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Callable, Sequence
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, TypedDict
 
 from experiments import ablation, baseline, curriculum, lora, optimizers, sensitivity
 from experiments.schema import Experiment
@@ -12,7 +12,6 @@ from experiments.sizes import Size
 from rmcore.config.files import read_mapping
 from rmcore.core.errors import ConfigError
 
-ExperimentName = Literal["baseline", "ablation", "lora", "sensitivity", "optimizers", "curriculum"]
 SHIPPED: dict[str, Callable[[Size], Experiment]] = {
     "baseline": baseline.experiment,
     "ablation": ablation.experiment,

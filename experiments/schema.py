@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from experiments.arms import Arm, Changes, change_config, merge_equal
-from experiments.catalogue import CATALOGUE
 from experiments.elements import ArmName, Declared, Factor, Hypothesis, Tuning
 from rmcore.config.pipeline import PipelineConfig
+from rmcore.core.metrics import CELL_METRICS
 
 TUNING_SEED = 1_000_003
 """Seed of all tuning trials, far from any replicate's: what an arm is tuned on is not what it is judged on."""
@@ -44,7 +44,7 @@ class Experiment(Declared):
     seeds: tuple[Annotated[int, Field(ge=0, lt=2**31)], ...] = Field(min_length=1)
     """Replicates of every arm: each seeds head, data order and split. No factor."""
     metrics: tuple[str, ...] = Field(min_length=1)
-    """What is reported of each cell, the main one first: names of `experiments.catalogue`."""
+    """What is reported of each cell, the main one first: names of `rmcore.core.metrics.CELL_METRICS`."""
     hypotheses: tuple[Hypothesis, ...] = ()
     """The claims that the experiment decides."""
     budget_minutes: float = Field(gt=0)
@@ -76,9 +76,9 @@ class Experiment(Declared):
     @model_validator(mode="after")
     def _metrics_are_known(self) -> Self:
         for position, metric in enumerate(self.metrics):
-            if metric not in CATALOGUE:
-                raise ValueError(f"metrics.{position}: no metric {metric!r}; there are {', '.join(CATALOGUE)}")
-            if CATALOGUE[metric].needs_target and self.target_accuracy is None:
+            if metric not in CELL_METRICS:
+                raise ValueError(f"metrics.{position}: no metric {metric!r}; there are {', '.join(CELL_METRICS)}")
+            if CELL_METRICS[metric].needs_target and self.target_accuracy is None:
                 raise ValueError(f"metrics.{position}: {metric} needs target_accuracy, which is not set")
         if len(set(self.metrics)) < len(self.metrics):
             raise ValueError("metrics: a metric is named twice")
@@ -176,7 +176,7 @@ class Experiment(Declared):
 
     def stages(self) -> list[str]:
         """The stages that a cell runs, in order: no more than the metrics need."""
-        needed = {CATALOGUE[metric].stage for metric in self.metrics}
+        needed = {CELL_METRICS[metric].stage for metric in self.metrics}
         return ["prepare", "train", *(name for name in ("evaluate", "landscape") if name in needed)]
 
     def frozen(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ paper   Qwen2.5-0.5B on hub data, for a GPU machine with access to a model hub
 
 import os
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from rmcore.config.pipeline import (
     CurvaturePart,
@@ -22,7 +22,6 @@ from rmcore.config.pipeline import (
 from rmcore.core.errors import ConfigError
 
 Size = Literal["smoke", "small", "paper"]
-SIZES: tuple[Size, ...] = get_args(Size)
 SEEDS: dict[Size, tuple[int, ...]] = {"smoke": (0, 1, 2), "small": (0, 1, 2), "paper": (0, 1, 2)}
 BUDGET_MINUTES: dict[Size, float] = {"smoke": 30, "small": 120, "paper": 2880}
 PARTS: tuple[CurvaturePart, ...] = ("normalized",)

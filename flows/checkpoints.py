@@ -11,7 +11,7 @@ from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.store import MANIFEST, ArtifactRef, make_key
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.html.summary import escape
+from rmcore.reporting.html.markdown import escape, table
 from tasks.run_record import summary_metrics
 
 Row = dict[str, Any]
@@ -108,7 +108,5 @@ def shown_row(row: Row) -> list[str]:
 
 def trajectory_markdown(run_name: str, rows: Sequence[Row]) -> str:
     """The table with what it must not be read as, for Prefect's artifact view."""
-    lines = [f"# Curvature along the training of {escape(run_name)}", "", f"| {' | '.join(HEADINGS)} |"]
-    lines.append("| ---: " * len(HEADINGS) + "|")
-    lines += [f"| {' | '.join(shown_row(row))} |" for row in rows]
-    return "\n".join([*lines, "", CAPTION]) + "\n"
+    found = table(HEADINGS, map(shown_row, rows), right=range(len(HEADINGS)))
+    return f"# Curvature along the training of {escape(run_name)}\n\n{found}\n\n{CAPTION}\n"

@@ -9,17 +9,18 @@ from typing import Annotated, Any
 import typer
 
 from flows import cli_active, cli_experiment, cli_policy, cli_rlhf, cli_trajectory
-from flows.cli_common import ConfigOption, Flow, SetOption, SummaryOption, print_reported, run_configured
+from flows.cli_common import Flow, FlowOptions, print_reported, run_configured
 from rmcore.cli import app
 from rmcore.cli.active import app as active_app
 from rmcore.cli.common import guard
+from rmcore.cli.options import options
 from tasks.home import configure_environment, digests_file, home, make_home
 
 store_app = typer.Typer(no_args_is_help=True, help="List, verify and bound the stored artifacts.")
 app.add_typer(store_app, name="store")
 cli_experiment.add_to(app)
 cli_trajectory.add_to(app)
-cli_policy.add_to(app)
+app.command("best-of-n")(cli_policy.best_of_n)
 cli_active.add_to(active_app)
 app.command()(cli_rlhf.rlhf)
 
@@ -33,17 +34,16 @@ def root() -> None:
 
 
 @app.command()
+@options()
 def run(
+    given: FlowOptions,
     preset: Annotated[str, typer.Option(help="Start from a named run: demo, smoke or minilm.")] = "demo",
-    config: ConfigOption = None,
-    set_: SetOption = None,
-    summary: SummaryOption = None,
 ) -> None:
     """Run the pipeline: prepare, train, evaluate, landscape, readiness, report, register. Cached stages are not redone.
 
     Example: rm-opt run --preset minilm --set data.source=pairs.parquet --set study=mine
     """
-    print_reported(run_configured(_load_pipeline, preset, config, set_ or [], summary))
+    print_reported(run_configured(_load_pipeline, preset, given))
 
 
 def _load_pipeline() -> Flow:

@@ -5,17 +5,18 @@ from typing import Annotated, Any
 import typer
 
 from flows.cli_common import (
-    ConfigOption,
-    SetOption,
-    SummaryOption,
+    FlowOptions,
     print_findings,
     print_places,
     run_configured,
     settings_of,
 )
+from rmcore.cli.options import options
 
 
+@options()
 def study(
+    given: FlowOptions,
     preset: Annotated[
         str, typer.Option(help="active (gold world), active-pairs (for your own pairs), active-smoke.")
     ] = "active",
@@ -24,9 +25,6 @@ def study(
     ] = None,
     model: Annotated[str | None, typer.Option(help="Backbone: a checkpoint, a folder or a hub name.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Paired seeds; below 10 nothing is claimed.")] = None,
-    config: ConfigOption = None,
-    set_: SetOption = None,
-    summary: SummaryOption = None,
 ) -> None:
     """Compare acquisition functions with random choice, and say how many labels each saved, with intervals.
 
@@ -37,9 +35,9 @@ def study(
 
     rm-opt active study --preset active-pairs --data pairs.parquet --model out/best
     """
-    given = {"data.source": data, "model.name": model, "active.num_seeds": seeds}
-    wanted = settings_of(given) + (["data.eval_source=null"] if data is not None else [])
-    outcome = run_configured(_load, preset, config, [*wanted, *(set_ or [])], summary)
+    own = {"data.source": data, "model.name": model, "active.num_seeds": seeds}
+    wanted = settings_of(own) + (["data.eval_source=null"] if data is not None else [])
+    outcome = run_configured(_load, preset, given, wanted)
     from rmcore.reporting.html.active import SHORT_HEADINGS, active_findings, short_rows
 
     print_findings(SHORT_HEADINGS, short_rows(outcome["results"]), active_findings(outcome["results"]))

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,11 +19,6 @@ from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ServiceError
 from tasks.home import configure_environment
 
-ConfigOption = Annotated[Path | None, typer.Option(help="YAML file with settings that change the preset.")]
-SetOption = Annotated[
-    list[str] | None, typer.Option("--set", help="Change one setting: train.lr=1e-4. May be repeated.")
-]
-SummaryOption = Annotated[Path | None, typer.Option(help="Write everything that was found to this JSON file.")]
 FIGURES = (
     "overoptimization",
     "ensemble_disagreement",
@@ -33,6 +29,17 @@ FIGURES = (
 )
 """Those that are worth opening first."""
 Flow = Callable[[PipelineConfig], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class FlowOptions:
+    """What each command that starts a flow is given: changes of its preset, and where the outcome is written."""
+
+    config: Annotated[Path | None, typer.Option(help="YAML file with settings that change the preset.")] = None
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Change one setting: train.lr=1e-4. May be repeated.")
+    ] = None
+    summary: Annotated[Path | None, typer.Option(help="Write everything that was found to this JSON file.")] = None
 
 
 def prepare_terminal() -> None:
@@ -54,11 +61,15 @@ def settings_of(given: Mapping[str, str | int | float | None]) -> list[str]:
 
 
 def run_configured(
-    load_flow: Callable[[], Flow], preset: str, file: Path | None, assignments: list[str], summary: Path | None
+    load_flow: Callable[[], Flow], preset: str, given: FlowOptions, assignments: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Run a flow under a preset that `file` and `assignments` change, and write its outcome to `summary`.
+    """Run a flow under a preset, and write its outcome down where that was asked for.
 
-    `load_flow` imports the flow: Prefect reads its address when it is imported, so not before that is known.
+    Args:
+        load_flow: imports the flow: Prefect reads its address when it is imported, so not before that is known.
+        preset: what is changed.
+        given: by the user; --set has the last word.
+        assignments: what the command's own options change, in the form of --set.
 
     Raises:
         ConfigError, pydantic.ValidationError: the config cannot be used.
@@ -68,7 +79,8 @@ def run_configured(
     from flows.prefect_api import leave_dead_server
     from flows.settings import load_config
 
-    settings = load_config(preset, file, assignments)
+    settings = load_config(preset, given.config, [*assignments, *(given.set_ or [])])
+    summary = given.summary
     if summary is not None:
         summary.parent.mkdir(parents=True, exist_ok=True)
         summary.touch()  # a path that cannot be written is refused before hours are spent

@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +18,7 @@ from experiments.optimizers import with_control
 from experiments.sizes import Size
 from flows.cli_common import prefect_in_use, prepare_terminal
 from flows.planning import MatrixPlan, make_plan
+from rmcore.cli.options import options
 from rmcore.core.errors import ConfigError
 from rmcore.study.plan import total_seconds
 from tasks.home import home
@@ -27,40 +29,48 @@ SIZE_HELP: Any = typer.Option(
     "Qwen2.5-0.5B on hub data, for a GPU."
 )
 SeedsOption = Annotated[int | None, typer.Option(min=1, max=100, help="Replicates of every arm; default: as declared.")]
-PlanOption = Annotated[
-    bool, typer.Option("--plan", help="Only show what is cached, what would run and why, and how long it would take.")
-]
-BudgetOption = Annotated[
-    float | None, typer.Option("--budget", help="Refuse to start if the missing cells would take more minutes.")
-]
-ModelOption = Annotated[
-    str | None, typer.Option("--model", "-m", help="Model of all arms: a folder or name; default: that of the size.")
-]
-DataOption = Annotated[
-    str | None,
-    typer.Option("--data", "-d", help="Pairs for all arms, some of which are held out; default: those of the size."),
-]
-EpochsOption = Annotated[
-    float | None,
-    typer.Option("--epochs", "-e", min=0.001, help="Passes over the training pairs; default: as the size says."),
-]
-SummaryOption = Annotated[Path | None, typer.Option(help="Write everything that was found to this JSON file.")]
 
 
+@dataclass(frozen=True, slots=True)
+class MatrixOptions:
+    """What all arms share in place of what the size says, and whether and how they are run."""
+
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", help="Model of all arms: folder or name; default: that of the size."),
+    ] = None
+    data: Annotated[
+        str | None,
+        typer.Option("--data", "-d", help="Pairs for all arms, some of them held out; default: those of the size."),
+    ] = None
+    epochs: Annotated[
+        float | None,
+        typer.Option("--epochs", "-e", min=0.001, help="Passes over the training pairs; default: as the size says."),
+    ] = None
+    plan: Annotated[
+        bool,
+        typer.Option("--plan", help="Only show what is cached, what would run and why, and how long it would take."),
+    ] = False
+    budget: Annotated[
+        float | None, typer.Option("--budget", help="Refuse to start if the missing cells would take more minutes.")
+    ] = None
+    summary: Annotated[Path | None, typer.Option(help="Write everything that was found to this JSON file.")] = None
+
+    def shared(self) -> Shared:
+        """What all arms share."""
+        return {"model": self.model, "data": self.data, "epochs": self.epochs}
+
+
+@options()
 def experiment(
     name: NameArgument,
+    given: MatrixOptions,
     size: Annotated[Size | None, SIZE_HELP] = None,
     seeds: SeedsOption = None,
     arms: Annotated[str | None, typer.Option(help="Compare only these arms, separated by commas.")] = None,
     grid: Annotated[
         bool, typer.Option("--grid", help="Every combination of levels instead of one factor at a time.")
     ] = False,
-    model: ModelOption = None,
-    data: DataOption = None,
-    epochs: EpochsOption = None,
-    plan: PlanOption = False,
-    budget: BudgetOption = None,
-    summary: SummaryOption = None,
 ) -> int:
     """Compare recipes on pre-registered hypotheses: only missing cells run, verdicts follow from intervals.
 
@@ -69,22 +79,15 @@ def experiment(
     chosen = None if arms is None else [arm.strip() for arm in arms.split(",") if arm.strip()]
     if size is not None and name not in SHIPPED:
         raise ConfigError(f"--size {size} is for the shipped experiments; {name} says itself what it runs on.")
-    shared: Shared = {"model": model, "data": data, "epochs": epochs}
-    return run_or_plan(
-        name, size or "smoke", seeds, chosen, shared, grid=grid, plan=plan, budget=budget, summary=summary
-    )
+    return run_or_plan(name, size or "smoke", seeds, chosen, given, grid=grid)
 
 
+@options()
 def compare(
+    given: MatrixOptions,
     optimizers: Annotated[str, typer.Option(help="Optimizers to compare, separated by commas.")] = "adam,muon,lion",
     seeds: SeedsOption = 3,
     size: Annotated[Size, SIZE_HELP] = "smoke",
-    model: ModelOption = None,
-    data: DataOption = None,
-    epochs: EpochsOption = None,
-    plan: PlanOption = False,
-    budget: BudgetOption = None,
-    summary: SummaryOption = None,
 ) -> int:
     """Compare optimizers: same model, data order and initial weights, each at its own tuned learning rate.
 
@@ -95,25 +98,16 @@ def compare(
     On your own: rm-opt compare --model minilm --data pairs.parquet --epochs 1 --optimizers muon,lion
     """
     chosen = with_control([name.strip() for name in optimizers.split(",") if name.strip()])
-    shared: Shared = {"model": model, "data": data, "epochs": epochs}
-    return run_or_plan("optimizers", size, seeds, chosen, shared, grid=False, plan=plan, budget=budget, summary=summary)
+    return run_or_plan("optimizers", size, seeds, chosen, given, grid=False)
 
 
 def run_or_plan(
-    name: str,
-    size: Size,
-    seeds: int | None,
-    arms: Sequence[str] | None,
-    shared: Shared,
-    *,
-    grid: bool,
-    plan: bool,
-    budget: float | None,
-    summary: Path | None,
+    name: str, size: Size, seeds: int | None, arms: Sequence[str] | None, given: MatrixOptions, *, grid: bool
 ) -> int:
     """Show the plan, or run what is missing; 1 where a cell failed, else 0."""
+    budget, summary, shared = given.budget, given.summary, given.shared()
     declared = restrict(load_experiment(name, size), arms=arms, seeds=seeds, grid=grid, budget_minutes=budget, **shared)
-    if plan:
+    if given.plan:
         from rmcore.core.store import Store
 
         found = make_plan(declared, Store(home() / "store"), home())

@@ -8,21 +8,22 @@ import typer
 from rich.console import Console
 
 from flows.cli_common import (
-    ConfigOption,
-    SetOption,
-    SummaryOption,
+    FlowOptions,
     print_findings,
     print_places,
     print_reported,
     run_configured,
     settings_of,
 )
+from rmcore.cli.options import options
 from rmcore.core.errors import ConfigError
 
 Mode = Literal["full", "rm", "policy"]
 
 
+@options()
 def rlhf(
+    given: FlowOptions,
     mode: Annotated[
         Mode, typer.Option(help="full: reward model, then policy; rm: reward model alone; policy: policy alone.")
     ] = "full",
@@ -46,9 +47,6 @@ def rlhf(
         str | None, typer.Option(help="A trained reward model, for --mode policy: a checkpoint folder.")
     ] = None,
     preset: Annotated[str, typer.Option(help="Start from a named run.")] = "rlhf",
-    config: ConfigOption = None,
-    set_: SetOption = None,
-    summary: SummaryOption = None,
 ) -> None:
     """Train a reward model on preferences and a policy against it by GRPO; show whether the gold reward rose as well.
 
@@ -63,7 +61,7 @@ def rlhf(
 
     rm-opt rlhf --mode policy --checkpoint out/best --policy-steps 20
     """
-    given = {
+    own = {
         "policy.name": policy_model,
         "model.name": rm_base_model,
         "data.source": preference_data,
@@ -75,7 +73,7 @@ def rlhf(
     }
     if (mode == "policy") != (checkpoint is not None):
         raise ConfigError("--mode policy goes with --checkpoint, and no other mode does: the others train their own.")
-    outcome = run_configured(_loader(mode, checkpoint), preset, config, [*settings_of(given), *(set_ or [])], summary)
+    outcome = run_configured(_loader(mode, checkpoint), preset, given, settings_of(own))
     if mode != "rm":
         from rmcore.reporting.html.rlhf import RLHF_HEADINGS, rlhf_findings, rlhf_rows
 

@@ -6,20 +6,20 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from flows.cli_common import ConfigOption, Flow, SetOption, SummaryOption, run_configured
+from flows.cli_common import Flow, FlowOptions, run_configured
+from rmcore.cli.options import options
 
 
+@options()
 def trajectory(
+    given: FlowOptions,
     preset: Annotated[str, typer.Option(help="Start from a named run; it must set train.save_every.")] = "trajectory",
-    config: ConfigOption = None,
-    set_: SetOption = None,
-    summary: SummaryOption = None,
 ) -> None:
     """Train, and measure the curvature at each checkpoint that train.save_every keeps: same pairs, same random vectors.
 
     Cached like `rm-opt run`. Example: rm-opt trajectory --preset minilm --set train.save_every=100
     """
-    print_outcome(run_configured(_load_flow, preset, config, set_ or [], summary))
+    print_outcome(run_configured(_load_flow, preset, given))
 
 
 def _load_flow() -> Flow:

@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from experiments.arms import Arm, shown_changes
-from experiments.catalogue import CATALOGUE
 from experiments.library import SHIPPED
 from experiments.schema import Experiment
 from flows.matrix import Outcome
 from flows.planning import MatrixPlan
+from rmcore.core.metrics import CELL_METRICS, CURVES
 from rmcore.core.store import Store
 from rmcore.reporting.html.experiment_schema import (
     ArmResult,
@@ -30,8 +30,6 @@ from tasks.device import device_slots
 
 if TYPE_CHECKING:
     from flows.experiment import Matrix
-
-CURVES = ("eval/pairwise_accuracy", "train/loss")
 
 
 def gather(
@@ -102,8 +100,8 @@ def command(
 
 
 def _info(name: str) -> MetricInfo:
-    spec = CATALOGUE[name]
-    return {"label": spec.label, "unit": spec.unit, "higher_is_better": spec.higher_is_better}
+    spec = CELL_METRICS[name]
+    return {"label": spec.cell_label or spec.label, "unit": spec.unit, "higher_is_better": spec.higher_is_better}
 
 
 def _arm(arm: Arm, declared: Experiment, control: str, measured: Cells, tuned: Tuned | None) -> ArmResult:
@@ -168,7 +166,7 @@ def _notes(
             f"{early} of {len(outcomes)} cells had been trained before this registration was frozen, by an earlier run "
             "that shared them: for these the claims were not written down before the data."
         )
-    if any(CATALOGUE[name].unit in ("seconds", "pairs/s") for name in declared.metrics):
+    if any(CELL_METRICS[name].unit in ("seconds", "pairs/s") for name in declared.metrics):
         notes.append(
             f"Times and throughputs were taken with up to {device_slots()} cells side by side, those of cached "
             "cells earlier: what else the machine did then is in them. Compare speeds on an idle machine."

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from flows.console import say
 from flows.pipeline import open_store, shown_path
-from rmcore.reporting.html.summary import escape
+from rmcore.reporting.html.markdown import escape
 from tasks.served_scoring import (
     OverLength,
     model_to_serve,

@@ -26,7 +26,8 @@ from flows.checkpoints import (
 from flows.pipeline import open_store, run_and_say, run_stages
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.store import Store, flatten
-from rmcore.reporting.figures.trajectory import curvature_trajectory
+from rmcore.reporting.figures.style import save
+from rmcore.reporting.figures.trajectory import curvature_trajectory_figure
 from rmcore.stages.results import run_key
 from tasks.stages import StageRun
 from tasks.tracking import RunTracker
@@ -96,7 +97,7 @@ def _measure(
 def _write(run_name: str, runs: dict[str, StageRun], rows: list[Row], best_step: int) -> tuple[Path, Path]:
     """The figure and the table, in a folder of the run's own."""
     folder = home() / "reports" / f"{run_name}-{run_key({name: run.ref for name, run in runs.items()})[:12]}"
-    figure = curvature_trajectory(rows, folder / "curvature_trajectory.png", best_step=best_step)
+    figure = save(curvature_trajectory_figure(rows, best_step=best_step), folder / "curvature_trajectory.png")
     table = folder / "curvature_trajectory.csv"
     pd.DataFrame([table_row(row) for row in rows]).to_csv(table, index=False)
     return figure, table

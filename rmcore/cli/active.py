@@ -6,16 +6,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from rmcore.cli.inputs import (
-    ChosenColumn,
-    Device,
-    PromptColumn,
-    RejectedColumn,
-    RenderFn,
-    Seed,
-    Split,
-    read_pairs,
-)
+from rmcore.cli.inputs import Device, PairLayout, RenderFn, Seed, read_pairs
+from rmcore.cli.options import options
 
 app = typer.Typer(no_args_is_help=True, help="Choose which pairs to label next, and take the labels back.")
 Pool = Annotated[
@@ -25,10 +17,12 @@ Acquisition = Literal["random", "entropy", "variance", "bald", "d-optimal"]
 
 
 @app.command()
+@options()
 def propose(
     pool: Pool,
     checkpoint: Annotated[list[str], typer.Option(help="A trained checkpoint; repeat it for one member each.")],
     out: Annotated[Path, typer.Option(help="CSV file to be labelled.")],
+    layout: PairLayout,
     k: Annotated[int, typer.Option(min=1, help="How many pairs.")] = 100,
     acquisition: Annotated[
         Acquisition,
@@ -44,10 +38,6 @@ def propose(
         int | None, typer.Option(min=2, help="With one checkpoint: members that share its backbone.")
     ] = None,
     max_per_prompt: Annotated[int | None, typer.Option(min=1, help="At most so many pairs of one prompt.")] = None,
-    split: Split = "train",
-    prompt_column: PromptColumn = None,
-    chosen_column: ChosenColumn = None,
-    rejected_column: RejectedColumn = None,
     render_fn: RenderFn = None,
     device: Device = "auto",
     seed: Seed = 0,
@@ -63,8 +53,7 @@ def propose(
     from rmcore.core.errors import ConfigError
     from rmcore.core.progress import progress_bar
 
-    columns = (prompt_column, chosen_column, rejected_column)
-    known = [] if labelled is None else read_pairs(labelled, "train", None, (None, None, None))
+    known = [] if labelled is None else read_pairs(labelled, PairLayout())
     if heads is not None and not known:
         raise ConfigError(f"--heads {heads} are fitted on labelled pairs; name them with --labelled.")
     if heads is not None and len(checkpoint) > 1:
@@ -72,7 +61,7 @@ def propose(
             f"{len(checkpoint)} checkpoints and --heads {heads}: several checkpoints are members already."
         )
     done = {pair.pair_id for pair in known}
-    rest = [pair for pair in read_pairs(pool, split, None, columns) if pair.pair_id not in done]
+    rest = [pair for pair in read_pairs(pool, layout) if pair.pair_id not in done]
     model = make_members(checkpoint, heads, known, device, render_fn, seed)
     with progress_bar("pool") as report:
         view = look(rest, model, report=report)
@@ -85,14 +74,12 @@ def propose(
 
 
 @app.command()
+@options()
 def ingest(
     labels: Annotated[Path, typer.Option(help="The CSV, filled in.")],
     pool: Pool,
     out: Annotated[Path, typer.Option(help="JSONL file of labelled pairs that the labels are added to.")],
-    split: Split = "train",
-    prompt_column: PromptColumn = None,
-    chosen_column: ChosenColumn = None,
-    rejected_column: RejectedColumn = None,
+    layout: PairLayout,
 ) -> None:
     """Check a filled-in CSV against the pool and add its labels to a file of pairs, whole or not at all.
 
@@ -100,5 +87,5 @@ def ingest(
     """
     from rmcore.active.labels import ingest as take
 
-    found = take(labels, read_pairs(pool, split, None, (prompt_column, chosen_column, rejected_column)), out)
+    found = take(labels, read_pairs(pool, layout), out)
     print(f"{found.num_new} new labels, {found.num_empty} rows left empty, {found.num_labelled} labelled pairs: {out}")

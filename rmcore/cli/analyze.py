@@ -6,24 +6,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from rmcore.cli.common import setting, write_report_json
-from rmcore.cli.inputs import (
-    Checkpoint,
-    ChosenColumn,
-    Data,
-    Device,
-    JsonOut,
-    Limit,
-    MaxLen,
-    MeasuredModel,
-    NumPairs,
-    PromptColumn,
-    RejectedColumn,
-    RenderFn,
-    Seed,
-    Split,
-    read_pairs,
-)
+from rmcore.cli.common import write_report_json
+from rmcore.cli.inputs import Checkpoint, Data, JsonOut, ModelReading, PairReading, Seed
+from rmcore.cli.options import field_options, given, options
 from rmcore.config.pipeline import CurvaturePart, LandscapeConfig
 
 LANDSCAPE = LandscapeConfig()
@@ -37,11 +22,16 @@ PARTS: dict[Kind, tuple[CurvaturePart, ...]] = {
     "noise": ("noise",),
     "all": LANDSCAPE.parts,
 }
+FIELDS = tuple(name for name in LandscapeConfig.model_fields if name not in ("checkpoint", "parts"))
+"""What the command line names otherwise: --checkpoint is a folder, --type chooses the parts."""
 
 
+@options(*field_options(LandscapeConfig, FIELDS, panel="Curvature"))
 def analyze(
     checkpoint: Checkpoint,
     data: Data,
+    reading: PairReading,
+    model: ModelReading,
     kind: Annotated[
         Kind,
         typer.Option(
@@ -59,25 +49,8 @@ def analyze(
         str | None, typer.Option(help="Another checkpoint of the same shape: slices then show the way to it.")
     ] = None,
     json_out: JsonOut = None,
-    limit: Limit = None,
-    split: Split = "train",
-    prompt_column: PromptColumn = None,
-    chosen_column: ChosenColumn = None,
-    rejected_column: RejectedColumn = None,
-    method: Annotated[str | None, setting(LandscapeConfig, "method")] = None,
-    num_pairs: NumPairs = LANDSCAPE.num_pairs,
-    top_k: Annotated[int, setting(LandscapeConfig, "top_k")] = LANDSCAPE.top_k,
-    lanczos_steps: Annotated[int, setting(LandscapeConfig, "lanczos_steps")] = LANDSCAPE.lanczos_steps,
-    trace_probes: Annotated[int, setting(LandscapeConfig, "trace_probes")] = LANDSCAPE.trace_probes,
-    density_vectors: Annotated[int, setting(LandscapeConfig, "density_vectors")] = LANDSCAPE.density_vectors,
-    layer_steps: Annotated[int, setting(LandscapeConfig, "layer_steps")] = LANDSCAPE.layer_steps,
-    slice_points: Annotated[int, setting(LandscapeConfig, "slice_points")] = LANDSCAPE.slice_points,
-    surface_points: Annotated[int, setting(LandscapeConfig, "surface_points")] = LANDSCAPE.surface_points,
-    parameters: Annotated[str, setting(LandscapeConfig, "parameters")] = LANDSCAPE.parameters,
-    max_seq_len: MaxLen = None,
-    render_fn: RenderFn = None,
-    device: Device = "auto",
     seed: Seed = 0,
+    **settings: Any,
 ) -> None:
     """Measure the curvature of the loss at a checkpoint: what it is, how sure it is, and where it sits.
 
@@ -85,26 +58,12 @@ def analyze(
 
     docs/landscape.md says what each number means and what it must not be read as.
     """
-    parts = tuple(part for part in PARTS[kind] if part != "normalized" or method != "power_iteration")
-    config = LandscapeConfig.model_validate(
-        {
-            "parts": parts,
-            "method": method or LANDSCAPE.method,
-            "num_pairs": num_pairs,
-            "top_k": top_k,
-            "lanczos_steps": lanczos_steps,
-            "trace_probes": trace_probes,
-            "density_vectors": density_vectors,
-            "layer_steps": layer_steps,
-            "slice_points": slice_points,
-            "surface_points": surface_points,
-            "parameters": parameters,
-        }
-    )
-    pairs = read_pairs(data, split, limit, (prompt_column, chosen_column, rejected_column))
-    model = MeasuredModel(checkpoint, max_seq_len, render_fn, device)
-    there = None if other is None else MeasuredModel(other, max_seq_len, render_fn, device).load()
-    record = measure_model(model, pairs, config, seed=seed, other=there)
+    chosen = given(settings, FIELDS)
+    parts = tuple(part for part in PARTS[kind] if part != "normalized" or chosen.get("method") != "power_iteration")
+    config = LandscapeConfig.model_validate({"parts": parts, **chosen})
+    pairs = reading.read(data)
+    there = None if other is None else model.load(other)
+    record = measure_model(model.load(checkpoint), pairs, config, seed=seed, other=there)
     _print(record, f"{checkpoint} on {record['spectrum']['num_pairs']} pairs of {data}")
     write_report_json(json_out, record)
     if out is not None:
@@ -112,14 +71,13 @@ def analyze(
 
 
 def measure_model(
-    model: MeasuredModel, pairs: list[Any], config: LandscapeConfig, *, seed: int, other: Any = None
+    rm: Any, pairs: list[Any], config: LandscapeConfig, *, seed: int, other: Any = None
 ) -> dict[str, Any]:
-    """The curvature record of `model` on pairs drawn from `pairs`."""
+    """The curvature record of the reward model `rm` on pairs drawn from `pairs`."""
     from rmcore.core.progress import progress_bar
     from rmcore.landscape.measure import measure_curvature
     from rmcore.stages.landscape import draw_sample
 
-    rm = model.load()
     sample = draw_sample(rm, pairs, config, seed=seed)
     with progress_bar("analyze") as report:
         return measure_curvature(rm, sample, config, seed=seed, report=report, other=other)

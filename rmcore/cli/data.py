@@ -6,6 +6,8 @@ from typing import Annotated
 import typer
 
 from rmcore.cli.common import setting, write_report_json
+from rmcore.cli.inputs import JsonOut, PairReading
+from rmcore.cli.options import options
 from rmcore.config.pipeline import DataConfig
 
 app = typer.Typer(no_args_is_help=True, help="Look at preference data before training on it.")
@@ -17,26 +19,21 @@ def group() -> None:
 
 
 @app.command()
+@options()
 def check(
     file: Annotated[str, typer.Argument(help="A data file, a datasets folder or a hub name.")],
-    split: Annotated[str, setting(DataConfig, "split")] = "train",
-    limit: Annotated[int | None, setting(DataConfig, "limit")] = None,
-    prompt_column: Annotated[str | None, setting(DataConfig, "prompt_column")] = None,
-    chosen_column: Annotated[str | None, setting(DataConfig, "chosen_column")] = None,
-    rejected_column: Annotated[str | None, setting(DataConfig, "rejected_column")] = None,
+    reading: PairReading,
     margin_column: Annotated[str | None, setting(DataConfig, "margin_column")] = None,
     rejected_rows: Annotated[
         Path | None, typer.Option(help="Write the rows that cannot be used, with reasons, to this JSONL file.")
     ] = None,
-    json_out: Annotated[Path | None, typer.Option("--json", help="Write the findings as JSON.")] = None,
+    json_out: JsonOut = None,
 ) -> None:
     """Audit preference data: layout, unusable rows, duplicates, prompts, lengths, and what length alone predicts."""
     from rmcore.data.audit import audit, format_audit
-    from rmcore.data.readers.layouts import ColumnMap
     from rmcore.data.readers.sources import load_pairs, write_rejected
 
-    columns = ColumnMap(prompt=prompt_column, chosen=chosen_column, rejected=rejected_column, margin=margin_column)
-    loaded = load_pairs(file, split=split, columns=columns, limit=limit)
+    loaded = load_pairs(file, split=reading.split, columns=reading.columns(margin=margin_column), limit=reading.limit)
     findings = audit({"all": loaded.pairs}, [loaded])
     print(format_audit(findings))
     if rejected_rows is not None:

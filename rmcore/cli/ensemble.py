@@ -8,18 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rmcore.cli.common import print_metrics, write_report_json
-from rmcore.cli.inputs import (
-    ChosenColumn,
-    Device,
-    JsonOut,
-    Limit,
-    PromptColumn,
-    RejectedColumn,
-    RenderFn,
-    Seed,
-    Split,
-    read_pairs,
-)
+from rmcore.cli.inputs import Device, JsonOut, PairReading, RenderFn, Seed
+from rmcore.cli.options import options
 from rmcore.core.errors import ConfigError
 from rmcore.data.pair import PreferencePair
 
@@ -32,6 +22,7 @@ SPLITS = {"heads": {"fit": 0.5, "calibrate": 0.25, "test": 0.25}, "checkpoints":
 INSIDE, OUTSIDE = "in distribution", "out of distribution"
 
 
+@options()
 def ensemble(
     checkpoint: Annotated[list[str], typer.Option(help="A trained checkpoint; repeat it for one member each.")],
     data: Annotated[
@@ -39,6 +30,7 @@ def ensemble(
         typer.Option("--data", help="Pairs that no member was trained on: a file, a folder, a hub name, or `gold`."),
     ],
     out: Annotated[Path, typer.Option(help="Folder for the ensemble, its figure and its record.")],
+    reading: PairReading,
     heads: Annotated[
         int | None, typer.Option(min=2, help="With one checkpoint: members that share its backbone.")
     ] = None,
@@ -47,11 +39,6 @@ def ensemble(
         typer.Option(help="Pairs unlike those; with --data gold the gold world's own. Their labels are not needed."),
     ] = None,
     share: Annotated[float, typer.Option(help="Share of responses like those of --data that are not flagged.")] = 0.95,
-    limit: Limit = None,
-    split: Split = "train",
-    prompt_column: PromptColumn = None,
-    chosen_column: ChosenColumn = None,
-    rejected_column: RejectedColumn = None,
     num_resamples: Annotated[int, typer.Option(min=100, help="Resamples of the bootstrap over prompts.")] = 1000,
     render_fn: RenderFn = None,
     device: Device = "auto",
@@ -74,7 +61,7 @@ def ensemble(
             f"{len(checkpoint)} checkpoints and --heads {heads}: name several checkpoints without --heads, or one with "
             "--heads 8 for members that share it."
         )
-    inside, outside = _read(data, ood, split, limit, (prompt_column, chosen_column, rejected_column), seed)
+    inside, outside = _read(data, ood, reading, seed)
     parts = _deal(inside, "checkpoints" if heads is None else "heads", seed)
     made = make_members(checkpoint, heads, parts.get("fit", []), device, render_fn, seed)
     record = _measure(made, parts, outside, share, num_resamples, seed, out)
@@ -101,12 +88,7 @@ class _Sides:
 
 
 def _read(
-    data: str,
-    ood: str | None,
-    split: str,
-    limit: int | None,
-    columns: tuple[str | None, str | None, str | None],
-    seed: int,
+    data: str, ood: str | None, reading: PairReading, seed: int
 ) -> tuple[list[PreferencePair], list[PreferencePair] | None]:
     """Pairs like those of the training, and unlike them where there are such."""
     if data == "gold":
@@ -114,11 +96,11 @@ def _read(
         from rmcore.data.gold.world import generate_pairs
 
         world = generate_pairs(GoldConfig(), GOLD_SEEDS + seed)
-        inside, outside = world.pairs[:limit], world.ood_pairs[:limit]
+        inside, outside = world.pairs[: reading.limit], world.ood_pairs[: reading.limit]
     else:
-        inside, outside = read_pairs(data, split, limit, columns), []
+        inside, outside = reading.read(data), []
     if ood is not None:
-        outside = read_pairs(ood, split, limit, columns)
+        outside = reading.read(ood)
     return inside, outside or None
 
 
@@ -171,7 +153,8 @@ def _measure(
     out: Path,
 ) -> dict[str, Any]:
     """Calibrate, say what the ensemble is worth on pairs that it has not seen, draw it."""
-    from rmcore.reporting.figures.ensemble import disagreement_plot
+    from rmcore.reporting.figures.ensemble import disagreement_figure
+    from rmcore.reporting.figures.style import save
 
     groups = {INSIDE: parts["test"]} | ({} if outside is None else {OUTSIDE: outside})
     sides = {name: _Sides.of(pairs) for name, pairs in groups.items()}
@@ -190,15 +173,14 @@ def _measure(
     for name, table in record["accuracy"].items():
         print_metrics(f"pairwise accuracy {name}", table)
     _say(record, {name: len(one.responses) for name, one in sides.items()})
-    figure = disagreement_plot(
+    figure = disagreement_figure(
         found[INSIDE].std_reward,
         found[OUTSIDE].std_reward if OUTSIDE in found else None,
         threshold,
         record["detection"].get("disagreement"),
         record["accuracy_by_disagreement"],
-        out / "disagreement.png",
     )
-    print(f"figure      {figure}")
+    print(f"figure      {save(figure, out / 'disagreement.png')}")
     return record
 
 

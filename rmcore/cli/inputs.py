@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from rmcore.cli.common import setting
-from rmcore.config.pipeline import DataConfig, LandscapeConfig, PipelineConfig
+from rmcore.config.pipeline import DataConfig, PipelineConfig
 from rmcore.data.pair import PreferencePair
 
 Checkpoint = Annotated[
@@ -24,55 +24,59 @@ RenderFn = Annotated[
     typer.Option(help="`module:function` the checkpoint was trained with, which it names and never imports by itself."),
 ]
 MaxLen = Annotated[int | None, typer.Option(help="Longest side in tokens; default: as the checkpoint was trained.")]
-PromptColumn = Annotated[str | None, setting(DataConfig, "prompt_column")]
-ChosenColumn = Annotated[str | None, setting(DataConfig, "chosen_column")]
-RejectedColumn = Annotated[str | None, setting(DataConfig, "rejected_column")]
-NumPairs = Annotated[int, setting(LandscapeConfig, "num_pairs")]
 
 
 @dataclass(frozen=True, slots=True)
-class MeasuredModel:
-    """Which reward model is measured and how it reads."""
+class ModelReading:
+    """How a reward model reads, and where it runs."""
 
-    checkpoint: str
-    max_seq_len: int | None
-    render_fn: str | None
-    device: str
+    max_seq_len: MaxLen = None
+    render_fn: RenderFn = None
+    device: Device = "auto"
 
-    def load(self) -> Any:
+    def load(self, checkpoint: str) -> Any:
         """A BradleyTerryRM, imported here: `--help` must not pay for torch."""
         from rmcore.models.reward_model import BradleyTerryRM
 
         return BradleyTerryRM.from_pretrained(
-            self.checkpoint, device=self.device, max_seq_len=self.max_seq_len, render_fn=self.render_fn
+            checkpoint, device=self.device, max_seq_len=self.max_seq_len, render_fn=self.render_fn
         )
 
 
 @dataclass(frozen=True, slots=True)
-class PairSource:
-    """Which pairs are read, and how; columns are those of prompt, chosen and rejected."""
+class PairLayout:
+    """Where preference pairs stand in their file."""
 
-    data: str
-    split: str
-    limit: int | None
-    columns: tuple[str | None, str | None, str | None]
+    split: Split = "train"
+    prompt_column: Annotated[str | None, setting(DataConfig, "prompt_column")] = None
+    chosen_column: Annotated[str | None, setting(DataConfig, "chosen_column")] = None
+    rejected_column: Annotated[str | None, setting(DataConfig, "rejected_column")] = None
 
-    def read(self) -> list[PreferencePair]:
-        """See `read_pairs`."""
-        return read_pairs(self.data, self.split, self.limit, self.columns)
+    def columns(self, margin: str | None = None) -> Any:
+        """The ColumnMap of these names."""
+        from rmcore.data.readers.layouts import ColumnMap
+
+        return ColumnMap(
+            prompt=self.prompt_column, chosen=self.chosen_column, rejected=self.rejected_column, margin=margin
+        )
 
 
-def read_pairs(
-    data: str, split: str, limit: int | None, columns: tuple[str | None, str | None, str | None]
-) -> list[PreferencePair]:
+@dataclass(frozen=True, slots=True)
+class PairReading(PairLayout):
+    """Which pairs of a file are read, and how."""
+
+    limit: Limit = None
+
+    def read(self, data: str) -> list[PreferencePair]:
+        """The pairs of `data`; see `read_pairs`."""
+        return read_pairs(data, self, self.limit)
+
+
+def read_pairs(data: str, layout: PairLayout, limit: int | None = None) -> list[PreferencePair]:
     """Read pairs; say how many rows could not be used."""
-    from rmcore.data.readers.layouts import ColumnMap
     from rmcore.data.readers.sources import load_pairs
 
-    prompt, chosen, rejected = columns
-    loaded = load_pairs(
-        data, split=split, columns=ColumnMap(prompt=prompt, chosen=chosen, rejected=rejected), limit=limit
-    )
+    loaded = load_pairs(data, split=layout.split, columns=layout.columns(), limit=limit)
     if loaded.rejected:
         tell_unusable(data, len(loaded.rejected), loaded.num_rows)
     for sentence in loaded.notices():

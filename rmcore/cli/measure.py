@@ -1,65 +1,40 @@
-"""`rm-opt evaluate | score | diff`, and readiness v1: measure checkpoints on a file of pairs."""
+"""`rm-opt evaluate | readiness pairs | score | diff`: measure checkpoints on a file of pairs."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from rmcore.cli.analyze import measure_model
-from rmcore.cli.common import print_metrics, setting, write_report_json
-from rmcore.cli.inputs import (
-    Checkpoint,
-    ChosenColumn,
-    Data,
-    Device,
-    JsonOut,
-    Limit,
-    MaxLen,
-    MeasuredModel,
-    PairSource,
-    PromptColumn,
-    RejectedColumn,
-    RenderFn,
-    Seed,
-    Split,
-    read_pairs,
-    tell_unusable,
-)
+from rmcore.cli.common import print_metrics, write_report_json
+from rmcore.cli.inputs import Checkpoint, Data, JsonOut, ModelReading, PairReading, Seed, read_pairs, tell_unusable
+from rmcore.cli.options import field_options, given, options
 from rmcore.config.pipeline import EvaluateConfig, LandscapeConfig, PipelineConfig, ReadinessConfig
 from rmcore.data.pair import PreferencePair
 
-EVALUATE = EvaluateConfig()
+EVALUATE_FIELDS = ("num_resamples", "num_bins", "thresholds", "per_response")
+LANDSCAPE_FIELDS = ("num_pairs",)
+THRESHOLD = {"thresholds": ("--threshold",)}
+readiness_app = typer.Typer(
+    no_args_is_help=True, help="Judge whether a policy may be optimised against a reward model."
+)
 
 
+@options(*field_options(EvaluateConfig, EVALUATE_FIELDS, flags=THRESHOLD))
 def evaluate(
     checkpoint: Checkpoint,
     data: Data,
+    reading: PairReading,
+    model: ModelReading,
     json_out: JsonOut = None,
     rewards: Annotated[Path | None, typer.Option(help="Also write the per-pair rewards to this Parquet file.")] = None,
-    limit: Limit = None,
-    split: Split = "train",
-    prompt_column: PromptColumn = None,
-    chosen_column: ChosenColumn = None,
-    rejected_column: RejectedColumn = None,
-    num_resamples: Annotated[int, setting(EvaluateConfig, "num_resamples")] = EVALUATE.num_resamples,
-    num_bins: Annotated[int, setting(EvaluateConfig, "num_bins")] = EVALUATE.num_bins,
-    threshold: Annotated[
-        list[float], typer.Option(help=f"{EvaluateConfig.model_fields['thresholds'].description} Repeat it for more.")
-    ] = list(EVALUATE.thresholds),  # noqa: B006 - typer reads it, nobody changes it
-    per_response: Annotated[bool, setting(EvaluateConfig, "per_response")] = EVALUATE.per_response,
-    max_seq_len: MaxLen = None,
-    render_fn: RenderFn = None,
-    device: Device = "auto",
     seed: Seed = 0,
+    **settings: Any,
 ) -> None:
     """Measure a reward model on preference pairs: accuracy, calibration, margins, with 95 % intervals over prompts."""
-    config = EvaluateConfig(
-        num_resamples=num_resamples, num_bins=num_bins, thresholds=tuple(threshold), per_response=per_response
-    )
-    pairs = read_pairs(data, split, limit, (prompt_column, chosen_column, rejected_column))
-    model = MeasuredModel(checkpoint, max_seq_len, render_fn, device)
-    table, cut, metrics = _evaluate(model, pairs, config, seed)
+    config = EvaluateConfig.model_validate(given(settings, EVALUATE_FIELDS))
+    pairs = reading.read(data)
+    table, cut, metrics = _evaluate(model.load(checkpoint), pairs, config, seed)
     if cut["num_cut_sides"]:
         print(f"{cut['num_cut_sides']} of {2 * cut['num_pairs']} sides were longer than the limit and were cut")
     print_metrics(f"{checkpoint} on {data}", metrics)
@@ -69,27 +44,36 @@ def evaluate(
     write_report_json(json_out, {"num_pairs": len(table), "metrics": metrics, "truncation": cut})
 
 
-def v1_readiness(
-    model: MeasuredModel,
-    source: PairSource,
-    *,
-    train_data: str | None,
-    num_pairs: int,
-    seed: int,
-    json_out: Path | None,
+@readiness_app.command("pairs")
+@options(*field_options(LandscapeConfig, LANDSCAPE_FIELDS))
+def readiness(
+    checkpoint: Checkpoint,
+    data: Data,
+    reading: PairReading,
+    model: ModelReading,
+    train_data: Annotated[
+        str | None, typer.Option(help="Pairs it was trained on, for the train-test gap; without, that check fails.")
+    ] = None,
+    json_out: JsonOut = None,
+    seed: Seed = 0,
+    **settings: Any,
 ) -> None:
-    """Judge a model on labelled pairs alone: the v1 score, the gate and the verdict, printed."""
+    """Judge a reward model on labelled pairs alone: the v1 score, the gate and the verdict.
+
+    Example: rm-opt readiness pairs --checkpoint out/best --data test.parquet --train-data train.parquet
+    """
     from rmcore.stages.readiness import judge
 
-    pairs = source.read()
-    config = PipelineConfig(landscape=LandscapeConfig(parts=(), num_pairs=num_pairs))
-    _, _, metrics = _evaluate(model, pairs, config.evaluate, seed)
+    pairs = reading.read(data)
+    landscape = LandscapeConfig.model_validate({"parts": (), **given(settings, LANDSCAPE_FIELDS)})
+    config = PipelineConfig(landscape=landscape)
+    _, _, metrics = _evaluate(model.load(checkpoint), pairs, config.evaluate, seed)
     train_accuracy = None
     if train_data is not None:
-        seen = replace(source, data=train_data, limit=config.evaluate.train_pairs).read()
-        train_metrics = _evaluate(model, seen, config.evaluate, seed)[2]
+        seen = read_pairs(train_data, reading, config.evaluate.train_pairs)
+        train_metrics = _evaluate(model.load(checkpoint), seen, config.evaluate, seed)[2]
         train_accuracy = train_metrics["pairwise_accuracy"]["value"]
-    spectrum = measure_model(model, pairs, config.landscape, seed=seed)["spectrum"]
+    spectrum = measure_model(model.load(checkpoint), pairs, config.landscape, seed=seed)["spectrum"]
     values = {name: entry["value"] for name, entry in metrics.items()}
     judged = judge(values, train_accuracy, spectrum["lambda_max"], ReadinessConfig())
     print(judged["verdict"]["headline"])
@@ -102,33 +86,26 @@ def v1_readiness(
     write_report_json(json_out, {"num_pairs": len(pairs), **judged})
 
 
+@options()
 def score(
     checkpoint: Checkpoint,
     data: Annotated[str, typer.Option("--data", help="Pairs, or rows with columns prompt and response.")],
     out: Annotated[Path, typer.Option(help="Parquet file for the rewards.")],
-    split: Split = "train",
-    prompt_column: PromptColumn = None,
-    chosen_column: ChosenColumn = None,
-    rejected_column: RejectedColumn = None,
-    limit: Limit = None,
-    max_seq_len: MaxLen = None,
-    render_fn: RenderFn = None,
-    device: Device = "auto",
+    reading: PairReading,
+    model: ModelReading,
 ) -> None:
     """Write rewards of preference pairs, or of prompt/response rows, to Parquet."""
     from rmcore.core.progress import progress_bar
     from rmcore.data.responses import load_responses
     from rmcore.ensembles.score import score_pairs_table, score_responses_table
 
-    rm = MeasuredModel(checkpoint, max_seq_len, render_fn, device).load()
-    responses = load_responses(data, split=split, limit=limit)
+    rm = model.load(checkpoint)
+    responses = load_responses(data, split=reading.split, limit=reading.limit)
     if responses is not None and responses.num_unusable:
         tell_unusable(data, responses.num_unusable, responses.num_rows)
     with progress_bar("score") as report:
         if responses is None:
-            table, _ = score_pairs_table(
-                rm, read_pairs(data, split, limit, (prompt_column, chosen_column, rejected_column)), report=report
-            )
+            table, _ = score_pairs_table(rm, reading.read(data), report=report)
         else:
             table = score_responses_table(rm, responses.rows, report=report)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -136,28 +113,21 @@ def score(
     print(f"{len(table)} rows scored: {out}")
 
 
+@options()
 def diff(
     checkpoint_a: Annotated[str, typer.Argument(help="First checkpoint or Hugging Face reward model.")],
     checkpoint_b: Annotated[str, typer.Argument(help="Second one.")],
     data: Data,
+    reading: PairReading,
+    model: ModelReading,
     json_out: JsonOut = None,
-    limit: Limit = None,
-    split: Split = "train",
-    prompt_column: PromptColumn = None,
-    chosen_column: ChosenColumn = None,
-    rejected_column: RejectedColumn = None,
-    max_seq_len: MaxLen = None,
-    render_fn: RenderFn = None,
-    device: Device = "auto",
     seed: Seed = 0,
 ) -> None:
     """Compare two reward models on the same pairs: accuracy difference, its interval, a sign-flip test."""
     from rmcore.evaluation.comparison import paired_comparison
 
-    pairs = read_pairs(data, split, limit, (prompt_column, chosen_column, rejected_column))
-    tables = [
-        _score(MeasuredModel(name, max_seq_len, render_fn, device), pairs)[0] for name in (checkpoint_a, checkpoint_b)
-    ]
+    pairs = reading.read(data)
+    tables = [_score(model.load(name), pairs)[0] for name in (checkpoint_a, checkpoint_b)]
     compared = paired_comparison(tables[0], tables[1], seed=seed)
     print(f"A = {checkpoint_a}\nB = {checkpoint_b}\n{len(pairs)} pairs of {data}")
     for name, value in compared.items():
@@ -174,18 +144,18 @@ def _shown(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _score(model: MeasuredModel, pairs: list[PreferencePair]) -> Any:
+def _score(rm: Any, pairs: list[PreferencePair]) -> Any:
     from rmcore.core.progress import progress_bar
     from rmcore.ensembles.score import score_pairs_table
 
     with progress_bar("score") as report:
-        return score_pairs_table(model.load(), pairs, report=report)
+        return score_pairs_table(rm, pairs, report=report)
 
 
 def _evaluate(
-    model: MeasuredModel, pairs: list[PreferencePair], config: EvaluateConfig, seed: int
+    rm: Any, pairs: list[PreferencePair], config: EvaluateConfig, seed: int
 ) -> tuple[Any, dict[str, int], dict[str, dict[str, Any]]]:
     from rmcore.stages.evaluate import measure
 
-    table, cut = _score(model, pairs)
+    table, cut = _score(rm, pairs)
     return table, cut, {name: value.to_dict() for name, value in measure(table, config, seed=seed).items()}

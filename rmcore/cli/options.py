@@ -1,22 +1,32 @@
-"""Command-line options made from settings: every field is a flag, with the field's own help, bounds and default."""
+"""One way to declare options that commands share: groups of them, and flags made of settings.
+
+A field of the settings is a flag with the field's own help, bounds and default.
+"""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Any, get_origin
+from dataclasses import MISSING, fields, is_dataclass
+from functools import wraps
+from typing import Annotated, Any, get_origin, get_type_hints
 
 import typer
 from pydantic import BaseModel
 
 
 def field_options(
-    model: type[BaseModel], names: Iterable[str], *, panel: str, flags: Mapping[str, Sequence[str]], prefix: str = ""
+    model: type[BaseModel],
+    names: Iterable[str],
+    *,
+    panel: str | None = None,
+    flags: Mapping[str, Sequence[str]] | None = None,
+    prefix: str = "",
 ) -> list[inspect.Parameter]:
     """One keyword parameter a field, None where the flag is not given, so that given and default can be told apart.
 
     Args:
         model: settings.
         names: its fields.
-        panel: heading of the group in the help.
+        panel: heading of the group in the help; None: among the options.
         flags: all names of some of them, by field; the others are called as their field.
         prefix: put before the parameter names and flags.
     """
@@ -26,7 +36,7 @@ def field_options(
         least = next((entry.ge for entry in field.metadata if hasattr(entry, "ge")), None)
         default = field.get_default(call_default_factory=True)
         option = typer.Option(
-            *flags.get(name, ()),
+            *(flags or {}).get(name, ()),
             help=field.description,
             show_default=False if default in (None, (), False) else _shown(default),
             min=least,
@@ -45,14 +55,48 @@ def _shown(default: Any) -> str:
     return ", ".join(map(str, default)) if isinstance(default, tuple) else str(default)
 
 
-def add_options(command: Callable[..., Any], parameters: Iterable[inspect.Parameter]) -> Callable[..., Any]:
-    """Give `command`, which takes them as **settings, these parameters in its signature."""
-    own = [p for p in inspect.signature(command).parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-    keyword = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
-    signature = inspect.Signature([*keyword, *parameters])
-    command.__signature__ = signature  # type: ignore[attr-defined]
-    command.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
-    return command
+def options(*settings: inspect.Parameter) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Declare what a command shares with others: groups of options, and settings.
+
+    A parameter whose type is a dataclass becomes one option a field and is made of them: a group is written once, as
+    that dataclass, and its methods do what its options mean. A command with **settings takes these parameters there.
+    """
+
+    def declare(command: Callable[..., Any]) -> Callable[..., Any]:
+        own = inspect.signature(command).parameters.values()
+        groups: dict[str, Any] = {p.name: p.annotation for p in own if is_dataclass(p.annotation)}
+        shown: list[inspect.Parameter] = []
+        for parameter in own:
+            if parameter.name in groups:
+                shown += _group_options(parameter.annotation)
+            elif parameter.kind is not inspect.Parameter.VAR_KEYWORD:
+                shown.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+        shown += settings
+
+        @wraps(command)
+        def run(**values: Any) -> Any:
+            for name, group in groups.items():
+                values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
+            return command(**values)
+
+        run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in shown}
+        return run
+
+    return declare
+
+
+def _group_options(group: Any) -> list[inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    return [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if field.default is MISSING else field.default,
+            annotation=hints[field.name],
+        )
+        for field in fields(group)
+    ]
 
 
 def given(settings: Mapping[str, Any], names: Iterable[str], *, prefix: str = "") -> dict[str, Any]:

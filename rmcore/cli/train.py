@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from rmcore.cli.common import setting
-from rmcore.cli.options import add_options, field_options, given
+from rmcore.cli.options import field_options, given, options
 from rmcore.config.pipeline import DataConfig, LoraSettings, ModelConfig, PipelineConfig, TrainConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.files import exclusive, is_free
@@ -42,6 +42,12 @@ FLAGS = {
 OUTPUT_DIR = Path("checkpoints")
 
 
+@options(
+    *field_options(TrainConfig, TRAIN_FIELDS, panel="Training", flags=FLAGS),
+    *field_options(ModelConfig, MODEL_FIELDS, panel="Text and model", flags=FLAGS),
+    *field_options(LoraSettings, LORA_FIELDS, panel="LoRA", flags=FLAGS, prefix="lora_"),
+    *field_options(DataConfig, DATA_FIELDS, panel="Data", flags=FLAGS),
+)
 def train(
     model: Annotated[str, setting(ModelConfig, "name", "--model", "-m")],
     output_dir: Annotated[
@@ -124,17 +130,6 @@ def train(
     _check_free(output_dir)
     pairs, held_out = _load(config.data, output_dir if ranks.is_main else None)
     _train(config, pairs, held_out, output_dir, is_main=ranks.is_main)
-
-
-add_options(
-    train,
-    [
-        *field_options(TrainConfig, TRAIN_FIELDS, panel="Training", flags=FLAGS),
-        *field_options(ModelConfig, MODEL_FIELDS, panel="Text and model", flags=FLAGS),
-        *field_options(LoraSettings, LORA_FIELDS, panel="LoRA", flags=FLAGS, prefix="lora_"),
-        *field_options(DataConfig, DATA_FIELDS, panel="Data", flags=FLAGS),
-    ],
-)
 
 
 def _one_source(data: str | None, hf_dataset: str | None) -> str:

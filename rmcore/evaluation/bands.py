@@ -4,26 +4,9 @@ import math
 from collections.abc import Mapping
 
 from rmcore.core.errors import ConfigError
+from rmcore.core.metrics import CELL_METRICS, Bands
 
-BANDS: dict[str, tuple[tuple[float, float, str], ...]] = {
-    "eval accuracy": ((0.58, 0.63, "acceptable"), (-math.inf, 0.58, "failure"), (0.63, math.inf, "success")),
-    "train-test gap": ((0.10, 0.15, "acceptable"), (-math.inf, 0.10, "success"), (0.15, math.inf, "failure")),
-    "stopped after": (
-        (0.40, 0.60, "success"),
-        (0.60, 0.90, "acceptable"),
-        (-math.inf, 0.40, "early"),
-        (0.90, math.inf, "failure"),
-    ),
-}
-"""Both ends of each band; the first one that holds a value counts: failure is only what lies beyond an end (gap > 15
-points). Accuracy and gap are shares; stopping is a share of the planned steps, which the specification gives in steps
-of 1000 and leaves open below 400."""
-METRICS = {
-    "eval accuracy": "eval/test_pairwise_accuracy",
-    "train-test gap": "eval/train_test_gap",
-    "stopped after": "train/stop_share",
-}
-"""The metric that each is about."""
+BANDS: dict[str, Bands] = {spec.bands.about: spec.bands for spec in CELL_METRICS.values() if spec.bands is not None}
 
 
 def band(name: str, value: float) -> str:
@@ -36,14 +19,14 @@ def band(name: str, value: float) -> str:
         raise ConfigError(f"no bands for {name!r}; there are {', '.join(BANDS)}.")
     if not math.isfinite(value):
         raise ConfigError(f"{name}={value:g} lies in no band; leave out what was not measured.")
-    return next(word for low, high, word in BANDS[name] if low <= value <= high)
+    return next(word for low, high, word in BANDS[name].words if low <= value <= high)
 
 
 def bands(metrics: Mapping[str, float | None]) -> dict[str, str]:
-    """The band of every metric that has bands and a value."""
+    """The band of every metric of a cell, by its name in the registry, that has bands and a value."""
     found = {}
-    for name, metric in METRICS.items():
-        value = metrics.get(metric)
-        if value is not None:
-            found[name] = band(name, value)
+    for name, spec in CELL_METRICS.items():
+        value = metrics.get(name)
+        if spec.bands is not None and value is not None:
+            found[spec.bands.about] = band(spec.bands.about, value)
     return found

@@ -16,7 +16,6 @@ from rmcore.evaluation.rewards import RewardTable
 
 PERCENTILES = (5, 25, 50, 75, 95)
 SIDE_THRESHOLDS = (0.3, 0.5, 0.7)
-SPREAD_METRICS = ("margin_std", "pooled_reward_variance", "within_prompt_reward_variance")
 
 
 @dataclass(frozen=True, slots=True)

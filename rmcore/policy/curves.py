@@ -6,7 +6,8 @@ from typing import Any
 
 from rmcore.policy.overoptimization import METHODS, overoptimization
 from rmcore.policy.sampling.samples import pools, read_samples
-from rmcore.reporting.figures.overoptimization import overoptimization_curves
+from rmcore.reporting.figures.overoptimization import overoptimization_figure
+from rmcore.reporting.figures.style import save
 
 
 def curves_of_file(
@@ -50,7 +51,7 @@ def curves_of_file(
             ).to_dict()
             for method in METHODS
         ]
-        drawn[name] = overoptimization_curves(name, found[name], out / f"overoptimization_{_file_name(name)}.png")
+        drawn[name] = save(overoptimization_figure(name, found[name]), out / f"overoptimization_{_file_name(name)}.png")
     return {"samples": str(samples), "gold": gold, "proxies": found}, drawn
 
 

@@ -20,7 +20,8 @@ from rmcore.core.progress import Report, within
 from rmcore.core.tracking import Tracker
 from rmcore.data.pair import PreferencePair
 from rmcore.data.table import read_pairs
-from rmcore.reporting.figures.active import label_efficiency, savings_figure
+from rmcore.reporting.figures.active import label_efficiency_figure, label_savings_figure
+from rmcore.reporting.figures.style import save
 from rmcore.stages.features import DIFFERENCES_FILE, PAIRS_FILE
 from rmcore.stages.interface import Upstream
 from rmcore.stages.settings import ActiveSettings
@@ -78,8 +79,8 @@ def _write_outcome(found: dict[str, Any], out: Path) -> None:
     ]
     (out / "tables").mkdir(exist_ok=True)
     pd.DataFrame(rows).to_csv(out / "tables" / "savings.csv", index=False)
-    label_efficiency(found, out / "figures" / "label_efficiency.png")
-    savings_figure(found, out / "figures" / "label_savings.png")
+    save(label_efficiency_figure(found), out / "figures" / "label_efficiency.png")
+    save(label_savings_figure(found), out / "figures" / "label_savings.png")
     shown = {
         f"eval/saving_{_metric(claim['acquisition'])}": claim["saving"]
         for claim in found["claims"]

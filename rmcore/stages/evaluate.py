@@ -24,10 +24,11 @@ from rmcore.evaluation.report_card import evaluate_pairs, most_confident_mistake
 from rmcore.evaluation.uncertainty import MetricValue
 from rmcore.models.loading import pick_device
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.reporting.figures.calibration import reliability_diagram
-from rmcore.reporting.figures.context import accuracy_in_context
-from rmcore.reporting.figures.length import reward_by_length
-from rmcore.reporting.figures.margins import margin_histogram
+from rmcore.reporting.figures.calibration import reliability_diagram_figure
+from rmcore.reporting.figures.context import accuracy_in_context_figure
+from rmcore.reporting.figures.length import reward_by_length_figure
+from rmcore.reporting.figures.margins import margin_histogram_figure
+from rmcore.reporting.figures.style import save
 from rmcore.stages.interface import CEILING_FILE, Upstream
 from rmcore.stages.settings import EvaluateSettings
 
@@ -110,13 +111,16 @@ def draw(
     context: list[dict[str, Any]],
 ) -> None:
     """Draw the evaluation figures into `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    margin_histogram(table, folder / "margin_histogram.png", negative_rate=card["negative_margin_rate"].to_dict())
-    reliability_diagram(
-        reliability_bins(table, config.num_bins), card["ece_debiased"].to_dict(), folder / "reliability_diagram.png"
-    )
-    reward_by_length(table, folder / "reward_by_length.png")
-    accuracy_in_context(context, folder / "accuracy_in_context.png")
+    drawn = {
+        "margin_histogram": margin_histogram_figure(table, negative_rate=card["negative_margin_rate"].to_dict()),
+        "reliability_diagram": reliability_diagram_figure(
+            reliability_bins(table, config.num_bins), card["ece_debiased"].to_dict()
+        ),
+        "reward_by_length": reward_by_length_figure(table),
+        "accuracy_in_context": accuracy_in_context_figure(context),
+    }
+    for name, figure in drawn.items():
+        save(figure, folder / f"{name}.png")
 
 
 def _context(metrics: Mapping[str, Mapping[str, MetricValue]], ceilings: Mapping[str, float]) -> list[dict[str, Any]]:

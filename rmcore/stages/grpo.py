@@ -42,7 +42,8 @@ from rmcore.policy.grpo.training_run import (
 )
 from rmcore.policy.judge import Judge, judge_of
 from rmcore.policy.policy import Policy
-from rmcore.reporting.figures.rlhf import rlhf_curves
+from rmcore.reporting.figures.rlhf import rlhf_curves_figure
+from rmcore.reporting.figures.style import save
 from rmcore.stages.interface import Upstream
 from rmcore.stages.policy import policy_place
 from rmcore.stages.samples import SAMPLES_FILE
@@ -214,7 +215,7 @@ def _draw(record: dict[str, Any], optimized: Path, folder: Path) -> None:
     curves = json.loads(optimized.read_text(encoding="utf-8")).get("curves", [])
     best_of_n = next((curve for curve in curves if curve["method"] == "best_of_n"), None)
     folder.mkdir(exist_ok=True)
-    rlhf_curves(record, best_of_n, folder / "rlhf.png")
+    save(rlhf_curves_figure(record, best_of_n), folder / "rlhf.png")
 
 
 def _tracked(record: dict[str, Any]) -> dict[str, Any]:

@@ -28,8 +28,9 @@ from rmcore.policy.sampling.best_of_n import best_of_n_kl, best_of_n_weights, no
 from rmcore.policy.sampling.samples import pools
 from rmcore.policy.sampling.scored_samples import ScoredSamples, score_samples
 from rmcore.policy.sft import Example
-from rmcore.reporting.figures.overoptimization import overoptimization_curves
-from rmcore.reporting.figures.policy import disagreement_by_gain
+from rmcore.reporting.figures.overoptimization import overoptimization_figure
+from rmcore.reporting.figures.policy import disagreement_by_gain_figure
+from rmcore.reporting.figures.style import save
 from rmcore.stages.interface import Upstream
 from rmcore.stages.policy import policy_place
 from rmcore.stages.samples import SAMPLES_FILE
@@ -121,8 +122,8 @@ def _judged(settings: OptimizeSettings, table: pd.DataFrame, scored: ScoredSampl
     careful = conservative_gains(rewards, members, gold, **numbers)
     along = disagreement_along_n(rewards, members, **numbers)
     folder.mkdir(exist_ok=True)
-    overoptimization_curves("reward model", curves, folder / "overoptimization.png")
-    disagreement_by_gain(along, careful, folder / "ensemble_disagreement.png")
+    save(overoptimization_figure("reward model", curves), folder / "overoptimization.png")
+    save(disagreement_by_gain_figure(along, careful), folder / "ensemble_disagreement.png")
     return {
         "curves": curves,
         "parts": {name: value.to_dict() for name, value in parts.items()},

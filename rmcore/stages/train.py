@@ -23,8 +23,9 @@ from rmcore.data.table import read_pairs
 from rmcore.landscape.trajectory import make_callbacks
 from rmcore.models.loading import pick_device
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.reporting.figures.training import training_curves
-from rmcore.reporting.figures.trajectory import curvature_trajectory
+from rmcore.reporting.figures.style import save
+from rmcore.reporting.figures.training import training_curves_figure
+from rmcore.reporting.figures.trajectory import curvature_trajectory_figure
 from rmcore.stages.interface import Upstream
 from rmcore.stages.settings import TrainSettings
 from rmcore.stages.train_order import curriculum_order
@@ -143,8 +144,7 @@ def _write_outcome(out: Path, trainer: Trainer, result: TrainResult) -> None:
     if result.peak_training_bytes is not None:
         costs["cost/peak_training_mib"] = result.peak_training_bytes / 2**20
     write_json(out / "summary.json", {"metrics": costs})
-    (out / "figures").mkdir(exist_ok=True)
-    history = read_json_lines(out / METRICS_FILE)
-    training_curves(history, out / "figures" / "training_curves.png", best_step=result.best_step)
+    history, best = read_json_lines(out / METRICS_FILE), result.best_step
+    save(training_curves_figure(history, best_step=best), out / "figures" / "training_curves.png")
     if "curvature" in trainer.config.callbacks and trainer.validation:
-        curvature_trajectory(history, out / "figures" / "curvature_trajectory.png", best_step=result.best_step)
+        save(curvature_trajectory_figure(history, best_step=best), out / "figures" / "curvature_trajectory.png")

@@ -13,7 +13,8 @@ from rmcore.core.progress import Report
 from rmcore.core.tracking import Tracker
 from rmcore.policy.readiness.readiness_v2 import FIT_FILE
 from rmcore.policy.readiness.validation import analyse
-from rmcore.reporting.figures.policy import readiness_against_gain
+from rmcore.reporting.figures.policy import readiness_against_gain_figure
+from rmcore.reporting.figures.style import save
 from rmcore.stages.interface import Upstream
 from rmcore.stages.population import ROWS_FILE
 from rmcore.stages.settings import ValidationSettings
@@ -29,7 +30,7 @@ def run(settings: ValidationSettings, upstream: Upstream, out: Path, tracker: Tr
     (out / "tables").mkdir()
     rows.to_csv(out / "tables" / "models.csv", index=False)
     (out / "figures").mkdir()
-    readiness_against_gain(found, rows.to_dict("records"), out / "figures" / "readiness_against_gain.png")
+    save(readiness_against_gain_figure(found, rows.to_dict("records")), out / "figures" / "readiness_against_gain.png")
     shown = {
         f"ready/spearman_{score}": by_method[settings.planned_optimizer]
         for score, by_method in found["correlations"].items()

@@ -17,6 +17,7 @@ import pandas as pd
 
 from rmcore.core.arrays import FloatArray
 from rmcore.core.files import read_json_lines
+from rmcore.core.metrics import CELL_METRICS, METRICS
 from rmcore.core.tracking import METRICS_FILE
 from rmcore.evaluation.calibration import BinnedCalibration
 from rmcore.evaluation.diagnosis import Diagnosis, GateCheck, diagnose, validation_gate
@@ -28,37 +29,11 @@ from rmcore.evaluation.verdicts.estimate import SeedSample
 NUM_RESAMPLES = 1000
 NUM_BINS = 10
 VALIDATION_ACCURACY = "eval/pairwise_accuracy"
-TEST_METRICS = {
-    "eval/test_pairwise_accuracy": "pairwise_accuracy",
-    "eval/test_length_matched_accuracy": "length_matched_accuracy",
-    "eval/test_negative_margin_rate": "negative_margin_rate",
-    "eval/test_mean_margin": "mean_margin",
-    "eval/test_loss": "loss",
-    "calib/test_ece_debiased": "ece_debiased",
-    "calib/test_brier": "brier",
-}
+GAP = METRICS["train_test_gap"].cell_name
+TEST_METRICS = {name: spec.name for name, spec in CELL_METRICS.items() if spec.stage == "evaluate" and name != GAP}
 """Metrics of the test pairs, by the name under which `rmcore.evaluation` computes them."""
-GAP = "eval/train_test_gap"
-SHARES = frozenset(
-    {
-        "eval/test_pairwise_accuracy",
-        "eval/test_length_matched_accuracy",
-        "eval/test_negative_margin_rate",
-        "calib/test_ece_debiased",
-        "train/stop_share",
-    }
-)
+SHARES = frozenset(name for name, spec in CELL_METRICS.items() if spec.within_unit)
 """Metrics whose true value cannot lie outside of [0, 1]; a gap can."""
-SUMMARIES = {
-    "cost/train_seconds": "train",
-    "cost/train_pairs_per_second": "train",
-    "cost/peak_training_mib": "train",
-    "hessian/test_lambda_max": "landscape",
-    "hessian/test_lambda_min": "landscape",
-    "hessian/test_lambda_max_normalized": "landscape",
-    "hessian/test_trace_estimate": "landscape",
-}
-"""Metrics that stand in a stage's `summary.json` as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +150,11 @@ def _gap(test: SeedSample | None, train: pd.DataFrame) -> SeedSample | None:
 
 
 def _summaries(folders: Mapping[str, Path], metrics: Sequence[str]) -> Mapping[str, SeedSample]:
+    """Metrics that stand in a stage's `summary.json` as they are."""
     found = {}
-    for name, stage in SUMMARIES.items():
-        if name in metrics and stage in folders:
+    for name in metrics:
+        stage = CELL_METRICS[name].stage
+        if stage in ("train", "landscape") and stage in folders:
             value = json.loads((folders[stage] / "summary.json").read_text())["metrics"].get(name)
             if value is not None:
                 found[name] = SeedSample(float(value), None)

@@ -1,17 +1,18 @@
 """The shipped experiments against the validation plan, and what can be taken of them."""
 
 import math
+from typing import get_args
 
 import pytest
 import yaml
 from pydantic import ValidationError
 
 from experiments.arms import shown_changes
-from experiments.catalogue import CATALOGUE
 from experiments.library import SHIPPED, load_experiment, restrict
-from experiments.sizes import NOTHING, SIZES
+from experiments.sizes import NOTHING, Size
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
+from rmcore.core.metrics import CELL_METRICS
 from rmcore.stages.registry import STAGES
 from rmcore.stages.run import run_stage
 from rmcore.study.cells import read_cell
@@ -19,6 +20,7 @@ from rmcore.study.cells import read_cell
 ACCURACY = "eval/test_pairwise_accuracy"
 GAP = "eval/train_test_gap"
 ECE = "calib/test_ece_debiased"
+SIZES = get_args(Size)
 EVERY = [(name, size) for name in SHIPPED for size in SIZES]
 
 
@@ -268,22 +270,22 @@ def cell(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_real_cell_reports_every_metric_of_the_catalogue(cell):
-    measured = read_cell("adam", 0, cell, list(CATALOGUE), target_accuracy=0.001)
-    assert measured.samples.keys() == CATALOGUE.keys()
-    for name, spec in CATALOGUE.items():
+def test_a_real_cell_reports_every_metric_of_the_registry(cell):
+    measured = read_cell("adam", 0, cell, list(CELL_METRICS), target_accuracy=0.001)
+    assert measured.samples.keys() == CELL_METRICS.keys()
+    for name, spec in CELL_METRICS.items():
         sample = measured.samples[name]
         assert math.isfinite(sample.value), name
-        assert (sample.replicates is not None) == spec.over_prompts, name
+        assert (sample.replicates is not None) == (spec.stage == "evaluate"), name
     assert measured.value("train/num_steps") == 6
     assert measured.value("train/stop_share") == 1
     assert 0 < measured.value("train/steps_to_target") <= 6
     assert 0 < measured.value("cost/seconds_to_target") <= measured.value("cost/train_seconds")
 
 
-def test_a_metric_comes_from_the_stage_that_the_catalogue_names(cell):
+def test_a_metric_comes_from_the_stage_that_the_registry_names(cell):
     """So a cell that runs only the stages that its metrics need reports them all."""
-    for name, spec in CATALOGUE.items():
+    for name, spec in CELL_METRICS.items():
         upstream = {stage: cell[stage] for stage in ("prepare", "train", spec.stage)}
         assert name in read_cell("adam", 0, upstream, [name], target_accuracy=0.001).samples
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from experiments.catalogue import CATALOGUE
+from rmcore.core.metrics import CELL_METRICS
 from tasks.comparison_view import VIEW_TAG, charts_state, publish_view, saved_view, table_state
 from tasks.mlflow_client import connect
 from tasks.tracking import RunTracker
@@ -86,5 +86,5 @@ def test_a_view_of_every_metric_and_many_settings_is_one_that_mlflow_stores(stat
 
     settings = [f"train.some_rather_long_setting_{number}" for number in range(40)]
     _validate_experiment_tag(
-        VIEW_TAG + "rm-0123456789ab-charts", saved_view("x" * 100, state(MATRIX, settings, list(CATALOGUE)))
+        VIEW_TAG + "rm-0123456789ab-charts", saved_view("x" * 100, state(MATRIX, settings, list(CELL_METRICS)))
     )

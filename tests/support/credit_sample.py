@@ -1,13 +1,26 @@
 """Credit assigners of every kind, and rollouts to ask them about."""
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
-from rmcore.policy.grpo.credit import GroupNormalizedCredit, LengthCredit, MetaCredit, RewardModelCreditAssigner
+from rmcore.policy.grpo.credit import LengthCredit, RewardModelCreditAssigner
 from rmcore.serving.scorer import Rollout, Step
 
-B = MetaCredit("b")
+
+@dataclass
+class FromMeta:
+    """A user's own assigner: the number that an environment wrote into `meta[key]`."""
+
+    key: str
+    normalized: bool = False
+
+    def assign(self, asked):
+        return [rollout.meta[self.key] for rollout in asked]
+
+
+B = FromMeta("b")
 NO_NUMBERS = [
     math.nan,
     math.inf,
@@ -29,11 +42,7 @@ ASSIGNERS = [
     RewardModelCreditAssigner(B, mode="weighted", weight=0.3),
     RewardModelCreditAssigner(B, mode="bonus", weight=-2.0),
     RewardModelCreditAssigner(LengthCredit(0.01), mode="add"),
-    B,
     LengthCredit(0.5),
-    GroupNormalizedCredit(B, "prompt_id"),
-    GroupNormalizedCredit(RewardModelCreditAssigner(B, mode="add"), "prompt_id"),
-    RewardModelCreditAssigner(GroupNormalizedCredit(B, "prompt_id"), mode="bonus", weight=0.1),
 ]
 
 

@@ -132,19 +132,6 @@ def recognise(sample: Row, columns: ColumnMap = USUAL_COLUMNS, *, most: int = PA
     )
 
 
-def parse_record(row: Row, columns: ColumnMap = USUAL_COLUMNS, layout: Layout | None = None) -> list[PreferencePair]:
-    """The pairs of one raw record: one, or up to PAIRS_PER_ROW for ranked answers.
-
-    `layout` is what `recognise` said of the whole source; left out, the record's own columns decide.
-
-    Raises:
-        RowRejected: the record gives no pair; its `reason` says why.
-        DataError: no layout was given and the record fits none.
-    """
-    layout = layout if layout is not None else recognise(row, columns)
-    return layout.parse(columns.rename(row)).pairs
-
-
 def _one(parse: Callable[[Row], PreferencePair]) -> Callable[[Row], RowPairs]:
     return lambda row: RowPairs([parse(row)])
 

@@ -183,11 +183,6 @@ def source_kind(source: str) -> Literal["file", "folder", "hub"]:
     return "hub"
 
 
-def is_local(source: str) -> bool:
-    """Whether the source is a file or folder, there or not, and never fetched from the hub."""
-    return source_kind(source) != "hub"
-
-
 def source_digest(source: str) -> str:
     """What the content of a source is known by: equal digests mean equal rows.
 

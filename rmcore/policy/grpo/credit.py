@@ -1,9 +1,9 @@
 """Credit of rollouts: one number each that a policy is trained on, from a reward model's score and what else is known.
 
-Assigners read what a scorer, an environment or a verifier wrote into a rollout's `meta`, and write nothing. They nest:
+Assigners read what a scorer, an environment or a verifier wrote into a rollout's `meta`, and write nothing. One takes
+the value of another and joins the score to it:
 
-    RewardModelCreditAssigner(MetaCredit("passed"), mode="bonus", weight=0.1)      passed + 0.1 rm_score
-    RewardModelCreditAssigner(LengthCredit(0.01), mode="add")                      rm_score - 0.01 num_tokens
+    RewardModelCreditAssigner(LengthCredit(0.01), mode="add")        rm_score - 0.01 num_tokens
 
 A number that is missing or not finite is refused, never replaced: one NaN would spoil a whole step of the policy.
 """
@@ -12,8 +12,7 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
-from fractions import Fraction
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any, ClassVar, Literal, Protocol, TypeGuard, get_args
 
 from rmcore.core.errors import ConfigError, DataError
@@ -36,18 +35,6 @@ class CreditAssigner(Protocol):
         Raises:
             DataError: a rollout lacks what its credit is made of, or a number is not finite; the message names it.
         """
-
-
-@dataclass(frozen=True)
-class MetaCredit:
-    """The number in `meta[key]` that an environment or a verifier wrote, in its own unit; True and False are none."""
-
-    key: str
-    normalized: ClassVar[bool] = False
-
-    def assign(self, rollouts: Sequence[Rollout]) -> list[float]:
-        """See CreditAssigner."""
-        return _read(rollouts, self.key, "Let what runs the rollouts write a number there before credit is assigned.")
 
 
 @dataclass(frozen=True)
@@ -123,44 +110,12 @@ class RewardModelCreditAssigner:
         return {"add": b + s, "multiply": b * s, "weighted": w * s + (1 - w) * b, "bonus": b + w * s}[self.mode]
 
 
-@dataclass(frozen=True)
-class GroupNormalizedCredit:
-    """(b - mean) / std of an inner assigner's values b within each `meta[group_key]`, which is a text or an integer.
-
-    By the population's std and nothing added to it, so that a group has mean 0 and mean square 1 whatever the level and
-    scale of b. Where values are equal, or alone, they get exactly 0. Shao et al. 2024, arXiv:2402.03300, section 4.1.2.
-    """
-
-    inner: CreditAssigner
-    group_key: str
-    normalized: ClassVar[bool] = True
-
-    def assign(self, rollouts: Sequence[Rollout]) -> list[float]:
-        """See CreditAssigner."""
-        groups: dict[Any, list[int]] = {}
-        for index, rollout in enumerate(rollouts):
-            group = rollout.meta.get(self.group_key)
-            if not isinstance(group, str | Integral):  # one None, or NaNs apart, would be groups by chance
-                wanted = f"a text or an integer as {self.group_key!r}, one a prompt"
-                raise DataError(f"{_name(rollouts, index)} has the group {group!r:.60}. Let there be {wanted}.")
-            groups.setdefault(group, []).append(index)
-        credits = _ask(self.inner, rollouts)
-        for places in groups.values():
-            # Exact: neither do squares of 1e300 overflow nor those of denormals vanish, and equal values stay equal.
-            values = [Fraction(credits[place]) for place in places]
-            mean = sum(values) / len(values)
-            variance = sum((value - mean) ** 2 for value in values) / len(values)
-            for place, value in zip(places, values, strict=True):
-                credits[place] = math.sqrt((value - mean) ** 2 / (variance or 1)) * (1 if value >= mean else -1)
-        return credits
-
-
 def require_raw(assigner: CreditAssigner) -> None:
     """Raise a ConfigError if credits are normalised already, which a trainer asks that does so itself."""
     if assigner.normalized:
         raise ConfigError(
             f"TRL's GRPO normalises within the group itself: {type(assigner).__name__} gives credits that already are, "
-            "and a second time changes the weight of what was joined to them. Leave GroupNormalizedCredit out."
+            "and a second time changes the weight of what was joined to them. Let it give them as they are."
         )
 
 

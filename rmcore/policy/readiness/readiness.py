@@ -27,7 +27,7 @@ SAID: Mapping[Verdict, str] = {
 }
 LIMITS = (
     "Limits: v1 sees no sample of the policy, and it calls a model that guesses ready (0.88). Judge the policy's own "
-    "samples before you optimise against this model: rm-opt readiness --policy."
+    "samples before you optimise against this model: rm-opt readiness policy."
 )
 
 ACCURACY_ADVICE_BELOW = 0.7
@@ -104,7 +104,7 @@ class RLReadinessScorer:
     - Stability and landscape parts exceed 1, so the score reaches 1.067. (A negative top eigenvalue goes further.)
     - It depends on the scale of the rewards, which no ranking sees: a head multiplied by 10 has 100 times the variance.
     - Its printed example, 0.82 for 0.87 / 0.05 / 1.2 / 150, is 0.789 by its own formula.
-    - Over the 110 reward models of `rm-opt readiness --validate` its rank correlation with the true gain of best-of-64
+    - Over the 110 reward models of `rm-opt readiness validate` its rank correlation with the true gain of best-of-64
       sampling was 0.008, where accuracy on the policy's own samples reached 0.666.
 
     Args:

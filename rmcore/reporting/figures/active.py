@@ -1,7 +1,6 @@
 """What choosing labels saves: accuracy by number of labels, and the saving at each target."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,6 @@ from rmcore.reporting.figures.style import (
     headline,
     legend,
     new_figure,
-    save,
 )
 
 LOOKS = {
@@ -36,11 +34,6 @@ LOOKS = {
 """Colour and marker of each acquisition function."""
 BANDS = 2
 """Curves with a band: more hide each other. Random and the best of the others."""
-
-
-def label_efficiency(found: Mapping[str, Any], out: Path) -> Path:
-    """Write `label_efficiency_figure` to `out` (PNG); returns `out`."""
-    return save(label_efficiency_figure(found), out)
 
 
 def label_efficiency_figure(found: Mapping[str, Any]) -> Figure:
@@ -89,11 +82,6 @@ def _area(level: Mapping[str, Any], name: str) -> float:
     """Mean accuracy over the logarithm of the number of labels."""
     values = np.array([row["value"] for row in level["curves"][name]])
     return float(np.trapezoid(values, np.log(level["num_labels"])))
-
-
-def savings_figure(found: Mapping[str, Any], out: Path) -> Path:
-    """Write `label_savings_figure` to `out` (PNG); returns `out`."""
-    return save(label_savings_figure(found), out)
 
 
 def label_savings_figure(found: Mapping[str, Any]) -> Figure:

@@ -2,7 +2,6 @@
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,16 @@ from rmcore.core.arrays import FloatArray
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.arms import ArmStyle, looks, short
 from rmcore.reporting.figures.quantities import axis_label, capital, level, tick_text
-from rmcore.reporting.figures.style import GRID, INK, MUTED, SMALL, dress, headline, new_figure, save
+from rmcore.reporting.figures.style import (
+    GRID,
+    INK,
+    MUTED,
+    SMALL,
+    dress,
+    headline,
+    new_figure,
+    shared_legend,
+)
 from rmcore.reporting.html.experiment_schema import ArmResult, CellResult, MetricInfo
 
 _COLUMNS = 3
@@ -24,17 +32,6 @@ _ROW = 0.36  # inches an arm
 _TITLE = 42  # characters of a line over a panel
 _WIDEST = 1.0  # intervals are shown this many times the range of all points beyond the points
 _BETTER = {True: "higher is better →", False: "← lower is better", None: "neither side is better"}
-
-
-def arm_intervals(
-    arms: Sequence[ArmResult],
-    cells: Sequence[CellResult],
-    metrics: Sequence[str],
-    infos: Mapping[str, MetricInfo],
-    out: Path,
-) -> Path:
-    """Write `arm_intervals_figure` to `out` (PNG); returns `out`."""
-    return save(arm_intervals_figure(arms, cells, metrics, infos), out)
 
 
 def arm_intervals_figure(
@@ -64,8 +61,7 @@ def arm_intervals_figure(
     for ax in axes[len(metrics) :]:
         ax.set_axis_off()
     headline(figure, _title(arms, metrics[0], infos[metrics[0]]))
-    style = {"fontsize": SMALL, "frameon": False, "labelcolor": INK}
-    figure.legend(handles=_key(), loc="outside lower left", ncols=2 if columns == 1 else 4, **style)
+    shared_legend(figure, 2 if columns == 1 else 4, side="left", handles=_key())
     return figure
 
 

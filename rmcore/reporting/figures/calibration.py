@@ -1,7 +1,6 @@
 """Reliability diagram: how often the model is right where it says that it is sure."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,14 +10,9 @@ from matplotlib.ticker import MaxNLocator
 
 from rmcore.core.errors import DataError
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.figures.style import BLUE, MUTED, ORANGE, column, dress, headline, legend, new_figure, note, save
+from rmcore.reporting.figures.style import BLUE, MUTED, ORANGE, column, dress, headline, legend, new_figure, note
 
 _COLUMNS = ("bin_low", "bin_high", "mean_confidence", "accuracy", "count", "accuracy_low", "accuracy_high")
-
-
-def reliability_diagram(bins: pd.DataFrame, ece: Mapping[str, Any], out: Path) -> Path:
-    """Write `reliability_diagram_figure` to `out` (PNG); returns `out`."""
-    return save(reliability_diagram_figure(bins, ece), out)
 
 
 def reliability_diagram_figure(bins: pd.DataFrame, ece: Mapping[str, Any]) -> Figure:

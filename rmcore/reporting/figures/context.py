@@ -1,7 +1,6 @@
 """Held-out accuracy in context: what guessing, a shortcut and a perfect model would reach on the same pairs."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +8,18 @@ from matplotlib.figure import Figure
 
 from rmcore.core.errors import DataError
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.figures.style import BLUE, GRID, INK, MUTED, ORANGE, SMALL, dress, headline, new_figure, save
+from rmcore.reporting.figures.style import (
+    BLUE,
+    GRID,
+    INK,
+    MUTED,
+    ORANGE,
+    SMALL,
+    dress,
+    headline,
+    new_figure,
+    percent_ticks,
+)
 
 KINDS = ("model", "reference", "subset", "ood")
 """What a row is: this model on all held-out pairs, a yardstick, this model on a subset, or out of distribution."""
@@ -23,11 +33,6 @@ _LOOK = {
 _HEADINGS = {"subset": "this model, by subset", "ood": "this model, out of distribution"}
 _ROW = 0.3  # inches
 _LONGEST = 40  # characters of a name
-
-
-def accuracy_in_context(items: Sequence[Mapping[str, Any]], out: Path) -> Path:
-    """Write `accuracy_in_context_figure` to `out` (PNG); returns `out`."""
-    return save(accuracy_in_context_figure(items), out)
 
 
 def accuracy_in_context_figure(items: Sequence[Mapping[str, Any]]) -> Figure:
@@ -62,7 +67,7 @@ def accuracy_in_context_figure(items: Sequence[Mapping[str, Any]]) -> Figure:
     ax.set_ylim(len(rows) - 0.4, -0.6)
     low, high = _limits(items)
     ax.set_xlim(low, high)
-    ax.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
+    percent_ticks(ax.xaxis)
     for item in items:
         value = numbers.finite(item["value"])
         if item["kind"] == "reference" and value is not None:
@@ -111,7 +116,7 @@ def _label(item: Mapping[str, Any]) -> str:
 def _draw(ax: Any, position: int, item: Mapping[str, Any]) -> None:
     colour, marker, size = _LOOK[item["kind"]]
     value, low, high = (numbers.finite(item.get(key)) for key in ("value", "ci_low", "ci_high"))
-    bounds = numbers.interval(item, "%")
+    bounds = numbers.interval(item, "share")
     text = numbers.percent(value) + (f"  ({bounds})" if bounds else "")
     weight = "bold" if item["kind"] == "model" else "normal"
     style = {"transform": ax.get_yaxis_transform(), "va": "center", "ha": "left", "fontsize": SMALL, "color": INK}

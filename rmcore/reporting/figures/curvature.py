@@ -4,26 +4,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rmcore.reporting.figures.density import density
-from rmcore.reporting.figures.gauss_newton import hessian_and_gauss_newton
-from rmcore.reporting.figures.landscape import eigenvalues
-from rmcore.reporting.figures.layers import layers
-from rmcore.reporting.figures.slices import slices, surface
+from rmcore.reporting.figures.density import density_figure
+from rmcore.reporting.figures.gauss_newton import hessian_and_gauss_newton_figure
+from rmcore.reporting.figures.landscape import eigenvalues_figure
+from rmcore.reporting.figures.layers import layers_figure
+from rmcore.reporting.figures.slices import slices_figure, surface_figure
+from rmcore.reporting.figures.style import save
 
 
 def draw_curvature(record: Mapping[str, Any], folder: Path) -> dict[str, Path]:
     """Write the figures into `folder`; returns them by name."""
-    folder.mkdir(parents=True, exist_ok=True)
-    drawn = {"eigenvalues": eigenvalues(record["spectrum"], folder / "eigenvalues.png")}
+    drawn = {"eigenvalues": eigenvalues_figure(record["spectrum"])}
     if "gauss_newton" in record:
-        name = "hessian_and_gauss_newton"
-        drawn[name] = hessian_and_gauss_newton(record["spectrum"], record["gauss_newton"], folder / f"{name}.png")
+        drawn["hessian_and_gauss_newton"] = hessian_and_gauss_newton_figure(record["spectrum"], record["gauss_newton"])
     if "density" in record:
-        drawn["density"] = density(record["density"], folder / "density.png")
+        drawn["density"] = density_figure(record["density"])
     if "layers" in record:
-        drawn["layers"] = layers(record["layers"], folder / "layers.png")
+        drawn["layers"] = layers_figure(record["layers"])
     if "slices" in record:
-        drawn["slices"] = slices(record["slices"], folder / "slices.png")
+        drawn["slices"] = slices_figure(record["slices"])
         if "surface" in record["slices"]:
-            drawn["surface"] = surface(record["slices"]["surface"], folder / "surface.png")
-    return drawn
+            drawn["surface"] = surface_figure(record["slices"]["surface"])
+    return {name: save(figure, folder / f"{name}.png") for name, figure in drawn.items()}

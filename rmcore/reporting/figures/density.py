@@ -1,7 +1,6 @@
 """How all eigenvalues of the loss Hessian are spread, not just the extreme ones."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,14 +10,20 @@ from matplotlib.figure import Figure
 from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import DataError
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.figures.style import BLUE, INK, ORANGE, SMALL, dress, headline, new_figure, note, save
+from rmcore.reporting.figures.style import (
+    BLUE,
+    INK,
+    ORANGE,
+    SMALL,
+    dress,
+    finite,
+    headline,
+    new_figure,
+    note,
+    shared_legend,
+)
 
 _PART_OF_ONE = 0.1  # the lowest height that is drawn, in peaks of a single eigenvalue
-
-
-def density(record: Mapping[str, Any], out: Path) -> Path:
-    """Write `density_figure` to `out` (PNG); returns `out`."""
-    return save(density_figure(record), out)
 
 
 def density_figure(record: Mapping[str, Any]) -> Figure:
@@ -42,7 +47,9 @@ def density_figure(record: Mapping[str, Any]) -> Figure:
     if record["grid"] is None:
         note(ax, record["reasons"].get("grid", "the density is undefined"))
         return figure
-    grid, height, errors = (_finite(record, name) for name in ("grid", "density", "standard_error"))
+    grid, height, errors = (
+        finite(record[name], f"values of {name} in the density") for name in ("grid", "density", "standard_error")
+    )
     if len(grid) == 0 or not len(grid) == len(height) == len(errors):
         raise DataError(
             f"the density has {len(height)} heights and {len(errors)} errors for {len(grid)} eigenvalues: it cannot be "
@@ -50,19 +57,8 @@ def density_figure(record: Mapping[str, Any]) -> Figure:
         )
     _curve(ax, grid, height, errors, _floor(record))
     _ends(ax, record)
-    figure.legend(loc="outside lower center", ncols=4, fontsize=SMALL, frameon=False, labelcolor=INK)
+    shared_legend(figure, 4)
     return figure
-
-
-def _finite(record: Mapping[str, Any], name: str) -> FloatArray:
-    values = np.array(record[name], dtype=np.float64)
-    bad = int((~np.isfinite(values)).sum())
-    if bad:
-        raise DataError(
-            f"{bad} of {len(values)} values of {name} in the density are null or not finite: they have no place. "
-            "Measure again in float32 on a checkpoint with finite loss."
-        )
-    return values
 
 
 def _floor(record: Mapping[str, Any]) -> float:

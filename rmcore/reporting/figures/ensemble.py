@@ -1,7 +1,6 @@
 """Disagreement of an ensemble: where it lies in and out of distribution, and whether it tells wrong rankings."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,21 +9,9 @@ from matplotlib.figure import Figure
 
 from rmcore.core.arrays import FloatArray
 from rmcore.reporting.figures.numbers import percent
-from rmcore.reporting.figures.style import BLUE, INK, MUTED, ORANGE, dress, headline, legend, new_figure, note, save
+from rmcore.reporting.figures.style import BLUE, INK, MUTED, ORANGE, dress, headline, legend, new_figure, note
 
 NUM_BINS = 40
-
-
-def disagreement_plot(
-    inside: FloatArray,
-    outside: FloatArray | None,
-    threshold: float,
-    detection: Mapping[str, Any] | None,
-    errors: Mapping[str, Sequence[Mapping[str, Any]]],
-    out: Path,
-) -> Path:
-    """Write `disagreement_figure` to `out` (PNG); returns `out`."""
-    return save(disagreement_figure(inside, outside, threshold, detection, errors), out)
 
 
 def disagreement_figure(

@@ -3,14 +3,13 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from rmcore.reporting.figures.arm_intervals import arm_intervals
+from rmcore.reporting.figures.arm_intervals import arm_intervals_figure
 from rmcore.reporting.figures.arms import main_metrics
-from rmcore.reporting.figures.forest import forest_plot
-from rmcore.reporting.figures.learning import learning_curves
-from rmcore.reporting.figures.tradeoff import tradeoff
+from rmcore.reporting.figures.forest import forest_plot_figure
+from rmcore.reporting.figures.learning import learning_curves_figure
+from rmcore.reporting.figures.style import save
+from rmcore.reporting.figures.tradeoff import tradeoff_figure
 from rmcore.reporting.html.experiment_schema import ExperimentResults, MetricInfo
-
-__all__ = ["arm_intervals", "draw_experiment", "forest_plot", "learning_curves", "tradeoff"]
 
 
 def draw_experiment(results: ExperimentResults, folder: Path) -> dict[str, Path]:
@@ -23,21 +22,20 @@ def draw_experiment(results: ExperimentResults, folder: Path) -> dict[str, Path]
     drawn = {}
     arms, cells, infos = results["arms"], results["cells"], results["metrics"]
     if results["hypotheses"]:
-        drawn["forest_plot"] = forest_plot(results["hypotheses"], infos, folder / "forest_plot.png")
+        drawn["forest_plot"] = forest_plot_figure(results["hypotheses"], infos)
     measured = [name for name in main_metrics(list(infos), results["hypotheses"]) if _is_measured(results, name)]
     if measured:
-        drawn["arm_intervals"] = arm_intervals(arms, cells, measured, infos, folder / "arm_intervals.png")
+        drawn["arm_intervals"] = arm_intervals_figure(arms, cells, measured, infos)
     curves = {name: [curve for curve in found if curve["steps"]] for name, found in results["curves"].items()}
     curves = {name: found for name, found in curves.items() if found}
     if curves:
         main = next(((name, info["higher_is_better"]) for name, info in infos.items()), ("", None))
-        drawn["learning_curves"] = learning_curves(curves, arms, main, folder / "learning_curves.png")
+        drawn["learning_curves"] = learning_curves_figure(curves, arms, main)
     accuracy = next((name for name in infos if "accuracy" in name and _is_measured(results, name)), None)
     others = [name for name in (_cost(infos), _calibration(infos)) if name and _is_measured(results, name)]
     if accuracy and others:
-        out = folder / "tradeoff.png"
-        drawn["tradeoff"] = tradeoff(arms, cells, infos, out, accuracy=accuracy, others=others)
-    return drawn
+        drawn["tradeoff"] = tradeoff_figure(arms, cells, infos, accuracy=accuracy, others=others)
+    return {name: save(figure, folder / f"{name}.png") for name, figure in drawn.items()}
 
 
 def _is_measured(results: ExperimentResults, name: str) -> bool:

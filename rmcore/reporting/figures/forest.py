@@ -2,7 +2,6 @@
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -14,7 +13,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.claims import VERDICTS, claimed, subject, tally
 from rmcore.reporting.figures.quantities import axis_label, compared, interval, tick_text
-from rmcore.reporting.figures.style import GREEN, INK, LABEL, MUTED, SMALL, dress, headline, new_figure, save
+from rmcore.reporting.figures.style import GREEN, INK, LABEL, MUTED, SMALL, dress, headline, new_figure, shared_legend
 from rmcore.reporting.html.experiment_schema import HypothesisResult, MetricInfo
 
 _WIDTH = 10.0  # inches
@@ -22,11 +21,6 @@ _ROW = 1.3  # inches
 _CLAIM = 108  # characters of a line of a claim
 _NEUTRAL = {"difference": 0.0, "ratio": 1.0}
 """Where arm and versus are equal."""
-
-
-def forest_plot(hypotheses: Sequence[HypothesisResult], metrics: Mapping[str, MetricInfo], out: Path) -> Path:
-    """Write `forest_plot_figure` to `out` (PNG); returns `out`."""
-    return save(forest_plot_figure(hypotheses, metrics), out)
 
 
 def forest_plot_figure(hypotheses: Sequence[HypothesisResult], metrics: Mapping[str, MetricInfo]) -> Figure:
@@ -44,7 +38,7 @@ def forest_plot_figure(hypotheses: Sequence[HypothesisResult], metrics: Mapping[
         _panel(ax, item, metrics.get(item["metric"]), lines)
     figure.set_layout_engine("constrained", h_pad=0.08)
     headline(figure, tally(hypotheses))
-    figure.legend(handles=_key(), loc="outside lower left", ncols=4, fontsize=SMALL, frameon=False, labelcolor=INK)
+    shared_legend(figure, 4, side="left", handles=_key())
     return figure
 
 

@@ -1,7 +1,6 @@
 """The Hessian's spectrum beside that of the Gauss-Newton matrix: two matrices that readers take for one another."""
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,28 +9,23 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from rmcore.core.arrays import FloatArray
-from rmcore.core.errors import DataError
 from rmcore.reporting.figures import numbers
+from rmcore.reporting.figures.landscape import residuals
 from rmcore.reporting.figures.style import (
     BLUE,
     GREEN,
     INK,
     MUTED,
     ORANGE,
-    SMALL,
     dress,
+    finite,
     headline,
     new_figure,
     note,
-    save,
+    shared_legend,
 )
 
 _DECADES = 6.0  # below the largest eigenvalue: what is smaller has no part in the curvature that anybody sees
-
-
-def hessian_and_gauss_newton(spectrum: Mapping[str, Any], gauss_newton: Mapping[str, Any], out: Path) -> Path:
-    """Write `hessian_and_gauss_newton_figure` to `out` (PNG); returns `out`."""
-    return save(hessian_and_gauss_newton_figure(spectrum, gauss_newton), out)
 
 
 def hessian_and_gauss_newton_figure(spectrum: Mapping[str, Any], gauss_newton: Mapping[str, Any]) -> Figure:
@@ -50,14 +44,9 @@ def hessian_and_gauss_newton_figure(spectrum: Mapping[str, Any], gauss_newton: M
     Raises:
         DataError: residuals and eigenvalues differ in length, or an eigenvalue is not finite.
     """
-    hessian, residuals = _finite(spectrum["eigenvalues"], "Hessian"), spectrum.get("residuals")
-    if residuals is not None and len(residuals) != len(hessian):
-        raise DataError(
-            f"{len(hessian)} eigenvalues of the Hessian but {len(residuals)} residuals: they cannot be matched. "
-            "Pass one residual an eigenvalue, or none."
-        )
-    errors = np.array([np.nan if error is None else error for error in residuals or [None] * len(hessian)], dtype=float)
-    curved = _finite(gauss_newton["eigenvalues"], "Gauss-Newton matrix")
+    hessian = finite(spectrum["eigenvalues"], "eigenvalues of the Hessian")
+    errors = residuals(spectrum, len(hessian))
+    curved = finite(gauss_newton["eigenvalues"], "eigenvalues of the Gauss-Newton matrix")
     figure = new_figure(10.0, 4.6)
     left, right = figure.subplots(1, 2, sharex=True, sharey=True)
     headline(figure, _headline(spectrum, gauss_newton))
@@ -79,19 +68,8 @@ def hessian_and_gauss_newton_figure(spectrum: Mapping[str, Any], gauss_newton: M
     left.set_xlim(0.8, max(longest, 2) * 1.25)
     shown = sizes[sizes > floor]
     left.set_ylim(float(shown.min()) / 2.5, float(shown.max()) * 3)
-    figure.legend(loc="outside lower center", ncols=3, fontsize=SMALL, frameon=False, labelcolor=INK)
+    shared_legend(figure, 3)
     return figure
-
-
-def _finite(given: Sequence[float], matrix: str) -> FloatArray:
-    values = np.array(given, dtype=np.float64)
-    bad = int((~np.isfinite(values)).sum())
-    if bad:
-        raise DataError(
-            f"{bad} of {len(values)} eigenvalues of the {matrix} are not finite: they have no place. Measure again in "
-            "float32 on a checkpoint with finite loss."
-        )
-    return values
 
 
 def _hessian(ax: Axes, values: FloatArray, errors: FloatArray, floor: float) -> None:

@@ -1,7 +1,6 @@
 """Extreme eigenvalues of the loss Hessian, with their signs and residuals."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,14 +10,19 @@ from matplotlib.ticker import MaxNLocator
 from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import DataError
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.figures.style import BLUE, INK, ORANGE, SMALL, dress, headline, new_figure, note, save
+from rmcore.reporting.figures.style import (
+    BLUE,
+    INK,
+    ORANGE,
+    dress,
+    finite,
+    headline,
+    new_figure,
+    note,
+    shared_legend,
+)
 
 _WIDE_RANGE = 300.0  # ratio of magnitudes from which the axis is symmetric-logarithmic
-
-
-def eigenvalues(spectrum: Mapping[str, Any], out: Path) -> Path:
-    """Write `eigenvalues_figure` to `out` (PNG); returns `out`."""
-    return save(eigenvalues_figure(spectrum), out)
 
 
 def eigenvalues_figure(spectrum: Mapping[str, Any]) -> Figure:
@@ -34,15 +38,10 @@ def eigenvalues_figure(spectrum: Mapping[str, Any]) -> Figure:
     Raises:
         DataError: residuals and eigenvalues differ in length, or an eigenvalue is not finite.
     """
-    values = np.array(spectrum["eigenvalues"], dtype=np.float64)
-    residuals = _residuals(spectrum, len(values))
-    if not np.isfinite(values).all():
-        raise DataError(
-            f"{int((~np.isfinite(values)).sum())} of {len(values)} eigenvalues are not finite: the Hessian products "
-            "overflowed. Run the landscape stage in float32 on a checkpoint with finite loss."
-        )
+    values = finite(spectrum["eigenvalues"], "eigenvalues")
+    errors = residuals(spectrum, len(values))
     order = np.argsort(-values, kind="stable")
-    values, residuals = values[order], residuals[order]
+    values, errors = values[order], errors[order]
     figure = new_figure(8.0, 4.4)
     ax = figure.subplots()
     headline(figure, _title(values))
@@ -50,13 +49,17 @@ def eigenvalues_figure(spectrum: Mapping[str, Any]) -> Figure:
     if len(values) == 0:
         note(ax, "; ".join(spectrum["reasons"].values()) or "no eigenvalue was computed")
         return figure
-    _stems(ax, values, residuals)
-    figure.legend(loc="outside lower center", ncols=3, fontsize=SMALL, frameon=False, labelcolor=INK)
+    _stems(ax, values, errors)
+    shared_legend(figure, 3)
     return figure
 
 
-def _residuals(spectrum: Mapping[str, Any], num: int) -> FloatArray:
-    """(num,) residuals, NaN where unknown."""
+def residuals(spectrum: Mapping[str, Any], num: int) -> FloatArray:
+    """(num,) error bounds of the eigenvalues of a HessianSpectrum as a dict, NaN where unknown.
+
+    Raises:
+        DataError: their number is another one.
+    """
     given = spectrum.get("residuals")
     if not given:
         return np.full(num, np.nan)
@@ -68,7 +71,7 @@ def _residuals(spectrum: Mapping[str, Any], num: int) -> FloatArray:
     return np.array([np.nan if value is None else value for value in given], dtype=np.float64)
 
 
-def _stems(ax: Any, values: FloatArray, residuals: FloatArray) -> None:
+def _stems(ax: Any, values: FloatArray, errors: FloatArray) -> None:
     rank = np.arange(1, len(values) + 1)
     magnitude = np.abs(values)[values != 0]
     wide = len(magnitude) > 0 and magnitude.max() / magnitude.min() > _WIDE_RANGE
@@ -81,10 +84,10 @@ def _stems(ax: Any, values: FloatArray, residuals: FloatArray) -> None:
         if mask.any():
             ax.vlines(rank[mask], 0, values[mask], color=colour, linewidth=2)
             ax.plot(rank[mask], values[mask], "o", color=colour, markersize=6, label=label)
-    known = np.isfinite(residuals)
+    known = np.isfinite(errors)
     if known.any():
         bars = {"color": INK, "fmt": "none", "capsize": 4, "linewidth": 1.1, "label": "residual (error bound)"}
-        ax.errorbar(rank[known], values[known], yerr=residuals[known], **bars)
+        ax.errorbar(rank[known], values[known], yerr=errors[known], **bars)
     ax.axhline(0.0, color=INK, linewidth=1.0)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12, min_n_ticks=1))
     ax.set_xlim(0.4, len(values) + 0.6)

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +11,18 @@ from matplotlib.figure import Figure
 
 from rmcore.core.arrays import FloatArray
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.figures.style import BLUE, INK, MUTED, ORANGE, SMALL, dress, headline, new_figure, note, save
+from rmcore.reporting.figures.style import (
+    BLUE,
+    INK,
+    MUTED,
+    ORANGE,
+    SMALL,
+    dress,
+    headline,
+    new_figure,
+    note,
+    shared_legend,
+)
 
 _OWN = "tensors of this\nblock alone"
 _COLOURS = LinearSegmentedColormap.from_list("curvature", [ORANGE, "#ececec", BLUE])  # zero is grey, unknown is white
@@ -28,11 +38,6 @@ class Cells(NamedTuple):
     kinds: list[str]
     values: FloatArray
     unsure: np.ndarray
-
-
-def layers(record: Mapping[str, Any], out: Path) -> Path:
-    """Write `layers_figure` to `out` (PNG); returns `out`."""
-    return save(layers_figure(record), out)
 
 
 def layers_figure(record: Mapping[str, Any]) -> Figure:
@@ -62,7 +67,7 @@ def layers_figure(record: Mapping[str, Any]) -> Figure:
     _heatmap(figure, heat, cells)
     _extremes(ends, record["blocks"])
     if ends.lines:
-        figure.legend(loc="outside lower right", ncols=2, fontsize=SMALL, frameon=False, labelcolor=INK)
+        shared_legend(figure, 2, side="right")
     heat.set_yticks(range(rows), short_names(cells.blocks), fontsize=SMALL, color=INK)
     heat.set_ylim(rows - 0.5, -0.5)
     return figure

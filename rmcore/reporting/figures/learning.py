@@ -1,7 +1,6 @@
 """Learning curves by arm: the mean over seeds as a line, every seed thin behind it, names at the lines' ends."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,15 +11,15 @@ from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from rmcore.core.arrays import FloatArray
+from rmcore.core.metrics import CURVES, MetricSpec
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.arms import ArmStyle, looks, short, shown
 from rmcore.reporting.figures.labels import spread
 from rmcore.reporting.figures.quantities import axis_label, capital, level, tick_text
-from rmcore.reporting.figures.style import MUTED, SMALL, dress, headline, new_figure, save
+from rmcore.reporting.figures.style import MUTED, SMALL, dress, headline, new_figure
 from rmcore.reporting.figures.training import running_mean, smoothing_window
 from rmcore.reporting.html.experiment_schema import ArmResult, CurveData
 
-_KNOWN = {"eval/pairwise_accuracy": ("validation accuracy", "share"), "train/loss": ("training loss", "nats")}
 _ROBUST = (1.0, 99.0)  # percentiles of all points that a vertical axis shows ...
 _ROOM = 0.25  # ... with this share of their distance on either side: one diverged seed flattens no other
 _NAMES_AT = 1.04  # of the axes' width
@@ -33,13 +32,6 @@ class _End(NamedTuple):
     step: float
     value: float
     text: Text
-
-
-def learning_curves(
-    curves: Mapping[str, Sequence[CurveData]], arms: Sequence[ArmResult], main: tuple[str, bool | None], out: Path
-) -> Path:
-    """Write `learning_curves_figure` to `out` (PNG); returns `out`."""
-    return save(learning_curves_figure(curves, arms, main), out)
 
 
 def learning_curves_figure(
@@ -81,7 +73,7 @@ def _panel(
     ax: Axes, metric: str, curves: Sequence[CurveData], look: Mapping[str, ArmStyle], named: Sequence[str]
 ) -> list[_End]:
     """Draw one metric; the ends of the named arms' means."""
-    label, unit = _KNOWN.get(metric, (metric, ""))
+    spec = CURVES.get(metric, MetricSpec(metric, metric, ""))
     ends = []
     window = smoothing_window(max(len(curve["steps"]) for curve in curves))  # one for all, or arms would not compare
     for name in look:
@@ -99,8 +91,8 @@ def _panel(
         ends.append(_End(name, float(steps[-1]), float(values[-1]), text))
     suffix = "" if len(ends) == len(look) else f"\ngrey: {len(look) - len(ends)} further arms"
     title = f"thick: mean over seeds, up to where the first seed stopped; thin: each seed{suffix}"
-    dress(ax, title=title, x="optimizer step", y=axis_label(label, unit))
-    _finish(ax, unit)
+    dress(ax, title=title, x="optimizer step", y=axis_label(spec.label, spec.unit))
+    _finish(ax, spec.unit)
     return ends
 
 
@@ -134,8 +126,8 @@ def _spread_names(ax: Axes, ends: Sequence[_End]) -> None:
 
 
 def _title(metric: str, ends: Sequence[_End], controls: set[str]) -> str:
-    label, unit = _KNOWN.get(metric, (metric, ""))
-    label = capital(label)
+    spec = CURVES.get(metric, MetricSpec(metric, metric, ""))
+    label, unit = capital(spec.label), spec.unit
     if not ends:
         return f"{label}: nothing was logged"
     values = {end.name: end.value for end in ends}

@@ -1,7 +1,5 @@
 """Reward against answer length: whether the model has learned that longer is better."""
 
-from pathlib import Path
-
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
@@ -10,16 +8,20 @@ from scipy import stats
 
 from rmcore.core.arrays import FloatArray
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.figures.style import BLUE, INK, ORANGE, column, dress, headline, legend, new_figure, save
+from rmcore.reporting.figures.style import (
+    BLUE,
+    INK,
+    ORANGE,
+    column,
+    dress,
+    headline,
+    legend,
+    new_figure,
+)
 
 _MOST_POINTS = 3000  # more only make the cloud opaque
 _MOST_BINS = 10
 _WIDE_RANGE = 50.0  # ratio of lengths, or of rewards to their bulk, from which an axis is logarithmic
-
-
-def reward_by_length(rewards: pd.DataFrame, out: Path) -> Path:
-    """Write `reward_by_length_figure` to `out` (PNG); returns `out`."""
-    return save(reward_by_length_figure(rewards), out)
 
 
 def reward_by_length_figure(rewards: pd.DataFrame) -> Figure:

@@ -1,7 +1,6 @@
 """Margins of the held-out pairs as a histogram: where the model is right, wrong, and how sure."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,16 +11,21 @@ from matplotlib.ticker import MaxNLocator
 
 from rmcore.core.arrays import FloatArray
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.figures.style import BLUE, INK, MUTED, ORANGE, SMALL, column, dress, headline, new_figure, save
+from rmcore.reporting.figures.style import (
+    BLUE,
+    INK,
+    MUTED,
+    ORANGE,
+    SMALL,
+    column,
+    dress,
+    headline,
+    new_figure,
+)
 
 _MOST_BINS = 60
 _TOP = 0.76  # highest bar as a share of the axis; the shares are written above
 _OUTLIER_SPANS = 4.0  # margins farther out than this many central spans are counted beside the axis, not drawn
-
-
-def margin_histogram(rewards: pd.DataFrame, out: Path, *, negative_rate: Mapping[str, Any] | None = None) -> Path:
-    """Write `margin_histogram_figure` to `out` (PNG); returns `out`."""
-    return save(margin_histogram_figure(rewards, negative_rate=negative_rate), out)
 
 
 def margin_histogram_figure(rewards: pd.DataFrame, *, negative_rate: Mapping[str, Any] | None = None) -> Figure:
@@ -77,7 +81,7 @@ def _reading(margins: FloatArray, shown: FloatArray) -> str:
 
 def _annotate(ax: Axes, margins: FloatArray, negative_rate: Mapping[str, Any] | None) -> None:
     """Shares on either side of zero, above the bars."""
-    bounds = numbers.interval(negative_rate, "%") if negative_rate else ""
+    bounds = numbers.interval(negative_rate, "share") if negative_rate else ""
     negative = f"ranked wrongly\n{numbers.percent((margins < 0).mean())} negative"
     negative += f"\n95 %: {bounds}" if bounds else ""
     positive = f"ranked as labelled\n{numbers.percent((margins > 0).mean())} positive"

@@ -42,8 +42,8 @@ def decimal(value: float | None) -> str:
 
 
 def text(value: float | None, unit: str = "") -> str:
-    """`value` in its unit: `%` for shares (given as fractions), `count` for whole numbers, others are appended."""
-    if unit == "%":
+    """`value` in its unit: `share` for fractions, shown in percent, `count` for whole numbers, others are appended."""
+    if unit == "share":
         return percent(value)
     if unit == "count":
         return count(value)
@@ -55,9 +55,15 @@ def interval(item: Mapping[str, Any], unit: str = "") -> str:
     low, high = finite(item.get("ci_low")), finite(item.get("ci_high"))
     if low is None or high is None:
         return ""
-    if unit == "%":
+    if unit == "share":
         return f"{percent(low)[:-2]} to {percent(high)}"
     return f"{text(low)} to {text(high)}"
+
+
+def with_interval(item: Mapping[str, Any], unit: str = "") -> str:
+    """The item's value and, where it has one, its interval in brackets: 71.2 % (69.0 to 73.4 %)."""
+    bounds = interval(item, unit)
+    return f"{text(item['value'], unit)} ({bounds})" if bounds else text(item["value"], unit)
 
 
 def bound(item: Mapping[str, Any], end: str) -> float:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,14 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rmcore.reporting.figures.numbers import bound
-from rmcore.reporting.figures.style import BLUE, MUTED, ORANGE, SMALL, dress, headline, legend, new_figure, save
+from rmcore.reporting.figures.style import BLUE, MUTED, ORANGE, SMALL, dress, headline, legend, new_figure
 
 NAMES = {"best_of_n": "best-of-n", "kl_optimum": "KL-regularised optimum"}
-
-
-def overoptimization_curves(name: str, curves: Sequence[Mapping[str, Any]], out: Path) -> Path:
-    """Write `overoptimization_figure` to `out` (PNG); returns `out`."""
-    return save(overoptimization_figure(name, curves), out)
 
 
 def overoptimization_figure(name: str, curves: Sequence[Mapping[str, Any]]) -> Figure:

@@ -1,16 +1,16 @@
 """What optimising a policy would do: disagreement along best-of-n, and readiness against the true gain."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from rmcore.core.metrics import METRICS
 from rmcore.reporting.figures.numbers import bound, decimal
 from rmcore.reporting.figures.overoptimization import NAMES
-from rmcore.reporting.figures.style import BLUE, MUTED, ORANGE, PALETTE, dress, headline, legend, new_figure, save
+from rmcore.reporting.figures.style import BLUE, MUTED, ORANGE, PALETTE, dress, headline, legend, new_figure
 
 CAREFUL = {
     "reward_model": "reward model alone",
@@ -19,19 +19,14 @@ CAREFUL = {
     "uncertainty_weighted": "mean − 0.5 variance",
 }
 SCORES = {
-    "v1": "readiness v1",
+    "v1": METRICS["readiness_v1"].label,
     "flatness": "flatness (−λmax)",
     "pairwise_accuracy": "accuracy on labelled pairs",
-    "on_policy_accuracy": "on-policy accuracy",
-    "win_rate_16": "best-of-16 win rate",
+    "on_policy_accuracy": METRICS["on_policy_accuracy"].label,
+    "win_rate_16": METRICS["win_rate_16"].label,
     "measured_gain": "gain on 50 judged prompts",
     "v2": "readiness v2",
 }
-
-
-def disagreement_by_gain(along: Sequence[Mapping[str, Any]], careful: Mapping[str, Any], out: Path) -> Path:
-    """Write `disagreement_by_gain_figure` to `out` (PNG); returns `out`."""
-    return save(disagreement_by_gain_figure(along, careful), out)
 
 
 def disagreement_by_gain_figure(along: Sequence[Mapping[str, Any]], careful: Mapping[str, Any]) -> Figure:
@@ -65,11 +60,6 @@ def disagreement_by_gain_figure(along: Sequence[Mapping[str, Any]], careful: Map
         f"{counts[-1]}",
     )
     return figure
-
-
-def readiness_against_gain(found: Mapping[str, Any], models: Sequence[Mapping[str, Any]], out: Path) -> Path:
-    """Write `readiness_against_gain_figure` to `out` (PNG); returns `out`."""
-    return save(readiness_against_gain_figure(found, models), out)
 
 
 def readiness_against_gain_figure(found: Mapping[str, Any], models: Sequence[Mapping[str, Any]]) -> Figure:

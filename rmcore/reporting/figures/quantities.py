@@ -1,7 +1,6 @@
 """Levels, differences and ratios of a metric as people read them, in figures, pages and Markdown alike.
 
-Units are those of rmcore.reporting.html.experiment_schema: a share is shown in percent, a difference of shares in
-points.
+Units are those of rmcore.core.metrics: a share is shown in percent, a difference of shares in points.
 """
 
 import math
@@ -17,8 +16,6 @@ _WHOLE_STEPS = 100  # from here on a mean over seeds needs no fraction of a step
 
 def level(value: float | None, unit: str) -> str:
     """A metric's own value: 71.2 %, 4 min 05 s, 231.4 pairs/s."""
-    if unit == "share":
-        return numbers.percent(value)
     number = numbers.finite(value)
     if unit == "seconds":
         below_zero = number is not None and number < 0  # the lower bound of an interval can be

@@ -1,13 +1,12 @@
 """What training a policy on the reward model's rewards did to proxy and gold reward, win rate and disagreement."""
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from rmcore.core.arrays import FloatArray
 from rmcore.reporting.figures.numbers import finite
@@ -23,18 +22,13 @@ from rmcore.reporting.figures.style import (
     legend,
     new_figure,
     note,
-    save,
+    percent_ticks,
 )
 
 REWARDS = (("proxy", BLUE, "s"), ("gold", ORANGE, "o"))
 GAIN = "gain over the start (sd within prompts)"
 _KL_TICKS = (0, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2, 3, 4, 6, 8, 12, 20, 30, 50, 80, 120, 200, 300, 500, 800, 1200, 2000)
 _TICKS_APART = 0.075  # of the axis, at least
-
-
-def rlhf_curves(record: Mapping[str, Any], best_of_n: Mapping[str, Any] | None, path: Path) -> Path:
-    """Write `rlhf_curves_figure` to `path` (PNG); returns `path`."""
-    return save(rlhf_curves_figure(record, best_of_n), path)
 
 
 def rlhf_curves_figure(record: Mapping[str, Any], best_of_n: Mapping[str, Any] | None = None) -> Figure:
@@ -125,7 +119,7 @@ def _win_rate(ax: Axes, curve: Sequence[Mapping[str, Any]], seeds: Sequence[Mapp
         note(ax, "Nobody judged the samples, so there is no gold reward and no win rate")
         return
     ax.axhline(0.5, color=MUTED, linewidth=1.1, linestyle="--", label="no better than the start policy")
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.0f} %"))
+    percent_ticks(ax.yaxis)
     _whole_steps(ax, curve)
     _key(ax)
 

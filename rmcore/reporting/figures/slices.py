@@ -3,7 +3,6 @@
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,8 @@ from rmcore.reporting.figures.style import (
     headline,
     new_figure,
     note,
-    save,
+    percent_ticks,
+    shared_legend,
 )
 
 _COLUMNS = 3
@@ -38,11 +38,6 @@ _BEYOND = 0.5  # share of the measured range by which a prediction may leave it 
 _CLOSE = 0.05  # share of the loss that a close prediction may miss
 _LEVELS = 12
 _LOSS = "loss (nats a pair)"
-
-
-def slices(record: Mapping[str, Any], out: Path) -> Path:
-    """Write `slices_figure` to `out` (PNG); returns `out`."""
-    return save(slices_figure(record), out)
 
 
 def slices_figure(record: Mapping[str, Any]) -> Figure:
@@ -69,8 +64,7 @@ def slices_figure(record: Mapping[str, Any]) -> Figure:
     for ax in [ax for place in places[len(lines) :] for ax in place]:
         ax.remove()
     found = {label: handle for ax in figure.axes for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
-    style: dict[str, Any] = {"fontsize": SMALL, "frameon": False, "labelcolor": INK}
-    figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=2, **style)
+    shared_legend(figure, 2, handles=list(found.values()), labels=list(found))
     return figure
 
 
@@ -126,7 +120,7 @@ def _draw_accuracy(ax: Axes, line: Mapping[str, Any], span: tuple[float, float])
     ax.plot(distances, accuracy, "o-", color=GREEN, markersize=3, linewidth=1.6, label="pairwise accuracy")
     ax.set_ylim(*span)
     ax.yaxis.set_major_locator(MaxNLocator(nbins=3))
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.0f} %"))
+    percent_ticks(ax.yaxis)
 
 
 def _accuracy_span(lines: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
@@ -172,11 +166,6 @@ def _headline(lines: Sequence[Mapping[str, Any]], sam: Mapping[str, Any] | None)
     return text
 
 
-def surface(record: Mapping[str, Any], out: Path) -> Path:
-    """Write `surface_figure` to `out` (PNG); returns `out`."""
-    return save(surface_figure(record), out)
-
-
 def surface_figure(record: Mapping[str, Any]) -> Figure:
     """Contours of the loss over a plane through the weights, the model in the middle.
 
@@ -206,7 +195,7 @@ def surface_figure(record: Mapping[str, Any]) -> Figure:
     handles, _ = ax.get_legend_handles_labels()
     if record["num_not_finite"]:
         handles.append(Patch(facecolor=GRID, label="loss not finite"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=SMALL, frameon=False, labelcolor=INK)
+    shared_legend(figure, 3, handles=handles)
     return figure
 
 

@@ -5,13 +5,16 @@ Colours are from Okabe and Ito's palette (jfly.uni-koeln.de/color), distinguisha
 """
 
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import DataError
@@ -57,6 +60,17 @@ def legend(ax: Axes, **options: Any) -> None:
             handle.set_alpha(0.9)  # a faint cloud of points has a visible key
 
 
+def shared_legend(figure: Figure, columns: int, *, side: str = "center", **options: Any) -> None:
+    """One legend below all panels, of what is labelled in them unless `handles` are given."""
+    place: Any = f"outside lower {side}"
+    figure.legend(loc=place, ncols=columns, fontsize=SMALL, frameon=False, labelcolor=INK, **options)
+
+
+def percent_ticks(axis: Axis) -> None:
+    """Fractions of an axis as whole percentages."""
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.0f} %"))
+
+
 def note(ax: Axes, message: str) -> None:
     """A sentence in the middle of a panel that has nothing to draw."""
     ax.text(0.5, 0.5, textwrap.fill(message, 42), transform=ax.transAxes, ha="center", va="center", color=MUTED)
@@ -96,5 +110,21 @@ def column(frame: pd.DataFrame, name: str, figure: str) -> FloatArray:
         raise DataError(
             f"{bad} of {len(values)} values of {name} in the {figure} are null, NaN or infinite: they have no place. "
             "Score these pairs again, or leave them out."
+        )
+    return values
+
+
+def finite(given: Sequence[float | None], what: str) -> FloatArray:
+    """What was measured of the curvature as float64, (len(given),).
+
+    Raises:
+        DataError: a value is null, NaN or infinite.
+    """
+    values = np.array(given, dtype=np.float64)
+    bad = int((~np.isfinite(values)).sum())
+    if bad:
+        raise DataError(
+            f"{bad} of {len(values)} {what} are not finite: they have no place. Measure again in float32 on a "
+            "checkpoint with finite loss."
         )
     return values

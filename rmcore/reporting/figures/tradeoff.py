@@ -1,7 +1,6 @@
 """What accuracy costs: every arm by accuracy and time, and by accuracy and calibration."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +13,7 @@ from rmcore.reporting.figures.arm_intervals import mean_value, seed_values
 from rmcore.reporting.figures.arms import ArmStyle, looks, short, shown
 from rmcore.reporting.figures.labels import place_labels
 from rmcore.reporting.figures.quantities import axis_label, capital, level, tick_text
-from rmcore.reporting.figures.style import dress, headline, new_figure, note, save
+from rmcore.reporting.figures.style import dress, headline, new_figure, note
 from rmcore.reporting.html.experiment_schema import ArmResult, CellResult, MetricInfo
 
 _SIDES = {True: "right", False: "left", None: ""}
@@ -28,19 +27,6 @@ class _Points(NamedTuple):
     """(cells, 2) of every arm."""
     means: dict[str, tuple[float, float]]
     """Of the arms that have both."""
-
-
-def tradeoff(
-    arms: Sequence[ArmResult],
-    cells: Sequence[CellResult],
-    infos: Mapping[str, MetricInfo],
-    out: Path,
-    *,
-    accuracy: str,
-    others: Sequence[str],
-) -> Path:
-    """Write `tradeoff_figure` to `out` (PNG); returns `out`."""
-    return save(tradeoff_figure(arms, cells, infos, accuracy=accuracy, others=others), out)
 
 
 def tradeoff_figure(

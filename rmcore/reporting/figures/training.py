@@ -1,7 +1,6 @@
 """Training curves: loss, accuracy, margin, learning rate and gradient norm over optimizer steps."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from rmcore.reporting.figures.style import (
     headline,
     new_figure,
     note,
-    save,
+    percent_ticks,
 )
 
 History = Sequence[Mapping[str, Any]]
@@ -31,11 +30,6 @@ History = Sequence[Mapping[str, Any]]
 
 _SMOOTH_FROM = 60  # logged points from which the training line is smoothed
 _WIDE_RANGE = 100.0  # ratio of the largest to the 10th percentile from which an axis is logarithmic
-
-
-def training_curves(history: History, out: Path, *, best_step: int | None = None) -> Path:
-    """Write `training_curves_figure` to `out` (PNG); returns `out`."""
-    return save(training_curves_figure(history, best_step=best_step), out)
 
 
 def training_curves_figure(history: History, *, best_step: int | None = None) -> Figure:
@@ -109,7 +103,7 @@ def _compared(ax: Axes, history: History, metric: str, label: str, best_step: in
         return
     if metric == "pairwise_accuracy":
         ax.axhline(0.5, color=MUTED, linestyle=":", linewidth=1.2)
-        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.0f} %"))
+        percent_ticks(ax.yaxis)
     elif metric == "mean_margin":
         ax.axhline(0.0, color=MUTED, linestyle=":", linewidth=1.2)
     _scale(ax, np.concatenate(drawn), symmetric=metric == "mean_margin")

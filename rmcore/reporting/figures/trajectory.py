@@ -1,7 +1,5 @@
 """Curvature along a training, at its evaluations or its checkpoints: both ends, the trace, the size of the margins."""
 
-from pathlib import Path
-
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -12,16 +10,14 @@ from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.style import (
     BLUE,
     GREEN,
-    INK,
     MUTED,
     ORANGE,
     PINK,
-    SMALL,
     dress,
     headline,
     new_figure,
     note,
-    save,
+    shared_legend,
 )
 from rmcore.reporting.figures.training import History, series
 
@@ -31,11 +27,6 @@ _STEP = "optimizer step"
 _NOWHERE = "curvature was not logged in this run: add curvature to train.callbacks"
 _NOT_HERE = "not measured: at checkpoints, add normalized to landscape.parts"
 _NORMALIZED = "hessian/lambda_max_normalized"
-
-
-def curvature_trajectory(history: History, out: Path, *, best_step: int | None = None) -> Path:
-    """Write `curvature_trajectory_figure` to `out` (PNG); returns `out`."""
-    return save(curvature_trajectory_figure(history, best_step=best_step), out)
 
 
 def curvature_trajectory_figure(history: History, *, best_step: int | None = None) -> Figure:
@@ -70,8 +61,7 @@ def curvature_trajectory_figure(history: History, *, best_step: int | None = Non
         _finish(ax, best_step, ends)
     if ends.lines:
         handles, labels = ends.get_legend_handles_labels()
-        style = {"fontsize": SMALL, "frameon": False, "labelcolor": INK}
-        figure.legend(handles, labels, loc="outside lower center", ncols=3, **style)
+        shared_legend(figure, 3, handles=handles, labels=labels)
     return figure
 
 

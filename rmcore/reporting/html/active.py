@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.html.summary import escape
+from rmcore.reporting.figures.claims import VERDICTS
+from rmcore.reporting.html.markdown import bullets, escape, text_table
 
-VERDICTS = {"supported": "✓ supported", "refuted": "✗ refuted", "inconclusive": "? inconclusive"}
 CLAIM_HEADINGS = ("claim", "verdict", "saving (95 % interval)", "why")
 CHECK_HEADINGS = ("acquisition", "labels", "accuracy (95 % interval)", "minus random's (95 % interval)")
 SHORT_HEADINGS = ("claimed saving", "verdict", "saving (95 % interval)")
@@ -19,21 +19,22 @@ def shown_saving(saving: Mapping[str, Any]) -> str:
         return (
             f"none: not reached in {saving['num_censored_active']} seeds, by random in {saving['num_censored_random']}"
         )
-    interval = numbers.interval(saving, "%")
-    return f"{numbers.percent(saving['value'])} ({interval})" if interval else numbers.percent(saving["value"])
+    return numbers.with_interval(saving, "share")
 
 
 def claim_rows(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """Each registered claim with its verdict."""
     return [
-        (claim["text"], VERDICTS[claim["verdict"]], shown_saving(claim["saving"]), claim["reason"])
+        (claim["text"], VERDICTS[claim["verdict"]].words, shown_saving(claim["saving"]), claim["reason"])
         for claim in found["claims"]
     ]
 
 
 def short_rows(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """The same for a terminal."""
-    return [(claim["name"], VERDICTS[claim["verdict"]], shown_saving(claim["saving"])) for claim in found["claims"]]
+    return [
+        (claim["name"], VERDICTS[claim["verdict"]].words, shown_saving(claim["saving"])) for claim in found["claims"]
+    ]
 
 
 def saving_rows(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -54,15 +55,15 @@ def saving_rows(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
 def check_rows(check: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """Accuracy under full fine-tuning by label count, and within seeds its distance from random choice."""
     return [
-        (name, str(count), _share(rows[place]), _share(check["difference"][name][place]) if name != "random" else "–")
+        (
+            name,
+            str(count),
+            numbers.with_interval(rows[place], "share"),
+            numbers.with_interval(check["difference"][name][place], "share") if name != "random" else "–",
+        )
         for name, rows in check["accuracy"].items()
         for place, count in enumerate(check["num_labels"])
     ]
-
-
-def _share(value: Mapping[str, Any]) -> str:
-    interval = numbers.interval(value, "%")
-    return f"{numbers.percent(value['value'])} ({interval})" if interval else numbers.percent(value["value"])
 
 
 def active_findings(found: Mapping[str, Any]) -> list[str]:
@@ -79,19 +80,14 @@ def active_findings(found: Mapping[str, Any]) -> list[str]:
 
 def active_markdown(found: Mapping[str, Any]) -> str:
     """Verdicts, savings and how they were taken."""
-    parts = [f"# {escape(found['headline'])}", _table(CLAIM_HEADINGS, claim_rows(found))]
-    parts += [_table(SAVING_HEADINGS, saving_rows(found))]
-    parts += ["\n".join(f"- {escape(line)}" for line in active_findings(found)[1:])]
+    parts = [f"# {escape(found['headline'])}", text_table(CLAIM_HEADINGS, claim_rows(found))]
+    parts += [text_table(SAVING_HEADINGS, saving_rows(found))]
+    parts += [bullets(map(escape, active_findings(found)[1:]))]
     if "check" in found:
-        parts += ["## Full fine-tuning", _table(CHECK_HEADINGS, check_rows(found["check"]))]
+        parts += ["## Full fine-tuning", text_table(CHECK_HEADINGS, check_rows(found["check"]))]
     registration = found.get("registration")
     if registration is not None:
         parts.append(
             f"Registration {registration['number']}, `{registration['hash'][:12]}`, frozen {registration['frozen_at']}."
         )
     return "\n\n".join(parts) + "\n"
-
-
-def _table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    lines = [f"| {' | '.join(headings)} |", "| --- " * len(headings) + "|"]
-    return "\n".join([*lines, *(f"| {' | '.join(escape(cell) for cell in row)} |" for row in rows)])

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from rmcore.core.metrics import METRICS, metric_spec
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.html.glossary import SPECTRUM, metric_term
 from rmcore.reporting.html.schema import Results
 
 HEADLINE_METRICS = ("pairwise_accuracy", "length_matched_accuracy", "ece_debiased", "negative_margin_rate")
@@ -34,23 +34,23 @@ def metric_interval(metric: Mapping[str, Any] | None, unit: str) -> str:
 
 
 def _metric_card(name: str, metric: Mapping[str, Any] | None) -> Card:
-    term = metric_term(name)
-    interval = metric_interval(metric, term.unit)
+    spec = metric_spec(name)
+    interval = metric_interval(metric, spec.unit)
     bounds = f"95 %: {interval}" if metric and numbers.interval(metric) else interval
-    return Card(term.label, numbers.text(metric["value"] if metric else None, term.unit), bounds, term.definition)
+    return Card(spec.label, numbers.text(metric["value"] if metric else None, spec.unit), bounds, spec.definition)
 
 
 def _curvature_card(spectrum: Mapping[str, Any]) -> Card:
     """λmax has an error bound, not an interval of a sample."""
-    term = SPECTRUM["lambda_max"]
+    spec = METRICS["lambda_max"]
     value = largest_eigenvalue(spectrum)
     if value is None:
         return Card(
-            term.label, numbers.MISSING, spectrum.get("reasons", {}).get("lambda_max", "not measured"), term.definition
+            spec.label, numbers.MISSING, spectrum.get("reasons", {}).get("lambda_max", "not measured"), spec.definition
         )
     residual = residual_of(spectrum, value)
     bound = "error bound unknown" if residual is None else f"± {numbers.decimal(residual)} (residual)"
-    return Card(term.label, numbers.decimal(value), bound, term.definition)
+    return Card(spec.label, numbers.decimal(value), bound, spec.definition)
 
 
 def largest_eigenvalue(spectrum: Mapping[str, Any]) -> float | None:

@@ -1,12 +1,13 @@
 """The record of one experiment that its report renders: plain, JSON-ready types.
 
 Shares are fractions (0.712), not percentages; undefined numbers are None, never NaN. Metric names are those of
-`experiments.catalogue`, for example `eval/test_pairwise_accuracy`.
+`rmcore.core.metrics`, for example `eval/test_pairwise_accuracy`.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
+from rmcore.core.metrics import Unit
 from rmcore.reporting.html.schema import Check, Metric, Symptom
 
 
@@ -15,8 +16,7 @@ class MetricInfo(TypedDict):
 
     label: str
     """In words, without unit: `held-out pairwise accuracy`."""
-    unit: Literal["share", "seconds", "pairs/s", "MiB", "steps", "nats", ""]
-    """share: a fraction that is shown in percent."""
+    unit: Unit
     higher_is_better: bool | None
     """None: neither."""
 

@@ -5,7 +5,7 @@ from rmcore.reporting.figures.arms import main_metrics
 from rmcore.reporting.figures.claims import VERDICTS, claimed, subject, tally
 from rmcore.reporting.figures.quantities import compared, interval, level
 from rmcore.reporting.html.experiment_schema import ArmResult, ExperimentResults, HypothesisResult, MetricInfo
-from rmcore.reporting.html.summary import escape
+from rmcore.reporting.html.markdown import escape, table, text_table
 
 
 def experiment_markdown(results: ExperimentResults) -> str:
@@ -47,16 +47,15 @@ def web_address(address: str | None) -> str | None:
 def _verdicts(results: ExperimentResults) -> list[str]:
     if not results["hypotheses"]:
         return []
-    head = ["| claim | verdict | measured (95 % interval) | claimed | why |", "| --- | --- | --- | --- | --- |"]
+    headings = ("claim", "verdict", "measured (95 % interval)", "claimed", "why")
     rows = []
     for item in results["hypotheses"]:
         info = metric_info(results, item["metric"])
         value, bounds = measured(item, info["unit"])
         seen = f"{value} ({bounds or 'no interval'}): {info['label']}, {subject(item)}"
         claim, words = f"{item['name']}: {item['claim']}", VERDICTS[item["verdict"]].words
-        texts = (claim, words, seen, claimed(item, info["unit"]), item["reason"])
-        rows.append("| " + " | ".join(escape(text) for text in texts) + " |")
-    return [*head, *rows, ""]
+        rows.append((claim, words, seen, claimed(item, info["unit"]), item["reason"]))
+    return [text_table(headings, rows), ""]
 
 
 def _arms(results: ExperimentResults) -> list[str]:
@@ -64,13 +63,13 @@ def _arms(results: ExperimentResults) -> list[str]:
     if not names:
         return []
     labels = [escape(results["metrics"][name]["label"]) for name in names]
-    head = [f"| arm | {' | '.join(labels)} |", f"| --- |{' ---: |' * len(names)}"]
     rows = []
     for arm in results["arms"]:
         title = escape(arm["name"]) + (" (control)" if arm["is_control"] else "")
         values = [_mean(arm, name, results["metrics"][name]["unit"]) for name in names]
-        rows.append(f"| {title} | {' | '.join(values)} |")
-    return [*head, *rows, "", f"Means over seeds {escape(', '.join(map(str, results['seeds'])))}, 95 % intervals.", ""]
+        rows.append([title, *values])
+    means = table(("arm", *labels), rows, right=range(1, len(names) + 1))
+    return [means, "", f"Means over seeds {escape(', '.join(map(str, results['seeds'])))}, 95 % intervals.", ""]
 
 
 def _mean(arm: ArmResult, name: str, unit: str) -> str:

@@ -1,105 +1,43 @@
-"""What each number is called, its unit, how it is defined, and the words that a reader needs.
+"""The words that a reader needs: what the parts of the curvature and of readiness are, and what terms mean.
 
-Definitions repeat those of rmcore.evaluation and rmcore.landscape in one sentence each.
+What the metrics themselves are called stands in rmcore.core.metrics.
 """
 
 from typing import NamedTuple
 
+from rmcore.core.metrics import METRICS
+
 
 class Term(NamedTuple):
-    """A number as readers see it. `unit`: "%" for shares, "count", "" for plain numbers, else a word to append."""
+    """A number as readers see it. `unit`: "share", "count", "" for plain numbers, else a word to append."""
 
     label: str
     unit: str
     definition: str
 
 
-METRICS: dict[str, Term] = {
-    "pairwise_accuracy": Term(
-        "pairwise accuracy", "%", "share of pairs whose chosen side gets the higher reward; ties count on neither side"
-    ),
-    "length_matched_accuracy": Term(
-        "length-matched accuracy",
-        "%",
-        "pairwise accuracy where the two completions differ by less than 15 % in characters, so length cannot help",
-    ),
-    "longer_wins_accuracy": Term(
-        "“the longer one wins”", "%", "accuracy of always preferring the longer completion: a yardstick, not this model"
-    ),
-    "tie_rate": Term("ties", "%", "share of pairs with exactly equal rewards"),
-    "loss": Term("loss", "nats", "mean of log(1 + exp(−margin)); 0.693 is guessing"),
-    "mean_margin": Term("mean margin", "logits", "mean of reward(chosen) − reward(rejected)"),
-    "margin_std": Term("spread of margins", "logits", "standard deviation of the margins"),
-    "margin_p05": Term("margin, 5th percentile", "logits", "5 % of the margins are below"),
-    "margin_p25": Term("margin, 25th percentile", "logits", "a quarter of the margins is below"),
-    "margin_p50": Term("median margin", "logits", "half of the margins are below"),
-    "margin_p75": Term("margin, 75th percentile", "logits", "three quarters of the margins are below"),
-    "margin_p95": Term("margin, 95th percentile", "logits", "95 % of the margins are below"),
-    "negative_margin_rate": Term("negative margins", "%", "share of pairs ranked the wrong way round"),
-    "ece_debiased": Term(
-        "calibration error (ECE), debiased",
-        "",
-        "mean gap between confidence max(p, 1 − p), p = sigmoid(margin), and accuracy over bins of confidence, without "
-        "the upward bias of binning; 0 where none was found",
-    ),
-    "ece_tempered_debiased": Term(
-        "ECE after temperature, debiased", "", "the same of margin / temperature, on pairs it was not fitted on"
-    ),
-    "temperature": Term(
-        "temperature",
-        "",
-        "the number to divide margins by for the best probabilities; above 1 the model is too sure of itself",
-    ),
-    "brier": Term("Brier score", "", "mean squared error of the probability; 0.25 is guessing"),
-    "roc_auc": Term(
-        "ROC AUC (secondary)",
-        "",
-        "chance that a chosen side outscores a rejected side of any prompt; compares offsets between prompts that "
-        "training leaves free",
-    ),
-    "pooled_reward_variance": Term("reward variance, pooled", "logits²", "variance of all held-out rewards together"),
-    "within_prompt_reward_variance": Term(
-        "reward variance within prompts", "logits²", "variance among answers to the same prompt, averaged over prompts"
-    ),
-    "train_test_gap": Term("train − test accuracy", "%", "how much better the model does on pairs that it has seen"),
-    "loss_after_temperature": Term(
-        "loss after temperature", "nats", "loss of margin / temperature: what is left when the scale is set right"
-    ),
-    "readiness_v1": Term("readiness v1", "", "the weighted score of the readiness section"),
-    "on_policy_accuracy": Term("on-policy accuracy", "%", "accuracy on pairs of the policy's own samples"),
-    "hard_accuracy": Term("hard on-policy accuracy", "%", "the same where the shorter sample is the better one"),
-    "win_rate_16": Term("best-of-16 win rate", "%", "how often the best of 16 samples beats one more"),
-    "planned_gain": Term("gain at the planned KL", "sd", "of the gold reward, in deviations within prompts"),
-    "headroom": Term("headroom", "", "distance to the gold reward's peak over the planned distance"),
-    "signal_share": Term("signal share", "%", "of the variance within prompts that other training data repeat"),
-    "gain_probability": Term("probability of that gain", "%", "as for the gold world's small reward models"),
-}
+def _term(name: str) -> Term:
+    spec = METRICS[name]
+    return Term(spec.label, spec.unit, spec.definition)
 
-_PATTERNS: dict[str, Term] = {
-    "pairwise_accuracy[": Term("accuracy: {}", "%", "pairwise accuracy over the pairs of this subset"),
-    "tpr@": Term("true positive rate at {}", "%", "share of chosen sides with sigmoid(reward − mean) at or above it"),
-    "fpr@": Term(
-        "false positive rate at {}", "%", "share of rejected sides with sigmoid(reward − mean) at or above it"
-    ),
-    "fnr@": Term("false negative rate at {}", "%", "share of chosen sides with sigmoid(reward − mean) below it"),
-}
 
 SPECTRUM: dict[str, Term] = {
-    "lambda_max": Term("largest eigenvalue λmax", "", "curvature of the loss along its sharpest direction"),
-    "lambda_min": Term("smallest eigenvalue λmin", "", "negative: along some direction the loss still bends down"),
-    "trace_estimate": Term("trace", "", "sum of all eigenvalues, estimated with random probes"),
-    "negative_mass": Term("negative mass", "%", "sizes of the negative eigenvalues together, as a share of all sizes"),
-    "effective_rank": Term(
-        "effective rank", "", "about how many directions carry the curvature: k for k equal eigenvalues"
-    ),
-    "condition_number": Term("condition number", "", "largest over smallest resolved positive eigenvalue"),
-    "sharpness_score": Term("sharpness λmax / trace", "", "share of the trace in one direction"),
-    "flatness_index": Term("flatness 1 / λmax", "", "grows merely because margins grow: never read it alone"),
+    name: _term(name)
+    for name in (
+        "lambda_max",
+        "lambda_min",
+        "trace_estimate",
+        "negative_mass",
+        "effective_rank",
+        "condition_number",
+        "sharpness_score",
+        "flatness_index",
+    )
 }
 
 NORMALIZED: dict[str, Term] = {
     "temperature": Term("size of the margins", "logits", "their root mean square: what they are divided by here"),
-    "lambda_max": Term("λmax at margins of size 1", "", "may be compared between models whose margins differ in size"),
+    "lambda_max": _term("lambda_max_normalized"),
     "lambda_min": Term("λmin at margins of size 1", "", "the most negative curvature of the same loss"),
     "trace": Term("trace at margins of size 1", "", "sum of all eigenvalues of the same loss"),
 }
@@ -191,6 +129,7 @@ WORDS: dict[str, str] = {
     "artifact, key": "the stored result of a stage; its key is a digest of everything that the result depends on",
     "cached": "the artifact existed already with the same key, so the stage was not run again",
 }
+
 _OF_EXPERIMENTS = {
     "arm": "one recipe: the base configuration with the changes that its row names",
     "control": "the arm that the others are compared with",
@@ -216,27 +155,9 @@ _OF_EXPERIMENTS = {
     "smallest detectable effect": "how far from the threshold the truth has to be for this number of seeds and prompts "
     "to find it four times out of five",
     "tuning": "trials of one setting of an arm before its cells run, with a seed of their own",
-    "band": "what the specification of the experiment calls failure, acceptable or success",
+    "band": "where rm-opt draws the line between failure, acceptable and success",
 }
 _SHARED_WORDS = ("pairwise accuracy", "margin", "calibration, ECE", "validation", "gate", "artifact, key", "cached")
 
 EXPERIMENT_WORDS: dict[str, str] = _OF_EXPERIMENTS | {word: WORDS[word] for word in _SHARED_WORDS}
 """What a reader of an experiment's report needs, some of it as in that of a pipeline."""
-
-
-def metric_term(name: str) -> Term:
-    """The term of a metric; one that is not listed keeps its own name, without definition."""
-    if name in METRICS:
-        return METRICS[name]
-    for prefix, term in _PATTERNS.items():
-        if name.startswith(prefix):
-            return term._replace(label=term.label.format(name[len(prefix) :].removesuffix("]")))
-    return Term(name.replace("_", " "), "", "")
-
-
-def metric_order(name: str) -> tuple[int, str]:
-    """Sort key: listed metrics in the order of METRICS, then subsets and thresholds, then the rest by name."""
-    if name in METRICS:
-        return list(METRICS).index(name), ""
-    listed = [index for index, prefix in enumerate(_PATTERNS) if name.startswith(prefix)]
-    return len(METRICS) + (listed[0] if listed else len(_PATTERNS)), name

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from rmcore.core.metrics import metric_order, metric_spec
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.html import curvature, glossary, policy, rlhf
 from rmcore.reporting.html.cards import headline_cards, metric_interval
@@ -93,22 +94,22 @@ def view(results: Results) -> dict[str, Any]:
 
 
 def metric_rows(results: Results) -> list[MetricRow]:
-    """All metrics of both splits in the order of the glossary."""
+    """All metrics of both splits in the order of the registry."""
     test, ood = results["metrics"], results["ood_metrics"] or {}
     rows = []
-    for name in sorted({*test, *ood}, key=glossary.metric_order):
-        term = glossary.metric_term(name)
+    for name in sorted({*test, *ood}, key=metric_order):
+        spec = metric_spec(name)
         here, there = test.get(name), ood.get(name)
         rows.append(
             MetricRow(
                 name=name,
-                label=term.label,
-                definition=term.definition,
-                value=numbers.text(here["value"] if here else None, term.unit),
-                interval=metric_interval(here, term.unit),
+                label=spec.label,
+                definition=spec.definition,
+                value=numbers.text(here["value"] if here else None, spec.unit),
+                interval=metric_interval(here, spec.unit),
                 num=numbers.count(here["num"] if here else None),
-                ood_value=numbers.text(there["value"] if there else None, term.unit),
-                ood_interval=metric_interval(there, term.unit),
+                ood_value=numbers.text(there["value"] if there else None, spec.unit),
+                ood_interval=metric_interval(there, spec.unit),
             )
         )
     return rows
@@ -142,7 +143,7 @@ def _training_rows(results: Results) -> list[tuple[str, str]]:
     if metric is None or best is None:
         chosen = "none was chosen by validation pairs: the last step was kept"
     else:
-        chosen = f"{metric} {numbers.text(best, glossary.metric_term(metric.rpartition('/')[2]).unit)}"
+        chosen = f"{metric} {numbers.text(best, metric_spec(metric.rpartition('/')[2]).unit)}"
     return [
         ("optimizer steps", numbers.count(training["steps"])),
         ("kept checkpoint", f"step {numbers.count(training['best_step'])} ({chosen})"),

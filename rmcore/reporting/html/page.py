@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import jinja2
 
 from rmcore.core.errors import DataError
+from rmcore.core.metrics import metric_spec
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.html import glossary
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _DENSITY = 1.5  # pixels of a figure a CSS pixel
@@ -78,6 +78,6 @@ def date(moment: str) -> str:
 
 def gate_row(check: Mapping[str, Any]) -> dict[str, Any]:
     """One condition of the gate with its numbers as text."""
-    term = glossary.metric_term(check["name"])
-    values = {key: numbers.text(check[key], term.unit) for key in ("value", "threshold")}
-    return {**check, **values, "label": term.label}
+    spec = metric_spec(check["name"])
+    values = {key: numbers.text(check[key], spec.unit) for key in ("value", "threshold")}
+    return {**check, **values, "label": spec.label}

@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
+from rmcore.core.metrics import METRICS
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.overoptimization import NAMES, finding
 from rmcore.reporting.figures.policy import CAREFUL, SCORES
-from rmcore.reporting.html.summary import escape
+from rmcore.reporting.html.markdown import bullets, escape, text_table
 
 CAPTIONS = {
     "overoptimization": "Further right the samples are chosen more sharply by the reward model. The proxy rises by "
@@ -15,8 +16,7 @@ CAPTIONS = {
     "all of them have learned wrong, such as a shortcut, they do not disagree about.",
 }
 PARTS = {
-    "on_policy_accuracy": "accuracy on pairs of the policy's own samples",
-    "hard_accuracy": "the same where the shorter sample is the better one",
+    **{name: METRICS[name].definition for name in ("on_policy_accuracy", "hard_accuracy")},
     "win_rate_4": "how often the best of 4 beats another sample",
     "win_rate_16": "how often the best of 16 beats another sample",
     "win_rate_64": "how often the best of 64 beats another sample",
@@ -36,8 +36,7 @@ def shown(value: Mapping[str, Any]) -> str:
     """A number with its interval, or why there is none."""
     if value["value"] is None:
         return str(value.get("reason") or numbers.MISSING)
-    interval = numbers.interval(value)
-    return f"{numbers.decimal(value['value'])} ({interval})" if interval else numbers.decimal(value["value"])
+    return numbers.with_interval(value)
 
 
 def best_of_n_rows(results: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -108,8 +107,7 @@ def best_of_n_findings(results: Mapping[str, Any]) -> list[str]:
 
 def best_of_n_markdown(results: Mapping[str, Any]) -> str:
     """The table and the findings."""
-    table = markdown_table(BEST_OF_N_HEADINGS, best_of_n_rows(results), "Best-of-n")
-    return table + markdown_list(best_of_n_findings(results))
+    return titled_table("Best-of-n", BEST_OF_N_HEADINGS, best_of_n_rows(results), best_of_n_findings(results))
 
 
 def readiness_rows(results: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -121,9 +119,7 @@ def readiness_rows(results: Mapping[str, Any]) -> list[tuple[str, str]]:
 def readiness_markdown(results: Mapping[str, Any]) -> str:
     """Verdict, parts and checks."""
     checks = [f"{'pass' if check['passed'] else 'FAIL'}: {check['text']}" for check in results["gate"]]
-    return markdown_table(
-        ("part", "value, 95 %"), readiness_rows(results), results["verdict"]["headline"]
-    ) + markdown_list(checks)
+    return titled_table(results["verdict"]["headline"], ("part", "value, 95 %"), readiness_rows(results), checks)
 
 
 def validation_rows(results: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -150,8 +146,7 @@ def validation_markdown(results: Mapping[str, Any]) -> str:
         f"gain at least {results['min_gain']:g}, the gold reward of {results['num_turned']} turned",
         f"Brier score of the probability: {brier}",
     ]
-    table = markdown_table(VALIDATION_HEADINGS, validation_rows(results), "Readiness against the truth")
-    return table + markdown_list(lines)
+    return titled_table("Readiness against the truth", VALIDATION_HEADINGS, validation_rows(results), lines)
 
 
 def curves_markdown(found: Mapping[str, Any]) -> str:
@@ -161,15 +156,9 @@ def curves_markdown(found: Mapping[str, Any]) -> str:
         for name, curves in found["proxies"].items()
         for curve in curves
     ]
-    return f"# Over-optimisation against {escape(found['gold'])}\n\n" + markdown_list(lines)
+    return f"# Over-optimisation against {escape(found['gold'])}\n\n{bullets(lines)}\n"
 
 
-def markdown_table(headings: tuple[str, ...], rows: list[Any], title: str) -> str:
-    """A title and a table."""
-    lines = [f"# {escape(title)}", "", f"| {' | '.join(headings)} |", "| --- " * len(headings) + "|"]
-    return "\n".join([*lines, *(f"| {' | '.join(escape(cell) for cell in row)} |" for row in rows)]) + "\n\n"
-
-
-def markdown_list(lines: list[str]) -> str:
-    """One item a line."""
-    return "\n".join(f"- {line}" for line in lines) + "\n"
+def titled_table(title: str, headings: tuple[str, ...], rows: list[Any], lines: list[str]) -> str:
+    """A title, a table and what follows from it."""
+    return f"# {escape(title)}\n\n{text_table(headings, rows)}\n\n{bullets(lines)}\n"

@@ -1,10 +1,11 @@
 """What a training against the reward model came to, as people read it: in the report, in a terminal, in Prefect."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.html.policy import markdown_list, markdown_table, shown
+from rmcore.reporting.html.markdown import bullets, escape, text_table
+from rmcore.reporting.html.policy import shown
 
 CAPTIONS = {
     "rlhf": "The proxy is what the policy is trained on, so it rises. Where gold no longer follows, training on does "
@@ -115,15 +116,12 @@ def rlhf_section(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 def rlhf_markdown(record: Mapping[str, Any]) -> str:
     """Verdict, points, refreshes and findings."""
-    text = markdown_table(RLHF_HEADINGS, rlhf_rows(record), record["verdict"]["headline"])
+    parts = [f"# {escape(record['verdict']['headline'])}", text_table(RLHF_HEADINGS, rlhf_rows(record))]
     refreshes = refresh_rows(record)
     if refreshes:
-        text += markdown_table(REFRESH_HEADINGS, refreshes, "Refreshes of the reward model")
-    return text + markdown_list(_escaped(rlhf_findings(record)[1:]))
-
-
-def _escaped(lines: Sequence[str]) -> list[str]:
-    return [line.replace("<", "&lt;") for line in lines]
+        parts += ["# Refreshes of the reward model", text_table(REFRESH_HEADINGS, refreshes)]
+    parts.append(bullets(line.replace("<", "&lt;") for line in rlhf_findings(record)[1:]))
+    return "\n\n".join(parts) + "\n"
 
 
 def _short(value: Mapping[str, Any], digits: int) -> str:

@@ -1,12 +1,9 @@
 """The result of a run in a few lines of Markdown, for a terminal and for Prefect's artifact view."""
 
-import re
-
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.html.cards import headline_cards
+from rmcore.reporting.html.markdown import bullets, escape, table
 from rmcore.reporting.html.schema import Results
-
-_SPECIAL = re.compile(r"([\\`*_\[\]<>|#~])")
 
 
 def summary_markdown(results: Results) -> str:
@@ -14,19 +11,16 @@ def summary_markdown(results: Results) -> str:
     verdict = results["verdict"]
     lines = [f"# {escape(verdict['headline'])}", ""]
     lines.append(f"{escape(results['run_name'])} · study {escape(results['study'])} · seed {results['seed']}")
-    lines += ["", "| number | value | 95 % interval |", "| --- | ---: | --- |"]
-    for card in headline_cards(results):
-        lines.append(f"| {escape(card.label)} | {card.value} | {escape(card.interval.removeprefix('95 %: '))} |")
+    cards = headline_cards(results)
+    rows = [(escape(card.label), card.value, escape(card.interval.removeprefix("95 %: "))) for card in cards]
+    lines += ["", table(("number", "value", "95 % interval"), rows, right={1})]
     if verdict["reasons"]:
         lines += ["", "What speaks against it:", ""]
-        lines += [f"- {escape(reason)}" for reason in verdict["reasons"]]
-    lines += ["", "| stage | took | where |", "| --- | ---: | --- |"]
+        lines.append(bullets(escape(reason) for reason in verdict["reasons"]))
+    stages = []
     for stage in results["stages"]:
         took = "cached" if stage["cached"] else numbers.duration(stage["wall_seconds"])
-        lines.append(f"| {escape(stage['name'])} | {took} | `{stage['path'].replace('`', '').replace('|', '/')}` |")
+        path = stage["path"].replace("`", "").replace("|", "/")
+        stages.append((escape(stage["name"]), took, f"`{path}`"))
+    lines += ["", table(("stage", "took", "where"), stages, right={1})]
     return "\n".join(lines) + "\n"
-
-
-def escape(text: str) -> str:
-    """One line of Markdown that shows `text` as it is."""
-    return _SPECIAL.sub(r"\\\1", " ".join(text.splitlines()))

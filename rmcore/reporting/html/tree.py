@@ -50,7 +50,7 @@ def scalar_text(path: Sequence[str], value: Any) -> str:
     """A leaf as text; fractions under a key that speaks of a share or an accuracy become percentages."""
     if isinstance(value, Mapping):
         text = scalar_text(path, value["value"])
-        bounds = numbers.interval(value, "%" if text.endswith("%") else "")
+        bounds = numbers.interval(value, "share" if text.endswith("%") else "")
         return f"{text} ({bounds})" if bounds else text
     if value is None:
         return numbers.MISSING

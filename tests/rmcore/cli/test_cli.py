@@ -116,7 +116,7 @@ def test_analyze_and_readiness_write_their_records(checkpoint, files):
     rm_opt("analyze", *shared, "--lanczos-steps", 4, "--trace-probes", 2, "--top-k", 2, "--parameters", "head")
     spectrum = json.loads(out.read_text())["spectrum"]
     assert len(spectrum["eigenvalues"]) == len(spectrum["residuals"]) == 4
-    done = rm_opt("readiness", *shared, "--train-data", files / "train.parquet")
+    done = rm_opt("readiness", "pairs", *shared, "--train-data", files / "train.parquet")
     record = json.loads(out.read_text())
     assert record["verdict"]["status"] in ("ready", "not_ready")
     assert {check["name"] for check in record["gate"]} >= {"pairwise_accuracy", "train_test_gap", "readiness_v1"}

@@ -13,7 +13,7 @@ from rmcore.config.pipeline import DataConfig
 from rmcore.core.errors import DataError
 from rmcore.data.audit import audit, format_audit
 from rmcore.data.pair import Message, PreferencePair
-from rmcore.data.readers.layouts import parse_record, recognise
+from rmcore.data.readers.layouts import recognise
 from rmcore.data.readers.sources import LoadedPairs, cap_prompts, load_pairs, take_out
 from rmcore.data.table import write_pairs
 from rmcore.stages.prepare import load_splits
@@ -104,7 +104,7 @@ def test_a_cap_on_a_rows_pairs_draws_the_same_wherever_the_row_stands(tmp_path: 
     rows = [{"prompt": f"p{i}", "answers": list("abcdefgh"), "ranks": [*range(8)]} for i in range(3)]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(rows[place]) + "\n" for place in order))
     loaded = load_pairs(str(tmp_path / "a.jsonl"), pairs_per_row=5)
-    alone = {row["prompt"]: parse_record(row, layout=recognise(row, most=5)) for row in rows}
+    alone = {row["prompt"]: recognise(row, most=5).parse(row).pairs for row in rows}
     assert loaded.pairs == [pair for place in order for pair in alone[f"p{place}"]]
     assert loaded.num_over_row_cap == 3 * (28 - 5)
     (notice,) = audit({"all": loaded.pairs}, [loaded])["notices"]

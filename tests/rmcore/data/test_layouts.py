@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rmcore.config.pipeline import DataConfig
 from rmcore.core.errors import DataError
 from rmcore.data.pair import Message, PreferencePair, is_blank
-from rmcore.data.readers.layouts import ColumnMap, Reason, RowRejected, parse_record, recognise
+from rmcore.data.readers.layouts import ColumnMap, Reason, RowRejected, recognise
 
 SYSTEM, HELLO, HI, ASK = (
     Message("system", "Be brief."),
@@ -22,6 +22,12 @@ SYSTEM, HELLO, HI, ASK = (
     Message("assistant", "Hi!"),
     Message("user", "Why?"),
 )
+
+
+def parse_record(row, columns=None):
+    """The pairs of one record, in the layout that its own columns decide."""
+    columns = columns or ColumnMap()
+    return recognise(row, columns).parse(columns.rename(row)).pairs
 
 
 def turns(*messages):
@@ -157,9 +163,7 @@ def test_a_bad_row_is_refused_with_its_reason(record, reason):
 def test_a_row_without_the_prompt_of_its_source_misses_a_value_and_is_not_taken_for_a_dialogue():
     layout = recognise({"prompt": "p", "chosen": "a", "rejected": "b"})
     with pytest.raises(RowRejected, match=Reason.MISSING_VALUE):
-        parse_record(
-            {"chosen": "\n\nHuman: x\n\nAssistant: a", "rejected": "\n\nHuman: x\n\nAssistant: b"}, layout=layout
-        )
+        layout.parse({"chosen": "\n\nHuman: x\n\nAssistant: a", "rejected": "\n\nHuman: x\n\nAssistant: b"})
 
 
 def test_shp_strength_is_the_log_of_the_score_ratio():

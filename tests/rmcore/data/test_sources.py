@@ -11,7 +11,7 @@ import source_sample as sample
 from rmcore.core.errors import DataError
 from rmcore.data.pair import Message, PreferencePair
 from rmcore.data.readers.layouts import ColumnMap
-from rmcore.data.readers.sources import is_local, iter_records, load_pairs, source_digest, source_kind
+from rmcore.data.readers.sources import iter_records, load_pairs, source_digest, source_kind
 
 ROWS, FORMATS, write = sample.ROWS, sample.FORMATS, sample.write
 PAIRS = [PreferencePair(row["prompt"], "ja", "no", row["margin"], {"subset": "α"}) for row in ROWS]
@@ -133,7 +133,6 @@ def test_what_a_source_is(tmp_path, monkeypatch):
         "a/b.parquet": "file", "./x": "file", "/x/y": "file", "~/x": "file", "a/b/c": "file", "": "folder",
     }  # fmt: skip
     assert {source: source_kind(source) for source in kinds} == kinds
-    assert [is_local(source) for source in ("squad", "owner/name", "none.csv")] == [False, True, True]
 
 
 def test_digest_follows_content_and_not_the_path(tmp_path):

@@ -12,25 +12,16 @@ from hypothesis import strategies as st
 
 import credit_sample as world
 from rmcore.core.errors import ConfigError, DataError
-from rmcore.policy.grpo.credit import (
-    GroupNormalizedCredit,
-    LengthCredit,
-    MetaCredit,
-    RewardModelCreditAssigner,
-    require_raw,
-)
+from rmcore.policy.grpo.credit import LengthCredit, RewardModelCreditAssigner, require_raw
 from rmcore.serving.scorer import RewardModelScorer
 
 B, ASSIGNERS, NO_NUMBERS, rollouts = world.B, world.ASSIGNERS, world.NO_NUMBERS, world.rollouts
 MODERATE = st.floats(-1e6, 1e6)
 WEIGHTS = st.floats(0, 1)
 METAS = st.lists(
-    st.fixed_dictionaries(
-        {"b": MODERATE, "rm_score": MODERATE, "num_tokens": st.integers(0, 4096), "prompt_id": st.sampled_from("xyz")}
-    ),
+    st.fixed_dictionaries({"b": MODERATE, "rm_score": MODERATE, "num_tokens": st.integers(0, 4096)}),
     max_size=8,
 )
-PER_ROLLOUT = ASSIGNERS[:8]
 
 
 def joined(metas, mode, weight=None, inner=B):
@@ -66,7 +57,7 @@ def test_a_weighted_credit_lies_between_value_and_score_and_swaps_with_them(meta
         slack = 1e-9 * (1 + abs(meta["b"]) + abs(meta["rm_score"]))
         low, high = sorted([meta["b"], meta["rm_score"]])
         assert low - slack <= credit <= high + slack
-    swapped = RewardModelCreditAssigner(MetaCredit("rm_score"), mode="weighted", weight=1 - weight, score_key="b")
+    swapped = RewardModelCreditAssigner(world.FromMeta("rm_score"), mode="weighted", weight=1 - weight, score_key="b")
     assert swapped.assign(rollouts(metas)) == pytest.approx(credits, rel=1e-9, abs=1e-6)
 
 
@@ -81,7 +72,7 @@ def test_bonuses_add_up(metas, first, second):
 @given(METAS)
 def test_value_and_score_are_alike_to_a_sum_and_a_product(metas):
     for mode in ("add", "multiply"):
-        swapped = RewardModelCreditAssigner(MetaCredit("rm_score"), mode=mode, score_key="b")
+        swapped = RewardModelCreditAssigner(world.FromMeta("rm_score"), mode=mode, score_key="b")
         assert swapped.assign(rollouts(metas)) == joined(metas, mode)
 
 
@@ -112,7 +103,7 @@ def test_credit_follows_its_rollout_wherever_it_stands(assigner, metas, random):
 
 
 @given(METAS, st.integers(0, 8))
-@pytest.mark.parametrize("assigner", PER_ROLLOUT, ids=lambda assigner: repr(assigner)[:60])
+@pytest.mark.parametrize("assigner", ASSIGNERS, ids=lambda assigner: repr(assigner)[:60])
 def test_a_raw_credit_does_not_depend_on_the_other_rollouts(assigner, metas, cut):
     assert assigner.assign(rollouts(metas[:cut])) + assigner.assign(rollouts(metas[cut:])) == assigner.assign(
         rollouts(metas)
@@ -146,13 +137,12 @@ def test_no_rollouts_have_no_credits(assigner):
 def test_no_rollouts_ask_no_inner():
     inner = world.Gives(None)
     assert RewardModelCreditAssigner(inner, mode="add").assign([]) == []
-    assert GroupNormalizedCredit(inner, "prompt_id").assign([]) == []
     assert inner.asked == 0
 
 
 def test_numbers_of_numpy_and_fractions_become_floats():
     kinds = [np.float32(1.5), np.float64(2.5), np.int64(3), 4, Fraction(1, 2)]
-    credits = B.assign(rollouts([{"b": number} for number in kinds]))
+    credits = RewardModelCreditAssigner(score_key="b").assign(rollouts([{"b": number} for number in kinds]))
     assert credits == [1.5, 2.5, 3.0, 4.0, 0.5]
     assert {type(credit) for credit in credits} == {float}
 
@@ -165,7 +155,7 @@ def test_the_scorer_and_the_credit_agree_where_the_score_is():
 @pytest.mark.parametrize(
     ("inner", "settings", "match"),
     [
-        (B, {}, "mode='replace', inner=MetaCredit.* would ignore an inner"),
+        (B, {}, "mode='replace', inner=.*FromMeta.* would ignore an inner"),
         (None, {"mode": "add"}, "mode='add', inner=None: .* a join needs one"),
         (None, {"mode": "multiply"}, "mode='multiply', inner=None"),
         (None, {"mode": "weighted", "weight": 0.5}, "mode='weighted', inner=None"),
@@ -199,8 +189,8 @@ def test_length_is_not_paid_for():
         LengthCredit(-0.01)
 
 
-def test_credits_are_normalised_where_they_came_out_of_a_group():
-    group = GroupNormalizedCredit(B, "prompt_id")
+def test_credits_are_normalised_where_their_inner_says_so():
+    group = world.FromMeta("b", normalized=True)
     raw = [RewardModelCreditAssigner(), B, LengthCredit(0.1), RewardModelCreditAssigner(B, mode="add")]
     for assigner in raw:
         assert not assigner.normalized

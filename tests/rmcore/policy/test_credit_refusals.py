@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 import credit_sample as world
 from rmcore.core.errors import DataError
 from rmcore.data.pair import Message
-from rmcore.policy.grpo.credit import GroupNormalizedCredit, LengthCredit, RewardModelCreditAssigner
+from rmcore.policy.grpo.credit import LengthCredit, RewardModelCreditAssigner
 from rmcore.serving.scorer import Rollout, Step
 
 B, ASSIGNERS, NO_NUMBERS, Gives, rollouts = world.B, world.ASSIGNERS, world.NO_NUMBERS, world.Gives, world.rollouts
 READERS = {
     "rm_score": [assigner for assigner in ASSIGNERS if "RewardModel" in repr(assigner)],
-    "b": [assigner for assigner in ASSIGNERS if "key='b'" in repr(assigner)],
     "num_tokens": [assigner for assigner in ASSIGNERS if "num_tokens" in repr(assigner)],
 }
 READS = [(key, assigner) for key, assigners in READERS.items() for assigner in assigners]
@@ -56,7 +55,7 @@ def test_a_message_stays_short_and_names_any_prompt():
     turns = [Message("system", "be brief"), Message("user", "why? " * 50)]
     asked = [Rollout([Step(prompt=turns, completion="c")], {"b": "much " * 1000}), Rollout([], {"b": 1.0})]
     with pytest.raises(DataError, match=r"rollout 0 of the list \(prompt 'be brief why\? why\?") as caught:
-        B.assign(asked)
+        RewardModelCreditAssigner(score_key="b").assign(asked)
     assert len(str(caught.value)) < 400
     with pytest.raises(DataError, match=r"rollout 0 of the list \(prompt '', meta of \['b'\]\) has no 'rm_score'"):
         RewardModelCreditAssigner().assign(asked[1:])
@@ -74,11 +73,6 @@ def test_a_negative_number_of_tokens_is_no_count(tokens):
 
 
 @pytest.mark.parametrize(
-    "wrap",
-    [lambda inner: RewardModelCreditAssigner(inner, mode="add"), lambda inner: GroupNormalizedCredit(inner, "g")],
-    ids=["add", "group"],
-)
-@pytest.mark.parametrize(
     ("answer", "match"),
     [
         ([], "Gives gave 0 values for 2 rollouts"),
@@ -89,9 +83,9 @@ def test_a_negative_number_of_tokens_is_no_count(tokens):
         (np.array([1.0, -np.inf]), "rollout 1 of the list .* has .*-inf.* from Gives"),
     ],
 )
-def test_an_inner_that_answers_wrongly_is_named(wrap, answer, match):
+def test_an_inner_that_answers_wrongly_is_named(answer, match):
     with pytest.raises(DataError, match=match):
-        wrap(Gives(answer)).assign(rollouts([{"rm_score": 0.0, "g": 1}, {"rm_score": 0.0, "g": 1}]))
+        RewardModelCreditAssigner(Gives(answer), mode="add").assign(rollouts([{"rm_score": 0.0}, {"rm_score": 0.0}]))
 
 
 def test_an_inner_may_answer_with_an_array():
@@ -99,11 +93,10 @@ def test_an_inner_may_answer_with_an_array():
     assert RewardModelCreditAssigner(Gives(np.array([10.0, 20.0])), mode="add").assign(asked) == [11.0, 22.0]
 
 
-def test_an_inner_is_not_asked_where_a_score_or_a_group_lacks():
+def test_an_inner_is_not_asked_where_a_score_lacks():
     inner = Gives([0.0, 0.0])
-    for assigner in (RewardModelCreditAssigner(inner, mode="add"), GroupNormalizedCredit(inner, "g")):
-        with pytest.raises(DataError, match="rollout 1 "):
-            assigner.assign(rollouts([{"rm_score": 0.0, "g": 1}, {}]))
+    with pytest.raises(DataError, match="rollout 1 "):
+        RewardModelCreditAssigner(inner, mode="add").assign(rollouts([{"rm_score": 0.0}, {}]))
     assert inner.asked == 0
 
 
@@ -119,14 +112,3 @@ def test_an_inner_is_not_asked_where_a_score_or_a_group_lacks():
 def test_a_credit_beyond_any_float_is_refused(assigner, source):
     with pytest.raises(DataError, match=f"rollout 1 .*question 1.* has {source}"):
         assigner.assign(rollouts([{"b": 0.0, "rm_score": 0.0}, {"b": 1e308, "rm_score": 1e308}]))
-
-
-@pytest.mark.parametrize("group", [None, math.nan, 1.0, ["x"], ("x",)])
-def test_a_rollout_without_a_group_is_named(group):
-    asked = rollouts([{"b": 1.0, "g": "x"}, {"b": 1.0, "g": group}])
-    with pytest.raises(DataError) as caught:
-        GroupNormalizedCredit(B, "g").assign(asked)
-    message = str(caught.value)
-    assert "rollout 1 of the list (prompt 'question 1', meta of ['b', 'g'])" in message
-    assert f"has the group {group!r}" in message
-    assert "a text or an integer as 'g'" in message

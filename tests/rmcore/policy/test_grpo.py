@@ -12,13 +12,14 @@ from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GPT2Config
 
 import small_policies as policies
+from credit_sample import FromMeta
 from rmcore.config.pipeline import GoldConfig, RlhfConfig, TrainConfig
 from rmcore.core.errors import ConfigError, DataError, ModelError, NotReadyError, ServingError, TrainingError
 from rmcore.core.files import read_json_lines
 from rmcore.core.tracking import MemoryTracker
 from rmcore.data.pair import Message
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.policy.grpo.credit import GroupNormalizedCredit, LengthCredit, RewardModelCreditAssigner
+from rmcore.policy.grpo.credit import LengthCredit, RewardModelCreditAssigner
 from rmcore.policy.grpo.grpo import make_grpo_with_rm
 from rmcore.policy.grpo.local_reward import LocalReward
 from rmcore.policy.grpo.policy_meter import QUANTITIES, PolicyMeter, StartPools
@@ -213,7 +214,7 @@ def test_a_price_of_length_is_taken_off(policy, tmp_path):
 
 
 def test_credit_that_is_normalised_already_is_refused(policy, tmp_path):
-    credit = RewardModelCreditAssigner(GroupNormalizedCredit(LengthCredit(0.1), group_key="place"), mode="add")
+    credit = RewardModelCreditAssigner(FromMeta("place", normalized=True), mode="add")
     with pytest.raises(ConfigError, match="group"):
         trainer(policy, Scorer(len), tmp_path, credit=credit)
 

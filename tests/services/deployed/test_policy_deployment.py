@@ -59,7 +59,7 @@ def test_best_of_n_as_a_command_computes_nothing_again_and_shows(command, with_p
 
 
 def test_readiness_v2_judges_the_same_samples(command, with_policy, drawn):
-    outcome, said = command.outcome("readiness", "--policy", "sft", "--preset", "smoke", config=with_policy)
+    outcome, said = command.outcome("readiness", "policy", "--policy", "sft", "--preset", "smoke", config=with_policy)
     assert outcome["executed"] == []
     found = outcome["results"]
     assert found["readiness"]["version"] == "v2"
@@ -93,7 +93,7 @@ def test_the_study_runs_and_says_which_score_it_is(command, with_policy, drawn):
     settings = [word for setting in smaller for word in ("--set", setting)]
     policy = with_policy.model_dump(mode="json", include={"policy"})["policy"]
     settings += [word for name, value in policy.items() for word in ("--set", f"policy.{name}={json.dumps(value)}")]
-    outcome, said = command.outcome("readiness", "--validate", "--size", "smoke", *settings)
+    outcome, said = command.outcome("readiness", "validate", "--size", "smoke", *settings)
     found = outcome["results"]
     assert outcome["executed"] == ["population", "validation"]
     assert (found["num_backbones"], found["num_models"]) == (2, 22)
@@ -135,7 +135,7 @@ def test_everything_may_come_from_outside(command, with_policy, smoke, drawn, ow
 def test_readiness_v2_without_a_judge_is_refused_before_anything_runs(command, with_policy, own_pairs):
     before = command.made()
     theirs = ["--policy", "sft", "--data", own_pairs]
-    done = command("readiness", *theirs, "--preset", "smoke", config=with_policy, check=False)
+    done = command("readiness", "policy", *theirs, "--preset", "smoke", config=with_policy, check=False)
     assert done.returncode == 2
     assert "nobody knows it" in " ".join(done.stderr.split())
     assert "policy.samples" in done.stderr

@@ -3,12 +3,8 @@
 import numpy as np
 import pytest
 
-from rmcore.reporting.figures.active import (
-    label_efficiency,
-    label_efficiency_figure,
-    label_savings_figure,
-    savings_figure,
-)
+from rmcore.reporting.figures.active import label_efficiency_figure, label_savings_figure
+from rmcore.reporting.figures.style import save
 
 NAMES = ("random", "entropy", "variance", "bald", "d-optimal")
 COUNTS = [100, 200, 400, 800]
@@ -64,7 +60,7 @@ def test_savings_have_intervals_and_what_is_censored_is_written():
 
 def test_nothing_reached_at_all_is_still_a_figure(tmp_path):
     everything = {(name, share) for name in NAMES for share in (0.5, 0.8)}
-    place = savings_figure(study(missing=everything), tmp_path / "savings.png")
+    place = save(label_savings_figure(study(missing=everything)), tmp_path / "savings.png")
     assert place.read_bytes().startswith(b"\x89PNG")
-    first = label_efficiency(study(), tmp_path / "curves.png").read_bytes()
-    assert label_efficiency(study(), tmp_path / "again.png").read_bytes() == first
+    first = save(label_efficiency_figure(study()), tmp_path / "curves.png").read_bytes()
+    assert save(label_efficiency_figure(study()), tmp_path / "again.png").read_bytes() == first

@@ -8,10 +8,10 @@ from matplotlib.image import imread
 
 import curvature_sample as sample
 from rmcore.core.errors import DataError
-from rmcore.reporting.figures.density import density, density_figure
-from rmcore.reporting.figures.gauss_newton import hessian_and_gauss_newton, hessian_and_gauss_newton_figure
-from rmcore.reporting.figures.layers import heatmap_cells, layers, layers_figure, short_names
-from rmcore.reporting.figures.style import DPI
+from rmcore.reporting.figures.density import density_figure
+from rmcore.reporting.figures.gauss_newton import hessian_and_gauss_newton_figure
+from rmcore.reporting.figures.layers import heatmap_cells, layers_figure, short_names
+from rmcore.reporting.figures.style import DPI, save
 
 
 def title_of(figure) -> str:
@@ -48,11 +48,11 @@ def layer_record(tensors, blocks):
 @pytest.mark.slow
 def test_files_are_pngs_of_the_expected_size(tmp_path):
     spectrum, gauss_newton = sample.spectrum(), sample.gauss_newton()
-    written = hessian_and_gauss_newton(spectrum, gauss_newton, tmp_path / "deep" / "a.png")
+    written = save(hessian_and_gauss_newton_figure(spectrum, gauss_newton), tmp_path / "deep" / "a.png")
     assert imread(written).shape[:2] == pytest.approx((4.6 * DPI, 10.0 * DPI), abs=1)
-    assert imread(density(sample.density(), tmp_path / "b.png")).min() < 0.5
+    assert imread(save(density_figure(sample.density()), tmp_path / "b.png")).min() < 0.5
     few = layer_record([], [block("a.0")])
-    heights = [imread(layers(record, tmp_path / "c.png")).shape[0] for record in (few, sample.layers())]
+    heights = [imread(save(layers_figure(record), tmp_path / "c.png")).shape[0] for record in (few, sample.layers())]
     assert heights[0] < heights[1]  # a row more, a strip more
 
 
@@ -231,7 +231,7 @@ def test_odd_spectra(hessian, curved, draw):
 
 
 def test_spectra_that_cannot_be_drawn_are_refused():
-    with pytest.raises(DataError, match="10 eigenvalues of the Hessian but 1 residuals"):
+    with pytest.raises(DataError, match="10 eigenvalues but 1 residuals"):
         hessian_and_gauss_newton_figure(sample.spectrum() | {"residuals": [0.1]}, sample.gauss_newton())
     broken = sample.gauss_newton() | {"eigenvalues": [float("inf"), 1.0]}
     with pytest.raises(DataError, match="1 of 2 eigenvalues of the Gauss-Newton matrix are not finite"):

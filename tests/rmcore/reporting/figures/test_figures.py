@@ -7,43 +7,46 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.image import imread
 
 import figure_sample as sample
-from rmcore.reporting.figures.calibration import reliability_diagram, reliability_diagram_figure
-from rmcore.reporting.figures.context import accuracy_in_context, accuracy_in_context_figure
-from rmcore.reporting.figures.landscape import eigenvalues, eigenvalues_figure
-from rmcore.reporting.figures.length import reward_by_length, reward_by_length_figure
-from rmcore.reporting.figures.margins import margin_histogram, margin_histogram_figure
-from rmcore.reporting.figures.style import DPI
-from rmcore.reporting.figures.training import training_curves, training_curves_figure
+from rmcore.reporting.figures.calibration import reliability_diagram_figure
+from rmcore.reporting.figures.context import accuracy_in_context_figure
+from rmcore.reporting.figures.landscape import eigenvalues_figure
+from rmcore.reporting.figures.length import reward_by_length_figure
+from rmcore.reporting.figures.margins import margin_histogram_figure
+from rmcore.reporting.figures.style import DPI, save
+from rmcore.reporting.figures.training import training_curves_figure
 
 history, rewards, bins, spectrum, item = sample.history, sample.rewards, sample.bins, sample.spectrum, sample.item
 ECE, CONTEXT = sample.ECE, sample.CONTEXT
 
 
 @pytest.mark.parametrize(
-    ("write", "data", "inches"),
+    ("draw", "data", "inches"),
     [
-        (training_curves, (history(),), (11.0, 6.4)),
-        (margin_histogram, (rewards(),), (8.0, 4.4)),
-        (reliability_diagram, (bins(), ECE), (6.4, 6.2)),
-        (reward_by_length, (rewards(),), (8.0, 4.6)),
-        (eigenvalues, (spectrum(),), (8.0, 4.4)),
+        (training_curves_figure, (history(),), (11.0, 6.4)),
+        (margin_histogram_figure, (rewards(),), (8.0, 4.4)),
+        (reliability_diagram_figure, (bins(), ECE), (6.4, 6.2)),
+        (reward_by_length_figure, (rewards(),), (8.0, 4.6)),
+        (eigenvalues_figure, (spectrum(),), (8.0, 4.4)),
     ],
 )
-def test_files_are_pngs_of_the_expected_size(write, data, inches, tmp_path):
-    out = write(*data, tmp_path / "deep" / "figure.png")
+def test_files_are_pngs_of_the_expected_size(draw, data, inches, tmp_path):
+    out = save(draw(*data), tmp_path / "deep" / "figure.png")
     pixels = imread(out)
     assert pixels.shape[:2] == pytest.approx((inches[1] * DPI, inches[0] * DPI), abs=1)
     assert pixels.min() < 0.5  # something is drawn
 
 
 def test_the_same_data_gives_the_same_bytes(tmp_path):
-    first, second = (reward_by_length(rewards(2000), tmp_path / name).read_bytes() for name in ("a.png", "b.png"))
+    first, second = (
+        save(reward_by_length_figure(rewards(2000)), tmp_path / name).read_bytes() for name in ("a.png", "b.png")
+    )
     assert first == second
 
 
 def test_context_grows_with_its_rows(tmp_path):
     heights = [accuracy_in_context_figure(CONTEXT * n).get_figheight() for n in (1, 7)]
-    assert imread(accuracy_in_context(CONTEXT, tmp_path / "c.png")).shape[0] == pytest.approx(heights[0] * DPI, abs=1)
+    written = save(accuracy_in_context_figure(CONTEXT), tmp_path / "c.png")
+    assert imread(written).shape[0] == pytest.approx(heights[0] * DPI, abs=1)
     assert heights[1] > 3 * heights[0]
 
 

@@ -35,7 +35,7 @@ def test_missing_numbers_are_a_dash():
 def test_units():
     assert numbers.text(12345, "count") == "12,345"
     assert numbers.text(0.5, "nats") == "0.500\u00a0nats"
-    assert numbers.interval({"ci_low": 0.69, "ci_high": 0.734}, "%") == "69.0 to 73.4\u00a0%"
+    assert numbers.interval({"ci_low": 0.69, "ci_high": 0.734}, "share") == "69.0 to 73.4\u00a0%"
     assert [numbers.duration(s) for s in (3.21, 59.97, 125, 3599.7, 7800)] == [
         "3.2 s",
         "60.0 s",

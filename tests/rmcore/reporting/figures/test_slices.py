@@ -9,8 +9,8 @@ from matplotlib.image import imread
 
 from rmcore.landscape.sam import SamSharpness
 from rmcore.landscape.slices import LossSlice, LossSurface
-from rmcore.reporting.figures.slices import slices, slices_figure, surface, surface_figure
-from rmcore.reporting.figures.style import DPI
+from rmcore.reporting.figures.slices import slices_figure, surface_figure
+from rmcore.reporting.figures.style import DPI, save
 
 LINE = LossSlice(
     name="eigenvector of the largest eigenvalue, 12.5",
@@ -79,18 +79,18 @@ def drawn(ax, label):
 
 
 @pytest.mark.parametrize(
-    ("write", "record", "inches"),
+    ("draw", "record", "inches"),
     [
-        (slices, {"lines": [line()] * 2, "sam": SAM.to_dict()}, (7.8, 5.0)),
-        (surface, plane(), (7.4, 6.6)),
+        (slices_figure, {"lines": [line()] * 2, "sam": SAM.to_dict()}, (7.8, 5.0)),
+        (surface_figure, plane(), (7.4, 6.6)),
     ],
 )
-def test_files_are_pngs_of_the_expected_size_and_always_the_same(write, record, inches, tmp_path):
-    out = write(record, tmp_path / "deep" / "figure.png")
+def test_files_are_pngs_of_the_expected_size_and_always_the_same(draw, record, inches, tmp_path):
+    out = save(draw(record), tmp_path / "deep" / "figure.png")
     pixels = imread(out)
     assert pixels.shape[:2] == pytest.approx((inches[1] * DPI, inches[0] * DPI), abs=1)
     assert pixels.min() < 0.5
-    assert write(record, tmp_path / "again.png").read_bytes() == out.read_bytes()
+    assert save(draw(record), tmp_path / "again.png").read_bytes() == out.read_bytes()
 
 
 def test_each_line_has_its_loss_its_prediction_and_its_accuracy(draw):

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from rmcore.reporting.figures.style import DPI
-from rmcore.reporting.figures.trajectory import curvature_trajectory, curvature_trajectory_figure
+from rmcore.reporting.figures.style import DPI, save
+from rmcore.reporting.figures.trajectory import curvature_trajectory_figure
 
 
 def row(step, lambda_max=20.0, lambda_min=-3.0, trace=100.0, margin=1.0, **errors):
@@ -23,7 +23,7 @@ def points(ax, label):
 
 
 def test_file_is_a_png_of_the_expected_size(tmp_path):
-    pixels = imread(curvature_trajectory(HISTORY, tmp_path / "deep" / "figure.png", best_step=300))
+    pixels = imread(save(curvature_trajectory_figure(HISTORY, best_step=300), tmp_path / "deep" / "figure.png"))
     assert pixels.shape[:2] == pytest.approx((4.4 * DPI, 11.0 * DPI), abs=1)
     assert pixels.min() < 0.5
 

@@ -6,7 +6,8 @@ import pytest
 
 from rmcore.active.analysis import analyse, analyse_check
 from rmcore.config.pipeline import ActiveConfig, PipelineConfig
-from rmcore.reporting.figures.active import label_efficiency, savings_figure
+from rmcore.reporting.figures.active import label_efficiency_figure, label_savings_figure
+from rmcore.reporting.figures.style import save
 from rmcore.reporting.html.active import check_rows, claim_rows, saving_rows
 from rmcore.reporting.html.active_page import CAPTIONS, WORDS, write_active_report
 
@@ -51,8 +52,8 @@ def figures(tmp_path_factory):
     folder = tmp_path_factory.mktemp("figures")
     study = found()
     return {
-        "label_efficiency": label_efficiency(study, folder / "label_efficiency.png"),
-        "label_savings": savings_figure(study, folder / "label_savings.png"),
+        "label_efficiency": save(label_efficiency_figure(study), folder / "label_efficiency.png"),
+        "label_savings": save(label_savings_figure(study), folder / "label_savings.png"),
     }
 
 

@@ -11,7 +11,7 @@ from matplotlib.image import imread
 import report_sample as sample
 from rmcore.core.errors import DataError
 from rmcore.reporting.figures.style import new_figure, save
-from rmcore.reporting.html.glossary import READINESS_WEAKNESS, WORDS, metric_term
+from rmcore.reporting.html.glossary import READINESS_WEAKNESS, WORDS
 from rmcore.reporting.html.html import CAPTIONS, LONGEST_TEXT, shorten, view, write_report
 
 
@@ -188,9 +188,3 @@ def test_shortened_texts_keep_both_ends(text, longest):
 def test_long_mistakes_are_shortened_in_the_page(page):
     assert sample.results()["mistakes"][0]["rejected"] not in page.text
     assert len(page.text) < 60 * (3 * LONGEST_TEXT)
-
-
-def test_unknown_metrics_keep_their_name():
-    assert metric_term("brand_new") == ("brand new", "", "")
-    assert metric_term("pairwise_accuracy[a[b]]").label == "accuracy: a[b]"
-    assert metric_term("fpr@0.3").label == "false positive rate at 0.3"

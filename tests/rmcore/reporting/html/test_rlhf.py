@@ -5,7 +5,8 @@ import re
 import pytest
 
 import report_sample as sample
-from rmcore.reporting.figures.rlhf import rlhf_curves
+from rmcore.reporting.figures.rlhf import rlhf_curves_figure
+from rmcore.reporting.figures.style import save
 from rmcore.reporting.html.html import write_report
 from rmcore.reporting.html.rlhf import (
     DIGITS,
@@ -84,11 +85,11 @@ def test_rows_fit_their_headings(record):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_figure_is_drawn_whatever_the_record_lacks(kind, tmp_path):
-    figure = rlhf_curves(make(**KINDS[kind]), sample.rlhf_sample.best_of_n(), tmp_path / "rlhf.png")
+    figure = save(rlhf_curves_figure(make(**KINDS[kind]), sample.rlhf_sample.best_of_n()), tmp_path / "rlhf.png")
     assert figure.stat().st_size > 20_000
 
 
 @pytest.mark.parametrize("kind", ["whole", "nobody judged"])  # each has a gold curve to compare with, or none
 @pytest.mark.parametrize("best_of_n", [None, sample.rlhf_sample.best_of_n(gold=False)])
 def test_the_figure_is_drawn_whatever_best_of_n_lacks(kind, best_of_n, tmp_path):
-    assert rlhf_curves(make(**KINDS[kind]), best_of_n, tmp_path / "rlhf.png").stat().st_size > 20_000
+    assert save(rlhf_curves_figure(make(**KINDS[kind]), best_of_n), tmp_path / "rlhf.png").stat().st_size > 20_000

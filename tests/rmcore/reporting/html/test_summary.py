@@ -11,7 +11,7 @@ def test_verdict_numbers_reasons_and_paths():
     text = summary_markdown(results)
     assert text.startswith(f"# {results['verdict']['headline']}")
     assert numbers.percent(0.712) in text
-    assert numbers.interval(results["metrics"]["pairwise_accuracy"], "%") in text
+    assert numbers.interval(results["metrics"]["pairwise_accuracy"], "share") in text
     for stage in results["stages"]:
         assert stage["path"] in text
     for reason in results["verdict"]["reasons"]:

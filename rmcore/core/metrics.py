@@ -1,0 +1,388 @@
+"""The registry of metrics: what each is called, its unit, its definition, which way is better and how it is judged.
+
+Tables, figures, bands, experiments and MLflow's names look a metric up here; none has a table of its own. It stands in
+the core because evaluation and reporting, which may not import one another, both read it, and an experiment is declared
+without either. No stage imports it, so that a reworded label has no artifact computed again.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Unit = Literal["share", "seconds", "pairs/s", "MiB", "steps", "nats", "logits", "logits²", "sd", ""]
+"""How values are printed. share: a fraction, in percent; "": a plain number; the others are appended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bands:
+    """Words for where a value stands."""
+
+    about: str
+    """What they are said of: eval accuracy."""
+    words: tuple[tuple[float, float, str], ...]
+    """Both ends of each band; the first one that holds a value counts, so an end belongs to the band named first."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSpec:
+    """One metric. The fields from `cell_name` on are empty for what no cell of an experiment reports."""
+
+    name: str
+    """As it is computed: pairwise_accuracy."""
+    label: str
+    """Where one model is described."""
+    unit: Unit
+    definition: str = ""
+    """One clause for the reader of a report; empty where the label says it all."""
+    better: Literal["higher", "lower"] | None = None
+    """None: neither, or it is never compared."""
+    cell_name: str = ""
+    """As a cell and MLflow report it: eval/test_pairwise_accuracy."""
+    cell_label: str = ""
+    """Where arms are compared; empty: `label` there, too."""
+    stage: Literal["train", "evaluate", "landscape"] | None = None
+    """Which one a cell has it from; what `evaluate` scores on held-out pairs has an error over prompts."""
+    within_unit: bool = False
+    """Its true value cannot lie outside of [0, 1]. A difference of two shares can."""
+    needs_target: bool = False
+    """Defined only where the experiment declares a `target_accuracy`."""
+    bands: Bands | None = None
+    """The validation plan's."""
+
+    @property
+    def higher_is_better(self) -> bool | None:
+        """None: neither."""
+        return None if self.better is None else self.better == "higher"
+
+
+_OF_PAIRS = (
+    MetricSpec(
+        "pairwise_accuracy",
+        "pairwise accuracy",
+        "share",
+        "share of pairs whose chosen side gets the higher reward; ties count on neither side",
+        better="higher",
+        cell_name="eval/test_pairwise_accuracy",
+        cell_label="held-out pairwise accuracy",
+        stage="evaluate",
+        within_unit=True,
+        bands=Bands(
+            "eval accuracy",
+            ((0.58, 0.63, "acceptable"), (-math.inf, 0.58, "failure"), (0.63, math.inf, "success")),
+        ),
+    ),
+    MetricSpec(
+        "length_matched_accuracy",
+        "length-matched accuracy",
+        "share",
+        "pairwise accuracy where the two completions differ by less than 15 % in characters, so length cannot help",
+        better="higher",
+        cell_name="eval/test_length_matched_accuracy",
+        cell_label="accuracy on pairs of about equal length",
+        stage="evaluate",
+        within_unit=True,
+    ),
+    MetricSpec(
+        "longer_wins_accuracy",
+        "“the longer one wins”",
+        "share",
+        "accuracy of always preferring the longer completion: a yardstick, not this model",
+    ),
+    MetricSpec("tie_rate", "ties", "share", "share of pairs with exactly equal rewards"),
+    MetricSpec(
+        "loss",
+        "loss",
+        "nats",
+        "mean of log(1 + exp(−margin)); 0.693 is guessing",
+        better="lower",
+        cell_name="eval/test_loss",
+        cell_label="held-out loss",
+        stage="evaluate",
+    ),
+    MetricSpec(
+        "mean_margin",
+        "mean margin",
+        "logits",
+        "mean of reward(chosen) − reward(rejected)",
+        cell_name="eval/test_mean_margin",
+        cell_label="mean held-out margin",
+        stage="evaluate",
+    ),
+    MetricSpec("margin_std", "spread of margins", "logits", "standard deviation of the margins"),
+    MetricSpec("margin_p05", "margin, 5th percentile", "logits", "5 % of the margins are below"),
+    MetricSpec("margin_p25", "margin, 25th percentile", "logits", "a quarter of the margins is below"),
+    MetricSpec("margin_p50", "median margin", "logits", "half of the margins are below"),
+    MetricSpec("margin_p75", "margin, 75th percentile", "logits", "three quarters of the margins are below"),
+    MetricSpec("margin_p95", "margin, 95th percentile", "logits", "95 % of the margins are below"),
+    MetricSpec(
+        "negative_margin_rate",
+        "negative margins",
+        "share",
+        "share of pairs ranked the wrong way round",
+        better="lower",
+        cell_name="eval/test_negative_margin_rate",
+        cell_label="share of negative margins",
+        stage="evaluate",
+        within_unit=True,
+    ),
+    MetricSpec(
+        "ece_debiased",
+        "calibration error (ECE), debiased",
+        "",
+        "mean gap between confidence max(p, 1 − p), p = sigmoid(margin), and accuracy over bins of confidence, without "
+        "the upward bias of binning; 0 where none was found",
+        better="lower",
+        cell_name="calib/test_ece_debiased",
+        stage="evaluate",
+        within_unit=True,
+    ),
+    MetricSpec(
+        "ece_tempered_debiased",
+        "ECE after temperature, debiased",
+        "",
+        "the same of margin / temperature, on pairs it was not fitted on",
+    ),
+    MetricSpec(
+        "temperature",
+        "temperature",
+        "",
+        "the number to divide margins by for the best probabilities; above 1 the model is too sure of itself",
+    ),
+    MetricSpec(
+        "brier",
+        "Brier score",
+        "",
+        "mean squared error of the probability; 0.25 is guessing",
+        better="lower",
+        cell_name="calib/test_brier",
+        stage="evaluate",
+    ),
+    MetricSpec(
+        "roc_auc",
+        "ROC AUC (secondary)",
+        "",
+        "chance that a chosen side outscores a rejected side of any prompt; compares offsets between prompts that "
+        "training leaves free",
+    ),
+    MetricSpec(
+        "pooled_reward_variance", "reward variance, pooled", "logits²", "variance of all held-out rewards together"
+    ),
+    MetricSpec(
+        "within_prompt_reward_variance",
+        "reward variance within prompts",
+        "logits²",
+        "variance among answers to the same prompt, averaged over prompts",
+    ),
+    MetricSpec(
+        "train_test_gap",
+        "train − test accuracy",
+        "share",
+        "how much better the model does on pairs that it has seen",
+        better="lower",
+        cell_name="eval/train_test_gap",
+        cell_label="train accuracy minus held-out accuracy",
+        stage="evaluate",
+        bands=Bands(  # failure is only what lies beyond: gap > 15 points
+            "train-test gap",
+            ((0.10, 0.15, "acceptable"), (-math.inf, 0.10, "success"), (0.15, math.inf, "failure")),
+        ),
+    ),
+    MetricSpec(
+        "loss_after_temperature",
+        "loss after temperature",
+        "nats",
+        "loss of margin / temperature: what is left when the scale is set right",
+    ),
+)
+
+_OF_POLICIES = (
+    MetricSpec("readiness_v1", "readiness v1", "", "the weighted score of the readiness section"),
+    MetricSpec("on_policy_accuracy", "on-policy accuracy", "share", "accuracy on pairs of the policy's own samples"),
+    MetricSpec(
+        "hard_accuracy", "hard on-policy accuracy", "share", "the same where the shorter sample is the better one"
+    ),
+    MetricSpec("win_rate_16", "best-of-16 win rate", "share", "how often the best of 16 samples beats one more"),
+    MetricSpec("planned_gain", "gain at the planned KL", "sd", "of the gold reward, in deviations within prompts"),
+    MetricSpec("headroom", "headroom", "", "distance to the gold reward's peak over the planned distance"),
+    MetricSpec(
+        "signal_share", "signal share", "share", "of the variance within prompts that other training data repeat"
+    ),
+    MetricSpec("gain_probability", "probability of that gain", "share", "as for the gold world's small reward models"),
+)
+
+_OF_TRAINING = (
+    MetricSpec(
+        "num_steps",
+        "steps until training stopped",
+        "steps",
+        cell_name="train/num_steps",
+        stage="train",
+    ),
+    MetricSpec(
+        "stop_share",
+        "share of the planned steps that were run",
+        "share",
+        cell_name="train/stop_share",
+        stage="train",
+        within_unit=True,
+        bands=Bands(  # the plan has them in steps of 1000, and leaves open what stops before 400
+            "stopped after",
+            (
+                (0.40, 0.60, "success"),
+                (0.60, 0.90, "acceptable"),
+                (-math.inf, 0.40, "early"),
+                (0.90, math.inf, "failure"),
+            ),
+        ),
+    ),
+    MetricSpec(
+        "best_step",
+        "step of the kept checkpoint",
+        "steps",
+        cell_name="train/best_step",
+        stage="train",
+    ),
+    MetricSpec(
+        "steps_to_target",
+        "steps to the target accuracy",
+        "steps",
+        better="lower",
+        cell_name="train/steps_to_target",
+        stage="train",
+        needs_target=True,
+    ),
+    MetricSpec(
+        "seconds_to_target",
+        "training time to the target accuracy",
+        "seconds",
+        better="lower",
+        cell_name="cost/seconds_to_target",
+        stage="train",
+        needs_target=True,
+    ),
+    MetricSpec(
+        "train_seconds",
+        "training time",
+        "seconds",
+        better="lower",
+        cell_name="cost/train_seconds",
+        stage="train",
+    ),
+    MetricSpec(
+        "train_pairs_per_second",
+        "training throughput",
+        "pairs/s",
+        better="higher",
+        cell_name="cost/train_pairs_per_second",
+        stage="train",
+    ),
+    MetricSpec(
+        "peak_training_mib",
+        "peak memory of training above the weights",
+        "MiB",
+        better="lower",
+        cell_name="cost/peak_training_mib",
+        stage="train",
+    ),
+)
+
+_OF_CURVATURE = (
+    MetricSpec(
+        "lambda_max",
+        "largest eigenvalue λmax",
+        "",
+        "curvature of the loss along its sharpest direction",
+        cell_name="hessian/test_lambda_max",
+        cell_label="largest Hessian eigenvalue",
+        stage="landscape",
+    ),
+    MetricSpec(
+        "lambda_min",
+        "smallest eigenvalue λmin",
+        "",
+        "negative: along some direction the loss still bends down",
+        cell_name="hessian/test_lambda_min",
+        cell_label="smallest Hessian eigenvalue",
+        stage="landscape",
+    ),
+    MetricSpec(
+        "lambda_max_normalized",
+        "λmax at margins of size 1",
+        "",
+        "may be compared between models whose margins differ in size",
+        cell_name="hessian/test_lambda_max_normalized",
+        cell_label="largest Hessian eigenvalue at margins of size 1",
+        stage="landscape",
+    ),
+    MetricSpec(
+        "trace_estimate",
+        "trace",
+        "",
+        "sum of all eigenvalues, estimated with random probes",
+        cell_name="hessian/test_trace_estimate",
+        cell_label="Hessian trace",
+        stage="landscape",
+    ),
+    MetricSpec(
+        "negative_mass", "negative mass", "share", "sizes of the negative eigenvalues together, as a share of all sizes"
+    ),
+    MetricSpec(
+        "effective_rank",
+        "effective rank",
+        "",
+        "about how many directions carry the curvature: k for k equal eigenvalues",
+    ),
+    MetricSpec("condition_number", "condition number", "", "largest over smallest resolved positive eigenvalue"),
+    MetricSpec("sharpness_score", "sharpness λmax / trace", "", "share of the trace in one direction"),
+    MetricSpec("flatness_index", "flatness 1 / λmax", "", "grows merely because margins grow: never read it alone"),
+)
+
+METRICS: dict[str, MetricSpec] = {
+    spec.name: spec for spec in (*_OF_PAIRS, *_OF_POLICIES, *_OF_TRAINING, *_OF_CURVATURE)
+}
+"""By name, in the order of a report's table."""
+
+CELL_METRICS: dict[str, MetricSpec] = {spec.cell_name: spec for spec in METRICS.values() if spec.cell_name}
+"""What an experiment can report of its cells, by the names that it, MLflow and its report use."""
+
+CURVES: dict[str, MetricSpec] = {
+    "eval/pairwise_accuracy": replace(METRICS["pairwise_accuracy"], label="validation accuracy"),
+    "train/loss": replace(METRICS["loss"], label="training loss"),
+}
+"""What an experiment's report draws over optimizer steps, by the names of `metrics.jsonl`."""
+
+_FAMILIES = (
+    MetricSpec("pairwise_accuracy[", "accuracy: {}", "share", "pairwise accuracy over the pairs of this subset"),
+    MetricSpec(
+        "tpr@", "true positive rate at {}", "share", "share of chosen sides with sigmoid(reward − mean) at or above it"
+    ),
+    MetricSpec(
+        "fpr@",
+        "false positive rate at {}",
+        "share",
+        "share of rejected sides with sigmoid(reward − mean) at or above it",
+    ),
+    MetricSpec(
+        "fnr@", "false negative rate at {}", "share", "share of chosen sides with sigmoid(reward − mean) below it"
+    ),
+)
+"""One metric a subset or threshold: what their names begin with."""
+
+
+def metric_spec(name: str) -> MetricSpec:
+    """What is known of a metric, of a subset or a threshold, too; one that is not listed has its own name as label."""
+    if name in METRICS:
+        return METRICS[name]
+    for family in _FAMILIES:
+        if name.startswith(family.name):
+            part = name[len(family.name) :].removesuffix("]")
+            return replace(family, name=name, label=family.label.format(part))
+    return MetricSpec(name, name.replace("_", " "), "")
+
+
+def metric_order(name: str) -> tuple[int, str]:
+    """Sort key: listed metrics in the order of METRICS, then subsets and thresholds, then the rest by name."""
+    if name in METRICS:
+        return list(METRICS).index(name), ""
+    listed = [index for index, family in enumerate(_FAMILIES) if name.startswith(family.name)]
+    return len(METRICS) + (listed[0] if listed else len(_FAMILIES)), name
