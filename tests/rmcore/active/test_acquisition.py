@@ -23,6 +23,7 @@ from rmcore.config.pipeline import GoldConfig, ModelConfig
 from rmcore.core.errors import ConfigError, DataError, ModelError
 from rmcore.data.gold.world import generate_pairs
 from rmcore.ensembles.ensemble import RewardModelEnsemble
+from rmcore.ensembles.features import head_of
 from rmcore.models.reward_model import BradleyTerryRM
 
 
@@ -140,7 +141,7 @@ def rm():
 
 
 def test_a_view_has_the_models_own_margins(rm, pairs):
-    heads = np.random.default_rng(0).normal(size=(3, 160))
+    heads = np.random.default_rng(0).normal(size=(3, head_of(rm).in_features))
     ensemble = RewardModelEnsemble.from_heads(rm, heads)
     view = look(pairs, ensemble)
     prompts = [pair.prompt for pair in pairs]
@@ -158,7 +159,7 @@ def test_an_empty_pool_and_broken_weights_are_refused(rm, pairs):
     with pytest.raises(DataError, match="pool is empty"):
         look([], RewardModelEnsemble([rm]))
     with pytest.raises(ModelError):
-        look(pairs, RewardModelEnsemble.from_heads(rm, np.full((2, 160), np.nan)))
+        look(pairs, RewardModelEnsemble.from_heads(rm, np.full((2, head_of(rm).in_features), np.nan)))
 
 
 def test_d_optimal_counts_what_labelled_pairs_have_told():
