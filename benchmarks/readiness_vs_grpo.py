@@ -30,7 +30,7 @@ from tasks.checkpoints import given_checkpoint
 from tasks.execution import execute
 from tasks.home import configure_environment, home
 
-JUDGED = ("evaluate", "landscape", "readiness", "optimize", "readiness_v2", "grpo")
+JUDGED = ("evaluate", "landscape", "readiness", "overoptimization", "readiness_v2", "grpo")
 
 
 def study(num_models: int, config: PipelineConfig, steps: int, out: Path) -> list[dict]:

@@ -99,7 +99,7 @@ def best_of_n(config: PipelineConfig = PRESETS["policy"], checkpoint: str | None
         checkpoint: a reward model that is there already, in place of a training: a checkpoint folder.
 
     Returns:
-        {"results": {"sampling", "optimize"}, "figures": paths by name, "folder", "executed", "mlflow_url"}.
+        {"results": {"sampling", "overoptimization"}, "figures": paths by name, "folder", "executed", "mlflow_url"}.
 
     Raises:
         ConfigError: the config has no policy.
@@ -108,7 +108,7 @@ def best_of_n(config: PipelineConfig = PRESETS["policy"], checkpoint: str | None
     chain = run_chain(config, BEST_OF_N, kind="best-of-n", checkpoint=checkpoint)
     results = {
         "sampling": read_json(chain.refs["samples"], "sampling.json"),
-        "optimize": read_json(chain.refs["optimize"], "optimize.json"),
+        "overoptimization": read_json(chain.refs["overoptimization"], "overoptimization.json"),
     }
     return finish(chain, results, best_of_n_markdown(results))
 

@@ -79,7 +79,7 @@ def run(settings: GrpoSettings, upstream: Upstream, out: Path, tracker: Tracker,
             plan = _plan(settings, policy, judge, pairs, start, reward, service)
             train_policy(plan, place, seed=settings.seed + number, tracker=tracker, report=report)
     record = _collect(settings, out, threshold, "nobody" if judge is None else judge.name, service.name)
-    _draw(record, upstream["optimize"] / "optimize.json", out / "figures")
+    _draw(record, upstream["overoptimization"] / "overoptimization.json", out / "figures")
     write_json(out / RECORD_FILE, record)
     for point in record["curve"]:
         shown = {f"policy/{name}": point[name]["value"] for name in ("kl", "proxy", "gold", "win_rate") if point[name]}

@@ -20,7 +20,7 @@ FROM_PAIRS = ("pairwise_accuracy", "length_matched_accuracy", "ece_tempered_debi
 
 def run(settings: ReadinessV2Settings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
     """Put the parts together and judge."""
-    optimized = json.loads((upstream["optimize"] / "optimize.json").read_text())
+    optimized = json.loads((upstream["overoptimization"] / "overoptimization.json").read_text())
     metrics = json.loads((upstream["evaluate"] / "metrics.json").read_text())["metrics"]["test"]
     spectrum = json.loads((upstream["landscape"] / "spectrum.json").read_text())
     before = json.loads((upstream["readiness"] / "readiness.json").read_text())

@@ -1,8 +1,8 @@
 """The stages of a pipeline and what their keys contain. Imports no torch: a cached run must not pay for it.
 
     prepare -> train -> evaluate -> landscape -> readiness                       the pipeline
-               policy -> samples -> optimize -> readiness_v2                     where a policy is given
-                         samples -> optimize -> grpo                             where the policy is trained on
+               policy -> samples -> overoptimization -> readiness_v2                     where a policy is given
+                         samples -> overoptimization -> grpo                             where the policy is trained on
                          samples -> population -> validation                     the study of what readiness predicts
     prepare -> features -> active, active_check                                  the study of what choosing labels saves
 
@@ -98,21 +98,21 @@ STAGES: dict[str, Stage] = {
             kept=("drawn.jsonl",),
         ),
         Stage(
-            "optimize",
+            "overoptimization",
             ("prepare", "train", "policy", "samples"),
-            of_stage.OptimizeSettings,
-            ("rewards.parquet", "optimize.json"),
+            of_stage.OveroptimizationSettings,
+            ("rewards.parquet", "overoptimization.json"),
             libraries=TORCH,
         ),
         Stage(
             "readiness_v2",
-            ("evaluate", "landscape", "optimize", "readiness"),
+            ("evaluate", "landscape", "overoptimization", "readiness"),
             of_stage.ReadinessV2Settings,
             ("readiness.json",),
         ),
         Stage(
             "grpo",
-            ("prepare", "train", "policy", "samples", "optimize"),
+            ("prepare", "train", "policy", "samples", "overoptimization"),
             of_stage.GrpoSettings,
             ("rlhf.json", "model/*"),
             libraries=(*TORCH, "trl"),
@@ -148,7 +148,7 @@ STAGES: dict[str, Stage] = {
     )
 }
 PIPELINE = ("prepare", "train", "evaluate", "landscape", "readiness")
-POLICY = ("policy", "samples", "optimize")
+POLICY = ("policy", "samples", "overoptimization")
 """What a policy adds before readiness is judged again."""
 
 

@@ -79,7 +79,7 @@ def gather_results(
 def _policy(refs: Mapping[str, ArtifactRef]) -> PolicyResults:
     return {
         "sampling": read_json(refs["samples"], "sampling.json"),
-        "optimize": read_json(refs["optimize"], "optimize.json"),
+        "overoptimization": read_json(refs["overoptimization"], "overoptimization.json"),
         "readiness": read_json(refs["readiness_v2"], "readiness.json"),
     }
 

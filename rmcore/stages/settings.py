@@ -255,7 +255,7 @@ class SamplesSettings(DeviceSettings):
         return super().named() | _files(name=self.name, samples=self.samples) | _judge(self.judge)
 
 
-class OptimizeSettings(CheckpointSettings):
+class OveroptimizationSettings(CheckpointSettings):
     """What is measured on the samples."""
 
     name: str

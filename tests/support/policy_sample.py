@@ -10,7 +10,7 @@ from rmcore.policy.readiness.readiness_v2 import judge_v2
 
 
 def policy(quality=1.0):
-    """Records of the stages samples, optimize and readiness_v2 for a reward that is gold plus noise."""
+    """Records of the stages samples, overoptimization and readiness_v2 for a reward that is gold plus noise."""
     rng = np.random.default_rng(0)
     gold = [rng.normal(size=17) for _ in range(30)]
     rewards = [quality * pool + rng.normal(size=17) for pool in gold]
@@ -31,7 +31,7 @@ def policy(quality=1.0):
         "sampling": {
             "num_samples": 510, "num_prompts": 30, "engine": "generate", "finished_share": 0.975, "num_empty": 2,
         },
-        "optimize": {
+        "overoptimization": {
             "judge": "the <gold> world", "num_cut": 5, "best_of_n": choices, "curves": curves, "gradient": gradient,
             "careful": conservative_gains(rewards, members, gold, **settings),
             "disagreement": disagreement_along_n(rewards, members, **settings),

@@ -99,7 +99,7 @@ def record(*, judged=True, num_seeds=3, num_points=9, refreshes=True, early_stop
 
 
 def best_of_n(gold=True):
-    """The curve of best-of-n, as `optimize.json` has it."""
+    """The curve of best-of-n, as `overoptimization.json` has it."""
     return {
         "method": "best_of_n",
         "points": [

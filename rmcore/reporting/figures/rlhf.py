@@ -38,8 +38,8 @@ def rlhf_curves_figure(record: Mapping[str, Any], best_of_n: Mapping[str, Any] |
 
     Args:
         record: `rlhf.json` of the stage grpo. What nobody judged or measured gives a panel that says so.
-        best_of_n: the curve of best-of-n on the start policy's samples (of `optimize.json`), drawn at equal KL; its
-            points may have no gold.
+        best_of_n: the curve of best-of-n on the start policy's samples (of `overoptimization.json`), drawn at equal KL;
+            its points may have no gold.
     """
     figure = new_figure(11.0, 8.6)
     (steps, distance), (wins, doubts) = figure.subplots(2, 2)

@@ -41,7 +41,7 @@ def shown(value: Mapping[str, Any]) -> str:
 
 def best_of_n_rows(results: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """n, KL, reward and, where it is known, the gold gain, one row an n."""
-    found = results["optimize"]
+    found = results["overoptimization"]
     curve = next((one for one in found.get("curves", []) if one["method"] == "best_of_n"), None)
     gold = {} if curve is None else {int(point["setting"]): shown(point["gold"]) for point in curve["points"]}
     return [
@@ -60,7 +60,8 @@ def section(results: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """What the report prints of the policy, numbers as text; None where there was none.
 
     Args:
-        results: {"sampling", "optimize", "readiness"}: records of the stages samples, optimize and readiness_v2.
+        results: {"sampling", "overoptimization", "readiness"}: records of the stages samples,
+            overoptimization and readiness_v2.
     """
     if results is None:
         return None
@@ -83,7 +84,7 @@ BEST_OF_N_HEADINGS = ("n", "KL, nats", "log n - (n-1)/n", "reward", "gold gain (
 
 def best_of_n_findings(results: Mapping[str, Any]) -> list[str]:
     """Sentences below the table."""
-    sampling, found = results["sampling"], results["optimize"]
+    sampling, found = results["sampling"], results["overoptimization"]
     lines = [
         f"{sampling['num_samples']} samples of {sampling['num_prompts']} prompts by {sampling['engine'] or 'a file'}; "
         f"{sampling['finished_share']:.1%} ended by themselves, {sampling['num_empty']} are empty, {found['num_cut']} "

@@ -62,10 +62,10 @@ class Readiness(TypedDict):
 
 
 class PolicyResults(TypedDict):
-    """What was measured on a policy's samples: records of the stages samples, optimize and readiness_v2."""
+    """What was measured on a policy's samples: records of the stages samples, overoptimization and readiness_v2."""
 
     sampling: Mapping[str, Any]
-    optimize: Mapping[str, Any]
+    overoptimization: Mapping[str, Any]
     readiness: Mapping[str, Any]
 
 

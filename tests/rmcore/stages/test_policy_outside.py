@@ -86,7 +86,7 @@ def test_between_policy_and_reward_model_only_text_travels(chain, policy, reward
     for text, num_tokens, finished in samples[["response", "num_tokens", "finished"]].itertuples(index=False):
         assert len(tokenizer(text)["input_ids"]) <= num_tokens or "�" in text
         assert finished or num_tokens == 12
-    rewards = pd.read_parquet(chain.folder("optimize") / "rewards.parquet")["reward"].to_numpy()
+    rewards = pd.read_parquet(chain.folder("overoptimization") / "rewards.parquet")["reward"].to_numpy()
     rm = BradleyTerryRM.from_pretrained(reward_model, device="cpu")
     test = {prompt_key(pair.prompt): pair.prompt for pair in read_pairs(chain.folder("prepare") / "test.parquet")}
     prompts = [test[key] for key in samples["prompt_id"]]
@@ -95,12 +95,12 @@ def test_between_policy_and_reward_model_only_text_travels(chain, policy, reward
 
 
 def test_where_nobody_judges_there_is_what_needs_no_judge_and_nothing_else(chain):
-    record = json.loads((chain.folder("optimize") / "optimize.json").read_text())
+    record = json.loads((chain.folder("overoptimization") / "overoptimization.json").read_text())
     assert record["judge"] == "nobody"
     assert [row["n"] for row in record["best_of_n"]] == [1, 2, 4]
     assert 0 < record["gradient"]["variance"] <= record["gradient"]["bound"]
     assert not {"parts", "curves", "careful", "disagreement"} & record.keys()
-    assert not (chain.folder("optimize") / "figures").exists()
+    assert not (chain.folder("overoptimization") / "figures").exists()
     sampling = json.loads((chain.folder("samples") / "sampling.json").read_text())
     assert (sampling["num_judged"], sampling["mean_gold"]) == (0, None)
 
@@ -220,7 +220,7 @@ def test_judged_samples_of_a_file_take_the_place_of_sampling(chain, tmp_path, su
     assert found["gold"].tolist() == pytest.approx(expected["score"].tolist())
     assert found["prompt"].tolist() == expected["prompt"].tolist()
     assert [text.strip() for text in found["response"]] == [text.strip() for text in expected["response"]]
-    record = json.loads((other.folder("optimize") / "optimize.json").read_text())
+    record = json.loads((other.folder("overoptimization") / "overoptimization.json").read_text())
     assert record["judge"] == "column score of the given samples"
     assert "on_policy_accuracy" in record["parts"]
     assert "gradient" not in record

@@ -35,7 +35,7 @@ def samples(chain):
 
 @pytest.fixture(scope="module")
 def optimized(chain):
-    return json.loads((chain.folder("optimize") / "optimize.json").read_text())
+    return json.loads((chain.folder("overoptimization") / "overoptimization.json").read_text())
 
 
 def upstream_of(chain, name):
@@ -74,7 +74,7 @@ def test_samples_are_of_held_out_prompts_and_judged_by_their_text_alone(chain, s
 
 
 def test_rewards_are_those_of_the_reward_model_on_the_text(chain, samples, optimized):
-    rewards = pd.read_parquet(chain.folder("optimize") / "rewards.parquet")["reward"]
+    rewards = pd.read_parquet(chain.folder("overoptimization") / "rewards.parquet")["reward"]
     rm = BradleyTerryRM.from_pretrained(chain.folder("train") / "best", device="cpu")
     assert rewards.to_numpy() == pytest.approx(rm.score(samples["prompt"], samples["response"]), abs=1e-4)
     by_prompt = rewards.groupby(samples["prompt_id"].to_numpy(), sort=False)
@@ -91,8 +91,8 @@ def test_what_was_found_is_whole(chain, optimized):
     assert optimized["gradient"]["num_prompts"] == 2
     assert 0 < optimized["gradient"]["variance"] <= optimized["gradient"]["bound"]
     for name in ("overoptimization", "ensemble_disagreement"):
-        assert (chain.folder("optimize") / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-    chosen = pd.read_csv(chain.folder("optimize") / "tables" / "chosen_samples.csv")
+        assert (chain.folder("overoptimization") / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    chosen = pd.read_csv(chain.folder("overoptimization") / "tables" / "chosen_samples.csv")
     assert chosen["reward"].mean() == pytest.approx(optimized["best_of_n"][-1]["reward"])
     judged = json.loads((chain.folder("readiness_v2") / "readiness.json").read_text())
     assert judged["readiness"]["version"] == "v2"
@@ -107,12 +107,12 @@ def test_what_was_found_is_whole(chain, optimized):
 @pytest.mark.parametrize(
     ("setting", "moved"),
     [
-        ({"policy": {"num_members": 9}}, {"optimize"}),
-        ({"policy": {"gradient_prompts": 1}}, {"optimize"}),
+        ({"policy": {"num_members": 9}}, {"overoptimization"}),
+        ({"policy": {"gradient_prompts": 1}}, {"overoptimization"}),
         ({"policy": {"temperature": 0.7}}, {"samples"}),
         ({"policy": {"samples_per_prompt": 5}}, {"samples"}),
         ({"policy": {"sft_lr": 1e-3}}, {"policy"}),
-        ({"readiness": {"planned_kl": 1.0}}, {"optimize", "readiness", "readiness_v2"}),
+        ({"readiness": {"planned_kl": 1.0}}, {"overoptimization", "readiness", "readiness_v2"}),
         ({"train": {"lr": 1e-5}}, {"train"}),
     ],
 )
@@ -129,7 +129,7 @@ def test_what_moves_which_key(chain, setting, moved):
 
 @pytest.mark.slow
 def test_names_that_are_built_in_are_no_folders_of_whoever_stands_beside_them(chain, tmp_path, monkeypatch):
-    before = {name: chain.key(name) for name in ("policy", "samples", "optimize")}
+    before = {name: chain.key(name) for name in ("policy", "samples", "overoptimization")}
     for name in ("sft", "tiny"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text("{}")
@@ -174,17 +174,17 @@ def trained_with(chain, folder, name, change):
 def test_a_reward_model_whose_weights_overflow_is_refused_with_the_first_sample(chain, tmp_path):
     trained = trained_with(chain, tmp_path / "train", "model.norm.weight", lambda weight: weight.fill_(3e38))
     with pytest.raises(ModelError, match=r"64 of 64 samples got a reward that is not finite; the first answers '"):
-        run_alone("optimize", chain, tmp_path / "out", train=trained)
+        run_alone("overoptimization", chain, tmp_path / "out", train=trained)
 
 
 @pytest.mark.slow
 def test_a_reward_model_without_opinion_is_refused_where_judged_and_a_record_where_not(chain, samples, tmp_path):
     trained = trained_with(chain, tmp_path / "train", "score.weight", torch.Tensor.zero_)
     with pytest.raises(ConfigError, match="the proxy rewards: every prompt's samples have one and the same reward"):
-        run_alone("optimize", chain, tmp_path / "judged", train=trained)
+        run_alone("overoptimization", chain, tmp_path / "judged", train=trained)
     unjudged = with_samples(samples.assign(gold=np.nan), tmp_path / "samples")
-    out = run_alone("optimize", chain, tmp_path / "unjudged", train=trained, samples=unjudged)
-    record = json.loads((out / "optimize.json").read_text())
+    out = run_alone("overoptimization", chain, tmp_path / "unjudged", train=trained, samples=unjudged)
+    record = json.loads((out / "overoptimization.json").read_text())
     assert {row["reward"] for row in record["best_of_n"]} == {0.0}
     assert all(row["kl"] == pytest.approx(0, abs=1e-9) for row in record["best_of_n"])
     assert record["gradient"]["variance"] == 0
@@ -194,7 +194,7 @@ def test_a_reward_model_without_opinion_is_refused_where_judged_and_a_record_whe
 def test_a_judge_without_opinion_is_named(chain, samples, tmp_path):
     flat = with_samples(samples.assign(gold=1.0), tmp_path / "samples")
     with pytest.raises(ConfigError, match="the gold rewards: every prompt's samples have one and the same reward"):
-        run_alone("optimize", chain, tmp_path / "out", samples=flat)
+        run_alone("overoptimization", chain, tmp_path / "out", samples=flat)
 
 
 @pytest.mark.slow
@@ -207,8 +207,8 @@ def test_empty_generations_are_scored_as_they_are(chain, samples, tmp_path, fini
     emptied = samples.assign(
         response=samples["response"].mask(is_empty, ""), finished=samples["finished"].mask(is_empty, finished)
     )
-    out = run_alone("optimize", chain, tmp_path / "out", samples=with_samples(emptied, tmp_path / "samples"))
-    record = json.loads((out / "optimize.json").read_text())
+    out = run_alone("overoptimization", chain, tmp_path / "out", samples=with_samples(emptied, tmp_path / "samples"))
+    record = json.loads((out / "overoptimization.json").read_text())
     assert record["gradient"]["num_prompts"] == (1 if whole_prompt and not finished else 2)
     rewards = pd.read_parquet(out / "rewards.parquet")[is_empty]
     assert rewards.groupby("prompt_id")["reward"].nunique().eq(1).all()
@@ -216,6 +216,6 @@ def test_empty_generations_are_scored_as_they_are(chain, samples, tmp_path, fini
 
 
 def test_without_a_policy_its_stages_say_so(chain, tmp_path):
-    for name in ("policy", "samples", "optimize"):
+    for name in ("policy", "samples", "overoptimization"):
         with pytest.raises(ConfigError, match="there is no policy in this config, so nothing would be sampled"):
             run_alone(name, chain, tmp_path / name, config=CONFIG.model_copy(update={"policy": None}))

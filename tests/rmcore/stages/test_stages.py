@@ -109,7 +109,7 @@ OTHER_VALUES = {
     "active.check.labels": (50, 60),
 }  # fmt: skip
 """Where the value cannot be told from its type."""
-CHECKPOINT_STAGES = {"evaluate", "landscape", "optimize", "grpo"}
+CHECKPOINT_STAGES = {"evaluate", "landscape", "overoptimization", "grpo"}
 ON_DEVICE = CHECKPOINT_STAGES | {"train", "policy", "samples", "population", "features", "active_check"}
 STAGES_OF_A_SECTION = {
     "study": set(),
@@ -133,11 +133,11 @@ STAGES_OF_A_SETTING = {
     "data.gold.shortcut": {"prepare", "policy"},  # also of what a policy is fine-tuned on
     "data.gold.temperature": {"prepare", "active", "active_check", "grpo"},  # also of what labels anew
     "data.gold.flip_rate": {"prepare", "grpo"},
-    "evaluate.num_resamples": {"evaluate", "optimize", "grpo"},
+    "evaluate.num_resamples": {"evaluate", "overoptimization", "grpo"},
     "readiness.planned_optimizer": {"readiness", "readiness_v2", "validation"},
-    "readiness.planned_kl": {"readiness", "readiness_v2", "validation", "optimize", "population"},
+    "readiness.planned_kl": {"readiness", "readiness_v2", "validation", "overoptimization", "population"},
     "readiness.min_gain": {"readiness", "readiness_v2", "validation"},
-    "policy.name": {"policy", "samples", "optimize", "grpo", "population"},
+    "policy.name": {"policy", "samples", "overoptimization", "grpo", "population"},
     "policy.base": {"policy"},
     "policy.sft_examples": {"policy"},
     "policy.sft_epochs": {"policy"},
@@ -148,8 +148,8 @@ STAGES_OF_A_SETTING = {
     "policy.temperature": {"samples", "grpo"},
     "policy.max_new_tokens": {"samples", "grpo"},
     "policy.judge_column": {"samples"},
-    "policy.num_members": {"optimize", "grpo"},
-    "policy.gradient_prompts": {"optimize"},
+    "policy.num_members": {"overoptimization", "grpo"},
+    "policy.gradient_prompts": {"overoptimization"},
     # How it is run, not what comes out.
     **{f"train.{name}": set() for name in RUN_ONLY_FIELDS},
     "rlhf.wait_seconds": set(),

@@ -32,7 +32,7 @@ def are_pngs(figures):
 
 def test_best_of_n_and_readiness_share_their_samples_and_show_in_mlflow(services, drawn):
     run, made = drawn["best-of-n"]
-    assert made == ["optimize", "policy", "samples"]  # the rest is there: the smoke pipeline ran before
+    assert made == ["overoptimization", "policy", "samples"]  # the rest is there: the smoke pipeline ran before
     found = files(services, "chosen", "optimize/figures")
     assert found == {"optimize/figures/overoptimization.png", "optimize/figures/ensemble_disagreement.png"}
     [told] = [text for text in services.artifacts(run["id"]) if "Best-of-n" in text]
@@ -49,7 +49,7 @@ def test_best_of_n_as_a_command_computes_nothing_again_and_shows(command, with_p
     assert outcome["executed"] == []
     assert command.made() == before
     found = outcome["results"]
-    assert [row["n"] for row in found["optimize"]["best_of_n"]] == [1, 2, 4, 8]
+    assert [row["n"] for row in found["overoptimization"]["best_of_n"]] == [1, 2, 4, 8]
     assert found["sampling"]["num_samples"] == 8 * 8
     assert {"overoptimization", "ensemble_disagreement"} <= outcome["figures"].keys()
     assert are_pngs(outcome["figures"])
@@ -65,7 +65,7 @@ def test_readiness_v2_judges_the_same_samples(command, with_policy, drawn):
     assert found["readiness"]["version"] == "v2"
     assert found["verdict"]["headline"] in said
     assert said.count("FAIL") == len(found["verdict"]["reasons"]) > 0  # six steps make no reward model
-    [optimized] = command.services.home.glob("store/optimize/*/optimize.json")
+    [optimized] = command.services.home.glob("store/optimize/*/overoptimization.json")
     signal = json.loads(optimized.read_text())["parts"]["signal_share"]
     assert found["readiness"]["parts"]["signal_share"] == signal
 
@@ -78,7 +78,7 @@ def test_a_run_with_a_policy_is_judged_by_v2_and_reported_with_it(command, with_
     assert "readiness v2" in found["verdict"]["headline"]
     assert {"on_policy_accuracy", "planned_gain"} < {check["name"] for check in found["gate"]}
     assert [stage["name"] for stage in found["stages"]] == [
-        "prepare", "train", "evaluate", "landscape", "readiness", "policy", "samples", "optimize", "readiness_v2",
+        "prepare", "train", "evaluate", "landscape", "readiness", "policy", "samples", "overoptimization", "readiness_v2",
     ]  # fmt: skip
     assert found["policy"]["readiness"]["verdict"] == found["verdict"]
     assert found["readiness"]["version"] == "v1"  # kept beside it
@@ -121,13 +121,13 @@ def test_everything_may_come_from_outside(command, with_policy, smoke, drawn, ow
         "best-of-n", "--checkpoint", smoke.artifacts["train"] / "best", "--policy", policy, "--data", own_pairs,
         "--n", 4, "--prompts", 4, "--preset", "smoke", config=with_policy,
     )  # fmt: skip
-    assert outcome["executed"] == ["prepare", "policy", "samples", "optimize"]
+    assert outcome["executed"] == ["prepare", "policy", "samples", "overoptimization"]
     assert "computed prepare, policy, samples, optimize" in said
     assert outcome["results"]["sampling"]["num_samples"] == 16
-    assert outcome["results"]["optimize"]["judge"] == "nobody"
+    assert outcome["results"]["overoptimization"]["judge"] == "nobody"
     assert outcome["figures"] == {}
     made = command.made() - before
-    assert sorted(name.partition("/")[0] for name in made) == ["optimize", "policy", "prepare", "samples"]
+    assert sorted(name.partition("/")[0] for name in made) == ["overoptimization", "policy", "prepare", "samples"]
     store = command.services.home / "store"
     assert not [name for name in made if (store / name / "model").exists()]  # the policy stays where it is
 

@@ -32,7 +32,7 @@ def test_a_policy_is_trained_and_it_is_said_whether_gold_rose_and_not_done_twice
     assert outcome["executed"] == ["grpo"]
     assert [stage["name"] for stage in outcome["results"]["stages"]] == [
         "prepare", "train", "evaluate", "landscape", "readiness",
-        "policy", "samples", "optimize", "readiness_v2", "grpo",
+        "policy", "samples", "overoptimization", "readiness_v2", "grpo",
     ]  # fmt: skip
     record = outcome["results"]["rlhf"]
     assert record["rewards"] == "vllm"
@@ -60,7 +60,7 @@ def test_a_policy_alone_is_trained_against_a_checkpoint_of_anywhere(command, sma
     arguments = ["--mode", "policy", "--checkpoint", checkpoint, "--policy-steps", 2, "--refresh-every", 1]
     local = ["--set", "rlhf.rewards=local", "--set", "rlhf.refresh_pairs=16"]
     outcome, said = command.outcome(*COMMAND, *arguments, *local, config=small)
-    assert outcome["executed"] == ["optimize", "grpo"]
+    assert outcome["executed"] == ["overoptimization", "grpo"]
     record = outcome["results"]
     assert record["rewards"] == "local"
     assert [done["step"] for done in record["seeds"][0]["refreshes"]] == [1]

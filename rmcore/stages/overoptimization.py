@@ -1,8 +1,8 @@
-"""Stage optimize: what choosing among the policy's samples by this reward model would do to the gold reward.
+"""Stage overoptimization: what choosing among the policy's samples by this reward model would do to the gold reward.
 
 Scores the stored samples in one pass and measures best-of-n, the KL-regularised optimum, the parts of readiness that
 need samples, careful rewards of an ensemble of heads, and the noise of the policy gradient. Writes `rewards.parquet`,
-`optimize.json`, `tables/`, figures and `summary.json`. Without a judge's rewards only what needs none.
+`overoptimization.json`, `tables/`, figures and `summary.json`. Without a judge's rewards only what needs none.
 """
 
 from pathlib import Path
@@ -34,7 +34,7 @@ from rmcore.reporting.figures.style import save
 from rmcore.stages.interface import Upstream
 from rmcore.stages.policy import policy_place
 from rmcore.stages.samples import SAMPLES_FILE
-from rmcore.stages.settings import OptimizeSettings
+from rmcore.stages.settings import OveroptimizationSettings
 
 GRADIENT_SAMPLES = 16
 """Samples of each prompt that the policy gradient is estimated from."""
@@ -44,7 +44,7 @@ MEMBER_PAIRS = 2000
 """Training pairs that the member heads are fitted on, at most."""
 
 
-def run(settings: OptimizeSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+def run(settings: OveroptimizationSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
     """Score the samples with the best checkpoint and measure."""
     samples = pd.read_parquet(upstream["samples"] / SAMPLES_FILE)
     rm = BradleyTerryRM.from_pretrained(
@@ -69,7 +69,7 @@ def run(settings: OptimizeSettings, upstream: Upstream, out: Path, tracker: Trac
         record |= _gradient(settings, policy_place(settings.name, upstream["policy"]), asked, report)
     if np.isfinite(table["gold"]).all():
         record |= _judged(settings, table, scored, out / "figures")
-    write_json(out / "optimize.json", record)
+    write_json(out / "overoptimization.json", record)
     write_json(out / "summary.json", {"metrics": _tracked(record)})
 
 
@@ -102,7 +102,9 @@ def _write_chosen(table: pd.DataFrame, folder: Path) -> None:
     chosen[["prompt", "response", "reward", "gold"]].to_csv(folder / "chosen_samples.csv", index=False)
 
 
-def _judged(settings: OptimizeSettings, table: pd.DataFrame, scored: ScoredSamples, folder: Path) -> dict[str, Any]:
+def _judged(
+    settings: OveroptimizationSettings, table: pd.DataFrame, scored: ScoredSamples, folder: Path
+) -> dict[str, Any]:
     """Everything that needs the gold reward."""
     rewards, gold = pools(table, "prompt_id", "reward"), pools(table, "prompt_id", "gold")
     numbers = {"num_resamples": settings.num_resamples, "seed": settings.seed}
@@ -132,7 +134,7 @@ def _judged(settings: OptimizeSettings, table: pd.DataFrame, scored: ScoredSampl
     }
 
 
-def _gradient(settings: OptimizeSettings, place: str, table: pd.DataFrame, report: Report) -> dict[str, Any]:
+def _gradient(settings: OveroptimizationSettings, place: str, table: pd.DataFrame, report: Report) -> dict[str, Any]:
     """The noise of the policy gradient on the first prompts, with rewards in standard deviations within prompts.
 
     Empty where no prompt has samples enough.
