@@ -1,8 +1,8 @@
 """The stages of a pipeline and what their keys contain. Imports no torch: a cached run must not pay for it.
 
     prepare -> train -> evaluate -> landscape -> readiness                       the pipeline
-               policy -> samples -> overoptimization -> readiness_v2                     where a policy is given
-                         samples -> overoptimization -> grpo                             where the policy is trained on
+               policy -> samples -> overoptimization -> readiness_v2             where a policy is given
+                         samples -> overoptimization -> grpo                     where the policy is trained on
                          samples -> population -> validation                     the study of what readiness predicts
     prepare -> features -> active, active_check                                  the study of what choosing labels saves
 

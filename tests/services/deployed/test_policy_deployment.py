@@ -78,7 +78,8 @@ def test_a_run_with_a_policy_is_judged_by_v2_and_reported_with_it(command, with_
     assert "readiness v2" in found["verdict"]["headline"]
     assert {"on_policy_accuracy", "planned_gain"} < {check["name"] for check in found["gate"]}
     assert [stage["name"] for stage in found["stages"]] == [
-        "prepare", "train", "evaluate", "landscape", "readiness", "policy", "samples", "overoptimization", "readiness_v2",
+        "prepare", "train", "evaluate", "landscape", "readiness", "policy", "samples", "overoptimization",
+        "readiness_v2",
     ]  # fmt: skip
     assert found["policy"]["readiness"]["verdict"] == found["verdict"]
     assert found["readiness"]["version"] == "v1"  # kept beside it
