@@ -46,21 +46,6 @@ class PolicyConfig(Settings):
     """Prompts over which the variance of the policy gradient is estimated, 16 samples each; 0: it is not."""
 
 
-SAMPLING_FIELDS = (
-    "engine",
-    "num_prompts",
-    "samples_per_prompt",
-    "temperature",
-    "max_new_tokens",
-    "samples",
-    "judge_column",
-    "judge",
-)
-"""Fields of PolicyConfig that say how it is sampled, not what it is."""
-MEASURING_FIELDS = ("num_members", "gradient_prompts")
-"""Fields of PolicyConfig that say what is measured on its samples."""
-
-
 HEADS_PER_BACKBONE = 11
 """Reward models of the study for each backbone: the head it was trained with, and `rmcore.policy.grpo.defects`."""
 

@@ -66,7 +66,7 @@ def test_the_documented_command_works_with_local_data(tmp_path, shp, tiny_folder
     assert {"chosen", "rejected"} == set(json.loads((out / "reward_distributions.json").read_text())["validation"])
     record = json.loads((out / "training.json").read_text())
     assert record["num_steps"] == 4
-    assert record["num_trained_parameters"] < 0.1 * record["num_parameters"]
+    assert record["num_trained_parameters"] < 0.2 * record["num_parameters"]
     assert (out / "step_4").is_dir()
     assert "cost/host_mib" in (out / "metrics.jsonl").read_text()
     assert "peak memory" in capsys.readouterr().out
