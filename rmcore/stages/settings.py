@@ -50,12 +50,12 @@ class StageSettings(Settings):
 
     @classmethod
     def of(cls, config: PipelineConfig) -> Self:
-        """The share of this stage in the settings of a pipeline.
+        """The share of this stage in the settings of a pipeline; by default the fields of the same names.
 
         Raises:
             ConfigError: the config has no section that the stage needs.
         """
-        raise NotImplementedError
+        return cls(**{name: getattr(config, name) for name in cls.model_fields})
 
     def named(self) -> dict[str, str]:
         """Digests of what fields name by address, by dotted field.
@@ -122,11 +122,6 @@ class PrepareSettings(StageSettings):
     seed: int
     data: DataConfig
 
-    @classmethod
-    def of(cls, config: PipelineConfig) -> Self:
-        """See `StageSettings.of`."""
-        return cls(seed=config.seed, data=config.data)
-
     def named(self) -> dict[str, str]:
         """Data files and folders by content, data sets of the hub by revision."""
         sources = {"data.source": self.data.source, "data.eval_source": self.data.eval_source}
@@ -138,11 +133,6 @@ class TrainSettings(ModelSettings):
 
     train: TrainConfig
     how: ClassVar[tuple[str, ...]] = HOW_TO_TRAIN
-
-    @classmethod
-    def of(cls, config: PipelineConfig) -> Self:
-        """See `StageSettings.of`."""
-        return cls(seed=config.seed, device=config.device, model=config.model, train=config.train)
 
     def named(self) -> dict[str, str]:
         """A curriculum beside the model: its name and its code, on which trainings without one do not depend."""
@@ -177,11 +167,6 @@ class ReadinessSettings(StageSettings):
     """How a reward model is judged from labelled pairs."""
 
     readiness: ReadinessConfig
-
-    @classmethod
-    def of(cls, config: PipelineConfig) -> Self:
-        """See `StageSettings.of`."""
-        return cls(readiness=config.readiness)
 
 
 class ReadinessV2Settings(ReadinessSettings):
@@ -360,11 +345,6 @@ class ValidationSettings(StageSettings):
 
 class FeaturesSettings(ModelSettings):
     """The frozen backbone."""
-
-    @classmethod
-    def of(cls, config: PipelineConfig) -> Self:
-        """See `StageSettings.of`."""
-        return cls(seed=config.seed, device=config.device, model=config.model)
 
 
 class ActiveSettings(StageSettings):
