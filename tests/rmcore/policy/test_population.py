@@ -147,7 +147,7 @@ def test_features_are_those_that_the_reward_model_scores_with(tiny_folder, gold_
     training, test = gold_pairs[:6], gold_pairs[6:10]
     samples = pd.DataFrame({"prompt": [pair.prompt for pair in test], "response": ["", "yes", "no way", "yes"]})
     said = []
-    seen = backbone_features(rm, training, test, samples, said.append)
+    seen = backbone_features(rm, training, test, samples, lambda *told: said.append(told))
     weight = head_of(rm).weight.detach().double().numpy()[0]
     assert np.array_equal(seen.own_head, weight)
     assert seen.training.differences @ weight == pytest.approx(-np.diff(rm.score_pairs(training))[:, 0], abs=1e-4)
@@ -156,4 +156,4 @@ def test_features_are_those_that_the_reward_model_scores_with(tiny_folder, gold_
     assert [int(sign) for sign in seen.training.longer] == [
         int(np.sign(len(pair.chosen) - len(pair.rejected))) for pair in training
     ]
-    assert said == ["training pairs", "test pairs", "samples"]
+    assert said == [(0, 3, "training pairs"), (1, 3, "test pairs"), (2, 3, "samples")]
