@@ -33,8 +33,11 @@ def are_pngs(figures):
 def test_best_of_n_and_readiness_share_their_samples_and_show_in_mlflow(services, drawn):
     run, made = drawn["best-of-n"]
     assert made == ["overoptimization", "policy", "samples"]  # the rest is there: the smoke pipeline ran before
-    found = files(services, "chosen", "optimize/figures")
-    assert found == {"optimize/figures/overoptimization.png", "optimize/figures/ensemble_disagreement.png"}
+    found = files(services, "chosen", "overoptimization/figures")
+    assert found == {
+        "overoptimization/figures/overoptimization.png",
+        "overoptimization/figures/ensemble_disagreement.png",
+    }
     [told] = [text for text in services.artifacts(run["id"]) if "Best-of-n" in text]
     assert "samples of 8 prompts" in told
     run, made = drawn["readiness"]
@@ -65,7 +68,7 @@ def test_readiness_v2_judges_the_same_samples(command, with_policy, drawn):
     assert found["readiness"]["version"] == "v2"
     assert found["verdict"]["headline"] in said
     assert said.count("FAIL") == len(found["verdict"]["reasons"]) > 0  # six steps make no reward model
-    [optimized] = command.services.home.glob("store/optimize/*/overoptimization.json")
+    [optimized] = command.services.home.glob("store/overoptimization/*/overoptimization.json")
     signal = json.loads(optimized.read_text())["parts"]["signal_share"]
     assert found["readiness"]["parts"]["signal_share"] == signal
 
