@@ -126,7 +126,7 @@ def test_everything_may_come_from_outside(command, with_policy, smoke, drawn, ow
         "--n", 4, "--prompts", 4, "--preset", "smoke", config=with_policy,
     )  # fmt: skip
     assert outcome["executed"] == ["prepare", "policy", "samples", "overoptimization"]
-    assert "computed prepare, policy, samples, optimize" in said
+    assert "computed prepare, policy, samples, overoptimization" in said
     assert outcome["results"]["sampling"]["num_samples"] == 16
     assert outcome["results"]["overoptimization"]["judge"] == "nobody"
     assert outcome["figures"] == {}
