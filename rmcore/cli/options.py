@@ -73,13 +73,18 @@ def options(*settings: inspect.Parameter) -> Callable[[Callable[..., Any]], Call
                 shown.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
         shown += settings
 
+        signature = inspect.Signature(shown)
+
         @wraps(command)
-        def run(**values: Any) -> Any:
+        def run(**given: Any) -> Any:
+            bound = signature.bind(**given)  # the command stays a function that a program may call
+            bound.apply_defaults()
+            values = bound.arguments
             for name, group in groups.items():
                 values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
             return command(**values)
 
-        run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+        run.__signature__ = signature  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in shown}
         return run
 
