@@ -25,8 +25,8 @@ LONG = {"data": {"gold": {"num_prompts": 200_000, "pairs_per_prompt": 64}}}
 def start(tmp_path):
     """Starts a stage; its output goes to `tmp_path / "log"`."""
 
-    def start(config=None, stage="prepare", terminal=None, **variables):
-        spec = {"stage": stage, "config": config or {}, "upstream": {}, "out": str(tmp_path / "out")}
+    def start(settings=None, stage="prepare", terminal=None, **variables):
+        spec = {"stage": stage, "settings": {"seed": 0, "data": {}} | (settings or {}), "upstream": {}, "out": str(tmp_path / "out")}
         (tmp_path / "spec.json").write_text(json.dumps(spec))
         with (tmp_path / "log").open("w") as log:
             return ForkedProcess("rmcore.stages.run", tmp_path / "spec.json", log, os.environ | variables, terminal)
@@ -115,7 +115,7 @@ process.wait()
 
 
 def test_a_stage_does_not_outlive_a_killed_starter(tmp_path):
-    spec = {"stage": "prepare", "config": LONG, "upstream": {}, "out": str(tmp_path / "out")}
+    spec = {"stage": "prepare", "settings": {"seed": 0} | LONG, "upstream": {}, "out": str(tmp_path / "out")}
     (tmp_path / "spec.json").write_text(json.dumps(spec))
     command = [sys.executable, "-c", STARTER, str(tmp_path / "spec.json"), str(tmp_path / "log")]
     starter = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(fork_server.__file__).parents[2])
