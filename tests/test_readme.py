@@ -21,12 +21,14 @@ def test_the_python_example_runs(rm, tmp_path, capsys):
 def test_every_command_shown_exists():
     from flows.cli import app
 
-    known = {command.name or command.callback.__name__ for command in app.registered_commands}
-    known |= {group.name for group in app.registered_groups}
-    shown = set(re.findall(r"^(?:\.venv/bin/)?rm-opt ([a-z-]+)", README, flags=re.MULTILINE))
-    shown |= set(re.findall(r"`rm-opt ([a-z-]+)", README))
+    def names(of):
+        return {command.name or command.callback.__name__.replace("_", "-") for command in of.registered_commands}
+
+    groups = {group.name: names(group.typer_instance) for group in app.registered_groups}
+    shown = re.findall(r"(?:^|`)(?:\.venv/bin/)?rm-opt ([a-z-]+)(?: ([a-z-]+))?", README, flags=re.MULTILINE)
     assert shown
-    assert shown <= known
+    assert {first for first, _ in shown} <= names(app) | groups.keys()
+    assert not [words for words in shown if words[0] in groups and words[1] not in groups[words[0]]]
 
 
 @pytest.mark.parametrize("setting", sorted(set(re.findall(r"--set ([a-z_.]+)=", README))))

@@ -1,4 +1,4 @@
-"""The only place where a prompt and a completion become tokens.
+"""The only place where a prompt and a completion become tokens of a reward model.
 
 Training, evaluation, scoring and serving all go through `Renderer`, and a checkpoint records what was used
 (`rm_rendering.json`), so a reward never depends on who computed it.

@@ -26,7 +26,12 @@ def start(tmp_path):
     """Starts a stage; its output goes to `tmp_path / "log"`."""
 
     def start(settings=None, stage="prepare", terminal=None, **variables):
-        spec = {"stage": stage, "settings": {"seed": 0, "data": {}} | (settings or {}), "upstream": {}, "out": str(tmp_path / "out")}
+        spec = {
+            "stage": stage,
+            "settings": {"seed": 0, "data": {}} | (settings or {}),
+            "upstream": {},
+            "out": str(tmp_path / "out"),
+        }
         (tmp_path / "spec.json").write_text(json.dumps(spec))
         with (tmp_path / "log").open("w") as log:
             return ForkedProcess("rmcore.stages.run", tmp_path / "spec.json", log, os.environ | variables, terminal)

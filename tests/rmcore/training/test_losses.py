@@ -167,6 +167,7 @@ def test_the_builder_passes_every_loss_setting_on():
         name: value for name, value in dataclasses.asdict(EVERYTHING).items() if name in TrainConfig.model_fields
     }
     assert settings.keys() == fields
+    assert not [name for name in fields if getattr(EVERYTHING, name) == getattr(PairLoss(), name)]  # else unseen
     assert make_bradley_terry(TrainConfig(**settings)) == EVERYTHING
 
 
