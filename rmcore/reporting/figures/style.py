@@ -60,10 +60,21 @@ def legend(ax: Axes, **options: Any) -> None:
             handle.set_alpha(0.9)  # a faint cloud of points has a visible key
 
 
-def shared_legend(figure: Figure, columns: int, *, side: str = "center", **options: Any) -> None:
+def shared_legend(
+    figure: Figure,
+    columns: int,
+    *,
+    side: str = "center",
+    handles: Sequence[Any] | None = None,
+    labels: Sequence[str] | None = None,
+) -> None:
     """One legend below all panels, of what is labelled in them unless `handles` are given."""
     place: Any = f"outside lower {side}"
-    figure.legend(loc=place, ncols=columns, fontsize=SMALL, frameon=False, labelcolor=INK, **options)
+    style: dict[str, Any] = {"ncols": columns, "fontsize": SMALL, "frameon": False, "labelcolor": INK}
+    if handles is not None and labels is not None:  # by position: as keywords matplotlib refuses two empty lists
+        figure.legend(handles, labels, loc=place, **style)
+    else:
+        figure.legend(handles=handles, loc=place, **style)
 
 
 def percent_ticks(axis: Axis) -> None:
