@@ -170,7 +170,7 @@ def test_lost_times_cost_a_look_at_the_content_and_nothing_else(store, monkeypat
     "change",
     [
         lambda m: m | {"digest": "0" * 64},
-        lambda m: m | {"wall_seconds": 0.0},
+        lambda m: m | {"wall_seconds": m["wall_seconds"] + 1},
         lambda m: m | {"inputs": {"lr": 1, "beta": 2}},
         lambda m: m | {"files": {name: entry for name, entry in m["files"].items() if name != "model.txt"}},
         lambda m: m | {"more": None},
