@@ -7,6 +7,7 @@ from typing import Any
 
 from experiments.arms import Arm, change_config
 from experiments.schema import TUNING_SEED, Experiment
+from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.fingerprints import code_digests
 from rmcore.core.store import Store, make_key
@@ -175,12 +176,18 @@ def frozen(experiment: Experiment) -> dict[str, Any]:
 
 def matrix_key(experiment: Experiment, registration_hash: str) -> str:
     """12 hex digits that name a matrix: what is registered, its data, and the code and libraries that run it."""
+    base = _named(experiment, experiment.base)
     made: dict[str, object] = {"registration": registration_hash}
-    for name in experiment.stages():
-        made[name] = stage_code(STAGES[name]) | {"named": STAGES[name].settings.of(experiment.base).named()}
+    for name, digests in base.items():
+        made[name] = stage_code(STAGES[name]) | {"named": digests}
     for arm in experiment.arms():
         if (arm.config.data, arm.config.model) != (experiment.base.data, experiment.base.model):
-            own = {name: STAGES[name].settings.of(arm.config).named() for name in experiment.stages()}
-            if own != {name: STAGES[name].settings.of(experiment.base).named() for name in own}:
+            own = _named(experiment, arm.config)
+            if own != base:
                 made[f"arm {arm.name}"] = own
     return make_key(made)[:12]
+
+
+def _named(experiment: Experiment, config: PipelineConfig) -> dict[str, dict[str, str]]:
+    """Digests of all that a config names by address, by stage."""
+    return {name: STAGES[name].settings.of(config).named() for name in experiment.stages()}

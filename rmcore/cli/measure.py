@@ -67,13 +67,14 @@ def readiness(
     pairs = reading.read(data)
     landscape = LandscapeConfig.model_validate({"parts": (), **given(settings, LANDSCAPE_FIELDS)})
     config = PipelineConfig(landscape=landscape)
-    _, _, metrics = _evaluate(model.load(checkpoint), pairs, config.evaluate, seed)
+    rm = model.load(checkpoint)
+    _, _, metrics = _evaluate(rm, pairs, config.evaluate, seed)
     train_accuracy = None
     if train_data is not None:
         seen = read_pairs(train_data, reading, config.evaluate.train_pairs)
-        train_metrics = _evaluate(model.load(checkpoint), seen, config.evaluate, seed)[2]
+        train_metrics = _evaluate(rm, seen, config.evaluate, seed)[2]
         train_accuracy = train_metrics["pairwise_accuracy"]["value"]
-    spectrum = measure_model(model.load(checkpoint), pairs, config.landscape, seed=seed)["spectrum"]
+    spectrum = measure_model(rm, pairs, config.landscape, seed=seed)["spectrum"]
     values = {name: entry["value"] for name, entry in metrics.items()}
     judged = judge(values, train_accuracy, spectrum["lambda_max"], ReadinessConfig())
     print(judged["verdict"]["headline"])

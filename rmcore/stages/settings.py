@@ -111,6 +111,12 @@ class CheckpointSettings(DeviceSettings):
     trust_remote_code: bool
     render_fn: str | None
 
+    @classmethod
+    def of(cls, config: PipelineConfig) -> Self:
+        """See `StageSettings.of`; how the model is loaded are two fields of its section."""
+        own = cls.model_fields.keys() - CheckpointSettings.model_fields.keys()
+        return cls(**_loading(config), **{name: getattr(config, name) for name in own})
+
     def named(self) -> dict[str, str]:
         """The rendering function, which each stage imports anew."""
         return super().named() | _render_fn("render_fn", self.render_fn)
@@ -146,21 +152,11 @@ class EvaluateSettings(CheckpointSettings):
 
     evaluate: EvaluateConfig
 
-    @classmethod
-    def of(cls, config: PipelineConfig) -> Self:
-        """See `StageSettings.of`."""
-        return cls(**_loading(config), evaluate=config.evaluate)
-
 
 class LandscapeSettings(CheckpointSettings):
     """How curvature is measured, and at which checkpoint."""
 
     landscape: LandscapeConfig
-
-    @classmethod
-    def of(cls, config: PipelineConfig) -> Self:
-        """See `StageSettings.of`."""
-        return cls(**_loading(config), landscape=config.landscape)
 
 
 class ReadinessSettings(StageSettings):
