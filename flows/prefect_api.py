@@ -130,7 +130,11 @@ def end_without_server(advice: str) -> Iterator[None]:
     asking.setblocking(False)
     hears_signals = threading.current_thread() is threading.main_thread()
     before = signal.set_wakeup_fd(asking.fileno(), warn_on_full_buffer=False) if hears_signals else -1
-    threading.Thread(target=_watch, args=(api, advice, asked_to_end), name="prefect-watch", daemon=True).start()
+    # The embedded server has answered already; nothing is said of a server that never takes a connection from here: it
+    # is reached through a proxy.
+    was_there = "PREFECT_API_URL" not in os.environ
+    watch = (api, advice, asked_to_end, was_there)
+    threading.Thread(target=_watch, args=watch, name="prefect-watch", daemon=True).start()
     try:
         yield
     finally:
@@ -139,24 +143,21 @@ def end_without_server(advice: str) -> Iterator[None]:
         asking.close()  # its other end becomes readable, which ends the watch
 
 
-def _watch(api: httpx.URL, advice: str, asked_to_end: socket.socket) -> None:
-    """Look whether someone listens at all: a busy server does, and may take its time to answer.
-
-    Nothing is said of a server that never took a connection from here: it is reached through a proxy.
-    """
+def _watch(api: httpx.URL, advice: str, asked_to_end: socket.socket, was_there: bool) -> None:
+    """Look whether someone listens at all: a busy server does, and may take its time to answer."""
     port = api.port or (443 if api.scheme == "https" else 80)
-    num_refused, was_there = 0, False
+    num_refused = 0
     with asked_to_end:
         while num_refused < REFUSALS_OF_A_DEAD_SERVER:
-            if select.select([asked_to_end], [], [], WATCH_SECONDS)[0]:
-                return
             try:
                 socket.create_connection((api.host, port), timeout=10).close()
                 num_refused, was_there = 0, True
             except ConnectionRefusedError:
                 num_refused += was_there
             except OSError:  # the network's trouble, of which Prefect's client judges by itself
-                continue
+                pass
+            if select.select([asked_to_end], [], [], WATCH_SECONDS)[0]:
+                return
     sys.stdout.flush()
     print(f"error: Prefect's server at {api} has ended during the run. {advice}", file=sys.stderr, flush=True)
     terminate_children()

@@ -141,7 +141,7 @@ def _serve_and_score(served: ModelToServe, data: ScoringData, over_length: OverL
     from rmcore.serving.process import RewardServer
     from rmcore.serving.server import ServeSettings
 
-    settings = ServeSettings(served.checkpoint, port=0, door=HttpSettings(token=secrets.token_urlsafe()))
+    settings = ServeSettings(served.checkpoint, port=0, http=HttpSettings(token=secrets.token_urlsafe()))
     began = time.perf_counter()
     with RewardServer(settings) as server, server.client(timeout_s=REQUEST_TIMEOUT_S) as client:
         ready = time.perf_counter()

@@ -84,7 +84,7 @@ def options(*settings: inspect.Parameter) -> Callable[[Callable[..., Any]], Call
                 values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
             return command(**values)
 
-        run.__signature__ = signature  # type: ignore[attr-defined]
+        run.__signature__ = signature  # type: ignore[attr-defined]  # what typer reads; functions declare no such attribute
         run.__annotations__ = {p.name: p.annotation for p in shown}
         return run
 

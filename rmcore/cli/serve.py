@@ -55,7 +55,7 @@ def serve(
         weights_folder=weights_dir,
         gpu_memory_share=gpu_memory_share,
         start_timeout_s=start_timeout,
-        door=HttpSettings(token=os.environ.get(TOKEN_VARIABLE)),
+        http=HttpSettings(token=os.environ.get(TOKEN_VARIABLE)),
     )
     print(f"starting vLLM with {checkpoint}; the first time takes a minute", flush=True)
     asyncio.run(run(settings, _announce))

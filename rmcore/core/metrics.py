@@ -6,8 +6,11 @@ without either. No stage imports it, so that a reworded label has no artifact co
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
+
+from rmcore.core.errors import ConfigError
 
 Unit = Literal["share", "seconds", "pairs/s", "MiB", "steps", "nats", "logits", "logits²", "sd", ""]
 """How values are printed. share: a fraction, in percent; "": a plain number; the others are appended."""
@@ -345,6 +348,9 @@ METRICS: dict[str, MetricSpec] = {
 CELL_METRICS: dict[str, MetricSpec] = {spec.cell_name: spec for spec in METRICS.values() if spec.cell_name}
 """What an experiment can report of its cells, by the names that it, MLflow and its report use."""
 
+BANDS: dict[str, Bands] = {spec.bands.about: spec.bands for spec in CELL_METRICS.values() if spec.bands is not None}
+"""By what they are said of."""
+
 CURVES: dict[str, MetricSpec] = {
     "eval/pairwise_accuracy": replace(METRICS["pairwise_accuracy"], label="validation accuracy"),
     "train/loss": replace(METRICS["loss"], label="training loss"),
@@ -386,3 +392,26 @@ def metric_order(name: str) -> tuple[int, str]:
         return list(METRICS).index(name), ""
     listed = [index for index, family in enumerate(_FAMILIES) if name.startswith(family.name)]
     return len(METRICS) + (listed[0] if listed else len(_FAMILIES)), name
+
+
+def band(name: str, value: float) -> str:
+    """The band of one value.
+
+    Raises:
+        ConfigError: there are no bands of that name, or the value is not finite.
+    """
+    if name not in BANDS:
+        raise ConfigError(f"no bands for {name!r}; there are {', '.join(BANDS)}.")
+    if not math.isfinite(value):
+        raise ConfigError(f"{name}={value:g} lies in no band; leave out what was not measured.")
+    return next(word for low, high, word in BANDS[name].words if low <= value <= high)
+
+
+def bands(metrics: Mapping[str, float | None]) -> dict[str, str]:
+    """The band of every metric of a cell, by its name in the registry, that has bands and a value."""
+    found = {}
+    for name, spec in CELL_METRICS.items():
+        value = metrics.get(name)
+        if spec.bands is not None and value is not None:
+            found[spec.bands.about] = band(spec.bands.about, value)
+    return found

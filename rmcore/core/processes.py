@@ -46,7 +46,7 @@ def terminate(processes: list[psutil.Process]) -> None:
 
 
 def terminate_children() -> None:
-    """SIGTERM to all that this process has started, and what that has started; nobody waits for their end."""
+    """SIGTERM to all that this process has started, and what that has started, without waiting for their end."""
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
             child.terminate()

@@ -15,7 +15,7 @@ Report = Callable[[int, int, str], None]
 
 
 def silent(done: int, total: int, text: str) -> None:
-    """Report to nobody."""
+    """Take a report and show nothing."""
 
 
 def labelled(report: Report, text: str) -> Report:

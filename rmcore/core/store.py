@@ -157,8 +157,8 @@ class Store:
             if manifest is None:
                 yield folder, f"{folder / MANIFEST} is missing, unreadable or not what was written"
                 continue
-            with self.try_lock(manifest["key"]) as nobody_makes:
-                if not nobody_makes:
+            with self.try_lock(manifest["key"]) as is_idle:
+                if not is_idle:
                     continue
                 damage = _damage(folder, manifest["files"], times={})
                 if damage is not None:
@@ -358,8 +358,8 @@ class Store:
     def _remove(self, folder: Path, key: str) -> bool:
         """Remove an artifact unless someone makes or holds it; gives whether it is gone."""
         nameless = self.root / UNFINISHED / f"removed-{uuid.uuid4().hex}"  # half an artifact never has a name
-        with self.try_lock(key) as nobody_makes:
-            if not nobody_makes:
+        with self.try_lock(key) as is_idle:
+            if not is_idle:
                 return False
             with exclusive(self._lock_path(LEASE_LOCK)):
                 if key[:KEY_LENGTH] in self._keys_in_use():

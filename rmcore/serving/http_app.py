@@ -55,7 +55,7 @@ Body = TypeVar("Body", bound=BaseModel)
 
 @dataclass(frozen=True)
 class HttpSettings:
-    """Limits of the front door.
+    """Limits of the HTTP app.
 
     token: every route asks for it as `Authorization: Bearer`; None asks for nothing.
     max_body_bytes: of one request.

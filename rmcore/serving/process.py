@@ -84,11 +84,11 @@ class RewardServer:
 
     def client(self, **settings: Any) -> RewardClient:
         """A client with this server's address and token; see RewardClient for the settings."""
-        return RewardClient(self.address, token=self.settings.door.token, **settings)
+        return RewardClient(self.address, token=self.settings.http.token, **settings)
 
     @property
     def pid(self) -> int:
-        """Process id of the front door; vLLM runs below it."""
+        """Process id of the HTTP app; vLLM runs below it."""
         if self._process is None:
             raise ServingError("the reward server is not running.")
         return self._process.pid

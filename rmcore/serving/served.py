@@ -59,7 +59,7 @@ class ServedModel:
         self.num_restarts = 0
         self.num_updates = {"done": 0, "refused": 0, "failed": 0}
         self._weights = first
-        self._gate = ReadWriteLock()
+        self._weights_lock = ReadWriteLock()
         self._changing = asyncio.Lock()
         self._watch: asyncio.Task[None] | None = None
         self._exchange: asyncio.Task[VersionInfo] | None = None
@@ -115,7 +115,7 @@ class ServedModel:
             RequestError: a row's reward is not finite, or vLLM refuses the rows.
             ServingError: vLLM did not answer in time.
         """
-        async with self._gate.shared():
+        async with self._weights_lock.shared():
             if not self.is_ready:
                 raise NotReadyError(f"the reward server is {self.state}: {self.reason}")
             weights = self._weights
@@ -178,7 +178,7 @@ class ServedModel:
         except RmcoreError:
             self.num_updates["refused"] += 1
             raise
-        async with self._gate.alone():
+        async with self._weights_lock.alone():
             if self.state != "ready":  # vLLM ended meanwhile
                 raise NotReadyError(f"the reward server is {self.state}: {self.reason}")
             self._become("updating", f"version {new.version} is being loaded.")
@@ -221,7 +221,7 @@ class ServedModel:
         while True:
             status = await self.engine.exited()
             self._become("restarting", f"vLLM ended with status {status}.")
-            async with self._gate.alone():  # those under way have failed, and no exchange may begin
+            async with self._weights_lock.alone():  # those under way have failed, and no exchange may begin
                 await self._restart()
             if self.state == "broken":
                 return

@@ -55,7 +55,7 @@ class ServeSettings:
     weights_folder: Path | None = None
     gpu_memory_share: float = 0.5
     start_timeout_s: float = 600.0
-    door: HttpSettings = field(default_factory=HttpSettings)
+    http: HttpSettings = field(default_factory=HttpSettings)
 
 
 async def serve(
@@ -75,7 +75,7 @@ async def serve(
         ModelError: the checkpoint cannot be read.
         ServingError: the port is taken, vLLM did not start, or its rewards are not those of PyTorch.
     """
-    if settings.host not in LOOPBACK and settings.door.token is None:
+    if settings.host not in LOOPBACK and settings.http.token is None:
         raise ConfigError(
             f"{settings.host} can be reached from other machines, and anyone there could replace the weights: set a "
             "token in RM_OPT_TOKEN, or serve on 127.0.0.1."
@@ -96,13 +96,13 @@ async def serve(
 async def _serve(
     settings: ServeSettings, program: Path, folder: Path, listening: socket.socket, announce: Callable[[str], None]
 ) -> None:
-    async with _open(settings, program, folder) as door:
-        await _answer(door, listening, announce)
+    async with _open(settings, program, folder) as app:
+        await _answer(app, listening, announce)
 
 
 @contextlib.asynccontextmanager
 async def _open(settings: ServeSettings, program: Path, place: Path) -> AsyncIterator[RewardApp]:
-    """A front door whose model answers; inside the block it may die and come back."""
+    """The HTTP app of a model that answers; inside the block it may die and come back."""
     rm = await asyncio.to_thread(
         BradleyTerryRM.from_pretrained,
         settings.checkpoint,
@@ -128,11 +128,11 @@ async def _open(settings: ServeSettings, program: Path, place: Path) -> AsyncIte
     served = ServedModel(
         engine, Weights(1, first, digest, RewardModelTrainingMode.FULL, probe), checkpoint=settings.checkpoint
     )
-    door = _front_door(served, rm, settings.door)
+    app = _http_app(served, rm, settings.http)
     del rm
     try:
         await served.start()
-        yield door
+        yield app
     finally:
         await served.stop()
 
@@ -156,7 +156,7 @@ def _default_dtype(rm: BradleyTerryRM) -> EngineDtype:
     return "bfloat16" if torch.cuda.is_available() and rm.model.dtype == torch.bfloat16 else "float32"
 
 
-def _front_door(served: ServedModel, rm: BradleyTerryRM, settings: HttpSettings) -> RewardApp:
+def _http_app(served: ServedModel, rm: BradleyTerryRM, settings: HttpSettings) -> RewardApp:
     plain = rm.model.get_base_model() if rm.has_adapters else rm.model
     pooling = PoolingType.LAST if hasattr(plain, "score") else PoolingType.CLS
     return RewardApp(served, rm.renderer, pooling=pooling, vocab_size=plain.config.vocab_size, settings=settings)
@@ -170,11 +170,11 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def _answer(door: RewardApp, listening: socket.socket, announce: Callable[[str], None]) -> None:
+async def _answer(app: RewardApp, listening: socket.socket, announce: Callable[[str], None]) -> None:
     """Answer until cancelled, then let what is under way finish for some seconds."""
     server = _Server(
         uvicorn.Config(
-            door.app(),
+            app.app(),
             log_level="warning",
             access_log=False,
             lifespan="off",

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rmcore.core.arrays import FloatArray
-from rmcore.evaluation.bands import bands
+from rmcore.core.metrics import bands
 from rmcore.evaluation.uncertainty import sign_flip_test
 from rmcore.evaluation.verdicts.estimate import Estimate, SeedSample, estimate_over_seeds
 from rmcore.evaluation.verdicts.judgement import Claim, judge

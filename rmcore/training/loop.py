@@ -131,7 +131,7 @@ class Trainer:
             order=order,
         )
         check_budget(self.at.token_budget, self.feed.least_budget())  # refuses now what would fail later
-        self.keeper = CheckpointWriter(rm, config, folder, self.at.selection, ranks)
+        self.writer = CheckpointWriter(rm, config, folder, self.at.selection, ranks)
         self.best_rewards = np.zeros((0, 2), dtype=np.float32)
         """(P, 2) rewards, chosen first, under the best weights; of the split named below."""
         self.best_rewards_split = "validation"
@@ -237,7 +237,7 @@ class Trainer:
         """After an update that was not applied the weights are still worth keeping."""
         # Among several processes one alone may have failed, and could not gather the others' weights.
         if self.at.step and self.ranks.world == 1 and not isinstance(error, HalfUpdateError):
-            self.keeper.save_step(self.at.step)
+            self.writer.save_step(self.at.step)
 
     def _is_due(self, step: int) -> bool:
         """Whether what comes after a step logs, evaluates or saves."""
@@ -258,7 +258,7 @@ class Trainer:
             if self._table is not None and step in self.at.rows:
                 self._table.add(step, self.at.rows[step])
         if not last:
-            self.keeper.stepped(step)
+            self.writer.stepped(step)
 
     def _evaluate(self, step: int) -> None:
         rewards = self._score(self.validation)
@@ -274,7 +274,7 @@ class Trainer:
         for callback in self.callbacks:
             values |= callback(Evaluation(step, self.rm, self.validation, rewards, self.config.calibration_bins))
         self._log(step, values)
-        if not self._chooses or self.keeper.evaluated(step, values[self.config.best_metric]):
+        if not self._chooses or self.writer.evaluated(step, values[self.config.best_metric]):
             self.best_rewards = rewards
             self._describe_rewards()
 
@@ -307,7 +307,7 @@ class Trainer:
 
     def _finish(self, context: StepContext, stop_reason: str) -> TrainResult:
         self._peak.note()
-        self.keeper.finished(self.at.step)
+        self.writer.finished(self.at.step)
         if not len(self.best_rewards):  # nothing was evaluated, or the metric was never defined
             some = self.train[:DISTRIBUTION_PAIRS]
             self.best_rewards = self._score(some)

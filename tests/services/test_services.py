@@ -227,13 +227,43 @@ def test_the_embedded_server_is_ours_alone_and_a_run_ends_with_it(home):
         [server] = psutil.Process(run.pid).children()
         server.kill()
         killed = time.monotonic()
-        _, said = run.communicate(timeout=60)
+        try:
+            _, said = run.communicate(timeout=60)
+        finally:
+            run.kill()
     assert (line, run.returncode) == ("ready\n", 2), said
     assert said.splitlines() == [
         f"error: Prefect's server at {said.split()[4]} has ended during the run. Finished stages are stored: run the "
         "same command again."
     ]
     assert time.monotonic() - killed < 20
+
+
+AT_ONCE = """
+import time
+from tasks.home import configure_environment
+configure_environment()
+from flows.cli_common import prefect_in_use
+with prefect_in_use("stages"):
+    print("ready", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_server_that_ends_as_the_run_begins_is_missed_too(home):
+    environment = {**os.environ, "RM_OPT_HOME": str(home)}
+    with subprocess.Popen(
+        [sys.executable, "-c", AT_ONCE], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as run:
+        line = run.stdout.readline()
+        [server] = psutil.Process(run.pid).children()
+        server.kill()
+        try:
+            _, said = run.communicate(timeout=30)
+        finally:
+            run.kill()
+    assert (line, run.returncode) == ("ready\n", 2), said
+    assert "has ended during the run" in said
 
 
 def test_a_home_that_cannot_be_made_is_a_clear_error(home, monkeypatch):

@@ -51,7 +51,7 @@ def reward_service(settings: RlhfConfig, checkpoint: Path, *, render_fn: str | N
             port=0,
             render_fn=render_fn,
             weights_folder=place / "weights",
-            door=HttpSettings(token=secrets.token_urlsafe()),
+            http=HttpSettings(token=secrets.token_urlsafe()),
         )
         with RewardServer(served, log=place / "server.log") as server, server.client() as client:
             publisher = RMPublisherAdapter(CheckpointBackend(client), RewardModelTrainingMode.FULL)

@@ -33,15 +33,15 @@ def steps_in(folder):
 @pytest.mark.parametrize("top", [1, 3])
 def test_what_is_kept(tmp_path, rm, top):
     config = TrainConfig(keep_top_k=top, save_every=4)
-    keeper = CheckpointWriter(rm, config, tmp_path, Selection.of(config), ALONE)
+    writer = CheckpointWriter(rm, config, tmp_path, Selection.of(config), ALONE)
     values = [0.5, 0.7, 0.6, 0.2, 0.9, 0.8, 0.9, 0.1, 0.3]
     for step, value in enumerate(values, start=1):
         mark(rm, step)
-        is_best = keeper.evaluated(step, value)
-        keeper.stepped(step)
+        is_best = writer.evaluated(step, value)
+        writer.stepped(step)
         assert is_best == (value > max(values[: step - 1], default=0.0))
-        assert marked(tmp_path / "best") == keeper.selection.best[1]
-    keeper.finished(len(values))
+        assert marked(tmp_path / "best") == writer.selection.best[1]
+    writer.finished(len(values))
     top_steps = {5, 7, 6} if top == 3 else set()
     assert steps_in(tmp_path) == top_steps | {4, 8} | {9}
     assert all(marked(tmp_path / f"step_{step}") == step for step in steps_in(tmp_path))

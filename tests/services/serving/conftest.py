@@ -20,7 +20,7 @@ def checkpoint(tmp_path_factory):
 def server(vllm, checkpoint, tmp_path_factory):
     place = tmp_path_factory.mktemp("server")
     door = HttpSettings(token=world.TOKEN, max_body_bytes=2**20, max_pending_rows=600)
-    settings = ServeSettings(str(checkpoint), port=0, vllm=vllm, weights_folder=place / "weights", door=door)
+    settings = ServeSettings(str(checkpoint), port=0, vllm=vllm, weights_folder=place / "weights", http=door)
     log = place / "server.log"
     with RewardServer(settings, log=log) as running:
         yield running

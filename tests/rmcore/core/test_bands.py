@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmcore.core.errors import ConfigError
-from rmcore.evaluation.bands import BANDS, band, bands
+from rmcore.core.metrics import BANDS, band, bands
 
 CASES = [
     ("eval accuracy", {"failure": (0.0, 0.579), "acceptable": (0.58, 0.6, 0.63), "success": (0.631, 1.0)}),
