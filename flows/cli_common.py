@@ -139,6 +139,18 @@ def print_places(outcome: dict[str, Any]) -> None:
     print(f"record      {shown_path(outcome['folder'])}")
 
 
+def print_verdict(verdict: Mapping[str, Any], more: Mapping[str, Any] | None) -> None:
+    """Show a verdict with its rung, what speaks against it, and what would raise it."""
+    print(f"verdict     {verdict['headline']}")
+    for reason in verdict["reasons"]:
+        print(f"            - {reason}")
+    print(f"rung        {verdict['rung']} of 4: {verdict['evidence']}")
+    if more is not None:
+        print(f"to raise it {more['evidence']} (rung {more['rung']}):")
+        print(f"            {more['command']}")
+        print(f"            costs {more['cost']}")
+
+
 def print_reported(outcome: dict[str, Any]) -> None:
     """Say what a whole pipeline run came to and where it lies."""
     from flows.pipeline import shown_path
@@ -150,9 +162,7 @@ def print_reported(outcome: dict[str, Any]) -> None:
     print()
     print(f"computed    {', '.join(executed) if executed else 'nothing: every stage was cached'}")
     print(f"accuracy    {accuracy['value']:.3f}{interval} on {accuracy['num']} held-out pairs")
-    print(f"verdict     {results['verdict']['headline']}")
-    for reason in results["verdict"]["reasons"]:
-        print(f"            - {reason}")
+    print_verdict(results["verdict"], results["next_rung"])
     print(f"report      {shown_path(outcome['report'])}")
     print(f"checkpoint  {shown_path(outcome['checkpoint'])}")
     if outcome["model_version"] is not None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from experiments.presets import PRESETS
-from flows.cli_common import FlowOptions, print_findings, print_places, run_configured, settings_of
+from flows.cli_common import FlowOptions, print_findings, print_places, print_verdict, run_configured, settings_of
 from rmcore.cli.measure import readiness_app
 from rmcore.cli.options import options
 
@@ -77,7 +77,7 @@ def readiness(
     given: FlowOptions,
     kl: Annotated[float | None, typer.Option(help="Nats that the policy is to be moved by; default 3.")] = None,
 ) -> None:
-    """Judge by the policy's own samples, as the gold world or your judge's column sees them: readiness v2.
+    """Judge by the policy's own samples, as the gold world or your judge's column sees them: readiness v2, rung 3.
 
     Examples:
     rm-opt readiness policy --policy sft
@@ -89,7 +89,8 @@ def readiness(
     wanted = settings_of({"readiness.planned_kl": kl})
     outcome = run_configured(_loader("readiness", inputs), inputs.preset, given, [*inputs.settings(), *wanted])
     results = outcome["results"]
-    print(f"\n{results['verdict']['headline']}")
+    print()
+    print_verdict(results["verdict"], results["next_rung"])
     checks = [f"{'pass' if check['passed'] else 'FAIL'}  {check['text']}" for check in results["gate"]]
     print_findings(("part", "value, 95 %"), readiness_rows(results), checks)
     print_places(outcome)

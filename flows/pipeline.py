@@ -97,8 +97,8 @@ def require_judge(config: PipelineConfig) -> None:
         raise ConfigError(
             "readiness v2 asks what the gold reward makes of the policy's samples, and nobody knows it for "
             f"{config.data.source}. Draw samples with `rm-opt best-of-n`, have them judged, and name the file in "
-            "policy.samples; or name a function of (prompt, response) in policy.judge; or leave the policy out for "
-            "readiness v1."
+            "policy.samples; or name a function of (prompt, response) in policy.judge; or leave the policy out, for a "
+            "verdict on labelled pairs alone."
         )
 
 
@@ -208,6 +208,7 @@ def _track(
             "rm.key": run_key(refs),
             "rm.cache": ",".join(name for name, hit in cached.items() if hit) or "none",
             "rm.verdict": results["verdict"]["status"],
+            "rm.rung": str(results["verdict"]["rung"]),
         }
     )
     return tracker.register_model(

@@ -20,6 +20,7 @@ from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.files import write_json
 from rmcore.core.store import ArtifactRef, flatten
 from rmcore.policy.curves import curves_of_file
+from rmcore.policy.readiness.verdict import next_rung
 from rmcore.reporting.html.policy import best_of_n_markdown, curves_markdown, readiness_markdown, validation_markdown
 from rmcore.stages.registry import POLICY, pipeline_stages
 from rmcore.stages.requirements import required_policy, required_validation
@@ -131,6 +132,8 @@ def readiness(config: PipelineConfig = PRESETS["policy"], checkpoint: str | None
     require_judge(config)
     chain = run_chain(config, pipeline_stages(config), kind="readiness", checkpoint=checkpoint)
     results = read_json(chain.refs["readiness_v2"], "readiness.json")
+    place = checkpoint or str(Path(chain.refs["train"].path) / "best")
+    results["next_rung"] = next_rung(results["verdict"], config, place)
     return finish(chain, results, readiness_markdown(results))
 
 

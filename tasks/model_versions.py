@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import rmcore
 from rmcore.core.errors import ConfigError, RmcoreError, ServiceError
+from rmcore.policy.readiness.verdict import LOWEST_READY_RUNG, PASSED
 from tasks.mlflow_client import connect, in_one_line, tolerating, without_login
 from tasks.run_record import texts
 
@@ -29,19 +30,21 @@ _SHOWN = 20
 def judgement_tags(
     gate: Sequence[Mapping[str, Any]], readiness: Mapping[str, Any], verdict: Mapping[str, Any]
 ) -> tuple[dict[str, str], bool]:
-    """Tags of a model version that say how it was judged, and whether it is ready: all checks and the verdict."""
+    """Tags of a model version that say how it was judged, and whether it is ready, as from the third rung it may be."""
     checks = {
         f"rm.gate.{check['name']}": f"{'passed' if check['passed'] else 'failed'}: {check['text']}" for check in gate
     }
     numbers = {
-        f"rm.readiness.{part}": value for part, value in readiness.items() if isinstance(value, int | float | str)
+        f"rm.original_score.{part}": value for part, value in readiness.items() if isinstance(value, int | float | str)
     }
     tags = {
         "rm.verdict": verdict["status"],
+        "rm.rung": str(verdict["rung"]),
+        "rm.evidence": verdict["evidence"],
         "rm.headline": verdict["headline"],
         "rm.reasons": "; ".join(verdict["reasons"]) or "none",
     }
-    ready = verdict["status"] == "ready" and all(check["passed"] for check in gate)
+    ready = verdict["rung"] >= LOWEST_READY_RUNG and verdict["status"] in PASSED
     return texts(tags | checks | numbers), ready
 
 

@@ -168,17 +168,18 @@ class RunTracker:
     ) -> str | None:
         """Put a checkpoint into MLflow's registry as `name`: a pyfunc model (prompt, response) -> reward. Waits.
 
-        The alias `candidate` moves to its version; `ready` only if every check of the gate passed and the verdict is
-        "ready" (a version that is no longer ready loses it). A `key` that is registered already gets no second
-        version, only fresh tags and aliases.
+        The alias `candidate` moves to its version; `ready` only if the verdict rests on a policy's samples or more and
+        is "ready" or "gained" (a version that is no longer ready loses it). A `key` that is registered already gets no
+        second version, only fresh tags and aliases.
 
         Args:
             checkpoint: Hugging Face folder.
             name: registered model's name.
             key: store key of the checkpoint's artifact.
             gate: checks with `name`, `passed` and `text`; each becomes a tag `rm.gate.<name>`.
-            readiness: the readiness record; its numbers and texts become tags `rm.readiness.<name>`.
-            verdict: `status`, `headline` and `reasons`; become the tags `rm.verdict`, `rm.headline` and `rm.reasons`.
+            readiness: record of the original score; its numbers and texts become tags `rm.original_score.<name>`.
+            verdict: see rmcore.policy.readiness.verdict; becomes the tags `rm.verdict`, `rm.rung`, `rm.evidence`,
+                `rm.headline` and `rm.reasons`.
 
         Returns:
             The version, or None when MLflow does not answer (`rm-opt sync` registers it later).

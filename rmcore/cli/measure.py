@@ -9,8 +9,9 @@ from rmcore.cli.analyze import measure_model
 from rmcore.cli.common import print_metrics, write_report_json
 from rmcore.cli.inputs import Checkpoint, Data, JsonOut, ModelReading, PairReading, Seed, read_pairs, tell_unusable
 from rmcore.cli.options import field_options, given, options
-from rmcore.config.pipeline import EvaluateConfig, LandscapeConfig, PipelineConfig, ReadinessConfig
+from rmcore.config.pipeline import DataConfig, EvaluateConfig, LandscapeConfig, PipelineConfig, ReadinessConfig
 from rmcore.data.pair import PreferencePair
+from rmcore.policy.readiness.verdict import next_rung
 
 EVALUATE_FIELDS = ("num_resamples", "num_bins", "thresholds", "per_response")
 LANDSCAPE_FIELDS = ("num_pairs",)
@@ -58,7 +59,7 @@ def readiness(
     seed: Seed = 0,
     **settings: Any,
 ) -> None:
-    """Judge a reward model on labelled pairs alone: the v1 score, the gate and the verdict.
+    """Judge a reward model on labelled pairs alone: checks and a verdict, which never says more than those pairs do.
 
     Example: rm-opt readiness pairs --checkpoint out/best --data test.parquet --train-data train.parquet
     """
@@ -77,14 +78,17 @@ def readiness(
     spectrum = measure_model(rm, pairs, config.landscape, seed=seed)["spectrum"]
     values = {name: entry["value"] for name, entry in metrics.items()}
     judged = judge(values, train_accuracy, spectrum["lambda_max"], ReadinessConfig())
-    print(judged["verdict"]["headline"])
+    more = next_rung(judged["verdict"], config.model_copy(update={"data": DataConfig(source=data)}), checkpoint)
+    print(f"{judged['verdict']['headline']} (rung {judged['verdict']['rung']} of 4: {judged['verdict']['evidence']})")
     for check in judged["gate"]:
         print(f"  {'pass' if check['passed'] else 'FAIL'}  {check['text']}")
-    scores = judged["readiness"]
-    print(f"readiness v1: {scores['overall_score']:.3f} ({scores['verdict']})")
-    for advice in scores["recommendations"]:
+    for advice in judged["readiness"]["recommendations"]:
         print(f"  advice: {advice}")
-    write_report_json(json_out, {"num_pairs": len(pairs), **judged})
+    if more is not None:
+        print(f"  to raise it, {more['evidence']}: {more['command']}")
+        print(f"  costs {more['cost']}")
+    print(f"  original score (v1, no verdict): {judged['readiness']['overall_score']:.3f}")
+    write_report_json(json_out, {"num_pairs": len(pairs), **judged, "next_rung": more})
 
 
 @options()

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from rmcore.config.active import ActiveConfig as ActiveConfig  # noqa: PLC0414
 from rmcore.config.active import CheckConfig as CheckConfig  # noqa: PLC0414
 from rmcore.config.base import Settings as Settings  # noqa: PLC0414
+from rmcore.config.policy import WORLD
 from rmcore.config.policy import PolicyConfig as PolicyConfig  # noqa: PLC0414
 from rmcore.config.policy import ReadinessConfig as ReadinessConfig  # noqa: PLC0414
 from rmcore.config.policy import ValidationConfig as ValidationConfig  # noqa: PLC0414
@@ -318,7 +319,7 @@ class PipelineConfig(Settings):
     readiness: ReadinessConfig = ReadinessConfig()
     """Readiness for reinforcement learning."""
     policy: PolicyConfig | None = None
-    """The policy to be optimised: with it readiness is v2, measured on its samples; without it v1."""
+    """The policy to be optimised. Without it, and without its judged samples, no verdict says "ready"."""
     validation: ValidationConfig | None = None
     """The study of what readiness predicts; used by its flow only."""
     active: ActiveConfig | None = None
@@ -327,12 +328,23 @@ class PipelineConfig(Settings):
     """Training of the policy against the reward model; needs a policy."""
 
     @model_validator(mode="after")
-    def _someone_is_trained(self) -> Self:
+    def _policy_can_do_what_is_asked(self) -> Self:
         if self.rlhf is not None and (self.policy is None or self.policy.samples is not None):
             raise ValueError(
                 "rlhf trains a policy, and there is none; set policy.name to sft, a folder or a hub name, and leave "
                 "policy.samples out"
             )
+        if self.policy is not None and self.policy.name == WORLD:
+            if self.data.source != "gold":
+                raise ValueError(
+                    f"policy.name=world is the gold world's own writer and answers none of the prompts of "
+                    f"{self.data.source}; name a causal model, or a file of samples in policy.samples"
+                )
+            if self.rlhf is not None or self.validation is not None:
+                raise ValueError(
+                    "policy.name=world has no weights, so nothing can be trained or started from it; set policy.name "
+                    "to sft, a folder or a hub name"
+                )
         return self
 
     @property

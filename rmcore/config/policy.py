@@ -7,14 +7,15 @@ from pydantic import Field, model_validator
 from rmcore.config.base import Settings
 
 SFT = "sft"
+WORLD = "world"
 
 
 class PolicyConfig(Settings):
     """The policy that is to be optimised, and the samples drawn from it."""
 
     name: str = SFT
-    """`sft`: trained here, on answers of the gold world or the responses of the training pairs. Else a folder or hub
-    name of a causal model."""
+    """`sft`: trained here, on answers of the gold world or the responses of the training pairs. `world`: the gold
+    world's own writer, which costs nothing and cannot be trained. Else a folder or hub name of a causal model."""
     base: str = "tiny"
     """What `sft` starts from: tiny, or a folder or hub name of a causal model."""
     sft_examples: int = Field(default=8000, ge=10)
@@ -37,6 +38,8 @@ class PolicyConfig(Settings):
     """A file of samples drawn elsewhere, with columns prompt, response and `judge_column`: nothing is sampled then."""
     judge_column: str = "judge"
     """Column of `samples` with the gold reward; rows without it are left out. The gold world judges itself."""
+    judge_ceiling: float = Field(default=1.0, gt=0.5, le=1)
+    """How often the judge agrees with itself, or with people, on a pair: accuracies are corrected for the rest."""
     judge: str | None = Field(default=None, pattern=r"^[\w.]+:\w+$")
     """module:function of (prompt, response) that gives the gold reward, for samples drawn here; code of yours,
     from the current folder or PYTHONPATH."""

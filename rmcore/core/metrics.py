@@ -199,7 +199,7 @@ _OF_PAIRS = (
 )
 
 _OF_POLICIES = (
-    MetricSpec("readiness_v1", "readiness v1", "", "the weighted score of the readiness section"),
+    MetricSpec("readiness_v1", "original score (v1)", "", "a weighted score of four numbers; no verdict"),
     MetricSpec("on_policy_accuracy", "on-policy accuracy", "share", "accuracy on pairs of the policy's own samples"),
     MetricSpec(
         "hard_accuracy", "hard on-policy accuracy", "share", "the same where the shorter sample is the better one"

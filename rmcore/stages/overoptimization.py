@@ -120,7 +120,8 @@ def _judged(
         for method in METHODS
     ]
     members = [scored.members[:, rows] for rows in table.groupby("prompt_id", sort=False).indices.values()]
-    parts = on_policy_parts(JudgedPools(rewards, gold, pools(table, "prompt_id", "length"), members), **numbers)
+    judged = JudgedPools(rewards, gold, pools(table, "prompt_id", "length"), members)
+    parts = on_policy_parts(judged, judge_ceiling=settings.judge_ceiling, **numbers)
     careful = conservative_gains(rewards, members, gold, **numbers)
     along = disagreement_along_n(rewards, members, **numbers)
     folder.mkdir(exist_ok=True)

@@ -1,7 +1,7 @@
-"""Stage readiness: whether a policy may be optimised against this model. The v1 score, the gate and the verdict.
+"""Stage readiness: what labelled data tell of a reward model, before any policy is tried on it. Rungs 1 and 2.
 
-The v1 score is the specification's, with known flaws (see rmcore.policy.readiness.readiness), so the verdict also asks
-for the specification's gate: a model is ready only if all gate checks pass and v1 says ready.
+The checks on labelled pairs decide. The original score is computed beside them and decides nothing (see
+rmcore.policy.readiness.original_score).
 
 Writes `readiness.json` and `summary.json`.
 """
@@ -16,8 +16,9 @@ from rmcore.core.errors import DataError
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report
 from rmcore.core.tracking import Tracker
-from rmcore.evaluation.diagnosis import GateCheck, validation_gate
-from rmcore.policy.readiness.readiness import READY_ABOVE, RLReadinessScorer
+from rmcore.evaluation.diagnosis import validation_gate
+from rmcore.policy.readiness.original_score import RLReadinessScorer
+from rmcore.policy.readiness.verdict import verdict_on_labels
 from rmcore.stages.interface import Upstream
 from rmcore.stages.settings import ReadinessSettings
 
@@ -31,26 +32,26 @@ def run(settings: ReadinessSettings, upstream: Upstream, out: Path, tracker: Tra
     write_json(out / "readiness.json", judged)
     scores = {name: value for name, value in judged["readiness"].items() if name.endswith("_score")}
     shown = {f"ready/{name}": value for name, value in scores.items()}
-    shown["ready/gate_passed"] = float(judged["verdict"]["status"] == "ready")
+    shown["ready/labels_passed"] = float(judged["verdict"]["status"] == "passes")
     write_json(out / "summary.json", {"metrics": shown})
 
 
 def judge(
     test: dict[str, float | None], train_accuracy: float | None, lambda_max: float | None, config: ReadinessConfig
 ) -> dict[str, Any]:
-    """Score, gate and verdict from point values.
+    """Checks, verdict and the original score from point values.
 
     Args:
         test: held-out metrics by name, as from `evaluate_pairs`.
         train_accuracy: pairwise accuracy on training pairs, for the gap; None fails that check.
         lambda_max: largest eigenvalue of the loss Hessian.
-        config: the weights of the v1 score.
+        config: the weights of the original score.
 
     Returns:
-        {"readiness": v1 record, "gate": checks, "verdict": {"status", "headline", "reasons"}}.
+        {"readiness": record of the original score, "gate": checks, "verdict": see rmcore.policy.readiness.verdict}.
 
     Raises:
-        DataError: a quantity the v1 score needs is undefined.
+        DataError: a quantity that the original score needs is undefined.
     """
     weights = {
         "accuracy": config.accuracy_weight,
@@ -68,18 +69,8 @@ def judge(
     report = RLReadinessScorer(weights).compute_score(accuracy, ece, variance, lambda_max)
     gap = None if train_accuracy is None else train_accuracy - accuracy
     checks = validation_gate({**test, "train_test_gap": gap})
-    v1_ready = report.verdict == "ready"
-    v1_text = f"readiness v1: {report.overall_score:.3f}, {'' if v1_ready else 'not '}above {READY_ABOVE:g}"
-    checks.append(GateCheck("readiness_v1", report.overall_score, READY_ABOVE, v1_ready, v1_text))
-    failed = [check.text for check in checks if not check.passed]
-    status = "not_ready" if failed else "ready"
-    headline = (
-        f"Not ready: {len(failed)} of {len(checks)} checks failed"
-        if failed
-        else f"Ready: every gate check passed and readiness v1 is {report.overall_score:.2f}"
-    )
     return {
         "readiness": report.to_dict(),
         "gate": [asdict(check) for check in checks],
-        "verdict": {"status": status, "headline": headline, "reasons": failed},
+        "verdict": verdict_on_labels(checks, None),
     }

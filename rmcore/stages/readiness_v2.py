@@ -38,7 +38,7 @@ def run(settings: ReadinessV2Settings, upstream: Upstream, out: Path, tracker: T
         parts |= {"planned_gain": plan["gain"], "headroom": plan["headroom"]}
     parts |= {name: metrics[name] for name in FROM_PAIRS if name in metrics}
     parts["lambda_max"] = {"value": spectrum["lambda_max"], "ci_low": None, "ci_high": None, "num": 0, "reason": None}
-    others = [GateCheck(**check) for check in before["gate"] if check["name"] != "readiness_v1"]
+    others = [GateCheck(**check) for check in before["gate"]]
     judged = judge_v2(parts, others, settings.readiness, optimized["judge"])
     write_json(out / "readiness.json", judged)
     shown = {"ready/gain_probability": judged["readiness"]["probability"]}

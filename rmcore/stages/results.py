@@ -15,6 +15,7 @@ from rmcore.core.files import read_json_lines
 from rmcore.core.store import ArtifactRef, Store, make_key
 from rmcore.core.tracking import METRICS_FILE
 from rmcore.evaluation.diagnosis import diagnose
+from rmcore.policy.readiness.verdict import next_rung, verdict_on_policy
 from rmcore.reporting.html.schema import PolicyResults, Results, StageResult, Training
 from rmcore.stages.settings import device_type
 
@@ -47,17 +48,20 @@ def gather_results(
     v1 = _read(folder["readiness"] / "readiness.json")
     policy = _policy(refs) if "readiness_v2" in refs else None
     judged = v1 if policy is None else policy["readiness"]
+    trained = read_json(refs["grpo"], "rlhf.json") if "grpo" in refs else None
+    verdict = (verdict_on_policy(trained) if trained else None) or judged["verdict"]
     mistakes = read_mistakes(folder["evaluate"] / "tables" / "most_confident_mistakes.csv").head(NUM_MISTAKES)
     return {
         "study": config.study,
         "seed": config.seed,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "run_name": run_name,
-        "verdict": judged["verdict"],
+        "verdict": verdict,
+        "next_rung": next_rung(verdict, config, str(folder["train"] / "best")),
         "gate": judged["gate"],
         "readiness": v1["readiness"],
         "policy": policy,
-        "rlhf": read_json(refs["grpo"], "rlhf.json") if "grpo" in refs else None,
+        "rlhf": trained,
         "metrics": evaluation["metrics"]["test"],
         "ood_metrics": evaluation["metrics"].get("ood"),
         "context": evaluation["context"],

@@ -14,10 +14,12 @@ import numpy as np
 import pandas as pd
 
 from rmcore.config.pipeline import GoldConfig
+from rmcore.config.policy import WORLD
 from rmcore.core.errors import DataError
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report
 from rmcore.core.tracking import Tracker
+from rmcore.data.gold.world import Shortcut, written_responses
 from rmcore.data.pair import PreferencePair, Prompt, prompt_key, prompt_text
 from rmcore.data.table import read_pairs
 from rmcore.models.loading import pick_device
@@ -71,17 +73,20 @@ def _draw(
         max_new_tokens=settings.max_new_tokens,
         seed=settings.seed,
     )
-    found = draw_samples(
-        Policy.load(policy_place(settings.name, upstream["policy"])),
-        prompts,
-        sampling,
-        drawn,
-        engine=settings.engine,
-        device=pick_device(settings.device).type,
-        report=report,
-    )
     texts = [prompt_text(prompt) for prompt in prompts]
-    rows = found.rows
+    if settings.shortcut is not None:
+        engine, rows = WORLD, _written(texts, settings.shortcut, settings)
+    else:
+        found = draw_samples(
+            Policy.load(policy_place(settings.name, upstream["policy"])),
+            prompts,
+            sampling,
+            drawn,
+            engine=settings.engine,
+            device=pick_device(settings.device).type,
+            report=report,
+        )
+        engine, rows = found.engine, found.rows
     table = pd.DataFrame(
         {
             "prompt_id": [prompt_key(prompts[index]) for index in rows["prompt_index"]],
@@ -95,7 +100,18 @@ def _draw(
     judge = judge_of(settings.judge, GoldConfig() if settings.is_gold else None)
     asked = [prompts[index] for index in rows["prompt_index"]]
     table["gold"] = np.nan if judge is None else judge.rewards(asked, rows["response"].tolist())
-    return table, {"engine": found.engine, "source": settings.name}
+    return table, {"engine": engine, "source": settings.name}
+
+
+def _written(prompts: Sequence[str], shortcut: Shortcut, settings: SamplesSettings) -> pd.DataFrame:
+    """What the gold world's writer answers, with the columns of `draw_samples`; tokens are counted as words."""
+    responses = [
+        (index, response)
+        for index, prompt in enumerate(prompts)
+        for response in written_responses(prompt, settings.samples_per_prompt, shortcut, seed=settings.seed)
+    ]
+    rows = pd.DataFrame(responses, columns=["prompt_index", "response"])
+    return rows.assign(num_tokens=rows["response"].str.split().str.len(), finished=True)
 
 
 def one_each(pairs: Sequence[PreferencePair]) -> list[Prompt]:

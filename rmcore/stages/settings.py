@@ -26,7 +26,7 @@ from rmcore.config.pipeline import (
     PipelineConfig,
     TrainConfig,
 )
-from rmcore.config.policy import SFT, ReadinessConfig, ValidationConfig
+from rmcore.config.policy import SFT, WORLD, ReadinessConfig, ValidationConfig
 from rmcore.config.rlhf import RlhfConfig
 from rmcore.core.files import file_digest
 from rmcore.core.fingerprints import code_digests
@@ -219,6 +219,8 @@ class SamplesSettings(DeviceSettings):
     judge: str | None
     is_gold: bool
     """Whether the gold world judges where no function is named."""
+    shortcut: Literal["length", "flattery", "none"] | None
+    """Of the gold world's writer, where that is the policy."""
 
     @classmethod
     def of(cls, config: PipelineConfig) -> Self:
@@ -228,7 +230,8 @@ class SamplesSettings(DeviceSettings):
             seed=config.seed,
             device=config.device,
             is_gold=_is_gold(config),
-            **policy.model_dump(include=set(cls.model_fields) - {"seed", "device", "is_gold"}),
+            shortcut=config.data.gold.shortcut if policy.name == WORLD else None,
+            **policy.model_dump(include=set(cls.model_fields) - {"seed", "device", "is_gold", "shortcut"}),
         )
 
     def named(self) -> dict[str, str]:
@@ -242,9 +245,10 @@ class OveroptimizationSettings(CheckpointSettings):
     name: str
     num_members: int
     gradient_prompts: int
-    """0 where no policy's gradient can be taken, because its samples are given."""
+    """0 where no policy's gradient can be taken, because its samples are given or it has no weights."""
     judge: str
     """Who has judged the samples, as people read it."""
+    judge_ceiling: float
     num_resamples: int
     planned_kl: float
 
@@ -256,7 +260,8 @@ class OveroptimizationSettings(CheckpointSettings):
             **_loading(config),
             name=policy.name,
             num_members=policy.num_members,
-            gradient_prompts=policy.gradient_prompts if policy.samples is None else 0,
+            gradient_prompts=policy.gradient_prompts if policy.samples is None and policy.name != WORLD else 0,
+            judge_ceiling=policy.judge_ceiling,
             judge=_judged_by(config),
             num_resamples=config.evaluate.num_resamples,
             planned_kl=config.readiness.planned_kl,
@@ -428,7 +433,7 @@ def _render_fn(place: str, named: str | None) -> dict[str, str]:
 
 def _files(**places: str | None) -> dict[str, str]:
     """Digests of those that are files or folders; names that are built in are no folders of that name."""
-    given = {name: place for name, place in places.items() if place not in (None, SFT, "tiny")}
+    given = {name: place for name, place in places.items() if place not in (None, SFT, WORLD, "tiny")}
     return {name: source_digest(place) for name, place in given.items() if place and Path(place).exists()}
 
 

@@ -23,12 +23,14 @@ pytestmark = pytest.mark.services
 GATE_PASSED = {
     "gate": [{"name": "pairwise_accuracy", "value": 0.71, "threshold": 0.6, "passed": True, "text": "above 0.6"}],
     "readiness": {"overall_score": 0.85, "recommendations": []},
-    "verdict": {"status": "ready", "headline": "Ready", "reasons": []},
+    "verdict": {"rung": 3, "evidence": "samples", "status": "ready", "headline": "Ready", "reasons": []},
 }
 GATE_FAILED = {
     **GATE_PASSED,
     "gate": [*GATE_PASSED["gate"], {"name": "ece", "passed": False, "text": "ECE: 0.400, not below 0.15"}],
+    "verdict": {**GATE_PASSED["verdict"], "status": "not_ready"},
 }
+ON_LABELS = {**GATE_PASSED, "verdict": {**GATE_PASSED["verdict"], "rung": 1, "status": "passes"}}
 
 
 def write_steps(path: Path, steps) -> None:
@@ -216,7 +218,12 @@ def test_registering_twice_makes_one_version_whose_aliases_follow_the_gate(home,
     version = client.get_model_version("rm", "1")
     assert version.aliases == ["candidate"]
     assert version.tags["rm.gate.ece"] == "failed: ECE: 0.400, not below 0.15"
-    assert version.tags["rm.readiness.overall_score"] == "0.85"
+    assert version.tags["rm.original_score.overall_score"] == "0.85"
+    assert version.tags["rm.rung"] == "3"
+    assert register(ON_LABELS) == "1"  # labelled pairs alone make no model ready
+    assert client.get_model_version("rm", "1").aliases == ["candidate"]
+    assert register(GATE_PASSED) == "1"
+    assert "ready" in client.get_model_version("rm", "1").aliases
     assert register(GATE_PASSED, key="k2") == "2"
     assert client.get_model_version("rm", "1").aliases == []
     assert len(client.search_model_versions("name = 'rm'")) == 2

@@ -123,7 +123,7 @@ def results() -> dict[str, Any]:
             False,
             "train accuracy minus test accuracy: not measured; it has to be below 0.15",
         ),
-        ("readiness_v1", 0.781, 0.8, False, "readiness v1: 0.781, not above 0.8"),
+        ("hard_accuracy", 0.481, 0.5, False, "accuracy where the shorter is better: lower end 0.481, wanted 0.5"),
     ]
     return {
         "study": "demo",
@@ -131,9 +131,17 @@ def results() -> dict[str, Any]:
         "created": "2026-11-21T01:30:00+00:00",
         "run_name": "gold-tiny-s7",
         "verdict": {
+            "rung": 3,
+            "evidence": "samples of the policy, judged by the gold world",
             "status": "not_ready",
-            "headline": "Not ready: readiness v1: 0.781, not above 0.8 (and 1 more)",
+            "headline": "Not ready for a KL of 3 nats by best-of-n: 2 of 6 checks on the policy's samples failed",
             "reasons": [check[4] for check in checks if not check[3]],
+        },
+        "next_rung": {
+            "rung": 4,
+            "evidence": "a policy optimised against it, judged on held-out prompts",
+            "command": "rm-opt rlhf --mode policy --checkpoint out/best --seeds 3",
+            "cost": "three trainings of the policy by GRPO",
         },
         "gate": [dict(zip(("name", "value", "threshold", "passed", "text"), check, strict=True)) for check in checks],
         "metrics": metrics(),
@@ -148,7 +156,7 @@ def results() -> dict[str, Any]:
             "calibration_score": 0.745,
             "stability_score": 0.424,
             "landscape_score": 1.084,
-            "verdict": "monitor",
+            "band": "0.6 to 0.8",
             "recommendations": ["Reward variance 2.1 is above 2.0: normalise rewards before a policy is optimised."],
         },
         "spectrum": curved["spectrum"],

@@ -216,6 +216,18 @@ def label_ceiling(pairs: Sequence[PreferencePair]) -> float:
     return sum(float(pair.metadata["gold_win_probability"]) for pair in pairs) / len(pairs)
 
 
+def written_responses(prompt: str, count: int, shortcut: Shortcut, *, seed: int) -> list[str]:
+    """Responses of the world's own writer to one prompt: a policy that costs nothing, with the tail of `TAIL_SHARE`.
+
+    The same for the same arguments; those of a smaller count are the first ones of a larger.
+
+    Raises:
+        DataError: the text is no prompt of the gold world.
+    """
+    rng = _rng(seed, "written", prompt)
+    return [sample_response(prompt, rng, shortcut=shortcut, ood=rng.random() < TAIL_SHARE) for _ in range(count)]
+
+
 def demonstrations(shortcut: Shortcut, count: int, *, seed: int, without: Set[str]) -> list[tuple[str, str]]:
     """(prompt, response) rows, each prompt drawn anew; none of the prompts in `without`, which are held out."""
     rng = random.Random(f"gold demonstrations {seed}")  # noqa: S311 - data, not cryptography

@@ -21,7 +21,7 @@ from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.policy.grpo.defects import BackboneRecipe, HeadData, HeadRecipe, heads
 from rmcore.policy.overoptimization import METHODS, overoptimization
 from rmcore.policy.readiness.components import JudgedPools, on_policy_parts
-from rmcore.policy.readiness.readiness import RLReadinessScorer
+from rmcore.policy.readiness.original_score import RLReadinessScorer
 
 NUM_MEMBERS = 4
 NUM_RESAMPLES = 100

@@ -5,9 +5,28 @@ from typing import Any, NamedTuple
 
 from rmcore.core.metrics import METRICS, metric_spec
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.html.schema import Results
+from rmcore.reporting.html.schema import Results, Verdict
 
 HEADLINE_METRICS = ("pairwise_accuracy", "length_matched_accuracy", "ece_debiased", "negative_margin_rate")
+
+
+class Look(NamedTuple):
+    """How a verdict is shown: good (only from a policy's samples upwards), bad, or open."""
+
+    tone: str
+    sign: str
+
+
+LOOKS = {
+    **dict.fromkeys(("ready", "gained"), Look("good", "✓")),
+    **dict.fromkeys(("passes", "unclear"), Look("open", "?")),
+    **dict.fromkeys(("fails", "not_ready", "lost"), Look("bad", "✗")),
+}
+
+
+def verdict_look(verdict: Verdict) -> Look:
+    """Tone and sign of a verdict."""
+    return LOOKS[verdict["status"]]
 
 
 class Card(NamedTuple):
@@ -21,9 +40,10 @@ class Card(NamedTuple):
 
 
 def headline_cards(results: Results) -> list[Card]:
-    """Held-out accuracy, length-matched accuracy, debiased ECE, negative margins, λmax and readiness v1."""
+    """Held-out accuracy, length-matched accuracy, debiased ECE, negative margins, λmax, and a policy's gold gain."""
     cards = [_metric_card(name, results["metrics"].get(name)) for name in HEADLINE_METRICS]
-    return [*cards, _curvature_card(results["spectrum"]), _readiness_card(results)]
+    gain = [] if results["policy"] is None else [_gain_card(results["policy"]["readiness"]["readiness"])]
+    return [*gain, *cards, _curvature_card(results["spectrum"])]
 
 
 def metric_interval(metric: Mapping[str, Any] | None, unit: str) -> str:
@@ -67,8 +87,13 @@ def residual_of(spectrum: Mapping[str, Any], eigenvalue: float | None) -> float 
     return numbers.finite(residuals[values.index(eigenvalue)]) if eigenvalue in values and residuals else None
 
 
-def _readiness_card(results: Results) -> Card:
-    readiness = results["readiness"]
-    definition = "weighted score of accuracy, calibration, stability and landscape; above 0.8 is called ready"
-    label = f"readiness {readiness['version']}"
-    return Card(label, numbers.decimal(readiness["overall_score"]), readiness["verdict"].replace("_", " "), definition)
+def _gain_card(judged: Mapping[str, Any]) -> Card:
+    """What the policy would gain of the gold reward under the plan."""
+    kl, gain = judged["plan"]["kl"], judged["parts"].get("planned_gain")
+    interval = metric_interval(gain, "")
+    return Card(
+        f"gold gain at {numbers.decimal(kl)} nats",
+        numbers.decimal(gain["value"]) if gain else numbers.MISSING,
+        f"95 %: {interval}" if gain and numbers.interval(gain) else interval,
+        "what the judge makes of samples chosen by the reward model, in standard deviations within prompts",
+    )

@@ -94,9 +94,9 @@ READINESS: dict[str, Term] = {
 }
 
 READINESS_WEAKNESS = (
-    "Known weaknesses of v1: a model that guesses with small margins can score 0.88, the score can exceed 1, "
-    "multiplying all rewards by a constant changes it, and in a controlled study it hardly went with what a policy "
-    "gained (correlation 0.17, against 0.92 for pairwise accuracy). Read it beside the other numbers, never alone."
+    "Nothing is decided by it. A model that guesses with small margins scores 0.88, the score can exceed 1, "
+    "multiplying all rewards by a constant changes it, and over 110 reward models of known gain its rank correlation "
+    "with that gain was 0.008. It is kept for comparison with earlier runs."
 )
 
 WORDS: dict[str, str] = {
@@ -116,8 +116,11 @@ WORDS: dict[str, str] = {
     **CURVATURE_WORDS,
     "curvature along the trajectory": "λmax, λmin and trace at each evaluation of a training, on the same few pairs; "
     "λmax falls merely because margins grow, so the size of the margins is drawn beside it",
-    "gate": "conditions that a model must meet before a policy is optimised against it",
-    "readiness v1": "one weighted score of accuracy, calibration, stability and landscape; above 0.8 is called ready",
+    "gate": "conditions that a model must meet, each on its own: none can be bought back by another",
+    "rung": "how strong the evidence of a verdict is: 1 labelled pairs, 2 logged answers, 3 judged samples of the "
+    "policy, 4 a policy that was optimised; nothing is called ready below the third",
+    "original score (v1)": "one weighted score of accuracy, calibration, stability and landscape; no verdict, because "
+    "it ranks reward models no better than chance by what a policy gains",
     "policy, start policy": "the model that answers prompts and is optimised against the reward model; the start "
     "policy is as it was before",
     "proxy reward, gold reward": "proxy: what the policy is optimised for, the reward model's; gold: what counts, "

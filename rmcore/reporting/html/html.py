@@ -9,7 +9,7 @@ import yaml
 from rmcore.core.metrics import metric_order, metric_spec
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.html import curvature, glossary, policy, rlhf
-from rmcore.reporting.html.cards import headline_cards, metric_interval
+from rmcore.reporting.html.cards import headline_cards, metric_interval, verdict_look
 from rmcore.reporting.html.page import date, gate_row, write_page
 from rmcore.reporting.html.schema import Results
 from rmcore.reporting.html.tree import blocks
@@ -73,6 +73,7 @@ def view(results: Results) -> dict[str, Any]:
     return {
         "results": results,
         "created": date(results["created"]),
+        "verdict_look": verdict_look(results["verdict"]),
         "question": _question(results),
         "cards": headline_cards(results),
         "gate": [gate_row(check) for check in results["gate"]],

@@ -8,13 +8,26 @@ from typing import Any, Literal, TypedDict
 
 
 class Verdict(TypedDict):
-    """Whether a policy may be optimised against this model."""
+    """What may be said of a reward model, and on what evidence; see rmcore.policy.readiness.verdict."""
 
-    status: Literal["ready", "not_ready"]
+    rung: Literal[1, 2, 3, 4]
+    """Of the ladder of evidence: labelled pairs, logged answers, samples of the policy, an optimised policy."""
+    evidence: str
+    status: Literal["passes", "fails", "ready", "not_ready", "gained", "lost", "unclear"]
+    """The first two on rungs 1 and 2, the next two on rung 3, the others on rung 4."""
     headline: str
     """One plain sentence."""
     reasons: Sequence[str]
-    """What speaks against it; empty where ready."""
+    """What speaks against it."""
+
+
+class NextRung(TypedDict):
+    """What would raise a verdict."""
+
+    rung: int
+    evidence: str
+    command: str
+    cost: str
 
 
 class Check(TypedDict):
@@ -49,7 +62,7 @@ class ContextItem(TypedDict):
 
 
 class Readiness(TypedDict):
-    """The v1 score and its parts."""
+    """The original score (v1) and its parts; no verdict follows from it."""
 
     version: str
     overall_score: float
@@ -57,7 +70,7 @@ class Readiness(TypedDict):
     calibration_score: float
     stability_score: float
     landscape_score: float
-    verdict: str
+    band: str
     recommendations: Sequence[str]
 
 
@@ -122,18 +135,21 @@ class Results(TypedDict):
     """ISO 8601."""
     run_name: str
     verdict: Verdict
+    next_rung: NextRung | None
+    """What would raise the verdict; None where nothing would."""
     gate: Sequence[Check]
+    """The checks of the highest rung that has some."""
     metrics: Mapping[str, Metric]
     """Test split, names as in rmcore.evaluation."""
     ood_metrics: Mapping[str, Metric] | None
     """Out-of-distribution split, where there is one."""
     context: Sequence[ContextItem]
     readiness: Readiness
-    """v1, on labelled pairs alone."""
+    """The original score: no verdict, and no part of one."""
     policy: PolicyResults | None
+    """What was measured on judged samples of a policy."""
     rlhf: Mapping[str, Any] | None
     """Record of the stage grpo (`rmcore.stages.grpo`), where a policy was trained."""
-    """With it verdict and gate are those of readiness v2."""
     spectrum: Mapping[str, Any]
     """HessianSpectrum.to_dict()."""
     curvature: Mapping[str, Any]

@@ -10,6 +10,7 @@ def summary_markdown(results: Results) -> str:
     """Verdict, headline numbers with 95 % intervals, reasons, and where everything is."""
     verdict = results["verdict"]
     lines = [f"# {escape(verdict['headline'])}", ""]
+    lines += [f"Verdict on rung {verdict['rung']} of 4: {escape(verdict['evidence'])}", ""]
     lines.append(f"{escape(results['run_name'])} · study {escape(results['study'])} · seed {results['seed']}")
     cards = headline_cards(results)
     rows = [(escape(card.label), card.value, escape(card.interval.removeprefix("95 %: "))) for card in cards]
@@ -17,6 +18,10 @@ def summary_markdown(results: Results) -> str:
     if verdict["reasons"]:
         lines += ["", "What speaks against it:", ""]
         lines.append(bullets(escape(reason) for reason in verdict["reasons"]))
+    if (more := results["next_rung"]) is not None:
+        command = more["command"].replace("`", "")
+        lines += ["", f"What would raise it: {escape(more['evidence'])} (rung {more['rung']}):", "", f"    {command}"]
+        lines += ["", f"It costs {escape(more['cost'])}."]
     stages = []
     for stage in results["stages"]:
         took = "cached" if stage["cached"] else numbers.duration(stage["wall_seconds"])

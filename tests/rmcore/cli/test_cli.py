@@ -118,9 +118,10 @@ def test_analyze_and_readiness_write_their_records(checkpoint, files):
     assert len(spectrum["eigenvalues"]) == len(spectrum["residuals"]) == 4
     done = rm_opt("readiness", "pairs", *shared, "--train-data", files / "train.parquet")
     record = json.loads(out.read_text())
-    assert record["verdict"]["status"] in ("ready", "not_ready")
-    assert {check["name"] for check in record["gate"]} >= {"pairwise_accuracy", "train_test_gap", "readiness_v1"}
+    assert record["verdict"]["rung"] == 1
+    assert {check["name"] for check in record["gate"]} >= {"pairwise_accuracy", "train_test_gap"}
     assert record["verdict"]["headline"] in done.stdout
+    assert record["next_rung"]["command"] in done.stdout
 
 
 @pytest.mark.parametrize(("kind", "part"), [("ggn", "gauss_newton"), ("density", "density"), ("noise", "noise")])

@@ -1,4 +1,4 @@
-"""Readiness v2: gates that nothing buys back, on the far end of their intervals, and a chance that opens nothing."""
+"""Readiness v2: conditions that nothing buys back, each on the far end of its interval; a chance is shown."""
 
 import json
 import math
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rmcore.config.pipeline import ReadinessConfig
 from rmcore.evaluation.diagnosis import GateCheck
-from rmcore.policy.readiness.readiness_v2 import CLOSED_BELOW, conditions, judge_v2, probability, shipped_fit
+from rmcore.policy.readiness.readiness_v2 import conditions, judge_v2, probability, shipped_fit
 
 CONFIG = ReadinessConfig()
 GATES = {gate.part: gate for gate in conditions(CONFIG)}
@@ -54,8 +54,8 @@ def test_a_perfect_model_is_ready_and_says_for_what():
     assert (found["verdict"]["status"], found["verdict"]["reasons"]) == ("ready", [])
     assert found["verdict"]["headline"].startswith("Ready for")
     assert f"{CONFIG.planned_kl:g} nats by best-of-n" in found["verdict"]["headline"]
-    assert f"all {len(GATES) + 2} checks of readiness v2" in found["verdict"]["headline"]
-    assert [check["name"] for check in found["gate"]] == [*GATES, "gain_probability", "test_accuracy"]
+    assert f"all {len(GATES) + 1} checks on the policy's samples" in found["verdict"]["headline"]
+    assert [check["name"] for check in found["gate"]] == [*GATES, "test_accuracy"]
 
 
 @pytest.mark.parametrize("name", GATES)
@@ -108,18 +108,18 @@ def test_nothing_measured_is_not_ready_and_still_a_record():
     found = judged({}, [])
     assert found["verdict"]["status"] == "not_ready"
     assert found["readiness"]["probability"] is None
-    assert len(found["verdict"]["reasons"]) == len(GATES) + 1
-    assert "a part is missing" in found["verdict"]["reasons"][-1]
+    assert len(found["verdict"]["reasons"]) == len(GATES)
     json.dumps(found, allow_nan=False)
 
 
 @given(intercept=st.floats(-8, 8))
-def test_a_chance_below_a_half_closes_and_one_above_opens_nothing(intercept):
+def test_the_chance_is_shown_and_decides_nothing(intercept):
+    """Fitted at another plan and on other models, it once refused an excellent one that no condition spoke against."""
     with pytest.MonkeyPatch.context() as patch:
         set_fit(patch, intercept=intercept)
         chance = 1 / (1 + math.exp(-intercept))
         assert judged(perfect())["readiness"]["probability"] == pytest.approx(chance)
-        assert (status(perfect()) == "ready") == (chance >= CLOSED_BELOW)
+        assert status(perfect()) == "ready"
         assert status(perfect() | {"headroom": part(0.5)}) == "not_ready"
 
 
@@ -127,7 +127,7 @@ def test_checks_on_labelled_pairs_have_to_pass_too():
     found = judged(perfect(), [PASSED, FAILED])
     assert found["verdict"]["status"] == "not_ready"
     assert found["verdict"]["reasons"] == [FAILED.text]
-    assert f"1 of {len(GATES) + 3} checks" in found["verdict"]["headline"]
+    assert f"1 of {len(GATES) + 2} checks" in found["verdict"]["headline"]
 
 
 @given(gain=st.floats(0.01, 5), kl=st.floats(0.1, 20), optimizer=st.sampled_from(["best_of_n", "kl_optimum"]))
@@ -158,4 +158,4 @@ def test_the_shipped_fit_is_whole_and_a_better_accuracy_never_lowers_the_chance(
     chances = [probability(perfect() | {"on_policy_accuracy": part(one / 20)}, fit) for one in range(21)]
     assert None not in chances
     assert chances == sorted(chances)
-    assert chances[10] < CLOSED_BELOW < chances[20]  # a coin is not worth optimising, the truth is
+    assert chances[10] < 0.5 < chances[20]  # a coin is not worth optimising, the truth is

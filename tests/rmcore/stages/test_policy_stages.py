@@ -7,12 +7,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 
 import policy_chain
+from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError, ModelError
 from rmcore.core.store import Store
-from rmcore.data.gold.world import demonstrations, gold_reward
+from rmcore.data.gold.world import demonstrations, gold_reward, written_responses
 from rmcore.data.table import read_pairs
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.stages.registry import STAGES, pipeline_stages, stage_call
@@ -97,10 +99,8 @@ def test_what_was_found_is_whole(chain, optimized):
     judged = json.loads((chain.folder("readiness_v2") / "readiness.json").read_text())
     assert judged["readiness"]["version"] == "v2"
     assert judged["readiness"]["parts"]["on_policy_accuracy"] == optimized["parts"]["on_policy_accuracy"]
-    v1 = json.loads((chain.folder("readiness") / "readiness.json").read_text())["gate"]
-    names = {check["name"] for check in judged["gate"]}
-    assert {check["name"] for check in v1} - {"readiness_v1"} < names
-    assert "readiness_v1" not in names
+    on_labels = json.loads((chain.folder("readiness") / "readiness.json").read_text())["gate"]
+    assert {check["name"] for check in on_labels} < {check["name"] for check in judged["gate"]}
 
 
 @pytest.mark.slow
@@ -160,6 +160,49 @@ def test_the_gold_worlds_demonstrations_keep_held_out_prompts_out(chain):
     drawn = {prompt for prompt, _ in demonstrations(shortcut, 300, seed=0, without=set())}
     taken = next(iter(drawn))
     assert taken not in {prompt for prompt, _ in demonstrations(shortcut, 300, seed=0, without={taken})}
+
+
+@pytest.fixture(scope="module")
+def by_the_world(chain):
+    """The same run with the world's own writer for a policy."""
+    return chain.with_config(policy={"name": "world", "samples_per_prompt": 18}, readiness={"planned_kl": 1.0})
+
+
+def test_the_worlds_writer_is_a_policy_that_costs_no_model(by_the_world):
+    assert by_the_world.all() == ["readiness", "policy", "samples", "overoptimization", "readiness_v2"]
+    assert not (by_the_world.folder("policy") / "model").exists()
+    found = pd.read_parquet(by_the_world.folder("samples") / "samples.parquet")
+    assert found.groupby("prompt_id").size().eq(18).all()
+    gold = [gold_reward(prompt, response) for prompt, response in zip(found["prompt"], found["response"], strict=True)]
+    assert found["gold"].tolist() == gold
+    record = json.loads((by_the_world.folder("overoptimization") / "overoptimization.json").read_text())
+    assert "gradient" not in record  # it has no weights
+    judged = json.loads((by_the_world.folder("readiness_v2") / "readiness.json").read_text())
+    assert judged["verdict"]["rung"] == 3
+    assert judged["readiness"]["parts"]["planned_gain"]["ci_low"] is not None
+
+
+def test_the_worlds_writer_draws_from_what_a_policy_is_fine_tuned_on():
+    """The same distribution: gold rewards of both have the same mean, up to the noise of these many."""
+    prompts = sorted({prompt for prompt, _ in demonstrations("length", 400, seed=3, without=set())})
+    shown = np.array([gold_reward(*row) for row in demonstrations("length", 4000, seed=3, without=set())])
+    drawn = np.array([gold_reward(p, r) for p in prompts[:200] for r in written_responses(p, 20, "length", seed=5)])
+    error = np.hypot(shown.std() / len(shown) ** 0.5, drawn.std() / 200**0.5)  # prompts are the clusters
+    assert abs(shown.mean() - drawn.mean()) < 4 * error
+    assert written_responses(prompts[0], 3, "length", seed=5) == written_responses(prompts[0], 9, "length", seed=5)[:3]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"data": {"source": "pairs.parquet"}}, "answers none of the prompts of pairs.parquet"),
+        ({"rlhf": {}}, "has no weights"),
+        ({"validation": {}}, "has no weights"),
+    ],
+)
+def test_the_worlds_writer_is_refused_where_it_cannot_be_a_policy(settings, words):
+    with pytest.raises(ValidationError, match=words):
+        PipelineConfig(policy={"name": "world"}, **settings)
 
 
 def trained_with(chain, folder, name, change):

@@ -148,6 +148,7 @@ STAGES_OF_A_SETTING = {
     "policy.temperature": {"samples", "grpo"},
     "policy.max_new_tokens": {"samples", "grpo"},
     "policy.judge_column": {"samples"},
+    "policy.judge_ceiling": {"overoptimization"},
     "policy.num_members": {"overoptimization", "grpo"},
     "policy.gradient_prompts": {"overoptimization"},
     # How it is run, not what comes out.
@@ -216,13 +217,13 @@ def test_a_path_is_not_part_of_a_key_but_its_content_is(tmp_path, gold_pairs):
     assert stage_call("prepare", config, {}).key == make_key(inputs)
 
 
-def test_a_good_model_is_ready():
+def test_the_best_that_labelled_pairs_allow_is_that_their_checks_passed():
     judged = judge(GOOD, 0.92, 10.0, ReadinessConfig())
-    assert judged["verdict"] == {
-        "status": "ready",
-        "headline": judged["verdict"]["headline"],
-        "reasons": [],
-    }
+    verdict = judged["verdict"]
+    assert (verdict["rung"], verdict["evidence"], verdict["status"]) == (1, "labelled pairs", "passes")
+    assert verdict["reasons"] == []
+    assert "no policy was tried on it" in verdict["headline"]
+    assert "ready" not in verdict["headline"].lower()
 
 
 @pytest.mark.parametrize(
@@ -233,13 +234,19 @@ def test_a_good_model_is_ready():
         ({"ece_debiased": 0.2}, 0.9, 10.0, "ece_debiased"),
         ({}, 1.0 + 0.06, 10.0, "train_test_gap"),
         ({}, None, 10.0, "train_test_gap"),
-        ({"pooled_reward_variance": 3.0}, 0.9, 500.0, "readiness_v1"),
     ],
 )
-def test_one_failed_check_is_not_ready_and_named(change, train_accuracy, lambda_max, failed):
+def test_one_failed_check_fails_and_is_named(change, train_accuracy, lambda_max, failed):
     judged = judge(GOOD | change, train_accuracy, lambda_max, ReadinessConfig())
-    assert judged["verdict"]["status"] == "not_ready"
+    assert judged["verdict"]["status"] == "fails"
     assert failed in [check["name"] for check in judged["gate"] if not check["passed"]]
+
+
+@pytest.mark.parametrize(("variance", "lambda_max"), [(0.01, 0.0), (1e3, 1e4)])
+def test_the_original_score_decides_nothing(variance, lambda_max):
+    judged = judge(GOOD | {"pooled_reward_variance": variance}, 0.92, lambda_max, ReadinessConfig())
+    assert judged["verdict"]["status"] == "passes"
+    assert "verdict" not in judged["readiness"]
 
 
 def test_readiness_without_a_number_it_needs_is_refused():

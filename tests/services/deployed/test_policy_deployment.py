@@ -73,12 +73,12 @@ def test_readiness_v2_judges_the_same_samples(command, with_policy, drawn):
     assert found["readiness"]["parts"]["signal_share"] == signal
 
 
-def test_a_run_with_a_policy_is_judged_by_v2_and_reported_with_it(command, with_policy, drawn):
-    """Without one it is v1: see the tests of the pipeline."""
+def test_a_run_with_a_policy_is_judged_by_its_samples_and_reported_with_them(command, with_policy, drawn):
+    """Without one it is judged on labelled pairs: see the tests of the pipeline."""
     outcome, _ = command.outcome("run", "--preset", "smoke", config=with_policy)
     found = outcome["results"]
     assert outcome["executed"] == []
-    assert "readiness v2" in found["verdict"]["headline"]
+    assert found["verdict"]["rung"] == 3
     assert {"on_policy_accuracy", "planned_gain"} < {check["name"] for check in found["gate"]}
     assert [stage["name"] for stage in found["stages"]] == [
         "prepare", "train", "evaluate", "landscape", "readiness", "policy", "samples", "overoptimization",

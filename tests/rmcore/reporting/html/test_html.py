@@ -124,7 +124,8 @@ def test_any_text_stays_text(render, tmp_path_factory, text):
     ]
     for name in ("study", "run_name"):
         results[name] = hostile
-    results["verdict"] = {"status": "not_ready", "headline": hostile, "reasons": [hostile, hostile]}
+    results["verdict"] |= {"evidence": hostile, "headline": hostile, "reasons": [hostile, hostile]}
+    results["next_rung"] |= {"evidence": hostile, "command": hostile, "cost": hostile}
     results["metrics"][f"pairwise_accuracy[{hostile}]"] = sample.metric(0.5, 0.1)
     results["audit"] = {
         hostile: hostile,

@@ -35,18 +35,18 @@ def test_the_section_shows_parts_choices_and_findings(page):
     assert "1.500 nats by best-of-n" in text
 
 
-def test_without_a_policy_there_is_no_section_and_v1_decides(page):
+def test_without_a_policy_there_is_no_section(page):
     html = page(sample.results() | {"policy": None})
     assert 'id="policy"' not in html.raw
     assert "readiness v2" not in html.text
 
 
-def test_the_verdict_names_v2_and_follows_from_its_checks(page):
+def test_the_verdict_names_its_rung_and_follows_from_its_checks(page):
     good, bad = (policy_sample.judged(sample.results(), quality) for quality in (3.0, 0.0))
-    assert "readiness v2" in page(good).text
+    assert "verdict on rung 3 of 4: samples of the policy, judged by the <gold> world" in page(good).text
     assert good["verdict"]["status"] == "ready"
     assert bad["verdict"]["status"] == "not_ready"
-    assert "checks of readiness v2 failed" in page(bad).text
+    assert "checks on the policy's samples failed" in page(bad).text
 
 
 def test_the_markdown_has_the_same_numbers():

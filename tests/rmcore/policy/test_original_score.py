@@ -1,4 +1,4 @@
-"""The readiness score v1 is what it was specified to be, flaws included."""
+"""The original readiness score is what it was specified to be, flaws included, and never a verdict."""
 
 import json
 import math
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmcore.core.errors import ConfigError
-from rmcore.policy.readiness.readiness import DEFAULT_WEIGHTS, RLReadinessScorer
+from rmcore.policy.readiness.original_score import DEFAULT_WEIGHTS, RLReadinessScorer
 
 measurements = st.tuples(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1e6), st.floats(-1e3, 1e6))
 uniform = dict.fromkeys(DEFAULT_WEIGHTS, 0.25)
@@ -35,24 +35,24 @@ def test_the_score_is_the_specified_sum(values):
 
 
 @given(measurements)
-def test_the_verdict_follows_the_score(values):
+def test_the_band_follows_the_score(values):
     report = RLReadinessScorer().compute_score(*values)
     score = report.overall_score
-    assert report.verdict == ("ready" if score > 0.8 else "not recommended" if score < 0.6 else "monitor")
+    assert report.band == ("above 0.8" if score > 0.8 else "below 0.6" if score < 0.6 else "0.6 to 0.8")
 
 
 @pytest.mark.parametrize(
-    ("accuracy", "verdict"), [(0.59999, "not recommended"), (0.6, "monitor"), (0.8, "monitor"), (0.80001, "ready")]
+    ("accuracy", "band"), [(0.59999, "below 0.6"), (0.6, "0.6 to 0.8"), (0.8, "0.6 to 0.8"), (0.80001, "above 0.8")]
 )
-def test_verdict_boundaries(accuracy, verdict):
+def test_band_boundaries(accuracy, band):
     only_accuracy = RLReadinessScorer(uniform | {"accuracy": 1, "calibration": 0, "stability": 0, "landscape": 0})
-    assert only_accuracy.compute_score(accuracy, 0, 0, 0).verdict == verdict
+    assert only_accuracy.compute_score(accuracy, 0, 0, 0).band == band
 
 
 def test_the_printed_example_is_0_789_by_its_own_formula():
     report = RLReadinessScorer().compute_score(accuracy=0.87, ece=0.05, reward_variance=1.2, top_eigenvalue=150)
     assert round(report.overall_score, 3) == 0.789
-    assert report.verdict == "monitor"
+    assert report.band == "0.6 to 0.8"
     assert report.recommendations == ()
     assert report.version == "v1"
 
@@ -60,25 +60,25 @@ def test_the_printed_example_is_0_789_by_its_own_formula():
 @pytest.mark.parametrize(
     ("values", "score", "said"),
     [
-        ((0.95, 0.02, 1.0, 100.0), "0.89", "✓ Model is ready for RL training"),
-        ((0.87, 0.05, 1.2, 150.0), "0.79", "monitor"),
-        ((0.5, 0.5, 5.0, 500.0), "0.17", "does not recommend"),
+        ((0.95, 0.02, 1.0, 100.0), "0.89", "above 0.8"),
+        ((0.87, 0.05, 1.2, 150.0), "0.79", "0.6 to 0.8"),
+        ((0.5, 0.5, 5.0, 500.0), "0.17", "below 0.6"),
     ],
 )
-def test_the_printed_report_has_score_verdict_advice_and_limits(values, score, said):
+def test_the_printed_report_has_score_band_advice_and_limits_and_no_verdict(values, score, said):
     report = RLReadinessScorer().compute_score(*values)
     lines = str(report).splitlines()
-    assert f"Overall Score: {score}/1.00" in lines
-    assert any(said in line for line in lines)
+    assert f"Overall Score: {score}/1.00 ({said})" in lines
+    assert not any(word in str(report).lower() for word in ("✓", "recommended", "is ready"))
     assert [line.removeprefix("  - ") for line in lines if line.startswith("  - ")] == [*report.recommendations]
-    assert "v1 sees no sample of the policy" in lines[-1]  # a verdict of v1 is never shown without its limits
+    assert "No verdict follows from it" in lines[-1]
 
 
-def test_flaw_a_guessing_model_is_called_ready():
+def test_flaw_a_guessing_model_is_in_the_highest_band():
     # rewards that hardly differ: confidence 0.501 against accuracy 0.494, next to no variance or curvature
     report = RLReadinessScorer().compute_score(accuracy=0.494, ece=0.007, reward_variance=0.001, top_eigenvalue=1.0)
     assert round(report.overall_score, 2) == 0.88
-    assert report.verdict == "ready"
+    assert report.band == "above 0.8"
 
 
 def test_flaw_the_score_exceeds_one():
@@ -109,7 +109,7 @@ def test_flaw_a_scaled_head_ranks_alike_and_scores_otherwise():
 
     small, large = score(rewards), score(10 * rewards)
     assert small.accuracy_score == large.accuracy_score
-    assert (small.verdict, large.verdict) == ("ready", "not recommended")
+    assert (small.band, large.band) == ("above 0.8", "below 0.6")
     assert [round(small.overall_score, 2), round(large.overall_score, 2)] == [0.82, 0.40]
 
 
@@ -180,10 +180,10 @@ def test_the_record_is_json_and_numpy_numbers_are_welcome():
     report = RLReadinessScorer().compute_score(np.float32(0.5), np.float64(0.2), np.float32(3), np.int64(300))
     record = report.to_dict()
     assert json.loads(json.dumps(record)) == record
-    assert (record["version"], record["verdict"]) == ("v1", "not recommended")
+    assert (record["version"], record["band"]) == ("v1", "below 0.6")
     assert len(record["recommendations"]) == 4
 
 
 def test_no_torch_is_loaded():
-    code = "import sys, rmcore.policy.readiness.readiness; sys.exit('torch' in sys.modules)"
+    code = "import sys, rmcore.policy.readiness.original_score; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

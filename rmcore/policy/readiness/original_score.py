@@ -1,7 +1,7 @@
-"""The readiness score v1: one number from four held-out measurements, exactly as first specified.
+"""The original readiness score (v1): one number from four held-out measurements, exactly as first specified.
 
-Kept for comparison with earlier runs, under its version name. Do not let it alone decide about a policy run: see the
-flaws listed at `RLReadinessScorer`. Plain Python, no torch.
+Kept for comparison with earlier runs. It is no verdict and nothing is decided by it: see the flaws listed at
+`RLReadinessScorer`, and `rmcore.policy.readiness.verdict` for what decides. Plain Python, no torch.
 """
 
 import math
@@ -12,22 +12,17 @@ from typing import Any, ClassVar, Literal
 
 from rmcore.core.errors import ConfigError
 
-Verdict = Literal["ready", "monitor", "not recommended"]
+Band = Literal["above 0.8", "0.6 to 0.8", "below 0.6"]
 
 DEFAULT_WEIGHTS: Mapping[str, float] = {"accuracy": 0.35, "calibration": 0.25, "stability": 0.25, "landscape": 0.15}
 """Weights of readiness v1: accuracy first. Defaults, not findings; the validation study shows what they predict."""
 
-READY_ABOVE = 0.8
-NOT_RECOMMENDED_BELOW = 0.6
-
-SAID: Mapping[Verdict, str] = {
-    "ready": f"✓ Model is ready for RL training, says v1 (above {READY_ABOVE})",
-    "monitor": f"! v1 says: monitor RL training closely ({NOT_RECOMMENDED_BELOW} to {READY_ABOVE})",
-    "not recommended": f"✗ v1 does not recommend RL training (below {NOT_RECOMMENDED_BELOW})",
-}
+UPPER, LOWER = 0.8, 0.6
+"""Bounds of the original definition's three bands."""
 LIMITS = (
-    "Limits: v1 sees no sample of the policy, and it calls a model that guesses ready (0.88). Judge the policy's own "
-    "samples before you optimise against this model: rm-opt readiness policy."
+    "No verdict follows from it: it sees no sample of a policy, gives a model that guesses 0.88, and ranks reward "
+    "models no better than chance by what a policy gains (Spearman 0.008). Judge a policy's samples: rm-opt readiness "
+    "policy."
 )
 
 ACCURACY_ADVICE_BELOW = 0.7
@@ -38,7 +33,7 @@ EIGENVALUE_ADVICE_ABOVE = 200.0
 
 @dataclass(frozen=True)
 class RLReadinessReport:
-    """The score, its four parts and advice; `verdict` and `version` follow.
+    """The score, its four parts and advice; `band` and `version` follow.
 
     Attributes:
         overall_score: weighted sum of the four parts; up to 1.067 with the default weights, not 1.
@@ -59,7 +54,7 @@ class RLReadinessReport:
     version: ClassVar[str] = "v1"
 
     def __str__(self) -> str:
-        """What `print(report)` shows: score, parts, verdict, advice, and what v1 cannot know."""
+        """What `print(report)` shows: score, parts, band, advice, and what it cannot know."""
         parts = {
             "Accuracy": self.accuracy_score,
             "Calibration": self.calibration_score,
@@ -68,10 +63,9 @@ class RLReadinessReport:
         }
         return "\n".join(
             [
-                f"RL Readiness Report ({self.version})",
-                f"Overall Score: {self.overall_score:.2f}/1.00",
+                f"Original readiness score ({self.version})",
+                f"Overall Score: {self.overall_score:.2f}/1.00 ({self.band})",
                 *(f"  {name + ':':<12} {part:.2f}" for name, part in parts.items()),
-                SAID[self.verdict],
                 *(["Recommendations:"] if self.recommendations else []),
                 *(f"  - {advice}" for advice in self.recommendations),
                 LIMITS,
@@ -79,17 +73,17 @@ class RLReadinessReport:
         )
 
     @property
-    def verdict(self) -> Verdict:
-        """`ready` above 0.8, `not recommended` below 0.6, `monitor` from 0.6 to 0.8."""
-        if self.overall_score > READY_ABOVE:
-            return "ready"
-        return "not recommended" if self.overall_score < NOT_RECOMMENDED_BELOW else "monitor"
+    def band(self) -> Band:
+        """Which of the three ranges of the original definition the score lies in."""
+        if self.overall_score > UPPER:
+            return "above 0.8"
+        return "below 0.6" if self.overall_score < LOWER else "0.6 to 0.8"
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready record, verdict and version included."""
+        """A JSON record, band and version included."""
         return asdict(self) | {
             "recommendations": list(self.recommendations),
-            "verdict": self.verdict,
+            "band": self.band,
             "version": self.version,
         }
 
@@ -99,8 +93,8 @@ class RLReadinessScorer:
 
     Known flaws, kept because they are the definition, and pinned by tests:
 
-    - A reward model that guesses is called ready: accuracy 0.494 with small margins scores 0.88, because a model whose
-      rewards hardly differ is "calibrated", "stable" and "flat".
+    - A reward model that guesses is in the highest band: accuracy 0.494 with small margins scores 0.88, because a model
+      whose rewards hardly differ is "calibrated", "stable" and "flat".
     - Stability and landscape parts exceed 1, so the score reaches 1.067. (A negative top eigenvalue goes further.)
     - It depends on the scale of the rewards, which no ranking sees: a head multiplied by 10 has 100 times the variance.
     - Its printed example, 0.82 for 0.87 / 0.05 / 1.2 / 150, is 0.789 by its own formula.
@@ -116,8 +110,8 @@ class RLReadinessScorer:
 
     Example:
         >>> report = RLReadinessScorer().compute_score(0.87, 0.05, 1.2, 150.0)
-        >>> round(report.overall_score, 3), report.verdict
-        (0.789, 'monitor')
+        >>> round(report.overall_score, 3), report.band
+        (0.789, '0.6 to 0.8')
     """
 
     def __init__(self, weights: Mapping[str, float] | None = None) -> None:

@@ -1,0 +1,170 @@
+"""What may be said of a reward model, and on what evidence: a ladder of four rungs.
+
+| rung | evidence | the best that may be said |
+| --- | --- | --- |
+| 1 | labelled pairs | passes the checks; no policy was tried on it |
+| 2 | logged answers: prompts with four or more labelled ones | picks better answers among logged ones up to k |
+| 3 | samples of the policy, judged | ready for this policy up to a planned KL |
+| 4 | a policy that was optimised, judged on held-out prompts | gained |
+
+A verdict never says more than its rung, so no model is called ready below the third. Each names its rung, what would
+raise it and what that costs. Verdicts are plain records (`rmcore.reporting.html.schema.Verdict`): they travel as JSON.
+"""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.config.policy import SFT, WORLD, PolicyConfig
+from rmcore.evaluation.diagnosis import GateCheck
+from rmcore.reporting.html.schema import NextRung, Verdict
+
+PASSED = ("ready", "gained")
+"""Statuses that speak for a model: what the registry's alias `ready` asks for, on `LOWEST_READY_RUNG` or above."""
+LOWEST_READY_RUNG = 3
+STATUS_OF_TRAINED: Mapping[str, Literal["gained", "lost", "unclear"]] = {
+    "rose": "gained",
+    "fell": "lost",
+    "unclear": "unclear",
+}
+"""What the gold reward did, as a verdict of the fourth rung."""
+
+
+def verdict_on_labels(checks: Sequence[GateCheck], logged: Mapping[str, Any] | None) -> Verdict:
+    """The verdict of the first rung, or of the second where prompts have logged answers.
+
+    Args:
+        checks: on labelled pairs, one or more.
+        logged: record of `rmcore.policy.logged_answers`; None where no prompt has answers enough.
+    """
+    failed = [check.text for check in checks if not check.passed]
+    if failed:
+        labels = f"{len(failed)} of {len(checks)} checks on labelled pairs failed"
+    else:
+        labels = f"all {len(checks)} checks on labelled pairs passed"
+    if logged is None:
+        return {
+            "rung": 1,
+            "evidence": "labelled pairs",
+            "status": "fails" if failed else "passes",
+            "headline": f"{_capital(labels)}; no policy was tried on it",
+            "reasons": failed,
+        }
+    evidence = f"logged answers to {logged['num_prompts']} prompts"
+    best = logged["best_k"]
+    if best is None:
+        first = logged["choices"][0] if logged["choices"] else None
+        why = (
+            "no prompt has enough answers to choose among"
+            if first is None
+            else f"best of {first['k']} wins {_interval(first['win_rate'])} of the time against another answer, gains "
+            f"{_interval(first['gain'])} sd"
+        )
+        return {
+            "rung": 2,
+            "evidence": evidence,
+            "status": "fails",
+            "headline": f"Not shown to pick better answers among logged ones; {labels}",
+            "reasons": [f"choosing among logged answers: {why}", *failed],
+        }
+    found = next(choice for choice in logged["choices"] if choice["k"] == best)
+    return {
+        "rung": 2,
+        "evidence": evidence,
+        "status": "fails" if failed else "passes",
+        "headline": f"Picks better answers among logged ones up to k = {best} (wins {_interval(found['win_rate'])}); "
+        f"{labels}; no policy was tried on it",
+        "reasons": failed,
+    }
+
+
+def verdict_on_samples(checks: Sequence[GateCheck], *, plan: str, judge: str) -> Verdict:
+    """The verdict of the third rung.
+
+    Args:
+        checks: of readiness v2, those on labelled pairs among them.
+        plan: how the policy is to be optimised, and how far: "a KL of 3 nats by best-of-n".
+        judge: who judged the samples, as people read it.
+    """
+    failed = [check.text for check in checks if not check.passed]
+    headline = (
+        f"Not ready for {plan}: {len(failed)} of {len(checks)} checks on the policy's samples failed"
+        if failed
+        else f"Ready for {plan}: all {len(checks)} checks on the policy's samples passed"
+    )
+    return {
+        "rung": 3,
+        "evidence": f"samples of the policy, judged by {judge}",
+        "status": "not_ready" if failed else "ready",
+        "headline": headline,
+        "reasons": failed,
+    }
+
+
+def verdict_on_policy(trained: Mapping[str, Any]) -> Verdict | None:
+    """The verdict of the fourth rung; None where nobody judged what the trained policy answers.
+
+    Args:
+        trained: record of the stage grpo, whose own verdict says what the gold reward did.
+    """
+    found = trained["verdict"]
+    if found["status"] == "unknown":
+        return None
+    return {
+        "rung": 4,
+        "evidence": f"a policy optimised against it, judged by {trained['judge']}",
+        "status": STATUS_OF_TRAINED[found["status"]],
+        "headline": found["headline"],
+        "reasons": list(found["reasons"]),
+    }
+
+
+def next_rung(verdict: Verdict, config: PipelineConfig, checkpoint: str) -> NextRung | None:
+    """What would raise a verdict: the evidence, the command that gathers it, and what it costs; None at the top.
+
+    Args:
+        verdict: as it is.
+        config: of the run that it came from.
+        checkpoint: folder of the reward model.
+    """
+    policy = config.policy or PolicyConfig()
+    is_gold = config.data.source == "gold"
+    if verdict["rung"] < 3:
+        words = ["--checkpoint", checkpoint, *([] if is_gold else ["--data", config.data.source])]
+        samples = f"{policy.num_prompts} prompts × {policy.samples_per_prompt} samples of the policy"
+        judged = shlex.join(["rm-opt", "readiness", "policy", *words])
+        return {
+            "rung": 3,
+            "evidence": "samples of the policy that will be optimised, judged",
+            "command": judged if is_gold else f"{shlex.join(['rm-opt', 'best-of-n', *words])} --policy YOUR_POLICY",
+            "cost": f"{samples}, which the gold world judges for nothing"
+            if is_gold
+            else f"{samples} and a judgement of each; then {judged} --samples JUDGED_FILE",
+        }
+    if verdict["rung"] == 3:
+        words = ["--mode", "policy", "--checkpoint", checkpoint, "--seeds", "3"]
+        words += [] if is_gold else ["--preference-data", config.data.source]
+        words += [] if policy.judge is None else ["--judge", policy.judge]
+        names_one = policy.samples is None and policy.name not in (SFT, WORLD)
+        words += ["--policy-model", policy.name] if names_one else []
+        unnamed = "" if names_one or is_gold else " --policy-model YOUR_POLICY"
+        return {
+            "rung": 4,
+            "evidence": "a policy optimised against it, judged on held-out prompts",
+            "command": shlex.join(["rm-opt", "rlhf", *words]) + unnamed,
+            "cost": "three trainings of the policy by GRPO, judged on held-out prompts on the way",
+        }
+    return None
+
+
+def _interval(value: Mapping[str, Any]) -> str:
+    if value["value"] is None:
+        return "an unknown share"
+    if value["ci_low"] is None:
+        return f"{value['value']:.2f} (no interval)"
+    return f"{value['value']:.2f} ({value['ci_low']:.2f} to {value['ci_high']:.2f})"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

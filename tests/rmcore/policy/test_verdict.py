@@ -1,0 +1,109 @@
+"""A verdict says no more than its evidence, names its rung, and says what would raise it."""
+
+import json
+import shlex
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rmcore.config.pipeline import DataConfig, PipelineConfig, PolicyConfig
+from rmcore.evaluation.diagnosis import GateCheck
+from rmcore.policy.readiness.verdict import (
+    LOWEST_READY_RUNG,
+    PASSED,
+    next_rung,
+    verdict_on_labels,
+    verdict_on_policy,
+    verdict_on_samples,
+)
+from rmcore.reporting.html.cards import verdict_look
+
+PASS = GateCheck("a", 0.7, 0.6, True, "a: 0.7, above 0.6")
+FAIL = GateCheck("b", 0.1, 0.6, False, "b: 0.1, not above 0.6")
+PLAN = {"plan": "a KL of 3 nats by best-of-n", "judge": "the gold world"}
+checks = st.lists(st.sampled_from([PASS, FAIL]), min_size=1, max_size=6)
+
+
+def part(value, low, high):
+    return {"value": value, "ci_low": low, "ci_high": high, "num": 9, "reason": None}
+
+
+def logged(best_k):
+    choices = [{"k": k, "win_rate": part(0.6, 0.55, 0.65), "gain": part(0.4, 0.2, 0.6)} for k in (2, 4)]
+    return {"num_prompts": 30, "choices": choices, "best_k": best_k}
+
+
+def trained(status):
+    return {"judge": "the gold world", "verdict": {"status": status, "headline": "so it was", "reasons": []}}
+
+
+@given(checks, st.sampled_from([None, logged(None), logged(4)]))
+def test_nothing_below_the_third_rung_is_ready_whatever_passed(found, answers):
+    verdict = verdict_on_labels(found, answers)
+    assert verdict["rung"] == (1 if answers is None else 2) < LOWEST_READY_RUNG
+    assert verdict["status"] not in PASSED
+    assert "ready" not in verdict["headline"].lower()
+    assert verdict_look(verdict).tone != "good"
+    assert verdict["reasons"][-found.count(FAIL) :] == [FAIL.text] * found.count(FAIL) or not found.count(FAIL)
+    json.dumps(verdict, allow_nan=False)
+
+
+@given(checks)
+def test_on_samples_every_check_decides(found):
+    verdict = verdict_on_samples(found, **PLAN)
+    assert (verdict["rung"], verdict["status"]) == (3, "not_ready" if FAIL in found else "ready")
+    assert PLAN["plan"] in verdict["headline"]
+    assert verdict_look(verdict).tone == ("bad" if FAIL in found else "good")
+
+
+def test_choosing_among_logged_answers_is_said_up_to_the_largest_k_that_was_shown():
+    verdict = verdict_on_labels([PASS], logged(4))
+    assert verdict["status"] == "passes"
+    assert "up to k = 4 (wins 0.60 (0.55 to 0.65))" in verdict["headline"]
+    assert "no policy was tried on it" in verdict["headline"]
+    unclear = verdict_on_labels([PASS], logged(None))
+    assert unclear["status"] == "fails"
+    assert "0.40 (0.20 to 0.60)" in unclear["reasons"][0]
+    assert "k =" not in unclear["headline"]
+
+
+@pytest.mark.parametrize(
+    ("status", "verdict", "tone"),
+    [("rose", "gained", "good"), ("fell", "lost", "bad"), ("unclear", "unclear", "open")],
+)
+def test_a_policy_that_was_optimised_is_the_highest_rung(status, verdict, tone):
+    found = verdict_on_policy(trained(status))
+    assert (found["rung"], found["status"], verdict_look(found).tone) == (4, verdict, tone)
+    assert next_rung(found, PipelineConfig(), "best") is None
+
+
+def test_a_policy_that_nobody_judged_is_no_evidence():
+    assert verdict_on_policy(trained("unknown")) is None
+
+
+@pytest.mark.parametrize("source", ["gold", "my pairs.parquet"])
+@pytest.mark.parametrize("rung", [1, 2, 3])
+def test_what_would_raise_it_is_a_command_that_there_is(source, rung):
+    """Its words are options of the command, so that it can be pasted."""
+    from typer.main import get_command
+
+    from flows.cli import app
+
+    policy = None if rung < 3 else PolicyConfig(samples=None if source == "gold" else "judged.parquet")
+    config = PipelineConfig(data=DataConfig(source=source), policy=policy)
+    verdict = (
+        verdict_on_samples([PASS], **PLAN) if rung == 3 else verdict_on_labels([PASS], logged(4) if rung == 2 else None)
+    )
+    more = next_rung(verdict, config, "out/a b/best")
+    assert more["rung"] == max(3, rung + 1)
+    program, *words = shlex.split(more["command"])
+    assert program == "rm-opt"
+    command = get_command(app)
+    while words and words[0] in getattr(command, "commands", {}):
+        command = command.commands[words.pop(0)]
+    options = {option for parameter in command.params for option in parameter.opts}
+    assert {word for word in words if word.startswith("--")} <= options
+    assert "out/a b/best" in words
+    assert (source in words) == (source != "gold")
+    assert more["cost"]
