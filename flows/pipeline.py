@@ -23,6 +23,7 @@ from rmcore.core.files import write_json
 from rmcore.core.processes import terminate_children
 from rmcore.core.store import ArtifactRef, Store, flatten
 from rmcore.policy.grpo.rlhf_requirements import require_rlhf
+from rmcore.policy.readiness.verdict import verdict_tags
 from rmcore.reporting.html.html import write_report
 from rmcore.reporting.html.schema import Results
 from rmcore.reporting.html.summary import summary_markdown
@@ -87,7 +88,7 @@ def run_pipeline(config: PipelineConfig, *, kind: str, run_name: str) -> dict[st
 
 
 def require_judge(config: PipelineConfig) -> None:
-    """Refuse to judge readiness v2 where nobody judges the samples, before hours are spent.
+    """Refuse to judge a policy's samples where nobody knows their gold reward, before hours are spent.
 
     Raises:
         ConfigError: there is a policy, the data are not the gold world's, and neither judged samples nor a judge are
@@ -207,9 +208,8 @@ def _track(
         {
             "rm.key": run_key(refs),
             "rm.cache": ",".join(name for name, hit in cached.items() if hit) or "none",
-            "rm.verdict": results["verdict"]["status"],
-            "rm.rung": str(results["verdict"]["rung"]),
         }
+        | verdict_tags(results["verdict"], results["next_rung"])
     )
     return tracker.register_model(
         _checkpoint(refs),
@@ -218,6 +218,7 @@ def _track(
         gate=results["gate"],
         readiness=results["readiness"],
         verdict=results["verdict"],
+        next_rung=results["next_rung"],
     )
 
 

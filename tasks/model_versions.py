@@ -10,7 +10,8 @@ from urllib.parse import urlsplit
 
 import rmcore
 from rmcore.core.errors import ConfigError, RmcoreError, ServiceError
-from rmcore.policy.readiness.verdict import LOWEST_READY_RUNG, PASSED
+from rmcore.policy.readiness.verdict import LOWEST_READY_RUNG, PASSED, verdict_tags
+from rmcore.reporting.html.schema import NextRung, Verdict
 from tasks.mlflow_client import connect, in_one_line, tolerating, without_login
 from tasks.run_record import texts
 
@@ -28,7 +29,7 @@ _SHOWN = 20
 
 
 def judgement_tags(
-    gate: Sequence[Mapping[str, Any]], readiness: Mapping[str, Any], verdict: Mapping[str, Any]
+    gate: Sequence[Mapping[str, Any]], readiness: Mapping[str, Any], verdict: Verdict, next_rung: NextRung | None
 ) -> tuple[dict[str, str], bool]:
     """Tags of a model version that say how it was judged, and whether it is ready, as from the third rung it may be."""
     checks = {
@@ -37,15 +38,8 @@ def judgement_tags(
     numbers = {
         f"rm.original_score.{part}": value for part, value in readiness.items() if isinstance(value, int | float | str)
     }
-    tags = {
-        "rm.verdict": verdict["status"],
-        "rm.rung": str(verdict["rung"]),
-        "rm.evidence": verdict["evidence"],
-        "rm.headline": verdict["headline"],
-        "rm.reasons": "; ".join(verdict["reasons"]) or "none",
-    }
     ready = verdict["rung"] >= LOWEST_READY_RUNG and verdict["status"] in PASSED
-    return texts(tags | checks | numbers), ready
+    return texts(verdict_tags(verdict, next_rung) | checks | numbers), ready
 
 
 def register_checkpoint(

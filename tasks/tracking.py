@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from rmcore.core.errors import RmcoreError, StoreError
+from rmcore.reporting.html.schema import NextRung, Verdict
 from tasks.comparison_view import comparison_url
 from tasks.home import MLFLOW_PORT, home, tracking_address
 from tasks.mlflow_client import in_one_line, without_login
@@ -164,7 +165,8 @@ class RunTracker:
         key: str,
         gate: Sequence[Mapping[str, Any]],
         readiness: Mapping[str, Any],
-        verdict: Mapping[str, Any],
+        verdict: Verdict,
+        next_rung: NextRung | None,
     ) -> str | None:
         """Put a checkpoint into MLflow's registry as `name`: a pyfunc model (prompt, response) -> reward. Waits.
 
@@ -178,8 +180,8 @@ class RunTracker:
             key: store key of the checkpoint's artifact.
             gate: checks with `name`, `passed` and `text`; each becomes a tag `rm.gate.<name>`.
             readiness: record of the original score; its numbers and texts become tags `rm.original_score.<name>`.
-            verdict: see rmcore.policy.readiness.verdict; becomes the tags `rm.verdict`, `rm.rung`, `rm.evidence`,
-                `rm.headline` and `rm.reasons`.
+            verdict: see rmcore.policy.readiness.verdict, whose `verdict_tags` it becomes.
+            next_rung: what would raise it.
 
         Returns:
             The version, or None when MLflow does not answer (`rm-opt sync` registers it later).
@@ -187,7 +189,7 @@ class RunTracker:
         Raises:
             StoreError: there is no such checkpoint.
         """
-        tags, ready = judgement_tags(gate, readiness, verdict)
+        tags, ready = judgement_tags(gate, readiness, verdict, next_rung)
         event = {"kind": "model", "checkpoint": _existing(checkpoint), "name": name, "key": key}
         version = self._tell({**event, "tags": tags, "ready": ready}).result()
         return None if version is None else str(version)

@@ -70,22 +70,22 @@ class ValidationConfig(Settings):
 
 
 class ReadinessConfig(Settings):
-    """How the readiness for reinforcement learning is judged: weights of the v1 score, plan and gates of v2."""
+    """How readiness for an optimisation is judged: the plan and its conditions; and weights of the original score."""
 
     accuracy_weight: float = Field(default=0.35, ge=0)
-    """v1: weight of held-out pairwise accuracy."""
+    """Original score, which decides nothing: weight of held-out pairwise accuracy."""
     calibration_weight: float = Field(default=0.25, ge=0)
-    """v1: weight of calibration."""
+    """Original score: weight of calibration."""
     stability_weight: float = Field(default=0.25, ge=0)
-    """v1: weight of reward variance."""
+    """Original score: weight of reward variance."""
     landscape_weight: float = Field(default=0.15, ge=0)
-    """v1: weight of curvature."""
+    """Original score: weight of curvature."""
     planned_optimizer: Literal["best_of_n", "kl_optimum"] = "best_of_n"
-    """v2: what will optimise the policy: best-of-n sampling, or RL with a KL penalty (its optimum stands for it)."""
+    """What will optimise the policy: best-of-n sampling, or RL with a KL penalty (its optimum stands for it)."""
     planned_kl: float = Field(default=3.0, gt=0)
-    """v2: KL in nats that the policy will be moved by; best of 64 is 3.2, less where samples tie."""
+    """KL in nats that the policy will be moved by; best of 64 is 3.2, less where samples tie."""
     min_gain: float = Field(default=0.3, gt=0)
-    """v2: gain of the gold reward that makes it worth while, in standard deviations within prompts."""
+    """Gain of the gold reward that makes it worth while, in standard deviations within prompts."""
 
     @model_validator(mode="after")
     def _weights_sum_to_one(self) -> Self:

@@ -24,6 +24,7 @@ GATE_PASSED = {
     "gate": [{"name": "pairwise_accuracy", "value": 0.71, "threshold": 0.6, "passed": True, "text": "above 0.6"}],
     "readiness": {"overall_score": 0.85, "recommendations": []},
     "verdict": {"rung": 3, "evidence": "samples", "status": "ready", "headline": "Ready", "reasons": []},
+    "next_rung": {"rung": 4, "evidence": "a policy", "command": "rm-opt rlhf", "cost": "hours"},
 }
 GATE_FAILED = {
     **GATE_PASSED,
@@ -220,6 +221,7 @@ def test_registering_twice_makes_one_version_whose_aliases_follow_the_gate(home,
     assert version.tags["rm.gate.ece"] == "failed: ECE: 0.400, not below 0.15"
     assert version.tags["rm.original_score.overall_score"] == "0.85"
     assert version.tags["rm.rung"] == "3"
+    assert version.tags["rm.to_raise"] == "a policy: rm-opt rlhf (costs hours)"
     assert register(ON_LABELS) == "1"  # labelled pairs alone make no model ready
     assert client.get_model_version("rm", "1").aliases == ["candidate"]
     assert register(GATE_PASSED) == "1"

@@ -101,7 +101,7 @@ def _again(recipe: HeadRecipe, data: HeadData, rng: np.random.Generator) -> Floa
 
 
 def _on_pairs(seen: BackboneFeatures, head: FloatArray, test: Sequence[PreferencePair], seed: int) -> dict[str, Any]:
-    """What labelled pairs tell: accuracy, calibration, the v1 score with the curvature of the head."""
+    """What labelled pairs tell: accuracy, calibration, the original score with the curvature of the head."""
     chosen, rejected = seen.test @ head
     table = pd.DataFrame(
         {

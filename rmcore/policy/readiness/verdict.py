@@ -158,6 +158,18 @@ def next_rung(verdict: Verdict, config: PipelineConfig, checkpoint: str) -> Next
     return None
 
 
+def verdict_tags(verdict: Verdict, more: NextRung | None) -> dict[str, str]:
+    """A verdict as tags of a tracker's run or model version."""
+    return {
+        "rm.verdict": verdict["status"],
+        "rm.rung": str(verdict["rung"]),
+        "rm.evidence": verdict["evidence"],
+        "rm.headline": verdict["headline"],
+        "rm.reasons": "; ".join(verdict["reasons"]) or "none",
+        "rm.to_raise": "nothing" if more is None else f"{more['evidence']}: {more['command']} (costs {more['cost']})",
+    }
+
+
 def _interval(value: Mapping[str, Any]) -> str:
     if value["value"] is None:
         return "an unknown share"
