@@ -3,7 +3,10 @@
 The v1 score is the specification's, with known flaws (see rmcore.policy.readiness.readiness), so the verdict also asks
 for the specification's gate: a model is ready only if all gate checks pass and v1 says ready.
 
-Writes `readiness.json` and `summary.json`.
+Beside it stands what the model chooses among logged answers (`rmcore.policy.logged_answers`), where held-out prompts
+have enough of them.
+
+Writes `readiness.json`, `logged_answers.json` (null where there are none), with them a figure, and `summary.json`.
 """
 
 import json
@@ -11,13 +14,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from rmcore.config.pipeline import ReadinessConfig
 from rmcore.core.errors import DataError
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report
 from rmcore.core.tracking import Tracker
+from rmcore.data.table import read_pairs
 from rmcore.evaluation.diagnosis import GateCheck, validation_gate
+from rmcore.policy.logged_answers import logged_answers, logged_table
 from rmcore.policy.readiness.readiness import READY_ABOVE, RLReadinessScorer
+from rmcore.reporting.figures.logged_answers import logged_answers_figure
+from rmcore.reporting.figures.style import save
 from rmcore.stages.interface import Upstream
 from rmcore.stages.settings import ReadinessSettings
 
@@ -32,7 +41,21 @@ def run(settings: ReadinessSettings, upstream: Upstream, out: Path, tracker: Tra
     scores = {name: value for name, value in judged["readiness"].items() if name.endswith("_score")}
     shown = {f"ready/{name}": value for name, value in scores.items()}
     shown["ready/gate_passed"] = float(judged["verdict"]["status"] == "ready")
+    shown |= choose_among_logged(settings, upstream, out)
     write_json(out / "summary.json", {"metrics": shown})
+
+
+def choose_among_logged(settings: ReadinessSettings, upstream: Upstream, out: Path) -> dict[str, Any]:
+    """Write what the best of k among logged held-out answers does; returns its metrics, none where there are none."""
+    rewards = pd.read_parquet(upstream["evaluate"] / "rewards.parquet")
+    table = logged_table(read_pairs(upstream["prepare"] / "test.parquet"), rewards[rewards["split"] == "test"])
+    found = logged_answers(table, num_resamples=settings.num_resamples, seed=settings.seed)
+    write_json(out / "logged_answers.json", found)
+    if found is None:
+        return {}
+    save(logged_answers_figure(found), out / "figures" / "logged_answers.png")
+    names = ("win_rate", "gain")
+    return {f"ready/logged_{name}_{row['k']}": row[name] for row in found["choices"] for name in names}
 
 
 def judge(

@@ -56,6 +56,7 @@ def gather_results(
         "verdict": judged["verdict"],
         "gate": judged["gate"],
         "readiness": v1["readiness"],
+        "logged": _read(folder["readiness"] / "logged_answers.json"),
         "policy": policy,
         "rlhf": read_json(refs["grpo"], "rlhf.json") if "grpo" in refs else None,
         "metrics": evaluation["metrics"]["test"],

@@ -139,6 +139,7 @@ def results() -> dict[str, Any]:
         "metrics": metrics(),
         "ood_metrics": metrics(-0.13),
         "context": context(),
+        "logged": None,
         "policy": policy_sample.policy(),
         "rlhf": rlhf_sample.record(),
         "readiness": {

@@ -118,6 +118,10 @@ WORDS: dict[str, str] = {
     "λmax falls merely because margins grow, so the size of the margins is drawn beside it",
     "gate": "conditions that a model must meet before a policy is optimised against it",
     "readiness v1": "one weighted score of accuracy, calibration, stability and landscape; above 0.8 is called ready",
+    "logged answer": "an answer that was there before, from whichever model, and that labels compare with other "
+    "answers to its prompt",
+    "best of k, win rate": "of k answers the one of highest reward; how often the labels rate it above one more answer "
+    "of the prompt, ties counting half. A perfect choice wins k / (k + 1), less where labels tie",
     "policy, start policy": "the model that answers prompts and is optimised against the reward model; the start "
     "policy is as it was before",
     "proxy reward, gold reward": "proxy: what the policy is optimised for, the reward model's; gold: what counts, "

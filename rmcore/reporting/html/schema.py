@@ -130,6 +130,8 @@ class Results(TypedDict):
     context: Sequence[ContextItem]
     readiness: Readiness
     """v1, on labelled pairs alone."""
+    logged: Mapping[str, Any] | None
+    """Choosing among logged answers (`rmcore.policy.logged_answers`), where held-out prompts have enough of them."""
     policy: PolicyResults | None
     rlhf: Mapping[str, Any] | None
     """Record of the stage grpo (`rmcore.stages.grpo`), where a policy was trained."""
