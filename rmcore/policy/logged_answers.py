@@ -97,7 +97,7 @@ def logged_answers(table: pd.DataFrame, *, num_resamples: int = 1000, seed: int 
         sequence ended) and choices: for each k num_prompts, with intervals win_rate, gain, longest_win_rate and
         over_longest (win rate minus that of choosing the longest answer), and perfect_win_rate, perfect_gain of
         choosing by the labels. Gains are in standard deviations of the strength within prompts, pooled over the
-        prompts of one kind of strength.
+        prompts of one kind of strength; the intervals take that unit as given.
 
     Raises:
         DataError: a column is missing, or a reward is not a finite number.

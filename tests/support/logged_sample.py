@@ -1,5 +1,8 @@
 """Held-out pairs with several labelled answers a prompt, and what a model chooses among them."""
 
+from copy import deepcopy
+from functools import cache
+
 import numpy as np
 import pandas as pd
 
@@ -41,4 +44,10 @@ def table(quality=1.0, *, length=0.0, num_prompts=40, sizes=(4, 20), seed=0, mar
 
 
 def record(quality=1.0, **settings):
-    return logged_answers(table(quality, **settings), num_resamples=200)
+    """Of `logged_answers`; a copy of one that is computed once."""
+    return deepcopy(_record(quality, tuple(sorted(settings.items()))))
+
+
+@cache
+def _record(quality, settings):
+    return logged_answers(table(quality, **dict(settings)), num_resamples=200)

@@ -44,18 +44,18 @@ def logged_rows(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 def logged_findings(found: Mapping[str, Any]) -> list[str]:
     """Sentences below the table: what passed, what it was taken on, and how far it goes."""
-    passed = "no k passed" if found["best_k"] is None else f"all up to k = {found['best_k']} passed"
+    passed = "none does" if found["best_k"] is None else f"all up to k = {found['best_k']} do"
     lines = [
-        f"{passed}, that is, the lower ends of win rate and gain lie above chance; each k is judged only if those "
-        f"before it passed, and it ended because: {found['stopped']}",
-        f"{numbers.count(found['num_answers'])} answers of {numbers.count(found['num_prompts'])} prompts, their "
-        f"strength by least squares on {numbers.count(found['num_pairs'])} pairs ({found['strength']}); "
+        "a k passes where the lower ends of win rate and gain lie above chance and every k before it passed: "
+        f"{passed}; it ended because of this: {found['stopped']}",
+        f"prompts: {numbers.count(found['num_prompts'])}, with {numbers.count(found['num_answers'])} answers, whose "
+        f"strength is least squares on {numbers.count(found['num_pairs'])} pairs ({found['strength']}); "
         f"{numbers.percent(found['agreement'])} of the pairs are ordered as labelled, and "
         f"{numbers.count(found['num_loops'])} of them could have contradicted the others",
-        f"{numbers.count(found['num_left_out'])} prompts have fewer than four connected answers and are left out",
+        f"prompts left out for fewer than four connected answers: {numbers.count(found['num_left_out'])}",
     ]
     if found["num_undecided"]:
-        lines.append(f"{found['num_undecided']} prompts are left out whose labels rate all answers alike")
+        lines.append(f"prompts left out whose labels rate all answers alike: {numbers.count(found['num_undecided'])}")
     lines.append(
         "logged answers are not a policy's samples, and are easier to tell apart; this does not say that a policy may "
         "be optimised against the model"

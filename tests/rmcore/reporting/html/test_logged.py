@@ -28,8 +28,8 @@ def test_the_section_shows_every_k_with_its_interval(page):
         assert numbers.with_interval(row["gain"]) in text
         assert numbers.percent(row["perfect_win_rate"]).replace("\xa0", " ") in text
     assert finding(record).replace("\xa0", " ") in text
-    assert "all up to k = 8 passed" in text
-    assert "ended because: prompts with more than 16 answers: " in text
+    assert "all up to k = 8 do" in text
+    assert "ended because of this: prompts with more than 16 answers: " in text
     assert "not a policy's samples" in text
 
 
@@ -44,7 +44,7 @@ def test_the_summary_has_the_same_numbers_and_leaves_them_out_alike():
     told = summary_markdown(sample.results() | {"logged": record})
     assert "## Choosing among logged answers" in told
     assert numbers.with_interval(record["choices"][0]["win_rate"], "share") in told
-    assert "logged answers" not in summary_markdown(sample.results())
+    assert "logged answers" not in summary_markdown(sample.results() | {"logged": None})
 
 
 @pytest.mark.parametrize(
@@ -62,4 +62,4 @@ def test_the_finding_holds_the_model_against_the_longest_answer(ends, said):
 def test_no_claim_is_no_claim(page):
     record = logged_sample.record(0.0)
     assert finding(record).startswith("It is not certain")
-    assert "no k passed" in page(record).section("logged")
+    assert "none does; it ended because of this: the win rate of the best of 2" in page(record).section("logged")
