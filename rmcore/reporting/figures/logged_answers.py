@@ -27,7 +27,7 @@ def logged_answers_figure(found: Mapping[str, Any]) -> Figure:
     Args:
         found: record of `rmcore.policy.logged_answers.logged_answers`.
     """
-    figure = new_figure(8.0, 4.6)
+    figure = new_figure(9.5, 4.6)
     ax = figure.subplots()
     choices = found["choices"]
     at = list(range(len(choices)))  # one step each time k doubles
@@ -53,6 +53,11 @@ def finding(found: Mapping[str, Any]) -> str:
     """What the choices show, in one sentence; it never says more than that logged answers are told apart."""
     best = next((row for row in found["choices"] if row["k"] == found["best_k"]), None)
     if best is None:
+        first = found["choices"][0]
+        high = finite(first["win_rate"]["ci_high"])
+        if high is not None and high < 0.5:
+            shown = f"best of {first['k']} wins {with_interval(first['win_rate'], 'share')}"
+            return f"The model picks the worse answers among logged ones: {shown}"
         return "It is not certain that the model picks better answers among logged ones"
     won = f"Up to k = {best['k']} the model picks better answers among logged ones"
     shown = f"best of {best['k']} wins {with_interval(best['win_rate'], 'share')}"

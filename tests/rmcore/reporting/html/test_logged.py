@@ -62,4 +62,5 @@ def test_the_finding_holds_the_model_against_the_longest_answer(ends, said):
 def test_no_claim_is_no_claim(page):
     record = logged_sample.record(0.0)
     assert finding(record).startswith("It is not certain")
+    assert finding(logged_sample.record(-2.0)).startswith("The model picks the worse answers among logged ones: best")
     assert "none does; it ended because of this: the win rate of the best of 2" in page(record).section("logged")
