@@ -4,8 +4,8 @@
 
 Reward models of the gold world, trained on more and more labelled pairs, and their twins whose annotators preferred the
 longer answer in half of the pairs. Each is judged by readiness v2 on samples of the world's own writer, and what
-best-of-64 by it really gains is taken on fresh prompts that nothing else has seen. Stages are cached under $RM_OPT_HOME,
-so a second call continues. Writes `rows.json` and a figure, and prints the table.
+longer answer in half of the pairs. Each is judged by readiness v2 on samples of the world's own writer; what best-of-64
+by it really gains is taken on fresh prompts that nothing else has seen. Stages are cached under $RM_OPT_HOME,
 """
 
 import argparse

@@ -63,13 +63,14 @@ def readiness(
 
     Example: rm-opt readiness pairs --checkpoint out/best --data test.parquet --train-data train.parquet
     """
+    from rmcore.policy.logged_answers import logged_answers, logged_table
     from rmcore.stages.readiness import judge
 
     pairs = reading.read(data)
     landscape = LandscapeConfig.model_validate({"parts": (), **given(settings, LANDSCAPE_FIELDS)})
     config = PipelineConfig(landscape=landscape)
     rm = model.load(checkpoint)
-    _, _, metrics = _evaluate(rm, pairs, config.evaluate, seed)
+    table, _, metrics = _evaluate(rm, pairs, config.evaluate, seed)
     train_accuracy = None
     if train_data is not None:
         seen = read_pairs(train_data, reading, config.evaluate.train_pairs)
@@ -77,7 +78,8 @@ def readiness(
         train_accuracy = train_metrics["pairwise_accuracy"]["value"]
     spectrum = measure_model(rm, pairs, config.landscape, seed=seed)["spectrum"]
     values = {name: entry["value"] for name, entry in metrics.items()}
-    judged = judge(values, train_accuracy, spectrum["lambda_max"], ReadinessConfig())
+    logged = logged_answers(logged_table(pairs, table), num_resamples=config.evaluate.num_resamples, seed=seed)
+    judged = judge(values, train_accuracy, spectrum["lambda_max"], ReadinessConfig(), logged)
     more = next_rung(judged["verdict"], config.model_copy(update={"data": DataConfig(source=data)}), checkpoint)
     print(f"{judged['verdict']['headline']} (rung {judged['verdict']['rung']} of 4: {judged['verdict']['evidence']})")
     for check in judged["gate"]:
@@ -88,7 +90,7 @@ def readiness(
         print(f"  to raise it, {more['evidence']}: {more['command']}")
         print(f"  costs {more['cost']}")
     print(f"  original score (v1, no verdict): {judged['readiness']['overall_score']:.3f}")
-    write_report_json(json_out, {"num_pairs": len(pairs), **judged, "next_rung": more})
+    write_report_json(json_out, {"num_pairs": len(pairs), **judged, "logged_answers": logged, "next_rung": more})
 
 
 @options()

@@ -1,9 +1,10 @@
 """Stage readiness: what labelled data tell of a reward model, before any policy is tried on it. Rungs 1 and 2.
 
-The checks on labelled pairs decide. The original score is computed beside them and decides nothing (see
+The checks on labelled pairs decide, and what the model chooses among logged answers (`rmcore.policy.logged_answers`)
+where held-out prompts have enough of them. The original score is computed beside them and decides nothing (see
 rmcore.policy.readiness.original_score).
 
-Writes `readiness.json` and `summary.json`.
+Writes `readiness.json`, `logged_answers.json` (null where there are none), with them a figure, and `summary.json`.
 """
 
 import json
@@ -11,14 +12,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from rmcore.config.pipeline import ReadinessConfig
 from rmcore.core.errors import DataError
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report
 from rmcore.core.tracking import Tracker
+from rmcore.data.table import read_pairs
 from rmcore.evaluation.diagnosis import validation_gate
+from rmcore.policy.logged_answers import logged_answers, logged_table
 from rmcore.policy.readiness.original_score import RLReadinessScorer
 from rmcore.policy.readiness.verdict import verdict_on_labels
+from rmcore.reporting.figures.logged_answers import logged_answers_figure
+from rmcore.reporting.figures.style import save
 from rmcore.stages.interface import Upstream
 from rmcore.stages.settings import ReadinessSettings
 
@@ -27,17 +34,34 @@ def run(settings: ReadinessSettings, upstream: Upstream, out: Path, tracker: Tra
     """Judge from the evaluation's metrics and the landscape's largest eigenvalue."""
     metrics = json.loads((upstream["evaluate"] / "metrics.json").read_text())["metrics"]
     spectrum = json.loads((upstream["landscape"] / "spectrum.json").read_text())
+    logged = choose_among_logged(settings, upstream)
+    write_json(out / "logged_answers.json", logged)
     test = {name: entry["value"] for name, entry in metrics["test"].items()}
-    judged = judge(test, metrics["train"]["pairwise_accuracy"]["value"], spectrum["lambda_max"], settings.readiness)
+    train_accuracy = metrics["train"]["pairwise_accuracy"]["value"]
+    judged = judge(test, train_accuracy, spectrum["lambda_max"], settings.readiness, logged)
     write_json(out / "readiness.json", judged)
-    scores = {name: value for name, value in judged["readiness"].items() if name.endswith("_score")}
-    shown = {f"ready/{name}": value for name, value in scores.items()}
+    shown = {f"ready/{name}": value for name, value in judged["readiness"].items() if name.endswith("_score")}
     shown["ready/labels_passed"] = float(judged["verdict"]["status"] == "passes")
+    if logged is not None:
+        save(logged_answers_figure(logged), out / "figures" / "logged_answers.png")
+        names = ("win_rate", "gain")
+        shown |= {f"ready/logged_{name}_{row['k']}": row[name] for row in logged["choices"] for name in names}
     write_json(out / "summary.json", {"metrics": shown})
 
 
+def choose_among_logged(settings: ReadinessSettings, upstream: Upstream) -> dict[str, Any] | None:
+    """What the best of k among logged held-out answers does; None where no prompt has enough of them."""
+    rewards = pd.read_parquet(upstream["evaluate"] / "rewards.parquet")
+    table = logged_table(read_pairs(upstream["prepare"] / "test.parquet"), rewards[rewards["split"] == "test"])
+    return logged_answers(table, num_resamples=settings.num_resamples, seed=settings.seed)
+
+
 def judge(
-    test: dict[str, float | None], train_accuracy: float | None, lambda_max: float | None, config: ReadinessConfig
+    test: dict[str, float | None],
+    train_accuracy: float | None,
+    lambda_max: float | None,
+    config: ReadinessConfig,
+    logged: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Checks, verdict and the original score from point values.
 
@@ -46,6 +70,7 @@ def judge(
         train_accuracy: pairwise accuracy on training pairs, for the gap; None fails that check.
         lambda_max: largest eigenvalue of the loss Hessian.
         config: the weights of the original score.
+        logged: record of `rmcore.policy.logged_answers`, where there is one.
 
     Returns:
         {"readiness": record of the original score, "gate": checks, "verdict": see rmcore.policy.readiness.verdict}.
@@ -72,5 +97,5 @@ def judge(
     return {
         "readiness": report.to_dict(),
         "gate": [asdict(check) for check in checks],
-        "verdict": verdict_on_labels(checks, None),
+        "verdict": verdict_on_labels(checks, logged),
     }

@@ -87,7 +87,7 @@ STAGES: dict[str, Stage] = {
             ("spectrum.json", "curvature.json"),
             libraries=TORCH,
         ),
-        Stage("readiness", ("evaluate", "landscape"), of_stage.ReadinessSettings, ("readiness.json",)),
+        Stage("readiness", ("prepare", "evaluate", "landscape"), of_stage.ReadinessSettings, ("readiness.json",)),
         Stage("policy", ("prepare",), of_stage.PolicySettings, ("policy.json", "model/*"), libraries=TORCH),
         Stage(
             "samples",

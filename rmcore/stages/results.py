@@ -60,6 +60,7 @@ def gather_results(
         "next_rung": next_rung(verdict, config, str(folder["train"] / "best")),
         "gate": judged["gate"],
         "readiness": v1["readiness"],
+        "logged": _read(folder["readiness"] / "logged_answers.json"),
         "policy": policy,
         "rlhf": trained,
         "metrics": evaluation["metrics"]["test"],

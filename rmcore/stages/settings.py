@@ -162,11 +162,20 @@ class LandscapeSettings(CheckpointSettings):
 class ReadinessSettings(StageSettings):
     """How a reward model is judged from labelled pairs."""
 
+    seed: int
+    num_resamples: int
     readiness: ReadinessConfig
 
+    @classmethod
+    def of(cls, config: PipelineConfig) -> Self:
+        """See `StageSettings.of`."""
+        return cls(seed=config.seed, num_resamples=config.evaluate.num_resamples, readiness=config.readiness)
 
-class ReadinessV2Settings(ReadinessSettings):
+
+class ReadinessV2Settings(StageSettings):
     """How it is judged from a policy's samples, too."""
+
+    readiness: ReadinessConfig
 
     def named(self) -> dict[str, str]:
         """The shipped fit: a file beside the code, which the code's digest does not cover."""

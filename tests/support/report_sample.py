@@ -3,6 +3,7 @@
 from typing import Any
 
 import curvature_sample
+import logged_sample
 import policy_sample
 import rlhf_sample
 
@@ -147,6 +148,7 @@ def results() -> dict[str, Any]:
         "metrics": metrics(),
         "ood_metrics": metrics(-0.13),
         "context": context(),
+        "logged": logged_sample.record(length=1.0),
         "policy": policy_sample.policy(),
         "rlhf": rlhf_sample.record(),
         "readiness": {

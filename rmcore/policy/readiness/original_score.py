@@ -15,7 +15,7 @@ from rmcore.core.errors import ConfigError
 Band = Literal["above 0.8", "0.6 to 0.8", "below 0.6"]
 
 DEFAULT_WEIGHTS: Mapping[str, float] = {"accuracy": 0.35, "calibration": 0.25, "stability": 0.25, "landscape": 0.15}
-"""Weights of the original score: accuracy first. Defaults, not findings; the validation study shows what they predict."""
+"""Accuracy first. Defaults, not findings; the validation study shows what they predict."""
 
 UPPER, LOWER = 0.8, 0.6
 """Bounds of the original definition's three bands."""

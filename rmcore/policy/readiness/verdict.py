@@ -54,28 +54,24 @@ def verdict_on_labels(checks: Sequence[GateCheck], logged: Mapping[str, Any] | N
     evidence = f"logged answers to {logged['num_prompts']} prompts"
     best = logged["best_k"]
     if best is None:
-        first = logged["choices"][0] if logged["choices"] else None
-        why = (
-            "no prompt has enough answers to choose among"
-            if first is None
-            else f"best of {first['k']} wins {_interval(first['win_rate'])} of the time against another answer, gains "
-            f"{_interval(first['gain'])} sd"
-        )
         return {
             "rung": 2,
             "evidence": evidence,
             "status": "fails",
             "headline": f"Not shown to pick better answers among logged ones; {labels}",
-            "reasons": [f"choosing among logged answers: {why}", *failed],
+            "reasons": [logged["stopped"], *failed],
         }
     found = next(choice for choice in logged["choices"] if choice["k"] == best)
+    over_longest = found["over_longest"]
+    longest = f"win rate of the best of {best} minus that of the longest answer: {_interval(over_longest)}"
+    against = [longest] if over_longest["ci_low"] is None or over_longest["ci_low"] <= 0 else []
     return {
         "rung": 2,
         "evidence": evidence,
         "status": "fails" if failed else "passes",
         "headline": f"Picks better answers among logged ones up to k = {best} (wins {_interval(found['win_rate'])}); "
         f"{labels}; no policy was tried on it",
-        "reasons": failed,
+        "reasons": [*against, *failed],
     }
 
 

@@ -121,6 +121,10 @@ WORDS: dict[str, str] = {
     "policy, 4 a policy that was optimised; nothing is called ready below the third",
     "original score (v1)": "one weighted score of accuracy, calibration, stability and landscape; no verdict, because "
     "it ranks reward models no better than chance by what a policy gains",
+    "logged answer": "an answer that was there before, from whichever model, and that labels compare with other "
+    "answers to its prompt",
+    "best of k, win rate": "of k answers the one of highest reward; how often the labels rate it above one more answer "
+    "of the prompt, ties counting half. A perfect choice wins k / (k + 1), less where labels tie",
     "policy, start policy": "the model that answers prompts and is optimised against the reward model; the start "
     "policy is as it was before",
     "proxy reward, gold reward": "proxy: what the policy is optimised for, the reward model's; gold: what counts, "

@@ -8,7 +8,7 @@ import yaml
 
 from rmcore.core.metrics import metric_order, metric_spec
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.html import curvature, glossary, policy, rlhf
+from rmcore.reporting.html import curvature, glossary, logged, policy, rlhf
 from rmcore.reporting.html.cards import headline_cards, metric_interval, verdict_look
 from rmcore.reporting.html.page import date, gate_row, write_page
 from rmcore.reporting.html.schema import Results
@@ -30,6 +30,7 @@ CAPTIONS = {
     "margin_histogram": "How far apart the model puts the two sides. Left of zero it prefers the rejected side.",
     "reward_by_length": "If reward follows length, a policy learns to write long instead of well.",
     **curvature.CAPTIONS,
+    **logged.CAPTIONS,
     **policy.CAPTIONS,
     **rlhf.CAPTIONS,
 }
@@ -83,6 +84,7 @@ def view(results: Results) -> dict[str, Any]:
         "truncation": blocks({"texts cut to fit the model": results["training"]["truncation"]}, "texts cut"),
         "curvature": curvature.view(results["curvature"]),
         "readiness_parts": _readiness_rows(results),
+        "logged": logged.logged_section(results["logged"]),
         "policy": policy.section(results["policy"]),
         "rlhf": rlhf.rlhf_section(results["rlhf"]),
         "readiness_weakness": glossary.READINESS_WEAKNESS,

@@ -146,6 +146,8 @@ class Results(TypedDict):
     context: Sequence[ContextItem]
     readiness: Readiness
     """The original score: no verdict, and no part of one."""
+    logged: Mapping[str, Any] | None
+    """Choosing among logged answers (`rmcore.policy.logged_answers`), where held-out prompts have enough of them."""
     policy: PolicyResults | None
     """What was measured on judged samples of a policy."""
     rlhf: Mapping[str, Any] | None

@@ -2,6 +2,7 @@
 
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.html.cards import headline_cards
+from rmcore.reporting.html.logged import logged_markdown
 from rmcore.reporting.html.markdown import bullets, escape, table
 from rmcore.reporting.html.schema import Results
 
@@ -22,6 +23,8 @@ def summary_markdown(results: Results) -> str:
         command = more["command"].replace("`", "")
         lines += ["", f"What would raise it: {escape(more['evidence'])} (rung {more['rung']}):", "", f"    {command}"]
         lines += ["", f"It costs {escape(more['cost'])}."]
+    if results["logged"] is not None:
+        lines += ["", logged_markdown(results["logged"])]
     stages = []
     for stage in results["stages"]:
         took = "cached" if stage["cached"] else numbers.duration(stage["wall_seconds"])

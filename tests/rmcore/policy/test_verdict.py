@@ -29,9 +29,10 @@ def part(value, low, high):
     return {"value": value, "ci_low": low, "ci_high": high, "num": 9, "reason": None}
 
 
-def logged(best_k):
-    choices = [{"k": k, "win_rate": part(0.6, 0.55, 0.65), "gain": part(0.4, 0.2, 0.6)} for k in (2, 4)]
-    return {"num_prompts": 30, "choices": choices, "best_k": best_k}
+def logged(best_k, over_longest=0.02):
+    won, gained, over = part(0.6, 0.55, 0.65), part(0.4, 0.2, 0.6), part(0.1, over_longest, 0.2)
+    choices = [{"k": k, "win_rate": won, "gain": gained, "over_longest": over} for k in (2, 4)]
+    return {"num_prompts": 30, "choices": choices, "best_k": best_k, "stopped": "the win rate may be as low as 0.4"}
 
 
 def trained(status):
@@ -62,10 +63,16 @@ def test_choosing_among_logged_answers_is_said_up_to_the_largest_k_that_was_show
     assert verdict["status"] == "passes"
     assert "up to k = 4 (wins 0.60 (0.55 to 0.65))" in verdict["headline"]
     assert "no policy was tried on it" in verdict["headline"]
+    assert verdict["reasons"] == []
     unclear = verdict_on_labels([PASS], logged(None))
-    assert unclear["status"] == "fails"
-    assert "0.40 (0.20 to 0.60)" in unclear["reasons"][0]
+    assert (unclear["status"], unclear["reasons"]) == ("fails", ["the win rate may be as low as 0.4"])
     assert "k =" not in unclear["headline"]
+
+
+def test_a_choice_that_may_be_that_of_the_longest_answer_is_told_so():
+    verdict = verdict_on_labels([PASS], logged(4, over_longest=-0.01))
+    [reason] = verdict["reasons"]
+    assert "minus that of the longest answer: 0.10 (-0.01 to 0.20)" in reason
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ CHECKPOINT_STAGES = {"evaluate", "landscape", "overoptimization", "grpo"}
 ON_DEVICE = CHECKPOINT_STAGES | {"train", "policy", "samples", "population", "features", "active_check"}
 STAGES_OF_A_SECTION = {
     "study": set(),
-    "seed": ON_DEVICE | {"prepare", "validation", "active"},
+    "seed": ON_DEVICE | {"prepare", "readiness", "validation", "active"},
     "device": ON_DEVICE,
     "data": {"prepare"},
     "model": {"train", "population", "features", "active_check"},
@@ -133,7 +133,7 @@ STAGES_OF_A_SETTING = {
     "data.gold.shortcut": {"prepare", "policy"},  # also of what a policy is fine-tuned on
     "data.gold.temperature": {"prepare", "active", "active_check", "grpo"},  # also of what labels anew
     "data.gold.flip_rate": {"prepare", "grpo"},
-    "evaluate.num_resamples": {"evaluate", "overoptimization", "grpo"},
+    "evaluate.num_resamples": {"evaluate", "readiness", "overoptimization", "grpo"},
     "readiness.planned_optimizer": {"readiness", "readiness_v2", "validation"},
     "readiness.planned_kl": {"readiness", "readiness_v2", "validation", "overoptimization", "population"},
     "readiness.min_gain": {"readiness", "readiness_v2", "validation"},

@@ -7,10 +7,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.image import imread
 
 import figure_sample as sample
+import logged_sample
 from rmcore.reporting.figures.calibration import reliability_diagram_figure
 from rmcore.reporting.figures.context import accuracy_in_context_figure
 from rmcore.reporting.figures.landscape import eigenvalues_figure
 from rmcore.reporting.figures.length import reward_by_length_figure
+from rmcore.reporting.figures.logged_answers import logged_answers_figure
 from rmcore.reporting.figures.margins import margin_histogram_figure
 from rmcore.reporting.figures.style import DPI, save
 from rmcore.reporting.figures.training import training_curves_figure
@@ -56,6 +58,7 @@ def test_context_grows_with_its_rows(tmp_path):
         (margin_histogram_figure(rewards()), "reward margin (logits)", "pairs"),
         (reward_by_length_figure(rewards()), "length of the completion (characters)", "reward (logits)"),
         (eigenvalues_figure(spectrum()), "rank among the computed extremes, largest first", "eigenvalue λ"),
+        (logged_answers_figure(logged_sample.record()), "k, answers that the best is chosen from", "win rate over"),
         (accuracy_in_context_figure(CONTEXT), "pairwise accuracy", ""),
     ],
 )
@@ -78,6 +81,8 @@ def drawn_ticks(axis):
         reliability_diagram_figure(bins(), ECE),
         reward_by_length_figure(rewards()),
         eigenvalues_figure(spectrum()),
+        logged_answers_figure(logged_sample.record(length=1.0)),
+        logged_answers_figure(logged_sample.record(num_prompts=1)),
         accuracy_in_context_figure(
             [*CONTEXT, *[item(f"a long name of a subset {i} of many more", 0.6) for i in range(38)]]
         ),

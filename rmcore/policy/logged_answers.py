@@ -1,0 +1,262 @@
+"""Whether a reward model picks better answers among those that are logged and labelled: what is known without a policy.
+
+Held-out prompts with several labelled answers hold a pool of each: the model chooses the best of k, the labels judge
+the choice. What that can say is limited. The answers are not a policy's samples: they come from whoever was logged, as
+a rule from models of very different strength, and from pairs that somebody chose to label, often only clear ones. So a
+choice among them is easier than among the samples of one policy, and nothing here says how far a policy may be
+optimised. The judge's own bias counts as strength; the longest answer is chosen beside the model for that reason.
+
+If labels are independent of the model and as likely turned round as not, the win rate's expectation is 0.5 whatever
+the design of the pairs, since turning all labels of a prompt turns the win rate w into 1 - w.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from rmcore.core.arrays import FloatArray, IntArray
+from rmcore.core.errors import DataError
+from rmcore.data.pair import PreferencePair, prompt_text
+from rmcore.evaluation.uncertainty import MetricValue, cluster_bootstrap, metric_value
+from rmcore.policy.label_strength import Ratings, rate_answers
+from rmcore.policy.sampling.best_of_n import best_of_n_weights, best_of_n_win_rate, pooled_deviation
+
+MIN_ANSWERS = 4
+"""Connected labelled answers that a prompt must have: with three, the best of two meets one opponent."""
+MIN_PROMPTS = 10
+"""Prompts that a claim needs: of fewer, percentile intervals lie above a true 0.5 too often."""
+COLUMNS = ("prompt_id", "prompt", "chosen", "rejected", "target_margin", "reward_chosen", "reward_rejected")
+_TEXTS = ["prompt", "chosen", "rejected"]
+_REWARDS = ["reward_chosen", "reward_rejected"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedPool:
+    """The connected labelled answers of one prompt, (K,) each.
+
+    Attributes:
+        prompt_id: the conversation that the prompt belongs to; the unit of the bootstrap.
+        rewards: by the model.
+        strength: by the labels.
+        lengths: characters.
+        annotated: whether `strength` is made of margins, rather than of outcomes.
+    """
+
+    prompt_id: str
+    rewards: FloatArray
+    strength: FloatArray
+    lengths: FloatArray
+    annotated: bool
+
+
+def logged_table(pairs: Sequence[PreferencePair], rewards: pd.DataFrame) -> pd.DataFrame:
+    """Pairs with the model's rewards as `logged_answers` takes them; pairs without a reward are left out.
+
+    Args:
+        pairs: held out.
+        rewards: with pair_id, reward_chosen, reward_rejected (logits), as the evaluation writes them.
+    """
+    table = pd.DataFrame(
+        {
+            "pair_id": [pair.pair_id for pair in pairs],
+            "prompt_id": [pair.prompt_id for pair in pairs],
+            "prompt": [prompt_text(pair.prompt) for pair in pairs],
+            "chosen": [pair.chosen for pair in pairs],
+            "rejected": [pair.rejected for pair in pairs],
+            "target_margin": np.array([pair.target_margin for pair in pairs], dtype=np.float64),
+        }
+    )
+    return table.merge(rewards[["pair_id", *_REWARDS]].drop_duplicates("pair_id"), on="pair_id")
+
+
+def logged_answers(table: pd.DataFrame, *, num_resamples: int = 1000, seed: int = 0) -> dict[str, Any] | None:
+    """How the model's best of k among a prompt's labelled answers does against another of them.
+
+    The answers of a prompt are the distinct texts in its pairs, each with one reward and with the strength that the
+    labels give it (`rmcore.policy.label_strength`): from annotated margins where all pairs of the prompt have one that
+    is not negative, else from outcomes. Only the largest connected part counts.
+
+    The choices k = 2, 4, 8 ... go as far as `MIN_PROMPTS` prompts have more than k answers. Other prompts take part in
+    each, so neighbouring rows differ in their prompts too. `best_k` is the last of them that passes with all before
+    it: both lower ends, of the win rate over 0.5 and of the gain over 0. A fixed sequence that ends at the first
+    failure keeps the chance of any false claim at that of one test, 2.5 %.
+
+    Args:
+        table: one row a pair with the columns of `COLUMNS`; target_margin may be null, rewards are logits.
+        num_resamples: of the bootstrap over prompts.
+        seed: of the bootstrap.
+
+    Returns:
+        None where no prompt has `MIN_ANSWERS` connected answers that its labels tell apart. Else JSON-ready:
+        num_prompts, num_left_out (fewer answers), num_undecided (labels that rate all answers of the prompt alike, for
+        example round a circle; left out too), num_answers, num_pairs, num_loops and agreement (share of the pairs that
+        the ratings order as labelled), strength ("annotated margins", "outcomes" or "mixed"), best_k, stopped (why the
+        sequence ended) and choices: for each k num_prompts, with intervals win_rate, gain, longest_win_rate and
+        over_longest (win rate minus that of choosing the longest answer), and perfect_win_rate, perfect_gain of
+        choosing by the labels. Gains are in standard deviations of the strength within prompts, pooled over the
+        prompts of one kind of strength; the intervals take that unit as given.
+
+    Raises:
+        DataError: a column is missing, or a reward is not a finite number.
+    """
+    table = _checked(table)
+    num_prompts = table["prompt"].nunique()
+    # Sorted, so that the order of the rows does not even change the rounding. Four answers take three pairs.
+    table = table[table.groupby("prompt")["prompt"].transform("size") >= MIN_ANSWERS - 1]
+    table = table.sort_values([*_TEXTS, *_REWARDS, "target_margin"], ignore_index=True)
+    found = [(pool, rated) for pool, rated in _pools(table) if len(pool.strength) >= MIN_ANSWERS]
+    kept = [(pool, rated) for pool, rated in found if np.ptp(pool.strength) > 0]
+    if not kept:
+        return None
+    pools = [pool for pool, _ in kept]
+    num_pairs = sum(rated.num_pairs for _, rated in kept)
+    kinds = {pool.annotated for pool in pools}
+    return {
+        "num_prompts": len(pools),
+        "num_left_out": num_prompts - len(found),
+        "num_undecided": len(found) - len(kept),
+        "num_answers": sum(len(pool.strength) for pool in pools),
+        "num_pairs": num_pairs,
+        "num_loops": sum(rated.num_loops for _, rated in kept),
+        "agreement": sum(rated.num_agreeing for _, rated in kept) / num_pairs,
+        "strength": "mixed" if len(kinds) > 1 else "annotated margins" if pools[0].annotated else "outcomes",
+        **best_of_logged(pools, num_resamples=num_resamples, seed=seed),
+    }
+
+
+def best_of_logged(pools: Sequence[LoggedPool], *, num_resamples: int, seed: int) -> dict[str, Any]:
+    """The choices, best_k and stopped of `logged_answers`.
+
+    Args:
+        pools: at least one, each with more than two answers that do not all have one strength.
+        num_resamples: of the bootstrap over prompts.
+        seed: of the bootstrap.
+    """
+    strengths = _in_deviations(pools)
+    choices: list[dict[str, Any]] = []
+    k, best_k, stopped = 2, None, None
+    while True:
+        entering = [place for place, pool in enumerate(pools) if len(pool.strength) > k]
+        num_units = len({pools[place].prompt_id for place in entering})
+        enough = num_units >= MIN_PROMPTS
+        if not enough:
+            stopped = stopped or f"prompts with more than {k} answers: {num_units}, and a claim needs {MIN_PROMPTS}"
+        if choices and not enough:
+            return {"choices": choices, "best_k": best_k, "stopped": stopped}
+        choice = _choice([pools[i] for i in entering], [strengths[i] for i in entering], k, num_resamples, seed)
+        choices.append(choice)
+        if stopped is None:
+            failed = _failed(choice)
+            best_k, stopped = (k, None) if failed is None else (best_k, failed)
+        k *= 2
+
+
+def _checked(table: pd.DataFrame) -> pd.DataFrame:
+    missing = [name for name in COLUMNS if name not in table.columns]
+    if missing:
+        raise DataError(
+            f"the table of logged answers lacks {', '.join(missing)}: answers cannot be told apart or judged. Pass one "
+            f"row a pair with {', '.join(COLUMNS)}."
+        )
+    table = table[list(COLUMNS)].astype({"target_margin": np.float64, **dict.fromkeys(_REWARDS, np.float64)})
+    bad = ~np.isfinite(table[_REWARDS].to_numpy()).all(axis=1)
+    if bad.any():
+        raise DataError(
+            f"{int(bad.sum())} of {len(table)} pairs have a reward that is NaN or infinite: no answer can be chosen by "
+            "it. Score these pairs again, in float32, and look at their texts."
+        )
+    return table
+
+
+def _pools(table: pd.DataFrame) -> Iterator[tuple[LoggedPool, Ratings]]:
+    for _, pairs in table.groupby("prompt", sort=True):
+        sides = np.concatenate([pairs["chosen"], pairs["rejected"]]).astype(object)
+        texts, place = np.unique(sides, return_inverse=True)
+        better, worse = place[: len(pairs)].astype(np.int64), place[len(pairs) :].astype(np.int64)
+        margins = pairs["target_margin"].to_numpy()
+        # A margin below zero speaks against its own label, so nobody knows what it measures.
+        annotated = bool(np.isfinite(margins).all() and (margins >= 0).all())
+        rated = rate_answers(better, worse, margins if annotated else np.ones(len(pairs)), len(texts))
+        rewards = np.concatenate([pairs["reward_chosen"], pairs["reward_rejected"]])
+        pool = LoggedPool(
+            prompt_id=str(pairs["prompt_id"].iloc[0]),
+            rewards=_means(rewards, place, len(texts))[rated.answers],
+            strength=rated.strength,
+            lengths=np.array([float(len(texts[answer])) for answer in rated.answers]),
+            annotated=annotated,
+        )
+        yield pool, rated
+
+
+def _means(rewards: FloatArray, place: IntArray, size: int) -> FloatArray:
+    """One reward an answer; scored in other batches, those of one text may differ by rounding."""
+    return np.asarray(np.bincount(place, rewards, size) / np.bincount(place, minlength=size))
+
+
+def _in_deviations(pools: Sequence[LoggedPool]) -> list[FloatArray]:
+    """Strengths in standard deviations within prompts; margins and outcomes have no unit in common."""
+    deviation = {
+        kind: pooled_deviation([pool.strength for pool in pools if pool.annotated == kind])
+        for kind in {pool.annotated for pool in pools}
+    }
+    return [pool.strength / deviation[pool.annotated] for pool in pools]
+
+
+def _choice(
+    pools: Sequence[LoggedPool], strengths: Sequence[FloatArray], k: int, num_resamples: int, seed: int
+) -> dict[str, Any]:
+    """One row: what the best of k does in the prompts that have more than k answers."""
+    values = np.array([_of_prompt(pool, strength, k) for pool, strength in zip(pools, strengths, strict=True)])
+    units, unit = np.unique([pool.prompt_id for pool in pools], return_inverse=True)
+    counts = np.bincount(unit, minlength=len(units)).astype(np.float64)
+    win_rates, gains, longest = (np.bincount(unit, column, len(units)) for column in values.T[:3])
+    sums = {
+        "win_rate": win_rates,
+        "gain": gains,
+        "longest_win_rate": longest,
+        "over_longest": win_rates - longest,
+    }
+
+    def compute(weights: FloatArray) -> dict[str, FloatArray]:
+        return {name: weights @ summed / (weights @ counts) for name, summed in sums.items()}
+
+    drawn = cluster_bootstrap(compute, len(units), num_resamples=num_resamples, seed=seed)
+
+    def value(name: str) -> MetricValue:
+        replicates = drawn.replicates.get(name)
+        return metric_value(drawn.point[name], replicates, num_prompts=len(units), num_pairs=len(pools))
+
+    perfect_win_rate, perfect_gain = (float(mean) for mean in values[:, 3:].mean(axis=0))
+    return {
+        "k": k,
+        "num_prompts": len(pools),
+        **{name: value(name).to_dict() for name in sums},
+        "perfect_win_rate": perfect_win_rate,
+        "perfect_gain": perfect_gain,
+    }
+
+
+def _of_prompt(pool: LoggedPool, strength: FloatArray, k: int) -> tuple[float, ...]:
+    """Win rate and gain by the model, win rate by length, win rate and gain by the labels themselves."""
+    usual = strength.mean()
+    return (
+        best_of_n_win_rate(pool.rewards, strength, k),
+        float(best_of_n_weights(pool.rewards, k) @ strength - usual),
+        best_of_n_win_rate(pool.lengths, strength, k),
+        best_of_n_win_rate(strength, strength, k),
+        float(best_of_n_weights(strength, k) @ strength - usual),
+    )
+
+
+def _failed(choice: dict[str, Any]) -> str | None:
+    """Why a choice is not better for certain; None where it is."""
+    for name, words, least in (("win_rate", "win rate", 0.5), ("gain", "gain", 0.0)):
+        low = choice[name]["ci_low"]
+        if low is None:
+            return f"the {words} of the best of {choice['k']} has no interval: {choice[name]['reason']}"
+        if low <= least:
+            return f"the {words} of the best of {choice['k']} may be as low as {low:.3g}, not above {least:g}"
+    return None

@@ -1,0 +1,85 @@
+"""Choosing among logged answers: the win rate of the model's best of k, between the longest answer and the best one."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from rmcore.reporting.figures.numbers import bound, finite, percent, with_interval
+from rmcore.reporting.figures.style import (
+    BLUE,
+    GREEN,
+    MUTED,
+    ORANGE,
+    dress,
+    headline,
+    legend,
+    new_figure,
+    percent_ticks,
+)
+
+
+def logged_answers_figure(found: Mapping[str, Any]) -> Figure:
+    """Win rate against k with 95 % intervals over prompts, the labels' own choice and the longest answer beside it.
+
+    Args:
+        found: record of `rmcore.policy.logged_answers.logged_answers`.
+    """
+    figure = new_figure(9.5, 4.6)
+    ax = figure.subplots()
+    choices = found["choices"]
+    at = list(range(len(choices)))  # one step each time k doubles
+    ax.plot(
+        at, [row["perfect_win_rate"] for row in choices], color=GREEN, linestyle="--", marker="^", markersize=5,
+        label="perfect choice, by the labels",
+    )  # fmt: skip
+    _line(ax, [row["win_rate"] for row in choices], -0.03, BLUE, "o", "this model")
+    _line(ax, [row["longest_win_rate"] for row in choices], 0.03, ORANGE, "s", "the longest answer")
+    ax.axhline(0.5, color=MUTED, linewidth=0.9, linestyle=":", label="blind choice")
+    ax.set_xticks(at, [f"{row['k']}\n{_prompts(row['num_prompts'])}" for row in choices])
+    ax.set_xlim(-0.4, len(choices) - 0.6)
+    ax.yaxis.set_major_locator(MaxNLocator(steps=[1, 2, 5, 10], min_n_ticks=3))  # 2.5 points would be rounded
+    percent_ticks(ax.yaxis)
+    title = f"{found['num_answers']:,} labelled answers of {_prompts(found['num_prompts'])} held out, 95 % over prompts"
+    dress(ax, title=title, x="k, answers that the best is chosen from", y="win rate over another logged answer")
+    legend(ax, loc="center left", bbox_to_anchor=(1.01, 0.5))
+    headline(figure, finding(found))
+    return figure
+
+
+def finding(found: Mapping[str, Any]) -> str:
+    """What the choices show, in one sentence; it never says more than that logged answers are told apart."""
+    best = next((row for row in found["choices"] if row["k"] == found["best_k"]), None)
+    if best is None:
+        first = found["choices"][0]
+        high = finite(first["win_rate"]["ci_high"])
+        if high is not None and high < 0.5:
+            shown = f"best of {first['k']} wins {with_interval(first['win_rate'], 'share')}"
+            return f"The model picks the worse answers among logged ones: {shown}"
+        return "It is not certain that the model picks better answers among logged ones"
+    won = f"Up to k = {best['k']} the model picks better answers among logged ones"
+    shown = f"best of {best['k']} wins {with_interval(best['win_rate'], 'share')}"
+    longest = percent(best["longest_win_rate"]["value"])
+    low, high = finite(best["over_longest"]["ci_low"]), finite(best["over_longest"]["ci_high"])
+    if low is not None and low > 0:
+        return f"{won}: {shown}, more than the longest answer ({longest})"
+    if high is not None and high < 0:
+        return f"{won}: {shown}, yet less than the longest answer ({longest})"
+    return f"{won}: {shown}, which cannot be told from taking the longest answer ({longest})"
+
+
+def _prompts(num: int) -> str:
+    return f"{num:,} prompt{'' if num == 1 else 's'}"
+
+
+def _line(ax: Axes, values: list[Mapping[str, Any]], shift: float, colour: str, marker: str, label: str) -> None:
+    """Values with their intervals, a little beside the others so that both can be seen."""
+    at = [place + shift for place in range(len(values))]
+    for x, value in zip(at, values, strict=True):
+        ax.plot(
+            [x, x], [bound(value, "ci_low"), bound(value, "ci_high")],
+            color=colour, linewidth=2.5, alpha=0.6, solid_capstyle="butt",
+        )  # fmt: skip
+    ax.plot(at, [value["value"] for value in values], color=colour, marker=marker, markersize=6, label=label)

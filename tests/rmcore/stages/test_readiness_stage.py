@@ -1,0 +1,62 @@
+"""The stage readiness: what it writes of choosing among logged answers."""
+
+import json
+
+import pandas as pd
+import pytest
+
+import logged_sample
+from rmcore.config.pipeline import EvaluateConfig, PipelineConfig
+from rmcore.core.tracking import NullTracker
+from rmcore.data.pair import PreferencePair
+from rmcore.data.table import write_pairs
+from rmcore.policy.logged_answers import logged_answers
+from rmcore.stages import readiness
+from rmcore.stages.settings import ReadinessSettings
+
+METRICS = {"pairwise_accuracy": 0.8, "ece_debiased": 0.02, "pooled_reward_variance": 0.5, "margin_p50": 1.0}
+
+
+@pytest.fixture
+def run(tmp_path):
+    """The stage on a table of pairs with rewards."""
+
+    def run(table):
+        folders = {name: tmp_path / name for name in ("prepare", "evaluate", "landscape", "out")}
+        for folder in folders.values():
+            folder.mkdir()
+        rows = list(table.itertuples())
+        pairs = [PreferencePair(row.prompt, row.chosen, row.rejected, row.target_margin) for row in rows]
+        write_pairs(pairs, folders["prepare"] / "test.parquet")
+        rewards = table[["reward_chosen", "reward_rejected"]].assign(pair_id=[pair.pair_id for pair in pairs])
+        other = rewards.assign(reward_chosen=-9.0)
+        splits = pd.concat([other.assign(split="validation"), rewards.assign(split="test")])
+        splits.to_parquet(folders["evaluate"] / "rewards.parquet")
+        test = {name: {"value": value} for name, value in (METRICS | {"negative_margin_rate": 0.2}).items()}
+        metrics = {"test": test, "train": {"pairwise_accuracy": {"value": 0.85}}}
+        (folders["evaluate"] / "metrics.json").write_text(json.dumps({"metrics": metrics}))
+        (folders["landscape"] / "spectrum.json").write_text(json.dumps({"lambda_max": 10.0}))
+        settings = ReadinessSettings.of(PipelineConfig(evaluate=EvaluateConfig(num_resamples=100), seed=3))
+        readiness.run(settings, folders, folders["out"], NullTracker(), lambda done, total, text: None)
+        return folders["out"]
+
+    return run
+
+
+def test_logged_answers_are_measured_on_the_held_out_pairs_and_drawn(run):
+    table = logged_sample.table(num_prompts=20)
+    out = run(table)
+    found = json.loads((out / "logged_answers.json").read_text())
+    ids = [PreferencePair(prompt, "a", "b").prompt_id for prompt in table["prompt"]]
+    assert found == logged_answers(table.assign(prompt_id=ids), num_resamples=100, seed=3)
+    metrics = json.loads((out / "summary.json").read_text())["metrics"]
+    assert metrics["ready/logged_win_rate_2"] == found["choices"][0]["win_rate"]
+    assert metrics["ready/logged_gain_4"] == found["choices"][1]["gain"]
+    assert (out / "figures" / "logged_answers.png").is_file()
+
+
+def test_where_prompts_have_too_few_answers_there_is_nothing(run):
+    out = run(logged_sample.table(num_prompts=20, sizes=(3, 3)))
+    assert json.loads((out / "logged_answers.json").read_text()) is None
+    assert not any("logged" in name for name in json.loads((out / "summary.json").read_text())["metrics"])
+    assert not (out / "figures").exists()
