@@ -96,7 +96,7 @@ _OF_PAIRS = (
         "loss",
         "loss",
         "nats",
-        "mean of log(1 + exp(−margin)); 0.693 is guessing",
+        "mean of log(1 + exp(−β · margin)), β as in training; 0.693 is guessing",
         better="lower",
         cell_name="eval/test_loss",
         cell_label="held-out loss",
@@ -132,8 +132,8 @@ _OF_PAIRS = (
         "ece_debiased",
         "calibration error (ECE), debiased",
         "",
-        "mean gap between confidence max(p, 1 − p), p = sigmoid(margin), and accuracy over bins of confidence, without "
-        "the upward bias of binning; 0 where none was found",
+        "mean gap between confidence max(p, 1 − p), p = sigmoid(β · margin), and accuracy over bins of confidence, "
+        "without the upward bias of binning; 0 where none was found",
         better="lower",
         cell_name="calib/test_ece_debiased",
         stage="evaluate",
@@ -143,13 +143,13 @@ _OF_PAIRS = (
         "ece_tempered_debiased",
         "ECE after temperature, debiased",
         "",
-        "the same of margin / temperature, on pairs it was not fitted on",
+        "the same of β · margin / temperature, on pairs it was not fitted on",
     ),
     MetricSpec(
         "temperature",
         "temperature",
         "",
-        "the number to divide margins by for the best probabilities; above 1 the model is too sure of itself",
+        "the number to divide β · margin by for the best probabilities; above 1 the model is too sure of itself",
     ),
     MetricSpec(
         "brier",
@@ -194,7 +194,7 @@ _OF_PAIRS = (
         "loss_after_temperature",
         "loss after temperature",
         "nats",
-        "loss of margin / temperature: what is left when the scale is set right",
+        "loss of β · margin / temperature: what is left when the scale is set right",
     ),
 )
 
@@ -360,16 +360,19 @@ CURVES: dict[str, MetricSpec] = {
 _FAMILIES = (
     MetricSpec("pairwise_accuracy[", "accuracy: {}", "share", "pairwise accuracy over the pairs of this subset"),
     MetricSpec(
-        "tpr@", "true positive rate at {}", "share", "share of chosen sides with sigmoid(reward − mean) at or above it"
+        "tpr@",
+        "true positive rate at {}",
+        "share",
+        "share of chosen sides with sigmoid(β (reward − mean)) at or above it",
     ),
     MetricSpec(
         "fpr@",
         "false positive rate at {}",
         "share",
-        "share of rejected sides with sigmoid(reward − mean) at or above it",
+        "share of rejected sides with sigmoid(β (reward − mean)) at or above it",
     ),
     MetricSpec(
-        "fnr@", "false negative rate at {}", "share", "share of chosen sides with sigmoid(reward − mean) below it"
+        "fnr@", "false negative rate at {}", "share", "share of chosen sides with sigmoid(β (reward − mean)) below it"
     ),
 )
 """One metric a subset or threshold: what their names begin with."""

@@ -18,7 +18,7 @@ _COLUMNS = ("bin_low", "bin_high", "mean_confidence", "accuracy", "count", "accu
 def reliability_diagram_figure(bins: pd.DataFrame, ece: Mapping[str, Any]) -> Figure:
     """Accuracy over mean confidence of each bin with its interval, and how many pairs each bin holds beneath.
 
-    Confidence is max(p, 1 - p) with p = sigmoid(margin). Above the diagonal the model is too modest, below it too sure.
+    Confidence is max(p, 1 - p) with p = sigmoid(beta * margin). Above the diagonal the model is too modest, below it too sure.
 
     Args:
         bins: one row a bin: bin_low, bin_high, mean_confidence, accuracy, count, accuracy_low, accuracy_high. Rows with
