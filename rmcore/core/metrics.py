@@ -47,6 +47,9 @@ class MetricSpec:
     """Which one a cell has it from; what `evaluate` scores on held-out pairs has an error over prompts."""
     within_unit: bool = False
     """Its true value cannot lie outside of [0, 1]. A difference of two shares can."""
+    floor: float | None = None
+    """Its true value cannot lie below, though an estimate can: such a one is noise. People are shown the floor and the
+    upper end of the interval (`floored`); records and trackers keep the estimate."""
     needs_target: bool = False
     """Defined only where the experiment declares a `target_accuracy`."""
     bands: Bands | None = None
@@ -138,12 +141,14 @@ _OF_PAIRS = (
         cell_name="calib/test_ece_debiased",
         stage="evaluate",
         within_unit=True,
+        floor=0.0,
     ),
     MetricSpec(
         "ece_tempered_debiased",
         "ECE after temperature, debiased",
         "",
         "the same of β · margin / temperature, on pairs it was not fitted on",
+        floor=0.0,
     ),
     MetricSpec(
         "temperature",
@@ -387,6 +392,27 @@ def metric_spec(name: str) -> MetricSpec:
             part = name[len(family.name) :].removesuffix("]")
             return replace(family, name=name, label=family.label.format(part))
     return MetricSpec(name, name.replace("_", " "), "")
+
+
+def floored(name: str, value: float | None) -> float | None:
+    """`value`, or an end of its interval, as people are shown it: not below the floor of its metric.
+
+    Args:
+        name: of the metric, as it is computed or as a cell reports it.
+        value: None stays None.
+    """
+    floor = _floor(name)
+    return value if floor is None or value is None else max(value, floor)
+
+
+def is_at_floor(name: str, value: float | None) -> bool:
+    """Whether nothing was found of a metric that has a floor: shown are the floor and the upper end of the interval."""
+    floor = _floor(name)
+    return floor is not None and value is not None and value <= floor
+
+
+def _floor(name: str) -> float | None:
+    return (CELL_METRICS.get(name) or metric_spec(name)).floor
 
 
 def metric_order(name: str) -> tuple[int, str]:

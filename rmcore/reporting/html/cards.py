@@ -26,18 +26,18 @@ def headline_cards(results: Results) -> list[Card]:
     return [*cards, _curvature_card(results["spectrum"]), _readiness_card(results)]
 
 
-def metric_interval(metric: Mapping[str, Any] | None, unit: str) -> str:
-    """The interval as text, or why there is none."""
+def metric_texts(name: str, metric: Mapping[str, Any] | None) -> tuple[str, str, bool]:
+    """The value, the interval or why there is none, and whether there is one."""
     if metric is None:
-        return "not measured"
-    return numbers.interval(metric, unit) or str(metric.get("reason") or "no interval")
+        return numbers.MISSING, "not measured", False
+    value, interval = numbers.estimate(name, metric, metric_spec(name).unit)
+    return value, interval or str(metric.get("reason") or "no interval"), bool(interval)
 
 
 def _metric_card(name: str, metric: Mapping[str, Any] | None) -> Card:
     spec = metric_spec(name)
-    interval = metric_interval(metric, spec.unit)
-    bounds = f"95 %: {interval}" if metric and numbers.interval(metric) else interval
-    return Card(spec.label, numbers.text(metric["value"] if metric else None, spec.unit), bounds, spec.definition)
+    value, interval, has_interval = metric_texts(name, metric)
+    return Card(spec.label, value, f"95 %: {interval}" if has_interval else interval, spec.definition)
 
 
 def _curvature_card(spectrum: Mapping[str, Any]) -> Card:
