@@ -18,6 +18,7 @@ from experiments.optimizers import with_control
 from experiments.sizes import Size
 from flows.cli_common import prefect_in_use, prepare_terminal
 from flows.planning import MatrixPlan, make_plan
+from rmcore.cli.common import shown_numbers
 from rmcore.cli.options import options
 from rmcore.core.errors import ConfigError
 from rmcore.study.plan import total_seconds
@@ -188,8 +189,9 @@ def print_outcome(outcome: dict[str, Any]) -> None:
     print()
     print(f"computed    {cost['num_computed']} cells; {cost['num_cached']} were cached, {cost['num_failed']} failed")
     for one in results["hypotheses"]:
-        interval = "" if one["ci_low"] is None else f" [{one['ci_low']:.4g}, {one['ci_high']:.4g}]"
-        value = "-" if one["value"] is None else f"{one['value']:.4g}{interval}"
+        # A difference of errors may be negative; an error may not.
+        named = one["metric"] if one["comparison"] == "level" else ""
+        value = "-" if one["value"] is None else " ".join(filter(None, shown_numbers(named, one)))
         print(f"{one['name']:<11} {one['verdict']:<13} {value}, claimed {one['direction']} {one['threshold']:g}")
     if not results["hypotheses"]:
         print("verdicts    none: this experiment has no hypothesis")

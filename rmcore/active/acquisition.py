@@ -26,7 +26,8 @@ from rmcore.ensembles.features import pair_features
 class View:
     """What members see of P pairs. Which side is called chosen says nothing: no function reads it.
 
-    margins: (M, P) rewards of the first side minus those of the second, in logits.
+    margins: (M, P) rewards of the first side minus those of the second, times the member's beta: the log-odds that it
+        prefers the first.
     differences: (P, D) features of the first side minus those of the second, on the first backbone.
     prompt_ids: (P,)
     labelled: the same of the pairs whose labels are known already, for what asks how much is left to learn; None:
@@ -63,7 +64,7 @@ def look(
     for number, shared in enumerate(backbones):
         first, second = pair_features(shared.rm, pool, report=counting_on(report, number, len(backbones)))
         apart = first - second
-        margins.append(np.stack(shared.heads) @ apart.T)
+        margins.append(np.array(shared.betas)[:, None] * (np.stack(shared.heads) @ apart.T))
         differences = apart if differences is None else differences
     found = np.concatenate(margins)
     broken = np.flatnonzero(~np.isfinite(found).all(axis=0))

@@ -40,7 +40,7 @@ class TrainedModel:
         return look(pairs, RewardModelEnsemble([self.rm]))
 
     def margins(self, pairs: Sequence[PreferencePair]) -> FloatArray:
-        """Margins of P pairs, (P,)."""
+        """Margins of P pairs times beta, (P,)."""
         return np.asarray(self.view(pairs).margins[0])
 
     def arrays(self) -> dict[str, FloatArray]:

@@ -28,7 +28,7 @@ class Fitted(Protocol):
         """What its members see of P pairs."""
 
     def margins(self, pairs: Sequence[PreferencePair]) -> FloatArray:
-        """Margins of P pairs by the model that is used, (P,), in logits."""
+        """Log-odds of P pairs by the model that is used, (P,): margins times its beta."""
 
     def arrays(self) -> dict[str, FloatArray]:
         """What `Retrainer.restore` makes it of again."""

@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from rmcore.core.errors import RmcoreError
+from rmcore.core.metrics import floored
+from rmcore.reporting.figures.numbers import nothing_found
 
 USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 """What a wrong call raises: click's own class, or since typer 0.29 the one of its copy of click."""
@@ -87,9 +89,21 @@ def print_metrics(title: str, metrics: Mapping[str, Mapping[str, Any]]) -> None:
         if entry["value"] is None:
             table.add_row(name, "-", entry.get("reason") or "", str(entry.get("num", "")))
             continue
-        interval = "" if entry["ci_low"] is None else f"[{entry['ci_low']:.4g}, {entry['ci_high']:.4g}]"
-        table.add_row(name, f"{entry['value']:.4g}", interval.replace("[", r"\["), str(entry.get("num", "")))
+        value, interval = shown_numbers(name, entry)
+        table.add_row(name, value, interval.replace("[", r"\["), str(entry.get("num", "")))
     Console().print(table)
+
+
+def shown_numbers(name: str, entry: Mapping[str, Any]) -> tuple[str, str]:
+    """The value of a metric and its 95 % interval, empty where there is none: ("0.712", "[0.690, 0.734]").
+
+    Where nothing was found of an error, ("0.00", "upper end 0.041").
+    """
+    found = nothing_found(name, entry)
+    if found is not None:
+        return found
+    low, high = floored(name, entry["ci_low"]), entry["ci_high"]
+    return f"{entry['value']:.4g}", "" if low is None else f"[{low:.4g}, {high:.4g}]"
 
 
 def _fail(message: str, status: int = FAILED) -> int:

@@ -86,4 +86,4 @@ def _write(rm: Any, folder: Path, dtype: Dtype) -> None:
 
     plain = rm.model.merge_and_unload(safe_merge=True) if rm.has_adapters else rm.model
     save_pretrained(plain.to(getattr(torch, dtype)), folder)
-    rm.save_text(folder)
+    rm.save_records(folder)

@@ -35,14 +35,15 @@ def evaluate(
     """Measure a reward model on preference pairs: accuracy, calibration, margins, with 95 % intervals over prompts."""
     config = EvaluateConfig.model_validate(given(settings, EVALUATE_FIELDS))
     pairs = reading.read(data)
-    table, cut, metrics = _evaluate(model.load(checkpoint), pairs, config, seed)
+    rm = model.load(checkpoint)
+    table, cut, metrics = _evaluate(rm, pairs, config, seed)
     if cut["num_cut_sides"]:
         print(f"{cut['num_cut_sides']} of {2 * cut['num_pairs']} sides were longer than the limit and were cut")
     print_metrics(f"{checkpoint} on {data}", metrics)
     if rewards is not None:
         rewards.parent.mkdir(parents=True, exist_ok=True)
         table.to_parquet(rewards)
-    write_report_json(json_out, {"num_pairs": len(table), "metrics": metrics, "truncation": cut})
+    write_report_json(json_out, {"num_pairs": len(table), "beta": rm.beta, "metrics": metrics, "truncation": cut})
 
 
 @readiness_app.command("pairs")
@@ -165,4 +166,5 @@ def _evaluate(
     from rmcore.stages.evaluate import measure
 
     table, cut = _score(rm, pairs)
-    return table, cut, {name: value.to_dict() for name, value in measure(table, config, seed=seed).items()}
+    measured = measure(table, config, seed=seed, beta=rm.beta)
+    return table, cut, {name: value.to_dict() for name, value in measured.items()}

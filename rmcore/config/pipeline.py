@@ -163,7 +163,7 @@ class TrainConfig(Settings):
     warmup_steps: int = Field(default=50, ge=0)
     """Linear warm-up; at most a tenth of a run shorter than ten times this."""
     beta: float = Field(default=1.0, gt=0)
-    """Scale of the margin inside the loss."""
+    """Scale of the margin inside the loss, and from then on: P(chosen preferred) = sigmoid(beta * margin)."""
     label_smoothing: float = Field(default=0.05, ge=0, lt=1)
     """Epsilon: targets become 1 - eps/2 and eps/2."""
     regularization_lambda: float = Field(default=0.001, ge=0)

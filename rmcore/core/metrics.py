@@ -47,6 +47,9 @@ class MetricSpec:
     """Which one a cell has it from; what `evaluate` scores on held-out pairs has an error over prompts."""
     within_unit: bool = False
     """Its true value cannot lie outside of [0, 1]. A difference of two shares can."""
+    floor: float | None = None
+    """Its true value cannot lie below, though an estimate can: such a one is noise. People are shown the floor and the
+    upper end of the interval (`floored`); records and trackers keep the estimate."""
     needs_target: bool = False
     """Defined only where the experiment declares a `target_accuracy`."""
     bands: Bands | None = None
@@ -96,7 +99,7 @@ _OF_PAIRS = (
         "loss",
         "loss",
         "nats",
-        "mean of log(1 + exp(−margin)); 0.693 is guessing",
+        "mean of log(1 + exp(−β · margin)), β as in training; 0.693 is guessing",
         better="lower",
         cell_name="eval/test_loss",
         cell_label="held-out loss",
@@ -132,24 +135,26 @@ _OF_PAIRS = (
         "ece_debiased",
         "calibration error (ECE), debiased",
         "",
-        "mean gap between confidence max(p, 1 − p), p = sigmoid(margin), and accuracy over bins of confidence, without "
-        "the upward bias of binning; 0 where none was found",
+        "mean gap between confidence max(p, 1 − p), p = sigmoid(β · margin), and accuracy over bins of confidence, "
+        "without the upward bias of binning; 0 where none was found",
         better="lower",
         cell_name="calib/test_ece_debiased",
         stage="evaluate",
         within_unit=True,
+        floor=0.0,
     ),
     MetricSpec(
         "ece_tempered_debiased",
         "ECE after temperature, debiased",
         "",
-        "the same of margin / temperature, on pairs it was not fitted on",
+        "the same of β · margin / temperature, on pairs it was not fitted on",
+        floor=0.0,
     ),
     MetricSpec(
         "temperature",
         "temperature",
         "",
-        "the number to divide margins by for the best probabilities; above 1 the model is too sure of itself",
+        "the number to divide β · margin by for the best probabilities; above 1 the model is too sure of itself",
     ),
     MetricSpec(
         "brier",
@@ -194,7 +199,7 @@ _OF_PAIRS = (
         "loss_after_temperature",
         "loss after temperature",
         "nats",
-        "loss of margin / temperature: what is left when the scale is set right",
+        "loss of β · margin / temperature: what is left when the scale is set right",
     ),
 )
 
@@ -360,16 +365,19 @@ CURVES: dict[str, MetricSpec] = {
 _FAMILIES = (
     MetricSpec("pairwise_accuracy[", "accuracy: {}", "share", "pairwise accuracy over the pairs of this subset"),
     MetricSpec(
-        "tpr@", "true positive rate at {}", "share", "share of chosen sides with sigmoid(reward − mean) at or above it"
+        "tpr@",
+        "true positive rate at {}",
+        "share",
+        "share of chosen sides with sigmoid(β (reward − mean)) at or above it",
     ),
     MetricSpec(
         "fpr@",
         "false positive rate at {}",
         "share",
-        "share of rejected sides with sigmoid(reward − mean) at or above it",
+        "share of rejected sides with sigmoid(β (reward − mean)) at or above it",
     ),
     MetricSpec(
-        "fnr@", "false negative rate at {}", "share", "share of chosen sides with sigmoid(reward − mean) below it"
+        "fnr@", "false negative rate at {}", "share", "share of chosen sides with sigmoid(β (reward − mean)) below it"
     ),
 )
 """One metric a subset or threshold: what their names begin with."""
@@ -384,6 +392,27 @@ def metric_spec(name: str) -> MetricSpec:
             part = name[len(family.name) :].removesuffix("]")
             return replace(family, name=name, label=family.label.format(part))
     return MetricSpec(name, name.replace("_", " "), "")
+
+
+def floored(name: str, value: float | None) -> float | None:
+    """`value`, or an end of its interval, as people are shown it: not below the floor of its metric.
+
+    Args:
+        name: of the metric, as it is computed or as a cell reports it.
+        value: None stays None.
+    """
+    floor = _floor(name)
+    return value if floor is None or value is None else max(value, floor)
+
+
+def is_at_floor(name: str, value: float | None) -> bool:
+    """Whether nothing was found of a metric that has a floor: shown are the floor and the upper end of the interval."""
+    floor = _floor(name)
+    return floor is not None and value is not None and value <= floor
+
+
+def _floor(name: str) -> float | None:
+    return (CELL_METRICS.get(name) or metric_spec(name)).floor
 
 
 def metric_order(name: str) -> tuple[int, str]:

@@ -26,6 +26,8 @@ class SharedBackbone:
     heads: list[FloatArray] = field(default_factory=list)
     """m times (D,)"""
     biases: list[float] = field(default_factory=list)
+    betas: list[float] = field(default_factory=list)
+    """Scale of each member's margins: P(first preferred) = sigmoid(beta * margin)."""
 
     def rewards(self, sides: Sequence[TokenizedSide], report: Report) -> FloatArray:
         """Rewards of N sides by each member, from one pass: (m, N)."""
@@ -44,6 +46,8 @@ class Members:
     def of_heads(cls, rm: BradleyTerryRM, heads: FloatArray) -> "Members":
         """`rm` with M heads (M, D) in place of its own; they need no bias, which moves all rewards of a member alike.
 
+        Their beta is 1, under which `rmcore.ensembles.linear_probes` fits them, whatever that of `rm` is.
+
         Raises:
             ModelError: heads are not (M, D) finite numbers with the model's D.
         """
@@ -56,7 +60,7 @@ class Members:
         members = cls()
         shared = SharedBackbone(rm)
         for number, head in enumerate(heads):
-            members._place(shared, f"head {number}", head, 0.0)
+            members._place(shared, f"head {number}", head, 0.0, beta=1.0)
         return members
 
     def add(self, rm: BradleyTerryRM, name: str) -> None:
@@ -69,14 +73,15 @@ class Members:
         weight, bias = (None if each is None else each.detach().double().cpu() for each in (head.weight, head.bias))
         assert weight is not None  # noqa: S101 - a linear layer has a weight
         shared = next((one for one in self.backbones if _same_but_head(one.rm, rm)), None) or SharedBackbone(rm)
-        self._place(shared, name, weight[0].numpy(), 0.0 if bias is None else float(bias[0]))
+        self._place(shared, name, weight[0].numpy(), 0.0 if bias is None else float(bias[0]), beta=rm.beta)
 
-    def _place(self, shared: SharedBackbone, name: str, head: FloatArray, bias: float) -> None:
+    def _place(self, shared: SharedBackbone, name: str, head: FloatArray, bias: float, *, beta: float) -> None:
         if shared not in self.backbones:
             self.backbones.append(shared)
         shared.names.append(name)
         shared.heads.append(head)
         shared.biases.append(bias)
+        shared.betas.append(beta)
         self._order.append((self.backbones.index(shared), len(shared.names) - 1))
 
     def __len__(self) -> int:

@@ -1,7 +1,8 @@
-"""Whether sigmoid(margin) is a probability that can be believed: binned calibration error and the temperature.
+"""Whether sigmoid(beta * margin) is a probability that can be believed: binned calibration error and the temperature.
 
-Confidence is max(p, 1 - p) with p = sigmoid(margin), held against whether the pair is ordered right. (With p against a
-target that is always 1, the error of a perfectly calibrated model would be 1 - mean p.) A tie has confidence 0.5 and
+Everything here reads log-odds, (P,): the margins times the beta of their reward model (`RewardTable.log_odds`).
+Confidence is max(p, 1 - p) with p = sigmoid(log-odds), held against whether the pair is ordered right. (With p against
+a target that is always 1, the error of a perfectly calibrated model would be 1 - mean p.) A tie has confidence 0.5 and
 counts half right: what the mirrored orientation of the pair gives, and a gap of 0. Bins are of equal width over [0.5,
 1].
 
@@ -31,9 +32,9 @@ NOT_SCALABLE_LOW = "the loss falls without end as T goes to 0: every untied fitt
 NOT_SCALABLE_HIGH = "the loss falls without end as T grows: the mean margin of the fitting pairs is not positive"
 
 
-def confidence_and_correctness(margin: FloatArray) -> tuple[FloatArray, FloatArray]:
+def confidence_and_correctness(log_odds: FloatArray) -> tuple[FloatArray, FloatArray]:
     """(P,) confidence max(p, 1 - p) in [0.5, 1] and (P,) correctness: 1 right, 0 wrong, 0.5 tied."""
-    return expit(np.abs(margin)), (np.sign(margin) + 1) / 2
+    return expit(np.abs(log_odds)), (np.sign(log_odds) + 1) / 2
 
 
 def bin_of(confidence: FloatArray, num_bins: int) -> IntArray:
@@ -47,15 +48,15 @@ def bin_of(confidence: FloatArray, num_bins: int) -> IntArray:
     return np.minimum(((confidence - 0.5) * 2 * num_bins).astype(np.int64), num_bins - 1)
 
 
-def expected_calibration_error(margin: FloatArray, num_bins: int = 10) -> float:
+def expected_calibration_error(log_odds: FloatArray, num_bins: int = 10) -> float:
     """Plug-in ECE: sum over bins of (share of pairs) x |accuracy - mean confidence|.
 
     Source:
         Guo et al. 2017, arXiv:1706.04599, equation 3 (10 bins by default).
     """
-    confidence, correct = confidence_and_correctness(margin)
+    confidence, correct = confidence_and_correctness(log_odds)
     gaps = np.bincount(bin_of(confidence, num_bins), correct - confidence, minlength=num_bins)
-    return float(np.abs(gaps).sum() / len(margin))
+    return float(np.abs(gaps).sum() / len(log_odds))
 
 
 class BinnedCalibration:
@@ -84,8 +85,8 @@ class BinnedCalibration:
         bias of a calibrated model, so it is not used; their squared error is exact but is another quantity.)
     """
 
-    def __init__(self, margin: FloatArray, prompt: IntArray, num_prompts: int, num_bins: int) -> None:
-        confidence, correct = confidence_and_correctness(margin)
+    def __init__(self, log_odds: FloatArray, prompt: IntArray, num_prompts: int, num_bins: int) -> None:
+        confidence, correct = confidence_and_correctness(log_odds)
         cell = prompt * num_bins + bin_of(confidence, num_bins)  # (P,) index into (C, bins)
         shape = (num_prompts, num_bins)
 
@@ -93,7 +94,7 @@ class BinnedCalibration:
             totals = np.bincount(cell, values, minlength=num_prompts * num_bins)
             return totals.astype(np.float64).reshape(shape)
 
-        self._count = sums(np.ones_like(margin))  # (C, bins)
+        self._count = sums(np.ones_like(log_odds))  # (C, bins)
         self._gap = sums(correct - confidence)
         self._square = sums((correct - confidence) ** 2)
         self._right = sums(correct)
@@ -185,7 +186,7 @@ def _mean_size(x: FloatArray) -> FloatArray:
     return np.asarray(x * (2 * ndtr(x) - 1) + 2 * np.exp(-(x**2) / 2) / np.sqrt(2 * np.pi))
 
 
-def reliability_bins(rewards: pd.DataFrame, num_bins: int = 10) -> pd.DataFrame:
+def reliability_bins(rewards: pd.DataFrame, num_bins: int = 10, *, beta: float = 1.0) -> pd.DataFrame:
     """The reliability diagram: accuracy against mean confidence in each bin that has pairs.
 
     Accuracy bounds are 95 % Wilson intervals on the effective number of pairs: the count divided by the design effect
@@ -194,6 +195,7 @@ def reliability_bins(rewards: pd.DataFrame, num_bins: int = 10) -> pd.DataFrame:
     Args:
         rewards: one row a pair, see `rmcore.evaluation.rewards.COLUMNS`.
         num_bins: equal-width bins over confidence [0.5, 1].
+        beta: scale of the reward model's margins.
 
     Returns:
         Columns bin_low, bin_high, mean_confidence, accuracy, count, accuracy_low, accuracy_high; empty bins left out.
@@ -201,8 +203,8 @@ def reliability_bins(rewards: pd.DataFrame, num_bins: int = 10) -> pd.DataFrame:
     Raises:
         DataError: a column is missing or a reward is not finite.
     """
-    table = RewardTable.from_frame(rewards)
-    confidence, correct = confidence_and_correctness(table.margin)
+    table = RewardTable.from_frame(rewards, beta=beta)
+    confidence, correct = confidence_and_correctness(table.log_odds)
     bins = bin_of(confidence, num_bins)
     rows = []
     for index in np.unique(bins):
@@ -242,18 +244,18 @@ def _wilson(share: float, count: float) -> tuple[float, float]:
     return float(max(centre - half, 0.0)), float(min(centre + half, 1.0))
 
 
-def fit_temperature(margin: FloatArray) -> tuple[float | None, str | None]:
-    """The T > 0 that minimises the mean of softplus(-margin / T), and None or the reason why there is none.
+def fit_temperature(log_odds: FloatArray) -> tuple[float | None, str | None]:
+    """The T > 0 that minimises the mean of softplus(-log_odds / T), and None or the reason why there is none.
 
     The loss is convex in 1 / T, so the minimum is the one root of its derivative. Dividing all margins by T > 0 keeps
     every sign, so accuracy cannot change.
 
     Args:
-        margin: (P,) margins of the pairs to fit on, in logits; ties carry no information about T.
+        log_odds: (P,) beta times the margins of the pairs to fit on; ties carry no information about T.
     Source:
         Guo et al. 2017, arXiv:1706.04599, section 4.2.
     """
-    untied = margin[margin != 0]
+    untied = log_odds[log_odds != 0]
     if len(untied) == 0:
         return None, "every fitting pair is tied"
     if untied.mean() <= 0:
@@ -281,10 +283,10 @@ class TemperatureStatistic:
     given.
     """
 
-    def __init__(self, margin: FloatArray, prompt: IntArray, num_prompts: int, temperature: float) -> None:
+    def __init__(self, log_odds: FloatArray, prompt: IntArray, num_prompts: int, temperature: float) -> None:
         self._inverse = _GRID / temperature
         self._slope = np.stack(
-            [np.bincount(prompt, margin * expit(-margin * b), minlength=num_prompts) for b in self._inverse], axis=1
+            [np.bincount(prompt, log_odds * expit(-log_odds * b), minlength=num_prompts) for b in self._inverse], axis=1
         )
 
     def __call__(self, weights: FloatArray) -> dict[str, FloatArray]:

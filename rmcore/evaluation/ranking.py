@@ -37,13 +37,13 @@ def pair_means(table: RewardTable) -> list[PairMean]:
     """The metrics of `table` that are means over pairs, subset accuracies included.
 
     - pairwise_accuracy: share of untied pairs with margin > 0. tie_rate: share of pairs with margin 0.
-    - loss: mean of softplus(-margin), nats. mean_margin: logits. negative_margin_rate: share with margin < 0.
-    - brier: mean of (1 - sigmoid(margin))^2, which is the same for either orientation of the pair.
+    - loss: mean of softplus(-beta * margin), nats. mean_margin: logits. negative_margin_rate: share with margin < 0.
+    - brier: mean of (1 - sigmoid(beta * margin))^2, which is the same for either orientation of the pair.
     - length_matched_accuracy: accuracy where |chars difference| < 15 % of the longer side.
     - longer_wins_accuracy: baseline; share of chosen sides that are longer, over pairs of different length.
     - pairwise_accuracy[s]: accuracy over the pairs of subset s.
     """
-    margin = table.margin
+    margin, log_odds = table.margin, table.log_odds
     untied = margin != 0
     every = np.ones(table.num_pairs, dtype=bool)
     right = (margin > 0).astype(np.float64)
@@ -52,10 +52,10 @@ def pair_means(table: RewardTable) -> list[PairMean]:
     means = [
         PairMean("pairwise_accuracy", right, untied, True, tied),
         PairMean("tie_rate", (~untied).astype(np.float64), every, True, ""),
-        PairMean("loss", softplus(-margin), every, False, ""),
+        PairMean("loss", softplus(-log_odds), every, False, ""),
         PairMean("mean_margin", margin, every, False, ""),
         PairMean("negative_margin_rate", (margin < 0).astype(np.float64), every, True, ""),
-        PairMean("brier", np.exp(-2 * softplus(margin)), every, False, ""),
+        PairMean("brier", np.exp(-2 * softplus(log_odds)), every, False, ""),
         PairMean(
             "length_matched_accuracy", right, untied & table.length_matched, True, "no untied pair is length-matched"
         ),
@@ -155,12 +155,12 @@ class PooledSides:
     Bradley-Terry leaves an offset per prompt free, so comparing sides of different prompts also compares those offsets.
     roc_auc is the probability that a random chosen side has a higher reward than a random rejected side of any prompt,
     ties half (Mann-Whitney). For the thresholds rewards are first centred by their pooled mean, which removes the one
-    global offset; a side is called good when sigmoid(centred reward) >= t. tpr@t: share of chosen sides called good,
-    fpr@t: share of rejected sides called good, fnr@t = 1 - tpr@t.
+    global offset; a side is called good when sigmoid(beta * centred reward) >= t. tpr@t: share of chosen sides called
+    good, fpr@t: share of rejected sides called good, fnr@t = 1 - tpr@t.
     """
 
     def __init__(self, table: RewardTable, thresholds: Sequence[float] = SIDE_THRESHOLDS) -> None:
-        self._thresholds = thresholds
+        self._cuts = {threshold: logit(threshold) / table.beta for threshold in thresholds}
         chosen_order = np.argsort(table.chosen, kind="stable")
         rejected_order = np.argsort(table.rejected, kind="stable")
         self._chosen, self._chosen_prompt = table.chosen[chosen_order], table.prompt[chosen_order]
@@ -181,8 +181,8 @@ class PooledSides:
         chosen = _cumulative(chosen_weights)
         mean = weights @ self._sums / (2 * pairs)
         rows = np.arange(len(weights))
-        for threshold in self._thresholds:
-            cut = mean + logit(threshold)
+        for threshold, above_mean in self._cuts.items():
+            cut = mean + above_mean
             missed = chosen[rows, np.searchsorted(self._chosen, cut, side="left")] / pairs
             rejected_below = rejected[rows, np.searchsorted(self._rejected, cut, side="left")] / pairs
             values |= {

@@ -35,14 +35,15 @@ def evaluate_pairs(
     num_bins: int = 10,
     thresholds: Sequence[float] | None = SIDE_THRESHOLDS,
     seed: int = 0,
+    beta: float = 1.0,
 ) -> dict[str, MetricValue]:
     """Every metric of held-out pairs, with 95 % intervals resampled over prompts.
 
     Definitions: `rmcore.evaluation.ranking` (pairwise_accuracy, tie_rate, loss, mean_margin, margin_std, margin_p05 to
     p95, negative_margin_rate, brier, roc_auc, tpr/fpr/fnr@t, length_matched_accuracy, longer_wins_accuracy,
     pairwise_accuracy[subset], within_prompt_ and pooled_reward_variance) and `rmcore.evaluation.calibration`
-    (ece_debiased, temperature). ece_tempered_debiased is the calibration error of margin / temperature on pairs that
-    the temperature was not fitted on.
+    (ece_debiased, temperature). ece_tempered_debiased is the calibration error of beta * margin / temperature on pairs
+    that the temperature was not fitted on.
 
     Intervals are expanded percentile intervals (`percentile_interval`); a share that is exactly 0 or 1 gets the exact
     binomial bound over prompts, and a calibration error `BinnedCalibration.interval`.
@@ -57,12 +58,15 @@ def evaluate_pairs(
         num_bins: calibration bins over confidence 0.5 to 1.
         thresholds: of tpr, fpr and fnr, between 0 and 1; None: no metric of single sides, roc_auc neither.
         seed: of the resampling.
+        beta: scale of the reward model's margins (`BradleyTerryRM.beta`): P(chosen preferred) is
+            sigmoid(beta * margin) in every metric that is about probabilities. Rewards and margins are given as they
+            are.
 
     Raises:
         DataError: columns are missing, there is no pair, or a reward is not finite (names the pairs).
-        ConfigError: num_resamples or num_bins is below 1.
+        ConfigError: num_resamples or num_bins is below 1, or beta is no finite number above 0.
     """
-    table = RewardTable.from_frame(rewards)
+    table = RewardTable.from_frame(rewards, beta=beta)
     means = pair_means(table)
     by_name = {mean.name: mean for mean in means}
     others = (
@@ -85,7 +89,7 @@ def evaluate_pairs(
         for name in resampled.point
     }
     metrics["ece_debiased"] = _calibration_error(table, 1.0, num_bins)
-    fit, judge = _temperature_split(rewards, calibration)
+    fit, judge = _temperature_split(rewards, calibration, beta)
     return metrics | _tempered(fit, judge, num_resamples, num_bins, seed)
 
 
@@ -115,8 +119,8 @@ def _value(name: str, table: RewardTable, resampled: Resampled) -> MetricValue:
 
 
 def _calibration_error(table: RewardTable, temperature: float, num_bins: int) -> MetricValue:
-    """The debiased error of margin / temperature: a value below 0 says that none was found, and is shown as 0."""
-    binned = calib.BinnedCalibration(table.margin / temperature, table.prompt, table.num_prompts, num_bins)
+    """The debiased error of log-odds / temperature: a value below 0 says that none was found, and is shown as 0."""
+    binned = calib.BinnedCalibration(table.log_odds / temperature, table.prompt, table.num_prompts, num_bins)
     value = max(0.0, float(binned(np.ones((1, table.num_prompts)))["ece_debiased"][0]))
     interval = binned.interval()
     if interval is None:
@@ -125,14 +129,14 @@ def _calibration_error(table: RewardTable, temperature: float, num_bins: int) ->
 
 
 def _temperature_split(
-    rewards: pd.DataFrame, calibration: pd.DataFrame | None
+    rewards: pd.DataFrame, calibration: pd.DataFrame | None, beta: float
 ) -> tuple[RewardTable | None, RewardTable | None]:
     """Pairs to fit the temperature on and pairs to judge it on, disjoint in prompts; None where a part is empty."""
-    table = RewardTable.from_frame(rewards)
+    table = RewardTable.from_frame(rewards, beta=beta)
     if calibration is None:
         half = calib.fitting_half(rewards["prompt_id"])
         return (table.take(half) if half.any() else None, table.take(~half) if not half.all() else None)
-    other = RewardTable.from_frame(calibration, "calibration")
+    other = RewardTable.from_frame(calibration, "calibration", beta=beta)
     new = ~calibration["prompt_id"].astype(str).isin(set(rewards["prompt_id"].astype(str))).to_numpy()
     return (other.take(new) if new.any() else None, table)
 
@@ -144,13 +148,13 @@ def _tempered(
     if fit is None:
         none = MetricValue(None, None, None, 0, "no prompt is left to fit the temperature on; pass a calibration split")
         return {"temperature": none, "ece_tempered_debiased": none}
-    temperature, reason = calib.fit_temperature(fit.margin)
+    temperature, reason = calib.fit_temperature(fit.log_odds)
     if temperature is None:
         return {
             "temperature": MetricValue(None, None, None, fit.num_pairs, reason),
             "ece_tempered_debiased": MetricValue(None, None, None, 0, f"no temperature: {reason}"),
         }
-    statistic = calib.TemperatureStatistic(fit.margin, fit.prompt, fit.num_prompts, temperature)
+    statistic = calib.TemperatureStatistic(fit.log_odds, fit.prompt, fit.num_prompts, temperature)
     fitted = cluster_bootstrap(statistic, fit.num_prompts, num_resamples=num_resamples, seed=seed)
     replicates = fitted.replicates.get("temperature")
     metrics = {
@@ -164,29 +168,30 @@ def _tempered(
     return metrics | {"ece_tempered_debiased": _calibration_error(judge, temperature, num_bins)}
 
 
-def most_confident_mistakes(rewards: pd.DataFrame, k: int = 50) -> pd.DataFrame:
+def most_confident_mistakes(rewards: pd.DataFrame, k: int = 50, *, beta: float = 1.0) -> pd.DataFrame:
     """The up to `k` pairs with the most negative margins, worst first, with columns margin and confidence added.
 
-    Confidence is sigmoid(|margin|), the probability that the model gave to the wrong side. Equal margins are ordered by
-    pair_id, so the table does not depend on the row order.
+    Confidence is sigmoid(beta * |margin|), the probability that the model gave to the wrong side. Equal margins are
+    ordered by pair_id, so the table does not depend on the row order.
 
     Raises:
+        ConfigError: beta is no finite number above 0.
         DataError: a column is missing or a reward is not finite.
     """
-    margin = RewardTable.from_frame(rewards).margin
-    confidence, _ = calib.confidence_and_correctness(margin)
-    table = rewards.assign(margin=margin, confidence=confidence)
-    return table[margin < 0].sort_values(["margin", "pair_id"], kind="stable").head(k).reset_index(drop=True)
+    pairs = RewardTable.from_frame(rewards, beta=beta)
+    confidence, _ = calib.confidence_and_correctness(pairs.log_odds)
+    table = rewards.assign(margin=pairs.margin, confidence=confidence)
+    return table[pairs.margin < 0].sort_values(["margin", "pair_id"], kind="stable").head(k).reset_index(drop=True)
 
 
 def batch_metrics(
-    rewards: npt.ArrayLike, num_bins: int = 10, thresholds: Sequence[float] = SIDE_THRESHOLDS
+    rewards: npt.ArrayLike, num_bins: int = 10, thresholds: Sequence[float] = SIDE_THRESHOLDS, *, beta: float = 1.0
 ) -> dict[str, float]:
     """Quick metrics of (P, 2) rewards, chosen first, without intervals, for validation during training.
 
     Keys, as in `evaluate_pairs`: pairwise_accuracy (over untied pairs; NaN where all are tied), tie_rate, loss (nats),
     mean_margin, margin_std (population), margin_p05 to margin_p95, negative_margin_rate, ece (plug-in), and of the
-    single sides roc_auc and tpr@t, fpr@t, fnr@t for each of `thresholds`.
+    single sides roc_auc and tpr@t, fpr@t, fnr@t for each of `thresholds`. `beta` as there.
 
     Raises:
         DataError: there is no pair, or a reward is not finite (names the positions).
@@ -203,7 +208,7 @@ def batch_metrics(
             f"rewards of {len(bad)} of {len(values)} pairs are not finite, first at positions {bad[:5].tolist()}: the "
             "model diverged or overflowed. Lower the learning rate, or use fp32."
         )
-    table = RewardTable.of_rewards(values)
+    table = RewardTable.of_rewards(values, beta=beta)
     margin = table.margin
     once = np.ones((1, table.num_pairs))
     wins, losses = int((margin > 0).sum()), int((margin < 0).sum())
@@ -211,9 +216,9 @@ def batch_metrics(
     return {
         "pairwise_accuracy": wins / (wins + losses) if wins + losses else float("nan"),
         "tie_rate": float((margin == 0).mean()),
-        "loss": float(softplus(-margin).mean()),
+        "loss": float(softplus(-table.log_odds).mean()),
         "mean_margin": float(margin.mean()),
         "margin_std": float(margin.std()),
         "negative_margin_rate": losses / len(margin),
-        "ece": calib.expected_calibration_error(margin, num_bins),
+        "ece": calib.expected_calibration_error(table.log_odds, num_bins),
     } | {name: float(value[0]) for name, value in sides.items()}

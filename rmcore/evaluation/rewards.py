@@ -3,6 +3,7 @@
 A NaN reward would silently turn every mean into NaN or, worse, drop out of a comparison; so it is refused here, once.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from rmcore.core.arrays import BoolArray, FloatArray, IntArray
-from rmcore.core.errors import DataError
+from rmcore.core.errors import ConfigError, DataError
 
 COLUMNS = ("pair_id", "prompt_id", "reward_chosen", "reward_rejected", "chosen_chars", "rejected_chars", "subset")
 LENGTH_MATCHED = 0.15
@@ -35,11 +36,18 @@ class RewardTable:
     """(P,) characters of the rejected completions."""
     subset: npt.NDArray[np.object_]
     """(P,) subset names, None where there is none."""
+    beta: float = 1.0
+    """Scale of the margins, the reward model's."""
 
     @property
     def margin(self) -> FloatArray:
         """(P,) reward_chosen - reward_rejected."""
         return self.chosen - self.rejected
+
+    @property
+    def log_odds(self) -> FloatArray:
+        """(P,) beta * margin: P(chosen preferred) is its sigmoid, and all that is about probabilities reads it."""
+        return self.beta * self.margin
 
     @property
     def num_pairs(self) -> int:
@@ -53,13 +61,16 @@ class RewardTable:
         return np.abs(self.chosen_chars - self.rejected_chars) < LENGTH_MATCHED * longer
 
     @classmethod
-    def from_frame(cls, rewards: pd.DataFrame, name: str = "rewards") -> "RewardTable":
+    def from_frame(cls, rewards: pd.DataFrame, name: str = "rewards", *, beta: float = 1.0) -> "RewardTable":
         """Check and convert a frame with the columns of `COLUMNS`, one row a pair; `name` is used in messages.
 
         Raises:
+            ConfigError: beta is no finite number above 0.
             DataError: a column is missing or of a wrong type, there is no row, a prompt id is null, a reward is not
                 finite (the pair ids are named).
         """
+        if not 0 < beta < math.inf:
+            raise ConfigError(f"beta={beta} scales margins into log-odds; pass the reward model's, above 0.")
         missing = [column for column in COLUMNS if column not in rewards.columns]
         if missing:
             raise DataError(
@@ -85,10 +96,11 @@ class RewardTable:
             chosen_chars=_finite(rewards, "chosen_chars", name),
             rejected_chars=_finite(rewards, "rejected_chars", name),
             subset=subset,
+            beta=beta,
         )
 
     @classmethod
-    def of_rewards(cls, rewards: FloatArray) -> "RewardTable":
+    def of_rewards(cls, rewards: FloatArray, *, beta: float = 1.0) -> "RewardTable":
         """(P, 2) finite rewards, chosen first, of pairs of which nothing else is known: each is a prompt of its own."""
         num = len(rewards)
         unknown = np.zeros(num)
@@ -100,6 +112,7 @@ class RewardTable:
             chosen_chars=unknown,
             rejected_chars=unknown,
             subset=np.full(num, None, dtype=object),
+            beta=beta,
         )
 
     def take(self, mask: BoolArray) -> "RewardTable":
@@ -113,6 +126,7 @@ class RewardTable:
             chosen_chars=self.chosen_chars[mask],
             rejected_chars=self.rejected_chars[mask],
             subset=self.subset[mask],
+            beta=self.beta,
         )
 
 

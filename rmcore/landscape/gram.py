@@ -98,7 +98,7 @@ def gauss_newton_spectrum(
     *,
     prompts: Sequence[str],
     parameters: ParameterSubset = "all",
-    temperature: float = 1.0,
+    temperature: float | None = None,
     memory_bytes: int | None = None,
     report: Report = silent,
 ) -> GaussNewtonSpectrum:
@@ -109,7 +109,7 @@ def gauss_newton_spectrum(
         micro_batches: the pairs, n in all.
         prompts: (n,) prompt of each pair, in the order of the micro-batches.
         parameters: the coordinates; see `ParameterSubset`.
-        temperature: T, logits; divides the margins.
+        temperature: T, logits; divides the margins. None: see `operators.PairCurvature`.
         memory_bytes: see `margin_gram`; None takes half of what is free.
         report: called after each margin gradient.
 
@@ -130,7 +130,7 @@ def gauss_newton_spectrum(
             "one a pair, in the order of the micro-batches."
         )
     gram = margin_gram(operator, memory_bytes=memory_bytes, report=report)
-    scale = (gauss_newton_weights(gram.margins, temperature) / num_pairs).sqrt()
+    scale = (gauss_newton_weights(gram.margins, operator.temperature) / num_pairs).sqrt()
     members = parameter_blocks(operator.names)
     sizes = dict(zip(operator.names, operator.sizes, strict=True))
     matrix = torch.zeros((num_pairs, num_pairs), dtype=torch.float64)
@@ -155,7 +155,7 @@ def gauss_newton_spectrum(
         num_groups=len(groups),
         num_parameters=operator.num_parameters,
         num_gradients=gram.num_gradients,
-        temperature=temperature,
+        temperature=operator.temperature,
         parameters=parameters,
         blocks=blocks,
         reasons=reasons,

@@ -3,8 +3,8 @@
 A matrix over N parameters has N x N entries; a product with one vector costs a few gradients. Everything in this
 package (extreme eigenvalues, trace, density) is built from such products.
 
-With margins m_p = reward_chosen[p] - reward_rejected[p], their gradients J_p (1, N), and a temperature T (1 unless
-given), over n pairs:
+With margins m_p = reward_chosen[p] - reward_rejected[p], their gradients J_p (1, N), and a temperature T (that of the
+training's loss unless given: 1 / beta), over n pairs:
 
     loss          L = (1/n) sum_p softplus(-m_p / T)
     Hessian       H = G + (1/n) sum_p -sigmoid(-m_p / T) / T  d2 m_p / d theta2
@@ -28,7 +28,13 @@ from rmcore.core.errors import ConfigError, CurvatureError, DataError
 from rmcore.landscape.autograd import gradient_of, second_derivative_errors
 from rmcore.landscape.kept_graphs import KeptGraphs, Linearization
 from rmcore.landscape.pair_rows import MicroBatch, Rows, checked_rows, margins
-from rmcore.landscape.parameters import ParameterSubset, measuring, reward_module, select_parameters
+from rmcore.landscape.parameters import (
+    ParameterSubset,
+    loss_temperature,
+    measuring,
+    reward_module,
+    select_parameters,
+)
 
 LOSS_REPEAT_TOLERANCE = 1e-5  # two float32 passes over reordered pairs differ by rounding only, about 1e-7
 
@@ -47,6 +53,8 @@ class PairCurvature(ABC):
         micro_batches: what the loss is averaged over; see `MicroBatch`.
         parameters: the coordinates of theta; see `ParameterSubset`.
         temperature: T, logits; the root mean square of the margins makes models with margins of any size comparable.
+            None: 1 / `model.beta` where the model has one, as BradleyTerryRM does, else 1, which a bare torch module
+            always gets: the curvature is then that of the loss it was trained with.
         keep_graphs: False never keeps a graph, None decides by the memory.
         bf16: run the model in bf16 autocast, to see what that costs in exactness.
 
@@ -66,7 +74,7 @@ class PairCurvature(ABC):
         micro_batches: Iterable[MicroBatch],
         *,
         parameters: ParameterSubset = "all",
-        temperature: float = 1.0,
+        temperature: float | None = None,
         keep_graphs: bool | None = None,
         bf16: bool = False,
     ) -> None:
@@ -74,6 +82,8 @@ class PairCurvature(ABC):
         self.micro_batches = tuple(checked_rows(micro_batch) for micro_batch in micro_batches)
         if not self.micro_batches:
             raise DataError("there is no micro-batch: the loss of no pair has no curvature. Give at least one pair.")
+        if temperature is None:
+            temperature = loss_temperature(model)
         if not 0 < temperature < math.inf:
             raise ConfigError(f"temperature={temperature} divides the margins: give a positive number of logits.")
         self.num_pairs = sum(rows.num_pairs for rows in self.micro_batches)
@@ -96,7 +106,7 @@ class PairCurvature(ABC):
         loader: Iterable[MicroBatch],
         *,
         parameters: ParameterSubset = "all",
-        temperature: float = 1.0,
+        temperature: float | None = None,
     ) -> Self:
         """Read `loader` once into memory (token ids only) and check that loss and data repeat.
 

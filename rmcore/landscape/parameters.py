@@ -55,6 +55,11 @@ def reward_module(model: Any) -> nn.Module:
     return module
 
 
+def loss_temperature(model: Any) -> float:
+    """T of the loss softplus(-margin / T) that a model was trained with: 1 / beta; 1 of a module, which has none."""
+    return 1.0 if isinstance(model, nn.Module) else 1 / float(getattr(model, "beta", 1.0))
+
+
 def select_parameters(module: nn.Module, subset: ParameterSubset) -> dict[str, nn.Parameter]:
     """The trained parameters of `subset` by name, in the module's own order (the order inside every flat vector).
 

@@ -27,17 +27,17 @@ EIGENVALUE_CHANGE = 1e-6
 
 
 class _Margins(nn.Module):
-    """(P, 4, L) stacked ids and masks of both sides -> (P,) margins: the one-input form that PyHessian calls."""
+    """(P, 4, L) stacked ids and masks of both sides -> (P,) margins / T: the one-input form that PyHessian calls."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, temperature: float) -> None:
         super().__init__()
-        self.module = module
+        self.module, self.temperature = module, temperature
 
     def forward(self, stacked: Tensor) -> Tensor:
-        """Reward of the chosen minus reward of the rejected side."""
+        """Reward of the chosen minus reward of the rejected side, over the temperature."""
         ids, mask = torch.cat([stacked[:, 0], stacked[:, 1]]), torch.cat([stacked[:, 2], stacked[:, 3]])
         chosen, rejected = self.module(input_ids=ids, attention_mask=mask).logits[:, 0].chunk(2)
-        return chosen - rejected
+        return (chosen - rejected) / self.temperature
 
 
 class _Loader:
@@ -83,9 +83,8 @@ def pyhessian_spectrum(
         torch.manual_seed(seed)
         try:
             hessian.module.zero_grad()
-            tool = pyhessian(
-                _Margins(hessian.module), _mean_loss, dataloader=_Loader(hessian, counter), cuda=bool(devices)
-            )
+            scaled = _Margins(hessian.module, hessian.temperature)
+            tool = pyhessian(scaled, _mean_loss, dataloader=_Loader(hessian, counter), cuda=bool(devices))
             values, vectors = tool.eigenvalues(maxIter=max_iterations, tol=EIGENVALUE_CHANGE, top_n=top_k)
             samples = tool.trace(maxIter=num_probes, tol=-math.inf)  # no early stop: see above
         finally:

@@ -30,6 +30,7 @@ from rmcore.models.lora_targets import make_lora_config
 from rmcore.models.packing.forward import find_packing, rewards_of
 from rmcore.models.packing.layout import Packing, pack_sides
 from rmcore.models.precision import Precision, float32_head, precision_context, reward_heads
+from rmcore.models.preference import checked_beta, write_beta
 from rmcore.models.trained import load_trained, warn_of_random_weights
 
 if TYPE_CHECKING:
@@ -54,6 +55,10 @@ class BradleyTerryRM:
         render_fn: the function of the custom format; see `rmcore.data.rendering`.
         origin: where the weights came from, which adapters record; left out: `model.name_or_path`.
         adapter_base: what the model's adapters were put on, where it has some.
+        beta: scale of the margins, see `beta`.
+
+    Raises:
+        ModelError: beta is no finite number above 0.
     """
 
     def __init__(
@@ -65,12 +70,16 @@ class BradleyTerryRM:
         render_fn: RenderFn | None = None,
         origin: Origin | None = None,
         adapter_base: lora.AdapterBase | None = None,
+        beta: float = 1.0,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.renderer = Renderer(tokenizer, rendering, render_fn)
         self._origin = origin or Origin(model.name_or_path)
         self._adapter_base = adapter_base
+        self.beta = checked_beta(beta, "BradleyTerryRM")
+        """Scale of the margins: P(first preferred) = sigmoid(beta * margin). What the loss was trained with; 1 unless a
+        training set it, and for checkpoints without a record."""
         self.allow_packing = True
         """Whether rows are packed where the model can be; off: always padded."""
         self._packing: dict[tuple[Precision, str], Packing | None] = {}
@@ -116,12 +125,13 @@ class BradleyTerryRM:
 
         A checkpoint's own rendering is used; a model trained elsewhere gets its chat template, or the plain format,
         and as many tokens a side as it has positions (at most 2048). An adapter's base is loaded from where it was.
-        A checkpoint that was trained with a rendering function of its user wants it named again, as
-        `module:function`: a file never decides what code is run.
+        Its beta is 1 where none is recorded: in checkpoints of older versions, and of others. A checkpoint that was
+        trained with a rendering function of its user wants it named again, as `module:function`: a file never decides
+        what code is run.
 
         Raises:
-            ModelError: it cannot be read, has no trained reward head, an adapter's base is missing or another one, or
-                its rendering function was not named.
+            ModelError: it cannot be read, has no trained reward head, an adapter's base is missing or another one, its
+                rendering function was not named, or its recorded beta is no finite number above 0.
             ConfigError: max_seq_len exceeds the model's positions, or render_fn cannot be imported.
         """
         quiet_libraries()
@@ -137,6 +147,7 @@ class BradleyTerryRM:
             render_fn=load_render_fn(render_fn) if render_fn else None,
             origin=loaded.origin,
             adapter_base=loaded.adapter_base,
+            beta=loaded.beta,
         )
 
     def add_lora(self, config: "LoraConfig", *, seed: int = 0) -> None:
@@ -225,7 +236,7 @@ class BradleyTerryRM:
         return rewards
 
     def score_pair(self, prompt: Prompt, a: str, b: str) -> float:
-        """Reward of `a` minus reward of `b`: the log-odds that `a` is preferred."""
+        """Reward of `a` minus reward of `b`: `beta` times it are the log-odds that `a` is preferred."""
         rewards = self.score([prompt, prompt], [a, b])
         return float(rewards[0] - rewards[1])
 
@@ -316,7 +327,7 @@ class BradleyTerryRM:
             return rewards_of(self.model, rows.to(self.device)).float()
 
     def save(self, folder: Path, *, state: Mapping[str, Tensor] | None = None) -> None:
-        """Write a plain Hugging Face folder (safetensors, tokenizer) plus the rendering record.
+        """Write a plain Hugging Face folder (safetensors, tokenizer) plus the records of rendering and beta.
 
         With LoRA that is the merged model, and `folder/adapter` is the adapter alone, head included, which
         `from_pretrained` takes as well. The live weights are not touched.
@@ -327,18 +338,19 @@ class BradleyTerryRM:
         """
         if self._adapter_base is None:
             save_pretrained(self.model, folder, state_dict=None if state is None else dict(state))
-            self.save_text(folder)
+            self.save_records(folder)
             return
         save_pretrained(self.model.get_base_model(), folder, state_dict=lora.merged_state(self.model, state))
-        self.save_text(folder)
+        self.save_records(folder)
         adapter = folder / lora.ADAPTER_FOLDER
         lora.save_adapter(self.model, adapter, self._adapter_base, state)
-        self.save_text(adapter)
+        self.save_records(adapter)
 
-    def save_text(self, folder: Path) -> None:
-        """Write what turns text into tokens: the tokenizer and the rendering record."""
+    def save_records(self, folder: Path) -> None:
+        """Write what a checkpoint holds beside its weights: tokenizer, rendering record, beta."""
         save_pretrained(self.tokenizer, folder)
         self.renderer.rendering.save(folder)
+        write_beta(folder, self.beta)
 
 
 def refuse_not_finite(rewards: np.ndarray, name: Callable[[int], str]) -> None:

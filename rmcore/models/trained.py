@@ -22,6 +22,7 @@ from rmcore.models.loading import (
     read_config,
     resolve_model,
 )
+from rmcore.models.preference import read_beta
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,8 @@ class Trained:
     origin: Origin
     adapter_base: lora.AdapterBase | None
     """What its adapters were trained on, where it has some."""
+    beta: float
+    """Scale of its margins; 1 where its folder has no record."""
 
 
 def load_trained(
@@ -45,11 +48,13 @@ def load_trained(
     See `BradleyTerryRM.from_pretrained`, which this is the reading part of.
 
     Raises:
-        ModelError: it cannot be read, has no trained reward head, or an adapter's base is missing or another one.
+        ModelError: it cannot be read, has no trained reward head, an adapter's base is missing or another one, or its
+            recorded beta is no finite number above 0.
         ConfigError: max_seq_len exceeds the model's positions.
     """
     source = resolve_model(name_or_path)
     folder = Path(source)
+    beta = read_beta(folder)
     base = lora.read_base(folder) if lora.is_adapter(folder) else None
     loaded = (
         lora.load_base(base, folder, trust_remote_code=trust_remote_code)
@@ -67,7 +72,7 @@ def load_trained(
         else choose_rendering(loaded.tokenizer, use_chat_template=True, max_seq_len=limit, render_fn=render_fn)
     )
     model = loaded.model if base is None else lora.load_adapter(loaded, folder, base)
-    return Trained(model, loaded.tokenizer, rendering, loaded.origin, base)
+    return Trained(model, loaded.tokenizer, rendering, loaded.origin, base, beta)
 
 
 def _load_whole(source: str, *, trust_remote_code: bool) -> Backbone:

@@ -81,7 +81,8 @@ class AsyncRewardClient:
         Args:
             inputs: texts, messages, token ids, or prompts with responses (see `ScoringRequest`). An empty list is
                 sent too, so that the version of the answer is the served one.
-            normalize: give sigmoid(reward), in (0, 1), in place of the reward in logits.
+            normalize: give sigmoid(beta * reward), in (0, 1) and with the checkpoint's beta, in place of the reward in
+                logits.
             over_length: whether an input longer than the model reads is refused or cut; `num_cut` tells the cuts.
             policy_version: which policy wrote the inputs; comes back unchanged.
 

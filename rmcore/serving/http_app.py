@@ -171,7 +171,7 @@ class RewardApp:
             self._pending_rows -= num_rows
         self.metrics.scored(len(sides), sum(len(side.ids) for side in sides))
         answer = ScoringResponse(
-            rewards=tuple(map(_sigmoid, rewards)) if asked.normalize else tuple(rewards),
+            rewards=tuple(_sigmoid(weights.beta * one) if asked.normalize else one for one in rewards),
             num_tokens=tuple(len(side.ids) for side in sides),
             num_cut=tuple(side.num_cut for side in sides),
             normalized=asked.normalize,
@@ -279,8 +279,8 @@ def _prompt_and_response(given: ScoringInput) -> tuple[Prompt, str] | None:
     return (tuple(turns[:-1]), turns[-1].content) if turns else None
 
 
-def _sigmoid(reward: float) -> float:
-    return 1 / (1 + math.exp(-reward)) if reward >= 0 else math.exp(reward) / (1 + math.exp(reward))
+def _sigmoid(log_odds: float) -> float:
+    return 1 / (1 + math.exp(-log_odds)) if log_odds >= 0 else math.exp(log_odds) / (1 + math.exp(log_odds))
 
 
 def _invalid(error: ValidationError) -> Refusal:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rmcore.core.errors import ModelError
 from rmcore.core.files import file_digest
+from rmcore.models.preference import PREFERENCE_FILE
 from rmcore.models.weight_index import INDEX_FILE, read_index
 
 WHOLE_FILE = "model.safetensors"
@@ -21,11 +22,12 @@ TEXT_FILES = frozenset(
         *("entity_vocab.json", "normalizer.json", "prophetnet.tokenizer", "sentencepiece.bpe.model", "spiece.model"),
         *("sentencepiece.model", "source.spm", "spm.model", "spm_char.model", "target.spm", "target_vocab.json"),
         *("tokenizer.model", "vocab-src.json", "vocab-tgt.json", "vocab.json", "vocab.txt", "word_shape.json"),
-        "word_pronunciation.json",
+        *("word_pronunciation.json", PREFERENCE_FILE),
     ]
 )
-"""Files that make a model beside its weights: configuration, rendering, and every vocabulary file that a tokenizer of
-transformers 5.23 names. Left out on purpose is `modules.json`, from which vLLM would take another pooling."""
+"""Files that make a model beside its weights: configuration, rendering, the scale of its margins, and every vocabulary
+file that a tokenizer of transformers 5.23 names. Left out on purpose is `modules.json`, from which vLLM would take
+another pooling."""
 
 
 def weight_files(folder: Path) -> list[str]:

@@ -61,7 +61,7 @@ class RewardModelScorer:
             the platform's plain format. Only a checkpoint that was trained on such text gives it a meaningful reward.
         render_fn: gives the text of a rollout, which is then sent in place of messages, as in training where a
             render_fn takes precedence over the chat template.
-        normalize: give sigmoid(reward), in (0, 1), in place of the reward in logits.
+        normalize: give sigmoid(beta * reward), in (0, 1), with the checkpoint's beta, in place of the reward in logits.
         over_length: whether a rollout longer than the model reads is refused, or cut and marked in `meta`.
 
     Example:

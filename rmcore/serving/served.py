@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rmcore.core.errors import NotReadyError, RequestError, RmcoreError, ServingError
+from rmcore.models.preference import read_beta
 from rmcore.serving.engine import EngineFailure, VllmEngine
 from rmcore.serving.folders import drop_stale
 from rmcore.serving.model_files import folder_digest
@@ -40,6 +41,8 @@ class Weights:
     digest: str
     mode: RewardModelTrainingMode
     probe: RewardProbe
+    beta: float = 1.0
+    """Scale of the margins: P(first preferred) = sigmoid(beta * margin)."""
 
 
 class ServedModel:
@@ -200,7 +203,8 @@ class ServedModel:
         self._numbers += 1  # a number is never used again, so a folder of a failed exchange is in nobody's way
         folder = place / f"served-{self._numbers:06d}"
         stage_update(old.folder, checked, folder)
-        return Weights(old.version + 1, folder, folder_digest(folder), update.mode, update.probe)
+        beta = read_beta(folder)
+        return Weights(old.version + 1, folder, folder_digest(folder), update.mode, update.probe, beta)
 
     async def _verify(self, weights: Weights) -> None:
         check_probe(weights.probe, await self.engine.scores(weights.probe.token_ids))

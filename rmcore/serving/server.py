@@ -125,9 +125,8 @@ async def _open(settings: ServeSettings, program: Path, place: Path) -> AsyncIte
         place / LOG_FILE,
     )
     probe, digest = await asyncio.to_thread(_probe_and_digest, rm, first, dtype)
-    served = ServedModel(
-        engine, Weights(1, first, digest, RewardModelTrainingMode.FULL, probe), checkpoint=settings.checkpoint
-    )
+    weights = Weights(1, first, digest, RewardModelTrainingMode.FULL, probe, rm.beta)
+    served = ServedModel(engine, weights, checkpoint=settings.checkpoint)
     app = _http_app(served, rm, settings.http)
     del rm
     try:

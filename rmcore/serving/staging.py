@@ -16,6 +16,7 @@ import shutil
 from pathlib import Path
 
 from rmcore.core.files import link_or_copy
+from rmcore.models.preference import PREFERENCE_FILE, read_beta, write_beta
 from rmcore.models.weight_index import INDEX_FILE
 from rmcore.serving.folders import drop_stale, published
 from rmcore.serving.model_files import WHOLE_FILE, folder_digest, text_files
@@ -59,7 +60,7 @@ def stage_checkpoint(source: Path, folder: Path) -> None:
 
 
 def stage_update(current_folder: Path, checked: CheckedUpdate, folder: Path) -> None:
-    """Make `folder` the model of `current_folder` with the tensors of an update.
+    """Make `folder` the model of `current_folder` with the tensors of an update, and with its beta.
 
     Neither of them is changed, and either may be dropped afterwards. What is written anew: files of `current_folder`
     that hold travelled tensors beside others, which need as much free disk, and an index.
@@ -80,7 +81,9 @@ def stage_update(current_folder: Path, checked: CheckedUpdate, folder: Path) -> 
     names = [WHOLE_FILE] if count == 1 else [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
     with published(folder) as temporary:
         for name in text_files(current_folder):
-            link_or_copy(current_folder / name, temporary / name)
+            if name != PREFERENCE_FILE:  # written anew: in a link it would change under the served model
+                link_or_copy(current_folder / name, temporary / name)
+        write_beta(temporary, read_beta(current_folder) if checked.beta is None else checked.beta)
         for file, name in zip(kept, names, strict=False):
             if layout.names(file) & travelled:
                 copy_without(current_folder / file, temporary / name, travelled)

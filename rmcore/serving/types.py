@@ -88,7 +88,9 @@ class ScoringRequest(Wire):
 
     inputs: tuple[ScoringInput, ...] = Field(max_length=MAX_ROWS, description="What to score; empty gives no reward.")
     normalize: bool = Field(
-        default=False, description="Give sigmoid(reward), in (0, 1), in place of the reward in logits."
+        default=False,
+        description="Give sigmoid(beta * reward), in (0, 1), in place of the reward in logits: the chance of being "
+        "preferred to a response of reward 0. beta is the checkpoint's.",
     )
     over_length: Literal["refuse", "cut"] = Field(
         default="refuse", description="What happens to an input longer than the model reads; `num_cut` tells the cuts."

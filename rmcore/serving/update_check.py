@@ -30,6 +30,8 @@ class CheckedUpdate:
     mode: RewardModelTrainingMode
     tensors: Mapping[str, TensorSpec]
     """What travelled, by name."""
+    beta: float | None
+    """Scale of the margins of these weights; None: that of the served ones."""
 
     @property
     def files(self) -> list[str]:
@@ -72,7 +74,7 @@ def check_update(
             f"update {folder_name!r:.80} cannot be read ({error}); make its files readable for the server, or publish "
             "again."
         ) from error
-    return CheckedUpdate(folder, mode, specs)
+    return CheckedUpdate(folder, mode, specs, manifest.beta)
 
 
 def _find(weights_folder: Path, folder_name: str) -> Path:

@@ -1,7 +1,7 @@
 """An update of the served weights as a folder, which a trainer writes and a server checks (`update_check.py`).
 
     update-3f1c.../
-        update.json                    what travels: mode, every tensor's shape, type and file, every file's sha256
+        update.json                    what travels: mode, beta, each tensor's shape, type and file, each file's sha256
         head.safetensors               the reward head alone
         backbone-00001.safetensors     the other tensors, at most `SHARD_BYTES` a file
 
@@ -51,6 +51,7 @@ class Manifest(Wire):
     mode: RewardModelTrainingMode = Field(description="Which tensors travel.")
     tensors: dict[str, TensorRecord] = Field(min_length=1, description="By name.")
     files: dict[FileName, str] = Field(description="sha256 of each file, by its name.")
+    beta: float | None = Field(default=None, gt=0, description="Scale of the margins of these weights; as served.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,7 @@ def write_update(
     layout: WeightLayout,
     *,
     changed: Collection[str] = (),
+    beta: float | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> UpdateRef:
     """Publish weights as a folder `update-*`, which appears whole or not at all.
@@ -85,6 +87,7 @@ def write_update(
         layout: of the served folder.
         changed: names of the tensors that adapters were added into, which travel in mode `lora`; the other modes know
             by themselves what travels.
+        beta: scale of the margins that the weights were trained with; None: that of the served model.
         shard_bytes: largest file, in bytes.
 
     Raises:
@@ -107,7 +110,7 @@ def write_update(
             for name in shard:
                 spec = layout.tensors[name]
                 tensors[name] = TensorRecord(shape=spec.shape, dtype=spec.dtype, file=file)
-        text = Manifest(mode=mode, tensors=tensors, files=files).model_dump_json(indent=1).encode()
+        text = Manifest(mode=mode, tensors=tensors, files=files, beta=beta).model_dump_json(indent=1).encode()
         (temporary / MANIFEST_FILE).write_bytes(text)
     return UpdateRef(folder.name, hashlib.sha256(text).hexdigest())
 

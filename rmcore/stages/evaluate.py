@@ -16,7 +16,6 @@ from rmcore.config.pipeline import EvaluateConfig
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report
 from rmcore.core.tracking import Tracker
-from rmcore.data.pair import PreferencePair
 from rmcore.data.table import read_pairs
 from rmcore.ensembles.score import score_pairs_table, with_texts
 from rmcore.evaluation.calibration import reliability_bins
@@ -57,28 +56,31 @@ def run(settings: EvaluateSettings, upstream: Upstream, out: Path, tracker: Trac
             tables[name], cut[name] = score_pairs_table(rm, pairs, report=report)
     pd.concat([table.assign(split=name) for name, table in tables.items()]).to_parquet(out / "rewards.parquet")
     metrics = {
-        name: measure(table, settings.evaluate, seed=settings.seed, calibration=tables.get("validation"))
+        name: measure(table, settings.evaluate, seed=settings.seed, beta=rm.beta, calibration=tables.get("validation"))
         for name, table in tables.items()
         if name in ("test", "ood")
     }
-    train_card = measure(tables["train"], settings.evaluate, seed=settings.seed)
+    train_card = measure(tables["train"], settings.evaluate, seed=settings.seed, beta=rm.beta)
     metrics["train"] = {name: train_card[name] for name in TRAIN_METRICS}
     ceilings = json.loads((prepared / CEILING_FILE).read_text()) if (prepared / CEILING_FILE).is_file() else {}
     record: dict[str, Any] = {
+        "beta": rm.beta,
         "metrics": {name: {key: value.to_dict() for key, value in card.items()} for name, card in metrics.items()},
         "context": _context(metrics, ceilings),
         "truncation": cut,
     }
     write_json(out / "metrics.json", record)
     write_json(out / "summary.json", {"metrics": tracked_metrics(record["metrics"])})
-    _write_tables(out / "tables", metrics["test"], tables["test"], splits["test"], settings.evaluate)
-    draw(out / "figures", tables["test"], metrics["test"], settings.evaluate, record["context"])
+    bins = reliability_bins(tables["test"], settings.evaluate.num_bins, beta=rm.beta)
+    mistakes = with_texts(most_confident_mistakes(tables["test"], beta=rm.beta), splits["test"])
+    _write_tables(out / "tables", metrics["test"], bins, mistakes)
+    draw(out / "figures", tables["test"], metrics["test"], bins, record["context"])
 
 
 def measure(
-    table: pd.DataFrame, config: EvaluateConfig, *, seed: int, calibration: pd.DataFrame | None = None
+    table: pd.DataFrame, config: EvaluateConfig, *, seed: int, beta: float, calibration: pd.DataFrame | None = None
 ) -> dict[str, MetricValue]:
-    """Every metric of a reward table under the settings of `config`."""
+    """Every metric of the reward table of a model with this `beta`, under the settings of `config`."""
     return evaluate_pairs(
         table,
         calibration=calibration,
@@ -86,6 +88,7 @@ def measure(
         num_bins=config.num_bins,
         thresholds=config.thresholds if config.per_response else None,
         seed=seed,
+        beta=beta,
     )
 
 
@@ -107,15 +110,13 @@ def draw(
     folder: Path,
     table: pd.DataFrame,
     card: Mapping[str, MetricValue],
-    config: EvaluateConfig,
+    bins: pd.DataFrame,
     context: list[dict[str, Any]],
 ) -> None:
-    """Draw the evaluation figures into `folder`."""
+    """Draw the evaluation figures into `folder`; `bins` are the table's `reliability_bins`."""
     drawn = {
         "margin_histogram": margin_histogram_figure(table, negative_rate=card["negative_margin_rate"].to_dict()),
-        "reliability_diagram": reliability_diagram_figure(
-            reliability_bins(table, config.num_bins), card["ece_debiased"].to_dict()
-        ),
+        "reliability_diagram": reliability_diagram_figure(bins, card["ece_debiased"].to_dict()),
         "reward_by_length": reward_by_length_figure(table),
         "accuracy_in_context": accuracy_in_context_figure(context),
     }
@@ -149,16 +150,10 @@ def _context(metrics: Mapping[str, Mapping[str, MetricValue]], ceilings: Mapping
     return rows
 
 
-def _write_tables(
-    folder: Path,
-    card: Mapping[str, MetricValue],
-    table: pd.DataFrame,
-    pairs: list[PreferencePair],
-    config: EvaluateConfig,
-) -> None:
+def _write_tables(folder: Path, card: Mapping[str, MetricValue], bins: pd.DataFrame, mistakes: pd.DataFrame) -> None:
     folder.mkdir()
     pd.DataFrame([{"metric": name} | value.to_dict() for name, value in card.items()]).to_csv(
         folder / "metrics.csv", index=False
     )
-    with_texts(most_confident_mistakes(table), pairs).to_csv(folder / "most_confident_mistakes.csv", index=False)
-    reliability_bins(table, config.num_bins).to_csv(folder / "reliability_bins.csv", index=False)
+    mistakes.to_csv(folder / "most_confident_mistakes.csv", index=False)
+    bins.to_csv(folder / "reliability_bins.csv", index=False)

@@ -83,14 +83,15 @@ def read_cell(
         return Measured(arm, seed, _wanted(samples, metrics), history=history, diagnoses=diagnose(history))
     rewards = pd.read_parquet(folders["evaluate"] / "rewards.parquet")
     test = rewards[rewards["split"] == "test"]
-    table, prompts = RewardTable.from_frame(test), prompts_digest(test)
+    card = json.loads((folders["evaluate"] / "metrics.json").read_text())
+    table, prompts = RewardTable.from_frame(test, beta=card.get("beta", 1.0)), prompts_digest(test)
     samples |= _over_prompts(table, prompts)
     train = rewards[rewards["split"] == "train"]
     gap = _gap(samples.get("eval/test_pairwise_accuracy"), train) if GAP in metrics and len(train) else None
     if gap is not None:
         samples[GAP] = gap
     kept = _wanted(samples, metrics)
-    return Measured(arm, seed, kept, table, prompts, history, _gate(folders["evaluate"]), diagnose(history))
+    return Measured(arm, seed, kept, table, prompts, history, _gate(card["metrics"]), diagnose(history))
 
 
 def _wanted(samples: Mapping[str, SeedSample], metrics: Sequence[str]) -> dict[str, SeedSample]:
@@ -105,7 +106,7 @@ def prompts_digest(rewards: pd.DataFrame) -> str:
 def _over_prompts(table: RewardTable, prompts: str) -> dict[str, SeedSample]:
     """Every metric of `TEST_METRICS` with its replicates; undefined ones are left out."""
     means = [mean for mean in pair_means(table) if mean.name in TEST_METRICS.values()]
-    binned = BinnedCalibration(table.margin, table.prompt, table.num_prompts, NUM_BINS)
+    binned = BinnedCalibration(table.log_odds, table.prompt, table.num_prompts, NUM_BINS)
     found = _bootstrap(table, means, prompts, binned)
     return {metric: found[name] for metric, name in TEST_METRICS.items() if name in found}
 
@@ -185,9 +186,8 @@ def first_reaching(history: Sequence[Mapping[str, Any]], target: float) -> tuple
     return None
 
 
-def _gate(evaluation: Path) -> list[GateCheck]:
-    """The gate before scaling up, on this cell's point values."""
-    metrics = json.loads((evaluation / "metrics.json").read_text())["metrics"]
+def _gate(metrics: Mapping[str, Any]) -> list[GateCheck]:
+    """The gate before scaling up, on this cell's point values by split."""
     values = {name: entry["value"] for name, entry in metrics["test"].items()}
     accuracy, trained = values["pairwise_accuracy"], metrics["train"]["pairwise_accuracy"]["value"]
     gap = None if accuracy is None or trained is None else trained - accuracy

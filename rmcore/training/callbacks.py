@@ -42,30 +42,30 @@ class Callback(Protocol):
 
 
 def calibration(evaluation: Evaluation) -> dict[str, float]:
-    """Whether sigmoid(margin) can still be believed: accuracy often continues rising while this gets worse.
+    """Whether sigmoid(beta * margin) can still be believed: accuracy often continues rising while this gets worse.
 
     Takes milliseconds, because the rewards are there already.
 
     Returns:
-        calib/brier: mean of (1 - sigmoid(margin))^2; 0.25 is guessing.
+        calib/brier: mean of (1 - sigmoid(beta * margin))^2; 0.25 is guessing.
         calib/ece_debiased: see `rmcore.evaluation.calibration.BinnedCalibration`, with every pair for itself (prompts
             are not known here), so with several pairs a prompt it keeps a little of the bias that it takes away.
-        calib/temperature: the number to divide margins by; above 1 the model is too sure of itself.
-        calib/loss_after_temperature: mean loss of margin / temperature in nats. What eval/loss has beyond it is scale,
-            which a later fit mends; a rise of this one is lost order. In-sample, too low by about 1 / (2P) nats.
+        calib/temperature: the number to divide beta * margin by; above 1 the model is too sure of itself.
+        calib/loss_after_temperature: mean loss of beta * margin / temperature in nats. What eval/loss has beyond it is
+            scale, which a later fit mends; a rise of this one is lost order. In-sample, too low by about 1 / (2P) nats.
 
         Undefined ones are left out: all but the Brier score with fewer than `PAIRS_PER_BIN` pairs a bin or all margins
         equal; the last two also where no temperature is best (see `fit_temperature`).
     """
-    margins = evaluation.rewards[:, 0].astype(np.float64) - evaluation.rewards[:, 1]
-    found = {"calib/brier": float(np.mean(np.exp(-2 * np.logaddexp(0.0, margins))))}
-    if len(margins) < PAIRS_PER_BIN * evaluation.num_bins or np.ptp(margins) == 0:
+    log_odds = evaluation.rm.beta * (evaluation.rewards[:, 0].astype(np.float64) - evaluation.rewards[:, 1])
+    found = {"calib/brier": float(np.mean(np.exp(-2 * np.logaddexp(0.0, log_odds))))}
+    if len(log_odds) < PAIRS_PER_BIN * evaluation.num_bins or np.ptp(log_odds) == 0:
         return found
-    every = np.arange(len(margins))
-    binned = BinnedCalibration(margins, every, len(margins), evaluation.num_bins)
-    found["calib/ece_debiased"] = max(0.0, float(binned(np.ones((1, len(margins))))["ece_debiased"][0]))
-    temperature, _ = fit_temperature(margins)
+    every = np.arange(len(log_odds))
+    binned = BinnedCalibration(log_odds, every, len(log_odds), evaluation.num_bins)
+    found["calib/ece_debiased"] = max(0.0, float(binned(np.ones((1, len(log_odds))))["ece_debiased"][0]))
+    temperature, _ = fit_temperature(log_odds)
     if temperature is not None:
         found["calib/temperature"] = temperature
-        found["calib/loss_after_temperature"] = float(np.mean(np.logaddexp(0.0, -margins / temperature)))
+        found["calib/loss_after_temperature"] = float(np.mean(np.logaddexp(0.0, -log_odds / temperature)))
     return found

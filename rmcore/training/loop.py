@@ -67,7 +67,7 @@ class Trainer:
 
     Args:
         rm: the model; trained in place, and sharded in place where there are several ranks. `config.packing` holds
-            for its scoring too, from then on.
+            for its scoring too, from then on, and its `beta` is `config.beta`.
         config: settings.
         train: P tokenized training pairs.
         validation: held-out pairs for choosing the best step; may be empty, then best = last and nothing stops early,
@@ -108,6 +108,7 @@ class Trainer:
         self.num_steps = planned_steps(config, len(train))
         self.settings = states.training_settings(config, seed, train, validation) | dict(settings or {})
         rm.allow_packing = rm.allow_packing and config.packing
+        rm.beta = config.beta
         self.packing = choose_packing(rm, config, ranks)
         found = resume.read_beginning(folder, self.settings)
         # What the first rank finds counts for all: another may look while that one begins, and a state is long to read.
@@ -267,7 +268,9 @@ class Trainer:
                 f"step {step}: rewards of held-out pairs are not finite, so the last updates blew the weights up; the "
                 "best checkpoint so far is kept. Lower the learning rate, lengthen the warm-up, or clip harder."
             )
-        measured = batch_metrics(rewards, self.config.calibration_bins, self.config.eval_thresholds)
+        measured = batch_metrics(
+            rewards, self.config.calibration_bins, self.config.eval_thresholds, beta=self.config.beta
+        )
         values = {f"eval/{name.replace('@', '_at_')}": value for name, value in measured.items()}
         values["eval/num_pairs"] = float(len(rewards))
         values["cost/train_seconds"] = self.at.totals.seconds

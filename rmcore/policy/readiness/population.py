@@ -36,12 +36,14 @@ class BackboneFeatures:
     test: features of the chosen and the rejected sides of the test pairs, (2, P, D).
     samples: (N, D) of the policy's samples.
     own_head: (D,) that the backbone was trained with.
+    beta: scale of that head's margins; that of fitted heads is 1.
     """
 
     training: HeadData
     test: FloatArray
     samples: FloatArray
     own_head: FloatArray
+    beta: float = 1.0
 
 
 def backbone_features(
@@ -65,6 +67,7 @@ def backbone_features(
         judged,
         features(rm, sides).astype(np.float64),
         head.weight.detach().double().cpu().numpy()[0],
+        rm.beta,
     )
 
 
@@ -87,7 +90,7 @@ def rows_of(
         members = [_again(recipe, seen.training, rng) for _ in range(NUM_MEMBERS)]
         row: dict[str, Any] = {"backbone": backbone.name, "head": recipe.name}
         row["defect"] = recipe.defect if recipe.defect != "none" else backbone.defect
-        row |= _on_pairs(seen, head, test, seed)
+        row |= _on_pairs(seen, head, test, seed, beta=seen.beta if recipe is own else 1.0)
         row |= _on_samples(seen, head, members, samples, measured_prompts, planned_kl, seed)
         rows.append(row)
     return pd.DataFrame(rows)
@@ -100,7 +103,9 @@ def _again(recipe: HeadRecipe, data: HeadData, rng: np.random.Generator) -> Floa
     return (heads()[0] if recipe.name == "own" else recipe).fit(again, rng)
 
 
-def _on_pairs(seen: BackboneFeatures, head: FloatArray, test: Sequence[PreferencePair], seed: int) -> dict[str, Any]:
+def _on_pairs(
+    seen: BackboneFeatures, head: FloatArray, test: Sequence[PreferencePair], seed: int, *, beta: float
+) -> dict[str, Any]:
     """What labelled pairs tell: accuracy, calibration, the original score with the curvature of the head."""
     chosen, rejected = seen.test @ head
     table = pd.DataFrame(
@@ -114,7 +119,7 @@ def _on_pairs(seen: BackboneFeatures, head: FloatArray, test: Sequence[Preferenc
             "rejected_chars": [len(pair.rejected) for pair in test],
         }
     )
-    card = evaluate_pairs(table, num_resamples=NUM_RESAMPLES, seed=seed)
+    card = evaluate_pairs(table, num_resamples=NUM_RESAMPLES, seed=seed, beta=beta)
     wanted = (
         "pairwise_accuracy",
         "ece_debiased",
@@ -123,7 +128,7 @@ def _on_pairs(seen: BackboneFeatures, head: FloatArray, test: Sequence[Preferenc
         "length_matched_accuracy",
     )
     found = {name: card[name].value for name in wanted}
-    lambda_max = _curvature(seen.test[0] - seen.test[1], chosen - rejected)
+    lambda_max = _curvature(beta * (seen.test[0] - seen.test[1]), beta * (chosen - rejected))
     accuracy, ece, variance = found["pairwise_accuracy"], found["ece_debiased"], found["pooled_reward_variance"]
     if accuracy is None or ece is None or variance is None:
         raise ModelError("a reward model of the study gives both sides of every test pair the same reward.")
@@ -131,10 +136,13 @@ def _on_pairs(seen: BackboneFeatures, head: FloatArray, test: Sequence[Preferenc
     return found | {"lambda_max": lambda_max, "v1": v1.overall_score}
 
 
-def _curvature(differences: FloatArray, margins: FloatArray) -> float:
-    """Largest eigenvalue of the loss's Hessian with respect to the head, which is exact: the margin is linear in it."""
-    weight = 1 / (2 + 2 * np.cosh(np.clip(margins, -50, 50)))  # sigmoid'(m)
-    hessian = (differences * weight[:, None]).T @ differences / len(margins)
+def _curvature(differences: FloatArray, log_odds: FloatArray) -> float:
+    """Largest eigenvalue of the loss's Hessian with respect to the head, which is exact: the margin is linear in it.
+
+    Both arguments are times the head's beta.
+    """
+    weight = 1 / (2 + 2 * np.cosh(np.clip(log_odds, -50, 50)))  # its sigmoid's derivative
+    hessian = (differences * weight[:, None]).T @ differences / len(log_odds)
     return float(np.linalg.eigvalsh(hessian)[-1])
 
 

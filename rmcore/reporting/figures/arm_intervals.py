@@ -12,9 +12,10 @@ from matplotlib.markers import CARETLEFT, CARETRIGHT
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from rmcore.core.arrays import FloatArray
+from rmcore.core.metrics import floored
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.arms import ArmStyle, looks, short
-from rmcore.reporting.figures.quantities import axis_label, capital, level, tick_text
+from rmcore.reporting.figures.quantities import axis_label, axis_low, capital, tick_text, told
 from rmcore.reporting.figures.style import (
     GRID,
     INK,
@@ -66,14 +67,15 @@ def arm_intervals_figure(
 
 
 def seed_values(cells: Sequence[CellResult], arm: str, metrics: Sequence[str]) -> FloatArray:
-    """(cells, metrics) of the arm's cells that have all of the metrics."""
-    rows = [[numbers.finite(cell["metrics"].get(name)) for name in metrics] for cell in cells if cell["arm"] == arm]
+    """(cells, metrics) of the arm's cells that have all of the metrics, none below its floor."""
+    own = [cell["metrics"] for cell in cells if cell["arm"] == arm]
+    rows = [[floored(name, numbers.finite(values.get(name))) for name in metrics] for values in own]
     return np.array([row for row in rows if None not in row], dtype=np.float64).reshape(-1, len(metrics))
 
 
 def mean_value(arm: ArmResult, metric: str) -> float | None:
-    """The arm's mean of a metric; None where there is none."""
-    return numbers.finite(arm["metrics"][metric]["value"]) if metric in arm["metrics"] else None
+    """The arm's mean of a metric, not below its floor; None where there is none."""
+    return floored(metric, numbers.finite(arm["metrics"][metric]["value"])) if metric in arm["metrics"] else None
 
 
 def _panel(ax: Axes, arms: Sequence[ArmResult], info: MetricInfo, *, names: bool) -> None:
@@ -92,8 +94,8 @@ def _panel(ax: Axes, arms: Sequence[ArmResult], info: MetricInfo, *, names: bool
 
 def _limits(arms: Sequence[ArmResult], cells: Sequence[CellResult], metric: str) -> tuple[float, float]:
     """An axis for all means and seeds, and for intervals as far as they do not flatten the rest."""
-    found = [arm["metrics"][metric] for arm in arms if metric in arm["metrics"]]
-    bounds = [numbers.finite(one[key]) for one in found for key in ("ci_low", "ci_high")]
+    found = [numbers.floored_item(metric, arm["metrics"][metric]) for arm in arms if metric in arm["metrics"]]
+    bounds = [one[key] for one in found for key in ("ci_low", "ci_high")]
     means = [mean_value(arm, metric) for arm in arms]
     seeds = [float(value) for arm in arms for value in seed_values(cells, arm["name"], (metric,))[:, 0]]
     points = [value for value in (*means, *seeds) if value is not None] or [0.0]
@@ -101,7 +103,7 @@ def _limits(arms: Sequence[ArmResult], cells: Sequence[CellResult], metric: str)
     reach = _WIDEST * (max(points) - min(points)) or np.inf
     low, high = max(min(inside), min(points) - reach), min(max(inside), max(points) + reach)
     pad = 0.07 * (high - low) or 0.05 * abs(high) or 1.0
-    return low - pad, high + pad
+    return axis_low(metric, low - pad, high + pad), high + pad
 
 
 def _row(ax: Axes, row: int, arm: ArmResult, cells: Sequence[CellResult], metric: str, look: ArmStyle) -> None:
@@ -114,7 +116,8 @@ def _row(ax: Axes, row: int, arm: ArmResult, cells: Sequence[CellResult], metric
         return
     if arm["is_control"]:
         ax.axvline(value, color=MUTED, linewidth=1.0, linestyle=":", zorder=0)
-    low, high = (numbers.finite(arm["metrics"][metric][key]) for key in ("ci_low", "ci_high"))
+    shown = numbers.floored_item(metric, arm["metrics"][metric])
+    low, high = shown["ci_low"], shown["ci_high"]
     if low is not None and high is not None:
         _interval(ax, row, low, high, look)
     ax.plot([value], [row], look.marker, color=look.colour, markersize=7, label=arm["name"])
@@ -142,11 +145,12 @@ def _title(arms: Sequence[ArmResult], metric: str, info: MetricInfo) -> str:
         word, best = "lowest", min(known, key=known.__getitem__)
     else:
         word, best = "highest", max(known, key=known.__getitem__)
-    text = f"{label}: {word} mean {level(known[best], info['unit'])} ({short(best)}"
+    shown = {arm["name"]: told(metric, arm["metrics"][metric], info["unit"]) for arm in arms if arm["name"] in known}
+    text = f"{label}: {word} mean {shown[best]} ({short(best)}"
     control = next((arm["name"] for arm in arms if arm["is_control"] and arm["name"] in known), None)
     if control is None:
         return f"{text})"
-    return f"{text}, the control)" if control == best else f"{text}), control {level(known[control], info['unit'])}"
+    return f"{text}, the control)" if control == best else f"{text}), control {shown[control]}"
 
 
 def _key() -> list[Line2D]:

@@ -18,7 +18,8 @@ _COLUMNS = ("bin_low", "bin_high", "mean_confidence", "accuracy", "count", "accu
 def reliability_diagram_figure(bins: pd.DataFrame, ece: Mapping[str, Any]) -> Figure:
     """Accuracy over mean confidence of each bin with its interval, and how many pairs each bin holds beneath.
 
-    Confidence is max(p, 1 - p) with p = sigmoid(margin). Above the diagonal the model is too modest, below it too sure.
+    Confidence is max(p, 1 - p) with p = sigmoid(beta * margin). Above the diagonal the model is too modest, below it
+    too sure.
 
     Args:
         bins: one row a bin: bin_low, bin_high, mean_confidence, accuracy, count, accuracy_low, accuracy_high. Rows with
@@ -82,7 +83,7 @@ def _title(filled: pd.DataFrame, ece: Mapping[str, Any]) -> str:
     weights = filled["count"] / filled["count"].sum()
     gap = float((weights * (filled["mean_confidence"] - filled["accuracy"])).sum())
     side = "about right on average" if abs(gap) < 0.01 else "too sure" if gap > 0 else "too modest"
-    bounds = numbers.interval(ece)
+    value, bounds = numbers.estimate("ece_debiased", ece, "")
     interval = f" (95 %: {bounds})" if bounds else ""
     by = f" by {100 * abs(gap):.1f} points on average" if abs(gap) >= 0.01 else ""
-    return f"Confidence is {side}{by}: calibration error (ECE) {numbers.decimal(ece.get('value'))}{interval}"
+    return f"Confidence is {side}{by}: calibration error (ECE) {value}{interval}"

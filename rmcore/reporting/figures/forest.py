@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.claims import VERDICTS, claimed, subject, tally
-from rmcore.reporting.figures.quantities import axis_label, compared, interval, tick_text
+from rmcore.reporting.figures.quantities import axis_label, estimate, tick_text
 from rmcore.reporting.figures.style import GREEN, INK, LABEL, MUTED, SMALL, dress, headline, new_figure, shared_legend
 from rmcore.reporting.html.experiment_schema import HypothesisResult, MetricInfo
 
@@ -51,7 +51,9 @@ def _panel(ax: Axes, item: HypothesisResult, info: MetricInfo | None, claim: Seq
     ax.set_ylim(-1, 1)
     ax.set_yticks([])
     ax.spines["left"].set_visible(False)
-    low, high = _limits(item)
+    # A difference of errors may be negative; an error may not.
+    drawn = numbers.floored_item(item["metric"] if comparison == "level" else "", item)
+    low, high = _limits(item, drawn)
     ax.set_xlim(low, high)
     ax.xaxis.label.set_fontsize(SMALL)
     ax.xaxis.set_major_locator(MaxNLocator(nbins=8, min_n_ticks=3, steps=[1, 2, 2.5, 5, 10]))
@@ -61,17 +63,16 @@ def _panel(ax: Axes, item: HypothesisResult, info: MetricInfo | None, claim: Seq
     ax.axvline(threshold, color=INK, linewidth=1.4, label="threshold")
     if comparison in _NEUTRAL and low < _NEUTRAL[comparison] < high:
         ax.axvline(_NEUTRAL[comparison], color=MUTED, linewidth=1.1, linestyle=":")
-    _mark(ax, item, colour, marker)
-    bounds = interval(item["ci_low"], item["ci_high"], unit, comparison)
-    value = compared(item["value"], unit, comparison)
+    _mark(ax, drawn, colour, marker)
+    value, bounds = estimate(item["metric"], item, unit, comparison)
     place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "annotation_clip": False}
     ax.annotate(words, (1, 1), (12, 5), color=colour, fontsize=LABEL + 1, fontweight="bold", va="bottom", **place)
     lines = f"measured {value}\n({bounds or 'no interval'})\nclaimed {claimed(item, unit)}"
     ax.annotate(lines, (1, 1), (12, 1), color=INK, fontsize=SMALL, va="top", **place)
 
 
-def _mark(ax: Axes, item: HypothesisResult, colour: str, marker: str) -> None:
-    value, low, high = (numbers.finite(item[key]) for key in ("value", "ci_low", "ci_high"))
+def _mark(ax: Axes, drawn: Mapping[str, float | None], colour: str, marker: str) -> None:
+    value, low, high = (drawn[key] for key in ("value", "ci_low", "ci_high"))
     if value is None:
         ax.text(0.5, 0.5, "no value: see the reason in the text", transform=ax.transAxes, ha="center", color=MUTED)
         return
@@ -82,10 +83,9 @@ def _mark(ax: Axes, item: HypothesisResult, colour: str, marker: str) -> None:
     ax.plot([value], [0], marker, color=colour, markersize=9, markerfacecolor=face, markeredgewidth=1.6, label="value")
 
 
-def _limits(item: HypothesisResult) -> tuple[float, float]:
+def _limits(item: HypothesisResult, drawn: Mapping[str, float | None]) -> tuple[float, float]:
     """An axis that holds value, interval, threshold and, unless far away, the point of no difference."""
-    known = [numbers.finite(item[key]) for key in ("value", "ci_low", "ci_high", "threshold")]
-    inside = [value for value in known if value is not None]
+    inside = [value for value in (*drawn.values(), numbers.finite(item["threshold"])) if value is not None]
     low, high = min(inside), max(inside)
     neutral = _NEUTRAL.get(item["comparison"])
     if neutral is not None:

@@ -4,6 +4,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from rmcore.core.metrics import floored, is_at_floor
+
 MISSING = "–"
 """Stands for a number that does not exist."""
 _SPACE = "\u00a0"  # a number and its unit stay on one line
@@ -58,6 +60,29 @@ def interval(item: Mapping[str, Any], unit: str = "") -> str:
     if unit == "share":
         return f"{percent(low)[:-2]} to {percent(high)}"
     return f"{text(low)} to {text(high)}"
+
+
+def floored_item(name: str, item: Mapping[str, Any]) -> dict[str, float | None]:
+    """value, ci_low and ci_high of an item, none below the floor of its metric `name`; None where not finite."""
+    return {key: floored(name, finite(item.get(key))) for key in ("value", "ci_low", "ci_high")}
+
+
+def nothing_found(name: str, item: Mapping[str, Any]) -> tuple[str, str] | None:
+    """("0.00", "upper end 0.041") where the item's value is at the floor of its metric or below, else None.
+
+    The second one is empty where there is no interval.
+    """
+    shown = floored_item(name, item)
+    if not is_at_floor(name, shown["value"]):
+        return None
+    high = shown["ci_high"]
+    return f"{shown['value']:.2f}", "" if high is None else f"upper end {decimal(high)}"
+
+
+def estimate(name: str, item: Mapping[str, Any], unit: str) -> tuple[str, str]:
+    """The item's value and its interval, which may be empty, as people read what is known of a metric."""
+    shown = floored_item(name, item)
+    return nothing_found(name, item) or (text(shown["value"], unit), interval(shown, unit))
 
 
 def with_interval(item: Mapping[str, Any], unit: str = "") -> str:

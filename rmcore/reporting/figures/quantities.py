@@ -5,12 +5,15 @@ Units are those of rmcore.core.metrics: a share is shown in percent, a differenc
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
+from rmcore.core.metrics import floored
 from rmcore.reporting.figures import numbers
 
 _SPACE = "\u00a0"  # a number and its unit stay on one line
 _ONE_UNIT = re.compile(r"(?P<number>[^\s]+)\s(?P<unit>[^\s]+)")  # not 4 min 05 s
+_BELOW_FLOOR = 0.13  # of an axis, so that marks at a floor are whole
 _WHOLE_STEPS = 100  # from here on a mean over seeds needs no fraction of a step
 
 
@@ -56,6 +59,31 @@ def interval(low: float | None, high: float | None, unit: str, comparison: str =
     start, end = _ONE_UNIT.fullmatch(first), _ONE_UNIT.fullmatch(last)
     same = start is not None and end is not None and start["unit"] == end["unit"]
     return f"{start['number'] if start and same else first} to {last}"
+
+
+def estimate(name: str, item: Mapping[str, Any], unit: str, comparison: str = "level") -> tuple[str, str]:
+    """Value and interval, which may be empty, of a metric or of a comparison of arms by it.
+
+    A level keeps to the floor of its metric (`rmcore.core.metrics.floored`); a difference may be negative.
+    """
+    found = numbers.nothing_found(name, item) if comparison == "level" else None
+    if found is not None:
+        return found
+    shown = numbers.floored_item(name, item) if comparison == "level" else item
+    bounds = interval(shown["ci_low"], shown["ci_high"], unit, comparison)
+    return compared(shown["value"], unit, comparison), bounds
+
+
+def told(name: str, item: Mapping[str, Any], unit: str) -> str:
+    """The value of a metric in a sentence: 71.2 %; where nothing was found, 0.00 (upper end 0.041)."""
+    value, bounds = estimate(name, item, unit)
+    return f"{value} ({bounds})" if bounds and numbers.nothing_found(name, item) else value
+
+
+def axis_low(name: str, low: float, high: float) -> float:
+    """The lower end of an axis: not so far below the floor of its metric that a tick would stand there."""
+    floor = floored(name, -math.inf)
+    return low if floor is None or math.isinf(floor) else max(low, floor - _BELOW_FLOOR * (high - floor))
 
 
 def distance(value: float | None, unit: str, comparison: str) -> str:

@@ -12,7 +12,7 @@ from rmcore.core.arrays import FloatArray
 from rmcore.reporting.figures.arm_intervals import mean_value, seed_values
 from rmcore.reporting.figures.arms import ArmStyle, looks, short, shown
 from rmcore.reporting.figures.labels import place_labels
-from rmcore.reporting.figures.quantities import axis_label, capital, level, tick_text
+from rmcore.reporting.figures.quantities import axis_label, axis_low, capital, tick_text, told
 from rmcore.reporting.figures.style import dress, headline, new_figure, note
 from rmcore.reporting.html.experiment_schema import ArmResult, CellResult, MetricInfo
 
@@ -58,9 +58,11 @@ def tradeoff_figure(
     points = [_points(arms, cells, (other, accuracy)) for other in others]
     for ax, other, own in zip(axes, others, points, strict=True):
         _panel(ax, own, infos[other], infos[accuracy], look)
+        left, right = ax.get_xlim()
+        ax.set_xlim(axis_low(other, left, right), right)
     axes[0].set_ylabel(axis_label(infos[accuracy]["label"], infos[accuracy]["unit"]))
     controls = [arm["name"] for arm in arms if arm["is_control"] and arm["name"] in points[0].means]
-    headline(figure, _title(points[0].means, controls, infos[others[0]], infos[accuracy]))
+    headline(figure, _title(arms, points[0].means, controls, (others[0], accuracy), infos))
     figure.draw_without_rendering()  # labels are placed in pixels, which exist only after the layout
     for ax, own in zip(axes, points, strict=True):
         _name_means(ax, own, look)
@@ -104,16 +106,22 @@ def _name_means(ax: Axes, points: _Points, look: Mapping[str, ArmStyle]) -> None
 
 
 def _title(
-    known: Mapping[str, tuple[float, float]], controls: Sequence[str], other: MetricInfo, main: MetricInfo
+    arms: Sequence[ArmResult],
+    known: Mapping[str, tuple[float, float]],
+    controls: Sequence[str],
+    names: tuple[str, str],
+    infos: Mapping[str, MetricInfo],
 ) -> str:
-    """The most accurate arm and the control, with both metrics."""
+    """The most accurate arm and the control, with both metrics (horizontal, vertical)."""
+    other, main = (infos[name] for name in names)
+    metrics = {arm["name"]: arm["metrics"] for arm in arms}
     if not known:
         return f"{capital(main['label'])} against {other['label']}"
 
-    def told(name: str) -> str:
-        across, up = known[name]
-        return f"{short(name)} ({level(up, main['unit'])}, {other['label']} {level(across, other['unit'])})"
+    def both(name: str) -> str:
+        across, up = (told(metric, metrics[name][metric], infos[metric]["unit"]) for metric in names)
+        return f"{short(name)} ({up}, {other['label']} {across})"
 
     best = max(known, key=lambda name: known[name][1])
     control = next(iter(controls), best)
-    return f"Most accurate: {told(best)}" + ("" if control == best else f"; control {told(control)}")
+    return f"Most accurate: {both(best)}" + ("" if control == best else f"; control {both(control)}")

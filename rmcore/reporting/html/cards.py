@@ -46,18 +46,18 @@ def headline_cards(results: Results) -> list[Card]:
     return [*gain, *cards, _curvature_card(results["spectrum"])]
 
 
-def metric_interval(metric: Mapping[str, Any] | None, unit: str) -> str:
-    """The interval as text, or why there is none."""
+def metric_texts(name: str, metric: Mapping[str, Any] | None) -> tuple[str, str, bool]:
+    """The value, the interval or why there is none, and whether there is one."""
     if metric is None:
-        return "not measured"
-    return numbers.interval(metric, unit) or str(metric.get("reason") or "no interval")
+        return numbers.MISSING, "not measured", False
+    value, interval = numbers.estimate(name, metric, metric_spec(name).unit)
+    return value, interval or str(metric.get("reason") or "no interval"), bool(interval)
 
 
 def _metric_card(name: str, metric: Mapping[str, Any] | None) -> Card:
     spec = metric_spec(name)
-    interval = metric_interval(metric, spec.unit)
-    bounds = f"95 %: {interval}" if metric and numbers.interval(metric) else interval
-    return Card(spec.label, numbers.text(metric["value"] if metric else None, spec.unit), bounds, spec.definition)
+    value, interval, has_interval = metric_texts(name, metric)
+    return Card(spec.label, value, f"95 %: {interval}" if has_interval else interval, spec.definition)
 
 
 def _curvature_card(spectrum: Mapping[str, Any]) -> Card:
@@ -90,10 +90,10 @@ def residual_of(spectrum: Mapping[str, Any], eigenvalue: float | None) -> float 
 def _gain_card(judged: Mapping[str, Any]) -> Card:
     """What the policy would gain of the gold reward under the plan."""
     kl, gain = judged["plan"]["kl"], judged["parts"].get("planned_gain")
-    interval = metric_interval(gain, "")
+    value, interval, has_interval = metric_texts("planned_gain", gain)
     return Card(
         f"gold gain at {numbers.decimal(kl)} nats",
-        numbers.decimal(gain["value"]) if gain else numbers.MISSING,
-        f"95 %: {interval}" if gain and numbers.interval(gain) else interval,
+        value,
+        f"95 %: {interval}" if has_interval else interval,
         "what the judge makes of samples chosen by the reward model, in standard deviations within prompts",
     )

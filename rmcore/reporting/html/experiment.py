@@ -9,7 +9,7 @@ import yaml
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.arms import looks, main_metrics
 from rmcore.reporting.figures.claims import VERDICTS, claimed, subject, tally
-from rmcore.reporting.figures.quantities import capital, compared, distance, interval, level
+from rmcore.reporting.figures.quantities import capital, compared, distance, estimate, level
 from rmcore.reporting.html.experiment_schema import (
     ArmResult,
     CellResult,
@@ -159,18 +159,18 @@ def _arm(arm: ArmResult, results: ExperimentResults, shown: Sequence[str], rest:
         "merged": arm["merged"],
         "changes": changes,
         "seeds": f"{len(seeds)} of {len(results['seeds'])}",
-        "metrics": [_mean(arm["metrics"].get(name), units[name]) for name in shown],
-        "more_metrics": [_mean(arm["metrics"].get(name), units[name]) for name in rest],
+        "metrics": [_mean(name, arm["metrics"].get(name), units[name]) for name in shown],
+        "more_metrics": [_mean(name, arm["metrics"].get(name), units[name]) for name in rest],
         "bands": [(name, band, _BANDS.get(band, "muted")) for name, band in arm["bands"].items()],
     }
 
 
-def _mean(metric: Metric | None, unit: str) -> tuple[str, str]:
+def _mean(name: str, metric: Metric | None, unit: str) -> tuple[str, str]:
     """A mean over seeds and its interval, or why there is none."""
     if metric is None:
         return numbers.MISSING, "not measured"
-    bounds = interval(metric["ci_low"], metric["ci_high"], unit)
-    return level(metric["value"], unit), bounds or metric["reason"] or "no interval"
+    value, bounds = estimate(name, metric, unit)
+    return value, bounds or metric["reason"] or "no interval"
 
 
 def _in_base(base: Mapping[str, Any], setting: str) -> Any:
@@ -201,13 +201,18 @@ def _cell(cell: CellResult, infos: Mapping[str, MetricInfo], shown: Sequence[str
     gate = [gate_row(check) for check in cell["gate"]]
     return {
         **cell,
-        "values": [level(cell["metrics"].get(name), infos[name]["unit"]) for name in shown],
+        "values": [estimate(name, _alone(cell["metrics"].get(name)), infos[name]["unit"])[0] for name in shown],
         "num_passed": sum(check["passed"] for check in gate),
         "gate": gate,
         "failed_checks": [check for check in gate if not check["passed"]],
         "took": numbers.duration(cell["seconds"]),
         "short_key": cell["key"][:_CELL_KEY] if cell["key"] else numbers.MISSING,
     }
+
+
+def _alone(value: float | None) -> dict[str, float | None]:
+    """A value without an interval."""
+    return {"value": value, "ci_low": None, "ci_high": None}
 
 
 def _cost(results: ExperimentResults) -> list[tuple[str, str, str]]:

@@ -3,7 +3,7 @@
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.arms import main_metrics
 from rmcore.reporting.figures.claims import VERDICTS, claimed, subject, tally
-from rmcore.reporting.figures.quantities import compared, interval, level
+from rmcore.reporting.figures.quantities import estimate
 from rmcore.reporting.html.experiment_schema import ArmResult, ExperimentResults, HypothesisResult, MetricInfo
 from rmcore.reporting.html.markdown import escape, table, text_table
 
@@ -35,8 +35,7 @@ def metric_info(results: ExperimentResults, name: str) -> MetricInfo:
 
 def measured(item: HypothesisResult, unit: str) -> tuple[str, str]:
     """A hypothesis' value and its interval (empty where there is none)."""
-    bounds = interval(item["ci_low"], item["ci_high"], unit, item["comparison"])
-    return compared(item["value"], unit, item["comparison"]), bounds
+    return estimate(item["metric"], item, unit, item["comparison"])
 
 
 def web_address(address: str | None) -> str | None:
@@ -76,8 +75,8 @@ def _mean(arm: ArmResult, name: str, unit: str) -> str:
     metric = arm["metrics"].get(name)
     if metric is None:
         return numbers.MISSING
-    bounds = interval(metric["ci_low"], metric["ci_high"], unit)
-    return level(metric["value"], unit) + (f" ({bounds})" if bounds else "")
+    value, bounds = estimate(name, metric, unit)
+    return value + (f" ({bounds})" if bounds else "")
 
 
 def _cost(results: ExperimentResults) -> str:

@@ -9,7 +9,7 @@ import yaml
 from rmcore.core.metrics import metric_order, metric_spec
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.html import curvature, glossary, logged, policy, rlhf
-from rmcore.reporting.html.cards import headline_cards, metric_interval, verdict_look
+from rmcore.reporting.html.cards import headline_cards, metric_texts, verdict_look
 from rmcore.reporting.html.page import date, gate_row, write_page
 from rmcore.reporting.html.schema import Results
 from rmcore.reporting.html.tree import blocks
@@ -103,16 +103,18 @@ def metric_rows(results: Results) -> list[MetricRow]:
     for name in sorted({*test, *ood}, key=metric_order):
         spec = metric_spec(name)
         here, there = test.get(name), ood.get(name)
+        value, interval, _ = metric_texts(name, here)
+        ood_value, ood_interval, _ = metric_texts(name, there)
         rows.append(
             MetricRow(
                 name=name,
                 label=spec.label,
                 definition=spec.definition,
-                value=numbers.text(here["value"] if here else None, spec.unit),
-                interval=metric_interval(here, spec.unit),
+                value=value,
+                interval=interval,
                 num=numbers.count(here["num"] if here else None),
-                ood_value=numbers.text(there["value"] if there else None, spec.unit),
-                ood_interval=metric_interval(there, spec.unit),
+                ood_value=ood_value,
+                ood_interval=ood_interval,
             )
         )
     return rows

@@ -79,5 +79,5 @@ def date(moment: str) -> str:
 def gate_row(check: Mapping[str, Any]) -> dict[str, Any]:
     """One condition of the gate with its numbers as text."""
     spec = metric_spec(check["name"])
-    values = {key: numbers.text(check[key], spec.unit) for key in ("value", "threshold")}
-    return {**check, **values, "label": spec.label}
+    value, _ = numbers.estimate(check["name"], check, spec.unit)
+    return {**check, "value": value, "threshold": numbers.text(check["threshold"], spec.unit), "label": spec.label}

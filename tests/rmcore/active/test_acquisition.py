@@ -154,6 +154,18 @@ def test_a_view_has_the_models_own_margins(rm, pairs):
     assert single.margins[0] == pytest.approx(scores[:, 0] - scores[:, 1], abs=1e-4)
 
 
+def test_what_members_see_are_log_odds_by_their_own_beta(rm, pairs, monkeypatch):
+    heads = np.random.default_rng(0).normal(size=(3, rm.model.config.hidden_size))
+    plain, fitted = (
+        look(pairs, one).margins for one in (RewardModelEnsemble([rm]), RewardModelEnsemble.from_heads(rm, heads))
+    )
+    monkeypatch.setattr(rm, "beta", 0.25)
+    assert (look(pairs, RewardModelEnsemble([rm])).margins == 0.25 * plain).all()
+    assert (
+        look(pairs, RewardModelEnsemble.from_heads(rm, heads)).margins == fitted
+    ).all()  # fitted with beta 1, whatever the backbone had
+
+
 def test_an_empty_pool_and_broken_weights_are_refused(rm, pairs):
     with pytest.raises(DataError, match="pool is empty"):
         look([], RewardModelEnsemble([rm]))

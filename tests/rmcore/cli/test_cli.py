@@ -10,6 +10,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
@@ -18,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from flows.cli import app
 from rmcore.cli.common import guard
 from rmcore.data.table import read_pairs, write_pairs
+from rmcore.models.preference import PREFERENCE_FILE
 from rmcore.models.reward_model import BradleyTerryRM
 
 
@@ -107,6 +109,24 @@ def test_evaluate_writes_values_with_intervals(checkpoint, files):
     assert accuracy["ci_low"] <= accuracy["value"] <= accuracy["ci_high"]
     assert "pairwise_accuracy" in done.stdout
     assert "[" in done.stdout
+
+
+def test_evaluate_takes_beta_from_the_checkpoint(checkpoint, files, tmp_path):
+    """No option names it; the rewards that are written stay raw."""
+    shutil.copytree(checkpoint, tmp_path / "model")
+    records, rewards = {}, {}
+    for beta in (1.0, 0.25):
+        (tmp_path / "model" / PREFERENCE_FILE).write_text(json.dumps({"beta": beta}))
+        named = ["--checkpoint", tmp_path / "model", "--data", files / "test.parquet"]
+        rm_opt("evaluate", *named, "--json", tmp_path / "numbers.json", "--rewards", tmp_path / "rewards.parquet")
+        records[beta] = json.loads((tmp_path / "numbers.json").read_text())
+        rewards[beta] = pd.read_parquet(tmp_path / "rewards.parquet")
+        assert records[beta]["beta"] == beta
+        margin = rewards[beta]["reward_chosen"].to_numpy(float) - rewards[beta]["reward_rejected"].to_numpy(float)
+        assert records[beta]["metrics"]["loss"]["value"] == pytest.approx(np.logaddexp(0, -beta * margin).mean())
+    pd.testing.assert_frame_equal(rewards[1.0], rewards[0.25])
+    temperatures = [records[beta]["metrics"]["temperature"]["value"] for beta in (1.0, 0.25)]
+    assert temperatures[0] is temperatures[1] is None or temperatures[0] == pytest.approx(4 * temperatures[1])
 
 
 @pytest.mark.slow

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 import exact_models
 from rmcore.landscape.analyzer import HessianAnalyzer
+from rmcore.landscape.gram import gauss_newton_spectrum
 from rmcore.landscape.operators import LossGaussNewton, LossHessian
+from rmcore.training.losses import PairLoss
 
 ARCHITECTURES, ROUNDING = exact_models.ARCHITECTURES, exact_models.ROUNDING
 relative_error, random_vectors = exact_models.relative_error, exact_models.random_vectors
@@ -76,6 +78,31 @@ def test_margins_loss_and_gradient_are_those_of_the_function(architecture, world
     assert relative_error(operator.margins(), function.margins(function.flat)) < ROUNDING
     assert operator.loss() == pytest.approx(float(loss(function.flat)), rel=1e-13)
     assert relative_error(operator.gradient(), torch.func.grad(loss)(function.flat)) < ROUNDING
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "bert"])
+@pytest.mark.parametrize("beta", [0.25, 3.0])
+def test_the_curvature_of_a_reward_model_is_that_of_the_loss_it_was_trained_with(architecture, beta):
+    """The Hessian of `PairLoss` with this beta, dense and in float64, for all that is asked of the model itself."""
+    model = model_of(architecture)
+    function = exact_models.functional(model, ROWS)
+
+    def loss(flat):
+        margins = function.margins(flat)
+        return PairLoss(beta=beta)(margins, torch.zeros_like(margins)) / NUM_PAIRS
+
+    truth = torch.func.jacrev(torch.func.grad(loss), chunk_size=256)(function.flat).detach()
+    trained = SimpleNamespace(model=model, beta=beta)
+    hessian = LossHessian.from_loader(trained, [ROWS])
+    vectors = random_vectors(3, len(truth))
+    assert relative_error(hessian.products(vectors), vectors @ truth) < ROUNDING
+    assert hessian.loss() == pytest.approx(float(loss(function.flat)), rel=1e-13)
+    linear = LossGaussNewton(trained, [ROWS])
+    assert relative_error(linear.products(vectors), vectors @ truth_of(architecture, LossGaussNewton, 1 / beta)) < 1e-11
+    spectrum = gauss_newton_spectrum(trained, [ROWS], prompts=[str(pair) for pair in range(NUM_PAIRS)])
+    largest = torch.linalg.eigvalsh(truth_of(architecture, LossGaussNewton, 1 / beta))[-1]
+    assert spectrum.lambda_max == pytest.approx(float(largest), rel=1e-6)
+    assert LossHessian(model, [ROWS]).temperature == 1.0  # a bare module has no beta
 
 
 # What the analyzer makes of them.

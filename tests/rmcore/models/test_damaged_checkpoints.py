@@ -33,7 +33,7 @@ def whole(tmp_path_factory):
     model = Qwen2ForSequenceClassification(config)
     model.save_pretrained(folder, max_shard_size="32KB")
     tokenizer.save_pretrained(folder)
-    BradleyTerryRM.from_pretrained(folder, device="cpu", max_seq_len=32).save_text(folder)
+    BradleyTerryRM.from_pretrained(folder, device="cpu", max_seq_len=32).save_records(folder)
     assert (folder / INDEX_FILE).is_file()
     return folder
 
@@ -67,7 +67,7 @@ def dangle(path):
     path.symlink_to("nowhere")
 
 
-FILES = ["config.json", "tokenizer_config.json", "rm_rendering.json", INDEX_FILE, "weights"]
+FILES = ["config.json", "tokenizer_config.json", "rm_rendering.json", "rm_preference.json", INDEX_FILE, "weights"]
 DAMAGES = {
     "gone": lambda path: path.unlink(),
     "empty": lambda path: path.write_bytes(b""),
@@ -100,6 +100,7 @@ ODD = {"null": None, "minus": -1, "text": "x", "list": [1], "object": {"a": 1}, 
 FIELDS = {
     "config.json": ["model_type", "architectures", "hidden_size", "vocab_size", "num_hidden_layers", "id2label"],
     "rm_rendering.json": ["format", "max_seq_len", "render_fn"],
+    "rm_preference.json": ["beta"],
     "tokenizer_config.json": ["tokenizer_class", "extra_special_tokens", "model_max_length"],
     "tokenizer.json": ["added_tokens", "pre_tokenizer", "model"],
 }

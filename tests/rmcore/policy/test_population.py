@@ -44,15 +44,14 @@ SAMPLES = pd.DataFrame(
 IS_MEASURED = np.arange(len(SAMPLES)) < 10 * SIZE
 
 
-def seen_with(own_head):
-    return BackboneFeatures(
-        HeadData(TRAINING_SIDES[0] - TRAINING_SIDES[1], LONGER), TEST_SIDES, SAMPLE_FEATURES, np.asarray(own_head)
-    )
+def seen_with(own_head, beta=1.0):
+    training = HeadData(TRAINING_SIDES[0] - TRAINING_SIDES[1], LONGER)
+    return BackboneFeatures(training, TEST_SIDES, SAMPLE_FEATURES, np.asarray(own_head), beta)
 
 
-def rows(samples=SAMPLES, own_head=TRUTH, backbone=CLEAN, **changes):
+def rows(samples=SAMPLES, own_head=TRUTH, backbone=CLEAN, beta=1.0, **changes):
     settings = {"measured_prompts": 10, "planned_kl": 1.0, "seed": 0} | changes
-    return rows_of(backbone, seen_with(own_head), TEST, samples, **settings).set_index("head")
+    return rows_of(backbone, seen_with(own_head, beta), TEST, samples, **settings).set_index("head")
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +94,17 @@ def test_the_true_head_gains_and_its_opposite_loses(table, against, method):
     assert opposite["on_policy_accuracy"] == 0
     assert own["pairwise_accuracy"] == pytest.approx(1 - opposite["pairwise_accuracy"])
     assert own["pairwise_accuracy"] > 0.75
+
+
+def test_the_beta_of_the_trained_head_is_part_of_what_labelled_pairs_tell(table):
+    """Four times the head with a quarter of the beta is the same model but for the unit of its rewards."""
+    same = rows(own_head=4 * TRUTH, beta=0.25)
+    for name in ("ece_debiased", "ece_tempered_debiased", "pairwise_accuracy"):
+        assert same.loc["own", name] == table.loc["own", name], name
+    assert same.loc["own", "lambda_max"] == pytest.approx(table.loc["own", "lambda_max"] / 16)
+    assert same.loc["own", "pooled_reward_variance"] == pytest.approx(16 * table.loc["own", "pooled_reward_variance"])
+    others = [name for name in table.index if name != "own"]
+    pd.testing.assert_frame_equal(same.loc[others], table.loc[others])
 
 
 def test_the_heads_fitted_on_clean_pairs_follow_the_truth(table, against):

@@ -1,6 +1,11 @@
 """The front door's token ids are those of the library, for each form of input, with control tokens typed in them."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
+from fastapi.testclient import TestClient
+from scipy.special import expit
 
 from rmcore.core.errors import RequestError
 from rmcore.data.pair import Message
@@ -35,6 +40,21 @@ def test_typed_control_tokens_are_text_at_the_door_as_in_the_library(door, rm):
     assert sides == rm.renderer.tokenize_sides([(TYPED, TYPED), (dialogue, TYPED)])
     end = rm.tokenizer.eos_token_id
     assert [side.ids.count(end) for side in sides] == [2, 4]
+
+
+def test_a_normalised_reward_is_the_probability_that_the_checkpoints_beta_gives(door, monkeypatch):
+    weights = replace(door.served.weights, beta=0.25)
+    rewards = [-4000.0, -2.0, 0.0, 2.0, 4000.0]
+
+    async def score(_):
+        return rewards, weights
+
+    monkeypatch.setattr(door.served, "score", score)
+    client = TestClient(door.app())
+    body = {"inputs": [[1, 2]] * len(rewards)}
+    assert client.post("/score", json=body).json()["rewards"] == rewards
+    found = client.post("/score", json=body | {"normalize": True}).json()
+    assert found["rewards"] == pytest.approx(expit(0.25 * np.array(rewards)))
 
 
 def test_an_input_that_the_template_refuses_is_named(door, rm, monkeypatch):

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from rmcore.core.errors import ModelError, StoreError
 from rmcore.models.head import is_reward_head
+from rmcore.models.preference import read_beta
 from rmcore.models.weight_index import INDEX_FILE
 from rmcore.serving import staging
 from rmcore.serving.model_files import WHOLE_FILE
@@ -37,9 +38,9 @@ class Server:
         stage_checkpoint(source, self.folder)
         self.expected = stored(self.folder)
 
-    def update(self, state, mode, changed=()):
+    def update(self, state, mode, changed=(), beta=None):
         layout = WeightLayout.read(self.folder)
-        ref = write_update(self.weights, state, mode, layout, changed=changed, shard_bytes=3000)
+        ref = write_update(self.weights, state, mode, layout, changed=changed, beta=beta, shard_bytes=3000)
         checked = check_update(self.weights, ref.folder_name, ref.digest, mode, layout)
         new = self.weights / f"served-{int(self.folder.name[-6:]) + 1:06d}"
         stage_update(self.folder, checked, new)
@@ -109,6 +110,18 @@ def test_transformers_loads_exactly_the_base_and_what_travelled(model, tmp_path,
     assert all(same(tensor, server.expected[name]) for name, tensor in loaded.state_dict().items())
     assert {path.name for path in server.folder.iterdir()} >= {"config.json", "rm_rendering.json"}
     assert not (server.folder / "optimizer.pt").exists()
+
+
+def test_an_update_brings_its_beta_and_leaves_the_served_one_alone(tmp_path):
+    """Left out, it is the served model's; a folder before it keeps its own, although files are links."""
+    server = Server(save_model(tmp_path / "model", "bert", "5GB"), tmp_path / "weights")
+    first, state = server.folder, make_model("bert", seed=1).state_dict()
+    folders = [first]
+    for beta in (0.25, None, 2.0):
+        server.update(state, Mode.HEAD_ONLY, beta=beta)
+        folders.append(server.folder)
+    assert [read_beta(folder) for folder in folders] == [1.0, 0.25, 0.25, 2.0]
+    assert folder_digest(folders[2]) != folder_digest(folders[3])
 
 
 NAMES = ["a", "b", "c", "d", "score.weight"]

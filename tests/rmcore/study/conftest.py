@@ -44,7 +44,7 @@ def make_rewards():
 def write_cell(tmp_path, make_rewards):
     """Factory of a cell's artifacts: folders by stage with the files that are read of them."""
 
-    def write(name, test, *, train=None, history=(), training=None, costs=None, test_card=None):
+    def write(name, test, *, train=None, history=(), training=None, costs=None, test_card=None, beta=None):
         folders = {stage: tmp_path / name / stage for stage in ("train", "evaluate")}
         for folder in folders.values():
             folder.mkdir(parents=True)
@@ -53,7 +53,9 @@ def write_cell(tmp_path, make_rewards):
         pd.concat(parts).to_parquet(folders["evaluate"] / "rewards.parquet")
         card = {"test": test_card or {"pairwise_accuracy": {"value": 0.7}}}
         card["train"] = {"pairwise_accuracy": {"value": 0.8}}
-        (folders["evaluate"] / "metrics.json").write_text(json.dumps({"metrics": card}))
+        (folders["evaluate"] / "metrics.json").write_text(
+            json.dumps({"metrics": card} | ({} if beta is None else {"beta": beta}))
+        )
         record = {"num_steps": 30, "planned_steps": 40, "best_step": 20} | (training or {})
         (folders["train"] / "training.json").write_text(json.dumps(record))
         costs = {"cost/train_seconds": 5.0} if costs is None else costs

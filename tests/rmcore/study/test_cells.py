@@ -20,6 +20,14 @@ def test_values_are_those_of_the_report_card(measure, make_rewards):
         assert measured.samples[metric].replicates.shape == (NUM_RESAMPLES,)
 
 
+def test_probabilities_are_by_the_beta_that_the_evaluation_recorded(measure, make_rewards):
+    frame = make_rewards()
+    card = evaluate_pairs(frame, num_resamples=100, beta=0.25)
+    measured = measure("a", 0, frame, beta=0.25)
+    for metric, name in TEST_METRICS.items():
+        assert measured.value(metric) == pytest.approx(card[name].value), metric
+
+
 def test_cells_with_the_same_prompts_are_resampled_together_whatever_the_order_of_rows(measure, make_rewards):
     frame = make_rewards()
     one, other = measure("a", 0, frame), measure("b", 1, frame.sample(frac=1, random_state=0))

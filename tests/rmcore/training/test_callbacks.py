@@ -1,6 +1,7 @@
 """Calibration at evaluation: right on margins whose truth is known, silent where a number would mean nothing."""
 
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,12 +13,12 @@ from rmcore.training.callbacks import CALIBRATION_BINS, PAIRS_PER_BIN, Evaluatio
 CALIBRATION_PAIRS = PAIRS_PER_BIN * CALIBRATION_BINS
 
 
-def evaluate(margins):
-    """Calibration of rewards with these margins."""
+def evaluate(margins, beta=1.0):
+    """Calibration of rewards with these margins, of a model with this beta."""
     margins = np.asarray(margins)
     offsets = np.arange(len(margins)) % 4 / 4  # what a prompt adds to both sides; exact in float32
     rewards = np.stack([offsets + margins / 2, offsets - margins / 2], axis=1).astype(np.float32)
-    return calibration(Evaluation(step=1, rm=None, pairs=[], rewards=rewards))
+    return calibration(Evaluation(step=1, rm=SimpleNamespace(beta=beta), pairs=[], rewards=rewards))
 
 
 def calibrated(num, seed=0, spread=2.0):
@@ -50,6 +51,13 @@ def test_brier_is_its_definition_and_temperature_never_raises_the_loss(margins):
         assert found["calib/loss_after_temperature"] <= np.mean(np.logaddexp(0, -exact)) + 1e-5
         assert found["calib/temperature"] > 0
     assert all(np.isfinite(value) for value in found.values())
+
+
+@given(seed=st.integers(0, 1000), power=st.integers(-3, 3))
+def test_beta_is_part_of_the_probability(seed, power):
+    """A factor of the margins that beta takes back changes nothing; for powers of two not even a bit."""
+    margins, beta = np.round(64 * calibrated(400, seed)) / 64, 2.0**power  # exact in float32, with their offsets
+    assert evaluate(margins / beta, beta) == evaluate(margins)
 
 
 def test_an_overconfident_model_is_seen():

@@ -49,6 +49,18 @@ def test_same_seed_same_weights(tmp_path, gold_pairs):
     assert all(torch.equal(first[key], second[key]) for key in first)
 
 
+def test_a_training_gives_its_beta_to_the_model_its_checkpoints_and_its_evaluations(tmp_path, gold_pairs):
+    trainer, _, tracker = run(tmp_path / "run", gold_pairs[:20], gold_pairs[20:30], beta=0.25, keep_top_k=1)
+    assert trainer.rm.beta == 0.25
+    for name in ("best", "step_6"):
+        assert BradleyTerryRM.from_pretrained(tmp_path / "run" / name, device="cpu").beta == 0.25
+    expected = batch_metrics(0.25 * trainer.best_rewards.astype(np.float64))
+    step = max((values["eval/pairwise_accuracy"], -step) for step, values in tracker.rows if "eval/loss" in values)[1]
+    best = next(values for at, values in tracker.rows if at == -step and "eval/loss" in values)
+    assert best["eval/loss"] == expected["loss"]
+    assert best["eval/ece"] == expected["ece"]
+
+
 def test_the_token_budget_does_not_change_the_trajectory(tmp_path, gold_pairs):
     losses = []
     for budget in (192, 4096):

@@ -14,7 +14,7 @@ from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.arms import looks
 from rmcore.reporting.figures.claims import VERDICTS
 from rmcore.reporting.figures.experiment import draw_experiment
-from rmcore.reporting.figures.quantities import interval, level
+from rmcore.reporting.figures.quantities import estimate, interval, level
 from rmcore.reporting.html.experiment import write_experiment_report
 from rmcore.reporting.html.experiment_summary import experiment_markdown
 from rmcore.reporting.html.glossary import EXPERIMENT_WORDS
@@ -91,8 +91,7 @@ def test_every_arm_cell_note_and_the_registration_are_shown(page):
         for metric, mean in arm["metrics"].items():
             unit = results["metrics"][metric]["unit"]
             if mean["value"] is not None:
-                shown = f"{level(mean['value'], unit)} {interval(mean['ci_low'], mean['ci_high'], unit)}"
-                assert flat(shown) in page.section("arms")
+                assert flat(" ".join(estimate(metric, mean, unit))) in page.section("arms")
         for setting, value in arm["changes"].items():
             assert re.search(rf"{re.escape(setting)}: .*{re.escape(str(value))}", page.section("arms"))
         for name, band in arm["bands"].items():
