@@ -30,7 +30,7 @@ class GoldConfig(Settings):
     """Labels are drawn from sigmoid((gold_a - gold_b) / temperature): higher is noisier."""
     flip_rate: float = Field(default=0.0, ge=0, lt=0.5)
     """Share of labels flipped after that, as by careless annotators."""
-    shortcut: Literal["length", "flattery", "none"] = "length"
+    shortcut: Literal["length", "flattery", "claims", "none"] = "length"
     """Spurious feature that goes with the gold reward in training and stops doing so in the tail."""
 
 
