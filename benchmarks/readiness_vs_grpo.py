@@ -20,7 +20,7 @@ import pandas as pd
 from scipy.stats import spearmanr
 
 from experiments.presets import PRESETS
-from flows.policy import POPULATION, in_world
+from flows.policy import POPULATION
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.files import write_json
 from rmcore.core.progress import silent
@@ -145,7 +145,7 @@ def main() -> None:
     )
     rows = []
     for world in preset.validation.worlds if options.world is None else (options.world,):
-        rows += study(world, options.models, in_world(config, world), options.out)
+        rows += study(world, options.models, config.in_world(world), options.out)
     name = "rows.json" if options.world is None else f"rows_{options.world}.json"
     (options.out / name).write_text(json.dumps(rows, indent=1))
     print(table(rows, config))

@@ -124,7 +124,9 @@ def validate(
     if world is None:
         print_findings(shown.CLAIM_HEADINGS, shown.claim_rows(results), [results["verdict"]])
         print_findings(shown.VALIDATION_HEADINGS, shown.validation_rows(results), shown.findings(results))
-        print_findings(shown.OPERATING_HEADINGS, shown.operating_rows(results), [])
+        for way, title in shown.OPERATING_WAYS.items():
+            print(title)
+            print_findings(shown.OPERATING_HEADINGS, shown.operating_rows(results, way), [])
     print_places(outcome)
 
 

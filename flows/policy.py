@@ -176,7 +176,7 @@ def readiness_validation(
     populations, executed = {}, []
     for role, shortcut in zip(POPULATIONS, study.worlds, strict=True):
         if world in (None, shortcut):
-            chain = run_chain(in_world(config, shortcut), POPULATION, kind=f"validation-{shortcut}")
+            chain = run_chain(config.in_world(shortcut), POPULATION, kind=f"validation-{shortcut}")
             populations[role] = chain.refs["population"]
             executed += [f"{name} in {shortcut}" for name in chain.executed]
     if world is not None:
@@ -184,12 +184,6 @@ def readiness_validation(
     chain = run_chain(config, ("validation",), kind="validation", given=populations)
     results = read_json(chain.refs["validation"], "validation.json") | {"registration": registration}
     return finish(replace(chain, executed=[*executed, *chain.executed]), results, validation_markdown(results))
-
-
-def in_world(config: PipelineConfig, shortcut: StudiedWorld) -> PipelineConfig:
-    """The config in the gold world of a shortcut."""
-    gold = config.data.gold.model_copy(update={"shortcut": shortcut})
-    return config.model_copy(update={"data": config.data.model_copy(update={"gold": gold})})
 
 
 def _frozen(config: PipelineConfig) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from rmcore.config.active import CheckConfig as CheckConfig  # noqa: PLC0414
 from rmcore.config.base import Settings as Settings  # noqa: PLC0414
 from rmcore.config.policy import PolicyConfig as PolicyConfig  # noqa: PLC0414
 from rmcore.config.policy import ReadinessConfig as ReadinessConfig  # noqa: PLC0414
+from rmcore.config.policy import StudiedWorld
 from rmcore.config.policy import ValidationConfig as ValidationConfig  # noqa: PLC0414
 from rmcore.config.rlhf import RlhfConfig as RlhfConfig  # noqa: PLC0414
 
@@ -339,3 +340,8 @@ class PipelineConfig(Settings):
     def needs_policy(self) -> bool:
         """Whether anything is computed with the policy itself: not where its samples are given, but for the study."""
         return self.policy is not None and (self.policy.samples is None or self.validation is not None)
+
+    def in_world(self, shortcut: StudiedWorld) -> Self:
+        """The same in the gold world of a shortcut."""
+        gold = self.data.gold.model_copy(update={"shortcut": shortcut})
+        return self.model_copy(update={"data": self.data.model_copy(update={"gold": gold})})

@@ -4,8 +4,9 @@ Everything downstream (accuracy, calibration, over-optimisation) can be checked 
 `gold_reward` reads the prompt and the response as text and nothing else, so that text sampled from a policy is scored
 by the same rule as the generated pairs. Its features go from easy for a small model (an answer at all, topic,
 politeness, form) to hard (arithmetic, order). Labels are drawn from Bradley-Terry on it. One shortcut, length,
-flattery or bare claims of authority, goes with correctness in the training distribution, and does not in the tail: the reward never pays for it,
-takes gold away where it is extreme, and the out-of-distribution pairs turn the relation around.
+flattery or bare claims of authority, goes with correctness in the training distribution, and does not in the tail: the
+reward never pays for it, takes gold away where it is extreme, and the out-of-distribution pairs turn the relation
+around.
 """
 
 import math

@@ -8,10 +8,11 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from rmcore.core.store import make_key
+from rmcore.policy.overoptimization import Method
 
 LEVEL = 0.95
 NUM_RESAMPLES = 2000
-PRIMARY_GAIN = "best_of_n"
+PRIMARY_GAIN: Method = "best_of_n"
 """The gain that claims are about: of the best of all samples of a prompt, 64 in the study."""
 
 

@@ -6,19 +6,15 @@ from typing import Any
 from rmcore.reporting.figures.overoptimization import NAMES
 from rmcore.reporting.figures.policy import SCORES
 from rmcore.reporting.html.markdown import bullets, text_table
-from rmcore.reporting.html.policy import PARTS, shown
+from rmcore.reporting.html.policy import shown
 
 CLAIM_HEADINGS = ("claim", "difference of rho", "by world", "own heads", "p after Holm", "verdict")
 VALIDATION_HEADINGS = ("score", "rho with best-of-n gain", "rho with KL-optimum gain", "minus on-policy accuracy's")
-OPERATING_HEADINGS = (
-    "gate",
-    "models called ready",
-    "of them gained",
-    "of those that gained, refused",
-    "by value: ready",
-    "gained",
-    "refused",
-)
+OPERATING_HEADINGS = ("gate", "called ready", "of them gained", "of those that gained, refused")
+OPERATING_WAYS = {
+    "by_end": "Operating points of the gates, as they ask: by the end of the interval",
+    "by_value": "The same by the value alone",
+}
 FITS = {
     "v2": "composed",
     "win_rate_fit": "best-of-16 win rate",
@@ -54,19 +50,15 @@ def validation_rows(results: Mapping[str, Any]) -> list[tuple[str, ...]]:
     ]
 
 
-def operating_rows(results: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Each gate as it asks, on the end of the interval, and on the value alone."""
+def operating_rows(results: Mapping[str, Any], way: str) -> list[tuple[str, ...]]:
+    """Each gate's operating point, `way` one of `OPERATING_WAYS`."""
     rows = []
     for one in results["operating_points"]:
-        gate = one["part"]
+        gate = one["part"].replace("_", " ")
         if one["threshold"] is not None:
-            sign = "at least" if one["side"] == "at_least" else "at most"
-            gate = f"{PARTS.get(gate, gate)}: {sign} {one['threshold']:g}"
-        shares = (
-            (str(one[way]["num_ready"]), *(_share(one[way][name]) for name in ("ready_gained", "gained_refused")))
-            for way in ("by_end", "by_value")
-        )
-        rows.append((gate, *(cell for cells in shares for cell in cells)))
+            gate += f" at {'least' if one['side'] == 'at_least' else 'most'} {one['threshold']:g}"
+        shares = (_share(one[way][name]) for name in ("ready_gained", "gained_refused"))
+        rows.append((gate, f"{one[way]['num_ready']} of {results['num_models']}", *shares))
     return rows
 
 
@@ -104,10 +96,10 @@ def findings(results: Mapping[str, Any]) -> list[str]:
 
 def validation_markdown(results: Mapping[str, Any]) -> str:
     """Claims, correlations, findings and operating points."""
-    tables = (
+    tables: tuple[tuple[str, tuple[str, ...], list[tuple[str, ...]], list[str]], ...] = (
         ("Readiness against the truth", CLAIM_HEADINGS, claim_rows(results), [results["verdict"]]),
         ("Every score", VALIDATION_HEADINGS, validation_rows(results), findings(results)),
-        ("Operating points of the gates", OPERATING_HEADINGS, operating_rows(results), []),
+        *((title, OPERATING_HEADINGS, operating_rows(results, way), []) for way, title in OPERATING_WAYS.items()),
     )
     return "\n".join(
         f"# {title}\n\n{text_table(headings, rows)}\n" + (f"\n{bullets(lines)}\n" if lines else "")

@@ -298,8 +298,6 @@ def test_the_ceiling_of_foreign_pairs_or_none_is_refused():
         label_ceiling([])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1])
 PINNED = {"length": "0efcbb5e4b98879f", "flattery": "c9ae8a52132966a4", "none": "6bbee3da252c8527"}
 
 
@@ -324,6 +322,8 @@ def test_claims_are_in_their_own_world_only_and_cost_gold_at_the_extreme():
         assert gold_reward(prompt, plain) - gold_reward(prompt, claimed) == pytest.approx(cost)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize(
     ("shortcut", "feature"), [("length", len), ("flattery", num_flattering), ("claims", num_claims)]
 )

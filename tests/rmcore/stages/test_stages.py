@@ -105,7 +105,8 @@ OTHER_VALUES = {
     "readiness.planned_optimizer": "kl_optimum", "policy.name": "a/policy", "policy.engine": "generate",
     "rlhf.loss": "grpo", "rlhf.rewards": "local", "rlhf.aggregate": "mean", "active.acquisitions": ("random", "bald"),
     "active.claimed_target": 0.9,
-    "validation.worlds": ("length", "claims"), "active.noise": (0.1,), "active.targets": (0.8, 0.9), "active.check.acquisitions": ("random", "d-optimal"),
+    "validation.worlds": ("length", "claims"),
+    "active.noise": (0.1,), "active.targets": (0.8, 0.9), "active.check.acquisitions": ("random", "d-optimal"),
     "active.check.labels": (50, 60),
 }  # fmt: skip
 """Where the value cannot be told from its type."""
