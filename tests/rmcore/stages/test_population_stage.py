@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
-from support.policy_chain import Chain, changed
 
 from experiments.presets import PRESETS
+from policy_chain import Chain, changed
 from rmcore.config.pipeline import ValidationConfig
 from rmcore.core.progress import silent
 from rmcore.core.store import Store
@@ -31,13 +31,17 @@ TRAINED: list[str] = []
 
 @pytest.fixture(scope="module")
 def upstream(tmp_path_factory):
-    """Of the stage population, in each world."""
+    """Of the stage population, in each world; the gold is drawn, for so small a policy never earns any."""
     store = Store(tmp_path_factory.mktemp("study") / "store")
-    chains = {world: Chain(store, CONFIG.in_world(world)) for world in STUDY.worlds}
-    return {
-        world: {name: chain.folder(name) for name in ("prepare", "policy", "samples")}
-        for world, chain in chains.items()
-    }
+    found = {}
+    for world in STUDY.worlds:
+        chain = Chain(store, CONFIG.in_world(world))
+        found[world] = {name: chain.folder(name) for name in ("prepare", "policy")}
+        samples = pd.read_parquet(chain.folder("samples") / "samples.parquet")
+        judged = samples.assign(gold=np.random.default_rng(0).normal(size=len(samples)))
+        found[world]["samples"] = tmp_path_factory.mktemp("samples")
+        judged.to_parquet(found[world]["samples"] / "samples.parquet")
+    return found
 
 
 @pytest.fixture(autouse=True)
