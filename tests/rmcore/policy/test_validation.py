@@ -28,6 +28,7 @@ from rmcore.policy.readiness.validation import (
     left_out,
     spearman,
 )
+from rmcore.reporting.html.validation import validation_markdown
 
 NUM_RESAMPLES = 200
 KINDS = ("none", "label_noise", "few_pairs", "shortcut", "overtrained", "truncated")
@@ -177,6 +178,18 @@ def test_the_record_is_json_names_its_claims_and_counts_what_there_is(by_wins):
     assert [one["name"] for one in found["worlds"]] == list(WORLDS)
     assert found["num_worthwhile"] == int((table["best_of_n_gain"] >= 0.3).sum())
     assert sum(one["num_worthwhile"] for one in found["worlds"]) == found["num_worthwhile"]
+
+
+def test_the_record_is_shown_with_every_claim_score_and_gate(by_wins):
+    shown = validation_markdown(by_wins | {"registration": {"hash": "0" * 64, "frozen_at": "then"}})
+    for expected in (
+        *(claim.text for claim in CLAIMS),
+        "left-out fit",
+        "win rate 16 at least 0.55",
+        "of then",
+        "over seeds",
+    ):
+        assert expected in shown
 
 
 def test_correlations_are_spearmans_averaged_over_worlds_and_differences_are_theirs(by_wins):
