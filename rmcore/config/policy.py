@@ -62,7 +62,7 @@ class ValidationConfig(Settings):
     """Shortcuts of the two gold worlds that have such a population each; they stand in for data.gold.shortcut."""
     num_backbones: int = Field(default=40, ge=2, le=40)
     """Quickly trained backbones of each world, with a defect of their training or none; five reward heads on each."""
-    steps: int = Field(default=200, ge=2)
+    steps: int = Field(default=160, ge=2)
     """Optimizer steps of each backbone."""
     measured_prompts: int = Field(default=50, ge=2)
     """Prompts whose judged samples the scores may see; the gain is taken on all others."""
