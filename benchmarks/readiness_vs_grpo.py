@@ -1,10 +1,13 @@
-"""Does the readiness verdict agree with what GRPO does? Eight reward models with differing defects, one start policy.
+"""Does what is known before say what GRPO gains? Twelve reward models of the study of readiness, six of each world.
 
-    python benchmarks/readiness_vs_grpo.py --out readiness_vs_grpo
+    python benchmarks/readiness_vs_grpo.py --out readiness_vs_grpo            # after `rm-opt readiness validate`
+    python benchmarks/readiness_vs_grpo.py --out readiness_vs_grpo --world claims     # six of them, in a second process
 
-Each backbone of the validation study is judged by readiness v2 on the policy's samples and then optimised against by
-GRPO; the gold world says what that gained. Stages are cached under $RM_OPT_HOME, so a second call continues. Writes
-`rows.json` and prints the table.
+Reads the populations of the study, and takes in each world the backbones, with their own heads, in the middle of six
+equal strata of the best-of-16 win rate: which ones is known before any is optimised against. Each is judged by
+readiness v2 on the policy's samples and then optimised against by GRPO; the gold world says what that gained. Stages
+are cached under $RM_OPT_HOME and rows in --out, so a second call continues with the next model. Writes `rows.json` and
+prints the table.
 """
 
 import argparse
@@ -13,18 +16,21 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from scipy.stats import spearmanr
 
 from experiments.presets import PRESETS
-from rmcore.config.pipeline import PipelineConfig, ValidationConfig
+from flows.policy import POPULATION
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.core.files import write_json
 from rmcore.core.progress import silent
 from rmcore.core.store import ArtifactRef, Store
 from rmcore.data.table import read_pairs
 from rmcore.policy.grpo.defects import BackboneRecipe, backbones
 from rmcore.stages.policy import policy_place
-from rmcore.stages.population import train_backbone
+from rmcore.stages.population import ROWS_FILE, train_backbone
 from rmcore.stages.registry import stage_call
-from rmcore.stages.requirements import required_policy
+from rmcore.stages.requirements import required_policy, required_validation
 from rmcore.stages.settings import TrainSettings
 from tasks.checkpoints import given_checkpoint
 from tasks.execution import execute
@@ -33,26 +39,37 @@ from tasks.home import configure_environment, home
 JUDGED = ("evaluate", "landscape", "readiness", "overoptimization", "readiness_v2", "grpo")
 
 
-def study(num_models: int, config: PipelineConfig, steps: int, out: Path) -> list[dict]:
-    """One row a reward model."""
+def study(world: str, num_models: int, config: PipelineConfig, out: Path) -> list[dict]:
+    """One row a reward model of one world."""
     store, refs = Store(home() / "store"), {}
-    for name in ("prepare", "policy", "samples"):
+    for name in POPULATION:
         refs[name] = run(store, name, config, refs)
+    population = pd.read_parquet(Path(refs["population"].path) / ROWS_FILE)
+    length = required_validation(config)
+    recipes = {one.name: one for one in backbones(config.train.model_copy(update={"steps": length.steps}), world)}
     rows = []
-    for recipe in backbones(config.train)[:num_models]:
-        checkpoint = out / recipe.name
-        if not (checkpoint / "training.json").is_file():
-            checkpoint.mkdir(parents=True, exist_ok=True)
-            pairs = read_pairs(Path(refs["prepare"].path) / "train.parquet")
-            policy = policy_place(required_policy(config).name, Path(refs["policy"].path))
-            settings, length = TrainSettings.of(config), ValidationConfig(steps=steps)
-            train_backbone(settings, length, recipe, pairs, policy, checkpoint, silent)
-        own = refs | {"train": given_checkpoint(str(checkpoint / "best"), home() / "given")}
-        for name in JUDGED:
-            own[name] = run(store, name, config, own)
-        rows.append(row_of(recipe, config, own))
+    for name in stratified(population, num_models):
+        done = out / f"row_{world}_{name}.json"
+        if not done.is_file():
+            recipe, checkpoint = recipes[name], out / world / name
+            if not (checkpoint / "training.json").is_file():
+                checkpoint.mkdir(parents=True, exist_ok=True)
+                pairs = read_pairs(Path(refs["prepare"].path) / "train.parquet")
+                policy = policy_place(required_policy(config).name, Path(refs["policy"].path))
+                train_backbone(TrainSettings.of(config), length, recipe, pairs, policy, checkpoint, silent)
+            own = refs | {"train": given_checkpoint(str(checkpoint / "best"), home() / "given")}
+            for stage in JUDGED:
+                own[stage] = run(store, stage, config, own)
+            write_json(done, {"world": world} | row_of(recipe, config, own))
+        rows.append(json.loads(done.read_text()))
         print(json.dumps(rows[-1]), flush=True)
     return rows
+
+
+def stratified(population: pd.DataFrame, num_models: int) -> list[str]:
+    """Names of the backbones in the middle of equal strata of the win rate of their own heads."""
+    own = population[population["head"] == "own"].sort_values("win_rate_16", kind="stable")
+    return [str(stratum[len(stratum) // 2]) for stratum in np.array_split(own["backbone"].to_numpy(), num_models)]
 
 
 def run(store: Store, name: str, config: PipelineConfig, refs: dict[str, ArtifactRef]) -> ArtifactRef:
@@ -96,7 +113,7 @@ def table(rows: list[dict], config: PipelineConfig) -> str:
         shown = " | ".join("-" if number is None else f"{number:.2f}" for number in numbers)
         last = row["grpo_last"]
         end = f"{last['value']:+.2f} ({last['ci_low']:+.2f} to {last['ci_high']:+.2f}; {row['grpo_kl']:.1f})"
-        lines.append(f"| {row['model']} | {row['verdict']} | {shown} | {at_plan} | {end} |")
+        lines.append(f"| {row['world']}: {row['model']} | {row['verdict']} | {shown} | {at_plan} | {end} |")
     for name in ("on_policy_accuracy", "win_rate_16", "best_of_n_gain"):
         both = [(row[name], row["grpo_gain_at_plan"]) for row in rows if row["grpo_gain_at_plan"] is not None]
         if len(both) > 2:
@@ -108,17 +125,29 @@ def table(rows: list[dict], config: PipelineConfig) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for checkpoints and rows.json")
-    parser.add_argument("--models", type=int, default=8)
-    parser.add_argument("--rm-steps", type=int, default=250)
+    parser.add_argument("--world", help="only this world of the study")
+    parser.add_argument("--models", type=int, default=6, help="of each world")
     parser.add_argument("--steps", type=int, help="of GRPO; default: the preset's")
+    parser.add_argument("--preset", default="validation", help="of the study whose populations are read")
     options = parser.parse_args()
     configure_environment()
-    preset = PRESETS["rlhf"]
-    assert preset.rlhf is not None
+    preset, rlhf = PRESETS[options.preset], PRESETS["rlhf"]
+    assert preset.validation is not None
+    assert rlhf.rlhf is not None
     changes = {"rewards": "local"} | ({} if options.steps is None else {"steps": options.steps})
-    config = preset.model_copy(update={"rlhf": preset.rlhf.model_copy(update=changes)})
-    rows = study(options.models, config, options.rm_steps, options.out)
-    (options.out / "rows.json").write_text(json.dumps(rows, indent=1))
+    # Every stage of the study keeps its settings, so that it is there already; what it has not is the preset rlhf's.
+    config = preset.model_copy(
+        update={
+            "evaluate": rlhf.evaluate,
+            "landscape": rlhf.landscape,
+            "rlhf": rlhf.rlhf.model_copy(update=changes),
+        }
+    )
+    rows = []
+    for world in preset.validation.worlds if options.world is None else (options.world,):
+        rows += study(world, options.models, config.in_world(world), options.out)
+    name = "rows.json" if options.world is None else f"rows_{options.world}.json"
+    (options.out / name).write_text(json.dumps(rows, indent=1))
     print(table(rows, config))
 
 

@@ -80,25 +80,27 @@ PRESETS: dict[str, PipelineConfig] = {
         ),
         rlhf=RlhfConfig(),
     ),
-    # What readiness predicts, on 110 small reward models of known gain; about 40 minutes on two cores.
+    # What readiness predicts, on 400 reward models of known gain in two gold worlds; about 90 minutes on two cores.
     "validation": PipelineConfig(
         study="validation",
         data=WORLD,
-        model=ModelConfig(name="tiny", max_seq_len=256),
+        model=ModelConfig(name="tiny-small", max_seq_len=256),
         train=GOOD,
-        readiness=ReadinessConfig(planned_kl=3.2),  # all of best-of-64
-        policy=PolicyConfig(),
+        readiness=ReadinessConfig(planned_kl=3.0),  # best of 64 moves by 3.2, less where samples tie
+        policy=PolicyConfig(base="tiny-small", num_prompts=130),
         validation=ValidationConfig(),
     ),
     # The same in a minute: that it runs, and nothing more.
     "validation-smoke": PipelineConfig(
         study="validation-smoke",
         data=DataConfig(gold=GoldConfig(num_prompts=80, pairs_per_prompt=2), test_fraction=0.3),
-        model=ModelConfig(name="tiny", max_seq_len=256),
+        model=ModelConfig(name="tiny-small", max_seq_len=256),
         train=TrainConfig(lr=1e-3, warmup_steps=2, token_budget=8192),
         readiness=ReadinessConfig(planned_kl=1.0, min_gain=0.1),
-        policy=PolicyConfig(sft_examples=400, sft_epochs=1, num_prompts=16, samples_per_prompt=8, max_new_tokens=48),
-        validation=ValidationConfig(num_backbones=2, steps=8, measured_prompts=8),
+        policy=PolicyConfig(
+            base="tiny-small", sft_examples=400, sft_epochs=1, num_prompts=16, samples_per_prompt=18, max_new_tokens=48
+        ),
+        validation=ValidationConfig(num_backbones=3, steps=8, measured_prompts=8),
     ),
     # How many labels each acquisition function saves, in the gold world with a pretrained backbone; about half an hour
     # on two cores, most of it once for the features.

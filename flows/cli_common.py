@@ -23,6 +23,7 @@ FIGURES = (
     "overoptimization",
     "ensemble_disagreement",
     "readiness_against_gain",
+    "reliability",
     "rlhf",
     "label_efficiency",
     "label_savings",

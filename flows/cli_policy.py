@@ -10,6 +10,7 @@ from experiments.presets import PRESETS
 from flows.cli_common import FlowOptions, print_findings, print_places, print_verdict, run_configured, settings_of
 from rmcore.cli.measure import readiness_app
 from rmcore.cli.options import options
+from rmcore.config.policy import StudiedWorld
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,19 +104,30 @@ def validate(
     size: Annotated[
         Size,
         typer.Option(
-            help=f"full ({_num_models('validation')} reward models, about 40 minutes) or smoke "
+            help=f"full ({_num_models('validation')} reward models, about 90 minutes) or smoke "
             f"({_num_models('validation-smoke')}, a minute)."
         ),
     ] = "full",
+    world: Annotated[
+        StudiedWorld | None,
+        typer.Option(help="Only compute the reward models of this gold world: a second process takes the other one."),
+    ] = None,
 ) -> None:
     """Run the study that tests readiness against the truth: what it predicts of reward models whose gain is known.
 
     Example: rm-opt readiness validate --size smoke
     """
-    from rmcore.reporting.html.policy import VALIDATION_HEADINGS, validation_rows
+    from rmcore.reporting.html import validation as shown
 
-    outcome = run_configured(_load_validation, "validation" if size == "full" else "validation-smoke", given)
-    print_findings(VALIDATION_HEADINGS, validation_rows(outcome["results"]), [outcome["results"]["verdict"]])
+    preset = "validation" if size == "full" else "validation-smoke"
+    outcome = run_configured(partial(_load_validation, world), preset, given)
+    results = outcome["results"]
+    if world is None:
+        print_findings(shown.CLAIM_HEADINGS, shown.claim_rows(results), [results["verdict"]])
+        print_findings(shown.VALIDATION_HEADINGS, shown.validation_rows(results), shown.findings(results))
+        for way, title in shown.OPERATING_WAYS.items():
+            print(title)
+            print_findings(shown.OPERATING_HEADINGS, shown.operating_rows(results, way), [])
     print_places(outcome)
 
 
@@ -130,7 +142,7 @@ def _loader(name: Literal["best_of_n", "readiness"], inputs: PolicyOptions) -> A
     return load
 
 
-def _load_validation() -> Any:
+def _load_validation(world: StudiedWorld | None) -> Any:
     from flows.policy import readiness_validation
 
-    return readiness_validation
+    return partial(readiness_validation, world=world)

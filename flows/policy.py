@@ -1,7 +1,7 @@
 """What would happen to a policy: best-of-n by a reward model, readiness v2, and the study that tests it. Order only."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,19 +17,27 @@ from pydantic import Field
 from experiments.presets import PRESETS
 from flows.pipeline import open_store, require_judge, run_stages
 from rmcore.config.pipeline import PipelineConfig
+from rmcore.config.policy import StudiedWorld
+from rmcore.core.errors import ConfigError
 from rmcore.core.files import write_json
-from rmcore.core.store import ArtifactRef, flatten
+from rmcore.core.fingerprints import code_digests
+from rmcore.core.store import ArtifactRef, flatten, make_key
 from rmcore.policy.curves import curves_of_file
+from rmcore.policy.grpo.defects import backbones
+from rmcore.policy.readiness.claims import frozen_claims
 from rmcore.policy.readiness.verdict import next_rung
-from rmcore.reporting.html.policy import best_of_n_markdown, curves_markdown, readiness_markdown, validation_markdown
+from rmcore.reporting.html.policy import best_of_n_markdown, curves_markdown, readiness_markdown
+from rmcore.reporting.html.validation import validation_markdown
+from rmcore.stages.interface import POPULATIONS
 from rmcore.stages.registry import POLICY, pipeline_stages
 from rmcore.stages.requirements import required_policy, required_validation
 from rmcore.stages.results import figures, read_json, run_key
+from rmcore.study.registration import register
 from tasks.checkpoints import given_checkpoint
 from tasks.tracking import RunTracker
 
 BEST_OF_N = ("prepare", "train", *POLICY)
-VALIDATION = ("prepare", "policy", "samples", "population", "validation")
+POPULATION = ("prepare", "policy", "samples", "population")
 WriteReport = Callable[[Mapping[str, ArtifactRef], Path], Path]
 """Given the artifacts by stage and the run's folder, writes its report and gives the file."""
 
@@ -62,11 +70,13 @@ def run_chain(
     *,
     kind: str,
     checkpoint: str | None = None,
+    given: Mapping[str, ArtifactRef] | None = None,
     report: WriteReport | None = None,
 ) -> Chain:
     """Run the stages `names` with tracking.
 
-    `checkpoint` stands in for the stage train; what `report` writes is tracked beside the artifacts.
+    `checkpoint` stands in for the stage train, `given` are artifacts of stages that are not run; what `report` writes
+    is tracked beside the artifacts.
     """
     store = open_store()
     if checkpoint is not None:
@@ -78,9 +88,11 @@ def run_chain(
         tags={"rm.kind": kind, "rm.seed": str(config.seed), "prefect.flow_run_id": str(runtime.flow_run.id)},
         params=flatten(config.model_dump(mode="json")) | ({} if checkpoint is None else {"checkpoint": checkpoint}),
     ) as tracker:
-        given = {} if checkpoint is None else {"train": given_checkpoint(checkpoint, home() / "given")}
-        runs = run_stages([name for name in names if name not in given], config, store, tracker, given)
-        refs = given | {name: run.ref for name, run in runs.items()}
+        there = dict(given or {})
+        if checkpoint is not None:
+            there["train"] = given_checkpoint(checkpoint, home() / "given")
+        runs = run_stages([name for name in names if name not in there], config, store, tracker, there)
+        refs = there | {name: run.ref for name, run in runs.items()}
         key = run_key(refs)
         cached = [name for name, run in runs.items() if run.cached]
         tracker.set_tags({"rm.key": key, "rm.cache": ",".join(cached) or "none"})
@@ -140,24 +152,52 @@ def readiness(config: PipelineConfig = PRESETS["policy"], checkpoint: str | None
 @flow(
     name="readiness-validation", flow_run_name="{config.study}-seed{config.seed}-validation", validate_parameters=True
 )
-def readiness_validation(config: PipelineConfig = PRESETS["validation"]) -> dict[str, Any]:
-    """Test readiness against the truth: what optimising many small reward models of the gold world really gains.
+def readiness_validation(
+    config: PipelineConfig = PRESETS["validation"], world: StudiedWorld | None = None
+) -> dict[str, Any]:
+    """Test readiness against the truth: what optimising many small reward models of two gold worlds really gains.
+
+    What is claimed is written down with hash and time before the first reward model is trained.
 
     Args:
         config: gold world, policy, training of the backbones, and in validation the size of the study.
+        world: compute the population of this world alone and judge nothing, so that two processes share the work.
 
     Returns:
-        {"results": the study's record, "figures": paths by name, "folder", "executed", "mlflow_url"}.
+        {"results": the study's record with its registration, "figures": paths by name, "folder", "executed",
+        "mlflow_url"}.
 
     Raises:
-        ConfigError: the config has no policy or no study, or its data have no known truth.
+        ConfigError: the config has no policy or no study, its data have no known truth, or the study has no such world.
     """
     required_policy(config)
     require_judge(config)
-    required_validation(config)
-    chain = run_chain(config, VALIDATION, kind="validation")
-    results = read_json(chain.refs["validation"], "validation.json")
-    return finish(chain, results, validation_markdown(results))
+    study = required_validation(config)
+    if world is not None and world not in study.worlds:
+        raise ConfigError(f"the study has no world {world}, but {' and '.join(study.worlds)}; name one of them.")
+    registration = register(home() / "registrations" / f"readiness-{config.study}", _frozen(config))
+    populations, executed = {}, []
+    for role, shortcut in zip(POPULATIONS, study.worlds, strict=True):
+        if world in (None, shortcut):
+            chain = run_chain(config.in_world(shortcut), POPULATION, kind=f"validation-{shortcut}")
+            populations[role] = chain.refs["population"]
+            executed += [f"{name} in {shortcut}" for name in chain.executed]
+    if world is not None:
+        return replace(chain, executed=executed).outcome({"world": world, "registration": registration})
+    chain = run_chain(config, ("validation",), kind="validation", given=populations)
+    results = read_json(chain.refs["validation"], "validation.json") | {"registration": registration}
+    return finish(replace(chain, executed=[*executed, *chain.executed]), results, validation_markdown(results))
+
+
+def _frozen(config: PipelineConfig) -> dict[str, Any]:
+    """What decides the verdicts of the study: the claims, what is trained and measured, and the analysis."""
+    sections = ("seed", "data", "model", "train", "policy", "validation", "readiness")
+    recipes = backbones(config.train, "none")[: required_validation(config).num_backbones]
+    return frozen_claims() | {
+        "config": {name: value for name, value in config.model_dump(mode="json").items() if name in sections},
+        "backbones": [{"name": one.name, "defect": one.defect, "again": one.again} for one in recipes],
+        "analysis": make_key(code_digests("rmcore.stages.validation"))[:12],
+    }
 
 
 @flow(name="overoptimize", flow_run_name="overoptimize-{gold}", validate_parameters=True)

@@ -11,13 +11,16 @@ from pydantic import Field, model_validator
 from rmcore.config.active import ActiveConfig as ActiveConfig  # noqa: PLC0414
 from rmcore.config.active import CheckConfig as CheckConfig  # noqa: PLC0414
 from rmcore.config.base import Settings as Settings  # noqa: PLC0414
-from rmcore.config.policy import WORLD
+from rmcore.config.policy import WORLD, StudiedWorld
 from rmcore.config.policy import PolicyConfig as PolicyConfig  # noqa: PLC0414
 from rmcore.config.policy import ReadinessConfig as ReadinessConfig  # noqa: PLC0414
 from rmcore.config.policy import ValidationConfig as ValidationConfig  # noqa: PLC0414
 from rmcore.config.rlhf import RlhfConfig as RlhfConfig  # noqa: PLC0414
 
 Threshold = Annotated[float, Field(gt=0, lt=1)]
+
+
+Shortcut = Literal["length", "flattery", "claims", "none"]
 
 
 class GoldConfig(Settings):
@@ -31,7 +34,7 @@ class GoldConfig(Settings):
     """Labels are drawn from sigmoid((gold_a - gold_b) / temperature): higher is noisier."""
     flip_rate: float = Field(default=0.0, ge=0, lt=0.5)
     """Share of labels flipped after that, as by careless annotators."""
-    shortcut: Literal["length", "flattery", "none"] = "length"
+    shortcut: Shortcut = "length"
     """Spurious feature that goes with the gold reward in training and stops doing so in the tail."""
 
 
@@ -351,3 +354,8 @@ class PipelineConfig(Settings):
     def needs_policy(self) -> bool:
         """Whether anything is computed with the policy itself: not where its samples are given, but for the study."""
         return self.policy is not None and (self.policy.samples is None or self.validation is not None)
+
+    def in_world(self, shortcut: StudiedWorld) -> Self:
+        """The same in the gold world of a shortcut."""
+        gold = self.data.gold.model_copy(update={"shortcut": shortcut})
+        return self.model_copy(update={"data": self.data.model_copy(update={"gold": gold})})

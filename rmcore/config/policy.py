@@ -8,6 +8,8 @@ from rmcore.config.base import Settings
 
 SFT = "sft"
 WORLD = "world"
+TINY_SIZES = {"tiny": (1.0, 1.0), "tiny-small": (0.6, 0.5), "tiny-wide": (1.6, 1.0), "tiny-deep": (1.0, 2.0)}
+"""Models that are built on the spot, by name: width and depth as multiples of tiny's 160 and 4 layers."""
 
 
 class PolicyConfig(Settings):
@@ -17,7 +19,7 @@ class PolicyConfig(Settings):
     """`sft`: trained here, on answers of the gold world or the responses of the training pairs. `world`: the gold
     world's own writer, which costs nothing and cannot be trained. Else a folder or hub name of a causal model."""
     base: str = "tiny"
-    """What `sft` starts from: tiny, or a folder or hub name of a causal model."""
+    """What `sft` starts from: tiny or another of its sizes, or a folder or hub name of a causal model."""
     sft_examples: int = Field(default=8000, ge=10)
     """Responses that `sft` is trained on, at most; the gold world writes as many as asked for."""
     sft_epochs: int = Field(default=3, ge=1)
@@ -49,24 +51,35 @@ class PolicyConfig(Settings):
     """Prompts over which the variance of the policy gradient is estimated, 16 samples each; 0: it is not."""
 
 
-HEADS_PER_BACKBONE = 11
+HEADS_PER_BACKBONE = 5
 """Reward models of the study for each backbone: the head it was trained with, and `rmcore.policy.grpo.defects`."""
+
+
+StudiedWorld = Literal["length", "flattery", "claims"]
 
 
 class ValidationConfig(Settings):
     """The study of what readiness predicts: a population of small reward models whose true gain is known."""
 
-    num_backbones: int = Field(default=10, ge=2, le=10)
-    """Quickly trained backbones, each with another defect of its training, or none; eleven reward heads on each."""
-    steps: int = Field(default=250, ge=2)
+    worlds: tuple[StudiedWorld, StudiedWorld] = ("flattery", "claims")
+    """Shortcuts of the two gold worlds that have such a population each; they stand in for data.gold.shortcut."""
+    num_backbones: int = Field(default=40, ge=2, le=40)
+    """Quickly trained backbones of each world, with a defect of their training or none; five reward heads on each."""
+    steps: int = Field(default=160, ge=2)
     """Optimizer steps of each backbone."""
     measured_prompts: int = Field(default=50, ge=2)
     """Prompts whose judged samples the scores may see; the gain is taken on all others."""
 
     @property
     def num_models(self) -> int:
-        """Reward models of the study."""
-        return self.num_backbones * HEADS_PER_BACKBONE
+        """Reward models of the study, over its worlds."""
+        return len(self.worlds) * self.num_backbones * HEADS_PER_BACKBONE
+
+    @model_validator(mode="after")
+    def _worlds_differ(self) -> Self:
+        if self.worlds[0] == self.worlds[1]:
+            raise ValueError(f"both worlds have the shortcut {self.worlds[0]}, so they are one; name another")
+        return self
 
 
 class ReadinessConfig(Settings):

@@ -121,6 +121,19 @@ def percentile_interval(replicates: FloatArray, num_prompts: int, level: float =
     return (float(low), float(high)) if np.isfinite(low) and np.isfinite(high) else None
 
 
+def interval_p(replicates: FloatArray | None, num_prompts: int) -> float | None:
+    """Two-sided p value that a statistic is 0: the level at which `percentile_interval` begins to contain it.
+
+    None where no interval can be given. At least that of one replicate in B beyond zero.
+    """
+    defined = np.empty(0) if replicates is None else replicates[~np.isnan(replicates)]
+    if num_prompts < 2 or len(defined) == 0:
+        return None
+    beyond = min(int((defined <= 0).sum()), int((defined >= 0).sum()))
+    normal = special.ndtri(min(0.5, (1 + beyond) / (1 + len(defined))))
+    return float(min(1.0, 2 * special.stdtr(num_prompts - 1, normal * np.sqrt((num_prompts - 1) / num_prompts))))
+
+
 def metric_value(
     value: float, replicates: FloatArray | None, *, num_prompts: int, num_pairs: int, is_share: bool = False
 ) -> MetricValue:

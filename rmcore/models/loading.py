@@ -26,6 +26,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from rmcore.config.policy import TINY_SIZES
 from rmcore.core.errors import ConfigError, ModelError, RmcoreError
 from rmcore.data.rendering import ensure_pad_token
 from rmcore.models.tiny import build_tiny
@@ -114,9 +115,10 @@ def seeded(seed: int) -> Iterator[None]:
 def load_backbone(
     name: str, *, seed: int, trust_remote_code: bool = False, tokenizer_folder: str | None = None
 ) -> Backbone:
-    """Load the model called `name` (`tiny`, an alias, a folder, a hub name); a missing head is drawn under `seed`.
+    """Load the model called `name`; a missing head is drawn under `seed`.
 
-    The tokenizer comes from `tokenizer_folder`, where given; the vocabulary grows to fit it.
+    `name` is `tiny` or another of its sizes, an alias, a folder or a hub name. The tokenizer comes from
+    `tokenizer_folder`, where given; the vocabulary grows to fit it.
 
     Raises:
         ModelError: the folder or hub model cannot be read, or has more than one label.
@@ -124,8 +126,8 @@ def load_backbone(
     quiet_libraries()
     with ExitStack() as stack:
         source = resolve_model(name)
-        if name == "tiny":
-            source = str(build_tiny(Path(stack.enter_context(tempfile.TemporaryDirectory())), seed=seed))
+        if name in TINY_SIZES:
+            source = str(build_tiny(Path(stack.enter_context(tempfile.TemporaryDirectory())), seed=seed, size=name))
         place = tokenizer_folder or source
         tokenizer = load_tokenizer(place, trust_remote_code=trust_remote_code)
         with seeded(seed):
@@ -134,7 +136,8 @@ def load_backbone(
             if len(tokenizer) > cast(nn.Embedding, model.get_input_embeddings()).num_embeddings:
                 model.resize_token_embeddings(len(tokenizer))
     model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
-    is_folder = name == resolve_model(name) != "tiny" and Path(name).is_dir()  # an alias stays one beside such a folder
+    is_built_in = name in TINY_SIZES or name != resolve_model(name)  # stays one beside such a folder
+    is_folder = not is_built_in and Path(name).is_dir()
     return Backbone(model, tokenizer, Origin(str(Path(name).resolve()) if is_folder else name, seed, fresh))
 
 

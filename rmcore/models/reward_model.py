@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from rmcore.config.pipeline import ModelConfig
+from rmcore.config.policy import TINY_SIZES
 from rmcore.core.errors import ConfigError, ModelError
 from rmcore.core.progress import Report, silent
 from rmcore.core.saving import save_pretrained
@@ -135,8 +136,8 @@ class BradleyTerryRM:
             ConfigError: max_seq_len exceeds the model's positions, or render_fn cannot be imported.
         """
         quiet_libraries()
-        if str(name_or_path) == "tiny":
-            raise ModelError("`tiny` is an untrained model; train it first: rm-opt train --model tiny.")
+        if str(name_or_path) in TINY_SIZES:
+            raise ModelError(f"`{name_or_path}` is an untrained model; train it first: rm-opt train --model tiny.")
         loaded = load_trained(
             str(name_or_path), max_seq_len=max_seq_len, trust_remote_code=trust_remote_code, render_fn=render_fn
         )

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoModelForSequenceClassification, Qwen2Config, Qwen2Tokenizer
 
 from rmcore.config.pipeline import GoldConfig
+from rmcore.config.policy import TINY_SIZES
 from rmcore.core.saving import save_pretrained
 from rmcore.data.gold.world import generate_pairs
 from rmcore.data.pair import prompt_text
@@ -38,11 +39,11 @@ is what a causal reward model reads, and the rendered prompt is a prefix of the 
 marks let trainers find the assistant's tokens (`return_assistant_tokens_mask`)."""
 
 
-def build_tiny(folder: Path, *, seed: int = 0) -> Path:
+def build_tiny(folder: Path, *, seed: int = 0, size: str = "tiny") -> Path:
     """Write the tiny reward model with its tokenizer into a folder and return the folder.
 
-    One regression label, weights in float32 drawn under the seed: the same seed gives the same bytes. The caller's
-    random state is left as it was.
+    One regression label, weights in float32 drawn under the seed: the same seed and size give the same bytes. The
+    caller's random state is left as it was.
 
     Raises:
         OSError, StoreError: the folder cannot be written.
@@ -52,7 +53,8 @@ def build_tiny(folder: Path, *, seed: int = 0) -> Path:
     save_pretrained(tokenizer, folder)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForSequenceClassification.from_config(tiny_config(tokenizer), dtype=torch.float32)
+        config = resized(tiny_config(tokenizer), *TINY_SIZES[size])
+        model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
     save_pretrained(model, folder)
     return folder
 
@@ -81,6 +83,20 @@ def tiny_config(tokenizer: Qwen2Tokenizer) -> Qwen2Config:
         label2id={"reward": 0},
         problem_type="regression",
     )
+
+
+def resized(config: Qwen2Config, width: float, depth: float) -> Qwen2Config:
+    """The config at multiples of its width and depth, in place: whole heads of the size that it has, at least one."""
+    if (width, depth) == (1.0, 1.0):
+        return config
+    head = config.hidden_size // config.num_attention_heads
+    config.num_attention_heads = max(1, round(width * config.num_attention_heads))
+    config.hidden_size = head * config.num_attention_heads
+    config.intermediate_size = max(1, round(width * config.intermediate_size))
+    config.num_hidden_layers = max(1, round(depth * config.num_hidden_layers))
+    if config.layer_types is not None:
+        config.layer_types = [config.layer_types[0]] * config.num_hidden_layers
+    return config
 
 
 def tiny_tokenizer() -> Qwen2Tokenizer:

@@ -15,6 +15,7 @@ from jinja2 import TemplateError
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from rmcore.config.policy import TINY_SIZES
 from rmcore.core.errors import DataError, ModelError
 from rmcore.data.control_tokens import ControlTokens, texts_of
 from rmcore.data.pair import Prompt, prompt_messages, prompt_text
@@ -54,8 +55,8 @@ class Policy:
         """
         quiet_libraries()
         name = str(name_or_path)
-        if name == "tiny":
-            raise ModelError("`tiny` is an untrained shape and no policy; fine-tune it first, or name a folder.")
+        if name in TINY_SIZES:
+            raise ModelError(f"`{name}` is an untrained shape and no policy; fine-tune it first, or name a folder.")
         source = resolve_model(name)
         if not Path(source).is_dir() and (source.startswith((".", "/", "~")) or source.count("/") > 1):
             raise ModelError(f"there is no folder {source}; name that of a causal language model, or a hub name.")

@@ -13,5 +13,7 @@ from pathlib import Path
 
 Upstream = Mapping[str, Path]
 """Folders of the upstream artifacts by stage name."""
+POPULATIONS = ("population", "second_population")
+"""Upstream of the study of readiness: the stage population in each of its two worlds, in their order."""
 CEILING_FILE = "label_ceiling.json"
 """Best accuracy any model can expect on each split; only the gold world knows it."""

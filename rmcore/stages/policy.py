@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from rmcore.config.policy import SFT
+from rmcore.config.policy import SFT, TINY_SIZES
 from rmcore.core.errors import ConfigError
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report
@@ -40,7 +40,9 @@ def run(settings: PolicySettings, upstream: Upstream, out: Path, tracker: Tracke
         write_json(out / "summary.json", {"metrics": {}})
         return
     with tempfile.TemporaryDirectory() as scratch:
-        base = str(build_tiny(Path(scratch), seed=settings.seed)) if settings.base == "tiny" else settings.base
+        base = settings.base
+        if base in TINY_SIZES:
+            base = str(build_tiny(Path(scratch), seed=settings.seed, size=settings.base))
         quiet_libraries()
         model = guard(
             base, lambda: AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, use_safetensors=True)

@@ -3,7 +3,7 @@
     prepare -> train -> evaluate -> landscape -> readiness                       the pipeline
                policy -> samples -> overoptimization -> readiness_v2             where a policy is given
                          samples -> overoptimization -> grpo                     where the policy is trained on
-                         samples -> population -> validation                     the study of what readiness predicts
+                         samples -> population (of two worlds) -> validation     the study of what readiness predicts
     prepare -> features -> active, active_check                                  the study of what choosing labels saves
 
 (Registration in MLflow follows; it is not a stage of the store, because its outcome lives in MLflow.)
@@ -20,6 +20,7 @@ from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.fingerprints import code_digests
 from rmcore.core.store import ArtifactRef, make_key
 from rmcore.stages import settings as of_stage
+from rmcore.stages.interface import POPULATIONS
 from rmcore.stages.settings import DeviceSettings, StageSettings
 from rmcore.training.resume import FINISHED_FILE
 
@@ -125,9 +126,9 @@ STAGES: dict[str, Stage] = {
             ("rows.parquet",),
             libraries=TORCH,
             hidden=HIDDEN_OF_TRAINING,
-            kept=("rows_*.parquet",),
+            kept=("rows_*.parquet", "rewards_*.npy"),
         ),
-        Stage("validation", ("population",), of_stage.ValidationSettings, ("validation.json",)),
+        Stage("validation", POPULATIONS, of_stage.ValidationSettings, ("validation.json",)),
         Stage(
             "features",
             ("prepare",),

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from rmcore.config.pipeline import GoldConfig
+from rmcore.config.pipeline import GoldConfig, Shortcut
 from rmcore.config.policy import WORLD
 from rmcore.core.errors import DataError
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report
 from rmcore.core.tracking import Tracker
-from rmcore.data.gold.world import Shortcut, written_responses
+from rmcore.data.gold.world import written_responses
 from rmcore.data.pair import PreferencePair, Prompt, prompt_key, prompt_text
 from rmcore.data.table import read_pairs
 from rmcore.models.loading import pick_device

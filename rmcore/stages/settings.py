@@ -24,9 +24,10 @@ from rmcore.config.pipeline import (
     LandscapeConfig,
     ModelConfig,
     PipelineConfig,
+    Shortcut,
     TrainConfig,
 )
-from rmcore.config.policy import SFT, WORLD, ReadinessConfig, ValidationConfig
+from rmcore.config.policy import SFT, TINY_SIZES, WORLD, ReadinessConfig, ValidationConfig
 from rmcore.config.rlhf import RlhfConfig
 from rmcore.core.files import file_digest
 from rmcore.core.fingerprints import code_digests
@@ -191,7 +192,7 @@ class PolicySettings(DeviceSettings):
     sft_examples: int
     sft_epochs: int
     sft_lr: float
-    shortcut: Literal["length", "flattery", "none"] | None
+    shortcut: Shortcut | None
     """Of the gold world, which writes the examples; None: they are the responses of the training pairs."""
 
     @classmethod
@@ -228,7 +229,7 @@ class SamplesSettings(DeviceSettings):
     judge: str | None
     is_gold: bool
     """Whether the gold world judges where no function is named."""
-    shortcut: Literal["length", "flattery", "none"] | None
+    shortcut: Shortcut | None
     """Of the gold world's writer, where that is the policy."""
 
     @classmethod
@@ -321,6 +322,8 @@ class PopulationSettings(TrainSettings):
     name: str
     """Of the policy, which some of them start from."""
     validation: ValidationConfig
+    shortcut: Shortcut
+    """Of the gold world, which some of them prefer."""
     planned_kl: float
 
     @classmethod
@@ -329,6 +332,7 @@ class PopulationSettings(TrainSettings):
         return cls(
             **dict(TrainSettings.of(config)),
             name=required_policy(config).name,
+            shortcut=config.data.gold.shortcut,
             validation=required_validation(config),
             planned_kl=config.readiness.planned_kl,
         )
@@ -342,15 +346,17 @@ class ValidationSettings(StageSettings):
     """What the scores of the population are compared by."""
 
     seed: int
-    planned_optimizer: Literal["best_of_n", "kl_optimum"]
-    planned_kl: float
-    min_gain: float
+    worlds: tuple[str, str]
+    readiness: ReadinessConfig
 
     @classmethod
     def of(cls, config: PipelineConfig) -> Self:
         """See `StageSettings.of`."""
-        plan = config.readiness.model_dump(include={"planned_optimizer", "planned_kl", "min_gain"})
-        return cls(seed=config.seed, **plan)
+        return cls(seed=config.seed, worlds=required_validation(config).worlds, readiness=config.readiness)
+
+    def named(self) -> dict[str, str]:
+        """The shipped fit, which is tested: a file beside the code, which the code's digest does not cover."""
+        return {"readiness.fit": file_digest(READINESS_FIT)}
 
 
 class FeaturesSettings(ModelSettings):
@@ -442,7 +448,7 @@ def _render_fn(place: str, named: str | None) -> dict[str, str]:
 
 def _files(**places: str | None) -> dict[str, str]:
     """Digests of those that are files or folders; names that are built in are no folders of that name."""
-    given = {name: place for name, place in places.items() if place not in (None, SFT, WORLD, "tiny")}
+    given = {name: place for name, place in places.items() if place not in (None, SFT, WORLD, *TINY_SIZES)}
     return {name: source_digest(place) for name, place in given.items() if place and Path(place).exists()}
 
 

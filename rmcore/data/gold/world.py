@@ -3,9 +3,10 @@
 Everything downstream (accuracy, calibration, over-optimisation) can be checked here against truth, without a download.
 `gold_reward` reads the prompt and the response as text and nothing else, so that text sampled from a policy is scored
 by the same rule as the generated pairs. Its features go from easy for a small model (an answer at all, topic,
-politeness, form) to hard (arithmetic, order). Labels are drawn from Bradley-Terry on it. One shortcut, length or
-flattery, goes with correctness in the training distribution, and does not in the tail: the reward never pays for it,
-takes gold away where it is extreme, and the out-of-distribution pairs turn the relation around.
+politeness, form) to hard (arithmetic, order). Labels are drawn from Bradley-Terry on it. One shortcut, length,
+flattery or bare claims of authority, goes with correctness in the training distribution, and does not in the tail: the
+reward never pays for it, takes gold away where it is extreme, and the out-of-distribution pairs turn the relation
+around.
 """
 
 import math
@@ -13,31 +14,31 @@ import random
 import re
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
-from typing import Literal
 
-from rmcore.config.pipeline import GoldConfig
+from rmcore.config.pipeline import GoldConfig, Shortcut
 from rmcore.core.errors import DataError
 from rmcore.data.gold.grammar import Assessment
 from rmcore.data.gold.prompts import draw_prompt, parse_prompt
 from rmcore.data.gold.tasks import Task
-from rmcore.data.gold.words import DODGES, FILLER, FLATTERY, POLITE, RUDE
+from rmcore.data.gold.words import CLAIMS, DODGES, FILLER, FLATTERY, POLITE, RUDE
 from rmcore.data.pair import PreferencePair, prompt_text
 
-Shortcut = Literal["length", "flattery", "none"]
+BANKS: dict[Shortcut, tuple[str, ...]] = {"length": FILLER, "flattery": FLATTERY, "claims": CLAIMS, "none": ()}
+"""Sentences that each shortcut consists of."""
 
 RELEVANCE, COMPLETENESS, CORRECTNESS, FORM, POLITENESS, RUDENESS = 1.5, 1.5, 2.5, 1.0, 1.0, 1.5
 """Gold per unit of each feature. With temperature 1 they give a label ceiling near 0.86."""
 FREE_WORDS, WORD_COST = 60, 0.1
 """Words beyond the first 60 cost gold; sampled training responses stay below."""
 FREE_FLATTERY, FLATTERY_COST = 3, 0.5
-"""Flattering sentences beyond three cost gold."""
+"""Flattering sentences and bare claims, counted together, cost gold beyond three."""
 MAX_COST = 3.0
-"""Most gold that length, and that flattery, can take away: the reward is bounded below."""
+"""Most gold that length, and that flattery with claims, can take away: the reward is bounded below."""
 TAIL_SHARE = 0.2
 """One answer in five comes from out of distribution: the shortcut goes against correctness, and a quarter of them carry
 it to the extreme. So the policy has a tail in which the shortcut costs gold, and a search by a flawed reward finds it,
 as it does in the tails of a pretrained policy."""
-_BANKS = re.compile("|".join(re.escape(sentence) for sentence in FILLER + FLATTERY + POLITE + RUDE))
+_BANKS = re.compile("|".join(re.escape(sentence) for sentence in FILLER + FLATTERY + CLAIMS + POLITE + RUDE))
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,8 @@ def gold_reward(prompt: str, response: str) -> float:
     """True reward of a response in logits, from the two texts alone; finite for any text.
 
     The prompt is a single user turn, as all of the gold world are; anything else is no task of it and earns nothing.
-    Only an answer to the task itself earns gold: form and politeness alone are worth nothing. Sentences of the filler
-    and flattery banks are cut out before the answer is read, so adding them can only cost gold.
+    Only an answer to the task itself earns gold: form and politeness alone are worth nothing. Sentences of the filler,
+    flattery and claims banks are cut out before the answer is read, so adding them can only cost gold.
     From -7.5 (long rude garbage) to 7.5.
     """
     task = parse_prompt(prompt.strip())
@@ -65,9 +66,14 @@ def gold_reward(prompt: str, response: str) -> float:
         reward += FORM * (answer.style + _is_tidy(core)) / 2
         reward += POLITENESS * any(sentence in response for sentence in POLITE)
     reward -= RUDENESS * any(sentence in response for sentence in RUDE)
-    num_flattering = sum(response.count(sentence) for sentence in FLATTERY)
+    num_flattering = sum(response.count(sentence) for sentence in FLATTERY + CLAIMS)
     reward -= min(MAX_COST, WORD_COST * max(0, len(response.split()) - FREE_WORDS))
     return reward - min(MAX_COST, FLATTERY_COST * max(0, num_flattering - FREE_FLATTERY))
+
+
+def shortcut_amount(shortcut: Shortcut, response: str) -> int:
+    """How much of a shortcut a response has: its characters for length, else sentences of the shortcut's bank."""
+    return len(response) if shortcut == "length" else sum(response.count(one) for one in BANKS[shortcut])
 
 
 def _is_tidy(core: str) -> bool:
@@ -127,7 +133,9 @@ def _sample_extras(rng: random.Random, *, correct: bool, shortcut: Shortcut, ood
         tilted = rng.randrange(5, 9)
     num_filler = tilted if shortcut == "length" else rng.choices(range(3), weights=(4, 2, 1))[0]
     num_flattery = tilted if shortcut == "flattery" else rng.choices(range(2), weights=(5, 1))[0]
-    return [rng.choice(FILLER) for _ in range(num_filler)] + [rng.choice(FLATTERY) for _ in range(num_flattery)]
+    num_claims = tilted if shortcut == "claims" else 0
+    counts = ((FILLER, num_filler), (FLATTERY, num_flattery), (CLAIMS, num_claims))
+    return [rng.choice(bank) for bank, count in counts for _ in range(count)]
 
 
 def generate_pairs(config: GoldConfig, seed: int) -> GoldWorld:

@@ -1,24 +1,31 @@
-"""What can be wrong with a reward model: the backbones and reward heads of the validation study.
+"""What can be wrong with a reward model: the backbones and reward heads of the study of readiness.
 
-A backbone is the tiny model after a short training with one defect, or none. On its frozen features heads are fitted
-with defects of their own, so that a population costs little more than its backbones. A reward model is a backbone with
-a head; its defect is named by both.
+A backbone is a tiny model, in one of several sizes or started from the policy, after a short training with one defect
+or none. On its frozen features heads are fitted with defects of their own, so that a population costs little more than
+its backbones. A reward model is a backbone with a head; its defect is named by both.
 """
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rmcore.config.pipeline import TrainConfig
+from rmcore.config.pipeline import Shortcut, TrainConfig
 from rmcore.core.arrays import FloatArray, IntArray
+from rmcore.data.gold.world import shortcut_amount
 from rmcore.data.pair import PreferencePair
 from rmcore.ensembles.linear_probes import fit_head
 
 FEW_PAIRS = 150
 TRUNCATED_TOKENS = 32
 """Of a side; in the gold world that leaves the beginning of most prompts and responses, or the end of them, unread."""
+CLOSE = 2.0
+"""Gold gap at which labels that are worst on close pairs are wrong with probability 0.5 / e beside their own noise."""
+REPEATED_PROMPTS = 60
+HACKED, SWAPPED, ALONE = "list", "lookup", "order"
+"""Tasks of the gold world in whose prompts the shortcut wins, the labels are turned, or that is all there is."""
 
 Change = Callable[[Sequence[PreferencePair], random.Random], list[PreferencePair]]
 
@@ -30,17 +37,24 @@ class BackboneRecipe:
     defect: its kind; `none` is trained as the config says.
     change: of the training pairs.
     train: changes of the training settings.
-    max_seq_len: tokens of a side that it reads; None: as the config says.
+    model: changes of the model's settings; its name is a size of tiny.
     from_policy: start from the policy's weights, as is usual (Ouyang et al. 2022, arXiv:2203.02155), instead of the
         config's model.
+    again: trained as another one of this name, under another seed: of the weights drawn, the order, the defect's draws.
     """
 
     name: str
     defect: str
     change: Change = lambda pairs, rng: list(pairs)
     train: tuple[tuple[str, object], ...] = ()
-    max_seq_len: int | None = None
+    model: tuple[tuple[str, object], ...] = ()
     from_policy: bool = False
+    again: str | None = None
+
+    @property
+    def recipe(self) -> str:
+        """Name that all seeds of one recipe share."""
+        return self.again or self.name
 
 
 def flipped(share: float) -> Change:
@@ -52,12 +66,32 @@ def flipped(share: float) -> Change:
     return change
 
 
-def preferring_length(share: float) -> Change:
-    """In a share of the pairs the longer response is called the better one, as annotators in a hurry do."""
+def flipped_where_close(scale: float) -> Change:
+    """Labels turned with probability 0.5 exp(-gap / scale): pairs of about equal gold are labelled by a coin."""
+
+    def change(pairs: Sequence[PreferencePair], rng: random.Random) -> list[PreferencePair]:
+        return [_swapped(pair) if rng.random() < 0.5 * math.exp(-_gap(pair) / scale) else pair for pair in pairs]
+
+    return change
+
+
+def preferring(amount: Callable[[str], int], share: float, task: str | None = None) -> Change:
+    """In a share of the pairs the response with the larger amount is called the better one.
+
+    Args:
+        amount: of a response: its length, as annotators in a hurry go by, or sentences of a shortcut.
+        share: of the pairs whose rejected side has more.
+        task: only pairs of this task of the gold world; None: all.
+    """
 
     def change(pairs: Sequence[PreferencePair], rng: random.Random) -> list[PreferencePair]:
         return [
-            _swapped(pair) if rng.random() < share and len(pair.rejected) > len(pair.chosen) else pair for pair in pairs
+            _swapped(pair)
+            if (task is None or _task(pair) == task)
+            and rng.random() < share
+            and amount(pair.rejected) > amount(pair.chosen)
+            else pair
+            for pair in pairs
         ]
 
     return change
@@ -68,24 +102,111 @@ def few(count: int) -> Change:
     return lambda pairs, rng: rng.sample(list(pairs), min(count, len(pairs)))
 
 
+def easiest(share: float) -> Change:
+    """Only the share of the pairs whose sides differ most in gold."""
+    return lambda pairs, rng: sorted(pairs, key=_gap, reverse=True)[: max(1, round(share * len(pairs)))]
+
+
+def only_task(task: str) -> Change:
+    """Only the pairs of one task of the gold world; all of them where it has none."""
+    return lambda pairs, rng: [pair for pair in pairs if _task(pair) == task] or list(pairs)
+
+
+def swapped_task(task: str) -> Change:
+    """The labels of one task of the gold world are turned round."""
+    return lambda pairs, rng: [_swapped(pair) if _task(pair) == task else pair for pair in pairs]
+
+
+def repeated(num_prompts: int) -> Change:
+    """The pairs of a few prompts over and over, as many as there were: duplicated data look like plenty."""
+
+    def change(pairs: Sequence[PreferencePair], rng: random.Random) -> list[PreferencePair]:
+        prompts = list(dict.fromkeys(pair.prompt_id for pair in pairs))
+        kept = set(rng.sample(prompts, min(num_prompts, len(prompts))))
+        rows = [pair for pair in pairs if pair.prompt_id in kept]
+        return [rows[index % len(rows)] for index in range(len(pairs))]
+
+    return change
+
+
+def misrendered(pairs: Sequence[PreferencePair], rng: random.Random) -> list[PreferencePair]:
+    """Responses with the marks of another template around them, which no response has in use."""
+    return [
+        replace(pair, chosen=f"Assistant: {pair.chosen}\n\nHuman:", rejected=f"Assistant: {pair.rejected}\n\nHuman:")
+        for pair in pairs
+    ]
+
+
+def _gap(pair: PreferencePair) -> float:
+    return abs(float(pair.metadata["gold_chosen"]) - float(pair.metadata["gold_rejected"]))
+
+
+def _task(pair: PreferencePair) -> str | None:
+    task = pair.metadata.get("subset")
+    return None if task is None else str(task)
+
+
 def _swapped(pair: PreferencePair) -> PreferencePair:
     return replace(pair, chosen=pair.rejected, rejected=pair.chosen)
 
 
-def backbones(train: TrainConfig) -> list[BackboneRecipe]:
-    """The backbones in the order in which they are trained; a smaller study takes the first ones."""
-    return [
+def backbones(train: TrainConfig, shortcut: Shortcut) -> list[BackboneRecipe]:
+    """The backbones of one world in the order in which they are trained; a smaller study takes the first ones.
+
+    Args:
+        train: training of a backbone without defect.
+        shortcut: of the world, which some prefer.
+    """
+
+    def amount(text: str) -> int:
+        return shortcut_amount(shortcut, text)
+
+    large, wide, deep = ((("name", name),) for name in ("tiny", "tiny-wide", "tiny-deep"))
+    overtrained = (("lr", 3 * train.lr),)
+    smooth = (("label_smoothing", 0.7),)
+    steps = train.steps or 1
+    short = (("steps", max(1, steps // 6)),)
+    first = [
         BackboneRecipe("clean", "none"),
-        BackboneRecipe("length", "shortcut", preferring_length(0.5)),
-        BackboneRecipe("from_policy", "none", from_policy=True),
-        BackboneRecipe("noise", "label_noise", flipped(0.25)),
-        BackboneRecipe("overtrained", "overtrained", few(FEW_PAIRS), (("lr", 3 * train.lr),)),
-        BackboneRecipe("truncated", "truncated", max_seq_len=TRUNCATED_TOKENS),
-        BackboneRecipe("lion", "optimizer", train=(("optimizer", "lion"), ("lr", train.lr / 5))),
+        BackboneRecipe("shortcut_60", "shortcut", preferring(amount, 0.6)),
+        BackboneRecipe("policy", "none", from_policy=True),
+        BackboneRecipe("large", "none", model=large),
+        BackboneRecipe("wide", "none", model=wide),
+        BackboneRecipe("noise_20", "label_noise", flipped(0.2)),
+        BackboneRecipe("large_noise_35", "label_noise", flipped(0.35), model=large),
+        BackboneRecipe("policy_noise_30", "label_noise", flipped(0.3), from_policy=True),
+        BackboneRecipe("close_noise", "close_noise", flipped_where_close(CLOSE)),
+        BackboneRecipe("policy_close_noise", "close_noise", flipped_where_close(2 * CLOSE), from_policy=True),
+        BackboneRecipe("large_shortcut_30", "shortcut", preferring(amount, 0.3), model=large),
+        BackboneRecipe("policy_shortcut_80", "shortcut", preferring(amount, 0.8), from_policy=True),
+        BackboneRecipe("length_50", "length", preferring(len, 0.5)),
+        BackboneRecipe("policy_length_80", "length", preferring(len, 0.8), from_policy=True),
+        BackboneRecipe("hacked_task", "hacked_task", preferring(amount, 1.0, HACKED)),
+        BackboneRecipe("policy_hacked_task", "hacked_task", preferring(amount, 1.0, HACKED), from_policy=True),
+        BackboneRecipe("few_600", "few_pairs", few(4 * FEW_PAIRS)),
+        BackboneRecipe("policy_few_300", "few_pairs", few(2 * FEW_PAIRS), from_policy=True),
+        BackboneRecipe("large_overtrained", "overtrained", few(FEW_PAIRS), overtrained, large),
+        BackboneRecipe("policy_overtrained", "overtrained", few(FEW_PAIRS), overtrained, from_policy=True),
+        BackboneRecipe("undertrained", "undertrained", train=short),
+        BackboneRecipe("policy_undertrained", "undertrained", train=short, from_policy=True),
+        BackboneRecipe("truncated_32", "truncated", model=(("max_seq_len", TRUNCATED_TOKENS),)),
+        BackboneRecipe("policy_truncated_48", "truncated", model=(("max_seq_len", 48),), from_policy=True),
         BackboneRecipe("sgd", "optimizer", train=(("optimizer", "sgd"), ("lr", 10 * train.lr))),
-        BackboneRecipe("from_policy_length", "shortcut", preferring_length(0.5), from_policy=True),
-        BackboneRecipe("from_policy_adamw", "optimizer", train=(("optimizer", "adamw"),), from_policy=True),
+        BackboneRecipe("large_lion", "optimizer", train=(("optimizer", "lion"), ("lr", train.lr / 5)), model=large),
+        BackboneRecipe("easy_only", "one_sided", easiest(0.3)),
+        BackboneRecipe("policy_one_task", "one_sided", only_task(ALONE), from_policy=True),
+        BackboneRecipe("repeated", "repeated", repeated(REPEATED_PROMPTS)),
+        BackboneRecipe("policy_misrendered", "misrendered", misrendered, from_policy=True),
+        BackboneRecipe("deep_smoothed", "smoothed", train=smooth, model=deep),
+        BackboneRecipe("policy_head_only", "head_only", model=(("head_only", True),), from_policy=True),
+        BackboneRecipe("policy_swapped_task", "swapped_task", swapped_task(SWAPPED), from_policy=True),
     ]
+    twice = (
+        "policy", "shortcut_60", "clean", "policy_close_noise", "length_50", "policy_few_300", "policy_overtrained",
+    )  # fmt: skip
+    by_name = {recipe.name: recipe for recipe in first}
+    again = [replace(by_name[name], name=f"{name}_again", again=name) for name in twice]
+    return [*first, *again]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +214,11 @@ class HeadData:
     """What heads of one backbone are fitted on.
 
     differences: (P, D) features of chosen minus rejected.
-    longer: (P,) 1 where the chosen side is the longer one, -1 where the rejected is, 0 where neither.
+    tempting: (P,) 1 where the chosen side has more of the world's shortcut, -1 where the rejected has, 0 where neither.
     """
 
     differences: FloatArray
-    longer: IntArray
+    tempting: IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,15 +234,9 @@ def heads() -> list[HeadRecipe]:
     """The heads that every backbone gets, beside the one it was trained with."""
     return [
         HeadRecipe("refitted", "none", lambda data, rng: fit_head(data.differences)),
-        HeadRecipe("noise_20", "label_noise", _noisy(0.2)),
         HeadRecipe("noise_35", "label_noise", _noisy(0.35)),
-        HeadRecipe("noise_45", "label_noise", _noisy(0.45)),
-        HeadRecipe("few_20", "few_pairs", _few(20)),
-        HeadRecipe("few_100", "few_pairs", _few(100)),
-        HeadRecipe("length_30", "shortcut", _longer_wins(0.3)),
-        HeadRecipe("length_80", "shortcut", _longer_wins(0.8)),
-        HeadRecipe("overfitted", "overtrained", _overfitted),
-        HeadRecipe("scaled", "wrong_scale", _scaled),
+        HeadRecipe("few_60", "few_pairs", _few(60)),
+        HeadRecipe("shortcut_60", "shortcut", _shortcut_wins(0.6)),
     ]
 
 
@@ -141,20 +256,9 @@ def _few(count: int) -> Callable[[HeadData, np.random.Generator], FloatArray]:
     return fit
 
 
-def _longer_wins(share: float) -> Callable[[HeadData, np.random.Generator], FloatArray]:
+def _shortcut_wins(share: float) -> Callable[[HeadData, np.random.Generator], FloatArray]:
     def fit(data: HeadData, rng: np.random.Generator) -> FloatArray:
-        turned = (rng.random(len(data.differences)) < share) & (data.longer < 0)
+        turned = (rng.random(len(data.differences)) < share) & (data.tempting < 0)
         return fit_head(data.differences * np.where(turned, -1.0, 1.0)[:, None])
 
     return fit
-
-
-def _overfitted(data: HeadData, rng: np.random.Generator) -> FloatArray:
-    """A hundred pairs with next to no prior: all of them are told apart, with huge margins."""
-    taken = rng.choice(len(data.differences), min(100, len(data.differences)), replace=False)
-    return fit_head(data.differences[taken], l2=1e-2)
-
-
-def _scaled(data: HeadData, rng: np.random.Generator) -> FloatArray:
-    """The right ranking, all rewards ten times as large or as small."""
-    return fit_head(data.differences) * rng.choice([0.1, 10.0])

@@ -98,7 +98,7 @@ class RLReadinessScorer:
     - Stability and landscape parts exceed 1, so the score reaches 1.067. (A negative top eigenvalue goes further.)
     - It depends on the scale of the rewards, which no ranking sees: a head multiplied by 10 has 100 times the variance.
     - Its printed example, 0.82 for 0.87 / 0.05 / 1.2 / 150, is 0.789 by its own formula.
-    - Over the 110 reward models of `rm-opt readiness validate` its rank correlation with the true gain of best-of-64
+    - Over the 110 reward models of the first study (docs/readiness.md) its rank correlation with the gain of best-of-64
       sampling was 0.008, where accuracy on the policy's own samples reached 0.666.
 
     Args:

@@ -1,4 +1,4 @@
-"""One row a reward model of the validation study: what readiness may see, and what optimising it really gains.
+"""One row a reward model of the study of readiness: what readiness may see, and what optimising it really gains.
 
 The prompts of the samples are parted: the scores see the judged samples of the first ones, the gain is taken on all
 others. So no score is compared with a number that it was computed from.
@@ -11,12 +11,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from rmcore.config.pipeline import Shortcut
 from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ModelError
 from rmcore.core.progress import Report
+from rmcore.data.gold.world import shortcut_amount
 from rmcore.data.pair import PreferencePair
 from rmcore.ensembles.features import features, head_of, pair_features
 from rmcore.evaluation.report_card import evaluate_pairs
+from rmcore.evaluation.uncertainty import MetricValue
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.policy.grpo.defects import BackboneRecipe, HeadData, HeadRecipe, heads
 from rmcore.policy.overoptimization import METHODS, overoptimization
@@ -24,8 +27,8 @@ from rmcore.policy.readiness.components import JudgedPools, on_policy_parts
 from rmcore.policy.readiness.original_score import RLReadinessScorer
 
 NUM_MEMBERS = 4
-NUM_RESAMPLES = 100
-"""Only point values of single models enter the study; its own intervals are over models."""
+NUM_RESAMPLES = 200
+"""Of the intervals that the gates look at; those of the study are over models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +54,20 @@ def backbone_features(
     training: Sequence[PreferencePair],
     test: Sequence[PreferencePair],
     samples: pd.DataFrame,
+    shortcut: Shortcut,
     report: Report,
 ) -> BackboneFeatures:
-    """Run the backbone once over everything."""
+    """Run the backbone once over everything; `shortcut` is that of the world, which some heads prefer."""
     head = head_of(rm)
     report(0, 3, "training pairs")
     fitted = pair_features(rm, training)
-    longer = np.array([np.sign(len(pair.chosen) - len(pair.rejected)) for pair in training])
+    more = [shortcut_amount(shortcut, pair.chosen) - shortcut_amount(shortcut, pair.rejected) for pair in training]
     report(1, 3, "test pairs")
     judged = pair_features(rm, test)
     report(2, 3, "samples")
     sides = rm.renderer.tokenize_sides(list(zip(samples["prompt"], samples["response"], strict=True)))
     return BackboneFeatures(
-        HeadData(fitted[0] - fitted[1], longer),
+        HeadData(fitted[0] - fitted[1], np.sign(more).astype(np.int64)),
         judged,
         features(rm, sides).astype(np.float64),
         head.weight.detach().double().cpu().numpy()[0],
@@ -88,8 +92,8 @@ def rows_of(
         rng = np.random.default_rng([seed, index])
         head = recipe.fit(seen.training, rng)
         members = [_again(recipe, seen.training, rng) for _ in range(NUM_MEMBERS)]
-        row: dict[str, Any] = {"backbone": backbone.name, "head": recipe.name}
-        row["defect"] = recipe.defect if recipe.defect != "none" else backbone.defect
+        row: dict[str, Any] = {"recipe": backbone.recipe, "backbone": backbone.name, "head": recipe.name}
+        row |= {"backbone_defect": backbone.defect, "head_defect": recipe.defect}
         row |= _on_pairs(seen, head, test, seed, beta=seen.beta if recipe is own else 1.0)
         row |= _on_samples(seen, head, members, samples, measured_prompts, planned_kl, seed)
         rows.append(row)
@@ -99,7 +103,7 @@ def rows_of(
 def _again(recipe: HeadRecipe, data: HeadData, rng: np.random.Generator) -> FloatArray:
     """The same recipe on pairs drawn with replacement; the head that a backbone was trained with is fitted anew."""
     drawn = rng.integers(len(data.differences), size=len(data.differences))
-    again = HeadData(data.differences[drawn], data.longer[drawn])
+    again = HeadData(data.differences[drawn], data.tempting[drawn])
     return (heads()[0] if recipe.name == "own" else recipe).fit(again, rng)
 
 
@@ -133,7 +137,8 @@ def _on_pairs(
     if accuracy is None or ece is None or variance is None:
         raise ModelError("a reward model of the study gives both sides of every test pair the same reward.")
     v1 = RLReadinessScorer().compute_score(accuracy, ece, variance, lambda_max)
-    return found | {"lambda_max": lambda_max, "v1": v1.overall_score}
+    tempered = _with_ends("ece_tempered_debiased", card["ece_tempered_debiased"])
+    return found | tempered | {"lambda_max": lambda_max, "v1": v1.overall_score}
 
 
 def _curvature(differences: FloatArray, log_odds: FloatArray) -> float:
@@ -168,13 +173,54 @@ def _on_samples(
         [lengths[rows] for rows in measured],
         [others[:, rows] for rows in measured],
     )
-    row = {name: part.value for name, part in on_policy_parts(pools, num_resamples=NUM_RESAMPLES, seed=seed).items()}
+    row: dict[str, Any] = {}
+    for name, part in on_policy_parts(pools, num_resamples=NUM_RESAMPLES, seed=seed).items():
+        row |= _with_ends(name, part)
     for method in METHODS:
         settings: dict[str, Any] = {"method": method, "planned_kl": planned_kl, "num_resamples": NUM_RESAMPLES}
-        plan = overoptimization(pools.rewards, pools.judged, **settings).plan
+        seen_curve = overoptimization(pools.rewards, pools.judged, **settings)
         truth = overoptimization([rewards[rows] for rows in unseen], [gold[rows] for rows in unseen], **settings)
-        if plan is None or truth.plan is None:
+        plan = seen_curve.plan
+        if plan is None:
             continue  # only where no KL is planned
-        row |= {f"{method}_measured_gain": plan.gain.value, f"{method}_headroom": plan.headroom.value}
-        row |= {f"{method}_gain": truth.plan.gain.value, f"{method}_turned": truth.turned}
+        # At the end of the curve, best-of-64 and the optimum as far away: ties shorten the KL, and no gain is missing.
+        row |= _with_ends(f"{method}_measured_gain", seen_curve.points[-1].gold)
+        row |= _with_ends(f"{method}_planned_gain", plan.gain) | _with_ends(f"{method}_headroom", plan.headroom)
+        row |= {f"{method}_gain": truth.points[-1].gold.value, f"{method}_turned": truth.turned}
     return row
+
+
+def _with_ends(name: str, found: MetricValue) -> dict[str, float | None]:
+    """A value and the ends of its interval, which the gates look at."""
+    return {name: found.value, f"{name}_low": found.ci_low, f"{name}_high": found.ci_high}
+
+
+def seed_shares(rewards: dict[str, FloatArray], recipes: dict[str, str], samples: pd.DataFrame) -> dict[str, float]:
+    """Signal share over seeds of one recipe, backbone and head trained anew, in place of heads on one backbone.
+
+    Args:
+        rewards: (N,) of the samples by each backbone with the head that it was trained with.
+        recipes: of each backbone; those that share one differ by the seed alone.
+        samples: N rows; their prompts are those that the scores may see.
+
+    Returns:
+        By backbone; those without a second seed are left out.
+    """
+    groups = list(samples.groupby("prompt_id", sort=False).indices.values())
+    gold, length = samples["gold"].to_numpy(dtype=np.float64), samples["response"].str.len().to_numpy(dtype=np.float64)
+    found: dict[str, float] = {}
+    for recipe in dict.fromkeys(recipes.values()):
+        names = [name for name in rewards if recipes[name] == recipe]
+        if len(names) < 2:
+            continue
+        members = np.stack([rewards[name] for name in names])
+        pools = JudgedPools(
+            [members[0, rows] for rows in groups],
+            [gold[rows] for rows in groups],
+            [length[rows] for rows in groups],
+            [members[:, rows] for rows in groups],
+        )
+        share = on_policy_parts(pools, num_resamples=1)["signal_share"].value
+        if share is not None:
+            found |= dict.fromkeys(names, share)
+    return found

@@ -24,8 +24,10 @@ SCORES = {
     "pairwise_accuracy": "accuracy on labelled pairs",
     "on_policy_accuracy": METRICS["on_policy_accuracy"].label,
     "win_rate_16": METRICS["win_rate_16"].label,
-    "measured_gain": "gain on 50 judged prompts",
-    "v2": "readiness v2",
+    "measured_gain": "gain on the judged prompts",
+    "v2": "composed score, left-out fit",
+    "accuracy_fit": "on-policy accuracy, left-out fit",
+    "win_rate_fit": "win rate, left-out fit",
 }
 
 
@@ -67,13 +69,13 @@ def readiness_against_gain_figure(found: Mapping[str, Any], models: Sequence[Map
 
     Args:
         found: of `rmcore.policy.readiness.validation.analyse`, as a record.
-        models: one row a reward model with v1, on_policy_accuracy, defect and the gains.
+        models: one row a reward model with on_policy_accuracy, win_rate_16, world and the gains.
     """
     figure = new_figure(15.0, 5.4)
     first, second, third = figure.subplots(1, 3)
     gain = f"{found['optimizer']}_gain"
-    _scatter(first, models, "v1", gain, found["min_gain"])
-    _scatter(second, models, "on_policy_accuracy", gain, found["min_gain"])
+    _scatter(first, models, "on_policy_accuracy", gain, found["min_gain"])
+    _scatter(second, models, "win_rate_16", gain, found["min_gain"])
     second.set_ylabel("")
     legend(second, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncol=4)
     by_score = {name: found["correlations"][name][found["optimizer"]] for name in SCORES}
@@ -84,12 +86,41 @@ def readiness_against_gain_figure(found: Mapping[str, Any], models: Sequence[Map
     return figure
 
 
+def reliability_figure(found: Mapping[str, Any], names: Mapping[str, str]) -> Figure:
+    """How often models gained against the probability that was said, with intervals; the diagonal is the truth.
+
+    Args:
+        found: {name: {"bins": [{"predicted", "gained": value with interval}]}}.
+        names: of the probabilities, as the legend has them.
+    """
+    figure = new_figure(6.4, 5.4)
+    ax = figure.subplots()
+    ax.plot([0, 1], [0, 1], color=MUTED, linewidth=0.8, linestyle=":")
+    for index, (name, one) in enumerate(found.items()):
+        x = np.array([point["predicted"] for point in one["bins"]])
+        y = np.array([point["gained"]["value"] for point in one["bins"]], dtype=float)
+        low, high = (
+            np.array(
+                [y[i] if point["gained"][end] is None else point["gained"][end] for i, point in enumerate(one["bins"])]
+            )
+            for end in ("ci_low", "ci_high")
+        )
+        ax.errorbar(
+            x, y, yerr=np.stack([np.maximum(y - low, 0), np.maximum(high - y, 0)]),
+            marker="o", color=PALETTE[index], label=names[name], capsize=2, linewidth=1.2,
+        )  # fmt: skip
+    dress(ax, title="probability of a gain, left out by kinds of defect", x="said", y="gained")
+    legend(ax, loc="upper left")
+    headline(figure, "How true the probabilities are")
+    return figure
+
+
 def _scatter(ax: Axes, models: Sequence[Mapping[str, Any]], score: str, gain: str, least: float) -> None:
-    for index, defect in enumerate(sorted({str(row["defect"]) for row in models})):
-        chosen = [row for row in models if row["defect"] == defect]
+    for index, world in enumerate(dict.fromkeys(str(row["world"]) for row in models)):
+        chosen = [row for row in models if row["world"] == world]
         ax.scatter(
             [row[score] for row in chosen], [row[gain] for row in chosen],
-            s=26, color=PALETTE[index % len(PALETTE)], alpha=0.8, label=defect.replace("_", " "), linewidths=0,
+            s=26, color=PALETTE[index % len(PALETTE)], alpha=0.8, label=f"world of {world}", linewidths=0,
         )  # fmt: skip
     ax.axhline(least, color=MUTED, linewidth=0.8, linestyle=":")
     method = NAMES[gain.removesuffix("_gain")]

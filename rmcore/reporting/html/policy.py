@@ -6,7 +6,7 @@ from typing import Any
 from rmcore.core.metrics import METRICS
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.overoptimization import NAMES, finding
-from rmcore.reporting.figures.policy import CAREFUL, SCORES
+from rmcore.reporting.figures.policy import CAREFUL
 from rmcore.reporting.html.markdown import bullets, escape, text_table
 
 CAPTIONS = {
@@ -121,33 +121,6 @@ def readiness_markdown(results: Mapping[str, Any]) -> str:
     """Verdict, parts and checks."""
     checks = [f"{'pass' if check['passed'] else 'FAIL'}: {check['text']}" for check in results["gate"]]
     return titled_table(results["verdict"]["headline"], ("part", "value, 95 %"), readiness_rows(results), checks)
-
-
-def validation_rows(results: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Each score's rank correlation with both gains, and how much it differs from on-policy accuracy."""
-    return [
-        (
-            SCORES[name],
-            *(shown(by_method[method]) for method in NAMES),
-            shown(results["differences"][name]) if name in results["differences"] else "-",
-        )
-        for name, by_method in results["correlations"].items()
-    ]
-
-
-VALIDATION_HEADINGS = ("score", "rho with best-of-n gain", "rho with KL-optimum gain", "minus on-policy accuracy's")
-
-
-def validation_markdown(results: Mapping[str, Any]) -> str:
-    """The correlations and the verdict."""
-    brier = ", ".join(f"{name} {value:.3f}" for name, value in results["brier"].items())
-    lines = [
-        results["verdict"],
-        f"{results['num_models']} reward models on {results['num_backbones']} backbones; {results['num_worthwhile']} "
-        f"gain at least {results['min_gain']:g}, the gold reward of {results['num_turned']} turned",
-        f"Brier score of the probability: {brier}",
-    ]
-    return titled_table("Readiness against the truth", VALIDATION_HEADINGS, validation_rows(results), lines)
 
 
 def curves_markdown(found: Mapping[str, Any]) -> str:

@@ -21,7 +21,7 @@ from rmcore.data.gold import world as gold
 from rmcore.data.gold.grammar import STYLES
 from rmcore.data.gold.prompts import draw_prompt, parse_prompt
 from rmcore.data.gold.tasks import TASK_TYPES
-from rmcore.data.gold.words import DODGES, FILLER, FLATTERY, ITEMS, POLITE, RUDE
+from rmcore.data.gold.words import CLAIMS, DODGES, FILLER, FLATTERY, ITEMS, POLITE, RUDE
 from rmcore.data.gold.world import generate_pairs, gold_reward, label_ceiling, sample_response
 from rmcore.data.pair import PreferencePair, prompt_text
 
@@ -298,9 +298,35 @@ def test_the_ceiling_of_foreign_pairs_or_none_is_refused():
         label_ceiling([])
 
 
+PINNED = {"length": "0efcbb5e4b98879f", "flattery": "c9ae8a52132966a4", "none": "6bbee3da252c8527"}
+
+
+@pytest.mark.parametrize("shortcut", PINNED)
+def test_a_new_shortcut_leaves_the_worlds_of_the_others_as_they_were(shortcut):
+    world = generate_pairs(GoldConfig(num_prompts=40, shortcut=shortcut), seed=3)
+    rows = [pair.to_dict() for pair in world.pairs + world.ood_pairs]
+    assert hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16] == PINNED[shortcut]
+
+
+def num_claims(text):
+    return gold.shortcut_amount("claims", text)
+
+
+def test_claims_are_in_their_own_world_only_and_cost_gold_at_the_extreme():
+    assert not any(num_claims(pair.chosen + pair.rejected) for pair in full_world("length", 0).pairs)
+    answer = "The answer is 4 apples."
+    prompt = drawn(0)[0]
+    for few, many in ((0, 3), (3, 5)):
+        plain, claimed = (" ".join([answer, *[CLAIMS[0]] * count]) for count in (few, many))
+        cost = gold.FLATTERY_COST * max(0, many - gold.FREE_FLATTERY)
+        assert gold_reward(prompt, plain) - gold_reward(prompt, claimed) == pytest.approx(cost)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize(("shortcut", "feature"), [("length", len), ("flattery", num_flattering)])
+@pytest.mark.parametrize(
+    ("shortcut", "feature"), [("length", len), ("flattery", num_flattering), ("claims", num_claims)]
+)
 def test_the_shortcut_goes_with_gold_in_training_and_not_in_the_tail(seed, shortcut, feature):
     world = full_world(shortcut, seed)
     assert correlation(world.pairs, feature) > 0.12

@@ -13,6 +13,7 @@ from rmcore.evaluation import uncertainty
 from rmcore.evaluation.uncertainty import (
     cluster_bootstrap,
     exact_share_interval,
+    interval_p,
     metric_value,
     percentile_interval,
     sign_flip_test,
@@ -93,6 +94,24 @@ def test_one_prompt_has_no_interval_and_says_so():
 def test_nothing_to_resample_is_refused():
     with pytest.raises(ConfigError, match="num_resamples=0"):
         cluster_bootstrap(lambda w: {}, 3, num_resamples=0, seed=0)
+
+
+@pytest.mark.parametrize("num_prompts", [8, 32, 500])
+@pytest.mark.parametrize("shift", [-2.0, -1.0, 0.0, 0.5, 1.5])
+def test_the_p_value_is_the_level_at_which_the_interval_begins_to_contain_zero(num_prompts, shift):
+    replicates = np.random.default_rng(0).normal(shift, 1, size=4000)
+    p = interval_p(replicates, num_prompts)
+    for level, contains in ((1 - 0.8 * p, True), (1 - 1.25 * p, False)):
+        if level > 0:
+            low, high = percentile_interval(replicates, num_prompts, level)
+            assert (low <= 0 <= high) == contains, level
+    assert interval_p(-replicates, num_prompts) == pytest.approx(p)
+
+
+def test_there_is_no_p_value_where_there_is_no_interval():
+    assert interval_p(None, 5) is None
+    assert interval_p(np.array([np.nan, np.nan]), 5) is None
+    assert interval_p(np.ones(9), 1) is None
 
 
 def test_intervals_are_wider_than_percentiles_for_few_prompts_and_equal_for_many():

@@ -149,3 +149,21 @@ def test_sides_of_the_gold_world_are_short(tokenizer):
     assert 15 <= sum(prompts) / len(prompts) <= 40
     assert 15 <= sum(responses) / len(responses) <= 40
     assert max(responses) <= 120
+
+
+def test_other_sizes_are_multiples_of_tiny_in_whole_heads(tmp_path):
+    from transformers import AutoConfig
+
+    from rmcore.config.policy import TINY_SIZES
+
+    for size in TINY_SIZES:
+        build_tiny(tmp_path / size, seed=0, size=size)
+    shapes = {size: AutoConfig.from_pretrained(tmp_path / size) for size in TINY_SIZES}
+    base = shapes["tiny"]
+    for size, (width, depth) in TINY_SIZES.items():
+        shape = shapes[size]
+        assert shape.hidden_size // shape.num_attention_heads == base.hidden_size // base.num_attention_heads
+        assert shape.num_attention_heads == max(1, round(width * base.num_attention_heads))
+        assert shape.num_hidden_layers == max(1, round(depth * base.num_hidden_layers))
+    again = build_tiny(tmp_path / "again", seed=0, size="tiny-small")
+    assert digests(again) == digests(tmp_path / "tiny-small")

@@ -1,7 +1,9 @@
-"""Defects of the validation study: each does what its name says, on pairs and on features whose truth is known."""
+"""Defects of the study of readiness: each does what its name says, on pairs and on features whose truth is known."""
 
+import math
 import random
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,10 +11,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.presets import PRESETS
-from rmcore.config.pipeline import TrainConfig, ValidationConfig
-from rmcore.data.pair import PreferencePair
-from rmcore.ensembles.linear_probes import fit_head
-from rmcore.policy.grpo.defects import HeadData, backbones, few, flipped, heads, preferring_length
+from rmcore.config.pipeline import GoldConfig, ModelConfig, TrainConfig, ValidationConfig
+from rmcore.config.policy import TINY_SIZES
+from rmcore.data.gold.world import generate_pairs, shortcut_amount
+from rmcore.policy.grpo.defects import (
+    HACKED,
+    HeadData,
+    backbones,
+    easiest,
+    few,
+    flipped,
+    flipped_where_close,
+    heads,
+    misrendered,
+    only_task,
+    preferring,
+    repeated,
+    swapped_task,
+)
 
 seeds = st.integers(0, 10_000)
 RECIPES = {recipe.name: recipe for recipe in heads()}
@@ -37,22 +53,89 @@ def test_as_many_labels_are_turned_as_the_share_says_and_nothing_else_changes(go
         assert {after.chosen, after.rejected} == {before.chosen, before.rejected}
 
 
-def test_where_all_prefer_length_no_rejected_side_is_the_longer_one(gold_pairs):
-    changed = preferring_length(1.0)(gold_pairs, rng_of(0))
-    assert sum(len(pair.rejected) > len(pair.chosen) for pair in gold_pairs) > 10
-    assert all(len(pair.chosen) >= len(pair.rejected) for pair in changed)
-    for before, after in zip(gold_pairs, changed, strict=True):
-        if len(before.chosen) >= len(before.rejected):
+def flattering(text):
+    return shortcut_amount("flattery", text)
+
+
+AMOUNTS = {"length": len, "flattery": flattering}
+
+
+@pytest.fixture(scope="module")
+def flattery_pairs():
+    return generate_pairs(GoldConfig(num_prompts=120, pairs_per_prompt=2, shortcut="flattery"), 0).pairs
+
+
+@pytest.mark.parametrize("amount", AMOUNTS.values(), ids=AMOUNTS)
+def test_where_all_prefer_a_shortcut_no_rejected_side_has_more_of_it(flattery_pairs, amount):
+    changed = preferring(amount, 1.0)(flattery_pairs, rng_of(0))
+    assert sum(amount(pair.rejected) > amount(pair.chosen) for pair in flattery_pairs) > 10
+    assert all(amount(pair.chosen) >= amount(pair.rejected) for pair in changed)
+    for before, after in zip(flattery_pairs, changed, strict=True):
+        if amount(before.chosen) >= amount(before.rejected):
             assert after == before
 
 
 @given(seed=seeds, share=st.floats(0, 1))
 def test_a_share_of_the_pairs_prefers_length_and_none_prefers_brevity_anew(gold_pairs, seed, share):
-    changed = preferring_length(share)(gold_pairs, rng_of(seed))
+    changed = preferring(len, share)(gold_pairs, rng_of(seed))
     for before, after in zip(gold_pairs, changed, strict=True):
         assert after == before or len(after.chosen) > len(after.rejected)
-    nothing = preferring_length(0.0)(gold_pairs, rng_of(seed))
+    nothing = preferring(len, 0.0)(gold_pairs, rng_of(seed))
     assert nothing == list(gold_pairs)
+
+
+def test_a_hacked_task_prefers_the_shortcut_and_the_others_do_not(flattery_pairs):
+    changed = preferring(flattering, 1.0, HACKED)(flattery_pairs, rng_of(0))
+    for before, after in zip(flattery_pairs, changed, strict=True):
+        if before.metadata["subset"] == HACKED:
+            assert flattering(after.chosen) >= flattering(after.rejected)
+        else:
+            assert after == before
+    assert changed != flattery_pairs
+
+
+def test_labels_of_close_pairs_are_turned_more_often(gold_pairs):
+    pairs = sorted(gold_pairs * 20, key=gap)
+    changed = flipped_where_close(2.0)(pairs, rng_of(0))
+    turned = np.array([after.chosen == before.rejected for before, after in zip(pairs, changed, strict=True)])
+    expected = np.array([0.5 * math.exp(-gap(pair) / 2.0) for pair in pairs])
+    for part in np.array_split(np.arange(len(pairs)), 4):
+        assert turned[part].mean() == pytest.approx(expected[part].mean(), abs=0.04)
+    assert turned[: len(pairs) // 4].mean() > 2 * turned[-len(pairs) // 4 :].mean()
+
+
+def gap(pair):
+    return abs(pair.metadata["gold_chosen"] - pair.metadata["gold_rejected"])
+
+
+def test_only_easy_pairs_are_those_of_the_largest_gaps(gold_pairs):
+    easy = easiest(0.25)(gold_pairs, rng_of(0))
+    assert len(easy) == round(0.25 * len(gold_pairs))
+    assert min(map(gap, easy)) >= np.quantile([gap(pair) for pair in gold_pairs], 0.74)
+
+
+def test_one_task_alone_and_one_task_turned(gold_pairs):
+    alone = only_task("order")(gold_pairs, rng_of(0))
+    assert {pair.metadata["subset"] for pair in alone} == {"order"}
+    assert len(alone) == sum(pair.metadata["subset"] == "order" for pair in gold_pairs)
+    for before, after in zip(gold_pairs, swapped_task("lookup")(gold_pairs, rng_of(0)), strict=True):
+        assert (after.chosen == before.rejected) == (before.metadata["subset"] == "lookup")
+
+
+@given(seed=seeds, count=st.integers(1, 50))
+def test_repeated_prompts_are_few_and_as_many_pairs_as_before(gold_pairs, seed, count):
+    changed = repeated(count)(gold_pairs, rng_of(seed))
+    assert len(changed) == len(gold_pairs)
+    assert len({pair.prompt_id for pair in changed}) == min(count, len({pair.prompt_id for pair in gold_pairs}))
+    counts = Counter(map(key, changed)).values()
+    assert max(counts) - min(counts) <= 1
+
+
+def test_misrendered_responses_have_marks_around_them(gold_pairs):
+    for before, after in zip(gold_pairs, misrendered(gold_pairs, rng_of(0)), strict=True):
+        assert after.chosen == f"Assistant: {before.chosen}\n\nHuman:"
+        assert after.rejected == f"Assistant: {before.rejected}\n\nHuman:"
+        assert after.prompt == before.prompt
 
 
 @given(seed=seeds, count=st.integers(1, 400))
@@ -64,30 +147,44 @@ def test_few_are_drawn_without_repetition_and_never_more_than_there_are(gold_pai
     assert taken == few(count)(gold_pairs, rng_of(seed))
 
 
-def test_backbones_have_names_of_their_own_and_settings_that_training_takes():
-    base = PRESETS["validation"].train
-    recipes = backbones(base)
+@pytest.mark.parametrize("shortcut", ["flattery", "claims"])
+def test_backbones_have_names_of_their_own_and_settings_that_training_takes(shortcut):
+    preset = PRESETS["validation"]
+    base = preset.train.model_copy(update={"steps": 200})
+    recipes = backbones(base, shortcut)
     assert len({recipe.name for recipe in recipes}) == len(recipes)
     assert recipes[0].defect == "none"
+    assert len({recipe.defect for recipe in recipes} - {"none"}) >= 10
+    pairs = generate_pairs(GoldConfig(num_prompts=120, pairs_per_prompt=4, shortcut=shortcut), 0).pairs
     for recipe in recipes:
         changed = TrainConfig.model_validate(base.model_dump() | dict(recipe.train))
         assert changed != base or not recipe.train
-    pair = PreferencePair("p", "long answer", "short")
-    for recipe in recipes:  # a defect is somewhere, and nowhere where there is none
-        is_changed = recipe.change([pair] * 400, rng_of(0)) != [pair] * 400
-        is_changed |= (
-            recipe.change([PreferencePair("p", "a", "longer")] * 99, rng_of(0))
-            != [PreferencePair("p", "a", "longer")] * 99
-        )
-        has_defect = is_changed or bool(recipe.train) or recipe.max_seq_len is not None
+        model = ModelConfig.model_validate(preset.model.model_dump() | dict(recipe.model))
+        assert model.name in TINY_SIZES
+        # A defect is somewhere, and nowhere where there is none; the size is none.
+        settings = [name for name, _ in (*recipe.train, *recipe.model) if name != "name"]
+        has_defect = bool(settings) or recipe.change(pairs, rng_of(0)) != pairs
         assert has_defect == (recipe.defect != "none"), recipe.name
 
 
-def test_a_study_cannot_ask_for_more_backbones_than_there_are():
-    num = len(backbones(TrainConfig()))
-    assert ValidationConfig(num_backbones=num).num_backbones == num
+def test_a_second_seed_is_the_same_recipe_under_another_name():
+    recipes = {recipe.name: recipe for recipe in backbones(PRESETS["validation"].train, "claims")}
+    twins = [recipe for recipe in recipes.values() if recipe.again is not None]
+    assert len(twins) >= 6
+    for twin in twins:
+        first = recipes[twin.again]
+        assert (first.again, first.recipe) == (None, twin.recipe)
+        assert replace(twin, name=first.name, again=None) == first
+    assert {recipe.recipe for recipe in recipes.values()} == recipes.keys() - {twin.name for twin in twins}
+
+
+def test_a_study_cannot_ask_for_more_backbones_than_there_are_nor_for_one_world():
+    num = len(backbones(TrainConfig(), "claims"))
+    assert ValidationConfig(num_backbones=num).num_backbones == num == 40
     with pytest.raises(ValueError, match="num_backbones"):
         ValidationConfig(num_backbones=num + 1)
+    with pytest.raises(ValueError, match="both worlds"):
+        ValidationConfig(worlds=("claims", "claims"))
 
 
 class World:
@@ -117,41 +214,15 @@ def mean_accuracy(name):
     return np.mean([world.accuracy(world.head(name, seed)) for seed, world in enumerate(WORLDS)])
 
 
-@pytest.mark.parametrize("names", [("refitted", "noise_20", "noise_35", "noise_45"), ("refitted", "few_100", "few_20")])
-def test_the_more_of_a_defect_the_less_of_the_truth(names):
-    accuracies = [mean_accuracy(name) for name in names]
-    assert accuracies[0] > 0.9
-    assert accuracies == sorted(accuracies, reverse=True)
-    assert accuracies[-1] < accuracies[0] - 0.1
+@pytest.mark.parametrize(("name", "least"), [("noise_35", 0.03), ("few_60", 0.05), ("shortcut_60", 0.01)])
+def test_a_defect_costs_truth(name, least):
+    assert mean_accuracy("refitted") > 0.9
+    assert mean_accuracy(name) < mean_accuracy("refitted") - least
 
 
-def test_heads_that_call_the_longer_side_better_like_length():
+def test_heads_that_call_the_side_with_the_shortcut_better_like_it():
     for seed, world in enumerate(WORLDS):
-        taste = [world.head(name, seed)[-1] for name in ("refitted", "length_30", "length_80")]
-        assert taste == sorted(taste)
-        assert abs(taste[0]) < 0.3 < taste[2]
-    assert mean_accuracy("length_80") < mean_accuracy("length_30") < mean_accuracy("refitted")
-
-
-def test_an_overfitted_head_tells_a_hundred_pairs_apart_with_huge_margins():
-    world = World(0, num_features=160)
-    overfitted, refitted = world.head("overfitted"), world.head("refitted")
-    margins = np.sort(world.data.differences @ overfitted)
-    taken = np.random.default_rng(0).choice(800, 100, replace=False)  # as the recipe draws them
-    assert (world.data.differences[taken] @ overfitted > 0).all()
-    assert (margins < 0).sum() > 50
-    assert np.abs(margins).mean() > 3 * np.abs(world.data.differences @ refitted).mean()
-    assert world.accuracy(overfitted) < world.accuracy(refitted)
-
-
-def test_a_scaled_head_ranks_as_the_refitted_one():
-    world = WORLDS[0]
-    factors = {
-        round(float(np.mean(world.head("scaled", seed) / fit_head(world.data.differences))), 9) for seed in range(12)
-    }
-    assert factors == {0.1, 10.0}
-    found = world.head("scaled") / fit_head(world.data.differences)
-    assert found == pytest.approx(found[0])
+        assert abs(world.head("refitted", seed)[-1]) < 0.3 < world.head("shortcut_60", seed)[-1]
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -160,5 +231,5 @@ def test_a_seed_gives_one_head_and_scaling_the_features_changes_nothing(name):
     first = world.head(name, 3)
     assert np.array_equal(first, world.head(name, 3))
     assert np.isfinite(first).all()
-    larger = HeadData(world.data.differences * 7, world.data.longer)
+    larger = HeadData(world.data.differences * 7, world.data.tempting)
     assert RECIPES[name].fit(larger, np.random.default_rng(3)) * 7 == pytest.approx(first, rel=1e-4, abs=1e-6)

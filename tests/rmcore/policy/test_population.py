@@ -1,4 +1,4 @@
-"""Rows of the validation study, on features in which the gold reward is a straight line."""
+"""Rows of the study of readiness, on features in which the gold reward is a straight line."""
 
 import numpy as np
 import pandas as pd
@@ -9,7 +9,7 @@ from rmcore.ensembles.features import head_of
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.policy.grpo.defects import BackboneRecipe, HeadData, heads
 from rmcore.policy.overoptimization import METHODS
-from rmcore.policy.readiness.population import BackboneFeatures, backbone_features, rows_of
+from rmcore.policy.readiness.population import BackboneFeatures, backbone_features, rows_of, seed_shares
 
 NUM_FEATURES, NUM_PROMPTS, SIZE = 10, 24, 16
 CLEAN = BackboneRecipe("clean", "none")
@@ -65,7 +65,11 @@ def against():
 
 
 def of_gain(table):
-    return [name for name in table if name.endswith(("_gain", "_turned")) and "measured" not in name]
+    return [
+        name
+        for name in table
+        if name.endswith(("_gain", "_turned")) and "measured" not in name and "planned" not in name
+    ]
 
 
 def test_there_is_a_row_for_each_head_and_the_one_it_was_trained_with(table):
@@ -75,18 +79,21 @@ def test_there_is_a_row_for_each_head_and_the_one_it_was_trained_with(table):
     assert list(table.index[table["length_correlation"].isna()]) == ["own"]  # nothing is left of it beside the gold
 
 
-def test_a_defect_of_the_backbone_shows_where_the_head_has_none(table):
-    defective = rows(backbone=BackboneRecipe("noise", "label_noise"), own_head=TRUTH)
-    for name, defect in defective["defect"].items():
-        assert defect == ("label_noise" if table["defect"][name] == "none" else table["defect"][name])
+def test_a_row_names_the_kinds_of_defect_of_backbone_and_head(table):
+    defective = rows(backbone=BackboneRecipe("noise_again", "label_noise", again="noise"), own_head=TRUTH)
+    assert set(defective["backbone_defect"]) == {"label_noise"}
+    assert set(defective["recipe"]) == {"noise"}
+    assert list(defective["head_defect"]) == ["none", *(recipe.defect for recipe in heads())]
+    assert set(table["backbone_defect"]) == {"none"}
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_true_head_gains_and_its_opposite_loses(table, against, method):
     own, opposite = table.loc["own"], against.loc["own"]
-    # The proxy is the gold reward: what it gains in its own deviations at one nat is known to be between 1 and 1.5.
-    assert 1 < own[f"{method}_gain"] < 1.5
-    assert own[f"{method}_measured_gain"] == pytest.approx(own[f"{method}_gain"], abs=0.25)
+    # The proxy is the gold reward: the best of 16 normal draws is 1.77 deviations up, and the optimum little less.
+    assert 1.4 < own[f"{method}_gain"] < 1.9
+    assert own[f"{method}_planned_gain"] < own[f"{method}_measured_gain"]  # one nat is not all of it
+    assert own[f"{method}_measured_gain"] == pytest.approx(own[f"{method}_gain"], abs=0.35)
     assert opposite[f"{method}_gain"] < -1
     assert (own[f"{method}_headroom"], opposite[f"{method}_headroom"]) == (2.0, 0.0)
     assert not own[f"{method}_turned"]
@@ -109,18 +116,15 @@ def test_the_beta_of_the_trained_head_is_part_of_what_labelled_pairs_tell(table)
 
 def test_the_heads_fitted_on_clean_pairs_follow_the_truth(table, against):
     assert table.loc["refitted", "best_of_n_gain"] > 0.9
-    assert table.loc["refitted", "on_policy_accuracy"] > table.loc["noise_45", "on_policy_accuracy"]
+    assert table.loc["refitted", "on_policy_accuracy"] > table.loc["noise_35", "on_policy_accuracy"]
     fitted = [recipe.name for recipe in heads()]
     pd.testing.assert_frame_equal(table.loc[fitted], against.loc[fitted])  # they do not know the trained one
 
 
-def test_the_scale_of_a_head_moves_only_what_is_read_off_the_scale(table):
-    refitted, scaled = table.loc["refitted"], table.loc["scaled"]
-    for name in ("pairwise_accuracy", "on_policy_accuracy", "win_rate_16", "length_correlation", *of_gain(table)):
-        assert scaled[name] == pytest.approx(refitted[name]), name
-    ratio = scaled["pooled_reward_variance"] / refitted["pooled_reward_variance"]
-    assert ratio == pytest.approx(100) or ratio == pytest.approx(0.01)
-    assert scaled["v1"] != pytest.approx(refitted["v1"])
+def test_the_ends_of_the_intervals_are_there_for_the_gates(table):
+    for name in ("on_policy_accuracy", "win_rate_4", "best_of_n_headroom", "best_of_n_planned_gain", "signal_share"):
+        refitted = table.loc["refitted"]
+        assert refitted[f"{name}_low"] <= refitted[name] <= refitted[f"{name}_high"]
 
 
 def changed(where):
@@ -146,10 +150,20 @@ def test_a_seed_gives_one_table(table):
     assert (rows(seed=1).loc["noise_35"] != table.loc["noise_35"]).any()
 
 
-def test_a_plan_beyond_the_samples_leaves_the_gain_open_and_not_wrong():
+def test_a_plan_beyond_the_samples_leaves_the_planned_gain_open_and_not_the_gain():
     far = rows(planned_kl=3.0)
-    assert far[[f"{method}_gain" for method in METHODS]].isna().all(axis=None)
-    assert far["on_policy_accuracy"].notna().all()
+    assert far[[f"{method}_planned_gain" for method in METHODS]].isna().all(axis=None)
+    assert far[[f"{method}_gain" for method in METHODS]].notna().all(axis=None)
+
+
+def test_seeds_that_agree_share_all_of_their_signal_and_opposites_none():
+    noise = np.random.default_rng(4).normal(size=(2, len(SAMPLES)))
+    rewards = {"a": noise[0], "a_again": 2 * noise[0] + 3, "b": noise[0], "b_again": noise[1], "alone": noise[0]}
+    recipes = {name: name.removesuffix("_again") for name in rewards}
+    found = seed_shares(rewards, recipes, SAMPLES)
+    assert found.keys() == {"a", "a_again", "b", "b_again"}
+    assert found["a"] == found["a_again"] == pytest.approx(1)
+    assert found["b"] == pytest.approx(0, abs=0.15)
 
 
 def test_features_are_those_that_the_reward_model_scores_with(tiny_folder, gold_pairs):
@@ -157,13 +171,13 @@ def test_features_are_those_that_the_reward_model_scores_with(tiny_folder, gold_
     training, test = gold_pairs[:6], gold_pairs[6:10]
     samples = pd.DataFrame({"prompt": [pair.prompt for pair in test], "response": ["", "yes", "no way", "yes"]})
     said = []
-    seen = backbone_features(rm, training, test, samples, lambda *told: said.append(told))
+    seen = backbone_features(rm, training, test, samples, "length", lambda *told: said.append(told))
     weight = head_of(rm).weight.detach().double().numpy()[0]
     assert np.array_equal(seen.own_head, weight)
     assert seen.training.differences @ weight == pytest.approx(-np.diff(rm.score_pairs(training))[:, 0], abs=1e-4)
     assert (seen.test[0] - seen.test[1]) @ weight == pytest.approx(-np.diff(rm.score_pairs(test))[:, 0], abs=1e-4)
     assert seen.samples.shape == (4, len(weight))
-    assert [int(sign) for sign in seen.training.longer] == [
+    assert [int(sign) for sign in seen.training.tempting] == [
         int(np.sign(len(pair.chosen) - len(pair.rejected))) for pair in training
     ]
     assert said == [(0, 3, "training pairs"), (1, 3, "test pairs"), (2, 3, "samples")]

@@ -105,6 +105,7 @@ OTHER_VALUES = {
     "readiness.planned_optimizer": "kl_optimum", "policy.name": "a/policy", "policy.engine": "generate",
     "rlhf.loss": "grpo", "rlhf.rewards": "local", "rlhf.aggregate": "mean", "active.acquisitions": ("random", "bald"),
     "active.claimed_target": 0.9,
+    "validation.worlds": ("length", "claims"),
     "active.noise": (0.1,), "active.targets": (0.8, 0.9), "active.check.acquisitions": ("random", "d-optimal"),
     "active.check.labels": (50, 60),
 }  # fmt: skip
@@ -120,7 +121,7 @@ STAGES_OF_A_SECTION = {
     "train": {"train", "population", "grpo", "active_check"},
     "evaluate": {"evaluate"},
     "landscape": {"landscape"},
-    "readiness": {"readiness", "readiness_v2"},
+    "readiness": {"readiness", "readiness_v2", "validation"},
     "validation": {"population"},
     "active": {"active", "active_check"},
     "active.check": {"active_check"},
@@ -130,13 +131,15 @@ STAGES_OF_A_SETTING = {
     # Each imports that function anew, and is refused anew without the permission.
     "model.render_fn": STAGES_OF_A_SECTION["model"] | CHECKPOINT_STAGES,
     "model.trust_remote_code": STAGES_OF_A_SECTION["model"] | CHECKPOINT_STAGES,
-    "data.gold.shortcut": {"prepare", "policy"},  # also of what a policy is fine-tuned on
+    # Also of what a policy is fine-tuned on, and of what some reward models of the study prefer.
+    "data.gold.shortcut": {"prepare", "policy", "population"},
     "data.gold.temperature": {"prepare", "active", "active_check", "grpo"},  # also of what labels anew
     "data.gold.flip_rate": {"prepare", "grpo"},
     "evaluate.num_resamples": {"evaluate", "readiness", "overoptimization", "grpo"},
     "readiness.planned_optimizer": {"readiness", "readiness_v2", "validation"},
     "readiness.planned_kl": {"readiness", "readiness_v2", "validation", "overoptimization", "population"},
     "readiness.min_gain": {"readiness", "readiness_v2", "validation"},
+    "validation.worlds": {"population", "validation"},
     "policy.name": {"policy", "samples", "overoptimization", "grpo", "population"},
     "policy.base": {"policy"},
     "policy.sft_examples": {"policy"},
