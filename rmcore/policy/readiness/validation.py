@@ -344,7 +344,8 @@ def _verdict(judged: Sequence[Mapping[str, Any]], score: str) -> str:
     gap = f"difference of rho {first['value']:+.3f}"
     if first["ci_low"] is not None:
         gap += f", 95 % {first['ci_low']:+.3f} to {first['ci_high']:+.3f}"
-    return f"H1 is {first['verdict']}: {first['text']} ({gap}). The shipped score is {score.replace('_', ' ')}"
+    shipped = score.replace("on_policy", "on-policy").replace("_", " ")
+    return f"H1 is {first['verdict']}: {first['text']} ({gap}). The shipped score is {shipped}"
 
 
 # --- calibration and signal ---------------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ def readiness_against_gain_figure(found: Mapping[str, Any], models: Sequence[Map
     by_score = {name: found["correlations"][name][found["optimizer"]] for name in SCORES}
     _intervals(third, [SCORES[name] for name in by_score], list(by_score.values()))
     third.axvline(0, color=MUTED, linewidth=0.8)
-    dress(third, title="rank correlation with the gain", x="Spearman's ρ, 95 % over backbones", y="")
+    dress(third, title="rank correlation with the gain", x="Spearman's ρ, 95 % over recipes", y="")
     headline(figure, found["verdict"])
     return figure
 
