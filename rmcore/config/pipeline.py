@@ -34,6 +34,8 @@ class GoldConfig(Settings):
     """Labels are drawn from sigmoid((gold_a - gold_b) / temperature): higher is noisier."""
     flip_rate: float = Field(default=0.0, ge=0, lt=0.5)
     """Share of labels flipped after that, as by careless annotators."""
+    length_bias: float = Field(default=0.0, ge=0, le=1)
+    """Share of labels that name the longer response whatever it says, as by annotators in a hurry."""
     shortcut: Shortcut = "length"
     """Spurious feature that goes with the gold reward in training and stops doing so in the tail."""
 

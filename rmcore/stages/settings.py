@@ -305,7 +305,7 @@ class GrpoSettings(CheckpointSettings):
         return cls(
             **_loading(config),
             **policy.model_dump(include={"name", "engine", "temperature", "max_new_tokens", "num_members", "judge"}),
-            gold=GoldConfig(temperature=gold.temperature, flip_rate=gold.flip_rate) if _is_gold(config) else None,
+            gold=_labelling(gold) if _is_gold(config) else None,
             train=config.train,
             num_resamples=config.evaluate.num_resamples,
             rlhf=required_rlhf(config),
@@ -413,6 +413,10 @@ def device_type(name: str) -> str:
 
 def _is_gold(config: PipelineConfig) -> bool:
     return config.data.source == "gold"
+
+
+def _labelling(gold: GoldConfig) -> GoldConfig:
+    return GoldConfig(temperature=gold.temperature, flip_rate=gold.flip_rate, length_bias=gold.length_bias)
 
 
 def _loading(config: PipelineConfig) -> dict[str, Any]:

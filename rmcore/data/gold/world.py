@@ -177,13 +177,22 @@ def _rng(seed: int, *purpose: str) -> random.Random:
 def label_pair(
     prompt: str, first: str, second: str, config: GoldConfig, rng: random.Random, split: str
 ) -> PreferencePair:
-    """Draw which of two responses is preferred: P(first) = sigmoid((gold_first - gold_second) / temperature)."""
+    """Draw which of two responses is preferred: P(first) = sigmoid((gold_first - gold_second) / temperature).
+
+    Before that a share `flip_rate` is turned round, and after it a share `length_bias` names the longer response.
+    """
     gold = {first: gold_reward(prompt, first), second: gold_reward(prompt, second)}
     gap = (gold[first] - gold[second]) / config.temperature
     flipped = rng.random() < config.flip_rate
     first_wins = (rng.random() < _sigmoid(gap)) != flipped
-    chosen, rejected = (first, second) if first_wins else (second, first)
     agreement = _sigmoid(abs(gap))
+    agreement = agreement * (1 - config.flip_rate) + (1 - agreement) * config.flip_rate
+    if config.length_bias and len(first) != len(second):  # else nothing is drawn, so that other worlds stay as they are
+        first_is_longer = len(first) > len(second)
+        first_wins = first_is_longer if rng.random() < config.length_bias else first_wins
+        better_is_longer = 0.5 if gap == 0 else float(first_is_longer == (gap > 0))
+        agreement = agreement * (1 - config.length_bias) + config.length_bias * better_is_longer
+    chosen, rejected = (first, second) if first_wins else (second, first)
     task = parse_prompt(prompt)
     return PreferencePair(
         prompt=prompt,
@@ -195,7 +204,7 @@ def label_pair(
             "gold_chosen": gold[chosen],
             "gold_rejected": gold[rejected],
             "flipped": flipped,
-            "gold_win_probability": agreement * (1 - config.flip_rate) + (1 - agreement) * config.flip_rate,
+            "gold_win_probability": agreement,
         },
     )
 
@@ -208,7 +217,8 @@ def label_ceiling(pairs: Sequence[PreferencePair]) -> float:
     """Best expected accuracy of any model on these pairs: that of the gold reward itself.
 
     Mean over pairs of P(the label agrees with the sign of the gold gap) = (1 - f) s + f (1 - s), with
-    s = sigmoid(|gap| / temperature) and flip rate f. Drawn labels scatter around it by about 1/sqrt(pairs).
+    s = sigmoid(|gap| / temperature) and flip rate f; with a length bias b it is (1 - b) of that, plus b where the
+    better response is the longer one. Drawn labels scatter around it by about 1/sqrt(pairs).
 
     Raises:
         DataError: no pairs, or one that the gold world did not make.

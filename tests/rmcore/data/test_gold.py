@@ -279,6 +279,24 @@ def test_label_frequencies_follow_bradley_terry(temperature, flip_rate, seed):
 
 
 @pytest.mark.parametrize("flip_rate", [0.0, 0.2])
+@pytest.mark.parametrize("length_bias", [0.5, 1.0])
+def test_biased_annotators_name_the_longer_response_that_often(flip_rate, length_bias):
+    fair, biased = (
+        generate_pairs(GoldConfig(flip_rate=flip_rate, length_bias=bias), seed=4).pairs for bias in (0.0, length_bias)
+    )
+    longer = np.array([len(pair.chosen) > len(pair.rejected) for pair in biased])
+    differ = np.array([len(pair.chosen) != len(pair.rejected) for pair in biased])
+    before = np.array([len(pair.chosen) > len(pair.rejected) for pair in fair])[: len(biased)]
+    expected = length_bias + (1 - length_bias) * before[differ].mean()
+    assert abs(longer[differ].mean() - expected) < 4 * math.sqrt(0.25 / differ.sum()) * (1 + (length_bias < 1))
+    apart = [pair.metadata for pair in biased if pair.metadata["gold_chosen"] != pair.metadata["gold_rejected"]]
+    agrees = np.array([found["gold_chosen"] > found["gold_rejected"] for found in apart])
+    probability = np.array([found["gold_win_probability"] for found in apart])
+    spread = math.sqrt((probability * (1 - probability)).sum())
+    assert abs(agrees.sum() - probability.sum()) <= 4 * spread + 1
+
+
+@pytest.mark.parametrize("flip_rate", [0.0, 0.2])
 def test_the_ceiling_matches_drawn_labels(flip_rate):
     pairs = generate_pairs(GoldConfig(flip_rate=flip_rate), seed=4).pairs
     gaps = np.array([p.metadata["gold_chosen"] - p.metadata["gold_rejected"] for p in pairs])

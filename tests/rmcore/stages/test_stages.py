@@ -135,6 +135,7 @@ STAGES_OF_A_SETTING = {
     "data.gold.shortcut": {"prepare", "policy", "population"},
     "data.gold.temperature": {"prepare", "active", "active_check", "grpo"},  # also of what labels anew
     "data.gold.flip_rate": {"prepare", "grpo"},
+    "data.gold.length_bias": {"prepare", "grpo"},
     "evaluate.num_resamples": {"evaluate", "readiness", "overoptimization", "grpo"},
     "readiness.planned_optimizer": {"readiness", "readiness_v2", "validation"},
     "readiness.planned_kl": {"readiness", "readiness_v2", "validation", "overoptimization", "population"},
