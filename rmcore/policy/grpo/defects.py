@@ -198,7 +198,13 @@ def backbones(train: TrainConfig, shortcut: Shortcut) -> list[BackboneRecipe]:
         BackboneRecipe("repeated", "repeated", repeated(REPEATED_PROMPTS)),
         BackboneRecipe("policy_misrendered", "misrendered", misrendered, from_policy=True),
         BackboneRecipe("deep_smoothed", "smoothed", train=smooth, model=deep),
-        BackboneRecipe("policy_head_only", "head_only", model=(("head_only", True),), from_policy=True),
+        BackboneRecipe(
+            "policy_head_only",
+            "head_only",
+            train=(("optimizer", "adamw"),),  # Muon moves matrices, and a head alone has none
+            model=(("head_only", True),),
+            from_policy=True,
+        ),
         BackboneRecipe("policy_swapped_task", "swapped_task", swapped_task(SWAPPED), from_policy=True),
     ]
     twice = (

@@ -161,6 +161,7 @@ def test_backbones_have_names_of_their_own_and_settings_that_training_takes(shor
         assert changed != base or not recipe.train
         model = ModelConfig.model_validate(preset.model.model_dump() | dict(recipe.model))
         assert model.name in TINY_SIZES
+        assert not (model.head_only and changed.optimizer == "muon")  # which is refused
         # A defect is somewhere, and nowhere where there is none; the size is none.
         settings = [name for name, _ in (*recipe.train, *recipe.model) if name != "name"]
         has_defect = bool(settings) or recipe.change(pairs, rng_of(0)) != pairs
