@@ -5,7 +5,6 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 
 from flows.cli_common import (
     FlowOptions,
@@ -79,8 +78,6 @@ def rlhf(
 
         record = outcome["results"] if mode == "policy" else outcome["results"]["rlhf"]
         print_findings(RLHF_HEADINGS, rlhf_rows(record), rlhf_findings(record))
-    else:
-        Console().print(outcome["results"]["verdict"]["headline"], soft_wrap=True)
     if mode == "policy":
         print_places(outcome)
     else:

@@ -39,6 +39,7 @@ def test_a_policy_is_trained_and_it_is_said_whether_gold_rose_and_not_done_twice
     assert [point["step"] for point in record["curve"]] == [0, 5, 10]
     assert record["verdict"]["status"] in ("rose", "fell", "unclear")
     assert record["verdict"]["headline"] in said
+    assert (outcome["results"]["verdict"]["rung"], outcome["results"]["next_rung"]) == (4, None)
     page = Path(outcome["report"]).read_text()
     assert record["verdict"]["headline"].replace("+", "&#43;") in page or record["verdict"]["headline"] in page
     assert "data:image/png" in page
@@ -52,7 +53,8 @@ def test_the_reward_model_alone_is_the_pipeline_and_shares_its_artifacts(command
     outcome, said = command.outcome(*COMMAND, "--mode", "rm", config=small)
     assert outcome["executed"] == []
     assert outcome["results"].get("rlhf") is None
-    assert "eady" in said
+    assert outcome["results"]["verdict"]["rung"] == 1
+    assert "rung        1 of 4: labelled pairs" in said
 
 
 def test_a_policy_alone_is_trained_against_a_checkpoint_of_anywhere(command, small, smoke, drawn):
