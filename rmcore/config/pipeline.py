@@ -343,7 +343,8 @@ class PipelineConfig(Settings):
             if self.data.source != "gold":
                 raise ValueError(
                     f"policy.name=world is the gold world's own writer and answers none of the prompts of "
-                    f"{self.data.source}; name a causal model, or a file of samples in policy.samples"
+                    f"{self.data.source}; name a causal model, or a file of samples in policy.samples, or leave the "
+                    "policy out (policy=null) for a verdict on labelled pairs alone"
                 )
             if self.rlhf is not None or self.validation is not None:
                 raise ValueError(

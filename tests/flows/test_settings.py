@@ -76,7 +76,7 @@ def test_what_yaml_reads_as_it_looks_is_taken(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("train: {lr: 0.1, epochs: 2}\nseed: 0\nstudy: '010'\n")
     config = load_config(
-        "demo", file, ["data.source='1:30'", "train.dropout=yes", "data.limit=1_000", "train.clip=0.5"]
+        "smoke", file, ["data.source='1:30'", "train.dropout=yes", "data.limit=1_000", "train.clip=0.5"]
     )
     assert (config.study, config.data.source, config.train.dropout) == ("010", "1:30", True)
     assert (config.data.limit, config.train.clip, config.seed) == (1000, 0.5, 0)

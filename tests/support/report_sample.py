@@ -135,7 +135,7 @@ def results() -> dict[str, Any]:
             "rung": 3,
             "evidence": "samples of the policy, judged by the gold world",
             "status": "not_ready",
-            "headline": "Not ready for a KL of 3 nats by best-of-n: 2 of 6 checks on the policy's samples failed",
+            "headline": "Not ready for a KL of 3 nats by best-of-n: 2 of 6 checks on samples of the policy failed",
             "reasons": [check[4] for check in checks if not check[3]],
         },
         "next_rung": {

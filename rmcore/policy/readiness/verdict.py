@@ -85,9 +85,9 @@ def verdict_on_samples(checks: Sequence[GateCheck], *, plan: str, judge: str) ->
     """
     failed = [check.text for check in checks if not check.passed]
     headline = (
-        f"Not ready for {plan}: {len(failed)} of {len(checks)} checks on the policy's samples failed"
+        f"Not ready for {plan}: {len(failed)} of {len(checks)} checks on samples of the policy failed"
         if failed
-        else f"Ready for {plan}: all {len(checks)} checks on the policy's samples passed"
+        else f"Ready for {plan}: all {len(checks)} checks on samples of the policy passed"
     )
     return {
         "rung": 3,

@@ -54,7 +54,7 @@ def test_a_perfect_model_is_ready_and_says_for_what():
     assert (found["verdict"]["status"], found["verdict"]["reasons"]) == ("ready", [])
     assert found["verdict"]["headline"].startswith("Ready for")
     assert f"{CONFIG.planned_kl:g} nats by best-of-n" in found["verdict"]["headline"]
-    assert f"all {len(GATES) + 1} checks on the policy's samples" in found["verdict"]["headline"]
+    assert f"all {len(GATES) + 1} checks on samples of the policy" in found["verdict"]["headline"]
     assert [check["name"] for check in found["gate"]] == [*GATES, "test_accuracy"]
 
 
