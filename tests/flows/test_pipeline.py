@@ -167,7 +167,7 @@ def test_a_damaged_and_a_deleted_artifact_are_made_again_and_nothing_else(place,
 
 
 def test_a_change_in_a_stages_code_runs_it_again_and_neither_a_comment_nor_how_it_is_run_does(place, finished):
-    module = place.code / "rmcore" / "policy" / "readiness" / "readiness.py"
+    module = place.code / "rmcore" / "policy" / "readiness" / "original_score.py"
     text = module.read_text()
     try:
         module.write_text(text + "\n# a comment\n")
