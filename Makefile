@@ -9,7 +9,8 @@ VLLM_STAMP := $(VLLM_VENV)/.installed
 # Real preference data for some tests and benchmarks; without it those skip.
 RM_OPT_DATA ?= $(abspath $(wildcard ../shared/data))
 export RM_OPT_DATA
-JOBS ?= 2
+# One more than the cores of the smallest machine: tests with servers wait for them half of the time.
+JOBS ?= 3
 
 # `## …` after a target's name is what `make help` prints of it.
 .PHONY: help demo test test-fast lint typecheck unit mutants install vllm clean
