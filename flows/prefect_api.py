@@ -157,6 +157,8 @@ def _watch(api: httpx.URL, advice: str, asked_to_end: socket.socket, was_there: 
             except OSError:  # the network's trouble, of which Prefect's client judges by itself
                 pass
             if select.select([asked_to_end], [], [], WATCH_SECONDS)[0]:
+                while asked_to_end.recv(64):  # until the other end is closed: a later signal must find a reader
+                    pass
                 return
     sys.stdout.flush()
     print(f"error: Prefect's server at {api} has ended during the run. {advice}", file=sys.stderr, flush=True)

@@ -266,6 +266,27 @@ def test_a_server_that_ends_as_the_run_begins_is_missed_too(home):
     assert "has ended during the run" in said
 
 
+SIGNALLED = """
+import os, signal, sys, time
+from flows import prefect_api
+seen = []
+signal.signal(signal.SIGUSR1, lambda *_: seen.append(1))
+with prefect_api.end_without_server("Run again."):
+    for count in range(1, 60):  # the watch takes the first byte soon
+        os.kill(os.getpid(), signal.SIGUSR1)
+        while len(seen) < count:
+            time.sleep(0.01)
+"""
+
+
+def test_a_second_signal_is_heard_in_silence():
+    environment = {**os.environ, "PREFECT_API_URL": f"http://127.0.0.1:{free_ports(1)[0]}/api"}
+    done = subprocess.run(
+        [sys.executable, "-c", SIGNALLED], env=environment, capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stderr == ""
+
+
 def test_a_home_that_cannot_be_made_is_a_clear_error(home, monkeypatch):
     home.write_text("a file is in the way")
     monkeypatch.setenv("RM_OPT_HOME", str(home / "below"))
