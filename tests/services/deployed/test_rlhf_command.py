@@ -54,7 +54,7 @@ def test_the_reward_model_alone_is_the_pipeline_and_shares_its_artifacts(command
     assert outcome["executed"] == []
     assert outcome["results"].get("rlhf") is None
     assert outcome["results"]["verdict"]["rung"] == 1
-    assert "rung        1 of 4: labelled pairs" in said
+    assert "rung 1 of 4: labelled pairs" in said
 
 
 def test_a_policy_alone_is_trained_against_a_checkpoint_of_anywhere(command, small, smoke, drawn):
