@@ -138,6 +138,13 @@ def next_rung(verdict: Verdict, config: PipelineConfig, checkpoint: str) -> Next
             if is_gold
             else f"{samples} and a judgement of each; then {judged} --samples JUDGED_FILE",
         }
+    if verdict["status"] == "not_ready":  # optimising against it is not what it needs
+        return {
+            "rung": 3,
+            "evidence": "a plan that stops earlier, or a reward model trained on more labels, judged again",
+            "command": f"the same command with --set readiness.planned_kl={config.readiness.planned_kl / 2:g}",
+            "cost": "no new sample and no new label for the plan: the stored samples are scored again",
+        }
     if verdict["rung"] == 3:
         words = ["--mode", "policy", "--checkpoint", checkpoint, "--seeds", "3"]
         words += [] if is_gold else ["--preference-data", config.data.source]

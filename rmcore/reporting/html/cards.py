@@ -92,7 +92,7 @@ def _gain_card(judged: Mapping[str, Any]) -> Card:
     kl, gain = judged["plan"]["kl"], judged["parts"].get("planned_gain")
     value, interval, has_interval = metric_texts("planned_gain", gain)
     return Card(
-        f"gold gain at {numbers.decimal(kl)} nats",
+        f"gold gain at {kl:g} nats",
         value,
         f"95 %: {interval}" if has_interval else interval,
         "what the judge makes of samples chosen by the reward model, in standard deviations within prompts",

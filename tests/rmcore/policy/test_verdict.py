@@ -89,6 +89,13 @@ def test_a_policy_that_nobody_judged_is_no_evidence():
     assert verdict_on_policy(trained("unknown")) is None
 
 
+def test_a_model_that_is_not_ready_is_not_sent_to_be_optimised_against():
+    more = next_rung(verdict_on_samples([PASS, FAIL], **PLAN), PipelineConfig(policy=PolicyConfig()), "best")
+    assert more["rung"] == 3
+    assert "rlhf" not in more["command"]
+    assert more["command"].endswith("--set readiness.planned_kl=1.5")
+
+
 @pytest.mark.parametrize("source", ["gold", "my pairs.parquet"])
 @pytest.mark.parametrize("rung", [1, 2, 3])
 def test_what_would_raise_it_is_a_command_that_there_is(source, rung):
