@@ -14,7 +14,6 @@ import numpy as np
 import pandas as pd
 
 from rmcore.config.pipeline import GoldConfig, Shortcut
-from rmcore.config.policy import WORLD
 from rmcore.core.errors import DataError
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report
@@ -75,7 +74,7 @@ def _draw(
     )
     texts = [prompt_text(prompt) for prompt in prompts]
     if settings.shortcut is not None:
-        engine, rows = WORLD, _written(texts, settings.shortcut, settings)
+        engine, rows = "the gold world's writer", _written(texts, settings.shortcut, settings)
     else:
         found = draw_samples(
             Policy.load(policy_place(settings.name, upstream["policy"])),
