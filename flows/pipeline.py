@@ -88,7 +88,7 @@ def run_pipeline(config: PipelineConfig, *, kind: str, run_name: str) -> dict[st
 
 
 def require_judge(config: PipelineConfig) -> None:
-    """Refuse to judge a policy's samples where nobody knows their gold reward, before hours are spent.
+    """Refuse to judge a policy's samples where their gold reward is unknown, before hours are spent.
 
     Raises:
         ConfigError: there is a policy, the data are not the gold world's, and neither judged samples nor a judge are

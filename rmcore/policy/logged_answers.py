@@ -2,8 +2,8 @@
 
 Held-out prompts with several labelled answers hold a pool of each: the model chooses the best of k, the labels judge
 the choice. What that can say is limited. The answers are not a policy's samples: they come from whoever was logged, as
-a rule from models of very different strength, and from pairs that somebody chose to label, often only clear ones. So a
-choice among them is easier than among the samples of one policy, and nothing here says how far a policy may be
+a rule from models of very different strength, and from pairs that were chosen to be labelled, often only clear ones.
+So a choice among them is easier than among the samples of one policy, and nothing here says how far a policy may be
 optimised. The judge's own bias counts as strength; the longest answer is chosen beside the model for that reason.
 
 If labels are independent of the model and as likely turned round as not, the win rate's expectation is 0.5 whatever
@@ -177,7 +177,7 @@ def _pools(table: pd.DataFrame) -> Iterator[tuple[LoggedPool, Ratings]]:
         texts, place = np.unique(sides, return_inverse=True)
         better, worse = place[: len(pairs)].astype(np.int64), place[len(pairs) :].astype(np.int64)
         margins = pairs["target_margin"].to_numpy()
-        # A margin below zero speaks against its own label, so nobody knows what it measures.
+        # A margin below zero speaks against its own label, so it is not known what it measures.
         annotated = bool(np.isfinite(margins).all() and (margins >= 0).all())
         rated = rate_answers(better, worse, margins if annotated else np.ones(len(pairs)), len(texts))
         rewards = np.concatenate([pairs["reward_chosen"], pairs["reward_rejected"]])

@@ -14,7 +14,7 @@ import pandas as pd
 from rmcore.core.arrays import FloatArray
 from rmcore.evaluation.uncertainty import metric_value
 from rmcore.policy.readiness.clusters import Clusters
-from rmcore.policy.readiness.readiness_v2 import Condition
+from rmcore.policy.readiness.readiness_v2 import Condition, is_on_side
 
 QUANTILES = np.linspace(0.1, 0.9, 9)
 """Of a part over the models: other thresholds that it might have had."""
@@ -57,8 +57,7 @@ def passing(values: "pd.Series[Any]", side: str, threshold: float) -> npt.NDArra
     """Which values are known and on the right side of the threshold, which is itself on it."""
     numbers = pd.to_numeric(values).to_numpy(dtype=np.float64)
     with np.errstate(invalid="ignore"):
-        right = numbers >= threshold if side == "at_least" else numbers <= threshold
-    return np.asarray(np.isfinite(numbers) & right)
+        return np.asarray(np.isfinite(numbers) & is_on_side(numbers, side, threshold))
 
 
 def _shares(ready: npt.NDArray[np.bool_], good: npt.NDArray[np.bool_], clusters: Clusters) -> dict[str, Any]:

@@ -77,12 +77,16 @@ def judge_v2(
     }
 
 
+def is_on_side(values: Any, side: str, threshold: float) -> Any:
+    """Whether a number, or each of an array, lies on the wanted side of a threshold, which is itself on it."""
+    return values >= threshold if side == "at_least" else values <= threshold
+
+
 def _check(condition: Condition, part: Mapping[str, Any] | None) -> GateCheck:
     """Passed only where the end of the interval is known and on the right side."""
     wants_more = condition.side == "at_least"
     bound = None if part is None else part["ci_low" if wants_more else "ci_high"]
-    beyond = 0.0 if bound is None else bound - condition.threshold if wants_more else condition.threshold - bound
-    passed = bound is not None and beyond >= 0
+    passed = bound is not None and is_on_side(bound, condition.side, condition.threshold)
     sign = "at least" if wants_more else "at most"
     if bound is None:
         why = "it was not measured" if part is None else part.get("reason") or "it has no interval"

@@ -101,7 +101,7 @@ def analyse(
     table["shipped"] = [probability(_as_parts(row), shipped) for row in table.to_dict("records")]
     clusters = Clusters(table, seed)
     ranks = _correlations(table, clusters)
-    judged = _judge(ranks, clusters)
+    judged = _judge(ranks, clusters, sorted(map(str, table["world"].unique())))
     score = _replaced(judged)
     return {
         "num_models": len(table),
@@ -297,21 +297,20 @@ def _value(drawn: Resampled, name: str, clusters: Clusters) -> dict[str, Any]:
     ).to_dict()
 
 
-def _judge(ranks: Resampled, clusters: Clusters) -> list[dict[str, Any]]:
+def _judge(ranks: Resampled, clusters: Clusters, worlds: Sequence[str]) -> list[dict[str, Any]]:
     """Each claim with its difference, pooled, by world and of own heads, and what follows."""
     secondary = [claim for claim in CLAIMS if claim.role == "secondary"]
     p_values = {
         claim.name: interval_p(ranks.replicates.get(f"{claim.better} - {claim.than}"), len(clusters.names))
         for claim in CLAIMS
     }
-    adjusted = holm([1.0 if p_values[claim.name] is None else p_values[claim.name] for claim in secondary])  # type: ignore[misc]
+    adjusted = holm([1.0 if (p := p_values[claim.name]) is None else p for claim in secondary])
     holms = dict(zip((claim.name for claim in secondary), adjusted, strict=True))
-    worlds = sorted({name.rsplit(" ", 1)[1] for name in ranks.point if name.startswith(f"v1 {PRIMARY_GAIN} ")})
     judged = []
     for claim in CLAIMS:
         name = f"{claim.better} - {claim.than}"
         pooled = _value(ranks, name, clusters)
-        by_world = {world: _value(ranks, f"{name} {world}", clusters) for world in worlds if world != "own"}
+        by_world = {world: _value(ranks, f"{name} {world}", clusters) for world in worlds}
         p_holm = holms.get(claim.name)
         verdict = _verdict_of(claim, pooled, p_holm)
         in_each = all(one["ci_low"] is not None and one["ci_low"] > 0 for one in by_world.values())

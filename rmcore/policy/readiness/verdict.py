@@ -99,7 +99,7 @@ def verdict_on_samples(checks: Sequence[GateCheck], *, plan: str, judge: str) ->
 
 
 def verdict_on_policy(trained: Mapping[str, Any]) -> Verdict | None:
-    """The verdict of the fourth rung; None where nobody judged what the trained policy answers.
+    """The verdict of the fourth rung; None where what the trained policy answers was not judged.
 
     Args:
         trained: record of the stage grpo, whose own verdict says what the gold reward did.

@@ -72,7 +72,7 @@ def test_answers_that_no_pair_tells_apart_are_exactly_equal():
 
 
 @pytest.mark.parametrize("pairs", [[(0, 1), (1, 2), (2, 3), (3, 0)], [(0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2)]])
-def test_labels_that_contradict_each_other_altogether_rate_nobody_higher(pairs):
+def test_labels_that_contradict_each_other_altogether_rate_no_answer_higher(pairs):
     found = rate(pairs)
     assert np.ptp(found.strength) == 0
     assert found.num_agreeing == 0

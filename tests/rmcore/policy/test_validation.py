@@ -230,7 +230,7 @@ def test_the_interval_of_the_difference_covers_the_truth():
         table = planted(seed, accuracy=0.4, wins=0.9, num_recipes=num_recipes)
         table = table.assign(measured_gain=0.0, flatness=0.0, v2=0.0, win_rate_fit=0.0, accuracy_fit=0.0)
         of = Clusters(table, 0)
-        return _judge(_correlations(table, of), of)[0]
+        return _judge(_correlations(table, of), of, sorted(table["world"].unique()))[0]
 
     truth = np.mean([first_claim(1000 + seed, 400)["value"] for seed in range(3)])
     found = [first_claim(seed, 24) for seed in range(40)]

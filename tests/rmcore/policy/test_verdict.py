@@ -85,7 +85,7 @@ def test_a_policy_that_was_optimised_is_the_highest_rung(status, verdict, tone):
     assert next_rung(found, PipelineConfig(), "best") is None
 
 
-def test_a_policy_that_nobody_judged_is_no_evidence():
+def test_a_policy_that_was_not_judged_is_no_evidence():
     assert verdict_on_policy(trained("unknown")) is None
 
 
