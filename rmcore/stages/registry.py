@@ -3,6 +3,7 @@
     prepare -> train -> evaluate -> landscape -> readiness                       the pipeline
                policy -> samples -> overoptimization -> readiness_v2             where a policy is given
                          samples -> overoptimization -> grpo                     where the policy is trained on
+               policy -> confirmation                                            where best-of-n is served
                          samples -> population (of two worlds) -> validation     the study of what readiness predicts
     prepare -> features -> active, active_check                                  the study of what choosing labels saves
 
@@ -110,6 +111,14 @@ STAGES: dict[str, Stage] = {
             ("evaluate", "landscape", "overoptimization", "readiness"),
             of_stage.ReadinessV2Settings,
             ("readiness.json",),
+        ),
+        Stage(
+            "confirmation",
+            ("prepare", "train", "policy"),
+            of_stage.ConfirmationSettings,
+            ("confirmation.json",),
+            libraries=TORCH,
+            kept=("drawn.jsonl",),
         ),
         Stage(
             "grpo",

@@ -282,6 +282,45 @@ class OveroptimizationSettings(CheckpointSettings):
         return super().named() | _files(name=self.name)
 
 
+class ConfirmationSettings(CheckpointSettings):
+    """How far best-of-n goes, on how many fresh prompts, and who judges."""
+
+    name: str
+    engine: Literal["auto", "vllm", "generate"]
+    temperature: float
+    max_new_tokens: int
+    num_prompts: int
+    """Held-out prompts that readiness sees."""
+    fresh_prompts: int
+    judge: str | None
+    is_gold: bool
+    """Whether the gold world draws the prompts, and judges where no function is named."""
+    shortcut: Shortcut | None
+    """Of the gold world's writer, where that is the policy."""
+    num_resamples: int
+    planned_kl: float
+    min_gain: float
+
+    @classmethod
+    def of(cls, config: PipelineConfig) -> Self:
+        """See `StageSettings.of`."""
+        policy = required_policy(config)
+        own = {"name", "engine", "temperature", "max_new_tokens", "num_prompts", "fresh_prompts", "judge"}
+        return cls(
+            **_loading(config),
+            **policy.model_dump(include=own),
+            is_gold=_is_gold(config),
+            shortcut=config.data.gold.shortcut if policy.name == WORLD else None,
+            num_resamples=config.evaluate.num_resamples,
+            planned_kl=config.readiness.planned_kl,
+            min_gain=config.readiness.min_gain,
+        )
+
+    def named(self) -> dict[str, str]:
+        """The policy, where it is a folder, and the judge with the file that it is in."""
+        return super().named() | _files(name=self.name) | _judge(self.judge)
+
+
 class GrpoSettings(CheckpointSettings):
     """How the policy is trained against the reward model, judged, and measured."""
 

@@ -5,7 +5,7 @@
 | 1 | labelled pairs | passes the checks; no policy was tried on it |
 | 2 | logged answers: prompts with four or more labelled ones | picks better answers among logged ones up to k |
 | 3 | samples of the policy, judged | ready for this policy up to a planned KL |
-| 4 | a policy that was optimised, judged on held-out prompts | gained |
+| 4 | best-of-n served, or a policy that was trained, judged on prompts that neither has seen | gained |
 
 A verdict never says more than its rung, so no model is called ready below the third. Each names its rung, what would
 raise it and what that costs. Verdicts are plain records (`rmcore.reporting.html.schema.Verdict`): they travel as JSON.
@@ -18,6 +18,7 @@ from typing import Any, Literal
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import SFT, WORLD, PolicyConfig
 from rmcore.evaluation.diagnosis import GateCheck
+from rmcore.policy.confirmation import OPPONENTS
 from rmcore.reporting.html.schema import NextRung, Verdict
 
 PASSED = ("ready", "gained")
@@ -116,6 +117,23 @@ def verdict_on_policy(trained: Mapping[str, Any]) -> Verdict | None:
     }
 
 
+def verdict_on_served(served: Mapping[str, Any]) -> Verdict:
+    """The verdict of the fourth rung where best-of-n carried the plan out.
+
+    Args:
+        served: record of the stage confirmation.
+    """
+    found = served["verdict"]
+    return {
+        "rung": 4,
+        "evidence": f"best-of-{served['n']} served on {served['num_prompts']} fresh prompts, judged by "
+        f"{served['judge']}",
+        "status": STATUS_OF_TRAINED[found["status"]],
+        "headline": found["headline"],
+        "reasons": list(found["reasons"]),
+    }
+
+
 def next_rung(verdict: Verdict, config: PipelineConfig, checkpoint: str) -> NextRung | None:
     """What would raise a verdict: the evidence, the command that gathers it, and what it costs; None at the top.
 
@@ -145,6 +163,18 @@ def next_rung(verdict: Verdict, config: PipelineConfig, checkpoint: str) -> Next
             "command": f"the same command with --set readiness.planned_kl={config.readiness.planned_kl / 2:g}",
             "cost": "no new sample and no new label for the plan: the stored samples are scored again",
         }
+    if verdict["rung"] == 3 and config.readiness.planned_optimizer == "best_of_n" and _can_be_judged(config):
+        words = ["--checkpoint", checkpoint, *([] if is_gold else ["--data", config.data.source])]
+        words += ["--kl", f"{config.readiness.planned_kl:g}"]
+        words += [] if policy.judge is None else ["--set", f"policy.judge={policy.judge}"]
+        unnamed = policy.samples is not None
+        words += [] if unnamed or policy.name == SFT else ["--policy", policy.name]
+        return {
+            "rung": 4,
+            "evidence": "best-of-n served on fresh prompts, judged",
+            "command": shlex.join(["rm-opt", "readiness", "confirm", *words]) + unnamed * " --policy YOUR_POLICY",
+            "cost": f"{policy.fresh_prompts} fresh prompts, {1 + OPPONENTS} judgements of each",
+        }
     if verdict["rung"] == 3:
         words = ["--mode", "policy", "--checkpoint", checkpoint, "--seeds", "3"]
         words += [] if is_gold else ["--preference-data", config.data.source]
@@ -159,6 +189,11 @@ def next_rung(verdict: Verdict, config: PipelineConfig, checkpoint: str) -> Next
             "cost": "three trainings of the policy by GRPO, judged on held-out prompts on the way",
         }
     return None
+
+
+def _can_be_judged(config: PipelineConfig) -> bool:
+    """Whether new responses get a gold reward without people."""
+    return config.data.source == "gold" or (config.policy is not None and config.policy.judge is not None)
 
 
 def verdict_tags(verdict: Verdict, more: NextRung | None) -> dict[str, str]:
