@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from rmcore.policy.readiness.verdict import verdict_tags
 from rmcore.reporting.html.html import write_report
 from rmcore.reporting.html.schema import Results
 from rmcore.reporting.html.summary import summary_markdown
-from rmcore.stages.registry import STAGES, is_judged, pipeline_stages
+from rmcore.stages.registry import STAGES, in_order, is_judged, pipeline_stages
 from rmcore.stages.results import figures, gather_results, run_key
 from rmcore.stages.run import INTERRUPTED
 from rmcore.stages.settings import GrpoSettings
@@ -59,8 +59,13 @@ def pipeline(config: PipelineConfig = PRESETS["demo"]) -> dict[str, Any]:
     return run_pipeline(config, kind="pipeline", run_name=f"{config.study}-seed{config.seed}")
 
 
-def run_pipeline(config: PipelineConfig, *, kind: str, run_name: str) -> dict[str, Any]:
-    """Run all stages of `config` inside a flow, with tracking, report and registration; gives what `pipeline` gives."""
+def run_pipeline(
+    config: PipelineConfig, *, kind: str, run_name: str, names: Sequence[str] | None = None
+) -> dict[str, Any]:
+    """Run the stages of `config`, or those `names`, inside a flow, with tracking, report and registration.
+
+    Gives what `pipeline` gives. `names` have at least those of a pipeline without a policy.
+    """
     store = open_store()
     with RunTracker.start(
         study=config.study,
@@ -68,7 +73,7 @@ def run_pipeline(config: PipelineConfig, *, kind: str, run_name: str) -> dict[st
         tags={"rm.kind": kind, "rm.seed": str(config.seed), "prefect.flow_run_id": str(runtime.flow_run.id)},
         params=flatten(config.model_dump(mode="json")),
     ) as tracker:
-        runs = run_stages(pipeline_stages(config), config, store, tracker)
+        runs = run_stages(pipeline_stages(config) if names is None else names, config, store, tracker)
         refs = {name: run.ref for name, run in runs.items()}
         cached = {name: run.cached for name, run in runs.items()}
         results = gather_results(config, store, refs, cached, run_name=run_name)
@@ -140,8 +145,8 @@ def run_stages(
     """
     runs: dict[str, StageRun] = {}
     refs = dict(given or {})
-    for name in names:
-        upstream = {needed: refs[needed] for needed in STAGES[name].upstream}
+    for name in in_order(names, config):
+        upstream = {needed: refs[needed] for needed in STAGES[name].needs(config)}
         runs[name] = run_and_say(store, name, config, upstream, tracker)
         if name == "prepare":
             say_notices(Path(runs[name].ref.path))

@@ -8,6 +8,8 @@ from rmcore.config.base import Settings
 
 SFT = "sft"
 WORLD = "world"
+FROM_POLICY = "policy"
+"""Name of a reward model that starts from the policy's weights."""
 TINY_SIZES = {"tiny": (1.0, 1.0), "tiny-small": (0.6, 0.5), "tiny-wide": (1.6, 1.0), "tiny-deep": (1.0, 2.0)}
 """Models that are built on the spot, by name: width and depth as multiples of tiny's 160 and 4 layers."""
 

@@ -7,6 +7,7 @@ readiness sees. Writes `served.parquet` (one row a judged response: prompt_id, p
 
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -27,8 +28,7 @@ from rmcore.policy.judge import judge_of
 from rmcore.policy.policy import Policy
 from rmcore.policy.sampling.best_of_n import nominal_kl
 from rmcore.policy.sampling.sampling import SamplingSettings, draw_samples
-from rmcore.stages.interface import Upstream
-from rmcore.stages.policy import policy_place
+from rmcore.stages.interface import Upstream, policy_place
 from rmcore.stages.samples import one_each
 from rmcore.stages.settings import ConfirmationSettings
 
@@ -71,7 +71,7 @@ def run(settings: ConfirmationSettings, upstream: Upstream, out: Path, tracker: 
         report(index + 1, len(prompts), f"best of {n} for {index + 1} of {len(prompts)} fresh prompts")
     table = pd.DataFrame(rows, columns=["prompt_id", "prompt", "response", "chosen", "reward", "gold"])
     table.to_parquet(out / "served.parquet")
-    record = {
+    record: dict[str, Any] = {
         "n": n,
         "kl": nominal_kl(n),
         "num_prompts": len(prompts),

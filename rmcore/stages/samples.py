@@ -26,8 +26,7 @@ from rmcore.policy.judge import judge_of
 from rmcore.policy.policy import Policy
 from rmcore.policy.sampling.samples import read_samples
 from rmcore.policy.sampling.sampling import SamplingSettings, draw_samples
-from rmcore.stages.interface import Upstream
-from rmcore.stages.policy import policy_place
+from rmcore.stages.interface import Upstream, policy_place
 from rmcore.stages.settings import SamplesSettings
 from rmcore.training.resume import FINISHED_FILE
 

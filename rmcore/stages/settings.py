@@ -27,7 +27,7 @@ from rmcore.config.pipeline import (
     Shortcut,
     TrainConfig,
 )
-from rmcore.config.policy import SFT, TINY_SIZES, WORLD, ReadinessConfig, ValidationConfig
+from rmcore.config.policy import FROM_POLICY, SFT, TINY_SIZES, WORLD, ReadinessConfig, ValidationConfig
 from rmcore.config.rlhf import RlhfConfig
 from rmcore.core.files import file_digest
 from rmcore.core.fingerprints import code_digests
@@ -140,6 +140,15 @@ class TrainSettings(ModelSettings):
 
     train: TrainConfig
     how: ClassVar[tuple[str, ...]] = HOW_TO_TRAIN
+
+    @classmethod
+    def of(cls, config: PipelineConfig) -> Self:
+        """See `StageSettings.of`; a policy that is a folder or on the hub is named as the model that it starts from."""
+        settings = super().of(config)
+        if config.model.name == FROM_POLICY and not starts_from_sft(config):
+            model = config.model.model_copy(update={"name": required_policy(config).name})
+            return settings.model_copy(update={"model": model})
+        return settings
 
     def named(self) -> dict[str, str]:
         """A curriculum beside the model: its name and its code, on which trainings without one do not depend."""
@@ -438,6 +447,11 @@ class ActiveCheckSettings(ModelSettings):
             active=required_active(config),
             label_temperature=_label_temperature(config),
         )
+
+
+def starts_from_sft(config: PipelineConfig) -> bool:
+    """Whether the reward model starts from the policy that is fine-tuned here, so that this comes first."""
+    return config.model.name == FROM_POLICY and required_policy(config).name == SFT
 
 
 def device_type(name: str) -> str:

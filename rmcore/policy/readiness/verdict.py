@@ -167,12 +167,13 @@ def next_rung(verdict: Verdict, config: PipelineConfig, checkpoint: str) -> Next
         words = ["--checkpoint", checkpoint, *([] if is_gold else ["--data", config.data.source])]
         words += ["--kl", f"{config.readiness.planned_kl:g}"]
         words += [] if policy.judge is None else ["--set", f"policy.judge={policy.judge}"]
-        unnamed = policy.samples is not None
-        words += [] if unnamed or policy.name == SFT else ["--policy", policy.name]
+        is_file = policy.samples is not None
+        words += [] if is_file or policy.name == SFT else ["--policy", policy.name]
         return {
             "rung": 4,
             "evidence": "best-of-n served on fresh prompts, judged",
-            "command": shlex.join(["rm-opt", "readiness", "confirm", *words]) + unnamed * " --policy YOUR_POLICY",
+            "command": shlex.join(["rm-opt", "readiness", "confirm", *words])
+            + (" --policy YOUR_POLICY" if is_file else ""),
             "cost": f"{policy.fresh_prompts} fresh prompts, {1 + OPPONENTS} judgements of each",
         }
     if verdict["rung"] == 3:
