@@ -20,6 +20,7 @@ from rmcore.config.pipeline import (
     TrainConfig,
     ValidationConfig,
 )
+from rmcore.config.policy import FROM_POLICY
 from rmcore.core.hardware import HARDWARE
 
 QUICK_PARTS: tuple[CurvaturePart, ...] = ("normalized", "gauss_newton", "noise")
@@ -29,6 +30,28 @@ QUICK_PARTS: tuple[CurvaturePart, ...] = ("normalized", "gauss_newton", "noise")
 WORLD = DataConfig(gold=GoldConfig(num_prompts=4000), eval_limit=1000)
 GOOD = TrainConfig(
     optimizer="muon", lr=2e-3, steps=300, pairs_per_step=32, eval_every=100, warmup_steps=20, token_budget=8192
+)
+
+
+def labelled_where_the_policy_is(length_bias: float) -> DataConfig:
+    """Pairs of the gold world whose answers have the tail that the policy's samples have."""
+    gold = GoldConfig(num_prompts=4000, tail_share=0.2, length_bias=length_bias)
+    return DataConfig(gold=gold, eval_limit=600)
+
+
+# A reward model that is worth optimising against: it starts from the policy, and its pairs are labelled where that is.
+RLHF = PipelineConfig(
+    study="rlhf",
+    data=labelled_where_the_policy_is(length_bias=0.0),
+    model=ModelConfig(name=FROM_POLICY, max_seq_len=256),
+    train=GOOD,
+    evaluate=EvaluateConfig(train_pairs=300),
+    landscape=LandscapeConfig(parts=("normalized",), num_pairs=8, lanczos_steps=10, trace_probes=4),
+    readiness=ReadinessConfig(planned_kl=2.0),  # best of 32 moves by 2.5
+    policy=PolicyConfig(
+        base="tiny-small", num_prompts=100, samples_per_prompt=32, max_new_tokens=160, gradient_prompts=4
+    ),
+    rlhf=RlhfConfig(),
 )
 
 PRESETS: dict[str, PipelineConfig] = {
@@ -61,25 +84,11 @@ PRESETS: dict[str, PipelineConfig] = {
         landscape=LandscapeConfig(parts=QUICK_PARTS, num_pairs=16, lanczos_steps=12, trace_probes=4),
         policy=PolicyConfig(),
     ),
-    # From preferences to a policy, cold: reward model, readiness, GRPO against it; under ten minutes on two cores.
-    "rlhf": PipelineConfig(
-        study="rlhf",
-        data=WORLD.model_copy(update={"eval_limit": 600}),
-        model=ModelConfig(name="tiny", max_seq_len=256),
-        train=GOOD,
-        evaluate=EvaluateConfig(train_pairs=300),
-        landscape=LandscapeConfig(parts=("normalized",), num_pairs=8, lanczos_steps=10, trace_probes=4),
-        readiness=ReadinessConfig(planned_kl=2.0),  # best of 32 moves by 2.5
-        policy=PolicyConfig(
-            sft_examples=5000,
-            sft_epochs=2,
-            num_prompts=64,
-            samples_per_prompt=32,
-            max_new_tokens=160,
-            gradient_prompts=4,
-        ),
-        rlhf=RlhfConfig(),
-    ),
+    # From preferences to a policy, cold: reward model, readiness, GRPO against it.
+    "rlhf": RLHF,
+    # The same with annotators who name the longer answer in half of the pairs, whatever it says: readiness refuses it,
+    # and a policy trained against it all the same loses gold.
+    "rlhf-flawed": RLHF.model_copy(update={"study": "rlhf-flawed", "data": labelled_where_the_policy_is(0.5)}),
     # What readiness predicts, on 400 reward models of known gain in two gold worlds; about 90 minutes on two cores.
     "validation": PipelineConfig(
         study="validation",

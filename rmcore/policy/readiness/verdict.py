@@ -40,38 +40,33 @@ def verdict_on_labels(checks: Sequence[GateCheck], logged: Mapping[str, Any] | N
         logged: record of `rmcore.policy.logged_answers`; None where no prompt has answers enough.
     """
     failed = [check.text for check in checks if not check.passed]
-    if failed:
-        labels = f"{len(failed)} of {len(checks)} checks on labelled pairs failed"
-    else:
-        labels = f"all {len(checks)} checks on labelled pairs passed"
-    if logged is None:
-        return {
-            "rung": 1,
-            "evidence": "labelled pairs",
-            "status": "fails" if failed else "passes",
-            "headline": f"{_capital(labels)}; no policy was tried on it",
-            "reasons": failed,
-        }
-    evidence = f"logged answers to {logged['num_prompts']} prompts"
-    best = logged["best_k"]
-    if best is None:
-        return {
-            "rung": 2,
-            "evidence": evidence,
-            "status": "fails",
-            "headline": f"Not shown to pick better answers among logged ones; {labels}",
-            "reasons": [logged["stopped"], *failed],
-        }
-    found = next(choice for choice in logged["choices"] if choice["k"] == best)
-    over_longest = found["over_longest"]
-    longest = f"win rate of the best of {best} minus that of the longest answer: {_interval(over_longest)}"
-    against = [longest] if over_longest["ci_low"] is None or over_longest["ci_low"] <= 0 else []
+    labels = (
+        f"{len(failed)} of {len(checks)} checks on labelled pairs failed"
+        if failed
+        else f"all {len(checks)} checks on labelled pairs passed"
+    )
+    passes, shown, against = True, f"{_capital(labels)}; no policy was tried on it", []
+    if logged is not None and logged["best_k"] is None:
+        passes, shown, against = (
+            False,
+            f"Not shown to pick better answers among logged ones; {labels}",
+            [logged["stopped"]],
+        )
+    elif logged is not None:
+        best = logged["best_k"]
+        found = next(choice for choice in logged["choices"] if choice["k"] == best)
+        shown = (
+            f"Picks better answers among logged ones up to k = {best} (wins {_interval(found['win_rate'])}); {labels}; "
+            "no policy was tried on it"
+        )
+        over_longest = found["over_longest"]
+        if over_longest["ci_low"] is None or over_longest["ci_low"] <= 0:
+            against = [f"win rate of the best of {best} minus that of the longest answer: {_interval(over_longest)}"]
     return {
-        "rung": 2,
-        "evidence": evidence,
-        "status": "fails" if failed else "passes",
-        "headline": f"Picks better answers among logged ones up to k = {best} (wins {_interval(found['win_rate'])}); "
-        f"{labels}; no policy was tried on it",
+        "rung": 1 if logged is None else 2,
+        "evidence": "labelled pairs" if logged is None else f"logged answers to {logged['num_prompts']} prompts",
+        "status": "passes" if passes and not failed else "fails",
+        "headline": shown,
         "reasons": [*against, *failed],
     }
 
