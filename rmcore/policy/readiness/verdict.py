@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import SFT, WORLD, PolicyConfig
-from rmcore.evaluation.diagnosis import GateCheck
+from rmcore.evaluation.diagnosis import OVER_BASELINE, GateCheck
 from rmcore.policy.confirmation import OPPONENTS
 from rmcore.reporting.html.schema import NextRung, Verdict
 
@@ -32,12 +32,16 @@ STATUS_OF_TRAINED: Mapping[str, Literal["gained", "lost", "unclear"]] = {
 """What the gold reward did, as a verdict of the fourth rung."""
 
 
-def verdict_on_labels(checks: Sequence[GateCheck], logged: Mapping[str, Any] | None) -> Verdict:
+def verdict_on_labels(
+    checks: Sequence[GateCheck], logged: Mapping[str, Any] | None, over_baseline: Mapping[str, Any]
+) -> Verdict:
     """The verdict of the first rung, or of the second where prompts have logged answers.
 
     Args:
         checks: on labelled pairs, one or more.
         logged: record of `rmcore.policy.logged_answers`; None where no prompt has answers enough.
+        over_baseline: the metric of that name. Where its interval alone keeps the model from passing, and zero lies
+            within it, the pairs are too few to say, which is another verdict than a failure.
     """
     failed = [check.text for check in checks if not check.passed]
     labels = (
@@ -45,6 +49,10 @@ def verdict_on_labels(checks: Sequence[GateCheck], logged: Mapping[str, Any] | N
         if failed
         else f"all {len(checks)} checks on labelled pairs passed"
     )
+    high = over_baseline["ci_high"]
+    is_unclear = [check.name for check in checks if not check.passed] == [OVER_BASELINE] and (high is None or high > 0)
+    if is_unclear:
+        labels = "too few labelled pairs to say whether it knows more than chance and length"
     passes, shown, against = True, f"{_capital(labels)}; no policy was tried on it", []
     if logged is not None and logged["best_k"] is None:
         passes, shown, against = (
@@ -65,7 +73,7 @@ def verdict_on_labels(checks: Sequence[GateCheck], logged: Mapping[str, Any] | N
     return {
         "rung": 1 if logged is None else 2,
         "evidence": "labelled pairs" if logged is None else f"logged answers to {logged['num_prompts']} prompts",
-        "status": "passes" if passes and not failed else "fails",
+        "status": "fails" if not passes or (failed and not is_unclear) else "unclear" if failed else "passes",
         "headline": shown,
         "reasons": [*against, *failed],
     }
