@@ -244,7 +244,9 @@ def _probe(
     if not head:
         raise DataError(f"{source} has no rows: there is nothing to train or measure on. Check how it was written.")
     if not sample:
-        raise _nothing_usable(source, [reject(record, record.problem or Reason.MISSING_VALUE) for record in head])
+        rejected = [reject(record, record.problem or Reason.MISSING_VALUE) for record in head]
+        _check_encoding(source, rejected, len(head), 0)
+        raise _nothing_usable(source, rejected)
     try:
         return chain(head, records), recognise(sample, columns, most=pairs_per_row)
     except DataError as error:

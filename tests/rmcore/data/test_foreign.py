@@ -168,6 +168,13 @@ def test_another_encoding_is_refused_with_the_command_that_converts_it(tmp_path,
         assert load_pairs("my file.utf8.csv").pairs[0].chosen == "Öl ist keine."
 
 
+def test_a_file_of_which_no_row_is_utf8_is_told_how_to_convert_it_too(tmp_path):
+    path = tmp_path / "data.jsonl"
+    path.write_bytes('{"prompt": "ä", "chosen": "a", "rejected": "b"}\n'.encode("cp1252"))
+    with pytest.raises(DataError, match=r"1 of 1 rows hold other bytes(?s:.*)iconv -f CP1252"):
+        load_pairs(str(path))
+
+
 @pytest.mark.parametrize("bad", [1, 2])
 def test_few_rows_of_other_bytes_are_damage_that_is_told(tmp_path, bad):
     path = tmp_path / "data.csv"
