@@ -27,7 +27,7 @@ STRENGTHS = ("preference_strength", "overall_preference")
 ARENA_WINNERS = ("winner_model_a", "winner_model_b", "winner_tie")
 OPENAI_COLUMNS = ("input", "preferred_output", "non_preferred_output")
 _OTHERS = ("pair_id", "role", "label", "metadata", "meta", "subset", "chosen", "rejected", "score_ratio")
-_OF_TOOLS = ("model_a", "model_b", "annotations", "data", "fields")
+_OF_PROGRAMS = ("model_a", "model_b", "annotations", "data", "fields")
 
 _LIKELY = {
     "prompt_column": ("prompt", "instruction", "question", "query", "input", "context", "user", "task", "post"),
@@ -58,7 +58,7 @@ _KNOWN = {
     spelling(name): name
     for name in chain(
         *TWO_ANSWERS, PROMPTS, MARGIN_COLUMNS, SHP_COLUMNS, SIDE_COLUMNS, LIST_COLUMNS, WINNERS, STRENGTHS,
-        ARENA_WINNERS, OPENAI_COLUMNS, _OTHERS, _OF_TOOLS,
+        ARENA_WINNERS, OPENAI_COLUMNS, _OTHERS, _OF_PROGRAMS,
     )
 }  # fmt: skip
 

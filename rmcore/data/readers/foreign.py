@@ -1,4 +1,4 @@
-"""Rows as other tools and public data sets write them, translated into the rows that `layouts` reads.
+"""Rows as other programs and public data sets write them, translated into the rows that `layouts` reads.
 
 A translation gives `prompt`, `chosen`, `rejected` (, `target_margin`) of two answers, and `prompt`, `responses`,
 `ranks` or `scores` of more. It is made from the columns of the source once, and then holds for all its rows. What may
@@ -52,9 +52,9 @@ from rmcore.data.readers.fields import (
 Translate = Callable[[Row], dict[str, Any]]
 
 _SIDE = re.compile(
-    r"(?:(?:model|response|answer|completion|output|reply|text|conversation|option|assistant|candidate|choice)_?)?"
-    r"([ab12])"
+    r"[ab]|(?:model|response|answer|completion|output|reply|text|conversation|option|assistant|candidate|choice)_?[ab12]"
 )
+_NUMBER = re.compile(r"[-+]?\d+(\.\d+)?")
 _SIDES = {"left": 0, "right": 1, "first": 0, "second": 1}
 _TIES = frozenset(
     ("tie", "ties", "tied", "tie_bothbad", "tie_both_bad", "both_bad", "bothbad", "both_good", "both", "neither",
@@ -153,26 +153,33 @@ def _better(value: Any, column: str, answers: tuple[str, str], models: tuple[Any
     """
     if value is None or value == "" or (isinstance(value, float) and math.isnan(value)):
         raise RowRejected(Reason.NOT_LABELLED)
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, str | int):
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise RowRejected(Reason.UNKNOWN_WINNER)
-    said = word(str(value))
+    if not isinstance(value, str) or _NUMBER.fullmatch(value.strip()):
+        return _numbered(value, column, answers)
+    said = word(value)
     if said in _TIES:
         raise RowRejected(Reason.TIE)
     if said in _SIDES:
         return _SIDES[said]
-    if said == "0" or (said in ("1", "2") and answers[0].endswith("a")):
-        raise DataError(
-            f"{column} is {value!r}, and which of {answers[0]} and {answers[1]} that is cannot be known: people count "
-            f"from 0, count from 1, or write 1 for yes. Write {answers[0]}, {answers[1]} or tie in that column."
-        )
-    if match := _SIDE.fullmatch(said):
-        return "ab12".index(match[1]) % 2
+    if _SIDE.fullmatch(said):
+        return "ab12".index(said[-1]) % 2
     by_name = [place for place, model in enumerate(models) if model is not None and model == value]
     if len(by_name) != 1:
         raise RowRejected(Reason.UNKNOWN_WINNER)
     return by_name[0]
+
+
+def _numbered(value: Any, column: str, answers: tuple[str, str]) -> int:
+    place = float(value) if isinstance(value, str) else value
+    if place not in (-1, 0, 1, 2):
+        raise RowRejected(Reason.UNKNOWN_WINNER)
+    if place < 1 or answers[0].endswith("a"):
+        raise DataError(
+            f"{column} is {value!r}, and which of {answers[0]} and {answers[1]} that is cannot be known: people count "
+            f"from 0, count from 1, or write 1 for yes. Write {answers[0]}, {answers[1]} or tie in that column."
+        )
+    return int(place) - 1
 
 
 def _arena(sample: Row) -> Translate | None:

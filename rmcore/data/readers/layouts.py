@@ -13,7 +13,7 @@ one of a small fixed set of reasons; nothing is guessed and nothing is repaired.
 | ranked answers | prompt, responses, ranks or scores | InstructGPT-style K-wise rankings (arXiv:2203.02155) |
 | side rows | pair_id, role (chosen, rejected) or label (1, 0), prompt, response | trainers that batch by pair_id |
 
-Layouts of other tools are in `foreign`, and are translated into these.
+Layouts of other programs are in `foreign`, and are translated into these.
 
 All take a prompt of several turns except SHP, whose `history` is one user turn whatever it holds.
 """

@@ -1,4 +1,4 @@
-"""Files as other tools and public data sets write them give the pairs that a reader of them would write down.
+"""Files as other programs and public data sets write them give the pairs that a reader of them would write down.
 
 The files are in `fixtures/`; their rows are invented.
 """
@@ -17,6 +17,7 @@ from rmcore.core.errors import DataError
 from rmcore.data.audit import audit
 from rmcore.data.pair import Message
 from rmcore.data.readers.columns import ColumnMap
+from rmcore.data.readers.fields import RowRejected
 from rmcore.data.readers.files import read_file
 from rmcore.data.readers.layouts import recognise
 from rmcore.data.readers.sources import load_pairs
@@ -267,6 +268,7 @@ def test_what_two_layouts_fit_is_refused_by_name(row, named):
     [
         ({**A_B, "winner": 1}, "winner is 1, and which of response_a and response_b that is cannot be known"),
         ({"prompt": "p", "answer_1": "a", "answer_2": "b", "preference": 0}, "preference is 0, and which of answer_1"),
+        ({"prompt": "p", "answer_1": "a", "answer_2": "b", "preference": "-1"}, "preference is '-1', and which of"),
         ({"prompt": "p", "answers": ["a", "b", "c"], "ranking": [2, 3, 1]}, "the numbers of the answers, best first?"),
     ],
 )
@@ -274,6 +276,13 @@ def test_what_may_mean_two_things_refuses_the_file_and_names_the_row(tmp_path, r
     with pytest.raises(DataError, match=r"rows\.jsonl, row 1: ") as caught:
         load_pairs(written([row], tmp_path))
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("winner", [1.5, "1.5", True, "A > B", "response_c", "(1)", 3, 10**400, {"a": 1}])
+def test_a_winner_that_means_nothing_costs_its_row(winner):
+    row = {"prompt": "p", "answer_1": "a", "answer_2": "b", "winner": winner}
+    with pytest.raises(RowRejected, match="winner not understood"):
+        recognise(row).parse(row)
 
 
 @pytest.mark.parametrize("third", ["response_c", "response_3"])
