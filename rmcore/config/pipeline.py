@@ -51,7 +51,8 @@ class DataConfig(Settings):
     """Which preference pairs, how they are read and how they are split."""
 
     source: str = "gold"
-    """`gold` (the built-in world), a file (.parquet .json .jsonl .csv, also .gz), a datasets folder, or a hub name."""
+    """`gold` (the built-in world), a file (.parquet .json .jsonl .csv .tsv, also .gz), a datasets folder, or a hub
+    name."""
     eval_source: str | None = None
     """Held-out pairs of the same forms. Left out: a share of the prompts of `source` is held out."""
     split: str = "train"
