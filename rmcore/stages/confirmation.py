@@ -18,18 +18,15 @@ from rmcore.core.files import write_json
 from rmcore.core.progress import Report
 from rmcore.core.tracking import Tracker
 from rmcore.data.gold.prompts import draw_prompt
-from rmcore.data.gold.world import written_responses
 from rmcore.data.pair import Prompt, prompt_key, prompt_text
 from rmcore.data.table import read_pairs
 from rmcore.models.loading import pick_device
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.policy.confirmation import OPPONENTS, confirm, smallest_n, verdict_of_confirmation
 from rmcore.policy.judge import judge_of
-from rmcore.policy.policy import Policy
 from rmcore.policy.sampling.best_of_n import nominal_kl
-from rmcore.policy.sampling.sampling import SamplingSettings, draw_samples
-from rmcore.stages.interface import Upstream, policy_place
-from rmcore.stages.samples import one_each
+from rmcore.stages.interface import Upstream
+from rmcore.stages.samples import answers, one_each
 from rmcore.stages.settings import ConfirmationSettings
 
 RECORD_FILE = "confirmation.json"
@@ -46,7 +43,8 @@ def run(settings: ConfirmationSettings, upstream: Upstream, out: Path, tracker: 
         )
     n = smallest_n(settings.planned_kl)
     prompts = _fresh_prompts(settings, upstream["prepare"])
-    responses = _draw(settings, prompts, n + OPPONENTS, upstream, out / "drawn.jsonl", report)
+    _, found = answers(settings, prompts, n + OPPONENTS, upstream["policy"], out / "drawn.jsonl", report)
+    responses = [rows.tolist() for _, rows in found.groupby("prompt_index", sort=True)["response"]]
     rm = BradleyTerryRM.from_pretrained(
         upstream["train"] / "best",
         device=pick_device(settings.device).type,
@@ -81,8 +79,8 @@ def run(settings: ConfirmationSettings, upstream: Upstream, out: Path, tracker: 
     }
     for name in ("gold", "reward"):
         values = table[name].to_numpy(dtype=np.float64).reshape(len(prompts), 1 + OPPONENTS)
-        found = confirm(values[:, 0], values[:, 1:], num_resamples=settings.num_resamples, seed=settings.seed)
-        record["proxy" if name == "reward" else name] = {key: value.to_dict() for key, value in found.items()}
+        gains = confirm(values[:, 0], values[:, 1:], num_resamples=settings.num_resamples, seed=settings.seed)
+        record["proxy" if name == "reward" else name] = {key: value.to_dict() for key, value in gains.items()}
     lengths = table["response"].str.len().to_numpy(dtype=np.float64).reshape(len(prompts), 1 + OPPONENTS)
     record["characters"] = {"chosen": float(lengths[:, 0].mean()), "others": float(lengths[:, 1:].mean())}
     record["verdict"] = verdict_of_confirmation(record)
@@ -116,29 +114,3 @@ def _fresh_prompts(settings: ConfirmationSettings, prepared: Path) -> list[Promp
             "(readiness is then judged on fewer), or hold out more (data.test_fraction)."
         )
     return left
-
-
-def _draw(
-    settings: ConfirmationSettings, prompts: list[Prompt], count: int, upstream: Upstream, drawn: Path, report: Report
-) -> list[list[str]]:
-    """`count` responses of the policy to each prompt, in the prompts' order."""
-    if settings.shortcut is not None:  # the gold world's writer
-        texts = [prompt_text(prompt) for prompt in prompts]
-        return [written_responses(text, count, settings.shortcut, seed=settings.seed) for text in texts]
-    sampling = SamplingSettings(
-        num_samples=count,
-        temperature=settings.temperature,
-        max_new_tokens=settings.max_new_tokens,
-        seed=settings.seed,
-    )
-    found = draw_samples(
-        Policy.load(policy_place(settings.name, upstream["policy"])),
-        prompts,
-        sampling,
-        drawn,
-        engine=settings.engine,
-        device=pick_device(settings.device).type,
-        report=report,
-    )
-    grouped = found.rows.groupby("prompt_index", sort=True)["response"]
-    return [responses.tolist() for _, responses in grouped]
