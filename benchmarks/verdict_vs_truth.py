@@ -41,6 +41,8 @@ from tasks.execution import execute
 from tasks.home import configure_environment, home
 
 FRESH_PROMPTS, SAMPLES = 200, 64
+PLANNED_KL = 3.0
+"""Nats that the verdict is about: best-of-64 moves by 3.2."""
 HELD_OUT = 300
 """Prompts that are kept for the labelled checks and for readiness, whatever the number of training pairs."""
 
@@ -59,6 +61,7 @@ def variant(base: PipelineConfig, start: str, *, seed: int, pairs: int | None, b
             "data": data,
             "model": base.model.model_copy(update={"name": start}),
             "policy": PolicyConfig(name="world"),
+            "readiness": base.readiness.model_copy(update={"planned_kl": PLANNED_KL}),
             "rlhf": None,
         }
     )
@@ -111,9 +114,8 @@ def truth(config: PipelineConfig, rm: BradleyTerryRM, known: set[str]) -> dict:
         responses = written_responses(prompt, SAMPLES, config.data.gold.shortcut, seed=config.seed + 1)
         rewards.append(np.asarray(rm.score([prompt] * SAMPLES, responses), dtype=np.float64))
         gold.append(np.array([gold_reward(prompt, response) for response in responses]))
-    planned = config.readiness.planned_kl
     found = overoptimization(
-        rewards, gold, method="best_of_n", max_n=SAMPLES, planned_kl=planned, num_resamples=1000, seed=config.seed
+        rewards, gold, method="best_of_n", max_n=SAMPLES, planned_kl=PLANNED_KL, num_resamples=1000, seed=config.seed
     )
     return found.to_dict()
 
