@@ -3,7 +3,7 @@
     python benchmarks/verdict_vs_truth.py --out demo --preset demo --seeds 10
     python benchmarks/verdict_vs_truth.py --out labels --preset rlhf --pairs 300 1000 3000 10000 --bias 0 0.5 --seeds 2
 
-Each reward model is one of the gold world, trained as the preset says, on so many labelled pairs (left out: the
+Each reward model is one of the gold world, trained as the preset says, on about so many labelled pairs (left out: the
 preset's own number), of which annotators named the longer answer in a share `--bias`. It is judged by readiness v2 on
 samples of the gold world's writer. The truth is what best-of-n by it gains on 200 prompts that nothing else has seen,
 64 samples each. A model is worth optimising against where best-of-64 gains what readiness asks for (readiness.min_gain)

@@ -35,7 +35,7 @@ GOOD = TrainConfig(
 
 def labelled_where_the_policy_is(length_bias: float) -> DataConfig:
     """Pairs of the gold world whose answers have the tail that the policy's samples have."""
-    gold = GoldConfig(num_prompts=4000, tail_share=0.2, length_bias=length_bias)
+    gold = GoldConfig(num_prompts=8000, tail_share=0.2, length_bias=length_bias)
     return DataConfig(gold=gold, eval_limit=600)
 
 
@@ -44,14 +44,12 @@ RLHF = PipelineConfig(
     study="rlhf",
     data=labelled_where_the_policy_is(length_bias=0.0),
     model=ModelConfig(name=FROM_POLICY, max_seq_len=256),
-    train=GOOD,
+    train=GOOD.model_copy(update={"steps": 600}),
     evaluate=EvaluateConfig(train_pairs=300),
     landscape=LandscapeConfig(parts=("normalized",), num_pairs=8, lanczos_steps=10, trace_probes=4),
-    readiness=ReadinessConfig(planned_kl=2.0),  # best of 32 moves by 2.5
-    policy=PolicyConfig(
-        base="tiny-small", num_prompts=100, samples_per_prompt=32, max_new_tokens=160, gradient_prompts=4
-    ),
-    rlhf=RlhfConfig(),
+    readiness=ReadinessConfig(planned_kl=2.0),
+    policy=PolicyConfig(base="tiny-small", num_prompts=120, max_new_tokens=160, gradient_prompts=4),
+    rlhf=RlhfConfig(prompts_per_step=16, learning_rate=1e-4, kl_beta=0.02),
 )
 
 PRESETS: dict[str, PipelineConfig] = {

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from prefect import flow, get_client, runtime
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 
 from experiments.presets import PRESETS
-from flows.console import say, say_notices
+from flows.console import say, say_notices, told_while_waiting
 from flows.prefect_api import ensure_device_limit, free_leaked_device, is_owner_tag, reap_dead_runs, run_owner_tags
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError, ServiceError
@@ -31,7 +32,7 @@ from rmcore.stages.registry import STAGES, in_order, is_judged, pipeline_stages
 from rmcore.stages.results import figures, gather_results, run_key
 from rmcore.stages.run import INTERRUPTED
 from rmcore.stages.settings import GrpoSettings
-from tasks.device import is_idle
+from tasks.device import device_slots, holders, is_idle
 from tasks.stages import StageRun, run_stage
 from tasks.tracking import RunTracker
 
@@ -165,13 +166,20 @@ def run_and_say(
     label: str | None = None,
 ) -> StageRun:
     """Run one stage, or take it from the store, and say which; `label` stands for it where one stage runs often."""
-    run = run_stage(store, name, config, upstream, tracker.follow, on_interrupt=lambda: leave_embedded(tracker))
     shown = label or name
+    waiting = partial(told_while_waiting, shown, partial(_in_the_way, store))
+    interrupted = partial(leave_embedded, tracker)
+    run = run_stage(store, name, config, upstream, tracker.follow, on_interrupt=interrupted, waiting=waiting)
     if run.damage:
         say(f"{shown:<10} stored artifact was damaged and made again: {run.damage}")
     seconds = (store.manifest(name, run.ref.key) or {}).get("wall_seconds", 0.0)
     say(f"{shown:<10} {'cached' if run.cached else f'{seconds:.1f} s'}  {shown_path(run.ref.path)}")
     return run
+
+
+def _in_the_way(store: Store) -> str:
+    busy = holders(store)
+    return f"the device, held by {' and '.join(busy)}" if len(busy) == device_slots() else ""
 
 
 def leave_embedded(tracker: RunTracker) -> None:

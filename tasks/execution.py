@@ -48,7 +48,7 @@ def execute(store: Store, call: StageCall, follow: Follow, before: Callable[[], 
         if store.status(stage.name, key).state == "valid":
             return store.ref(stage.name, key), False
         with (
-            device_slot(store) if stage.on_device else nullcontext() as slot,
+            device_slot(store, f"{stage.name} of {call.slug}") if stage.on_device else nullcontext() as slot,
             store.publish(stage.name, call.slug, call.inputs, outcome=stage.outcome, resumable=bool(stage.kept)) as out,
         ):
             before()
