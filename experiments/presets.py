@@ -47,9 +47,9 @@ RLHF = PipelineConfig(
     train=GOOD.model_copy(update={"steps": 600}),
     evaluate=EvaluateConfig(train_pairs=300),
     landscape=LandscapeConfig(parts=("normalized",), num_pairs=8, lanczos_steps=10, trace_probes=4),
-    readiness=ReadinessConfig(planned_kl=2.0),
+    readiness=ReadinessConfig(planned_optimizer="kl_optimum", planned_kl=2.0),
     policy=PolicyConfig(base="tiny-small", num_prompts=120, max_new_tokens=160, gradient_prompts=4),
-    rlhf=RlhfConfig(prompts_per_step=16, learning_rate=1e-4, kl_beta=0.02),
+    rlhf=RlhfConfig(prompts_per_step=16, learning_rate=1e-4, kl_beta=0.05),
 )
 
 PRESETS: dict[str, PipelineConfig] = {
