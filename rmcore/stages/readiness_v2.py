@@ -1,4 +1,4 @@
-"""Stage readiness_v2: the verdict where a policy is given, from its samples and from the labelled pairs.
+"""Stage readiness_v2: the verdict where a policy is given, from its samples.
 
 Writes `readiness.json` and `summary.json`.
 """
@@ -10,7 +10,6 @@ from typing import Any
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report
 from rmcore.core.tracking import Tracker
-from rmcore.evaluation.diagnosis import GateCheck
 from rmcore.policy.readiness.readiness_v2 import judge_v2
 from rmcore.stages.interface import Upstream
 from rmcore.stages.settings import ReadinessV2Settings
@@ -23,7 +22,6 @@ def run(settings: ReadinessV2Settings, upstream: Upstream, out: Path, tracker: T
     optimized = json.loads((upstream["overoptimization"] / "overoptimization.json").read_text())
     metrics = json.loads((upstream["evaluate"] / "metrics.json").read_text())["metrics"]["test"]
     spectrum = json.loads((upstream["landscape"] / "spectrum.json").read_text())
-    before = json.loads((upstream["readiness"] / "readiness.json").read_text())
     plan = (
         next(
             curve["plan"]
@@ -38,8 +36,7 @@ def run(settings: ReadinessV2Settings, upstream: Upstream, out: Path, tracker: T
         parts |= {"planned_gain": plan["gain"], "headroom": plan["headroom"]}
     parts |= {name: metrics[name] for name in FROM_PAIRS if name in metrics}
     parts["lambda_max"] = {"value": spectrum["lambda_max"], "ci_low": None, "ci_high": None, "num": 0, "reason": None}
-    others = [GateCheck(**check) for check in before["gate"]]
-    judged = judge_v2(parts, others, settings.readiness, optimized["judge"])
+    judged = judge_v2(parts, settings.readiness, optimized["judge"])
     write_json(out / "readiness.json", judged)
     shown = {"ready/gain_probability": judged["readiness"]["probability"]}
     shown["ready/gate_passed"] = float(judged["verdict"]["status"] == "ready")

@@ -114,7 +114,7 @@ STAGES: dict[str, Stage] = {
         ),
         Stage(
             "readiness_v2",
-            ("evaluate", "landscape", "overoptimization", "readiness"),
+            ("evaluate", "landscape", "overoptimization"),
             of_stage.ReadinessV2Settings,
             ("readiness.json",),
         ),

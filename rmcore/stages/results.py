@@ -63,6 +63,7 @@ def gather_results(
         "verdict": verdict,
         "next_rung": next_rung(verdict, config, str(folder["train"] / "best")),
         "gate": judged["gate"],
+        "label_gate": v1["gate"],
         "readiness": v1["readiness"],
         "logged": _read(folder["readiness"] / "logged_answers.json"),
         "policy": policy,

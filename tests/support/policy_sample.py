@@ -36,7 +36,7 @@ def policy(quality=1.0):
             "careful": conservative_gains(rewards, members, gold, **settings),
             "disagreement": disagreement_along_n(rewards, members, **settings),
         },
-        "readiness": judge_v2(parts, [], config, "the <gold> world"),
+        "readiness": judge_v2(parts, config, "the <gold> world"),
     }  # fmt: skip
 
 

@@ -146,6 +146,7 @@ def results() -> dict[str, Any]:
             "cost": "three trainings of the policy by GRPO",
         },
         "gate": [dict(zip(("name", "value", "threshold", "passed", "text"), check, strict=True)) for check in checks],
+        "label_gate": [dict(zip(("name", "value", "threshold", "passed", "text"), checks[0], strict=True))],
         "metrics": metrics(),
         "ood_metrics": metrics(-0.13),
         "context": context(),

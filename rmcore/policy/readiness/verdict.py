@@ -83,7 +83,7 @@ def verdict_on_samples(checks: Sequence[GateCheck], *, plan: str, judge: str) ->
     """The verdict of the third rung.
 
     Args:
-        checks: of readiness v2, those on labelled pairs among them.
+        checks: of readiness v2.
         plan: how the policy is to be optimised, and how far: "a KL of 3 nats by best-of-n".
         judge: who judged the samples, as people read it.
     """

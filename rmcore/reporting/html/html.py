@@ -78,6 +78,7 @@ def view(results: Results) -> dict[str, Any]:
         "question": _question(results),
         "cards": headline_cards(results),
         "gate": [gate_row(check) for check in results["gate"]],
+        "label_gate": [gate_row(check) for check in results["label_gate"]] if results["policy"] else [],
         "metrics": metric_rows(results),
         "has_ood": results["ood_metrics"] is not None,
         "training": _training_rows(results),

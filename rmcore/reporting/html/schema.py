@@ -139,6 +139,8 @@ class Results(TypedDict):
     """What would raise the verdict; None where nothing would."""
     gate: Sequence[Check]
     """The checks of the highest rung that has some."""
+    label_gate: Sequence[Check]
+    """The checks on labelled pairs, which decide where no policy's samples were judged."""
     metrics: Mapping[str, Metric]
     """Test split, names as in rmcore.evaluation."""
     ood_metrics: Mapping[str, Metric] | None

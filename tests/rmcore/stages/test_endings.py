@@ -1,6 +1,7 @@
-"""The two endings of RLHF in the gold world, small: ready and then better, refused and then worse.
+"""Both endings in the gold world, small: ready and then better for certain, refused and then worse.
 
-Both start from one policy and see the same texts; the annotators of one name the longer answer in most pairs.
+The policy is the gold world's writer, and best-of-n is what carries the plan out; the texts of both are the same, and
+the annotators of one name the longer answer in nearly all pairs. (GRPO against both: benchmarks/rlhf_endings.py.)
 """
 
 import json
@@ -9,54 +10,48 @@ import pytest
 
 import policy_chain
 from experiments.presets import PRESETS
-from rmcore.config.pipeline import RlhfConfig
+from rmcore.config.policy import PolicyConfig
 from rmcore.core.store import Store
 
-SMALL = policy_chain.changed(
+GOLD = PRESETS["rlhf"].data.gold.model_copy(update={"num_prompts": 1800})
+HONEST = policy_chain.changed(
     PRESETS["rlhf"],
     device="cpu",
-    data={"gold": PRESETS["rlhf"].data.gold.model_copy(update={"num_prompts": 1400}), "eval_limit": 300},
-    train={"steps": 150, "eval_every": 75},
-    readiness={"planned_kl": 1.0},
-    policy={"sft_examples": 4000, "sft_epochs": 2, "num_prompts": 40, "samples_per_prompt": 16, "gradient_prompts": 0},
-    rlhf=RlhfConfig(
-        steps=16, learning_rate=1e-4, rewards="local", measure_every=16, num_prompts=40, samples_per_prompt=6
-    ),
+    data={"gold": GOLD, "eval_limit": 300},
+    model={"name": "tiny-small"},
+    train={"steps": 200, "eval_every": 100},
+    readiness={"planned_optimizer": "best_of_n", "planned_kl": 1.0},
+    policy=PolicyConfig(name="world", num_prompts=80, samples_per_prompt=24, fresh_prompts=80),
+    rlhf=None,
 )
-FLAWED = SMALL.data.model_copy(update={"gold": SMALL.data.gold.model_copy(update={"length_bias": 0.9})})
+FLAWED = policy_chain.changed(HONEST, data={"gold": GOLD.model_copy(update={"length_bias": 0.9})})
 
 
 @pytest.fixture(scope="module")
-def honest(tmp_path_factory):
-    return policy_chain.Chain(Store(tmp_path_factory.mktemp("store")), SMALL)
+def store(tmp_path_factory):
+    return Store(tmp_path_factory.mktemp("store"))
 
 
-@pytest.fixture(scope="module")
-def flawed(honest):
-    """Of the same policy and its samples: only the labels differ."""
-    same = {name: honest.ref(name) for name in ("policy", "samples")}
-    return policy_chain.Chain(honest.store, policy_chain.changed(SMALL, data=FLAWED), same)
-
-
-def ending(chain):
-    """The verdict on samples, and the gold gain of the trained policy."""
+def ending(store, config):
+    """The verdict on samples with the checks that failed, and what serving best-of-n came to."""
+    chain = policy_chain.Chain(store, config)
     judged = json.loads((chain.folder("readiness_v2") / "readiness.json").read_text())
-    trained = json.loads((chain.folder("grpo") / "rlhf.json").read_text())
-    return judged, trained["curve"][-1]["gold"]
+    served = json.loads((chain.folder("confirmation") / "confirmation.json").read_text())
+    return judged["verdict"], {check["name"] for check in judged["gate"] if not check["passed"]}, served
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_a_reward_model_that_is_ready_makes_the_policy_better(honest):
-    judged, gold = ending(honest)
-    assert judged["verdict"]["status"] == "ready", judged["verdict"]["reasons"]
-    assert gold["ci_low"] > 0
+@pytest.mark.timeout(600)
+def test_what_is_ready_gains(store):
+    verdict, _, served = ending(store, HONEST)
+    assert verdict["status"] == "ready", verdict["reasons"]
+    assert served["verdict"]["status"] == "rose", served["verdict"]["headline"]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_its_flawed_twin_is_refused_and_makes_the_policy_worse(flawed):
-    judged, gold = ending(flawed)
-    assert judged["verdict"]["status"] == "not_ready"
-    assert {"planned_gain", "headroom"} & {check["name"] for check in judged["gate"] if not check["passed"]}
-    assert gold["ci_high"] < 0
+@pytest.mark.timeout(600)
+def test_what_is_refused_for_its_flaw_loses(store):
+    verdict, failed, served = ending(store, FLAWED)
+    assert verdict["status"] == "not_ready"
+    assert failed >= {"planned_gain", "headroom"}
+    assert served["verdict"]["status"] == "fell", served["verdict"]["headline"]
