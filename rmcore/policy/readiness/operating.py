@@ -29,8 +29,8 @@ def operating_points(table: pd.DataFrame, conditions: Sequence[Condition], clust
         clusters: recipes of the rows.
 
     Returns:
-        One record a gate: {"part", "side", "threshold", "by_end": as the gate asks, on the end of the interval that
-        speaks against the model, "by_value": on the value, "sweep": the value against other thresholds}; the first
+        One record a gate: {"part", "side", "threshold", "by_end": as the gate asks, on an end of the interval,
+        "by_value": on the value, "sweep": the value against other thresholds}; the first
         two {"num_ready", "ready_gained", "gained_refused"} with shares as values with intervals.
     """
     good = table["worthwhile"].to_numpy(dtype=bool)
@@ -39,7 +39,7 @@ def operating_points(table: pd.DataFrame, conditions: Sequence[Condition], clust
     for condition in conditions:
         if condition.part not in table or table[condition.part].isna().all():
             continue
-        end = f"{condition.part}_{'low' if condition.side == 'at_least' else 'high'}"
+        end = f"{condition.part}_{condition.end}"
         passes = {"by_value": passing(table[condition.part], condition.side, condition.threshold)}
         passes["by_end"] = (
             passing(table[end], condition.side, condition.threshold) if end in table else np.zeros_like(good)

@@ -61,25 +61,32 @@ def test_no_gate_is_bought_back_by_all_others_being_perfect(monkeypatch, name):
     gate = GATES[name]
     wrong = -1e-6 if gate.side == "at_least" else 1e-6
     good = gate.threshold - wrong
-    ends = {"low": gate.threshold + wrong} if gate.side == "at_least" else {"high": gate.threshold + wrong}
+    ends = {gate.end: gate.threshold + wrong}
     found = judged(perfect() | {name: part(good, **ends)})
     assert found["readiness"]["probability"] == 1.0
     assert found["verdict"]["status"] == "not_ready"
     assert [check["name"] for check in found["gate"] if not check["passed"]] == [name]
     [reason] = found["verdict"]["reasons"]
     assert gate.meaning in reason
-    assert ("lower end" if gate.side == "at_least" else "upper end") in reason
+    assert ("lower end" if gate.end == "low" else "upper end") in reason
 
 
 @pytest.mark.parametrize("name", GATES)
 @given(value=st.floats(-1, 2), width=st.floats(0, 1))
-def test_the_end_that_speaks_against_it_decides_and_not_the_value(name, value, width):
+def test_an_end_of_the_interval_decides_and_not_the_value(name, value, width):
     gate = GATES[name]
     low, high = value - width, value + width
-    expected = low >= gate.threshold if gate.side == "at_least" else high <= gate.threshold
+    end = low if gate.end == "low" else high
+    expected = end >= gate.threshold if gate.side == "at_least" else end <= gate.threshold
     [check] = [one for one in judged(perfect() | {name: part(value, low, high)})["gate"] if one["name"] == name]
     assert check["passed"] == expected
-    assert check["value"] == (low if gate.side == "at_least" else high)
+    assert check["value"] == end
+
+
+def test_a_gain_has_to_be_shown_and_a_peak_before_the_plan_too():
+    assert status(perfect() | {"planned_gain": part(1.0, CONFIG.min_gain - 0.01, 2.0)}) == "not_ready"
+    assert status(perfect() | {"headroom": part(0.9, 0.5, 1.1)}) == "ready"
+    assert status(perfect() | {"headroom": part(0.7, 0.5, 0.99)}) == "not_ready"
 
 
 @pytest.mark.parametrize("name", GATES)
