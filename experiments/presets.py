@@ -84,9 +84,9 @@ PRESETS: dict[str, PipelineConfig] = {
     ),
     # From preferences to a policy, cold: reward model, readiness, GRPO against it.
     "rlhf": RLHF,
-    # The same with annotators who name the longer answer in nine of ten pairs, whatever it says: readiness refuses it,
-    # and a policy trained against it all the same loses gold. (In half of the pairs is no flaw with so many of them.)
-    "rlhf-flawed": RLHF.model_copy(update={"study": "rlhf-flawed", "data": labelled_where_the_policy_is(0.9)}),
+    # The same with annotators who name the longer answer in half of the pairs, whatever it says: readiness refuses it,
+    # and a policy trained against it all the same loses gold.
+    "rlhf-flawed": RLHF.model_copy(update={"study": "rlhf-flawed", "data": labelled_where_the_policy_is(0.5)}),
     # What readiness predicts, on 400 reward models of known gain in two gold worlds; about 90 minutes on two cores.
     "validation": PipelineConfig(
         study="validation",
