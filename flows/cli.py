@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from flows import cli_active, cli_experiment, cli_policy, cli_rlhf, cli_trajectory
+from flows import cli_active, cli_experiment, cli_policy, cli_rlhf, cli_start, cli_trajectory
 from flows.cli_common import Flow, FlowOptions, print_reported, run_configured
+from flows.settings import DEFAULT_PRESET
 from rmcore.cli import app
 from rmcore.cli.active import app as active_app
 from rmcore.cli.common import guard
@@ -24,9 +25,11 @@ cli_trajectory.add_to(app)
 app.command("best-of-n")(cli_policy.best_of_n)
 cli_active.add_to(active_app)
 app.command()(cli_rlhf.rlhf)
+app.command()(cli_start.presets)
+app.command()(cli_start.init)
 
 PANELS = {
-    "Start here": ("run",),
+    "Start here": ("run", "presets", "init"),
     "Train and measure": ("data", "train", "evaluate", "score", "diff", "ensemble", "analyze", "trajectory", "export"),
     "Policies": ("readiness", "best-of-n", "overoptimize", "rlhf"),
     "Experiments": ("experiment", "compare", "active"),
@@ -58,15 +61,22 @@ def root(
 @options()
 def run(
     given: FlowOptions,
-    preset: Annotated[str, typer.Option(help="Start from a named run: demo, smoke or minilm.")] = "demo",
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Start from a named run, see `rm-opt presets`; default: {DEFAULT_PRESET}.",
+            autocompletion=cli_start.preset_names,
+        ),
+    ] = None,
 ) -> None:
     """Run the whole pipeline on preference pairs, to a verdict and a report.
 
     Its stages: prepare, train, evaluate, landscape, readiness, report, register. Those that are cached are not redone.
+    Settings that `rm-opt init` wrote into this folder are read, unless --config or --preset is given.
 
     Example: rm-opt run --preset minilm --set data.source=pairs.parquet --set study=mine
     """
-    print_reported(run_configured(_load_pipeline, preset, given))
+    print_reported(run_configured(_load_pipeline, preset, cli_start.with_found_settings(given, preset)))
 
 
 def _load_pipeline() -> Flow:

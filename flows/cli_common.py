@@ -62,13 +62,13 @@ def settings_of(given: Mapping[str, str | int | float | None]) -> list[str]:
 
 
 def run_configured(
-    load_flow: Callable[[], Flow], preset: str, given: FlowOptions, assignments: Sequence[str] = ()
+    load_flow: Callable[[], Flow], preset: str | None, given: FlowOptions, assignments: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Run a flow under a preset, and write its outcome down where that was asked for.
 
     Args:
         load_flow: imports the flow: Prefect reads its address when it is imported, so not before that is known.
-        preset: what is changed.
+        preset: what is changed; None: what the config file names, or the demo.
         given: by the user; --set has the last word.
         assignments: what the command's own options change, in the form of --set.
 
