@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flows import cli_active, cli_experiment, cli_policy, cli_rlhf, cli_start, cli_trajectory
+from flows import cli_active, cli_experiment, cli_policy, cli_rlhf, cli_runs, cli_start, cli_trajectory
 from flows.cli_common import Flow, FlowOptions, print_reported, run_configured
 from flows.settings import DEFAULT_PRESET
 from rmcore.cli import app
@@ -27,9 +27,11 @@ cli_active.add_to(active_app)
 app.command()(cli_rlhf.rlhf)
 app.command()(cli_start.presets)
 app.command()(cli_start.init)
+app.command()(cli_runs.runs)
+app.command("open")(cli_runs.open_report)
 
 PANELS = {
-    "Start here": ("run", "presets", "init"),
+    "Start here": ("run", "presets", "init", "runs", "open"),
     "Train and measure": ("data", "train", "evaluate", "score", "diff", "ensemble", "analyze", "trajectory", "export"),
     "Policies": ("readiness", "best-of-n", "overoptimize", "rlhf"),
     "Experiments": ("experiment", "compare", "active"),

@@ -17,7 +17,8 @@ from rich.table import Table
 
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ServiceError
-from tasks.home import configure_environment
+from rmcore.reporting.html.index import write_index
+from tasks.home import configure_environment, home
 
 FIGURES = (
     "overoptimization",
@@ -92,6 +93,7 @@ def run_configured(
     quiet_prefect()
     with prefect_in_use("stages"):
         outcome = started(settings)
+    write_index(home() / "reports")
     if summary is not None:
         summary.write_text(json.dumps(outcome, indent=1) + "\n")
     return outcome

@@ -25,6 +25,7 @@ from rmcore.core.store import ArtifactRef, Store, flatten
 from rmcore.policy.grpo.rlhf_requirements import require_rlhf
 from rmcore.policy.readiness.verdict import verdict_tags
 from rmcore.reporting.html.html import write_report
+from rmcore.reporting.html.index import write_index
 from rmcore.reporting.html.schema import Results
 from rmcore.reporting.html.summary import summary_markdown
 from rmcore.stages.registry import STAGES, is_judged, pipeline_stages
@@ -75,6 +76,7 @@ def run_pipeline(config: PipelineConfig, *, kind: str, run_name: str) -> dict[st
         folder = home() / "reports" / f"{run_name}-{run_key(refs)[:12]}"
         report = write_report(results, figures(refs), folder / "report.html")
         write_json(folder / "summary.json", results)
+        write_index(folder.parent)
         version = _track(tracker, config, refs, cached, results, report)
     _describe(results, report, tracker.url)
     return {
