@@ -17,7 +17,6 @@ from rich.table import Table
 
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ServiceError
-from rmcore.reporting.html.index import write_index
 from tasks.home import configure_environment, home
 
 FIGURES = (
@@ -88,6 +87,7 @@ def run_configured(
         summary.touch()  # a path that cannot be written is refused before hours are spent
     leave_dead_server()
     from flows.console import quiet_prefect
+    from rmcore.reporting.html.index import write_index
 
     started = load_flow()
     quiet_prefect()

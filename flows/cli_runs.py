@@ -15,7 +15,6 @@ from rich.table import Table
 
 from rmcore.core.errors import ConfigError
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.html.index import write_index
 from rmcore.reporting.runs import Run, find_run, read_runs, short_names
 from tasks.home import home
 
@@ -32,8 +31,16 @@ def run_names(incomplete: str) -> list[str]:
 
 RunName = Annotated[
     str | None,
-    typer.Argument(metavar="[RUN]", help="Its name or how that begins, see `rm-opt runs`.", autocompletion=run_names),
+    typer.Argument(metavar="RUN", help="Its name or how that begins, see `rm-opt runs`.", autocompletion=run_names),
 ]
+
+
+def wide_console() -> Console:
+    """Where tables are printed: a pipe has no width, and 80 columns would break what is read from it."""
+    console = Console()
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = PIPED_WIDTH
+    return console
 
 
 def found_runs() -> list[Run]:
@@ -63,14 +70,11 @@ def runs(
         verdict = f"{run.look.sign} {run.status}" if run.status else "-"
         facts = (short[run.name], _finished(run), verdict, run.rung[:1], _accuracy(run), _took(run))
         table.add_row(*map(escape, facts))
-    console = Console()
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = PIPED_WIDTH
-    console.print(table)
+    wide_console().print(table)
     if len(found) > limit:
         print(f"{len(found) - limit} older ones: rm-opt runs --limit {len(found)}")
     print("report      rm-opt open RUN; accuracy is held out, with its 95 % interval; docs/readiness.md explains rungs")
-    print(f"all reports {write_index(home() / 'reports')}")
+    print(f"all reports {_index()}")
 
 
 def _finished(run: Run) -> str:
@@ -103,10 +107,16 @@ def open_report(
     """
     if index and run is not None:
         raise ConfigError("--all opens the list of all reports, and RUN one of them; leave out one of the two.")
-    page = write_index(home() / "reports") if index else _report(run)
+    page = _index() if index else _report(run)
     print(f"{'all reports' if index else 'report':<11} {page}")
     if not only_print and can_show() and not webbrowser.open(page.as_uri()):
         print("no browser could be started; open that file in one")
+
+
+def _index() -> Path:
+    from rmcore.reporting.html.index import write_index  # here: jinja2, which few commands need
+
+    return write_index(home() / "reports")
 
 
 def _report(name: str | None) -> Path:
