@@ -2,9 +2,10 @@
 
 import importlib.metadata
 import os
+import re
 import shlex
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,7 +17,12 @@ from rmcore.cli.active import app as active_app
 from rmcore.cli.common import guard
 from rmcore.cli.help import furnish
 from rmcore.cli.options import options
+from rmcore.core.errors import ConfigError
+from rmcore.reporting.runs import find_run
 from tasks.home import configure_environment, digests_file, home, make_home
+
+if TYPE_CHECKING:
+    from rmcore.core.store import Entry, Store
 
 store_app = typer.Typer(no_args_is_help=True, help="List, verify and bound the stored artifacts.")
 app.add_typer(store_app, name="store")
@@ -141,24 +147,55 @@ def sync(
 
 
 @app.command()
-def why(key: Annotated[str, typer.Argument(help="First digits of an artifact's key, or its folder's name.")]) -> None:
-    """Show why a stage ran: what differs from its nearest earlier artifact."""
-    from rmcore.core.store import Store, explain
+def why(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="First digits of an artifact's or a run's key, an artifact's folder, or a run's name.",
+            autocompletion=cli_runs.run_names,
+        ),
+    ],
+) -> None:
+    """Show why a stage ran: what differs from its nearest earlier artifact.
+
+    Of a run, for each of its stages. `rm-opt runs` lists runs, `rm-opt store ls` artifacts.
+    """
+    from rmcore.core.errors import StoreError
+    from rmcore.core.store import Store
 
     store = Store(home() / "store")
-    entry = store.resolve(key)
+    if store.matches(name):
+        _print_why(store, store.resolve(name))
+        return
+    run = find_run(cli_runs.found_runs(), name, also=f"; no artifact of {store.root} has that key or folder either")
+    print(f"run {run.name}")
+    stages = run.record.get("stages")
+    if not stages:
+        raise ConfigError(f"{run.name} names no stages of its own; its cells and artifacts are in `rm-opt store ls`.")
+    for stage in stages:
+        try:
+            _print_why(store, store.resolve(stage["key"]))
+        except StoreError:
+            print(f"{stage['name']} {stage['key'][:12]}: no longer in the store; the run would make it again")
+
+
+def _print_why(store: "Store", entry: "Entry") -> None:
+    from rmcore.core.store import explain
+
     nearest, differing = explain(store, entry)
     print(f"{entry.stage} {entry.key[:12]}  {entry.path}")
     if nearest is None:
-        print("nothing like it was computed before: it is the first artifact of this stage in the store.")
+        print("  nothing like it was computed before: it is the first artifact of this stage in the store.")
         return
-    print(f"nearest earlier artifact: {nearest.key[:12]}  {nearest.path}")
+    print(f"  nearest earlier artifact: {nearest.key[:12]}  {nearest.path}")
     for name, (before, now) in differing.items():
         print(f"  {name}: {_shown(before)} -> {_shown(now)}")
 
 
 def _shown(value: Any) -> str:
-    return "absent" if value is None else str(value)
+    if value is None:
+        return "absent"
+    return str(value)[:12] if re.fullmatch(r"[0-9a-f]{64}", str(value)) else str(value)  # as folders' names end
 
 
 @store_app.command("ls")

@@ -39,6 +39,12 @@ class Run:
         return self.folder.name
 
     @property
+    def key(self) -> str:
+        """First digits of the key of all that it computed; empty where its folder's name has none."""
+        found = KEY.search(self.name)
+        return "" if found is None else found.group()[1:]
+
+    @property
     def report(self) -> Path | None:
         """The page to open, None where this kind of run has none."""
         page = self.folder / REPORT
@@ -112,20 +118,27 @@ def short_names(names: Sequence[str]) -> dict[str, str]:
     return short
 
 
-def find_run(runs: Sequence[Run], name: str) -> Run:
-    """The run with this name or, where none is called so, the only one whose name begins so.
+def find_run(runs: Sequence[Run], name: str, *, also: str = "") -> Run:
+    """The run with this name or, where none is called so, the only one whose name or key begins so.
+
+    Args:
+        runs: to choose from.
+        name: as it was typed.
+        also: what else was looked for, for the message where there is none.
 
     Raises:
         ConfigError: there is none, or there are several; names them.
     """
-    named = [run for run in runs if run.name == name] or [run for run in runs if run.name.startswith(name)]
+    named = [run for run in runs if run.name == name] or [
+        run for run in runs if run.name.startswith(name) or run.key.startswith(name)
+    ]
     if len(named) == 1:
         return named[0]
     if named:
         raise ConfigError(f"{name!r} may be {_names(named)}; write more of the name.")
     if not runs:
-        raise ConfigError(f"no run {name!r}: nothing was run yet. Start with `rm-opt run`.")
-    raise ConfigError(f"no run {name!r}; the newest are {_names(runs)}. `rm-opt runs` lists all.")
+        raise ConfigError(f"no run {name!r}: nothing was run yet{also}. Start with `rm-opt run`.")
+    raise ConfigError(f"no run {name!r}; the newest are {_names(runs)}{also}. `rm-opt runs` lists all.")
 
 
 def _names(runs: Sequence[Run], most: int = 8) -> str:

@@ -102,6 +102,14 @@ def test_names_are_as_short_as_they_can_be_typed(reports):
     assert all(find_run(runs, short[name]).name == name for name in names)
 
 
+def test_a_run_is_found_by_its_key_too(reports):
+    for name in ("demo-seed0-aaaa11111111", "demo-seed0-bbbb22222222", "mine"):
+        lay(reports, name, pipeline())
+    assert find_run(read_runs(reports), "bbbb").name == "demo-seed0-bbbb22222222"
+    with pytest.raises(ConfigError, match="no run '2222'"):
+        find_run(read_runs(reports), "2222")
+
+
 def test_a_name_that_is_none_or_several_is_refused(reports):
     with pytest.raises(ConfigError, match="nothing was run yet"):
         find_run([], "demo")
