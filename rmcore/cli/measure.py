@@ -13,6 +13,7 @@ from rmcore.cli.options import field_options, given, options
 from rmcore.config.pipeline import DataConfig, EvaluateConfig, LandscapeConfig, PipelineConfig, ReadinessConfig
 from rmcore.data.pair import PreferencePair
 from rmcore.policy.readiness.verdict import next_rung
+from rmcore.reporting.html.meaning import in_words
 
 EVALUATE_FIELDS = ("num_resamples", "num_bins", "thresholds", "per_response")
 LANDSCAPE_FIELDS = ("num_pairs",)
@@ -44,6 +45,8 @@ def evaluate(
     table, cut, metrics = _evaluate(rm, pairs, config, seed)
     if cut["num_cut_sides"]:
         print(f"{cut['num_cut_sides']} of {2 * cut['num_pairs']} sides were longer than the limit and were cut")
+    for sentence in in_words(metrics):
+        print(sentence)
     print_metrics(f"{checkpoint} on {data}", metrics)
     if rewards is not None:
         rewards.parent.mkdir(parents=True, exist_ok=True)
