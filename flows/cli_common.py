@@ -17,6 +17,7 @@ from rich.table import Table
 
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ServiceError
+from rmcore.core.hub import require_model
 from tasks.home import configure_environment, home
 
 FIGURES = (
@@ -74,6 +75,7 @@ def run_configured(
 
     Raises:
         ConfigError, pydantic.ValidationError: the config cannot be used.
+        ModelError, DataError: a model or data of the hub are not to be had.
         ServiceError: Prefect's API failed.
     """
     prepare_terminal()
@@ -81,6 +83,7 @@ def run_configured(
     from flows.settings import load_config
 
     settings = load_config(preset, given.config, [*assignments, *(given.set_ or [])])
+    require_hub_names(settings)
     summary = given.summary
     if summary is not None:
         summary.parent.mkdir(parents=True, exist_ok=True)
@@ -97,6 +100,24 @@ def run_configured(
     if summary is not None:
         summary.write_text(json.dumps(outcome, indent=1) + "\n")
     return outcome
+
+
+def require_hub_names(config: PipelineConfig) -> None:
+    """Ask the Hugging Face hub for the models and data that are only there, before anything is started.
+
+    Raises:
+        ModelError, DataError: the hub does not answer or does not show them.
+    """
+    from rmcore.data.readers.hub import hub_revision
+    from rmcore.data.readers.sources import source_kind
+
+    require_model(config.model.name)
+    if config.policy is not None and config.needs_policy:
+        require_model(config.policy.name)
+        require_model(config.policy.base)
+    for source in (config.data.source, config.data.eval_source):
+        if source is not None and source != "gold" and source_kind(source) == "hub":
+            hub_revision(source)
 
 
 @contextmanager
