@@ -12,6 +12,7 @@ import typer
 from flows import cli_active, cli_experiment, cli_policy, cli_rlhf, cli_runs, cli_start, cli_trajectory
 from flows.cli_common import Flow, FlowOptions, print_reported, run_configured
 from flows.settings import DEFAULT_PRESET
+from flows.unfinished import recorded_config
 from rmcore.cli import app
 from rmcore.cli.active import app as active_app
 from rmcore.cli.common import guard
@@ -76,6 +77,13 @@ def run(
             autocompletion=cli_start.preset_names,
         ),
     ] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            help="Take the settings of this run, see `rm-opt runs`: an unfinished one continues where it was stopped.",
+            autocompletion=cli_runs.run_names,
+        ),
+    ] = None,
 ) -> None:
     """Run the whole pipeline on preference pairs, to a verdict and a report.
 
@@ -84,7 +92,17 @@ def run(
 
     Example: rm-opt run --preset minilm --set data.source=pairs.parquet --set study=mine
     """
-    print_reported(run_configured(_load_pipeline, preset, cli_start.with_found_settings(given, preset)))
+    if resume is None:
+        outcome = run_configured(_load_pipeline, preset, cli_start.with_found_settings(given, preset))
+    elif preset is not None or given.config is not None:
+        raise ConfigError(
+            "--resume has all settings of a run; leave out --preset and --config, or change one by --set."
+        )
+    else:
+        recorded = recorded_config(resume, cli_runs.found_runs())
+        print(f"settings    of the run {resume}")
+        outcome = run_configured(_load_pipeline, None, given, recorded=recorded)
+    print_reported(outcome)
 
 
 def _load_pipeline() -> Flow:

@@ -63,7 +63,11 @@ def settings_of(given: Mapping[str, str | int | float | None]) -> list[str]:
 
 
 def run_configured(
-    load_flow: Callable[[], Flow], preset: str | None, given: FlowOptions, assignments: Sequence[str] = ()
+    load_flow: Callable[[], Flow],
+    preset: str | None,
+    given: FlowOptions,
+    assignments: Sequence[str] = (),
+    recorded: PipelineConfig | None = None,
 ) -> dict[str, Any]:
     """Run a flow under a preset, and write its outcome down where that was asked for.
 
@@ -72,6 +76,7 @@ def run_configured(
         preset: what is changed; None: what the config file names, or the demo.
         given: by the user; --set has the last word.
         assignments: what the command's own options change, in the form of --set.
+        recorded: settings of a run that is resumed, in place of a preset's.
 
     Raises:
         ConfigError, pydantic.ValidationError: the config cannot be used.
@@ -82,7 +87,7 @@ def run_configured(
     from flows.prefect_api import leave_dead_server
     from flows.settings import load_config
 
-    settings = load_config(preset, given.config, [*assignments, *(given.set_ or [])])
+    settings = load_config(preset, given.config, [*assignments, *(given.set_ or [])], recorded)
     require_hub_names(settings)
     summary = given.summary
     if summary is not None:

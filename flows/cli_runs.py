@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from flows.unfinished import read_unfinished
 from rmcore.core.errors import ConfigError
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.runs import Run, find_run, read_runs, short_names
@@ -26,7 +27,8 @@ DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
 
 def run_names(incomplete: str) -> list[str]:
     """What the shell completes a run's name to."""
-    return [run.name for run in found_runs() if run.name.startswith(incomplete)]
+    names = [*(run.name for run in read_unfinished()), *(run.name for run in found_runs())]
+    return [name for name in names if name.startswith(incomplete)]
 
 
 RunName = Annotated[
@@ -55,9 +57,12 @@ def runs(
 
     Read from the reports under $RM_OPT_HOME; no server is asked.
     """
+    for begun in read_unfinished():
+        state = "running" if begun.is_running else f"unfinished: rm-opt run --resume {begun.name}"
+        print(f"{begun.name}  begun {_moment(begun.started)}, {state}")
     found = found_runs()
     if not found:
-        print(f"nothing was run yet in {home()}; start with `rm-opt run`")
+        print(f"nothing was run to its end yet in {home()}; start with `rm-opt run`")
         return
     short = short_names([run.name for run in found])
     shown = found[:limit]
@@ -68,7 +73,7 @@ def runs(
         table.add_column(heading)
     for run in shown:
         verdict = f"{run.look.sign} {run.status}" if run.status else "-"
-        facts = (short[run.name], _finished(run), verdict, run.rung[:1], _accuracy(run), _took(run))
+        facts = (short[run.name], _moment(run.finished), verdict, run.rung[:1], _accuracy(run), _took(run))
         table.add_row(*map(escape, facts))
     wide_console().print(table)
     if len(found) > limit:
@@ -77,9 +82,9 @@ def runs(
     print(f"all reports {_index()}")
 
 
-def _finished(run: Run) -> str:
+def _moment(time: datetime) -> str:
     """The local time, of earlier years the day."""
-    local = run.finished.astimezone()
+    local = time.astimezone()
     return local.strftime("%m-%d %H:%M" if local.year == datetime.now().astimezone().year else "%Y-%m-%d")
 
 

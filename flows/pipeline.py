@@ -17,6 +17,7 @@ from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from experiments.presets import PRESETS
 from flows.console import say, say_notices
 from flows.prefect_api import ensure_device_limit, free_leaked_device, is_owner_tag, reap_dead_runs, run_owner_tags
+from flows.unfinished import unfinished
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError, ServiceError
 from rmcore.core.files import write_json
@@ -63,12 +64,15 @@ def pipeline(config: PipelineConfig = PRESETS["demo"]) -> dict[str, Any]:
 def run_pipeline(config: PipelineConfig, *, kind: str, run_name: str) -> dict[str, Any]:
     """Run all stages of `config` inside a flow, with tracking, report and registration; gives what `pipeline` gives."""
     store = open_store()
-    with RunTracker.start(
-        study=config.study,
-        run_name=run_name,
-        tags={"rm.kind": kind, "rm.seed": str(config.seed), "prefect.flow_run_id": str(runtime.flow_run.id)},
-        params=flatten(config.model_dump(mode="json")),
-    ) as tracker:
+    with (
+        unfinished(run_name, config),
+        RunTracker.start(
+            study=config.study,
+            run_name=run_name,
+            tags={"rm.kind": kind, "rm.seed": str(config.seed), "prefect.flow_run_id": str(runtime.flow_run.id)},
+            params=flatten(config.model_dump(mode="json")),
+        ) as tracker,
+    ):
         runs = run_stages(pipeline_stages(config), config, store, tracker)
         refs = {name: run.ref for name, run in runs.items()}
         cached = {name: run.cached for name, run in runs.items()}

@@ -38,12 +38,15 @@ PRESET = "preset"
 DEFAULT_PRESET = "demo"
 
 
-def load_config(preset: str | None, file: Path | None, assignments: Sequence[str]) -> PipelineConfig:
+def load_config(
+    preset: str | None, file: Path | None, assignments: Sequence[str], recorded: PipelineConfig | None = None
+) -> PipelineConfig:
     """Apply `file`, then `assignments`, to a preset.
 
     Args:
         preset: a name in `experiments.presets`; None: the one that the file names, or DEFAULT_PRESET.
         file: YAML mapping shaped like PipelineConfig; only what it names changes. It may name its preset, too.
+        recorded: settings of a run that there was, which are changed in place of a preset's.
         assignments: `dotted.name=value`; the value is read as YAML (1e-4, null, true, text).
 
     Raises:
@@ -61,7 +64,7 @@ def load_config(preset: str | None, file: Path | None, assignments: Sequence[str
     preset = preset or named or DEFAULT_PRESET
     if preset not in PRESETS:
         raise ConfigError(f"no preset {preset!r}; there are {', '.join(PRESETS)}.{_near(str(preset), list(PRESETS))}")
-    tree = PRESETS[preset].model_dump()
+    tree = (recorded or PRESETS[preset]).model_dump()
     _merge(tree, changes, "")
     for assignment in assignments:
         name, separator, text = assignment.partition("=")

@@ -54,7 +54,7 @@ def test_runs_are_listed_newest_first_with_verdict_rung_and_accuracy(reports):
 
 def test_a_home_where_nothing_ran_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv("RM_OPT_HOME", str(tmp_path / "new"))
-    assert "nothing was run yet" in typed("runs")
+    assert "nothing was run to its end yet" in typed("runs")
     with pytest.raises(ConfigError, match="start with `rm-opt run`"):
         typed("open")
     assert not (tmp_path / "new").exists()
