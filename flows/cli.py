@@ -100,7 +100,7 @@ def run(
         )
     else:
         recorded = recorded_config(resume, cli_runs.found_runs())
-        print(f"settings    of the run {resume}")
+        print(f"settings    of the run {recorded.study}-seed{recorded.seed}")
         outcome = run_configured(_load_pipeline, None, given, recorded=recorded)
     print_reported(outcome)
 

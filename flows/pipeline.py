@@ -22,6 +22,7 @@ from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError, ServiceError
 from rmcore.core.files import write_json
 from rmcore.core.processes import terminate_children
+from rmcore.core.progress import below_the_echo
 from rmcore.core.store import ArtifactRef, Store, flatten
 from rmcore.policy.grpo.rlhf_requirements import require_rlhf
 from rmcore.policy.readiness.verdict import verdict_tags
@@ -185,7 +186,8 @@ def leave_embedded(tracker: RunTracker) -> None:
         return
     tracker.end("KILLED")
     terminate_children()
-    print("error: interrupted. Finished stages are stored; run the same command to go on from there.", file=sys.stderr)
+    below_the_echo()
+    print("error: interrupted. Finished stages are stored: the same command continues there.", file=sys.stderr)
     sys.stderr.flush()
     os._exit(INTERRUPTED)
 

@@ -51,3 +51,9 @@ def progress_bar(description: str) -> Iterator[Report]:
     ):
         task = bar.add_task(description, total=None, text="")
         yield lambda done, total, text: bar.update(task, completed=done, total=total, text=text)
+
+
+def below_the_echo() -> None:
+    """Begin a line on standard error where a terminal has just shown ^C in the one before."""
+    if sys.stderr.isatty():
+        print(file=sys.stderr)

@@ -106,7 +106,7 @@ def test_the_command_runs_with_the_settings_of_the_run(reports, monkeypatch):
     assert "mine-seed3  begun " in typed("runs")
     assert "unfinished: rm-opt run --resume mine-seed3" in typed("runs")
     (reports.parent / "rm-opt.yaml").write_text("preset: smoke\n")
-    assert "settings    of the run mine" in typed("run", "--resume", "mine", "--set", "seed=4")
+    assert "settings    of the run mine-seed3" in typed("run", "--resume", "mine", "--set", "seed=4")
     [(preset, given, more)] = started
     assert (preset, given.config, given.set_, more["recorded"]) == (None, None, ["seed=4"], CONFIG)
     with pytest.raises(ConfigError, match="leave out --preset and --config"):
