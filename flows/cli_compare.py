@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from flows.cli_runs import found_runs, wide_console
+from flows.settings import OPTIONAL_GROUPS
 from rmcore.core.errors import ConfigError
 from rmcore.core.files import read_json_lines
 from rmcore.core.metrics import metric_spec
@@ -62,15 +63,33 @@ def compare_runs(names: Sequence[str], out: Path | None) -> None:
 
 
 def changed_settings(runs: Mapping[str, Run]) -> dict[str, list[str]]:
-    """By dotted name the settings that are not the same in all runs, as text, one value a run."""
+    """By dotted name the settings that are not the same in all runs, as text, one value a run.
+
+    A group that one of them does without is one setting: what in it is not the default.
+    """
     flat = [flatten(run.record["config"]) for run in runs.values()]
+    for group, model in OPTIONAL_GROUPS.items():
+        if any(group in one for one in flat):
+            flat = [_without_fields(one, group, flatten(model().model_dump(mode="json"))) for one in flat]
     names = dict.fromkeys(name for one in flat for name in one)
     found = {name: [_text(one[name]) if name in one else ABSENT for one in flat] for name in names}
     return {name: values for name, values in found.items() if len(set(values)) > 1}
 
 
+def _without_fields(flat: Mapping[str, Any], group: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Flat settings with one for a whole group in place of its fields."""
+    rest = {name: value for name, value in flat.items() if not name.startswith(f"{group}.")}
+    own = {name.removeprefix(f"{group}."): value for name, value in flat.items() if name not in rest}
+    changed = [
+        f"{name}={_text(value)}" for name, value in own.items() if name not in defaults or defaults[name] != value
+    ]
+    return rest | ({group: ", ".join(changed) or "all defaults"} if own else {})
+
+
 def _text(value: Any) -> str:
-    return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return "none" if value is None else str(value)
 
 
 def _numbers(runs: Mapping[str, Run]) -> dict[str, list[str]]:

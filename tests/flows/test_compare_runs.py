@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 import experiment_sample
 import figure_sample
 import report_sample
+from experiments.presets import PRESETS
 from flows import cli, cli_experiment
 from flows.cli_compare import changed_settings
 from rmcore.core.errors import ConfigError
@@ -77,12 +78,25 @@ def test_only_the_settings_that_differ_are_shown(reports):
     lay(reports, A)
     lay(reports, B, change={"train": {"lr": 0.002, "steps": 500, "early_stopping_patience": None}, "policy": None})
     found = changed_settings({run.name: run for run in sorted(read_runs(reports), key=lambda run: run.name)})
-    assert found == {"train.lr": ["0.001", "0.002"], "policy": ["-", "None"]}
+    assert found == {"train.lr": ["0.001", "0.002"], "policy": ["-", "none"]}
     said = typed("mine-seed0-aaaa", "mine-seed0-bbbb")
     assert "train.lr" in said
     assert "train.steps" not in said
     lay(reports, C)
     assert "settings that differ: none" in typed(A, C)
+
+
+def test_a_group_that_one_run_does_without_is_one_setting(reports):
+    lay(reports, A, change=PRESETS["smoke"].model_dump(mode="json"))
+    lay(reports, B, change=PRESETS["demo"].model_dump(mode="json"))
+    lay(reports, C, change=PRESETS["policy"].model_dump(mode="json"))
+    runs = {run.name: run for run in sorted(read_runs(reports), key=lambda run: run.name)}
+    found = changed_settings(runs)
+    assert found["policy"] == ["none", "name=world", "all defaults"]
+    assert not [name for name in found if name.startswith("policy.")]
+    assert {"study", "train.steps", "data.gold.num_prompts"} <= found.keys()
+    del runs[A]
+    assert changed_settings(runs)["policy.name"] == ["world", "sft"]
 
 
 def test_numbers_stand_side_by_side_with_intervals_and_the_length_baseline(reports):
