@@ -27,7 +27,7 @@ from rmcore.core.progress import silent
 from rmcore.core.store import ArtifactRef, Store
 from rmcore.data.table import read_pairs
 from rmcore.policy.grpo.defects import BackboneRecipe, backbones
-from rmcore.stages.policy import policy_place
+from rmcore.stages.interface import policy_place
 from rmcore.stages.population import ROWS_FILE, train_backbone
 from rmcore.stages.registry import stage_call
 from rmcore.stages.requirements import required_policy, required_validation

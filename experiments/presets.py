@@ -24,6 +24,7 @@ from rmcore.config.pipeline import (
     TrainConfig,
     ValidationConfig,
 )
+from rmcore.config.policy import FROM_POLICY
 from rmcore.core.hardware import HARDWARE
 
 QUICK_PARTS: tuple[CurvaturePart, ...] = ("normalized", "gauss_newton", "noise")
@@ -33,6 +34,26 @@ QUICK_PARTS: tuple[CurvaturePart, ...] = ("normalized", "gauss_newton", "noise")
 WORLD = DataConfig(gold=GoldConfig(num_prompts=4000), eval_limit=1000)
 GOOD = TrainConfig(
     optimizer="muon", lr=2e-3, steps=300, pairs_per_step=32, eval_every=100, warmup_steps=20, token_budget=8192
+)
+
+
+def labelled_where_the_policy_is(length_bias: float) -> DataConfig:
+    """Pairs of the gold world whose answers have the tail that the policy's samples have."""
+    gold = GoldConfig(num_prompts=8000, tail_share=0.2, length_bias=length_bias)
+    return DataConfig(gold=gold, eval_limit=600)
+
+
+# A reward model that is worth optimising against: it starts from the policy, and its pairs are labelled where that is.
+RLHF = PipelineConfig(
+    study="rlhf",
+    data=labelled_where_the_policy_is(length_bias=0.0),
+    model=ModelConfig(name=FROM_POLICY, max_seq_len=256),
+    train=GOOD.model_copy(update={"steps": 600}),
+    evaluate=EvaluateConfig(train_pairs=300),
+    landscape=LandscapeConfig(parts=("normalized",), num_pairs=8, lanczos_steps=10, trace_probes=4),
+    readiness=ReadinessConfig(planned_optimizer="kl_optimum", planned_kl=2.0),
+    policy=PolicyConfig(base="tiny-small", num_prompts=120, max_new_tokens=160, gradient_prompts=4),
+    rlhf=RlhfConfig(prompts_per_step=16, learning_rate=1e-4, kl_beta=0.05),
 )
 
 
@@ -91,26 +112,16 @@ DESCRIBED: dict[str, Preset] = {
     ),
     "rlhf": Preset(
         "From preferences to a policy, cold: reward model, readiness, GRPO against it.",
-        PipelineConfig(
-            study="rlhf",
-            data=WORLD.model_copy(update={"eval_limit": 600}),
-            model=ModelConfig(name="tiny", max_seq_len=256),
-            train=GOOD,
-            evaluate=EvaluateConfig(train_pairs=300),
-            landscape=LandscapeConfig(parts=("normalized",), num_pairs=8, lanczos_steps=10, trace_probes=4),
-            readiness=ReadinessConfig(planned_kl=2.0),  # best of 32 moves by 2.5
-            policy=PolicyConfig(
-                sft_examples=5000,
-                sft_epochs=2,
-                num_prompts=64,
-                samples_per_prompt=32,
-                max_new_tokens=160,
-                gradient_prompts=4,
-            ),
-            rlhf=RlhfConfig(),
-        ),
+        RLHF,
         command="rlhf",
-        time="under 10 min",
+        time="some minutes",
+    ),
+    "rlhf-flawed": Preset(
+        "The same with annotators who name the longer answer in half of the pairs, whatever it says: readiness refuses "
+        "it, and a policy trained against it all the same loses gold.",
+        RLHF.model_copy(update={"study": "rlhf-flawed", "data": labelled_where_the_policy_is(0.5)}),
+        command="rlhf",
+        time="some minutes",
     ),
     "validation": Preset(
         "What readiness predicts, on 400 reward models of known gain in two gold worlds.",

@@ -99,6 +99,32 @@ def readiness(
 
 @readiness_app.command()
 @options()
+def confirm(
+    inputs: PolicyOptions,
+    given: FlowOptions,
+    kl: Annotated[float | None, typer.Option(help="Nats that the policy is to be moved by; default 3.")] = None,
+    prompts: Annotated[int | None, typer.Option(min=10, help="Fresh prompts at most; default 200.")] = None,
+) -> None:
+    """Serve best-of-n on fresh prompts, as far as is planned, and say what was gained: rung 4.
+
+    Five responses of each prompt are judged: the chosen one, and four that it was not chosen from. Examples:
+    rm-opt readiness confirm --policy world
+
+    rm-opt readiness confirm --checkpoint out/best --data pairs.parquet --policy my-policy --set policy.judge=mine:judge
+    """
+    from rmcore.reporting.html.policy import CONFIRMATION_HEADINGS, confirmation_rows
+
+    wanted = settings_of({"readiness.planned_kl": kl, "policy.fresh_prompts": prompts})
+    outcome = run_configured(_loader("confirm", inputs), inputs.preset, given, [*inputs.settings(), *wanted])
+    results = outcome["results"]
+    print()
+    print_verdict(results["verdict"], None)
+    print_findings(CONFIRMATION_HEADINGS, confirmation_rows(results), [])
+    print_places(outcome)
+
+
+@readiness_app.command()
+@options()
 def validate(
     given: FlowOptions,
     size: Annotated[
@@ -131,7 +157,7 @@ def validate(
     print_places(outcome)
 
 
-def _loader(name: Literal["best_of_n", "readiness"], inputs: PolicyOptions) -> Any:
+def _loader(name: Literal["best_of_n", "readiness", "confirm"], inputs: PolicyOptions) -> Any:
     """What imports a flow with its checkpoint; Prefect reads its address then, so not before it is called."""
 
     def load() -> Any:

@@ -1,14 +1,20 @@
 """What a flow tells people: to Prefect's log always, to the terminal when the command line started it."""
 
+import contextvars
 import json
 import logging
 import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from prefect.logging import get_run_logger
 
 CONSOLE_VARIABLE = "RM_OPT_CONSOLE"
 """Set by `rm-opt run`: print progress lines on standard output."""
+PATIENCE_SECONDS, REMINDER_SECONDS = 2.0, 60.0
+"""How long a stage waits before that is said, and until it is said again."""
 
 
 def quiet_prefect() -> None:
@@ -24,6 +30,36 @@ def say(text: str) -> None:
     get_run_logger().info(text)
     if os.environ.get(CONSOLE_VARIABLE) == "1":
         print(text, flush=True)
+
+
+@contextmanager
+def told_while_waiting(
+    name: str, waits_for: Callable[[], str], patience: float = PATIENCE_SECONDS
+) -> Iterator[Callable[[], None]]:
+    """Say what a stage waits for, and who holds it; gives what to call when the wait is over.
+
+    Args:
+        name: of the stage.
+        waits_for: asked from a thread of its own; empty where nothing stands in the way.
+        patience: seconds before it is said first.
+    """
+    over = threading.Event()
+
+    def tell() -> None:
+        seconds = patience
+        while not over.wait(seconds):
+            if found := waits_for():
+                say(f"{name:<10} waits for {found}")
+                seconds = REMINDER_SECONDS
+
+    # In the flow's context, from which the logger knows the run.
+    teller = threading.Thread(target=contextvars.copy_context().run, args=(tell,), name="waiting", daemon=True)
+    teller.start()
+    try:
+        yield over.set
+    finally:
+        over.set()
+        teller.join()
 
 
 def say_notices(prepared: Path) -> None:

@@ -2,7 +2,8 @@
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from prefect import flow, get_client, runtime
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 
 from experiments.presets import PRESETS
-from flows.console import say, say_notices
+from flows.console import say, say_notices, told_while_waiting
 from flows.prefect_api import ensure_device_limit, free_leaked_device, is_owner_tag, reap_dead_runs, run_owner_tags
 from flows.unfinished import unfinished
 from rmcore.config.pipeline import PipelineConfig
@@ -30,11 +31,11 @@ from rmcore.reporting.html.html import write_report
 from rmcore.reporting.html.index import write_index
 from rmcore.reporting.html.schema import Results
 from rmcore.reporting.html.summary import summary_markdown
-from rmcore.stages.registry import STAGES, is_judged, pipeline_stages
+from rmcore.stages.registry import STAGES, in_order, is_judged, pipeline_stages
 from rmcore.stages.results import figures, gather_results, run_key
 from rmcore.stages.run import INTERRUPTED
 from rmcore.stages.settings import GrpoSettings
-from tasks.device import is_idle
+from tasks.device import device_slots, holders, is_idle
 from tasks.stages import StageRun, run_stage
 from tasks.tracking import RunTracker
 
@@ -62,8 +63,13 @@ def pipeline(config: PipelineConfig = PRESETS["demo"]) -> dict[str, Any]:
     return run_pipeline(config, kind="pipeline", run_name=f"{config.study}-seed{config.seed}")
 
 
-def run_pipeline(config: PipelineConfig, *, kind: str, run_name: str) -> dict[str, Any]:
-    """Run all stages of `config` inside a flow, with tracking, report and registration; gives what `pipeline` gives."""
+def run_pipeline(
+    config: PipelineConfig, *, kind: str, run_name: str, names: Sequence[str] | None = None
+) -> dict[str, Any]:
+    """Run the stages of `config`, or those `names`, inside a flow, with tracking, report and registration.
+
+    Gives what `pipeline` gives. `names` have at least those of a pipeline without a policy.
+    """
     store = open_store()
     with (
         unfinished(run_name, config),
@@ -74,7 +80,7 @@ def run_pipeline(config: PipelineConfig, *, kind: str, run_name: str) -> dict[st
             params=flatten(config.model_dump(mode="json")),
         ) as tracker,
     ):
-        runs = run_stages(pipeline_stages(config), config, store, tracker)
+        runs = run_stages(pipeline_stages(config) if names is None else names, config, store, tracker)
         refs = {name: run.ref for name, run in runs.items()}
         cached = {name: run.cached for name, run in runs.items()}
         results = gather_results(config, store, refs, cached, run_name=run_name)
@@ -147,8 +153,8 @@ def run_stages(
     """
     runs: dict[str, StageRun] = {}
     refs = dict(given or {})
-    for name in names:
-        upstream = {needed: refs[needed] for needed in STAGES[name].upstream}
+    for name in in_order(names, config):
+        upstream = {needed: refs[needed] for needed in STAGES[name].needs(config)}
         runs[name] = run_and_say(store, name, config, upstream, tracker)
         if name == "prepare":
             say_notices(Path(runs[name].ref.path))
@@ -167,13 +173,20 @@ def run_and_say(
     label: str | None = None,
 ) -> StageRun:
     """Run one stage, or take it from the store, and say which; `label` stands for it where one stage runs often."""
-    run = run_stage(store, name, config, upstream, tracker.follow, on_interrupt=lambda: leave_embedded(tracker))
     shown = label or name
+    waiting = partial(told_while_waiting, shown, partial(_in_the_way, store))
+    interrupted = partial(leave_embedded, tracker)
+    run = run_stage(store, name, config, upstream, tracker.follow, on_interrupt=interrupted, waiting=waiting)
     if run.damage:
         say(f"{shown:<10} stored artifact was damaged and made again: {run.damage}")
     seconds = (store.manifest(name, run.ref.key) or {}).get("wall_seconds", 0.0)
     say(f"{shown:<10} {'cached' if run.cached else f'{seconds:.1f} s'}  {shown_path(run.ref.path)}")
     return run
+
+
+def _in_the_way(store: Store) -> str:
+    busy = holders(store)
+    return f"the device, held by {' and '.join(busy)}" if len(busy) == device_slots() else ""
 
 
 def leave_embedded(tracker: RunTracker) -> None:

@@ -25,8 +25,13 @@ from rmcore.core.store import ArtifactRef, flatten, make_key
 from rmcore.policy.curves import curves_of_file
 from rmcore.policy.grpo.defects import backbones
 from rmcore.policy.readiness.claims import frozen_claims
-from rmcore.policy.readiness.verdict import next_rung
-from rmcore.reporting.html.policy import best_of_n_markdown, curves_markdown, readiness_markdown
+from rmcore.policy.readiness.verdict import next_rung, verdict_on_served, verdict_tags
+from rmcore.reporting.html.policy import (
+    best_of_n_markdown,
+    confirmation_markdown,
+    curves_markdown,
+    readiness_markdown,
+)
 from rmcore.reporting.html.validation import validation_markdown
 from rmcore.stages.interface import POPULATIONS
 from rmcore.stages.registry import POLICY, pipeline_stages
@@ -37,9 +42,12 @@ from tasks.checkpoints import given_checkpoint
 from tasks.tracking import RunTracker
 
 BEST_OF_N = ("prepare", "train", *POLICY)
+CONFIRMATION = ("prepare", "train", "policy", "confirmation")
 POPULATION = ("prepare", "policy", "samples", "population")
 WriteReport = Callable[[Mapping[str, ArtifactRef], Path], Path]
 """Given the artifacts by stage and the run's folder, writes its report and gives the file."""
+Judge = Callable[[Mapping[str, ArtifactRef]], Mapping[str, str]]
+"""Given the artifacts by stage, the verdict as tags of the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +80,12 @@ def run_chain(
     checkpoint: str | None = None,
     given: Mapping[str, ArtifactRef] | None = None,
     report: WriteReport | None = None,
+    verdict: Judge | None = None,
 ) -> Chain:
     """Run the stages `names` with tracking.
 
     `checkpoint` stands in for the stage train, `given` are artifacts of stages that are not run; what `report` writes
-    is tracked beside the artifacts.
+    is tracked beside the artifacts, and what `verdict` gives as tags.
     """
     store = open_store()
     if checkpoint is not None:
@@ -96,6 +105,8 @@ def run_chain(
         key = run_key(refs)
         cached = [name for name, run in runs.items() if run.cached]
         tracker.set_tags({"rm.key": key, "rm.cache": ",".join(cached) or "none"})
+        if verdict is not None:
+            tracker.set_tags(verdict(refs))
         folder = home() / "reports" / f"{run_name}-{key[:12]}"
         if report is not None:
             tracker.log_file(report(refs, folder), "report")
@@ -142,11 +153,56 @@ def readiness(config: PipelineConfig = PRESETS["policy"], checkpoint: str | None
     """
     required_policy(config)
     require_judge(config)
-    chain = run_chain(config, pipeline_stages(config), kind="readiness", checkpoint=checkpoint)
-    results = read_json(chain.refs["readiness_v2"], "readiness.json")
-    place = checkpoint or str(Path(chain.refs["train"].path) / "best")
-    results["next_rung"] = next_rung(results["verdict"], config, place)
+
+    def judged(refs: Mapping[str, ArtifactRef]) -> dict[str, Any]:
+        found = read_json(refs["readiness_v2"], "readiness.json")
+        place = checkpoint or str(Path(refs["train"].path) / "best")
+        return found | {"next_rung": next_rung(found["verdict"], config, place)}
+
+    def tags(refs: Mapping[str, ArtifactRef]) -> Mapping[str, str]:
+        found = judged(refs)
+        return verdict_tags(found["verdict"], found["next_rung"])
+
+    chain = run_chain(config, pipeline_stages(config), kind="readiness", checkpoint=checkpoint, verdict=tags)
+    results = judged(chain.refs)
     return finish(chain, results, readiness_markdown(results))
+
+
+@flow(name="confirm", flow_run_name="{config.study}-seed{config.seed}-confirm", validate_parameters=True)
+def confirm(config: PipelineConfig = PRESETS["policy"], checkpoint: str | None = None) -> dict[str, Any]:
+    """Serve best-of-n by this reward model on fresh prompts, as far as is planned, and say what was gained: rung 4.
+
+    Args:
+        config: data, reward model, policy, in readiness the plan, and in policy how many fresh prompts and who judges.
+        checkpoint: a reward model that is there already, in place of a training: a checkpoint folder.
+
+    Returns:
+        {"results": the stage's record with its verdict of the ladder, "figures", "folder", "executed",
+        "mlflow_url"}.
+
+    Raises:
+        ConfigError: the config has no policy, only samples of one, or nobody judges what it answers.
+    """
+    if required_policy(config).samples is not None:
+        raise ConfigError(
+            "policy.samples holds what a policy answered before, and fresh prompts have to be answered now; leave it "
+            "out, and name the policy."
+        )
+    require_judge(config)
+
+    def judged(refs: Mapping[str, ArtifactRef]) -> dict[str, Any]:
+        found = read_json(refs["confirmation"], "confirmation.json")
+        return found | {"verdict": verdict_on_served(found), "next_rung": None}
+
+    chain = run_chain(
+        config,
+        CONFIRMATION,
+        kind="confirm",
+        checkpoint=checkpoint,
+        verdict=lambda refs: verdict_tags(judged(refs)["verdict"], None),
+    )
+    results = judged(chain.refs)
+    return finish(chain, results, confirmation_markdown(results))
 
 
 @flow(

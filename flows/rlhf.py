@@ -17,9 +17,9 @@ from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
 from rmcore.policy.grpo.rlhf_requirements import require_rlhf
 from rmcore.reporting.html.rlhf import rlhf_markdown
-from rmcore.stages.registry import POLICY
+from rmcore.stages.registry import PIPELINE, POLICY
 from rmcore.stages.results import read_json
-from rmcore.stages.settings import GrpoSettings
+from rmcore.stages.settings import GrpoSettings, starts_from_sft
 
 Mode = Literal["full", "rm", "policy"]
 POLICY_ONLY = ("prepare", "train", *POLICY, "grpo")
@@ -51,7 +51,9 @@ def rlhf(
         )
     run_name = f"{config.study}-seed{config.seed}-rlhf"
     if mode == "rm":
-        return run_pipeline(config.model_copy(update={"policy": None, "rlhf": None}), kind="rlhf", run_name=run_name)
+        before = ("policy",) if starts_from_sft(config) else ()
+        without = config.model_copy(update={"rlhf": None} | ({} if before else {"policy": None}))
+        return run_pipeline(without, kind="rlhf", run_name=run_name, names=(*PIPELINE, *before))
     settings = GrpoSettings.of(config)
     require_rlhf(settings.rlhf, settings.judge, settings.gold)
     require_judge(config)

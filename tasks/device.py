@@ -5,15 +5,18 @@ the cores evenly. Beneath Prefect's limit of the same size there is a file lock 
 holder dies, and it holds between programs that use different Prefect servers.
 """
 
+import json
 import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 
 import psutil
 
 from rmcore.core.errors import ConfigError
+from rmcore.core.files import write_json
 from rmcore.core.store import Store
 
 SLOTS_VARIABLE = "RM_OPT_DEVICE_SLOTS"
@@ -54,15 +57,37 @@ def slot_environment(slot: int) -> dict[str, str]:
 
 
 @contextmanager
-def device_slot(store: Store) -> Iterator[int]:
-    """Hold one slot of the device inside the block; waits until one is free. Gives its number, from 0."""
+def device_slot(store: Store, what: str) -> Iterator[int]:
+    """Hold one slot of the device inside the block; waits until one is free. Gives its number, from 0.
+
+    `what` it is held for is told to those who wait.
+    """
     while True:
         for slot in range(device_slots()):
             with store.try_lock(lock_name(slot)) as held:
                 if held:
+                    now = datetime.now().astimezone().strftime("%H:%M:%S")
+                    write_json(_holder_file(store, slot), {"what": what, "pid": os.getpid(), "since": now})
                     yield slot
                     return
         time.sleep(POLL_SECONDS)
+
+
+def holders(store: Store) -> list[str]:
+    """Who holds the slots of the device right now, as people read it."""
+    return [_holder(_holder_file(store, slot)) for slot in range(device_slots()) if not store.is_free(lock_name(slot))]
+
+
+def _holder(place: Path) -> str:
+    try:
+        held = json.loads(place.read_text())
+    except (OSError, ValueError):  # taken this moment, or by an older version
+        return "another run"
+    return f"{held['what']} (process {held['pid']}, since {held['since']})"
+
+
+def _holder_file(store: Store, slot: int) -> Path:
+    return store.root / ".locks" / f"{lock_name(slot)}.json"
 
 
 def is_idle(store: Store) -> bool:

@@ -15,6 +15,7 @@ from prefect.exceptions import TerminationSignal
 from rmcore.core import errors
 from rmcore.core.child_process import ForkedProcess
 from rmcore.core.errors import RmcoreError, TrainingError
+from rmcore.core.progress import progress_descriptor
 from rmcore.core.store import ArtifactRef, Store
 from rmcore.core.tracking import METRICS_FILE
 from rmcore.stages.registry import Stage, StageCall
@@ -25,7 +26,7 @@ from tasks.device import device_slot, slot_environment
 Follow = Callable[[Path], AbstractContextManager[None]]
 """Sends a growing metrics.jsonl somewhere while the block runs."""
 SHARED_TERMINAL = "RM_OPT_SHARED_TERMINAL"
-"""Set where several stages run side by side, whose progress bars would overwrite each other."""
+"""Set where several stages run side by side, whose progress would be mixed up."""
 LOG_FILE = "log.txt"
 LOG_TAIL = 15
 SAVING_SECONDS = 30.0
@@ -47,7 +48,7 @@ def execute(store: Store, call: StageCall, follow: Follow, before: Callable[[], 
         if store.status(stage.name, key).state == "valid":
             return store.ref(stage.name, key), False
         with (
-            device_slot(store) if stage.on_device else nullcontext() as slot,
+            device_slot(store, f"{stage.name} of {call.slug}") if stage.on_device else nullcontext() as slot,
             store.publish(stage.name, call.slug, call.inputs, outcome=stage.outcome, resumable=bool(stage.kept)) as out,
         ):
             before()
@@ -73,7 +74,7 @@ def execute(store: Store, call: StageCall, follow: Follow, before: Callable[[], 
 
 
 def run_child(call: StageCall, out: Path, environment: Mapping[str, str]) -> None:
-    """Run a stage in a process of its own and wait. What it prints goes to a log, its progress bar to a terminal.
+    """Run a stage in a process of its own and wait. What it prints goes to a log, its progress to standard error.
 
     If it fails, the error names the checkpoints that it had written.
     """
@@ -106,7 +107,7 @@ def run_child(call: StageCall, out: Path, environment: Mapping[str, str]) -> Non
 
 
 def _wait_for_child(place: Path, environment: Mapping[str, str]) -> int:
-    terminal = sys.stderr.fileno() if sys.stderr.isatty() and SHARED_TERMINAL not in os.environ else None
+    terminal = None if SHARED_TERMINAL in os.environ else progress_descriptor()
     with (place / LOG_FILE).open("w") as log:
         process = ForkedProcess("rmcore.stages.run", place / "spec.json", log, os.environ | environment, terminal)
         try:

@@ -13,7 +13,7 @@ from rmcore.core.child_process import ForkedProcess
 from rmcore.core.files import exclusive, write_json
 from rmcore.core.store import Store, make_key
 from rmcore.study.estimates import Estimates, SpeedProbe, probe_kind
-from tasks.device import device_slot, slot_environment
+from tasks.device import device_slot, holders, slot_environment
 
 
 def estimates(store: Store, folder: Path) -> Estimates:
@@ -31,13 +31,16 @@ def estimates(store: Store, folder: Path) -> Estimates:
 def probe_unknown(store: Store, folder: Path, configs: Iterable[PipelineConfig]) -> list[str]:
     """Time two steps for each kind of training that nothing is known about; why some could not be, one line each.
 
-    One that cannot be timed (it diverges, say) speaks for itself alone: the next of its kind is tried.
+    While another run holds the device nothing is timed: it would wait for hours, or measure both. One that cannot be
+    timed (it diverges, say) speaks for itself alone: the next of its kind is tried.
     """
     known, problems = estimates(store, folder), []
     unknown: dict[str, list[PipelineConfig]] = {}
     for config in configs:
         if not known.knows(config):
             unknown.setdefault(probe_kind(config), []).append(config)
+    if unknown and (busy := holders(store)):
+        return [f"the device is held by {' and '.join(busy)}, so no speed was measured; ask again when it is free"]
     for name, alike in unknown.items():
         model = Path(alike[0].model.name).name
         print(f"measuring two steps of {model}: nothing like it has run here yet", file=sys.stderr)
@@ -62,7 +65,7 @@ def _remember(folder: Path, name: str, probe: dict) -> None:
 
 
 def _run(store: Store, config: PipelineConfig) -> dict:
-    with tempfile.TemporaryDirectory(prefix="rm-opt-") as scratch, device_slot(store) as slot:
+    with tempfile.TemporaryDirectory(prefix="rm-opt-") as scratch, device_slot(store, "a probe of speed") as slot:
         out, spec, log = (Path(scratch) / name for name in ("out.json", "spec.json", "log.txt"))
         record = {"config": config.model_dump(mode="json"), "out": str(out)}
         spec.write_text(json.dumps(record | {"started": time.time()}))

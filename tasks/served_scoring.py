@@ -129,7 +129,7 @@ def score_served(store: Store, served: ModelToServe, data: ScoringData, over_len
 
     @task(name="score", task_run_name=f"score-{served.name}", cache_policy=NO_CACHE, persist_result=False)
     def score_task() -> None:  # without arguments and result, which Prefect would look through row by row
-        with device_limit(), device_slot(store) as slot, _environment(slot_environment(slot)):
+        with device_limit(), device_slot(store, "a served reward model") as slot, _environment(slot_environment(slot)):
             scored.append(_serve_and_score(served, data, over_length))
 
     score_task()

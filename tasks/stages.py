@@ -6,7 +6,7 @@ it imports, and a cached result is not looked at again.
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +17,12 @@ from prefect.exceptions import TerminationSignal
 
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.store import ArtifactRef, Store
-from rmcore.stages.registry import Stage, stage_call
+from rmcore.stages.registry import stage_call
 from tasks.execution import Follow, execute
 from tasks.home import DEVICE_LIMIT
+
+Waiting = Callable[[], AbstractContextManager[Callable[[], None]]]
+"""Tells people that a stage waits, until what it gives is called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +43,13 @@ def run_stage(
     follow: Follow,
     on_interrupt: Callable[[], None] = lambda: None,
     before: Callable[[], None] = lambda: None,
+    waiting: Waiting = lambda: nullcontext(lambda: None),
 ) -> StageRun:
     """Run stage `name` as a Prefect task, or take its artifact from the store.
 
     `on_interrupt` is called on Ctrl-C or SIGTERM, after the stage has cleaned up and before Prefect hears of it;
     `before` when the stage has its lock and its slot and is about to start, and may refuse with an RmcoreError.
+    `waiting` is entered where something has to run, and what it gives is called when there is nothing to wait for.
     """
     call = stage_call(name, config, upstream)
     stage, key = call.stage, call.key
@@ -57,7 +62,15 @@ def run_stage(
 
     def work() -> ArtifactRef:
         try:
-            ref, here = execute(store, call, follow, before)
+            with waiting() as begun:
+
+                def start() -> None:
+                    begun()
+                    before()
+
+                limit = device_limit() if stage.on_device else nullcontext()
+                with limit:
+                    ref, here = execute(store, call, follow, start)
             ran.append(here)
             return ref
         except (KeyboardInterrupt, TerminationSignal):
@@ -73,17 +86,10 @@ def run_stage(
         task_run_name=f"{name}-{key[:12]}",
     )
     def stage_task() -> dict[str, str]:
-        return _execute_limited(stage, work).to_dict()
+        return work().to_dict()
 
     stage_task()
     return StageRun(store.ref(name, key), cached=not any(ran), damage=status.damage if any(ran) else "")
-
-
-def _execute_limited(stage: Stage, work: Callable[[], ArtifactRef]) -> ArtifactRef:
-    if not stage.on_device:
-        return work()
-    with device_limit():
-        return work()
 
 
 def device_limit() -> AbstractContextManager[None]:

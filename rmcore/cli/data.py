@@ -1,5 +1,6 @@
-"""`rm-opt data ...`: look at preference data before training on it."""
+"""`rm-opt data ...`: look at preference data before training on it, and convert it."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -8,14 +9,18 @@ import typer
 from rmcore.cli.common import setting, write_report_json
 from rmcore.cli.inputs import JsonOut, PairReading
 from rmcore.cli.options import options
-from rmcore.config.pipeline import DataConfig
+from rmcore.config.pipeline import PAIRS_PER_ROW, DataConfig
 
-app = typer.Typer(no_args_is_help=True, help="Look at preference data before training on it.")
+RejectedRows = Annotated[
+    Path | None, typer.Option(help="Write the rows that cannot be used, with reasons, to this JSONL file.")
+]
+
+app = typer.Typer(no_args_is_help=True, help="Look at preference data before training on it, and convert it.")
 
 
 @app.callback()
 def group() -> None:
-    """Look at preference data before training on it."""
+    """Look at preference data before training on it, and convert it."""
 
 
 @app.command()
@@ -24,9 +29,7 @@ def check(
     file: Annotated[str, typer.Argument(help="A data file, a datasets folder or a hub name.")],
     reading: PairReading,
     margin_column: Annotated[str | None, setting(DataConfig, "margin_column")] = None,
-    rejected_rows: Annotated[
-        Path | None, typer.Option(help="Write the rows that cannot be used, with reasons, to this JSONL file.")
-    ] = None,
+    rejected_rows: RejectedRows = None,
     json_out: JsonOut = None,
 ) -> None:
     """Audit preference data: layout, unusable rows, duplicates, prompts, lengths, and what length alone predicts."""
@@ -39,3 +42,44 @@ def check(
     if rejected_rows is not None:
         write_rejected(loaded.rejected, rejected_rows)
     write_report_json(json_out, findings)
+
+
+@app.command()
+@options()
+def convert(
+    source: Annotated[str, typer.Argument(help="A data file, a datasets folder or a hub name.")],
+    out: Annotated[Path, typer.Argument(help="The file to write: .parquet or .jsonl.")],
+    reading: PairReading,
+    margin_column: Annotated[str | None, setting(DataConfig, "margin_column")] = None,
+    pairs_per_row: Annotated[int, setting(DataConfig, "pairs_per_row")] = PAIRS_PER_ROW,
+    rejected_rows: RejectedRows = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there.")] = False,
+) -> None:
+    """Write preference data of any recognised layout as prompt, chosen, rejected, target_margin and metadata.
+
+    Read again, the file gives the same pairs with the same ids. Example: rm-opt data convert export.json pairs.parquet
+    """
+    from rmcore.data.convert import check_target, write_converted
+    from rmcore.data.readers.sources import load_pairs, write_rejected
+
+    check_target(out, source, force=force)
+    loaded = load_pairs(
+        source,
+        split=reading.split,
+        columns=reading.columns(margin=margin_column),
+        limit=reading.limit,
+        pairs_per_row=pairs_per_row,
+    )
+    write_converted(loaded.pairs, out)
+    with_margin = sum(pair.target_margin is not None for pair in loaded.pairs)
+    print(f"{source}: {loaded.layout}")
+    print(f"{'rows read':<32}{loaded.num_rows:>9,}")
+    print(f"{'pairs written':<32}{len(loaded.pairs):>9,}  {with_margin:,} of them with a margin")
+    print(f"{'rows left out':<32}{len(loaded.rejected):>9,}")
+    for reason, count in Counter(row.reason for row in loaded.rejected).most_common():
+        print(f"    {reason:<28}{count:>9,}")
+    for sentence in loaded.notices():
+        print(sentence)
+    if rejected_rows is not None:
+        write_rejected(loaded.rejected, rejected_rows)
+    print(f"Written to {out}. Look at it: rm-opt data check {out}")

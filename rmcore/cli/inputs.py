@@ -54,7 +54,7 @@ class PairLayout:
 
     def columns(self, margin: str | None = None) -> Any:
         """The ColumnMap of these names."""
-        from rmcore.data.readers.layouts import ColumnMap
+        from rmcore.data.readers.columns import ColumnMap
 
         return ColumnMap(
             prompt=self.prompt_column, chosen=self.chosen_column, rejected=self.rejected_column, margin=margin

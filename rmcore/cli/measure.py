@@ -88,7 +88,8 @@ def readiness(
     spectrum = measure_model(rm, pairs, config.landscape, seed=seed)["spectrum"]
     values = {name: entry["value"] for name, entry in metrics.items()}
     logged = logged_answers(logged_table(pairs, table), num_resamples=config.evaluate.num_resamples, seed=seed)
-    judged = judge(values, train_accuracy, spectrum["lambda_max"], ReadinessConfig(), logged)
+    over_baseline = metrics["accuracy_over_baseline"]
+    judged = judge(values, train_accuracy, spectrum["lambda_max"], ReadinessConfig(), over_baseline, logged)
     more = next_rung(judged["verdict"], config.model_copy(update={"data": DataConfig(source=data)}), checkpoint)
     print(f"{judged['verdict']['headline']} (rung {judged['verdict']['rung']} of 4: {judged['verdict']['evidence']})")
     for check in judged["gate"]:

@@ -43,7 +43,7 @@ FLAGS = {
 OUTPUT_DIR = Path("checkpoints")
 COMMON = (
     *("model", "data", "eval_data", "output_dir", "preset", "lora", "device", "dry_run"),
-    *("epochs", "pairs_per_step", "lr", "optimizer", "eval_every", "max_seq_len"),
+    *("epochs", "pairs_per_step", "lr", "optimizer", "max_seq_len"),
 )
 """What most trainings are told; the others are in `--help-all`."""
 
@@ -95,7 +95,7 @@ def train(
 
     Example: rm-opt train --model minilm --data pairs.parquet --eval-data held_out.parquet --lr 5e-5 --output-dir out
 
-    Shortest: rm-opt train -m minilm -d pairs.parquet, which trains one epoch into the folder checkpoints.
+    Shortest, one epoch into the folder checkpoints: rm-opt train -m minilm -d pairs.parquet
 
     Several GPUs: torchrun --nproc-per-node 8 --no-python rm-opt train --model ... --output-dir out
     """

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from rmcore.config.active import ActiveConfig as ActiveConfig  # noqa: PLC0414
 from rmcore.config.active import CheckConfig as CheckConfig  # noqa: PLC0414
 from rmcore.config.base import Settings as Settings  # noqa: PLC0414
-from rmcore.config.policy import WORLD, StudiedWorld
+from rmcore.config.policy import FROM_POLICY, WORLD, StudiedWorld
 from rmcore.config.policy import PolicyConfig as PolicyConfig  # noqa: PLC0414
 from rmcore.config.policy import ReadinessConfig as ReadinessConfig  # noqa: PLC0414
 from rmcore.config.policy import ValidationConfig as ValidationConfig  # noqa: PLC0414
@@ -38,6 +38,9 @@ class GoldConfig(Settings):
     """Share of labels that name the longer response whatever it says, as by annotators in a hurry."""
     shortcut: Shortcut = "length"
     """Spurious feature that goes with the gold reward in training and stops doing so in the tail."""
+    tail_share: float = Field(default=0.0, ge=0, le=1)
+    """Share of the answers in training pairs that come from the tail. The policy's have 0.2 of them: with as many, the
+    pairs are labelled where the policy is."""
 
 
 PAIRS_PER_ROW = 36
@@ -48,7 +51,8 @@ class DataConfig(Settings):
     """Which preference pairs, how they are read and how they are split."""
 
     source: str = "gold"
-    """`gold` (the built-in world), a file (.parquet .json .jsonl .csv, also .gz), a datasets folder, or a hub name."""
+    """`gold` (the built-in world), a file (.parquet .json .jsonl .csv .tsv, also .gz), a datasets folder, or a hub
+    name."""
     eval_source: str | None = None
     """Held-out pairs of the same forms. Left out: a share of the prompts of `source` is held out."""
     split: str = "train"
@@ -107,7 +111,8 @@ class ModelConfig(Settings):
     """Backbone, reward head and how text becomes tokens."""
 
     name: str = "tiny"
-    """A folder, a hub name, or `tiny`, `minilm`, `deberta`, `llama`."""
+    """A folder, a hub name, or `tiny`, `minilm`, `deberta`, `llama`; `policy` starts from the policy's own weights, as
+    InstructGPT's reward model did (Ouyang et al. 2022, arXiv:2203.02155)."""
     max_seq_len: int = Field(default=512, ge=8)
     """Longest side (prompt + one completion) in tokens; longer ones are cut and counted."""
     use_chat_template: bool = True
@@ -331,6 +336,22 @@ class PipelineConfig(Settings):
     """The study of what active learning saves; used by its flow only."""
     rlhf: RlhfConfig | None = None
     """Training of the policy against the reward model; needs a policy."""
+
+    @model_validator(mode="after")
+    def _reward_model_has_something_to_start_from(self) -> Self:
+        if self.model.name != FROM_POLICY:
+            return self
+        if self.policy is None or self.policy.name == WORLD or self.policy.samples is not None:
+            raise ValueError(
+                "model.name=policy starts the reward model from the policy's weights, and there are none: set "
+                "policy.name to sft, a folder or a hub name (without policy.samples), or name another model"
+            )
+        if self.validation is not None or self.active is not None:
+            raise ValueError(
+                "model.name=policy is for a reward model of one's own; the studies of readiness and of active learning "
+                "name a model"
+            )
+        return self
 
     @model_validator(mode="after")
     def _policy_can_do_what_is_asked(self) -> Self:

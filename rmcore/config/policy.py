@@ -8,6 +8,8 @@ from rmcore.config.base import Settings
 
 SFT = "sft"
 WORLD = "world"
+FROM_POLICY = "policy"
+"""Name of a reward model that starts from the policy's weights."""
 TINY_SIZES = {"tiny": (1.0, 1.0), "tiny-small": (0.6, 0.5), "tiny-wide": (1.6, 1.0), "tiny-deep": (1.0, 2.0)}
 """Models that are built on the spot, by name: width and depth as multiples of tiny's 160 and 4 layers."""
 
@@ -32,6 +34,8 @@ class PolicyConfig(Settings):
     """Held-out prompts that samples are drawn for, at most: the first ones of the test pairs."""
     samples_per_prompt: int = Field(default=64, ge=4)
     """Samples of each prompt: best-of-n is measured for n up to this."""
+    fresh_prompts: int = Field(default=200, ge=10)
+    """Other prompts, at most, that best-of-n is served on by `rm-opt readiness confirm`, to confirm a plan."""
     temperature: float = Field(default=1.0, gt=0)
     """Sampling temperature; KL is measured from the policy at this temperature."""
     max_new_tokens: int = Field(default=256, ge=1)

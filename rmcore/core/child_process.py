@@ -59,7 +59,7 @@ class ForkedProcess:
         spec: the specification, a file.
         log: what the child prints.
         environment: all its variables.
-        terminal: descriptor that it may draw a progress bar on.
+        terminal: descriptor that it may show progress on.
     """
 
     def __init__(

@@ -1,12 +1,16 @@
-"""Progress bars on standard error: only on a terminal, gone when done."""
+"""Progress on standard error: a bar on a terminal, gone when done; elsewhere a line every quarter of a minute."""
 
 import os
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 PROGRESS_VARIABLE = "RM_OPT_PROGRESS_FD"
-"""Names the descriptor of a terminal to draw on, where standard error goes to a log."""
+"""Names the descriptor to show progress on, where standard error goes to a log."""
+LINE_SECONDS = 15.0
+"""Between the lines of a long work whose standard error is no terminal."""
 Report = Callable[[int, int, str], None]
 """How all work tells how far it is: called as report(done, total, text), where the text says what is counted or done.
 
@@ -35,12 +39,16 @@ def within(report: Report, done: int, total: int, prefix: str) -> Report:
 
 @contextmanager
 def progress_bar(description: str) -> Iterator[Report]:
-    """Show one bar for the block; a function that ignores its arguments where standard error is not a terminal."""
+    """Show how far the block is: one bar on a terminal, elsewhere a line every `LINE_SECONDS`, whatever is reported."""
     given = os.environ.get(PROGRESS_VARIABLE)
-    if given is None and not sys.stderr.isatty():
+    descriptor = progress_descriptor() if given is None else int(given)
+    if descriptor is None:
         yield silent
         return
-    descriptor = sys.stderr.fileno() if given is None else int(given)
+    if not os.isatty(descriptor):
+        with progress_lines(description, descriptor, LINE_SECONDS) as report:
+            yield report
+        return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -51,6 +59,62 @@ def progress_bar(description: str) -> Iterator[Report]:
     ):
         task = bar.add_task(description, total=None, text="")
         yield lambda done, total, text: bar.update(task, completed=done, total=total, text=text)
+
+
+def progress_descriptor() -> int | None:
+    """The descriptor of standard error; None where a test or a notebook has put an object without one in its place."""
+    try:
+        return sys.stderr.fileno()
+    except (AttributeError, OSError, ValueError):  # io.UnsupportedOperation is both of the latter
+        return None
+
+
+@contextmanager
+def progress_lines(description: str, out: int, seconds: float) -> Iterator[Report]:
+    """Write a line to a descriptor every so many seconds while the block runs, also while nothing is reported."""
+    began = time.monotonic()
+    reports: list[tuple[float, int, int, str]] = []  # the first one and the last one: what was resumed is not counted
+    ended = threading.Event()
+
+    def report(done: int, total: int, text: str) -> None:
+        reports[1 if reports else 0 :] = [(time.monotonic(), done, total, text)]
+
+    def write() -> None:
+        while not ended.wait(seconds):
+            try:
+                os.write(out, f"{description:<10} {_line(reports, time.monotonic() - began)}\n".encode())
+            except OSError:  # whoever read it has gone: the work is what counts
+                return
+
+    writer = threading.Thread(target=write, name="progress", daemon=True)
+    writer.start()
+    try:
+        yield report
+    finally:
+        ended.set()
+        writer.join()
+
+
+def _line(reports: list[tuple[float, int, int, str]], elapsed: float) -> str:
+    since = f"{duration(elapsed)} so far"
+    if not reports:
+        return f"begins, {since}"
+    (first, started, _, _), (last, done, total, text) = reports[0], reports[-1]
+    counted = f"{done:,} of {total:,}{f' · {text}' if text else ''}, {since}"
+    if done <= started or done >= total:
+        return counted
+    return f"{counted}, about {duration((last - first) * (total - done) / (done - started))} left"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as 3.2 s, 4 min 05 s or 2 h 10 min."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60:,} h {minutes % 60:02d} min"
 
 
 def below_the_echo() -> None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from rmcore.data.control_tokens import KNOWN_FORMS, texts_of
 from rmcore.data.pair import PreferencePair, content_id, prompt_text
-from rmcore.data.readers.fields import Reason
+from rmcore.data.readers.fields import TIES, Reason
 from rmcore.data.readers.sources import LoadedPairs
 from rmcore.data.splits import conversation, normalized_prompt, normalized_text
 
@@ -205,10 +205,11 @@ def _warnings(result: Mapping[str, Any]) -> list[str]:
                 f"{shared['num_completions']} completions of {second} ({shared['share_of_completions']:.1%}) are also "
                 f"in {first}: the model may know them by heart."
             )
-    if result["num_rejected"] > REJECTED_SHARE_WARNING * result["num_rows"]:
+    num_unusable = result["num_rejected"] - sum(result["rejected"].get(reason, 0) for reason in TIES)
+    if num_unusable > REJECTED_SHARE_WARNING * result["num_rows"]:
         warnings.append(
-            f"{result['num_rejected']} of {result['num_rows']} rows "
-            f"({result['num_rejected'] / result['num_rows']:.1%}) were set aside: see the reasons below, "
+            f"{num_unusable} of {result['num_rows']} rows "
+            f"({num_unusable / result['num_rows']:.1%}) were set aside: see the reasons below, "
             "and whether the columns are the right ones."
         )
     control = result["control_tokens"]

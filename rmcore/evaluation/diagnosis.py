@@ -209,3 +209,91 @@ def validation_gate(values: Mapping[str, float | None]) -> list[GateCheck]:
         text = f"{label}: {value:.3f}, {'' if passed else 'not '}{side} {threshold:g}"
         checks.append(GateCheck(name, float(value), threshold, passed, text))
     return checks
+
+
+OVER_BASELINE = "accuracy_over_baseline"
+
+
+def baseline_check(over_baseline: Mapping[str, Any]) -> GateCheck:
+    """Whether a model is shown to know more than chance and length: on the lower end of the interval.
+
+    Args:
+        over_baseline: the metric `accuracy_over_baseline` as `evaluate_pairs` gives it.
+    """
+    label = "accuracy minus that of the better of chance and length"
+    value, low, high = (over_baseline[name] for name in ("value", "ci_low", "ci_high"))
+    if value is None or low is None:
+        why = over_baseline["reason"] or "it has no interval"
+        return GateCheck(OVER_BASELINE, None, 0.0, False, f"{label}: {why}; its lower end has to be above 0")
+    passed = low > 0
+    shown = f"{100 * value:+.1f} points ({100 * low:+.1f} to {100 * high:+.1f}) on {over_baseline['num']} pairs"
+    return GateCheck(OVER_BASELINE, low, 0.0, passed, f"{label}: {shown}, lower end {'' if passed else 'not '}above 0")
+
+
+MANY_CUT = 0.1
+"""A share of sides cut at the length limit that is named."""
+UNDERTRAINED_SHARE = 0.9
+"""A loss above this share of log 2 that still falls is one of a training that ended too early."""
+
+
+def diagnose_outcome(
+    history: Sequence[Mapping[str, Any]], over_baseline: Mapping[str, Any], truncation: Mapping[str, Mapping[str, int]]
+) -> list[Diagnosis]:
+    """What speaks against trusting an outcome at all, most urgent first: named before the symptoms of `diagnose`.
+
+    Args:
+        history: as for `diagnose`; train/loss is read.
+        over_baseline: the held-out metric `accuracy_over_baseline` with its interval.
+        truncation: by split {"num_cut_sides", "num_pairs"}.
+    """
+    found = (_undertrained(history), _no_better_than_length(over_baseline), _many_cut(truncation))
+    return [diagnosis for diagnosis in found if diagnosis is not None]
+
+
+def _undertrained(history: Sequence[Mapping[str, Any]]) -> Diagnosis | None:
+    series = _finite(_series(history, "train/loss"))
+    if not series:
+        return None
+    thirds = _thirds(series)
+    first, last = (thirds[0].mean, thirds[-1].mean) if thirds else (math.log(2), series[-1][1])
+    is_high = UNDERTRAINED_SHARE * math.log(2) <= last <= math.log(2)
+    if not is_high or last >= (1 - STUCK_IMPROVEMENT) * first:
+        return None
+    return Diagnosis(
+        f"train loss ends at {last:.3f} after {series[-1][0]} steps and was falling; guessing is {math.log(2):.3f}",
+        "under-trained",
+        "train longer (train.epochs or train.steps), or raise the learning rate",
+    )
+
+
+def _no_better_than_length(over_baseline: Mapping[str, Any]) -> Diagnosis | None:
+    value, low, high = (over_baseline[name] for name in ("value", "ci_low", "ci_high"))
+    if value is None or low is None or low > 0:
+        return None
+    symptom = (
+        f"accuracy minus that of the better of chance and length is {100 * value:+.1f} points "
+        f"({100 * low:+.1f} to {100 * high:+.1f}) on {over_baseline['num']} held-out pairs"
+    )
+    if high > 0:
+        return Diagnosis(
+            symptom,
+            "too few held-out pairs to say whether it knows more than chance and length",
+            "hold out more pairs (data.test_fraction, data.eval_source); their number has to grow with the square of "
+            "the precision that is wanted",
+        )
+    return Diagnosis(
+        symptom, "it loses to length", "train longer, look for a reversed column, or balance the lengths of the pairs"
+    )
+
+
+def _many_cut(truncation: Mapping[str, Mapping[str, int]]) -> Diagnosis | None:
+    for split, cut in truncation.items():
+        num_sides = 2 * cut["num_pairs"]
+        if num_sides and cut["num_cut_sides"] > MANY_CUT * num_sides:
+            share = cut["num_cut_sides"] / num_sides
+            return Diagnosis(
+                f"{share:.0%} of the {split} sides were cut at the length limit",
+                "the model judges texts whose end it has not read",
+                "raise model.max_seq_len, or drop such pairs (train.over_length=drop) and say so",
+            )
+    return None

@@ -94,6 +94,30 @@ def ratio(numerator: FloatArray, denominator: FloatArray) -> FloatArray:
     return np.divide(numerator, denominator, out=np.full_like(numerator, np.nan), where=denominator > 0)
 
 
+class OverBaseline:
+    """accuracy_over_baseline as a function of prompt weights: accuracy minus that of the better of chance and length.
+
+    Over all pairs, ties half. Length is whichever of "the longer one" and "the shorter one" is right more often: chosen
+    on the same pairs, it looks a little better than it is, which speaks against the model.
+    """
+
+    def __init__(self, table: RewardTable) -> None:
+        def by_prompt(difference: FloatArray) -> FloatArray:
+            """How often a difference is above zero, ties half: (C,) sums over the pairs of a prompt."""
+            sums = np.bincount(table.prompt, (1 + np.sign(difference)) / 2, minlength=table.num_prompts)
+            return sums.astype(np.float64)
+
+        self._right = by_prompt(table.margin)
+        self._longer = by_prompt(table.chosen_chars - table.rejected_chars)
+        self._pairs = np.bincount(table.prompt, minlength=table.num_prompts).astype(np.float64)
+
+    def __call__(self, weights: FloatArray) -> dict[str, FloatArray]:
+        """Give {"accuracy_over_baseline": (B,)} for weights (B, C)."""
+        pairs = weights @ self._pairs
+        longer = ratio(weights @ self._longer, pairs)
+        return {"accuracy_over_baseline": ratio(weights @ self._right, pairs) - np.maximum(longer, 1 - longer)}
+
+
 class Spread:
     """margin_std, pooled and within-prompt reward variance as functions of prompt weights.
 

@@ -16,6 +16,7 @@ from rmcore.evaluation import calibration as calib
 from rmcore.evaluation.ranking import (
     SIDE_THRESHOLDS,
     MarginPercentiles,
+    OverBaseline,
     PairMean,
     PooledSides,
     Spread,
@@ -41,9 +42,9 @@ def evaluate_pairs(
 
     Definitions: `rmcore.evaluation.ranking` (pairwise_accuracy, tie_rate, loss, mean_margin, margin_std, margin_p05 to
     p95, negative_margin_rate, brier, roc_auc, tpr/fpr/fnr@t, length_matched_accuracy, longer_wins_accuracy,
-    pairwise_accuracy[subset], within_prompt_ and pooled_reward_variance) and `rmcore.evaluation.calibration`
-    (ece_debiased, temperature). ece_tempered_debiased is the calibration error of beta * margin / temperature on pairs
-    that the temperature was not fitted on.
+    accuracy_over_baseline, pairwise_accuracy[subset], within_prompt_ and pooled_reward_variance) and
+    `rmcore.evaluation.calibration` (ece_debiased, temperature). ece_tempered_debiased is the calibration error of
+    beta * margin / temperature on pairs that the temperature was not fitted on.
 
     Intervals are expanded percentile intervals (`percentile_interval`); a share that is exactly 0 or 1 gets the exact
     binomial bound over prompts, and a calibration error `BinnedCalibration.interval`.
@@ -70,6 +71,7 @@ def evaluate_pairs(
     means = pair_means(table)
     by_name = {mean.name: mean for mean in means}
     others = (
+        OverBaseline(table),
         Spread(table),
         MarginPercentiles(table),
         *(() if thresholds is None else (PooledSides(table, thresholds),)),

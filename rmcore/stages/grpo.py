@@ -44,8 +44,7 @@ from rmcore.policy.judge import Judge, judge_of
 from rmcore.policy.policy import Policy
 from rmcore.reporting.figures.rlhf import rlhf_curves_figure
 from rmcore.reporting.figures.style import save
-from rmcore.stages.interface import Upstream
-from rmcore.stages.policy import policy_place
+from rmcore.stages.interface import Upstream, policy_place
 from rmcore.stages.samples import SAMPLES_FILE
 from rmcore.stages.settings import GrpoSettings
 from rmcore.training.memory import peak_memory_bytes

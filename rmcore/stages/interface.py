@@ -11,9 +11,18 @@ with the stage's own class of `rmcore.stages.settings`, reads the artifacts in `
 from collections.abc import Mapping
 from pathlib import Path
 
+from rmcore.config.policy import SFT
+
 Upstream = Mapping[str, Path]
 """Folders of the upstream artifacts by stage name."""
 POPULATIONS = ("population", "second_population")
 """Upstream of the study of readiness: the stage population in each of its two worlds, in their order."""
 CEILING_FILE = "label_ceiling.json"
 """Best accuracy any model can expect on each split; only the gold world knows it."""
+POLICY_FOLDER = "model"
+"""Where the artifact of the stage policy has a policy that was fine-tuned there."""
+
+
+def policy_place(name: str, artifact: Path) -> str:
+    """Folder or hub name of the policy `name`, whose artifact of the stage policy is given."""
+    return str(artifact / POLICY_FOLDER) if name == SFT else name

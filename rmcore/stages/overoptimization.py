@@ -31,8 +31,7 @@ from rmcore.policy.sft import Example
 from rmcore.reporting.figures.overoptimization import overoptimization_figure
 from rmcore.reporting.figures.policy import disagreement_by_gain_figure
 from rmcore.reporting.figures.style import save
-from rmcore.stages.interface import Upstream
-from rmcore.stages.policy import policy_place
+from rmcore.stages.interface import Upstream, policy_place
 from rmcore.stages.samples import SAMPLES_FILE
 from rmcore.stages.settings import OveroptimizationSettings
 

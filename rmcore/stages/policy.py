@@ -25,11 +25,10 @@ from rmcore.models.loading import guard, load_tokenizer, max_positions, pick_dev
 from rmcore.models.tiny import build_tiny
 from rmcore.policy.policy import TextReader
 from rmcore.policy.sft import TOKEN_BUDGET, Example, fine_tune
-from rmcore.stages.interface import Upstream
+from rmcore.stages.interface import POLICY_FOLDER, Upstream
 from rmcore.stages.settings import PolicySettings
 
 POLICY_FILE = "policy.json"
-MODEL_FOLDER = "model"
 
 
 def run(settings: PolicySettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
@@ -67,17 +66,12 @@ def run(settings: PolicySettings, upstream: Upstream, out: Path, tracker: Tracke
     loss = fine_tune(
         model, fitting, epochs=settings.sft_epochs, lr=settings.sft_lr, seed=settings.seed, on_step=on_step
     )
-    save_pretrained(model, out / MODEL_FOLDER)
-    save_pretrained(tokenizer, out / MODEL_FOLDER)
+    save_pretrained(model, out / POLICY_FOLDER)
+    save_pretrained(tokenizer, out / POLICY_FOLDER)
     write_json(out / POLICY_FILE, {"policy": SFT})
     left_out = len(examples) - len(fitting)
     write_json(out / "training.json", {"num_examples": len(fitting), "num_too_long": left_out, "loss": loss})
     write_json(out / "summary.json", {"metrics": {"policy/sft_loss": loss, "policy/sft_examples": len(fitting)}})
-
-
-def policy_place(name: str, artifact: Path) -> str:
-    """Folder or hub name of the policy `name`, whose artifact of this stage is given."""
-    return str(artifact / MODEL_FOLDER) if name == SFT else name
 
 
 def _responses(settings: PolicySettings, prepared: Path) -> list[tuple[Prompt, str]]:

@@ -25,8 +25,7 @@ from rmcore.data.table import read_pairs
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.policy.grpo.defects import BackboneRecipe, backbones
 from rmcore.policy.readiness.population import backbone_features, rows_of, seed_shares
-from rmcore.stages.interface import Upstream
-from rmcore.stages.policy import policy_place
+from rmcore.stages.interface import Upstream, policy_place
 from rmcore.stages.samples import SAMPLES_FILE
 from rmcore.stages.settings import PopulationSettings, TrainSettings
 from rmcore.stages.train import train_into

@@ -15,7 +15,7 @@ from rmcore.core.tracking import Tracker
 from rmcore.data.audit import audit
 from rmcore.data.gold.world import generate_pairs, label_ceiling
 from rmcore.data.pair import PreferencePair
-from rmcore.data.readers.layouts import ColumnMap
+from rmcore.data.readers.columns import ColumnMap
 from rmcore.data.readers.sources import LoadedPairs, cap_prompts, load_pairs, source_kind, take_out, write_rejected
 from rmcore.data.splits import split_by_prompt
 from rmcore.data.table import write_pairs

@@ -8,6 +8,7 @@ Writes `readiness.json`, `logged_answers.json` (null where there are none), with
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from rmcore.core.files import write_json
 from rmcore.core.progress import Report
 from rmcore.core.tracking import Tracker
 from rmcore.data.table import read_pairs
-from rmcore.evaluation.diagnosis import validation_gate
+from rmcore.evaluation.diagnosis import OVER_BASELINE, baseline_check, validation_gate
 from rmcore.policy.logged_answers import logged_answers, logged_table
 from rmcore.policy.readiness.original_score import RLReadinessScorer
 from rmcore.policy.readiness.verdict import verdict_on_labels
@@ -38,7 +39,8 @@ def run(settings: ReadinessSettings, upstream: Upstream, out: Path, tracker: Tra
     write_json(out / "logged_answers.json", logged)
     test = {name: entry["value"] for name, entry in metrics["test"].items()}
     train_accuracy = metrics["train"]["pairwise_accuracy"]["value"]
-    judged = judge(test, train_accuracy, spectrum["lambda_max"], settings.readiness, logged)
+    over_baseline = metrics["test"][OVER_BASELINE]
+    judged = judge(test, train_accuracy, spectrum["lambda_max"], settings.readiness, over_baseline, logged)
     write_json(out / "readiness.json", judged)
     shown = {f"ready/{name}": value for name, value in judged["readiness"].items() if name.endswith("_score")}
     shown["ready/labels_passed"] = float(judged["verdict"]["status"] == "passes")
@@ -61,6 +63,7 @@ def judge(
     train_accuracy: float | None,
     lambda_max: float | None,
     config: ReadinessConfig,
+    over_baseline: Mapping[str, Any],
     logged: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Checks, verdict and the original score from point values.
@@ -70,6 +73,7 @@ def judge(
         train_accuracy: pairwise accuracy on training pairs, for the gap; None fails that check.
         lambda_max: largest eigenvalue of the loss Hessian.
         config: the weights of the original score.
+        over_baseline: the held-out metric of that name, with its interval.
         logged: record of `rmcore.policy.logged_answers`, where there is one.
 
     Returns:
@@ -93,9 +97,9 @@ def judge(
         )
     report = RLReadinessScorer(weights).compute_score(accuracy, ece, variance, lambda_max)
     gap = None if train_accuracy is None else train_accuracy - accuracy
-    checks = validation_gate({**test, "train_test_gap": gap})
+    checks = [baseline_check(over_baseline), *validation_gate({**test, "train_test_gap": gap})]
     return {
         "readiness": report.to_dict(),
         "gate": [asdict(check) for check in checks],
-        "verdict": verdict_on_labels(checks, logged),
+        "verdict": verdict_on_labels(checks, logged, over_baseline),
     }

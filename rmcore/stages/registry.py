@@ -2,7 +2,9 @@
 
     prepare -> train -> evaluate -> landscape -> readiness                       the pipeline
                policy -> samples -> overoptimization -> readiness_v2             where a policy is given
+               policy -> train                                                   where the reward model starts from it
                          samples -> overoptimization -> grpo                     where the policy is trained on
+               policy -> confirmation                                            where best-of-n is served
                          samples -> population (of two worlds) -> validation     the study of what readiness predicts
     prepare -> features -> active, active_check                                  the study of what choosing labels saves
 
@@ -10,7 +12,7 @@
 """
 
 import importlib.metadata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -48,6 +50,11 @@ class Stage:
     def module(self) -> str:
         """Module with this stage's `run(settings, upstream, out, tracker, report)`."""
         return f"rmcore.stages.{self.name}"
+
+    def needs(self, config: PipelineConfig) -> tuple[str, ...]:
+        """Stages that it reads under a config: its upstream, and the policy where the reward model starts from it."""
+        from_policy = self.name == "train" and of_stage.starts_from_sft(config)
+        return (*self.upstream, "policy") if from_policy else self.upstream
 
     @property
     def on_device(self) -> bool:
@@ -112,6 +119,14 @@ STAGES: dict[str, Stage] = {
             ("readiness.json",),
         ),
         Stage(
+            "confirmation",
+            ("prepare", "train", "policy"),
+            of_stage.ConfirmationSettings,
+            ("confirmation.json",),
+            libraries=TORCH,
+            kept=("drawn.jsonl",),
+        ),
+        Stage(
             "grpo",
             ("prepare", "train", "policy", "samples", "overoptimization"),
             of_stage.GrpoSettings,
@@ -158,7 +173,17 @@ def pipeline_stages(config: PipelineConfig) -> tuple[str, ...]:
     if config.policy is None:
         return PIPELINE
     judged = ("readiness_v2",) if is_judged(config) else ()
-    return (*PIPELINE, *POLICY, *judged, *(() if config.rlhf is None else ("grpo",)))
+    return in_order((*PIPELINE, *POLICY, *judged, *(() if config.rlhf is None else ("grpo",))), config)
+
+
+def in_order(names: Iterable[str], config: PipelineConfig) -> tuple[str, ...]:
+    """Stages in an order in which each comes after what it needs: the policy first where the reward model needs it."""
+    listed = tuple(names)
+    if "train" not in listed or not of_stage.starts_from_sft(config):
+        return listed
+    rest = [name for name in listed if name != "policy"]
+    place = rest.index("train")
+    return (*rest[:place], "policy", *rest[place:])
 
 
 def is_judged(config: PipelineConfig) -> bool:
@@ -195,11 +220,11 @@ def stage_call(name: str, config: PipelineConfig, upstream: Mapping[str, Artifac
     """
     stage = STAGES[name]
     settings = stage.settings.of(config)
-    read = {needed: upstream[needed] for needed in stage.upstream}
+    read = {needed: upstream[needed] for needed in stage.needs(config)}
     inputs = {
         "stage": stage.name,
         "config": settings.keyed(),
-        "upstream": {name: upstream[name].digest for name in stage.upstream},
+        "upstream": {name: ref.digest for name, ref in read.items()},
         **stage_code(stage),
     }
     return StageCall(stage, settings, read, _slug(name, config), inputs, make_key(inputs))

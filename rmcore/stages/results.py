@@ -14,7 +14,7 @@ from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.files import read_json_lines
 from rmcore.core.store import ArtifactRef, Store, make_key
 from rmcore.core.tracking import METRICS_FILE
-from rmcore.evaluation.diagnosis import diagnose
+from rmcore.evaluation.diagnosis import OVER_BASELINE, diagnose, diagnose_outcome
 from rmcore.policy.readiness.verdict import next_rung, verdict_on_policy
 from rmcore.reporting.html.schema import PolicyResults, Results, StageResult, Training
 from rmcore.stages.settings import device_type
@@ -50,6 +50,10 @@ def gather_results(
     judged = v1 if policy is None else policy["readiness"]
     trained = read_json(refs["grpo"], "rlhf.json") if "grpo" in refs else None
     verdict = (verdict_on_policy(trained) if trained else None) or judged["verdict"]
+    history = read_json_lines(folder["train"] / METRICS_FILE)
+    training = _training(folder["train"], evaluation["truncation"])
+    cut = {name: training["truncation"][name] for name in ("train", "test")}
+    found = diagnose_outcome(history, evaluation["metrics"]["test"][OVER_BASELINE], cut) + diagnose(history)
     mistakes = read_mistakes(folder["evaluate"] / "tables" / "most_confident_mistakes.csv").head(NUM_MISTAKES)
     return {
         "study": config.study,
@@ -68,13 +72,10 @@ def gather_results(
         "context": evaluation["context"],
         "spectrum": _read(folder["landscape"] / "spectrum.json"),
         "curvature": _read(folder["landscape"] / "curvature.json"),
-        "training": _training(folder["train"], evaluation["truncation"]),
+        "training": training,
         "audit": _read(folder["prepare"] / "audit.json"),
         "mistakes": mistakes[["pair_id", "prompt", "chosen", "rejected", "margin"]].to_dict("records"),
-        "diagnoses": [
-            {"symptom": found.symptom, "diagnosis": found.diagnosis, "advice": found.advice}
-            for found in diagnose(read_json_lines(folder["train"] / METRICS_FILE))
-        ],
+        "diagnoses": [{"symptom": one.symptom, "diagnosis": one.diagnosis, "advice": one.advice} for one in found],
         "stages": [_stage(store, ref, cached[name]) for name, ref in refs.items()],
         "config": config.model_dump(mode="json"),
         "environment": environment(config.device),

@@ -8,12 +8,14 @@ request as JSON, for the parent to raise again.
 import errno
 import importlib
 import json
+import os
 import signal
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 from rmcore.core.errors import RmcoreError, StoreError
-from rmcore.core.progress import progress_bar
+from rmcore.core.progress import PROGRESS_VARIABLE, progress_bar, silent
 from rmcore.core.tracking import METRICS_FILE, JsonlTracker
 from rmcore.stages.registry import STAGES
 from rmcore.stages.settings import StageSettings
@@ -29,7 +31,8 @@ def run_stage(name: str, settings: StageSettings, upstream: dict[str, Path], out
     module = importlib.import_module(STAGES[name].module)
     tracker = JsonlTracker(out / METRICS_FILE)
     try:
-        with progress_bar(name) as report:
+        shown = PROGRESS_VARIABLE in os.environ  # else standard error is the stage's log
+        with progress_bar(name) if shown else nullcontext(silent) as report:
             module.run(settings, upstream, out, tracker, report)
     finally:
         tracker.close()

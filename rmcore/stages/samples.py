@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from rmcore.config.pipeline import GoldConfig, Shortcut
+from rmcore.config.pipeline import GoldConfig
 from rmcore.core.errors import DataError
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report
@@ -26,9 +26,8 @@ from rmcore.policy.judge import judge_of
 from rmcore.policy.policy import Policy
 from rmcore.policy.sampling.samples import read_samples
 from rmcore.policy.sampling.sampling import SamplingSettings, draw_samples
-from rmcore.stages.interface import Upstream
-from rmcore.stages.policy import policy_place
-from rmcore.stages.settings import SamplesSettings
+from rmcore.stages.interface import Upstream, policy_place
+from rmcore.stages.settings import ConfirmationSettings, SamplesSettings
 from rmcore.training.resume import FINISHED_FILE
 
 SAMPLES_FILE = "samples.parquet"
@@ -66,30 +65,11 @@ def _draw(
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
     pairs = read_pairs(upstream["prepare"] / "test.parquet")
     prompts = one_each(pairs)[: settings.num_prompts]
-    sampling = SamplingSettings(
-        num_samples=settings.samples_per_prompt,
-        temperature=settings.temperature,
-        max_new_tokens=settings.max_new_tokens,
-        seed=settings.seed,
-    )
-    texts = [prompt_text(prompt) for prompt in prompts]
-    if settings.shortcut is not None:
-        engine, rows = "the gold world's writer", _written(texts, settings.shortcut, settings)
-    else:
-        found = draw_samples(
-            Policy.load(policy_place(settings.name, upstream["policy"])),
-            prompts,
-            sampling,
-            drawn,
-            engine=settings.engine,
-            device=pick_device(settings.device).type,
-            report=report,
-        )
-        engine, rows = found.engine, found.rows
+    engine, rows = answers(settings, prompts, settings.samples_per_prompt, upstream["policy"], drawn, report)
     table = pd.DataFrame(
         {
             "prompt_id": [prompt_key(prompts[index]) for index in rows["prompt_index"]],
-            "prompt": [texts[index] for index in rows["prompt_index"]],
+            "prompt": [prompt_text(prompts[index]) for index in rows["prompt_index"]],
             "response": rows["response"],
             "num_tokens": rows["num_tokens"],
             "finished": rows["finished"],
@@ -102,15 +82,52 @@ def _draw(
     return table, {"engine": engine, "source": settings.name}
 
 
-def _written(prompts: Sequence[str], shortcut: Shortcut, settings: SamplesSettings) -> pd.DataFrame:
-    """What the gold world's writer answers, with the columns of `draw_samples`; tokens are counted as words."""
-    responses = [
-        (index, response)
-        for index, prompt in enumerate(prompts)
-        for response in written_responses(prompt, settings.samples_per_prompt, shortcut, seed=settings.seed)
-    ]
-    rows = pd.DataFrame(responses, columns=["prompt_index", "response"])
-    return rows.assign(num_tokens=rows["response"].str.split().str.len(), finished=True)
+def answers(
+    settings: SamplesSettings | ConfirmationSettings,
+    prompts: Sequence[Prompt],
+    count: int,
+    artifact: Path,
+    drawn: Path,
+    report: Report,
+) -> tuple[str, pd.DataFrame]:
+    """What the policy, or the gold world's writer, answers to prompts.
+
+    Args:
+        settings: which policy, and how it samples.
+        prompts: P of them.
+        count: samples of each.
+        artifact: of the stage policy.
+        drawn: file that takes each prompt's samples, from which an interrupted call continues; unused by the writer.
+        report: progress.
+
+    Returns:
+        What drew them, and P x count rows with the columns of `draw_samples`, by prompt; the writer's tokens are
+        counted as words.
+    """
+    if settings.shortcut is not None:
+        responses = [
+            (index, response)
+            for index, prompt in enumerate(prompts)
+            for response in written_responses(prompt_text(prompt), count, settings.shortcut, seed=settings.seed)
+        ]
+        rows = pd.DataFrame(responses, columns=["prompt_index", "response"])
+        num_words = rows["response"].str.split().str.len()
+        return "the gold world's writer", rows.assign(num_tokens=num_words, finished=True)
+    found = draw_samples(
+        Policy.load(policy_place(settings.name, artifact)),
+        prompts,
+        SamplingSettings(
+            num_samples=count,
+            temperature=settings.temperature,
+            max_new_tokens=settings.max_new_tokens,
+            seed=settings.seed,
+        ),
+        drawn,
+        engine=settings.engine,
+        device=pick_device(settings.device).type,
+        report=report,
+    )
+    return found.engine, found.rows
 
 
 def one_each(pairs: Sequence[PreferencePair]) -> list[Prompt]:

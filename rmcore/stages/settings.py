@@ -27,7 +27,7 @@ from rmcore.config.pipeline import (
     Shortcut,
     TrainConfig,
 )
-from rmcore.config.policy import SFT, TINY_SIZES, WORLD, ReadinessConfig, ValidationConfig
+from rmcore.config.policy import FROM_POLICY, SFT, TINY_SIZES, WORLD, ReadinessConfig, ValidationConfig
 from rmcore.config.rlhf import RlhfConfig
 from rmcore.core.files import file_digest
 from rmcore.core.fingerprints import code_digests
@@ -140,6 +140,15 @@ class TrainSettings(ModelSettings):
 
     train: TrainConfig
     how: ClassVar[tuple[str, ...]] = HOW_TO_TRAIN
+
+    @classmethod
+    def of(cls, config: PipelineConfig) -> Self:
+        """See `StageSettings.of`; a policy that is a folder or on the hub is named as the model that it starts from."""
+        settings = super().of(config)
+        if config.model.name == FROM_POLICY and not starts_from_sft(config):
+            model = config.model.model_copy(update={"name": required_policy(config).name})
+            return settings.model_copy(update={"model": model})
+        return settings
 
     def named(self) -> dict[str, str]:
         """A curriculum beside the model: its name and its code, on which trainings without one do not depend."""
@@ -282,6 +291,45 @@ class OveroptimizationSettings(CheckpointSettings):
         return super().named() | _files(name=self.name)
 
 
+class ConfirmationSettings(CheckpointSettings):
+    """How far best-of-n goes, on how many fresh prompts, and who judges."""
+
+    name: str
+    engine: Literal["auto", "vllm", "generate"]
+    temperature: float
+    max_new_tokens: int
+    num_prompts: int
+    """Held-out prompts that readiness sees."""
+    fresh_prompts: int
+    judge: str | None
+    is_gold: bool
+    """Whether the gold world draws the prompts, and judges where no function is named."""
+    shortcut: Shortcut | None
+    """Of the gold world's writer, where that is the policy."""
+    num_resamples: int
+    planned_kl: float
+    min_gain: float
+
+    @classmethod
+    def of(cls, config: PipelineConfig) -> Self:
+        """See `StageSettings.of`."""
+        policy = required_policy(config)
+        own = {"name", "engine", "temperature", "max_new_tokens", "num_prompts", "fresh_prompts", "judge"}
+        return cls(
+            **_loading(config),
+            **policy.model_dump(include=own),
+            is_gold=_is_gold(config),
+            shortcut=config.data.gold.shortcut if policy.name == WORLD else None,
+            num_resamples=config.evaluate.num_resamples,
+            planned_kl=config.readiness.planned_kl,
+            min_gain=config.readiness.min_gain,
+        )
+
+    def named(self) -> dict[str, str]:
+        """The policy, where it is a folder, and the judge with the file that it is in."""
+        return super().named() | _files(name=self.name) | _judge(self.judge)
+
+
 class GrpoSettings(CheckpointSettings):
     """How the policy is trained against the reward model, judged, and measured."""
 
@@ -399,6 +447,11 @@ class ActiveCheckSettings(ModelSettings):
             active=required_active(config),
             label_temperature=_label_temperature(config),
         )
+
+
+def starts_from_sft(config: PipelineConfig) -> bool:
+    """Whether the reward model starts from the policy that is fine-tuned here, so that this comes first."""
+    return config.model.name == FROM_POLICY and required_policy(config).name == SFT
 
 
 def device_type(name: str) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rmcore.config.pipeline import ModelConfig
+from rmcore.config.policy import SFT
 from rmcore.core.errors import ConfigError
 from rmcore.core.files import read_json_lines, write_json
 from rmcore.core.progress import Report
@@ -26,7 +27,7 @@ from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.reporting.figures.style import save
 from rmcore.reporting.figures.training import training_curves_figure
 from rmcore.reporting.figures.trajectory import curvature_trajectory_figure
-from rmcore.stages.interface import Upstream
+from rmcore.stages.interface import Upstream, policy_place
 from rmcore.stages.settings import TrainSettings
 from rmcore.stages.train_order import curriculum_order
 from rmcore.training.loop import Trainer
@@ -38,6 +39,9 @@ from rmcore.training.sharding import process_group
 def run(settings: TrainSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
     """Train on the prepared splits."""
     prepared = upstream["prepare"]
+    if "policy" in upstream:  # the reward model starts from the policy that was fine-tuned there
+        model = settings.model.model_copy(update={"name": policy_place(SFT, upstream["policy"])})
+        settings = settings.model_copy(update={"model": model})
     validation = prepared / "validation.parquet"
     train_into(
         settings,

@@ -17,6 +17,7 @@ from torch.optim import SGD, Adam, AdamW, Muon, Optimizer
 from rmcore.config.pipeline import TrainConfig
 from rmcore.core.errors import ConfigError, TrainingError
 from rmcore.models.head import is_reward_head
+from rmcore.training.muon import Float32Muon
 
 ADAM_BETAS = (0.9, 0.999)
 """Kingma & Ba 2015, arXiv:1412.6980."""
@@ -243,14 +244,15 @@ def _muon_parts(model: nn.Module, config: TrainConfig) -> list[Optimizer]:
     if any(isinstance(parameter, DTensor) for parameter in hidden):
         # Measured with two processes: within 20 steps the weights part by 0.7 % of what they moved, in float64 too.
         raise ConfigError(
-            "optimizer=muon with a model sharded over processes: Muon orthogonalises whole matrices in bfloat16, which "
-            "rounds differently when they are sharded, so the outcome would depend on the number of processes. Use "
-            "adamw or lion, or train in one process."
+            "optimizer=muon with a model sharded over processes: Muon orthogonalises whole matrices, which rounds "
+            "differently when they are sharded, so the outcome would depend on the number of processes. Use adamw or "
+            "lion, or train in one process."
         )
     among = set(hidden)
+    kind = Float32Muon if hidden[0].device.type == "cpu" else Muon
     rest = [p for p in model.parameters() if p.requires_grad and p not in among]
     return [
-        Muon(
+        kind(
             hidden,
             lr=config.lr,
             weight_decay=config.weight_decay,

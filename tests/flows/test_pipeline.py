@@ -64,7 +64,7 @@ def place(tmp_path_factory):
     try:
         executed, summary, done = place.run()
         assert executed == summary["executed"] == STAGES
-        assert done.stderr == ""
+        assert [line for line in done.stderr.splitlines() if " so far" not in line] == []  # but how far a long stage is
         yield place
     finally:
         terminate(marked("RM_OPT_HOME", str(place.home)))  # what a test that failed may have left

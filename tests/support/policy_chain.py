@@ -56,7 +56,7 @@ class Chain:
         """The artifact of one stage and, before, of all it needs."""
         if name in self.given:
             return self.given[name]
-        refs = {needed: self.ref(needed) for needed in STAGES[name].upstream}
+        refs = {needed: self.ref(needed) for needed in STAGES[name].needs(self.config)}
         call = stage_call(name, self.config, refs)
         if self.store.find(name, call.key) is None:
             outcome, is_resumable = call.stage.outcome, bool(call.stage.kept)
@@ -71,7 +71,7 @@ class Chain:
 
     def key(self, name: str) -> str:
         """Of the stage's artifact; only what is upstream of it is made."""
-        refs = {needed: self.ref(needed) for needed in STAGES[name].upstream}
+        refs = {needed: self.ref(needed) for needed in STAGES[name].needs(self.config)}
         return stage_call(name, self.config, refs).key
 
     def all(self) -> list[str]:

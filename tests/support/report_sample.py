@@ -42,6 +42,7 @@ def metrics(shift: float = 0.0) -> dict[str, Any]:
         "fnr@0.5": metric(0.36, 0.03),
         "length_matched_accuracy": metric(0.655, 0.055, 310),
         "longer_wins_accuracy": metric(0.634, 0.026),
+        "accuracy_over_baseline": metric(0.09, 0.03),
         "pairwise_accuracy[arithmetic]": metric(0.553, 0.05, 402),
         "pairwise_accuracy[polite & short]": metric(0.821, 0.04, 398),
         "pooled_reward_variance": metric(1.94, 0.2),

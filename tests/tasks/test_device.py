@@ -10,7 +10,7 @@ import pytest
 
 from rmcore.core.errors import ConfigError
 from rmcore.core.store import Store
-from tasks.device import SLOTS_VARIABLE, device_slot, device_slots, is_idle, slot_environment
+from tasks.device import SLOTS_VARIABLE, device_slot, device_slots, holders, is_idle, slot_environment
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3])
@@ -20,7 +20,7 @@ def test_no_more_holders_than_slots(tmp_path, monkeypatch, slots):
     full = threading.Barrier(slots, timeout=30)
 
     def use():
-        with device_slot(store) as slot:
+        with device_slot(store, "a test") as slot:
             with guard:
                 assert slot not in holding
                 holding.add(slot)
@@ -44,18 +44,22 @@ def test_a_slot_of_a_killed_holder_is_free_again(tmp_path, monkeypatch):
     code = (
         "import sys; from pathlib import Path; from rmcore.core.store import Store\n"
         "from tasks.device import device_slot\n"
-        f"with device_slot(Store(Path({str(tmp_path)!r}))): print('held', flush=True); sys.stdin.read()"
+        f"with device_slot(Store(Path({str(tmp_path)!r})), 'train of mine'):\n"
+        "    print('held', flush=True); sys.stdin.read()"
     )
     holder = subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=dict(os.environ)
     )
     assert holder.stdout.readline() == "held\n"
     assert not is_idle(Store(tmp_path))
+    [told] = holders(Store(tmp_path))
+    assert told.startswith(f"train of mine (process {holder.pid}, since ")
     holder.send_signal(signal.SIGKILL)
     holder.wait()
-    with device_slot(Store(tmp_path)) as slot:
+    with device_slot(Store(tmp_path), "a test") as slot:
         assert slot == 0
     holder.communicate()
+    assert holders(Store(tmp_path)) == []
 
 
 @pytest.mark.parametrize("named", ["0", "two", "-1", ""])

@@ -161,12 +161,17 @@ def _draw_pairs(config: GoldConfig, seed: int, num_prompts: int, *, ood: bool) -
     for prompt in prompts:
         seen: set[frozenset[str]] = set()
         while len(seen) < config.pairs_per_prompt:
-            first, second = (sample_response(prompt, text_rng, shortcut=config.shortcut, ood=ood) for _ in range(2))
+            first, second = (_pair_response(prompt, config, text_rng, ood=ood) for _ in range(2))
             if first == second or frozenset((first, second)) in seen:
                 continue
             seen.add(frozenset((first, second)))
             pairs.append(label_pair(prompt, first, second, config, label_rng, split))
     return pairs
+
+
+def _pair_response(prompt: str, config: GoldConfig, rng: random.Random, *, ood: bool) -> str:
+    in_tail = config.tail_share > 0 and rng.random() < config.tail_share  # without a tail nothing is drawn for it
+    return sample_response(prompt, rng, shortcut=config.shortcut, ood=ood or in_tail)
 
 
 def _rng(seed: int, *purpose: str) -> random.Random:

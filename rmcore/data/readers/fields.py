@@ -49,8 +49,13 @@ class Reason(StrEnum):
     ONE_SIDE_TWICE = "one side twice"
     MORE_THAN_TWO_ROWS = "more than two rows of one pair"
     MARGINS_DIFFER = "margins differ"
+    TIE = "tie"
+    UNKNOWN_WINNER = "winner not understood"
+    NOT_LABELLED = "not labelled"
 
 
+TIES = frozenset((Reason.TIE, Reason.EQUAL_RANKS))
+"""Nothing is wrong with such a row: it says that no answer is better."""
 _MISSING = {Reason.EMPTY_CHOSEN: Reason.MISSING_CHOSEN, Reason.EMPTY_REJECTED: Reason.MISSING_REJECTED}
 
 
@@ -77,18 +82,26 @@ def dialogue_turns(text: str) -> tuple[Message, ...]:
 
 
 def message_list(value: Any) -> tuple[Message, ...]:
-    """A list of {role, content}; also {role: [...], content: [...]}, as `datasets` stores a list of structs."""
+    """A list of {role, content}, or one alone; also {role: [...], content: [...]}, as `datasets` stores structs."""
+    value = turn_list(value)
     if isinstance(value, dict):
         roles, contents = list_value(value.get("role")), list_value(value.get("content"))
         if len(roles) != len(contents):
             raise RowRejected(Reason.WRONG_TYPE)
         value = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
     messages = []
-    for turn in value:
+    for turn in list_value(value):
         if not isinstance(turn, dict):
             raise RowRejected(Reason.WRONG_TYPE)
         messages.append(Message(text_value(turn.get("role"), Reason.WRONG_TYPE), text_value(turn.get("content"), None)))
     return tuple(messages)
+
+
+def turn_list(value: Any) -> Any:
+    """A list of one for a message that stands alone, what `messages` holds for an object of nothing else."""
+    if isinstance(value, dict) and value.keys() == {"messages"} and isinstance(value["messages"], list | dict):
+        value = value["messages"]
+    return [value] if isinstance(value, dict) and isinstance(value.get("role"), str) else value
 
 
 def text_value(value: Any, empty: Reason | None) -> str:

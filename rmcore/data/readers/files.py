@@ -1,4 +1,4 @@
-"""Files of preference data as a stream of raw records: Parquet, JSON, JSON Lines and CSV, each also gzipped.
+"""Files of preference data as a stream of raw records: Parquet, JSON, JSON Lines, CSV and TSV, each also gzipped.
 
 Memory stays bounded by one batch (Parquet) or one row (the text formats), whatever the size of the file. What is wrong
 with one row becomes that row's `problem` and reading continues; what is wrong with the file (missing, empty, cut off,
@@ -8,10 +8,12 @@ Text is decoded with `surrogateescape`: bytes that are not UTF-8 become lone sur
 `rmcore.data.readers.layouts` finds in the text that holds them. So one bad byte costs one row and not the file.
 """
 
+import codecs
 import csv
 import gzip
 import io
 import re
+import shlex
 import shutil
 import tempfile
 import zlib
@@ -19,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
@@ -26,14 +29,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rmcore.core.errors import DataError
+from rmcore.data.readers.columns import LIST_COLUMNS, spelling
 from rmcore.data.readers.fields import Reason
 from rmcore.data.readers.json_stream import JsonText, RepeatedKey, RepeatedKeyError, array_values, parse_json
-from rmcore.data.readers.layouts import LIST_COLUMNS
 
 BATCH_ROWS = 512
 MAX_ROW_BYTES = 64 * 2**20
 """Largest single row of a text format. A longer one is a file of another kind, and would have to fit into memory."""
 _GZIP_MAGIC = b"\x1f\x8b"
+_UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_LIST_SPELLINGS = frozenset(map(spelling, LIST_COLUMNS))
 _COPY_BYTES = 2**20
 _MESSAGE_LIST = re.compile(r"""\s*\[\s*\{\s*['"](role|content)['"]""")
 
@@ -89,6 +94,41 @@ def is_file_name(name: str) -> bool:
     return any(suffix in _READERS for suffix in suffixes[-2:])
 
 
+def is_text_file(source: str) -> bool:
+    """Whether a source is a file of text that lies here."""
+    path = Path(source).expanduser()
+    return path.is_file() and file_kind(path)[0] in _TEXT_KINDS
+
+
+def is_utf8(path: Path) -> bool:
+    """Whether all bytes of a text file are UTF-8."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    with _damage_is_a_data_error(path), gzip.open(path) if file_kind(path)[1] else path.open("rb") as file:
+        try:
+            while chunk := file.read(_COPY_BYTES):
+                decoder.decode(chunk)
+            decoder.decode(b"", final=True)
+        except UnicodeDecodeError:
+            return False
+    return True
+
+
+def conversion_to_utf8(path: Path, encoding: str = "CP1252") -> str:
+    """What to do with a text file of another encoding: a command to paste, and what to look at afterwards."""
+    name = path.name.removesuffix(".gz")
+    target = shlex.quote(str(path.with_name(f"{Path(name).stem}.utf8{Path(name).suffix}")))
+    source = shlex.quote(str(path))
+    command = f"gzip -dc {source} | iconv -f" if name != path.name else "iconv -f"
+    command += f" {encoding} -t UTF-8 {'' if name != path.name else source + ' '}> {target}"
+    if encoding != "CP1252":
+        return f"Convert it:\n    {command}"
+    return (
+        "Files of Excel and other Windows programs are most often Windows-1252. Such a file is converted by\n"
+        f"    {command}\n"
+        "Look at accents and quotation marks in the result; where they are wrong, name the true encoding after -f."
+    )
+
+
 def arrow_records(batch: pa.RecordBatch | pa.Table, first_row: int) -> Iterator[RawRecord]:
     """The rows of an Arrow batch; a row with invalid text or an unrepresentable value is set aside alone."""
     try:
@@ -118,6 +158,8 @@ def _check_start(path: Path, compressed: bool) -> None:
         raise DataError(f"{path} is empty (0 bytes): it was never written or its download failed. Fetch it again.")
     if compressed and magic != _GZIP_MAGIC:
         raise DataError(f"{path} is named .gz but is not gzip data. Take .gz off its name, or fetch it again.")
+    if magic in _UTF16_MARKS and file_kind(path)[0] in _TEXT_KINDS:
+        raise DataError(f"{path} is UTF-16 and not UTF-8. {conversion_to_utf8(path, 'UTF-16')}")
     if not compressed and magic == _GZIP_MAGIC:
         raise DataError(f"{path} is gzip-compressed, its name does not say so. Rename it to {path.name}.gz.")
 
@@ -214,7 +256,12 @@ def _read_json(binary: BinaryIO, path: Path) -> Iterator[RawRecord]:
 
 def _read_csv(binary: BinaryIO, path: Path) -> Iterator[RawRecord]:
     csv.field_size_limit(MAX_ROW_BYTES)  # process-wide in Python; the default of 128 KiB refuses long completions
-    rows = csv.reader(_text(binary, newline=""), strict=True)
+    text = _text(binary, newline="")
+    first: list[str] = []  # as far as the header
+    while (not first or not first[-1].strip()) and (line := text.readline()):
+        first.append(line)
+    delimiter = "\t" if file_kind(path)[0] == ".tsv" else _delimiter("".join(first[-1:]))
+    rows = csv.reader(chain(first, text), delimiter=delimiter, strict=True)
     header: list[str] | None = None
     row = 0
     while True:
@@ -240,8 +287,17 @@ def _read_csv(binary: BinaryIO, path: Path) -> Iterator[RawRecord]:
         yield _csv_record(row, header, cells)
 
 
+def _delimiter(header: str) -> str:
+    """A comma, unless the header has none and has semicolons, or tabs: a file of one column holds no pairs."""
+    unquoted = re.sub(r'"[^"]*"', "", header)
+    others = [delimiter for delimiter in ";\t" if delimiter in unquoted]
+    return others[0] if len(others) == 1 and "," not in unquoted else ","
+
+
 def _csv_header(cells: list[str], path: Path) -> list[str]:
     header = [cell.strip() for cell in cells]
+    if any("\udc80" <= char <= "\udcff" for char in "".join(header)):
+        raise DataError(f"{path} is not UTF-8, its header holds other bytes. {conversion_to_utf8(path)}")
     _check_columns(header, path)
     return header
 
@@ -268,7 +324,7 @@ def _csv_cell(name: str, cell: str) -> Any:
     Other text stays text even where it would parse: an answer may well be `[1, 2]`. A message list that is not JSON
     (Python's own notation, say) is refused, as it would otherwise be taken for an answer.
     """
-    is_list = name in LIST_COLUMNS and cell.lstrip().startswith("[")
+    is_list = spelling(name) in _LIST_SPELLINGS and cell.lstrip().startswith("[")
     return parse_json(cell) if is_list or _MESSAGE_LIST.match(cell) else cell
 
 
@@ -281,4 +337,6 @@ _READERS: dict[str, Callable[[Any, Path], Iterator[RawRecord]]] = {
     ".json": _read_json,
     ".jsonl": _read_jsonl,
     ".csv": _read_csv,
+    ".tsv": _read_csv,
 }
+_TEXT_KINDS = frozenset(_READERS) - {".parquet"}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 HUB_TIMEOUT_SECONDS = 10.0
 """How long the hub may take to answer: huggingface_hub's own default for one request."""
-_LOCAL_FORMS = "a .parquet, .json, .jsonl or .csv file (also .gz), or a folder written by datasets' save_to_disk"
+_LOCAL_FORMS = "a .parquet, .json, .jsonl, .csv or .tsv file (also .gz), or a folder written by datasets' save_to_disk"
 
 
 def read_folder(folder: Path, split: str) -> Iterator[RawRecord]:

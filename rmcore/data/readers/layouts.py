@@ -13,22 +13,35 @@ one of a small fixed set of reasons; nothing is guessed and nothing is repaired.
 | ranked answers | prompt, responses, ranks or scores | InstructGPT-style K-wise rankings (arXiv:2203.02155) |
 | side rows | pair_id, role (chosen, rejected) or label (1, 0), prompt, response | trainers that batch by pair_id |
 
+Layouts of other programs are in `foreign`, and are translated into these.
+
 All take a prompt of several turns except SHP, whose `history` is one user turn whatever it holds.
 """
 
 import math
 import random
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, groupby
 from operator import itemgetter
 from typing import Any
 
-from rmcore.config.pipeline import PAIRS_PER_ROW, DataConfig
+from rmcore.config.pipeline import PAIRS_PER_ROW
 from rmcore.core.errors import DataError
 from rmcore.data.pair import Message, PreferencePair, content_id, is_blank, plain_prompt, prompt_text
+from rmcore.data.readers.columns import (
+    ANSWER_COLUMNS,
+    MARGIN_COLUMNS,
+    SHP_COLUMNS,
+    SIDE_COLUMNS,
+    USUAL_COLUMNS,
+    ColumnMap,
+    Row,
+    likely_prompt,
+    mapping_to_paste,
+)
 from rmcore.data.readers.fields import (
     Reason,
     RowRejected,
@@ -41,46 +54,12 @@ from rmcore.data.readers.fields import (
     number_list,
     pair_id_value,
     text_value,
+    turn_list,
 )
+from rmcore.data.readers.foreign import FOREIGN, Translate, whole
 
-ANSWER_COLUMNS = ("responses", "answers", "completions")
-LIST_COLUMNS = frozenset((*ANSWER_COLUMNS, "ranks", "scores"))
-MARGIN_COLUMNS = ("target_margin", "margin")
 SIDE_ROWS = "side rows"
-SIDE_COLUMNS = ("response", "text", "completion")
-_SHP_COLUMNS = ("history", "human_ref_A", "human_ref_B", "labels")
 _SIDE_REASONS = (("chosen", Reason.EMPTY_CHOSEN), ("rejected", Reason.EMPTY_REJECTED))
-
-Row = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class ColumnMap:
-    """Names of the columns, where they are not the usual ones; None keeps the usual name."""
-
-    prompt: str | None = None
-    chosen: str | None = None
-    rejected: str | None = None
-    margin: str | None = None
-
-    @classmethod
-    def from_config(cls, config: DataConfig) -> "ColumnMap":
-        """The map that a data configuration names."""
-        return cls(config.prompt_column, config.chosen_column, config.rejected_column, config.margin_column)
-
-    def usual_names(self) -> dict[str, str]:
-        """Named column -> the usual name that it stands for."""
-        names = {"prompt": self.prompt, "chosen": self.chosen, "rejected": self.rejected, "target_margin": self.margin}
-        return {column: usual for usual, column in names.items() if column is not None}
-
-    def rename(self, row: Row) -> dict[str, Any]:
-        """The row under the usual names; a column that a named one displaces is dropped."""
-        usual = self.usual_names()
-        renamed = {name: value for name, value in row.items() if name not in usual}
-        return renamed | {usual[name]: row[name] for name in usual if name in row}
-
-
-USUAL_COLUMNS = ColumnMap()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,42 +72,76 @@ class RowPairs:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How the rows of a source are to be read."""
+    """How the rows of a source are to be read: `columns` renames a row, `unfold` splits it into labels to `parse`."""
 
     name: str
     parse: Callable[[Row], RowPairs]
+    columns: ColumnMap = USUAL_COLUMNS
+    unfold: Callable[[Row], list[Row]] = whole
+    needs: str = ""
+    """The columns, in words, of a layout that is not our own."""
 
 
 def recognise(sample: Row, columns: ColumnMap = USUAL_COLUMNS, *, most: int = PAIRS_PER_ROW) -> Layout:
     """The layout of a source.
 
+    `chosen` and `rejected`, named so or by the user, win over all else. Otherwise exactly one layout has to fit. Names
+    count as they stand; only where nothing fits so, as they are known in other capitals, with spaces or hyphens.
+
     Args:
         sample: every column of the source with a typical value.
         columns: names that the user gave.
-        most: pairs that one row of ranked answers may give.
+        most: pairs that one row of several answers may give.
 
     Raises:
-        DataError: a named column is not there, or the columns fit no layout.
+        DataError: a named column is not there, or the columns fit no layout, or two.
     """
     absent = [name for name in columns.usual_names() if name not in sample]
-    row = columns.rename(sample)
-    if not absent:
-        if "chosen" in row and "rejected" in row:
-            return _pair_layout(row)
-        if all(name in row for name in _SHP_COLUMNS):
-            return Layout("SHP", _one(_parse_shp))
-        if "prompt" in row and any(name in row for name in ANSWER_COLUMNS) and ("ranks" in row or "scores" in row):
-            return Layout("ranked answers", partial(_parse_ranked, most=most))
-        if _is_one_side(side_fields(row)):
-            return Layout(SIDE_ROWS, _one(_parse_prompt_pair))
+    if absent:
+        raise _unrecognised(f"no column {absent[0]!r}", sample)
+    layout = _fitting(columns.rename(sample), columns, most)
+    if layout is None:
+        columns = columns.for_source(sample)
+        layout = _fitting(columns.rename(sample), columns, most) if columns.spelled else None
+    if layout is None:
+        raise _unrecognised("no layout fits the columns", sample)
+    return layout
+
+
+def _fitting(row: Row, columns: ColumnMap, most: int) -> Layout | None:
+    if "chosen" in row and "rejected" in row:
+        return _pair_layout(row, columns)
+    fitting = []
+    if all(name in row for name in SHP_COLUMNS):
+        fitting.append(Layout("SHP", _one(_parse_shp), columns))
+    if "prompt" in row and any(name in row for name in ANSWER_COLUMNS) and ("ranks" in row or "scores" in row):
+        fitting.append(Layout("ranked answers", partial(_parse_ranked, most=most), columns))
+    if _is_one_side(side_fields(row)):
+        fitting.append(Layout(SIDE_ROWS, _one(_parse_prompt_pair), columns))
+    for foreign in FOREIGN:
+        translate = foreign.translation(row)
+        if translate is not None:
+            parse = partial(_parse_translated, translate=translate, most=most)
+            fitting.append(Layout(foreign.name, parse, columns, foreign.unfold, foreign.columns))
+    if len(fitting) > 1:
+        raise DataError(
+            f"the columns {', '.join(map(repr, row))} fit two layouts, {fitting[0].name!r} and {fitting[1].name!r}, "
+            "which may give other pairs. Drop the columns of one, or, where a column holds the better and one the "
+            f"worse text, name them:\n    {mapping_to_paste(row)}"
+        )
+    return fitting[0] if fitting else None
+
+
+def _unrecognised(seen: str, sample: Row) -> DataError:
     there = ", ".join(map(repr, sample)) or "none"
-    seen = f"no column {absent[0]!r}" if absent else "no layout fits the columns"
-    raise DataError(
-        f"{seen}: the columns are {there}. Expected are prompt, chosen, rejected (chosen and rejected alone where they "
-        "are whole dialogues or message lists); history, human_ref_A, human_ref_B, labels; prompt, responses with "
-        "ranks or scores; or, one row a side, pair_id, role (or label), prompt, response. "
-        "Name yours with --prompt-column, --chosen-column, --rejected-column, --margin-column "
-        "(data.prompt_column, ... in a configuration)."
+    return DataError(
+        f"{seen}: the columns are {there}. Where one holds the better and one the worse text, name them; beside two "
+        "answers and a winner, the prompt alone (--prompt-column, --chosen-column, --rejected-column, --margin-column "
+        f"in commands without --set):\n    {mapping_to_paste(sample)}\n"
+        "Recognised by themselves are prompt, chosen, rejected (chosen and rejected alone where they are whole "
+        "dialogues or message lists); history, human_ref_A, human_ref_B, labels; prompt, responses with ranks or "
+        "scores; one row a side, pair_id, role (or label), prompt, response; and, as docs/data.md shows them, "
+        f"{', '.join(foreign.name for foreign in FOREIGN)}."
     )
 
 
@@ -148,11 +161,22 @@ def _is_one_side(row: Row) -> bool:
     return "pair_id" in row and "prompt" in row and has_role and any(name in row for name in SIDE_COLUMNS)
 
 
-def _pair_layout(row: Row) -> Layout:
+def _pair_layout(row: Row, columns: ColumnMap) -> Layout | None:
+    """The layout of chosen and rejected; None where they are answers, and what they answer has another name."""
     is_text = isinstance(row["chosen"], str | bytes)
     if "prompt" in row:
-        return Layout("plain strings" if is_text else "message lists", _one(_parse_prompt_pair))
-    return Layout("dialogues", _one(_parse_dialogue)) if is_text else Layout("message lists", _one(_parse_implicit))
+        return Layout("plain strings" if is_text else "message lists", _one(_parse_prompt_pair), columns)
+    if not is_text:
+        return Layout("message lists", _one(_parse_implicit), columns)
+    is_answer = isinstance(row["chosen"], str) and not row["chosen"].lstrip().startswith(("Human:", "Assistant:"))
+    return None if is_answer and likely_prompt(row) else Layout("dialogues", _one(_parse_dialogue), columns)
+
+
+def _parse_translated(row: Row, *, translate: Translate, most: int) -> RowPairs:
+    translated = translate(row)
+    if "responses" in translated:
+        return _parse_ranked(translated, most=most)
+    return RowPairs([(_parse_prompt_pair if "prompt" in translated else _parse_implicit)(translated)])
 
 
 def _parse_prompt_pair(row: Row) -> PreferencePair:
@@ -188,7 +212,7 @@ def _parse_shp(row: Row) -> PreferencePair:
     margin = _annotated_margin(row)
     if margin is None and ratio is not None:
         margin = math.log(ratio)
-    return _pair((prompt,), chosen, rejected, row, margin=margin, used=_SHP_COLUMNS)
+    return _pair((prompt,), chosen, rejected, row, margin=margin, used=SHP_COLUMNS)
 
 
 def _parse_ranked(row: Row, *, most: int) -> RowPairs:
@@ -291,6 +315,7 @@ def _sides(row: Row) -> tuple[tuple[Message, ...], str, str]:
 
 def _completion(value: Any, empty: Reason) -> tuple[tuple[Message, ...], str]:
     """(earlier turns, completion) of one side: a text, or a message list that ends with the assistant's turn."""
+    value = turn_list(value)
     if not isinstance(value, list | dict):
         return (), text_value(value, empty)
     if isinstance(value, list) and value and isinstance(value[-1], dict) and value[-1].get("content") is None:

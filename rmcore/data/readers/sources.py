@@ -18,16 +18,19 @@ from rmcore.config.pipeline import PAIRS_PER_ROW
 from rmcore.core.errors import DataError
 from rmcore.core.files import known_digest
 from rmcore.data.pair import PreferencePair, prompt_text
-from rmcore.data.readers.fields import Reason, RowRejected
-from rmcore.data.readers.files import RawRecord, is_file_name, read_file
+from rmcore.data.readers.columns import USUAL_COLUMNS, ColumnMap
+from rmcore.data.readers.fields import TIES, Reason, RowRejected
+from rmcore.data.readers.files import RawRecord, conversion_to_utf8, is_file_name, is_text_file, is_utf8, read_file
 from rmcore.data.readers.hub import hub_revision, read_folder, read_hub
-from rmcore.data.readers.layouts import SIDE_ROWS, USUAL_COLUMNS, ColumnMap, Layout, RowPairs, recognise
+from rmcore.data.readers.layouts import SIDE_ROWS, Layout, RowPairs, recognise
 from rmcore.data.readers.unpaired_rows import read_side_rows
 from rmcore.data.rejected import INCOMPLETE, INCOMPLETE_SIDES, RejectedRow, refuse_incomplete, reject
 from rmcore.data.splits import conversation
 
 FEWEST_PROMPTS = 20
 """As few as the gold world can be made of (data.gold.num_prompts)."""
+FEW_BAD_ROWS = 0.05
+"""Share of rows that are not UTF-8 above which a text file is refused."""
 _PROBE_ROWS = 100
 """Rows whose columns together decide the layout: more than one, as JSON rows may each leave out what they lack."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -35,7 +38,10 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 @dataclass(frozen=True, slots=True)
 class LoadedPairs:
-    """What one source gave. `num_rows` rows were read; `layout` is how they were understood."""
+    """What one source gave. `num_rows` rows were read; `layout` is how they were understood.
+
+    Of a row that several people have labelled, each label counts as a row.
+    """
 
     pairs: list[PreferencePair]
     rejected: list[RejectedRow]
@@ -50,7 +56,7 @@ class LoadedPairs:
     """Usable pairs left out because their row of ranked answers gave enough."""
 
     def notices(self) -> list[str]:
-        """What a reader of the numbers must know about usable pairs that are not here: a sentence each."""
+        """What a reader of the numbers must know about ties and usable pairs that are not here: a sentence each."""
         counts = (
             (self.num_over_row_cap, "are beyond data.pairs_per_row: of such rows a random choice is kept"),
             (self.num_over_cap, "are of prompts that had enough (data.pairs_per_prompt, data.eval_pairs_per_prompt)"),
@@ -65,6 +71,18 @@ class LoadedPairs:
             if count:
                 sentences.append(f"{count:,} of {usable:,} pairs of {self.source} {what}.")
             usable -= count
+        reasons = Counter(row.reason for row in self.rejected)
+        if num_ties := sum(reasons[reason] for reason in TIES):
+            sentences.append(
+                f"{num_ties:,} of {self.num_rows:,} rows of {self.source} are ties: left out, as the loss is over "
+                "strict preferences."
+            )
+        num_bad = reasons[Reason.INVALID_UTF8]
+        if num_bad and is_text_file(self.source):
+            sentences.append(
+                f"{num_bad:,} of {self.num_rows:,} rows of {self.source} are not UTF-8 and left out. "
+                f"{conversion_to_utf8(Path(self.source).expanduser())}"
+            )
         return sentences
 
 
@@ -97,13 +115,14 @@ def load_pairs(
     sided = layout.name == SIDE_ROWS
     num_over_row_cap = 0
     if sided:
-        pairs, rejected, num_rows = read_side_rows(records, layout, columns, limit)
+        pairs, rejected, num_rows = read_side_rows(records, layout, limit)
     else:
-        pairs, rejected, num_rows, num_over_row_cap = _read_pair_rows(records, layout, columns, limit)
+        pairs, rejected, num_rows, num_over_row_cap = _read_pair_rows(records, source, layout, limit)
+    _check_encoding(source, rejected, num_rows, len(pairs))
     if require_complete_pairs:
         refuse_incomplete(source, rejected, INCOMPLETE_SIDES if sided else INCOMPLETE)
     if not pairs:
-        raise _nothing_usable(source, rejected)
+        raise _nothing_usable(source, rejected, layout)
     return LoadedPairs(pairs, rejected, num_rows, layout.name, source, num_over_row_cap=num_over_row_cap)
 
 
@@ -142,20 +161,20 @@ def take_out(loaded: LoadedPairs, held_out: LoadedPairs) -> LoadedPairs:
 
 
 def _read_pair_rows(
-    records: Iterable[RawRecord], layout: Layout, columns: ColumnMap, limit: int | None
+    records: Iterable[RawRecord], source: str, layout: Layout, limit: int | None
 ) -> tuple[list[PreferencePair], list[RejectedRow], int, int]:
     """Read (pairs, rows set aside, number of rows, pairs over the rows' cap) from rows that each stand alone."""
     pairs: list[PreferencePair] = []
     rejected: list[RejectedRow] = []
     num_rows = num_over_cap = 0
     for record in records:
-        num_rows += 1
-        outcome = _parse(record, columns, layout)
-        if isinstance(outcome, RejectedRow):
-            rejected.append(outcome)
-        else:
-            pairs.extend(outcome.pairs)
-            num_over_cap += outcome.num_over_cap
+        for outcome in _outcomes(record, source, layout):
+            num_rows += 1
+            if isinstance(outcome, RejectedRow):
+                rejected.append(outcome)
+            else:
+                pairs.extend(outcome.pairs)
+                num_over_cap += outcome.num_over_cap
         if limit is not None and len(pairs) >= limit:
             break
     return pairs[:limit], rejected, num_rows, num_over_cap
@@ -225,29 +244,56 @@ def _probe(
     if not head:
         raise DataError(f"{source} has no rows: there is nothing to train or measure on. Check how it was written.")
     if not sample:
-        raise _nothing_usable(source, [reject(record, record.problem or Reason.MISSING_VALUE) for record in head])
+        rejected = [reject(record, record.problem or Reason.MISSING_VALUE) for record in head]
+        _check_encoding(source, rejected, len(head), 0)
+        raise _nothing_usable(source, rejected)
     try:
         return chain(head, records), recognise(sample, columns, most=pairs_per_row)
     except DataError as error:
         raise DataError(f"{source}: {error}") from error
 
 
-def _parse(record: RawRecord, columns: ColumnMap, layout: Layout) -> RowPairs | RejectedRow:
+def _outcomes(record: RawRecord, source: str, layout: Layout) -> Iterator[RowPairs | RejectedRow]:
     if record.fields is None:
-        return reject(record, record.problem or Reason.MISSING_VALUE)
+        yield reject(record, record.problem or Reason.MISSING_VALUE)
+        return
     try:
-        return layout.parse(columns.rename(record.fields))
-    except RowRejected as rejection:
-        return reject(record, rejection.reason)
+        for label in layout.unfold(layout.columns.rename(record.fields)):
+            try:
+                yield layout.parse(label)
+            except RowRejected as rejection:
+                yield reject(record, rejection.reason)
+    except DataError as error:  # what one row shows of the whole file
+        raise DataError(f"{source}, row {record.row}: {error}") from error
 
 
-def _nothing_usable(source: str, rejected: list[RejectedRow]) -> DataError:
+def _check_encoding(source: str, rejected: list[RejectedRow], num_rows: int, num_pairs: int) -> None:
+    """Refuse a text file that is not UTF-8: what is left without the rows that hold an accent is another data set.
+
+    A single bad row is damage, and costs that row.
+
+    Raises:
+        DataError: says how to convert the file. Which encoding it has is not guessed: every one reads without an error.
+    """
+    num_bad = sum(row.reason == Reason.INVALID_UTF8 for row in rejected)
+    few = num_bad < 2 or num_bad <= FEW_BAD_ROWS * num_rows
+    if not num_bad or (few and num_pairs) or not is_text_file(source) or is_utf8(Path(source).expanduser()):
+        return
+    first = next(row for row in rejected if row.reason == Reason.INVALID_UTF8)
+    raise DataError(
+        f"{source} is not UTF-8: {num_bad:,} of {num_rows:,} rows hold other bytes, row {first.row} first. "
+        f"{conversion_to_utf8(Path(source).expanduser())}"
+    )
+
+
+def _nothing_usable(source: str, rejected: list[RejectedRow], layout: Layout | None = None) -> DataError:
     counts = Counter(row.reason for row in rejected)
     reasons = ", ".join(f"{reason}: {count}" for reason, count in counts.most_common())
+    read_as = f"They were read as {layout.name}: {layout.needs}. " if layout is not None and layout.needs else ""
     return DataError(
         f"{source} has {len(rejected)} rows and none gives a preference pair ({reasons}). "
-        f"The first is row {rejected[0].row}: {rejected[0].excerpt[:120]} ... Correct the file, or name its columns "
-        "with --prompt-column, --chosen-column, --rejected-column."
+        f"The first is row {rejected[0].row}: {rejected[0].excerpt[:120]} ... {read_as}Correct the file, or name its "
+        "columns with --prompt-column, --chosen-column, --rejected-column."
     )
 
 

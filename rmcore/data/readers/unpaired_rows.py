@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rmcore.data.pair import PreferencePair, prompt_text
+from rmcore.data.readers.columns import MARGIN_COLUMNS, SIDE_COLUMNS
 from rmcore.data.readers.fields import Reason, RowRejected, number, pair_id_value
 from rmcore.data.readers.files import RawRecord
-from rmcore.data.readers.layouts import MARGIN_COLUMNS, SIDE_COLUMNS, ColumnMap, Layout, side_fields
+from rmcore.data.readers.layouts import Layout, side_fields
 from rmcore.data.rejected import RejectedRow, reject
 
 _ROLE_OF_LABEL = {1.0: "chosen", 0.0: "rejected"}
@@ -37,12 +38,10 @@ class SideRows:
 
     Args:
         layout: what `recognise` gave; its `parse` reads the joined record.
-        columns: names of the columns, where they are not the usual ones.
     """
 
-    def __init__(self, layout: Layout, columns: ColumnMap) -> None:
+    def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        self._columns = columns
         self._groups: dict[str, _Group] = {}
         self._unsettled: deque[_Group] = deque()
         self._loose: list[RejectedRow] = []
@@ -54,7 +53,7 @@ class SideRows:
         if record.fields is None:
             self._loose.append(reject(record, record.problem or Reason.MISSING_VALUE))
             return
-        record = RawRecord(record.row, side_fields(self._columns.rename(record.fields)))
+        record = RawRecord(record.row, side_fields(self._layout.columns.rename(record.fields)))
         try:
             pair_id = pair_id_value(_fields(record).get("pair_id"))
             if not pair_id:
@@ -107,14 +106,14 @@ class SideRows:
 
 
 def read_side_rows(
-    records: Iterable[RawRecord], layout: Layout, columns: ColumnMap, limit: int | None
+    records: Iterable[RawRecord], layout: Layout, limit: int | None
 ) -> tuple[list[PreferencePair], list[RejectedRow], int]:
     """Read (pairs, rows set aside, number of rows) from rows of one side each.
 
     With a `limit` one reads on until the first so many pairs are whole, as far as the end if need be. Sides of later
     pairs that were met on the way are then no pairs and not set aside either: their other halves may be yet to come.
     """
-    sides = SideRows(layout, columns)
+    sides = SideRows(layout)
     num_rows = 0
     for record in records:
         num_rows += 1

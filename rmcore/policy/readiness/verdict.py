@@ -5,7 +5,7 @@
 | 1 | labelled pairs | passes the checks; no policy was tried on it |
 | 2 | logged answers: prompts with four or more labelled ones | picks better answers among logged ones up to k |
 | 3 | samples of the policy, judged | ready for this policy up to a planned KL |
-| 4 | a policy that was optimised, judged on held-out prompts | gained |
+| 4 | best-of-n served, or a policy that was trained, judged on prompts that neither has seen | gained |
 
 A verdict never says more than its rung, so no model is called ready below the third. Each names its rung, what would
 raise it and what that costs. Verdicts are plain records (`rmcore.reporting.html.schema.Verdict`): they travel as JSON.
@@ -17,7 +17,8 @@ from typing import Any, Literal
 
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import SFT, WORLD, PolicyConfig
-from rmcore.evaluation.diagnosis import GateCheck
+from rmcore.evaluation.diagnosis import OVER_BASELINE, GateCheck
+from rmcore.policy.confirmation import OPPONENTS
 from rmcore.reporting.html.schema import NextRung, Verdict
 
 PASSED = ("ready", "gained")
@@ -31,46 +32,49 @@ STATUS_OF_TRAINED: Mapping[str, Literal["gained", "lost", "unclear"]] = {
 """What the gold reward did, as a verdict of the fourth rung."""
 
 
-def verdict_on_labels(checks: Sequence[GateCheck], logged: Mapping[str, Any] | None) -> Verdict:
+def verdict_on_labels(
+    checks: Sequence[GateCheck], logged: Mapping[str, Any] | None, over_baseline: Mapping[str, Any]
+) -> Verdict:
     """The verdict of the first rung, or of the second where prompts have logged answers.
 
     Args:
         checks: on labelled pairs, one or more.
         logged: record of `rmcore.policy.logged_answers`; None where no prompt has answers enough.
+        over_baseline: the metric of that name. Where its interval alone keeps the model from passing, and zero lies
+            within it, the pairs are too few to say, which is another verdict than a failure.
     """
     failed = [check.text for check in checks if not check.passed]
-    if failed:
-        labels = f"{len(failed)} of {len(checks)} checks on labelled pairs failed"
-    else:
-        labels = f"all {len(checks)} checks on labelled pairs passed"
-    if logged is None:
-        return {
-            "rung": 1,
-            "evidence": "labelled pairs",
-            "status": "fails" if failed else "passes",
-            "headline": f"{_capital(labels)}; no policy was tried on it",
-            "reasons": failed,
-        }
-    evidence = f"logged answers to {logged['num_prompts']} prompts"
-    best = logged["best_k"]
-    if best is None:
-        return {
-            "rung": 2,
-            "evidence": evidence,
-            "status": "fails",
-            "headline": f"Not shown to pick better answers among logged ones; {labels}",
-            "reasons": [logged["stopped"], *failed],
-        }
-    found = next(choice for choice in logged["choices"] if choice["k"] == best)
-    over_longest = found["over_longest"]
-    longest = f"win rate of the best of {best} minus that of the longest answer: {_interval(over_longest)}"
-    against = [longest] if over_longest["ci_low"] is None or over_longest["ci_low"] <= 0 else []
+    labels = (
+        f"{len(failed)} of {len(checks)} checks on labelled pairs failed"
+        if failed
+        else f"all {len(checks)} checks on labelled pairs passed"
+    )
+    high = over_baseline["ci_high"]
+    is_unclear = [check.name for check in checks if not check.passed] == [OVER_BASELINE] and (high is None or high > 0)
+    if is_unclear:
+        labels = "too few labelled pairs to say whether it knows more than chance and length"
+    passes, shown, against = True, f"{_capital(labels)}; no policy was tried on it", []
+    if logged is not None and logged["best_k"] is None:
+        passes, shown, against = (
+            False,
+            f"Not shown to pick better answers among logged ones; {labels}",
+            [logged["stopped"]],
+        )
+    elif logged is not None:
+        best = logged["best_k"]
+        found = next(choice for choice in logged["choices"] if choice["k"] == best)
+        shown = (
+            f"Picks better answers among logged ones up to k = {best} (wins {_interval(found['win_rate'])}); {labels}; "
+            "no policy was tried on it"
+        )
+        over_longest = found["over_longest"]
+        if over_longest["ci_low"] is None or over_longest["ci_low"] <= 0:
+            against = [f"win rate of the best of {best} minus that of the longest answer: {_interval(over_longest)}"]
     return {
-        "rung": 2,
-        "evidence": evidence,
-        "status": "fails" if failed else "passes",
-        "headline": f"Picks better answers among logged ones up to k = {best} (wins {_interval(found['win_rate'])}); "
-        f"{labels}; no policy was tried on it",
+        "rung": 1 if logged is None else 2,
+        "evidence": "labelled pairs" if logged is None else f"logged answers to {logged['num_prompts']} prompts",
+        "status": "fails" if not passes or (failed and not is_unclear) else "unclear" if failed else "passes",
+        "headline": shown,
         "reasons": [*against, *failed],
     }
 
@@ -116,6 +120,23 @@ def verdict_on_policy(trained: Mapping[str, Any]) -> Verdict | None:
     }
 
 
+def verdict_on_served(served: Mapping[str, Any]) -> Verdict:
+    """The verdict of the fourth rung where best-of-n carried the plan out.
+
+    Args:
+        served: record of the stage confirmation.
+    """
+    found = served["verdict"]
+    return {
+        "rung": 4,
+        "evidence": f"best-of-{served['n']} served on {served['num_prompts']} fresh prompts, judged by "
+        f"{served['judge']}",
+        "status": STATUS_OF_TRAINED[found["status"]],
+        "headline": found["headline"],
+        "reasons": list(found["reasons"]),
+    }
+
+
 def next_rung(verdict: Verdict, config: PipelineConfig, checkpoint: str) -> NextRung | None:
     """What would raise a verdict: the evidence, the command that gathers it, and what it costs; None at the top.
 
@@ -145,6 +166,19 @@ def next_rung(verdict: Verdict, config: PipelineConfig, checkpoint: str) -> Next
             "command": f"the same command with --set readiness.planned_kl={config.readiness.planned_kl / 2:g}",
             "cost": "no new sample and no new label for the plan: the stored samples are scored again",
         }
+    if verdict["rung"] == 3 and config.readiness.planned_optimizer == "best_of_n" and _can_be_judged(config):
+        words = ["--checkpoint", checkpoint, *([] if is_gold else ["--data", config.data.source])]
+        words += ["--kl", f"{config.readiness.planned_kl:g}"]
+        words += [] if policy.judge is None else ["--set", f"policy.judge={policy.judge}"]
+        is_file = policy.samples is not None
+        words += [] if is_file or policy.name == SFT else ["--policy", policy.name]
+        return {
+            "rung": 4,
+            "evidence": "best-of-n served on fresh prompts, judged",
+            "command": shlex.join(["rm-opt", "readiness", "confirm", *words])
+            + (" --policy YOUR_POLICY" if is_file else ""),
+            "cost": f"{policy.fresh_prompts} fresh prompts, {1 + OPPONENTS} judgements of each",
+        }
     if verdict["rung"] == 3:
         words = ["--mode", "policy", "--checkpoint", checkpoint, "--seeds", "3"]
         words += [] if is_gold else ["--preference-data", config.data.source]
@@ -159,6 +193,11 @@ def next_rung(verdict: Verdict, config: PipelineConfig, checkpoint: str) -> Next
             "cost": "three trainings of the policy by GRPO, judged on held-out prompts on the way",
         }
     return None
+
+
+def _can_be_judged(config: PipelineConfig) -> bool:
+    """Whether new responses get a gold reward without people."""
+    return config.data.source == "gold" or (config.policy is not None and config.policy.judge is not None)
 
 
 def verdict_tags(verdict: Verdict, more: NextRung | None) -> dict[str, str]:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from rmcore.core import progress
 from rmcore.core.metrics import floored, is_at_floor
 
 MISSING = "–"
@@ -99,15 +100,7 @@ def bound(item: Mapping[str, Any], end: str) -> float:
 def duration(seconds: float | None) -> str:
     """Seconds as 3.2 s, 4 min 05 s or 2 h 10 min."""
     number = finite(seconds)
-    if number is None:
-        return MISSING
-    if number < 60:
-        return f"{number:.1f} s"
-    whole = round(number)
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    minutes = round(number / 60)
-    return f"{minutes // 60:,} h {minutes % 60:02d} min"
+    return MISSING if number is None else progress.duration(number)
 
 
 def _unsigned_zero(number: str) -> str:

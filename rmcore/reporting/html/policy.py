@@ -123,6 +123,27 @@ def readiness_markdown(results: Mapping[str, Any]) -> str:
     return titled_table(results["verdict"]["headline"], ("part", "value, 95 %"), readiness_rows(results), checks)
 
 
+CONFIRMATION_HEADINGS = ("of the chosen response", "value, 95 %")
+
+
+def confirmation_rows(results: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What serving best-of-n came to, in reading order."""
+    length = results["characters"]
+    return [
+        ("gold gain over a sample, sd within prompts", shown(results["gold"]["gain"])),
+        ("gold win rate over a sample", shown(results["gold"]["win_rate"])),
+        ("the same of the reward that chose: gain", shown(results["proxy"]["gain"])),
+        ("length in characters, and of a sample", f"{length['chosen']:.0f}, {length['others']:.0f}"),
+        ("KL from the policy, nats, at most", f"{results['kl']:.2f}"),
+    ]
+
+
+def confirmation_markdown(results: Mapping[str, Any]) -> str:
+    """Verdict and what was measured."""
+    verdict = results["verdict"]
+    return titled_table(verdict["headline"], CONFIRMATION_HEADINGS, confirmation_rows(results), verdict["reasons"])
+
+
 def curves_markdown(found: Mapping[str, Any]) -> str:
     """What each proxy's curves show."""
     lines = [

@@ -364,3 +364,18 @@ def test_the_default_world_is_neither_trivial_nor_hopeless(seed):
     longer = np.mean([np.sign(len(p.chosen) - len(p.rejected)) / 2 + 0.5 for p in pairs])
     assert 0.55 <= longer <= 0.62
     assert 0.84 <= label_ceiling(pairs) <= 0.90
+
+
+def test_pairs_with_a_tail_are_answered_as_the_policy_answers_and_their_prompts_stay_the_same():
+    """Extreme lengths occur in a quarter of the tail's answers, and in none without it."""
+    plain, tailed = (
+        generate_pairs(GoldConfig(num_prompts=300, tail_share=share), seed=2).pairs for share in (0.0, 0.2)
+    )
+    assert {pair.prompt for pair in plain} == {pair.prompt for pair in tailed}
+
+    def extreme(pairs):
+        responses = [response for pair in pairs for response in (pair.chosen, pair.rejected)]
+        return np.mean([sum(response.count(one) for one in gold.BANKS["length"]) >= 5 for response in responses])
+
+    assert extreme(plain) == 0
+    assert 0.03 < extreme(tailed) < 0.075  # 0.2 x 0.25, of 1,800 answers

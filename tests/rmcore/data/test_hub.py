@@ -114,4 +114,4 @@ def test_without_a_network_a_hub_name_fails_soon_and_names_the_local_forms(tmp_p
     for line in lines:
         assert "is no file or folder here" in line
         assert "does not answer" in line
-        assert ".parquet, .json, .jsonl or .csv file" in line
+        assert ".parquet, .json, .jsonl, .csv or .tsv file" in line

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from rmcore.config.pipeline import DataConfig
 from rmcore.core.errors import DataError
 from rmcore.data.pair import Message, PreferencePair, is_blank
-from rmcore.data.readers.layouts import ColumnMap, Reason, RowRejected, recognise
+from rmcore.data.readers.columns import ColumnMap
+from rmcore.data.readers.layouts import Reason, RowRejected, recognise
 
 SYSTEM, HELLO, HI, ASK = (
     Message("system", "Be brief."),

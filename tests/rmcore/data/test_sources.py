@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import source_sample as sample
 from rmcore.core.errors import DataError
 from rmcore.data.pair import Message, PreferencePair
-from rmcore.data.readers.layouts import ColumnMap
+from rmcore.data.readers.columns import ColumnMap
 from rmcore.data.readers.sources import iter_records, load_pairs, source_digest, source_kind
 
 ROWS, FORMATS, write = sample.ROWS, sample.FORMATS, sample.write

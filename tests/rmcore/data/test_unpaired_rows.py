@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rmcore.config.pipeline import DataConfig
 from rmcore.core.errors import DataError
 from rmcore.data.pair import Message, PreferencePair
-from rmcore.data.readers.layouts import ColumnMap
+from rmcore.data.readers.columns import ColumnMap
 from rmcore.data.readers.sources import load_pairs, write_rejected
 from rmcore.stages.prepare import load_sources
 

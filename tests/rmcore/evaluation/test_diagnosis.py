@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from rmcore.evaluation.diagnosis import diagnose, validation_gate
+from rmcore.evaluation.diagnosis import baseline_check, diagnose, diagnose_outcome, validation_gate
 
 STEPS = range(10, 310, 10)
 
@@ -107,3 +107,58 @@ def test_each_threshold_is_strict_and_what_is_not_measured_fails(name, edge, ins
     missing = {check.name: check for check in validation_gate({})}[name]
     assert not missing.passed
     assert "not measured" in missing.text
+
+
+def over_baseline(value, low, high):
+    return {"value": value, "ci_low": low, "ci_high": high, "num": 52, "reason": None}
+
+
+CLEARLY = over_baseline(0.1, 0.05, 0.15)
+WHOLE = {"train": {"num_cut_sides": 3, "num_pairs": 100}, "test": {"num_cut_sides": 0, "num_pairs": 50}}
+
+
+def losses(*values):
+    return [{"step": 2 * index, "metrics": {"train/loss": value}} for index, value in enumerate(values)]
+
+
+def test_a_run_without_fault_is_told_none():
+    assert diagnose_outcome(losses(0.69, 0.6, 0.5, 0.45, 0.4, 0.39), CLEARLY, WHOLE) == []
+    assert baseline_check(CLEARLY).passed
+
+
+@pytest.mark.parametrize(
+    ("history", "over", "cut", "diagnosis", "seen"),
+    [
+        # 18 steps, loss 0.665: what a first run of a few hundred pairs gives.
+        (losses(0.70, 0.69, 0.69, 0.68, 0.67, 0.665), CLEARLY, WHOLE, "under-trained", "ends at 0.66"),
+        (
+            losses(0.5, 0.4, 0.3),
+            over_baseline(-0.02, -0.12, 0.08),
+            WHOLE,
+            "too few held-out pairs",
+            "52 held-out pairs",
+        ),
+        (losses(0.5, 0.4, 0.3), over_baseline(-0.1, -0.15, -0.05), WHOLE, "it loses to length", "-10.0 points"),
+        (
+            losses(0.5, 0.4, 0.3),
+            CLEARLY,
+            WHOLE | {"train": {"num_cut_sides": 35, "num_pairs": 100}},
+            "whose end it has not read",
+            "18% of the train sides",
+        ),
+    ],
+)
+def test_what_speaks_against_an_outcome_is_named(history, over, cut, diagnosis, seen):
+    [found] = diagnose_outcome(history, over, cut)
+    assert diagnosis in found.diagnosis
+    assert seen in found.symptom
+
+
+def test_a_stuck_loss_is_no_training_that_was_too_short():
+    assert diagnose_outcome(losses(0.6935, 0.693, 0.6932, 0.693, 0.6931, 0.693), CLEARLY, WHOLE) == []
+
+
+def test_without_an_interval_nothing_is_shown_to_beat_the_baseline():
+    found = baseline_check({"value": 0.2, "ci_low": None, "ci_high": None, "num": 3, "reason": "only one prompt"})
+    assert not found.passed
+    assert "only one prompt" in found.text

@@ -11,11 +11,13 @@ from rmcore.evaluation.ranking import (
     PERCENTILES,
     SIDE_THRESHOLDS,
     MarginPercentiles,
+    OverBaseline,
     PooledSides,
     Spread,
     mean_statistic,
     pair_means,
 )
+from rmcore.evaluation.report_card import evaluate_pairs
 from rmcore.evaluation.rewards import RewardTable
 
 
@@ -23,7 +25,7 @@ def statistics(frame: pd.DataFrame, weights: np.ndarray | None = None) -> dict[s
     table = RewardTable.from_frame(frame)
     rows = np.ones((1, table.num_prompts)) if weights is None else np.asarray(weights, float)[None, :]
     values = {mean.name: mean_statistic(mean, table.prompt, rows) for mean in pair_means(table)}
-    for statistic in (Spread(table), MarginPercentiles(table), PooledSides(table)):
+    for statistic in (OverBaseline(table), Spread(table), MarginPercentiles(table), PooledSides(table)):
         values |= statistic(rows)
     return {name: float(value[0]) for name, value in values.items()}
 
@@ -49,6 +51,10 @@ def test_definitions_match_plain_pandas(make_rewards):
         "brier": ((1 - p) ** 2).mean(),
         "length_matched_accuracy": (margin[matched] > 0).mean(),
         "longer_wins_accuracy": (frame.chosen_chars > frame.rejected_chars)[unequal].mean(),
+        "accuracy_over_baseline": (
+            np.sign(margin).mean() - abs(np.sign(frame.chosen_chars - frame.rejected_chars).mean())
+        )
+        / 2,
         "pairwise_accuracy[easy]": (margin[untied & (frame.subset == "easy")] > 0).mean(),
         "pairwise_accuracy[hard]": (margin[untied & (frame.subset == "hard")] > 0).mean(),
         "pooled_reward_variance": sides.var(ddof=0),
@@ -142,3 +148,29 @@ def test_moments_survive_a_large_common_offset(make_rewards):
     before, after = statistics(frame), statistics(far)
     for name in ("pooled_reward_variance", "within_prompt_reward_variance", "margin_std"):
         assert after[name] == pytest.approx(before[name], rel=1e-7)
+
+
+@pytest.mark.parametrize("chosen_longer", [0.3, 0.5, 0.75])
+def test_a_model_of_length_alone_is_seldom_shown_to_know_more(chosen_longer):
+    """It is the baseline, or, where that has turned by chance, worse: any claim is an error."""
+    rng = np.random.default_rng(2)
+    claimed, repeats = 0, 200
+    for _ in range(repeats):
+        num = 150
+        longer = rng.random(num) < chosen_longer
+        likes = longer if chosen_longer >= 0.5 else ~longer
+        reward = np.where(likes, 1.0, -1.0)
+        frame = pd.DataFrame(
+            {
+                "pair_id": [f"pair {i}" for i in range(num)],
+                "prompt_id": [f"prompt {i // 3}" for i in range(num)],
+                "reward_chosen": reward,
+                "reward_rejected": np.zeros(num),
+                "chosen_chars": np.where(longer, 20, 10),
+                "rejected_chars": np.where(longer, 10, 20),
+                "subset": None,
+            }
+        )
+        found = evaluate_pairs(frame, num_resamples=200, thresholds=None)["accuracy_over_baseline"]
+        claimed += found.ci_low > 0
+    assert claimed / repeats <= 0.05  # nominal 2.5 %, 200 repeats

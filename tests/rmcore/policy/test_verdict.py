@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmcore.config.pipeline import DataConfig, PipelineConfig, PolicyConfig
-from rmcore.evaluation.diagnosis import GateCheck
+from rmcore.evaluation.diagnosis import GateCheck, baseline_check
 from rmcore.policy.readiness.verdict import (
     LOWEST_READY_RUNG,
     PASSED,
@@ -29,6 +29,9 @@ def part(value, low, high):
     return {"value": value, "ci_low": low, "ci_high": high, "num": 9, "reason": None}
 
 
+OVER = part(0.1, 0.05, 0.15)
+
+
 def logged(best_k, over_longest=0.02):
     won, gained, over = part(0.6, 0.55, 0.65), part(0.4, 0.2, 0.6), part(0.1, over_longest, 0.2)
     choices = [{"k": k, "win_rate": won, "gain": gained, "over_longest": over} for k in (2, 4)]
@@ -41,7 +44,7 @@ def trained(status):
 
 @given(checks, st.sampled_from([None, logged(None), logged(4)]))
 def test_nothing_below_the_third_rung_is_ready_whatever_passed(found, answers):
-    verdict = verdict_on_labels(found, answers)
+    verdict = verdict_on_labels(found, answers, OVER)
     assert verdict["rung"] == (1 if answers is None else 2) < LOWEST_READY_RUNG
     assert verdict["status"] not in PASSED
     assert "ready" not in verdict["headline"].lower()
@@ -59,18 +62,32 @@ def test_on_samples_every_check_decides(found):
 
 
 def test_choosing_among_logged_answers_is_said_up_to_the_largest_k_that_was_shown():
-    verdict = verdict_on_labels([PASS], logged(4))
+    verdict = verdict_on_labels([PASS], logged(4), OVER)
     assert verdict["status"] == "passes"
     assert "up to k = 4 (wins 0.60 (0.55 to 0.65))" in verdict["headline"]
     assert "no policy was tried on it" in verdict["headline"]
     assert verdict["reasons"] == []
-    unclear = verdict_on_labels([PASS], logged(None))
+    unclear = verdict_on_labels([PASS], logged(None), OVER)
     assert (unclear["status"], unclear["reasons"]) == ("fails", ["the win rate may be as low as 0.4"])
     assert "k =" not in unclear["headline"]
 
 
+@pytest.mark.parametrize("answers", [None, logged(4)])
+@pytest.mark.parametrize(
+    ("high", "others", "status"), [(0.05, [PASS], "unclear"), (-0.01, [PASS], "fails"), (0.05, [PASS, FAIL], "fails")]
+)
+def test_too_few_pairs_to_say_is_a_verdict_and_no_failure(answers, high, others, status):
+    over = part(0.01, -0.04, high)
+    verdict = verdict_on_labels([baseline_check(over), *others], answers, over)
+    assert verdict["status"] == status
+    assert ("too few labelled pairs to say" in verdict["headline"].lower()) is (status == "unclear")
+    assert verdict["reasons"][0].startswith(
+        "accuracy minus that of the better of chance and length: +1.0 points (-4.0 to"
+    )
+
+
 def test_a_choice_that_may_be_that_of_the_longest_answer_is_told_so():
-    verdict = verdict_on_labels([PASS], logged(4, over_longest=-0.01))
+    verdict = verdict_on_labels([PASS], logged(4, over_longest=-0.01), OVER)
     [reason] = verdict["reasons"]
     assert "minus that of the longest answer: 0.10 (-0.01 to 0.20)" in reason
 
@@ -107,7 +124,9 @@ def test_what_would_raise_it_is_a_command_that_there_is(source, rung):
     policy = None if rung < 3 else PolicyConfig(samples=None if source == "gold" else "judged.parquet")
     config = PipelineConfig(data=DataConfig(source=source), policy=policy)
     verdict = (
-        verdict_on_samples([PASS], **PLAN) if rung == 3 else verdict_on_labels([PASS], logged(4) if rung == 2 else None)
+        verdict_on_samples([PASS], **PLAN)
+        if rung == 3
+        else verdict_on_labels([PASS], logged(4) if rung == 2 else None, OVER)
     )
     more = next_rung(verdict, config, "out/a b/best")
     assert more["rung"] == max(3, rung + 1)

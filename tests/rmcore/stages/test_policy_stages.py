@@ -262,3 +262,34 @@ def test_without_a_policy_its_stages_say_so(chain, tmp_path):
     for name in ("policy", "samples", "overoptimization"):
         with pytest.raises(ConfigError, match="there is no policy in this config, so nothing would be sampled"):
             run_alone(name, chain, tmp_path / name, config=CONFIG.model_copy(update={"policy": None}))
+
+
+@pytest.mark.slow
+def test_a_reward_model_starts_from_the_policy_that_was_fine_tuned(chain):
+    """One step at a rate that moves nothing: what was trained is the policy, with a head of its own."""
+    one_step = {"steps": 1, "lr": 1e-12, "eval_every": 1}
+    started = chain.with_config(model={"name": "policy"}, train=one_step)
+    assert pipeline_stages(started.config)[:3] == ("prepare", "policy", "train")
+    policy = load_file(started.folder("policy") / "model" / "model.safetensors")
+    trained = load_file(started.folder("train") / "best" / "model.safetensors")
+    shared = [name for name in policy if name in trained]
+    assert len(shared) > 20
+    assert all(torch.allclose(policy[name], trained[name], atol=1e-6) for name in shared)
+    other = started.with_config(policy={"sft_lr": 1e-4})
+    assert other.key("train") != started.key("train")
+    plain = chain.with_config(train=one_step)
+    assert plain.with_config(policy={"sft_lr": 1e-4}).key("train") == plain.key("train")
+
+
+def test_a_policy_that_is_a_folder_is_named_as_what_the_reward_model_starts_from(chain):
+    folder = str(chain.folder("policy") / "model")
+    config = changed(CONFIG, model={"name": "policy"}, policy={"name": folder})
+    assert STAGES["train"].settings.of(config).model.name == folder
+    assert STAGES["train"].needs(config) == ("prepare",)
+    assert pipeline_stages(config)[:2] == ("prepare", "train")
+
+
+@pytest.mark.parametrize("policy", [None, {"name": "world"}, {"samples": "judged.parquet"}])
+def test_a_reward_model_cannot_start_from_a_policy_without_weights(policy):
+    with pytest.raises(ValidationError, match="there are none"):
+        PipelineConfig(model={"name": "policy"}, policy=policy)

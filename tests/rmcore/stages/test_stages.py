@@ -110,7 +110,7 @@ OTHER_VALUES = {
     "active.check.labels": (50, 60),
 }  # fmt: skip
 """Where the value cannot be told from its type."""
-CHECKPOINT_STAGES = {"evaluate", "landscape", "overoptimization", "grpo"}
+CHECKPOINT_STAGES = {"evaluate", "landscape", "overoptimization", "confirmation", "grpo"}
 ON_DEVICE = CHECKPOINT_STAGES | {"train", "policy", "samples", "population", "features", "active_check"}
 STAGES_OF_A_SECTION = {
     "study": set(),
@@ -136,21 +136,29 @@ STAGES_OF_A_SETTING = {
     "data.gold.temperature": {"prepare", "active", "active_check", "grpo"},  # also of what labels anew
     "data.gold.flip_rate": {"prepare", "grpo"},
     "data.gold.length_bias": {"prepare", "grpo"},
-    "evaluate.num_resamples": {"evaluate", "readiness", "overoptimization", "grpo"},
+    "evaluate.num_resamples": {"evaluate", "readiness", "overoptimization", "confirmation", "grpo"},
     "readiness.planned_optimizer": {"readiness", "readiness_v2", "validation"},
-    "readiness.planned_kl": {"readiness", "readiness_v2", "validation", "overoptimization", "population"},
-    "readiness.min_gain": {"readiness", "readiness_v2", "validation"},
+    "readiness.planned_kl": {
+        "readiness",
+        "readiness_v2",
+        "validation",
+        "overoptimization",
+        "confirmation",
+        "population",
+    },
+    "readiness.min_gain": {"readiness", "readiness_v2", "confirmation", "validation"},
     "validation.worlds": {"population", "validation"},
-    "policy.name": {"policy", "samples", "overoptimization", "grpo", "population"},
+    "policy.name": {"policy", "samples", "overoptimization", "confirmation", "grpo", "population"},
     "policy.base": {"policy"},
     "policy.sft_examples": {"policy"},
     "policy.sft_epochs": {"policy"},
     "policy.sft_lr": {"policy"},
-    "policy.engine": {"samples", "grpo"},
-    "policy.num_prompts": {"samples"},
+    "policy.engine": {"samples", "confirmation", "grpo"},
+    "policy.num_prompts": {"samples", "confirmation"},
+    "policy.fresh_prompts": {"confirmation"},
     "policy.samples_per_prompt": {"samples"},
-    "policy.temperature": {"samples", "grpo"},
-    "policy.max_new_tokens": {"samples", "grpo"},
+    "policy.temperature": {"samples", "confirmation", "grpo"},
+    "policy.max_new_tokens": {"samples", "confirmation", "grpo"},
     "policy.judge_column": {"samples"},
     "policy.judge_ceiling": {"overoptimization"},
     "policy.num_members": {"overoptimization", "grpo"},
@@ -221,8 +229,11 @@ def test_a_path_is_not_part_of_a_key_but_its_content_is(tmp_path, gold_pairs):
     assert stage_call("prepare", config, {}).key == make_key(inputs)
 
 
+OVER = {"value": 0.1, "ci_low": 0.05, "ci_high": 0.15, "num": 400, "reason": None}
+
+
 def test_the_best_that_labelled_pairs_allow_is_that_their_checks_passed():
-    judged = judge(GOOD, 0.92, 10.0, ReadinessConfig())
+    judged = judge(GOOD, 0.92, 10.0, ReadinessConfig(), OVER)
     verdict = judged["verdict"]
     assert (verdict["rung"], verdict["evidence"], verdict["status"]) == (1, "labelled pairs", "passes")
     assert verdict["reasons"] == []
@@ -241,18 +252,18 @@ def test_the_best_that_labelled_pairs_allow_is_that_their_checks_passed():
     ],
 )
 def test_one_failed_check_fails_and_is_named(change, train_accuracy, lambda_max, failed):
-    judged = judge(GOOD | change, train_accuracy, lambda_max, ReadinessConfig())
+    judged = judge(GOOD | change, train_accuracy, lambda_max, ReadinessConfig(), OVER)
     assert judged["verdict"]["status"] == "fails"
     assert failed in [check["name"] for check in judged["gate"] if not check["passed"]]
 
 
 @pytest.mark.parametrize(("variance", "lambda_max"), [(0.01, 0.0), (1e3, 1e4)])
 def test_the_original_score_decides_nothing(variance, lambda_max):
-    judged = judge(GOOD | {"pooled_reward_variance": variance}, 0.92, lambda_max, ReadinessConfig())
+    judged = judge(GOOD | {"pooled_reward_variance": variance}, 0.92, lambda_max, ReadinessConfig(), OVER)
     assert judged["verdict"]["status"] == "passes"
     assert "verdict" not in judged["readiness"]
 
 
 def test_readiness_without_a_number_it_needs_is_refused():
     with pytest.raises(DataError, match="lambda_max"):
-        judge(GOOD, 0.9, None, ReadinessConfig())
+        judge(GOOD, 0.9, None, ReadinessConfig(), OVER)

@@ -19,6 +19,7 @@ from rmcore.models.batching import collate
 from rmcore.models.head import is_reward_head
 from rmcore.models.packing.forward import rewards_of
 from rmcore.training.losses import bradley_terry_loss_sum, split_rewards
+from rmcore.training.muon import Float32Muon, orthogonalised
 from rmcore.training.optimizers import (
     decay_groups,
     effective_warmup,
@@ -231,6 +232,41 @@ def test_muon_moves_a_matrix_about_as_much_as_adamw_does():
     model.weight.grad = torch.randn_like(model.weight)
     optimizer.step()
     assert 0.15 < (model.weight - start).square().mean().sqrt().item() / config.lr < 0.25
+
+
+@pytest.mark.parametrize("shape", [(40, 96), (96, 40), (16, 16)])
+def test_muon_on_a_cpu_is_torchs_but_for_the_rounding_of_bfloat16(shape):
+    """And its state is torch's: one goes on from where the other was."""
+    torch.manual_seed(0)
+    start, gradients = torch.randn(shape), [torch.randn(shape) for _ in range(4)]
+
+    def trained(first, second):
+        weight = nn.Parameter(start.clone())
+        settings = {"lr": 0.01, "weight_decay": 0.1, "momentum": 0.95, "adjust_lr_fn": "match_rms_adamw"}
+        before, after = first([weight], **settings), second([weight], **settings)
+        for index, gradient in enumerate(gradients):
+            if index == 2:
+                after.load_state_dict(before.state_dict())
+            weight.grad = gradient.clone()
+            (before if index < 2 else after).step()
+        return weight.detach() - start
+
+    moved = trained(Float32Muon, Float32Muon)
+    for kinds in itertools.product((torch.optim.Muon, Float32Muon), repeat=2):
+        assert (trained(*kinds) - moved).norm() / moved.norm() < 0.02, kinds  # bfloat16 has 8 bits
+
+
+@given(st.integers(1, 3), st.integers(2, 12), st.integers(2, 12), st.integers(0, 9))
+def test_orthogonalising_keeps_singular_vectors_and_brings_the_values_near_one(num, rows, columns, seed):
+    """Against float64 by the same polynomial of the singular values; small ones are drawn up, not all the way."""
+    torch.manual_seed(seed)
+    matrices = torch.randn(num, rows, columns)
+    found = orthogonalised(matrices).double()
+    u, values, vh = torch.linalg.svd(matrices.double(), full_matrices=False)
+    values = values / matrices.double().norm(dim=(1, 2))[:, None]
+    for _ in range(5):
+        values = 3.4445 * values - 4.7750 * values**3 + 2.0315 * values**5
+    torch.testing.assert_close(found, (u * values[:, None, :]) @ vh, atol=2e-4, rtol=1e-3)
 
 
 @given(st.floats(1e-3, 10), st.integers(0, 5))

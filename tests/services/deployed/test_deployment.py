@@ -16,8 +16,8 @@ from tasks.local_services import HOME_MARK
 
 pytestmark = pytest.mark.services
 FLOWS = (
-    "pipeline", "trajectory", "experiment", "score", "best-of-n", "overoptimize", "readiness", "readiness-validation",
-    "active-learning", "rlhf",
+    "pipeline", "trajectory", "experiment", "score", "best-of-n", "overoptimize", "readiness", "confirm",
+    "readiness-validation", "active-learning", "rlhf",
 )  # fmt: skip
 MATRIX = {"experiment": "baseline", "size": "smoke", "seeds": 1}
 
@@ -150,6 +150,7 @@ def test_the_form_and_the_run_show_in_a_browser(browse, services, finished):
         forms["best-of-n"]: ["in place of a training", "samples of each prompt", "Submit"],
         forms["overoptimize"]: ["column of the gold reward", "largest n of best-of-n", "Submit"],
         forms["readiness"]: ["nats that the policy will be moved by", "Submit"],
+        forms["confirm"]: ["other prompts, at most, that best-of-n is served on", "Submit"],
         forms["readiness-validation"]: ["quickly trained backbones", "Submit"],
         forms["rlhf"]: ["Samples of each prompt, whose rewards are compared", "a checkpoint folder", "Submit"],
         forms["active-learning"]: ["paired repetitions", "Submit"],

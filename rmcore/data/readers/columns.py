@@ -1,0 +1,151 @@
+"""What columns are called: the names that layouts are known by, and those that a user gave instead."""
+
+import re
+import shlex
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Any
+
+from rmcore.config.pipeline import DataConfig
+from rmcore.core.errors import DataError
+
+Row = Mapping[str, Any]
+
+MARGIN_COLUMNS = ("target_margin", "margin")
+SHP_COLUMNS = ("history", "human_ref_A", "human_ref_B", "labels")
+SIDE_COLUMNS = ("response", "text", "completion")
+ANSWER_COLUMNS = ("responses", "answers", "completions")
+ORDERS = ("ranking", "order")
+LIST_COLUMNS = frozenset((*ANSWER_COLUMNS, "ranks", "scores", *ORDERS))
+PROMPTS = ("prompt", "instruction", "question", "context")
+"""What the prompt may be called beside two or more answers; the first one wins, several of the others are refused."""
+_STEMS = ("response", "answer", "completion", "output", "reply", "text", "conversation")
+TWO_ANSWERS = (("a", "b"), *((f"{stem}_{one}", f"{stem}_{other}") for stem in _STEMS for one, other in ("ab", "12")))
+WINNERS = ("winner", "preference", "preferred", "choice")
+STRENGTHS = ("preference_strength", "overall_preference")
+ARENA_WINNERS = ("winner_model_a", "winner_model_b", "winner_tie")
+OPENAI_COLUMNS = ("input", "preferred_output", "non_preferred_output")
+_OTHERS = ("pair_id", "role", "label", "metadata", "meta", "subset", "chosen", "rejected", "score_ratio")
+_OF_PROGRAMS = ("model_a", "model_b", "annotations", "data", "fields")
+
+_LIKELY = {
+    "prompt_column": ("prompt", "instruction", "question", "query", "input", "context", "user", "task", "post"),
+    "chosen_column": (
+        *("chosen", "good", "better", "best", "accepted", "positive"),
+        *("chosenresponse", "preferredresponse", "betterresponse", "goodresponse", "responsechosen"),
+    ),
+    "rejected_column": (
+        *("rejected", "bad", "worse", "worst", "dispreferred", "negative"),
+        *("rejectedresponse", "dispreferredresponse", "worseresponse", "badresponse", "responserejected"),
+    ),
+}
+"""Spellings that are offered as a mapping and never taken by themselves."""
+_SEPARATORS = re.compile(r"[\s_()-]+")
+
+
+def word(text: str) -> str:
+    """A name or value in small letters, with one underscore for spaces, hyphens and brackets."""
+    return _SEPARATORS.sub("_", text.lower()).strip("_")
+
+
+def spelling(name: str) -> str:
+    """What is the same for all spellings of a name: `responsea` for response_a, Response A and response-a."""
+    return word(name).replace("_", "")
+
+
+_KNOWN = {
+    spelling(name): name
+    for name in chain(
+        *TWO_ANSWERS, PROMPTS, MARGIN_COLUMNS, SHP_COLUMNS, SIDE_COLUMNS, LIST_COLUMNS, WINNERS, STRENGTHS,
+        ARENA_WINNERS, OPENAI_COLUMNS, _OTHERS, _OF_PROGRAMS,
+    )
+}  # fmt: skip
+
+
+def known_names(columns: Iterable[str], taken: Collection[str] = ()) -> dict[str, str]:
+    """Column -> the name that it is known by, for those that are spelled otherwise.
+
+    Args:
+        columns: as the source has them. A name that is there as it should be stands for itself.
+        taken: names that the user gave to other columns.
+
+    Raises:
+        DataError: two columns are spellings of one name.
+    """
+    columns = list(columns)
+    found: dict[str, str] = {}
+    for column in columns:
+        name = _KNOWN.get(spelling(column), column)
+        if name == column or name in columns or name in taken:
+            continue
+        if name in found.values():
+            other = next(one for one in found if found[one] == name)
+            raise DataError(f"the columns {other!r} and {column!r} may both be {name}: rename or drop one of them.")
+        found[column] = name
+    return found
+
+
+def respelled(row: Row) -> dict[str, Any]:
+    """The row under the names that its columns are known by."""
+    names = known_names(row)
+    return {names.get(column, column): value for column, value in row.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnMap:
+    """Names of the columns, where they are not the usual ones; None keeps the usual name.
+
+    `spelled` holds the columns that are known names in another spelling, see `for_source`.
+    """
+
+    prompt: str | None = None
+    chosen: str | None = None
+    rejected: str | None = None
+    margin: str | None = None
+    spelled: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def from_config(cls, config: DataConfig) -> "ColumnMap":
+        """The map that a data configuration names."""
+        return cls(config.prompt_column, config.chosen_column, config.rejected_column, config.margin_column)
+
+    def for_source(self, columns: Iterable[str]) -> "ColumnMap":
+        """The map that also takes columns in another spelling: capitals, spaces, hyphens.
+
+        Raises:
+            DataError: two columns are spellings of one name.
+        """
+        usual = self.usual_names()
+        spelled = known_names((name for name in columns if name not in usual), usual.values())
+        return replace(self, spelled=spelled)
+
+    def usual_names(self) -> dict[str, str]:
+        """Named column -> the usual name that it stands for."""
+        names = {"prompt": self.prompt, "chosen": self.chosen, "rejected": self.rejected, "target_margin": self.margin}
+        return {column: usual for usual, column in names.items() if column is not None}
+
+    def rename(self, row: Row) -> dict[str, Any]:
+        """The row under the usual names; a column that a named one displaces is dropped."""
+        usual = self.usual_names()
+        renamed = {self.spelled.get(name, name): value for name, value in row.items() if name not in usual}
+        return renamed | {usual[name]: row[name] for name in usual if name in row}
+
+
+USUAL_COLUMNS = ColumnMap()
+
+
+def likely_prompt(columns: Iterable[str]) -> bool:
+    """Whether a column is called as prompts often are."""
+    return any(spelling(column) in _LIKELY["prompt_column"] for column in columns)
+
+
+def mapping_to_paste(columns: Iterable[str]) -> str:
+    """The options that name the columns, to be completed by the user: COLUMN stands where none is likely."""
+    columns = list(columns)
+    options = []
+    for option, spellings in _LIKELY.items():
+        likely = [column for column in columns if spelling(column) in spellings]
+        named = likely[0] if len(likely) == 1 and likely[0].isprintable() else "COLUMN"
+        options.append(f"--set {shlex.quote(f'data.{option}={named}')}")
+    return " ".join(options)

@@ -1,0 +1,508 @@
+"""Rows as other programs and public data sets write them, translated into the rows that `layouts` reads.
+
+A translation gives `prompt`, `chosen`, `rejected` (, `target_margin`) of two answers, and `prompt`, `responses`,
+`ranks` or `scores` of more. It is made from the columns of the source once, and then holds for all its rows. What may
+mean two things is refused for the whole file (a DataError), what one row lacks costs that row (`RowRejected`).
+
+| layout | columns | which is better |
+| --- | --- | --- |
+| two answers and a winner | prompt, two answers, winner / preference / preferred / choice | a, model_b, left, tie … |
+| LMArena | prompt, response_a, response_b, winner_model_a, winner_model_b, winner_tie | the one that is 1 |
+| HelpSteer preferences | prompt, response_1, response_2, preference_strength | below 0 the first, above 0 the second |
+| OpenAI preferences | input.messages, preferred_output, non_preferred_output | as named |
+| answers and a ranking | prompt, answers, ranking or order | see `_ranking` |
+| raw UltraFeedback | instruction, completions of {response, annotations, overall_score} | mean of the ratings |
+| Label Studio | data, annotations with a result of the type pairwise | left, right; each annotation is a label |
+| Argilla | fields, responses; or QUESTION.responses | a ranking, a choice or ratings of each user |
+
+Where two answers become chosen and rejected, `model_a` and `model_b` become `chosen_model` and `rejected_model`.
+"""
+
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rmcore.core.errors import DataError
+from rmcore.data.readers.columns import (
+    ANSWER_COLUMNS,
+    ARENA_WINNERS,
+    OPENAI_COLUMNS,
+    ORDERS,
+    PROMPTS,
+    STRENGTHS,
+    TWO_ANSWERS,
+    WINNERS,
+    Row,
+    respelled,
+    spelling,
+    word,
+)
+from rmcore.data.readers.fields import (
+    Reason,
+    RowRejected,
+    json_object,
+    json_or_text,
+    list_value,
+    number,
+    number_list,
+)
+
+Translate = Callable[[Row], dict[str, Any]]
+
+_SIDE = re.compile(
+    r"[ab]|(?:model|response|answer|completion|output|reply|text|conversation|option|assistant|candidate|choice)_?[ab12]"
+)
+_NUMBER = re.compile(r"[-+]?\d+(\.\d+)?")
+_SIDES = {"left": 0, "right": 1, "first": 0, "second": 1}
+_TIES = frozenset(
+    ("tie", "ties", "tied", "tie_bothbad", "tie_both_bad", "both_bad", "bothbad", "both_good", "both", "neither",
+     "equal", "draw", "same", "no_preference")
+)  # fmt: skip
+_NO_ANSWERS = ("draft", "discarded")
+
+
+def whole(row: Row) -> list[Row]:
+    """A row that holds one label."""
+    return [row]
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """One foreign layout.
+
+    `translation` is given every column of the source with a typical value, and gives None where they are not of this
+    layout. `unfold` splits a row into its labels where several people may have labelled it.
+    """
+
+    name: str
+    columns: str
+    translation: Callable[[Row], Translate | None]
+    unfold: Callable[[Row], list[Row]] = whole
+
+
+def _only(found: Sequence[Any], what: str) -> Any:
+    if len(found) > 1:
+        named = " and ".join(" with ".join(one) if isinstance(one, tuple) else one for one in found[:2])
+        raise DataError(f"{named} may both be {what}, and which one is meant is unknown: drop or rename one.")
+    return found[0]
+
+
+def _prompt_column(columns: Collection[str]) -> str | None:
+    found = [name for name in PROMPTS if name in columns]
+    if found[:1] == ["prompt"] or not found:
+        return found[0] if found else None
+    return str(_only(found, "the prompt"))
+
+
+def _two_answers(columns: Collection[str]) -> list[tuple[str, str]]:
+    """Which pairs of answer columns are there; none where a third answer stands beside them."""
+    third = {"a": "c", "1": "3"}
+    return [
+        (first, second)
+        for first, second in TWO_ANSWERS
+        if first in columns and second in columns and first[:-1] + third[first[-1]] not in columns
+    ]
+
+
+def _prompt_of_two(sample: Row, first: str) -> tuple[bool, str | None]:
+    """(whether a prompt is to be had, its column): whole conversations carry theirs."""
+    prompt = _prompt_column(sample)
+    return prompt is not None or isinstance(sample[first], list), prompt
+
+
+def _preferred(
+    row: Row, answers: tuple[str, str], better: int, prompt: str | None, used: Iterable[str] = ()
+) -> dict[str, Any]:
+    """The row with its answers as chosen and rejected; other columns of the two sides follow them."""
+    chosen, rejected = answers[better], answers[1 - better]
+    sides = {f"_{chosen[-1]}": "chosen_", f"_{rejected[-1]}": "rejected_"}
+    unused = {name: value for name, value in row.items() if name not in {*answers, prompt, *used}}
+    translated: dict[str, Any] = {}
+    for name, value in unused.items():
+        stem, ending = name[:-2], name[-2:]
+        sided = ending in sides and all(stem + other in unused for other in sides)
+        translated[sides[ending] + stem if sided else name] = value
+    translated |= {"chosen": row.get(chosen), "rejected": row.get(rejected)}
+    return translated if prompt is None else translated | {"prompt": row.get(prompt)}
+
+
+def _winner(sample: Row) -> Translate | None:
+    """A column that names the better of two answers: by its column, its letter, its side, or its model."""
+    verdicts, found = [name for name in WINNERS if name in sample], _two_answers(sample)
+    if not verdicts or not found:
+        return None
+    column, answers = _only(verdicts, "the column that says which answer is better"), _only(found, "the two answers")
+    has_prompt, prompt = _prompt_of_two(sample, answers[0])
+    if not has_prompt:
+        return None
+
+    def translate(row: Row) -> dict[str, Any]:
+        models = (row.get("model_a"), row.get("model_b"))
+        return _preferred(row, answers, _better(row.get(column), column, answers, models), prompt, (column,))
+
+    return translate
+
+
+def _better(value: Any, column: str, answers: tuple[str, str], models: tuple[Any, Any]) -> int:
+    """0 where the first answer is better, 1 where the second is.
+
+    A bare number names an answer where the answers are numbered. Beside lettered ones 1 may be the first of 1 and 2,
+    the second of 0 and 1, or "yes, A", so the file is refused.
+    """
+    if value is None or value == "" or (isinstance(value, float) and math.isnan(value)):
+        raise RowRejected(Reason.NOT_LABELLED)
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise RowRejected(Reason.UNKNOWN_WINNER)
+    if not isinstance(value, str) or _NUMBER.fullmatch(value.strip()):
+        return _numbered(value, column, answers)
+    said = word(value)
+    if said in _TIES:
+        raise RowRejected(Reason.TIE)
+    if said in _SIDES:
+        return _SIDES[said]
+    if _SIDE.fullmatch(said):
+        return "ab12".index(said[-1]) % 2
+    by_name = [place for place, model in enumerate(models) if model is not None and model == value]
+    if len(by_name) != 1:
+        raise RowRejected(Reason.UNKNOWN_WINNER)
+    return by_name[0]
+
+
+def _numbered(value: Any, column: str, answers: tuple[str, str]) -> int:
+    place = float(value) if isinstance(value, str) else value
+    if place not in (-1, 0, 1, 2):
+        raise RowRejected(Reason.UNKNOWN_WINNER)
+    if place < 1 or answers[0].endswith("a"):
+        raise DataError(
+            f"{column} is {value!r}, and which of {answers[0]} and {answers[1]} that is cannot be known: people count "
+            f"from 0, count from 1, or write 1 for yes. Write {answers[0]}, {answers[1]} or tie in that column."
+        )
+    return int(place) - 1
+
+
+def _arena(sample: Row) -> Translate | None:
+    """LMArena's 55k battles: one of three columns is 1. Prompt and answers are JSON lists, a text for each turn."""
+    found = _two_answers(sample)
+    if not found or any(name not in sample for name in ARENA_WINNERS[:2]):
+        return None
+    answers = _only(found, "the two answers")
+    has_prompt, prompt = _prompt_of_two(sample, answers[0])
+    if not has_prompt:
+        return None
+
+    def translate(row: Row) -> dict[str, Any]:
+        flags = [number(row.get(name), Reason.UNKNOWN_WINNER) for name in ARENA_WINNERS]
+        if flags == [None] * 3:
+            raise RowRejected(Reason.NOT_LABELLED)
+        if sorted(flag or 0.0 for flag in flags) != [0, 0, 1]:
+            raise RowRejected(Reason.UNKNOWN_WINNER)
+        if flags[2]:
+            raise RowRejected(Reason.TIE)
+        translated = _preferred(row, answers, flags.index(1), prompt, ARENA_WINNERS)
+        questions = _listed(translated.get("prompt"))
+        if not isinstance(questions, list):
+            return translated
+        del translated["prompt"]
+        return translated | {side: _turns(questions, _listed(translated[side])) for side in ("chosen", "rejected")}
+
+    return translate
+
+
+def _listed(value: Any) -> Any:
+    """The list that a JSON text holds, else the value itself."""
+    listed = json_or_text(value) if isinstance(value, str) and value.lstrip().startswith("[") else value
+    return listed if isinstance(listed, list) else value
+
+
+def _turns(questions: list[Any], answers: Any) -> list[dict[str, Any]]:
+    """A dialogue as messages. After its first turn each side has a context of its own, and is no pair then."""
+    if len(list_value(answers)) != len(questions):
+        raise RowRejected(Reason.MISSING_VALUE)
+    return [
+        {"role": role, "content": text}
+        for turn in zip(questions, answers, strict=True)
+        for role, text in zip(("user", "assistant"), turn, strict=True)
+    ]
+
+
+def _strength(sample: Row) -> Translate | None:
+    """HelpSteer2 and 3: from -3 (the first is much better) to 3 (the second is); its size is the margin."""
+    columns = [name for name in STRENGTHS if name in sample]
+    found = [answers for answers in _two_answers(sample) if answers[0].endswith("1")]
+    prompt = _prompt_column(sample) if columns and found else None
+    if prompt is None:
+        return None
+    column, answers = _only(columns, "the strength of the preference"), _only(found, "the two answers")
+
+    def translate(row: Row) -> dict[str, Any]:
+        value = number(row.get(column), Reason.BAD_MARGIN)
+        if not value:
+            raise RowRejected(Reason.NOT_LABELLED if value is None else Reason.TIE)
+        return _preferred(row, answers, int(value > 0), prompt, (column,)) | {"target_margin": abs(value)}
+
+    return translate
+
+
+def _openai(sample: Row) -> Translate | None:
+    return _translate_openai if all(name in sample for name in OPENAI_COLUMNS) else None
+
+
+def _translate_openai(row: Row) -> dict[str, Any]:
+    conversation = json_object(row.get("input"))
+    if conversation is None:
+        raise RowRejected(Reason.MISSING_VALUE if row.get("input") is None else Reason.WRONG_TYPE)
+    extras = {name: value for name, value in row.items() if name not in OPENAI_COLUMNS}
+    extras |= {name: value for name, value in conversation.items() if name != "messages" and value not in (None, [])}
+    sides = {"chosen": row.get("preferred_output"), "rejected": row.get("non_preferred_output")}
+    return {**extras, "prompt": conversation.get("messages"), **sides}
+
+
+def _ranking(sample: Row) -> Translate | None:
+    """Answers with a `ranking`, which is taken where it can mean one thing only, or an `order`.
+
+    A ranking of texts is the answers, best first. One of numbers is the rank of each answer, 1 is best, or the numbers
+    of the answers, best first: [2, 3, 1] would give other pairs. Where both say the same (two answers always do), or
+    only ranks are possible (a tie), it is taken; else the file is refused. An `order` is the numbers of the answers,
+    best first, counted from 0 where a 0 is among them.
+    """
+    columns = [name for name in ORDERS if name in sample]
+    column = next((name for name in ANSWER_COLUMNS if name in sample), None)
+    if not columns or column is None:
+        return None
+    prompt = _prompt_column(sample)
+    if prompt is None:
+        return None
+    order = _only(columns, "how the answers are ranked")
+
+    def translate(row: Row) -> dict[str, Any]:
+        answers, places = list_value(row.get(column)), row.get(order)
+        extras = {name: value for name, value in row.items() if name not in (prompt, column, order)}
+        if isinstance(places, list) and places and all(isinstance(place, str) for place in places):
+            ranks = _ranks_of_texts(answers, places)
+        else:
+            ranks = _ranks_of_numbers(number_list(places, len(answers)), is_order=order == "order")
+        return {**extras, "prompt": row.get(prompt), "responses": answers, "ranks": ranks}
+
+    return translate
+
+
+def _ranks_of_texts(answers: list[Any], places: list[str]) -> list[float]:
+    if len(places) != len(answers):
+        raise RowRejected(Reason.LENGTHS_DIFFER)
+    if len(set(places)) != len(places) or any(answer not in places for answer in answers):
+        raise RowRejected(Reason.UNKNOWN_WINNER)
+    return [float(places.index(answer) + 1) for answer in answers]
+
+
+def _ranks_of_numbers(places: list[float] | None, *, is_order: bool) -> list[float]:
+    if places is None:
+        raise RowRejected(Reason.MISSING_VALUE)
+    lowest = 0 if 0 in places else 1
+    if sorted(places) != list(range(lowest, lowest + len(places))):
+        if is_order:
+            raise RowRejected(Reason.UNKNOWN_WINNER)
+        return places
+    ranks = [places.index(answer) + lowest for answer in range(lowest, lowest + len(places))]
+    if not is_order and ranks != places:
+        shown = [int(place) for place in places]
+        raise DataError(
+            f"ranking is {shown}: the rank of each answer, or the numbers of the answers, best first? That gives other "
+            "pairs. Call the column ranks (the rank of each answer, 1 is best) or order (the answers, best first):\n"
+            "    sed '1s/ranking/ranks/' OLD.csv > NEW.csv\n"
+            '    sed \'s/"ranking":/"ranks":/\' OLD.jsonl > NEW.jsonl'
+        )
+    return [float(rank) for rank in ranks]
+
+
+def _ultrafeedback(sample: Row) -> Translate | None:
+    """Completions with their annotations: the mean of the aspects' ratings, or the overall score where none are there.
+
+    Early copies hold overall scores of 10 that should be 1 (corrected by its authors in December 2023), ratings do not.
+    """
+    completions = sample.get("completions")
+    first = completions[0] if isinstance(completions, list) and completions else None
+    if not isinstance(first, dict) or "response" not in first:
+        return None
+    prompt = _prompt_column(sample)
+    if prompt is None:
+        return None
+    is_rated = isinstance(first.get("annotations"), dict)
+
+    def translate(row: Row) -> dict[str, Any]:
+        items = list_value(row.get("completions"))
+        if not all(isinstance(item, dict) for item in items):
+            raise RowRejected(Reason.WRONG_TYPE)
+        scores = _mean_ratings(items) if is_rated else [item.get("overall_score") for item in items]
+        extras = {name: value for name, value in row.items() if name not in (prompt, "completions")}
+        responses = [item.get("response") for item in items]
+        return {**extras, "prompt": row.get(prompt), "responses": responses, "scores": scores}
+
+    return translate
+
+
+def _mean_ratings(completions: list[dict[str, Any]]) -> list[float]:
+    """Each completion's mean over the aspects that were rated (not "N/A") for all of them."""
+    ratings = [_ratings(completion.get("annotations")) for completion in completions]
+    aspects = [aspect for aspect in ratings[0] if all(aspect in rated for rated in ratings)] if ratings else []
+    if not aspects:
+        raise RowRejected(Reason.NOT_LABELLED)
+    return [sum(rated[aspect] for aspect in aspects) / len(aspects) for rated in ratings]
+
+
+def _ratings(annotations: Any) -> dict[str, float]:
+    found = {}
+    for aspect, entry in (annotations if isinstance(annotations, dict) else {}).items():
+        try:
+            rating = number(entry.get("Rating") if isinstance(entry, dict) else None, Reason.WRONG_TYPE)
+        except RowRejected:
+            continue
+        if rating is not None:
+            found[aspect] = rating
+    return found
+
+
+def _label_studio(sample: Row) -> Translate | None:
+    is_export = isinstance(sample.get("annotations"), list) and isinstance(sample.get("data"), dict)
+    return _translate_label_studio if is_export else None
+
+
+def _unfold_label_studio(row: Row) -> list[Row]:
+    annotations = row.get("annotations")
+    if not isinstance(annotations, list) or not annotations:
+        return [row]
+    return [{**row, "annotations": [annotation]} for annotation in annotations]
+
+
+def _translate_label_studio(row: Row) -> dict[str, Any]:
+    """One annotation of a task: its pairwise result names the left or the right one of `to_name`."""
+    data, annotations = row.get("data"), row.get("annotations")
+    if not isinstance(data, dict):
+        raise RowRejected(Reason.MISSING_VALUE)
+    annotation = annotations[0] if isinstance(annotations, list) and annotations else None
+    if not isinstance(annotation, dict) or annotation.get("was_cancelled"):
+        raise RowRejected(Reason.NOT_LABELLED)
+    found = annotation.get("result")
+    entries = [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
+    results = [entry for entry in entries if entry.get("type") == "pairwise"]
+    if not results:
+        raise RowRejected(Reason.NOT_LABELLED)
+    value = results[0].get("value")
+    selected = value.get("selected") if isinstance(value, dict) else None
+    if len(results) > 1 or selected not in ("left", "right"):
+        raise RowRejected(Reason.UNKNOWN_WINNER)
+    data = respelled(data)
+    compared = results[0].get("to_name")
+    names = compared.split(",") if isinstance(compared, str) else compared if isinstance(compared, list) else []
+    columns = {spelling(name): name for name in data}
+    shown = [columns[spelling(str(name))] for name in names if spelling(str(name)) in columns]
+    answers = [(shown[0], shown[1])] if len(shown) == 2 else _two_answers(data)
+    if not answers:
+        raise RowRejected(Reason.MISSING_VALUE)
+    sides = _only(answers, "the two answers")
+    return _preferred(data, sides, _SIDES[selected], _prompt_column(data), ("pair_id",))
+
+
+def _argilla(sample: Row) -> Translate | None:
+    nested = isinstance(sample.get("fields"), dict) and isinstance(sample.get("responses"), dict)
+    flat = any(name.endswith(".responses") for name in sample)
+    return _translate_argilla if nested or flat else None
+
+
+def _unfold_argilla(row: Row) -> list[Row]:
+    """One row for each user, `{"fields", "metadata", "said": {question: value}}`; a draft says nothing."""
+    fields, metadata, responses = row.get("fields"), row.get("metadata"), row.get("responses")
+    if not isinstance(fields, dict) or not isinstance(responses, dict):
+        fields = {name: value for name, value in row.items() if "." not in name and name not in ("id", "_server_id")}
+        metadata, responses = None, _flat_responses(row)
+    by_user: dict[str, dict[str, Any]] = {}
+    for question, entries in responses.items():
+        for entry in entries if isinstance(entries, list) else ():
+            if not isinstance(entry, dict):
+                continue
+            said = by_user.setdefault(str(entry.get("user_id")), {})
+            if entry.get("status") not in _NO_ANSWERS:
+                said[question] = entry.get("value")
+    return [{"fields": fields, "metadata": metadata, "said": said} for said in list(by_user.values()) or [{}]]
+
+
+def _flat_responses(row: Row) -> dict[str, list[dict[str, Any]]]:
+    """QUESTION.responses, .users and .status, lists in one order, as the nested form has them."""
+    responses = {}
+    for name in [name for name in row if name.endswith(".responses")]:
+        columns = [row.get(name), row.get(f"{name}.users"), row.get(f"{name}.status")]
+        values, users, statuses = (column if isinstance(column, list) else [] for column in columns)
+        responses[name.removesuffix(".responses")] = [
+            {"value": value, "user_id": dict(enumerate(users)).get(i), "status": dict(enumerate(statuses)).get(i)}
+            for i, value in enumerate(values)
+        ]
+    return responses
+
+
+def _translate_argilla(row: Row) -> dict[str, Any]:
+    """What one user said of the answers: a ranking of them, the better one of two, or a rating of each."""
+    fields, said = respelled(row["fields"]), row["said"]
+    prompt = _prompt_column(fields)
+    answers = [name for name in fields if name != prompt]
+    verdicts: dict[str, tuple[str, dict[str, Any]]] = {}
+    ratings: dict[str, Any] = {}
+    is_tie = False
+    for question, value in said.items():
+        if ranked := _argilla_ranks(value, answers):
+            verdicts[question] = ("ranks", ranked)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            rated = [name for name in answers if _is_named(name, question)]
+            if len(rated) == 1 and rated[0] in ratings:
+                raise DataError(f"two questions rate {rated[0]}: drop one of them from the Argilla export.")
+            ratings |= {name: value for name in rated if len(rated) == 1}
+        is_tie |= isinstance(value, str) and word(value) in _TIES
+    if len(ratings) > 1:
+        verdicts["the ratings"] = ("scores", ratings)
+    if not verdicts:
+        raise RowRejected(Reason.TIE if is_tie else Reason.NOT_LABELLED)
+    kind, numbers = verdicts[_only(list(verdicts), "the preference")]
+    unused = {name: value for name, value in fields.items() if name not in {prompt, "pair_id", *numbers}}
+    metadata = row["metadata"] if isinstance(row["metadata"], dict) else {}
+    responses = [fields[name] for name in numbers]
+    asked = None if prompt is None else fields[prompt]
+    return {**unused, **metadata, "prompt": asked, "responses": responses, kind: list(numbers.values())}
+
+
+def _is_named(field: str, question: str) -> bool:
+    """Whether a question's name holds that of a field as a whole: response_1 in "rating of response_1"."""
+    return re.search(rf"(^|_)({re.escape(word(field))}|{re.escape(spelling(field))})(_|$)", word(question)) is not None
+
+
+def _argilla_ranks(value: Any, answers: Sequence[str]) -> dict[str, Any] | None:
+    """Field -> rank, from names in their order, from {value, rank}, or from the name of the better of two."""
+    by_spelling = {spelling(name): name for name in answers}
+    if isinstance(value, str):
+        chosen = by_spelling.get(spelling(value))
+        pairs = [pair for pair in _two_answers(answers) if chosen in pair]
+        return {name: 1 if name == chosen else 2 for name in pairs[0]} if pairs else None
+    if not isinstance(value, list) or len(value) < 2:
+        return None
+    entries = [one if isinstance(one, dict) else {"value": one, "rank": place} for place, one in enumerate(value)]
+    named = [by_spelling.get(spelling(str(entry.get("value")))) for entry in entries]
+    ranks = {name: entry.get("rank") for name, entry in zip(named, entries, strict=True) if name is not None}
+    return ranks if len(ranks) == len(entries) else None
+
+
+FOREIGN = (
+    Foreign("two answers and a winner", "prompt, response_a, response_b, winner (a, b or tie)", _winner),
+    Foreign("LMArena", "prompt, response_a, response_b, winner_model_a, winner_model_b, winner_tie", _arena),
+    Foreign("HelpSteer preferences", "prompt, response_1, response_2, preference_strength", _strength),
+    Foreign("OpenAI preferences", "input with messages, preferred_output, non_preferred_output", _openai),
+    Foreign("answers and a ranking", "prompt, answers, ranking or order", _ranking),
+    Foreign("raw UltraFeedback", "instruction, completions with response and annotations", _ultrafeedback),
+    Foreign(
+        "Label Studio",
+        "annotations with a pairwise result, data with prompt and two answers (answer1, answer2)",
+        _label_studio,
+        _unfold_label_studio,
+    ),
+    Foreign(
+        "Argilla", "fields with prompt and answers, responses that rank, choose or rate them", _argilla, _unfold_argilla
+    ),
+)

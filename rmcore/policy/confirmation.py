@@ -1,0 +1,109 @@
+"""Best-of-n as it would be served, on fresh prompts: whether the gold reward rose for certain.
+
+Readiness judges a plan from samples of some prompts. This carries the plan out on others: n samples of each prompt are
+scored, the best is what a user would get, and a judge compares it with samples that were not among the n. It takes a
+judgement of `1 + OPPONENTS` responses a prompt, however large n is.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from rmcore.core.arrays import FloatArray
+from rmcore.core.errors import DataError
+from rmcore.evaluation.uncertainty import MetricValue, cluster_bootstrap, metric_value
+from rmcore.policy.sampling.best_of_n import nominal_kl
+
+OPPONENTS = 4
+"""Samples of each prompt that the best is compared with: enough to know how far samples of a prompt lie apart."""
+MOST_SAMPLES = 4096
+"""A plan beyond the 7.3 nats of best-of-4096 is none that best-of-n carries out."""
+
+
+def smallest_n(planned_kl: float) -> int:
+    """The smallest power of two whose best-of-n moves by at least `planned_kl` nats, where no samples tie.
+
+    Raises:
+        DataError: it is beyond `MOST_SAMPLES`.
+    """
+    n = 2
+    while nominal_kl(n) < planned_kl:
+        n *= 2
+        if n > MOST_SAMPLES:
+            raise DataError(
+                f"best-of-n moves a policy by log n - (n - 1) / n nats, which is {nominal_kl(MOST_SAMPLES):.2f} at n = "
+                f"{MOST_SAMPLES}, and {planned_kl:g} are planned; lower readiness.planned_kl, or train a policy."
+            )
+    return n
+
+
+def confirm(best: FloatArray, opponents: FloatArray, *, num_resamples: int, seed: int) -> dict[str, MetricValue]:
+    """What was gained on C prompts by giving the best of n instead of one sample.
+
+    Args:
+        best: (C,) a reward of the response that was chosen.
+        opponents: (C, M) the same reward of M samples of the same prompts that it was not chosen from.
+        num_resamples: of the bootstrap over prompts.
+        seed: of the bootstrap.
+
+    Returns:
+        gain: mean of the chosen one minus mean of a sample, in standard deviations of samples within prompts;
+        win_rate: how often the chosen one beats a sample, ties half. Each with a 95 % interval over prompts.
+
+    Raises:
+        DataError: there are not two prompts with two opponents each, a reward is not finite, or all samples of each
+            prompt have one reward.
+    """
+    if best.ndim != 1 or opponents.shape[:1] != best.shape or opponents.shape[1:] < (2,) or len(best) < 2:
+        raise DataError(
+            f"rewards of shape {best.shape} for the chosen ones and {opponents.shape} for the others: two prompts or "
+            "more are needed, with one chosen response and the same number of others, at least two, each."
+        )
+    if not (np.isfinite(best).all() and np.isfinite(opponents).all()):
+        raise DataError("a reward of these responses is not finite, so no gain follows from them; judge them again.")
+    rise = best - opponents.mean(axis=1)  # (C,)
+    squares = ((opponents - opponents.mean(axis=1, keepdims=True)) ** 2).sum(axis=1)  # (C,), of M - 1 freedoms each
+    if not squares.any():
+        raise DataError(
+            "all samples of each prompt got one and the same reward, so a gain has no unit. A judge that gives "
+            "constants, or a policy that always answers alike, cannot be judged."
+        )
+    wins = ((1 + np.sign(best[:, None] - opponents)) / 2).mean(axis=1)  # (C,)
+    free = opponents.shape[1] - 1
+
+    def compute(weights: FloatArray) -> dict[str, FloatArray]:
+        num_prompts = weights.sum(axis=1)
+        with np.errstate(divide="ignore", invalid="ignore"):  # a resample of prompts without any spread: no number
+            deviation = np.sqrt(weights @ squares / (free * num_prompts))
+            return {"gain": weights @ rise / num_prompts / deviation, "win_rate": weights @ wins / num_prompts}
+
+    drawn = cluster_bootstrap(compute, len(best), num_resamples=num_resamples, seed=seed)
+    return {
+        name: metric_value(value, drawn.replicates.get(name), num_prompts=len(best), num_pairs=len(best))
+        for name, value in drawn.point.items()
+    }
+
+
+def verdict_of_confirmation(record: dict[str, Any]) -> dict[str, Any]:
+    """What the gold reward did when best-of-n was served: on the 95 % interval of its gain.
+
+    Args:
+        record: n, num_prompts, min_gain, and gold and proxy, {"gain", "win_rate"} each, as `confirm` gives them.
+
+    Returns:
+        {"status": rose, fell or unclear, "headline", "reasons"}.
+    """
+    gain = record["gold"]["gain"]
+    shown = f"{gain['value']:+.2f} sd ({gain['ci_low']:+.2f} to {gain['ci_high']:+.2f})"
+    where = f"best-of-{record['n']} on {record['num_prompts']} fresh prompts"
+    reasons = []
+    if gain["ci_low"] > 0:
+        status, headline = "rose", f"Gained {shown} of gold by {where}"
+        if gain["ci_low"] < record["min_gain"]:
+            reasons.append(f"a gain of {record['min_gain']:g} sd was asked for, and is not shown")
+    elif gain["ci_high"] < 0:
+        status, headline = "fell", f"Lost gold, {shown}, by {where}"
+    else:
+        status, headline = "unclear", f"Unclear whether gold moved, {shown}, by {where}"
+        reasons.append("more fresh prompts narrow the interval (policy.fresh_prompts)")
+    return {"status": status, "headline": headline, "reasons": reasons}

@@ -1,0 +1,116 @@
+"""Stage confirmation: best-of-n by the reward model, served on prompts that nothing was chosen or judged on.
+
+The gold world draws new prompts; of other data they are the held-out ones after the first `policy.num_prompts`, which
+readiness sees. Writes `served.parquet` (one row a judged response: prompt_id, prompt, response, chosen, reward, gold),
+`drawn.jsonl`, where an interrupted call continues, `confirmation.json` and `summary.json`.
+"""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from rmcore.config.pipeline import GoldConfig
+from rmcore.core.errors import ConfigError, DataError, ModelError
+from rmcore.core.files import write_json
+from rmcore.core.progress import Report
+from rmcore.core.tracking import Tracker
+from rmcore.data.gold.prompts import draw_prompt
+from rmcore.data.pair import Prompt, prompt_key, prompt_text
+from rmcore.data.table import read_pairs
+from rmcore.models.loading import pick_device
+from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.policy.confirmation import OPPONENTS, confirm, smallest_n, verdict_of_confirmation
+from rmcore.policy.judge import judge_of
+from rmcore.policy.sampling.best_of_n import nominal_kl
+from rmcore.stages.interface import Upstream
+from rmcore.stages.samples import answers, one_each
+from rmcore.stages.settings import ConfirmationSettings
+
+RECORD_FILE = "confirmation.json"
+FEWEST_PROMPTS = 10
+
+
+def run(settings: ConfirmationSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+    """Draw, choose, judge."""
+    judge = judge_of(settings.judge, GoldConfig() if settings.is_gold else None)
+    if judge is None:
+        raise ConfigError(
+            "who judges what best-of-n gives is unknown: only the gold world judges itself. Name a function of "
+            "(prompt, response) in policy.judge."
+        )
+    n = smallest_n(settings.planned_kl)
+    prompts = _fresh_prompts(settings, upstream["prepare"])
+    _, found = answers(settings, prompts, n + OPPONENTS, upstream["policy"], out / "drawn.jsonl", report)
+    responses = [rows.tolist() for _, rows in found.groupby("prompt_index", sort=True)["response"]]
+    rm = BradleyTerryRM.from_pretrained(
+        upstream["train"] / "best",
+        device=pick_device(settings.device).type,
+        trust_remote_code=settings.trust_remote_code,
+        render_fn=settings.render_fn,
+    )
+    rows = []
+    for index, (prompt, drawn) in enumerate(zip(prompts, responses, strict=True)):
+        rewards = np.asarray(rm.score([prompt] * len(drawn), drawn), dtype=np.float64)  # (n + OPPONENTS,)
+        if not np.isfinite(rewards).all():
+            raise ModelError(
+                f"the reward model gave a reward that is not finite to a response to {prompt_text(prompt)[:60]!r}, so "
+                "no best one can be named; its weights are broken or overflow. Evaluate it first."
+            )
+        best = int(np.argmax(rewards[:n]))  # the first of equals
+        judged = [best, *range(n, n + OPPONENTS)]
+        gold = judge.rewards([prompt] * len(judged), [drawn[one] for one in judged])
+        rows += [
+            (prompt_key(prompt), prompt_text(prompt), drawn[one], one == best, rewards[one], value)
+            for one, value in zip(judged, gold, strict=True)
+        ]
+        report(index + 1, len(prompts), f"best of {n} for {index + 1} of {len(prompts)} fresh prompts")
+    table = pd.DataFrame(rows, columns=["prompt_id", "prompt", "response", "chosen", "reward", "gold"])
+    table.to_parquet(out / "served.parquet")
+    record: dict[str, Any] = {
+        "n": n,
+        "kl": nominal_kl(n),
+        "num_prompts": len(prompts),
+        "num_judged": len(table),
+        "judge": judge.name,
+        "min_gain": settings.min_gain,
+    }
+    for name in ("gold", "reward"):
+        values = table[name].to_numpy(dtype=np.float64).reshape(len(prompts), 1 + OPPONENTS)
+        gains = confirm(values[:, 0], values[:, 1:], num_resamples=settings.num_resamples, seed=settings.seed)
+        record["proxy" if name == "reward" else name] = {key: value.to_dict() for key, value in gains.items()}
+    lengths = table["response"].str.len().to_numpy(dtype=np.float64).reshape(len(prompts), 1 + OPPONENTS)
+    record["characters"] = {"chosen": float(lengths[:, 0].mean()), "others": float(lengths[:, 1:].mean())}
+    record["verdict"] = verdict_of_confirmation(record)
+    write_json(out / RECORD_FILE, record)
+    write_json(out / "summary.json", {"metrics": {f"policy/served_{k}": v for k, v in record["gold"].items()}})
+
+
+def _fresh_prompts(settings: ConfirmationSettings, prepared: Path) -> list[Prompt]:
+    """Prompts that neither the reward model was trained on nor readiness has seen.
+
+    Raises:
+        DataError: too few are left.
+    """
+    if settings.is_gold:
+        names = ("train", "validation", "test", "ood")
+        files = [prepared / f"{name}.parquet" for name in names if (prepared / f"{name}.parquet").is_file()]
+        known = {prompt_text(pair.prompt) for file in files for pair in read_pairs(file)}
+        rng = random.Random(f"fresh prompts {settings.seed}")  # noqa: S311 - data, not cryptography
+        fresh: dict[Prompt, None] = {}
+        while len(fresh) < settings.fresh_prompts:
+            prompt = draw_prompt(rng, ood=False)
+            if prompt not in known:
+                fresh[prompt] = None
+        return list(fresh)
+    held_out = one_each(read_pairs(prepared / "test.parquet"))
+    left = held_out[settings.num_prompts :][: settings.fresh_prompts]
+    if len(left) < FEWEST_PROMPTS:
+        raise DataError(
+            f"{len(held_out)} prompts are held out and readiness has seen the first {settings.num_prompts} of them, so "
+            f"{len(left)} are fresh, and a gain over fewer than {FEWEST_PROMPTS} says little. Lower policy.num_prompts "
+            "(readiness is then judged on fewer), or hold out more (data.test_fraction)."
+        )
+    return left

@@ -1,0 +1,106 @@
+"""What `rm-opt data convert` writes reads again to the same pairs, and it overwrites nothing unasked."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rmcore.cli import app
+from rmcore.cli.common import guard
+from rmcore.data.convert import write_converted
+from rmcore.data.pair import Message, PreferencePair, is_blank
+from rmcore.data.readers.sources import load_pairs
+
+FIXTURES = Path(__file__).with_name("fixtures")
+FORMS = [".parquet", ".jsonl"]
+
+
+def rm_opt(*arguments):
+    return guard(lambda: app([*map(str, arguments)], standalone_mode=False))
+
+
+texts = st.text(min_size=1, max_size=12).filter(lambda text: not is_blank(text))
+dialogues = st.lists(
+    st.builds(Message, st.sampled_from(["system", "user", "assistant"]), texts), min_size=2, max_size=4
+)
+metadata_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+metadata_names = st.sampled_from(["subset", "prompt_id", "margin", "role", "label", "metadata"]) | st.text(max_size=5)
+sides = st.tuples(texts, texts).filter(lambda both: both[0] != both[1])
+pairs = st.builds(
+    lambda prompt, both, margin, metadata, pair_id: PreferencePair(prompt, *both, margin, metadata, pair_id),
+    texts | dialogues.map(tuple),
+    sides,
+    st.none() | st.floats(allow_nan=False, allow_infinity=False),
+    st.dictionaries(metadata_names, metadata_values, max_size=3),
+    st.text(max_size=6),
+)
+
+
+@settings(max_examples=60)
+@given(st.lists(pairs, min_size=1, max_size=6), st.sampled_from(FORMS))
+def test_any_pairs_read_again_as_they_were(tmp_path_factory, written, form):
+    path = tmp_path_factory.mktemp("convert") / f"pairs{form}"
+    write_converted(written, path)
+    loaded = load_pairs(str(path))
+    assert loaded.pairs == written
+    assert [pair.pair_id for pair in loaded.pairs] == [pair.pair_id for pair in written]
+    assert loaded.rejected == []
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", sorted(path.name for path in FIXTURES.iterdir()))
+def test_every_recognised_file_converts_to_the_pairs_it_gives(tmp_path, name, form):
+    out = tmp_path / f"new folder/pairs{form}"
+    status = rm_opt("data", "convert", FIXTURES / name, out)
+    if name in ("cp1252.csv", "other_names.csv"):
+        assert status == 2
+        assert not out.exists()
+        return
+    assert status == 0
+    assert load_pairs(str(out)).pairs == load_pairs(str(FIXTURES / name)).pairs
+
+
+def test_it_says_what_was_read_written_and_left_out_and_why(tmp_path, capsys):
+    out = tmp_path / "pairs.parquet"
+    assert rm_opt("data", "convert", FIXTURES / "a_b.csv", out, "--rejected-rows", tmp_path / "left_out.jsonl") == 0
+    shown = capsys.readouterr().out
+    for line in ("two answers and a winner", "rows read                               7",
+                 "pairs written                           2", "rows left out                           5",
+                 "    tie                                 1", "    winner not understood               1",
+                 "1 of 7 rows", f"rm-opt data check {out}"):  # fmt: skip
+        assert line in shown
+    reasons = [json.loads(line)["reason"] for line in (tmp_path / "left_out.jsonl").read_text().splitlines()]
+    assert reasons == ["tie", "winner not understood", "not labelled", "empty rejected", "identical sides"]
+
+
+def test_named_columns_and_a_limit(tmp_path):
+    out = tmp_path / "pairs.jsonl"
+    names = ["--prompt-column", "question", "--chosen-column", "good", "--rejected-column", "bad", "--limit", 1]
+    assert rm_opt("data", "convert", FIXTURES / "other_names.csv", out, *names) == 0
+    (line,) = out.read_text().splitlines()
+    assert json.loads(line)["prompt"] == "Name a fruit."
+
+
+def test_it_overwrites_nothing_unasked_and_never_its_source(tmp_path, capsys):
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(json.dumps({"prompt": "p", "chosen": "a", "rejected": "b"}) + "\n")
+    out.write_text("mine")
+    assert rm_opt("data", "convert", source, out) == 2
+    assert "is there already: name another file, or give --force" in capsys.readouterr().err
+    assert out.read_text() == "mine"
+    assert rm_opt("data", "convert", source, out, "--force") == 0
+    assert len(load_pairs(str(out)).pairs) == 1
+    before = source.read_bytes()
+    assert rm_opt("data", "convert", source, source, "--force") == 2
+    assert "is the source itself" in capsys.readouterr().err
+    assert source.read_bytes() == before
+    for wrong, word in ((tmp_path / "out.csv", "neither in .parquet nor in .jsonl"), (tmp_path / "x.jsonl", "folder")):
+        (tmp_path / "x.jsonl").mkdir(exist_ok=True)
+        assert rm_opt("data", "convert", source, wrong, "--force") == 2
+        assert word in capsys.readouterr().err
