@@ -5,7 +5,6 @@ from typing import Any
 
 from rmcore.reporting.figures import numbers
 
-GUESSING = 0.5
 Metrics = Mapping[str, Mapping[str, Any]]
 
 
@@ -26,20 +25,17 @@ def _accuracy(metrics: Metrics) -> str:
     said = f"It prefers the right side in {numbers.percent(found['value'])} of {numbers.count(found['num'])} pairs"
     said += f" (95 %: {bounds}); guessing is right in 50 %" if bounds else "; guessing is right in 50 %"
     said += "" if longer is None else f", always taking the longer side in {numbers.percent(longer)}"
-    return f"{said}: {_against(found, longer)}."
+    return f"{said}: {_against(metrics['accuracy_over_baseline'])}."
 
 
-def _against(found: Mapping[str, Any], longer: float | None) -> str:
-    by_length = longer is not None and longer > GUESSING
-    bar, name = (longer, "taking the longer side") if by_length else (GUESSING, "guessing")
-    low, high = numbers.finite(found["ci_low"]), numbers.finite(found["ci_high"])
-    if low is None or high is None or bar is None:
+def _against(over: Mapping[str, Any]) -> str:
+    """What the paired interval of accuracy over the better of chance and length shows."""
+    low, high = numbers.finite(over["ci_low"]), numbers.finite(over["ci_high"])
+    if low is None or high is None:
         return "without an interval nothing is shown by that"
-    if low > bar:
-        return f"shown to be better than {'either' if longer is not None else name}"
-    if high < bar:
-        return f"shown to be worse than {name}"
-    return f"not shown to be better than {name}"
+    if low > 0:
+        return "shown to be better than both"
+    return f"{'shown to be worse' if high < 0 else 'not shown to be better'} than the better of the two"
 
 
 def _calibration(metrics: Metrics) -> str:
