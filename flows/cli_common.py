@@ -17,7 +17,8 @@ from rich.table import Table
 
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ServiceError
-from tasks.home import configure_environment
+from rmcore.core.hub import require_model
+from tasks.home import configure_environment, home
 
 FIGURES = (
     "overoptimization",
@@ -62,39 +63,66 @@ def settings_of(given: Mapping[str, str | int | float | None]) -> list[str]:
 
 
 def run_configured(
-    load_flow: Callable[[], Flow], preset: str, given: FlowOptions, assignments: Sequence[str] = ()
+    load_flow: Callable[[], Flow],
+    preset: str | None,
+    given: FlowOptions,
+    assignments: Sequence[str] = (),
+    recorded: PipelineConfig | None = None,
 ) -> dict[str, Any]:
     """Run a flow under a preset, and write its outcome down where that was asked for.
 
     Args:
         load_flow: imports the flow: Prefect reads its address when it is imported, so not before that is known.
-        preset: what is changed.
+        preset: what is changed; None: what the config file names, or the demo.
         given: by the user; --set has the last word.
         assignments: what the command's own options change, in the form of --set.
+        recorded: settings of a run that is resumed, in place of a preset's.
 
     Raises:
         ConfigError, pydantic.ValidationError: the config cannot be used.
+        ModelError, DataError: a model or data of the hub are not to be had.
         ServiceError: Prefect's API failed.
     """
     prepare_terminal()
     from flows.prefect_api import leave_dead_server
     from flows.settings import load_config
 
-    settings = load_config(preset, given.config, [*assignments, *(given.set_ or [])])
+    settings = load_config(preset, given.config, [*assignments, *(given.set_ or [])], recorded)
+    require_hub_names(settings)
     summary = given.summary
     if summary is not None:
         summary.parent.mkdir(parents=True, exist_ok=True)
         summary.touch()  # a path that cannot be written is refused before hours are spent
     leave_dead_server()
     from flows.console import quiet_prefect
+    from rmcore.reporting.html.index import write_index
 
     started = load_flow()
     quiet_prefect()
     with prefect_in_use("stages"):
         outcome = started(settings)
+    write_index(home() / "reports")
     if summary is not None:
         summary.write_text(json.dumps(outcome, indent=1) + "\n")
     return outcome
+
+
+def require_hub_names(config: PipelineConfig) -> None:
+    """Ask the Hugging Face hub for the models and data that are only there, before anything is started.
+
+    Raises:
+        ModelError, DataError: the hub does not answer or does not show them.
+    """
+    from rmcore.data.readers.hub import hub_revision
+    from rmcore.data.readers.sources import source_kind
+
+    require_model(config.model.name)
+    if config.policy is not None and config.needs_policy:
+        require_model(config.policy.name)
+        require_model(config.policy.base)
+    for source in (config.data.source, config.data.eval_source):
+        if source is not None and source != "gold" and source_kind(source) == "hub":
+            hub_revision(source)
 
 
 @contextmanager

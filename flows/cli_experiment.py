@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +17,8 @@ from experiments.library import SHIPPED, Shared, load_experiment, restrict
 from experiments.optimizers import with_control
 from experiments.sizes import Size
 from flows.cli_common import prefect_in_use, prepare_terminal
+from flows.cli_compare import compare_runs
+from flows.cli_runs import run_names
 from flows.planning import MatrixPlan, make_plan
 from rmcore.cli.common import shown_numbers
 from rmcore.cli.options import options
@@ -29,6 +31,9 @@ SIZE_HELP: Any = typer.Option(
     help="smoke (default): gold world, minutes. small: real pairs from RM_OPT_DATA and a pretrained encoder. paper: "
     "Qwen2.5-0.5B on hub data, for a GPU."
 )
+OPTIMIZERS = "adam,muon,lion"
+NUM_SEEDS = 3
+"""What `rm-opt compare` runs where nothing else is named."""
 SeedsOption = Annotated[int | None, typer.Option(min=1, max=100, help="Replicates of every arm; default: as declared.")]
 
 
@@ -57,6 +62,10 @@ class MatrixOptions:
     ] = None
     summary: Annotated[Path | None, typer.Option(help="Write everything that was found to this JSON file.")] = None
 
+    def named(self) -> dict[str, Any]:
+        """By their flags."""
+        return {f"--{field.name}": getattr(self, field.name) for field in fields(self)}
+
     def shared(self) -> Shared:
         """What all arms share."""
         return {"model": self.model, "data": self.data, "epochs": self.epochs}
@@ -73,7 +82,9 @@ def experiment(
         bool, typer.Option("--grid", help="Every combination of levels instead of one factor at a time.")
     ] = False,
 ) -> int:
-    """Compare recipes on pre-registered hypotheses: only missing cells run, verdicts follow from intervals.
+    """Compare recipes on pre-registered hypotheses; only missing cells run.
+
+    Verdicts follow from intervals.
 
     Example: rm-opt experiment ablation --plan, then the same without --plan.
     """
@@ -86,18 +97,44 @@ def experiment(
 @options()
 def compare(
     given: MatrixOptions,
-    optimizers: Annotated[str, typer.Option(help="Optimizers to compare, separated by commas.")] = "adam,muon,lion",
-    seeds: SeedsOption = 3,
-    size: Annotated[Size, SIZE_HELP] = "smoke",
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="RUN", help="Finished runs, see `rm-opt runs`.", autocompletion=run_names),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="With runs: PNG file of their curves; default: below the home's reports.")
+    ] = None,
+    optimizers: Annotated[
+        str | None, typer.Option(help=f"Optimizers to compare, separated by commas; default: {OPTIMIZERS}.")
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, max=100, help=f"Replicates of every optimizer; default: {NUM_SEEDS}.")
+    ] = None,
+    size: Annotated[Size | None, SIZE_HELP] = None,
 ) -> int:
-    """Compare optimizers: same model, data order and initial weights, each at its own tuned learning rate.
+    """Compare finished runs side by side; where none is named, optimizers by an experiment.
 
-    AdamW, which the hypotheses compare with, is always among them.
+    Runs: the settings that differ, the main numbers with intervals, the training curves in one picture.
+
+    Example: rm-opt compare mine-seed0-3f2a mine-seed0-91bc
+
+    Optimizers: same model, data order and initial weights, each at its own tuned learning rate. AdamW, which the
+    hypotheses compare with, is always among them.
 
     Example: rm-opt compare --optimizers adam,muon,lion --seeds 3
 
     On your own: rm-opt compare --model minilm --data pairs.parquet --epochs 1 --optimizers muon,lion
     """
+    if runs:
+        options = {"--optimizers": optimizers, "--seeds": seeds, "--size": size, **given.named()}
+        named = [name for name, value in options.items() if value]
+        if named:
+            raise ConfigError(f"{', '.join(named)} choose what an experiment runs; leave them out to compare runs.")
+        compare_runs(runs, out)
+        return 0
+    if out is not None:
+        raise ConfigError("--out is for the curves of finished runs; name two runs before it.")
+    optimizers, seeds, size = optimizers or OPTIMIZERS, seeds or NUM_SEEDS, size or "smoke"
     chosen = with_control([name.strip() for name in optimizers.split(",") if name.strip()])
     return run_or_plan("optimizers", size, seeds, chosen, given, grid=False)
 

@@ -47,10 +47,10 @@ def rlhf(
     ] = None,
     preset: Annotated[str, typer.Option(help="Start from a named run.")] = "rlhf",
 ) -> None:
-    """Train a reward model on preferences and a policy against it by GRPO; show whether the gold reward rose as well.
+    """Train a reward model and a policy against it; show whether the gold reward rose.
 
-    Rewards come from a vLLM reward server where vLLM is installed (`make vllm`). Everything is cached: the same command
-    continues where it was stopped. Examples:
+    The policy is trained by GRPO. Rewards come from a vLLM reward server where vLLM is installed (`make vllm`).
+    Everything is cached: the same command continues where it was stopped. Examples:
 
     rm-opt rlhf
 

@@ -15,9 +15,11 @@ def trajectory(
     given: FlowOptions,
     preset: Annotated[str, typer.Option(help="Start from a named run; it must set train.save_every.")] = "trajectory",
 ) -> None:
-    """Train, and measure the curvature at each checkpoint that train.save_every keeps: same pairs, same random vectors.
+    """Train, and measure the curvature of the loss at every saved checkpoint.
 
-    Cached like `rm-opt run`. Example: rm-opt trajectory --preset minilm --set train.save_every=100
+    train.save_every says which those are; pairs and random vectors are the same at each. Cached like `rm-opt run`.
+
+    Example: rm-opt trajectory --preset minilm --set train.save_every=100
     """
     print_outcome(run_configured(_load_flow, preset, given))
 

@@ -32,6 +32,7 @@ from rmcore.reporting.figures.experiment import draw_experiment
 from rmcore.reporting.html.experiment import write_experiment_report
 from rmcore.reporting.html.experiment_schema import ArmResult, ExperimentResults, HypothesisResult, Registration, Tuned
 from rmcore.reporting.html.experiment_summary import experiment_markdown
+from rmcore.reporting.html.index import write_index
 from rmcore.reporting.html.schema import Metric
 from rmcore.stages.results import run_key
 from rmcore.study.cells import GAP, Measured, read_cell
@@ -209,6 +210,7 @@ class Matrix:
         markdown = experiment_markdown(results)
         (folder / "summary.md").write_text(markdown, encoding="utf-8")
         write_json(folder / "summary.json", results)
+        write_index(folder.parent)
         for figure in figures.values():
             tracker.log_file(figure, "figures")
         tracker.log_file(report, "report")

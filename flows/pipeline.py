@@ -18,14 +18,17 @@ from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from experiments.presets import PRESETS
 from flows.console import say, say_notices, told_while_waiting
 from flows.prefect_api import ensure_device_limit, free_leaked_device, is_owner_tag, reap_dead_runs, run_owner_tags
+from flows.unfinished import unfinished
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError, ServiceError
 from rmcore.core.files import write_json
 from rmcore.core.processes import terminate_children
+from rmcore.core.progress import below_the_echo
 from rmcore.core.store import ArtifactRef, Store, flatten
 from rmcore.policy.grpo.rlhf_requirements import require_rlhf
 from rmcore.policy.readiness.verdict import verdict_tags
 from rmcore.reporting.html.html import write_report
+from rmcore.reporting.html.index import write_index
 from rmcore.reporting.html.schema import Results
 from rmcore.reporting.html.summary import summary_markdown
 from rmcore.stages.registry import STAGES, in_order, is_judged, pipeline_stages
@@ -68,12 +71,15 @@ def run_pipeline(
     Gives what `pipeline` gives. `names` have at least those of a pipeline without a policy.
     """
     store = open_store()
-    with RunTracker.start(
-        study=config.study,
-        run_name=run_name,
-        tags={"rm.kind": kind, "rm.seed": str(config.seed), "prefect.flow_run_id": str(runtime.flow_run.id)},
-        params=flatten(config.model_dump(mode="json")),
-    ) as tracker:
+    with (
+        unfinished(run_name, config),
+        RunTracker.start(
+            study=config.study,
+            run_name=run_name,
+            tags={"rm.kind": kind, "rm.seed": str(config.seed), "prefect.flow_run_id": str(runtime.flow_run.id)},
+            params=flatten(config.model_dump(mode="json")),
+        ) as tracker,
+    ):
         runs = run_stages(pipeline_stages(config) if names is None else names, config, store, tracker)
         refs = {name: run.ref for name, run in runs.items()}
         cached = {name: run.cached for name, run in runs.items()}
@@ -81,6 +87,7 @@ def run_pipeline(
         folder = home() / "reports" / f"{run_name}-{run_key(refs)[:12]}"
         report = write_report(results, figures(refs), folder / "report.html")
         write_json(folder / "summary.json", results)
+        write_index(folder.parent)
         version = _track(tracker, config, refs, cached, results, report)
     _describe(results, report, tracker.url)
     return {
@@ -192,7 +199,8 @@ def leave_embedded(tracker: RunTracker) -> None:
         return
     tracker.end("KILLED")
     terminate_children()
-    print("error: interrupted. Finished stages are stored; run the same command to go on from there.", file=sys.stderr)
+    below_the_echo()
+    print("error: interrupted. Finished stages are stored: the same command continues there.", file=sys.stderr)
     sys.stderr.flush()
     os._exit(INTERRUPTED)
 

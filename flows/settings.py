@@ -33,24 +33,39 @@ OPTIONAL_GROUPS: dict[str, type[Settings]] = {
 """Groups that most runs do without: setting one field of them brings the whole group with its defaults."""
 
 
-def load_config(preset: str, file: Path | None, assignments: Sequence[str]) -> PipelineConfig:
+PRESET = "preset"
+"""Key of a settings file that is no setting: what the file changes."""
+DEFAULT_PRESET = "demo"
+
+
+def load_config(
+    preset: str | None, file: Path | None, assignments: Sequence[str], recorded: PipelineConfig | None = None
+) -> PipelineConfig:
     """Apply `file`, then `assignments`, to a preset.
 
     Args:
-        preset: a name in `experiments.presets`.
-        file: YAML mapping shaped like PipelineConfig; only what it names changes.
+        preset: a name in `experiments.presets`; None: the one that the file names, or DEFAULT_PRESET.
+        file: YAML mapping shaped like PipelineConfig; only what it names changes. It may name its preset, too.
+        recorded: settings of a run that there was, which are changed in place of a preset's.
         assignments: `dotted.name=value`; the value is read as YAML (1e-4, null, true, text).
 
     Raises:
-        ConfigError: unknown preset or key, unreadable file, a malformed assignment, or a number or repeated key that
-            YAML reads otherwise than it looks (`rmcore.config.files`).
+        ConfigError: unknown preset or key, another preset than the file names, unreadable file, a malformed assignment,
+            or a number or repeated key that YAML reads otherwise than it looks (`rmcore.config.files`).
         pydantic.ValidationError: a value is not allowed.
     """
+    changes = {} if file is None else read_mapping(file, "write for example `train: {lr: 0.0001}`")
+    named = changes.pop(PRESET, None)
+    if preset is not None and named not in (None, preset):
+        raise ConfigError(
+            f"{file} changes the preset {named}, and this command starts from {preset}: the two together are neither. "
+            f"Add --preset {named}, or remove the line `{PRESET}: {named}` from the file."
+        )
+    preset = preset or named or DEFAULT_PRESET
     if preset not in PRESETS:
-        raise ConfigError(f"no preset {preset!r}; there are {', '.join(PRESETS)}.{_near(preset, list(PRESETS))}")
-    tree = PRESETS[preset].model_dump()
-    if file is not None:
-        _merge(tree, read_mapping(file, "write for example `train: {lr: 0.0001}`"), "")
+        raise ConfigError(f"no preset {preset!r}; there are {', '.join(PRESETS)}.{_near(str(preset), list(PRESETS))}")
+    tree = (recorded or PRESETS[preset]).model_dump()
+    _merge(tree, changes, "")
     for assignment in assignments:
         name, separator, text = assignment.partition("=")
         if not separator or not name.strip():

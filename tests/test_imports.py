@@ -19,6 +19,12 @@ def test_every_rmcore_module_imports_without_an_orchestrator():
     subprocess.run([sys.executable, "-c", PROGRAM, *names], check=True, timeout=120)
 
 
+def test_the_command_line_begins_without_what_few_commands_need():
+    heavy = "torch transformers matplotlib jinja2 prefect mlflow"
+    program = f"import sys, flows.cli; sys.exit(' '.join(sys.modules.keys() & set('{heavy}'.split())) or 0)"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
 def test_a_cached_run_pays_for_no_torch():
     program = "import sys, rmcore.stages.registry, rmcore.core.store; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

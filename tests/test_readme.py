@@ -25,7 +25,7 @@ def test_every_command_shown_exists():
         return {command.name or command.callback.__name__.replace("_", "-") for command in of.registered_commands}
 
     groups = {group.name: names(group.typer_instance) for group in app.registered_groups}
-    shown = re.findall(r"(?:^|`)(?:\.venv/bin/)?rm-opt ([a-z-]+)(?: ([a-z-]+))?", README, flags=re.MULTILINE)
+    shown = re.findall(r"(?:^|`)(?:\.venv/bin/)?rm-opt ([a-z][a-z-]*)(?: ([a-z][a-z-]*))?", README, flags=re.MULTILINE)
     assert shown
     assert {first for first, _ in shown} <= names(app) | groups.keys()
     assert not [words for words in shown if words[0] in groups and words[1] not in groups[words[0]]]

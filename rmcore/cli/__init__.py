@@ -4,7 +4,7 @@ import typer
 
 from rmcore.cli import active, analyze, data, ensemble, export, measure, overoptimize, serve, train
 
-app = typer.Typer(no_args_is_help=True, add_completion=False)
+app = typer.Typer(no_args_is_help=True)
 app.command("train")(train.train)
 app.command("evaluate")(measure.evaluate)
 app.command("analyze")(analyze.analyze)

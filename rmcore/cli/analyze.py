@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from rmcore.cli.common import write_report_json
+from rmcore.cli.help import common
 from rmcore.cli.inputs import Checkpoint, Data, JsonOut, ModelReading, PairReading, Seed
 from rmcore.cli.options import field_options, given, options
 from rmcore.config.pipeline import CurvaturePart, LandscapeConfig
@@ -27,6 +28,7 @@ FIELDS = tuple(name for name in LandscapeConfig.model_fields if name not in ("ch
 
 
 @options(*field_options(LandscapeConfig, FIELDS, panel="Curvature"))
+@common("limit", "max_seq_len", "device", "kind", "out", "json_out", "num_pairs", "parameters", "lanczos_steps")
 def analyze(
     checkpoint: Checkpoint,
     data: Data,
@@ -52,7 +54,9 @@ def analyze(
     seed: Seed = 0,
     **settings: Any,
 ) -> None:
-    """Measure the curvature of the loss at a checkpoint: what it is, how sure it is, and where it sits.
+    """Measure the curvature of the loss at a checkpoint.
+
+    What it is, how sure that is, and where it sits: in the head, in a layer, in an adapter.
 
     Example: rm-opt analyze --checkpoint DIR --data pairs.parquet --type all --num-pairs 64 --out curvature
 

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from rmcore.core.errors import RmcoreError
 from rmcore.core.metrics import floored
+from rmcore.core.progress import below_the_echo
 from rmcore.reporting.figures.numbers import nothing_found
 
 USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
@@ -47,6 +48,7 @@ def guard(run: Callable[[], Any]) -> int:
         error.show()
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
+        below_the_echo()
         return _fail("interrupted. Finished stages and written checkpoints are kept.", INTERRUPTED)
     except OSError as error:
         if error.errno is None:  # not the operating system's: a defect of ours

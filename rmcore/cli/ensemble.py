@@ -45,10 +45,10 @@ def ensemble(
     seed: Seed = 0,
     json_out: JsonOut = None,
 ) -> None:
-    """Make an ensemble, calibrate how much its members usually disagree, and measure what disagreement tells.
+    """Make an ensemble of reward models, and measure what their disagreement tells.
 
-    Half of the prompts of --data calibrate, the others measure. With --heads
-    half of them fit the heads, a quarter calibrates, a quarter measures.
+    How much they usually disagree is calibrated first, by half of the prompts of --data; the others measure. With
+    --heads half of the prompts fit the heads, a quarter calibrates, a quarter measures.
 
     Example: rm-opt ensemble --checkpoint a/best --checkpoint b/best --data held_out.parquet --out ensemble
 

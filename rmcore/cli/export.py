@@ -43,7 +43,9 @@ def export(
     dtype: Annotated[Dtype, typer.Option(help="Of the weights; bfloat16 halves the file and rounds.")] = Dtype.float32,
     render_fn: Annotated[str | None, setting(ModelConfig, "render_fn")] = None,
 ) -> None:
-    """Write one plain Hugging Face folder: adapters merged in, tokenizer and rendering beside it, rewards compared.
+    """Write a checkpoint as one plain Hugging Face folder, and compare its rewards.
+
+    Adapters are merged in; tokenizer and rendering lie beside the weights.
 
     Example: rm-opt export --checkpoint runs/a/best/adapter --out exported --dtype bfloat16
     """

@@ -7,11 +7,13 @@ import typer
 
 from rmcore.cli.analyze import measure_model
 from rmcore.cli.common import print_metrics, write_report_json
+from rmcore.cli.help import common
 from rmcore.cli.inputs import Checkpoint, Data, JsonOut, ModelReading, PairReading, Seed, read_pairs, tell_unusable
 from rmcore.cli.options import field_options, given, options
 from rmcore.config.pipeline import DataConfig, EvaluateConfig, LandscapeConfig, PipelineConfig, ReadinessConfig
 from rmcore.data.pair import PreferencePair
 from rmcore.policy.readiness.verdict import next_rung
+from rmcore.reporting.html.meaning import in_words
 
 EVALUATE_FIELDS = ("num_resamples", "num_bins", "thresholds", "per_response")
 LANDSCAPE_FIELDS = ("num_pairs",)
@@ -22,6 +24,7 @@ readiness_app = typer.Typer(
 
 
 @options(*field_options(EvaluateConfig, EVALUATE_FIELDS, flags=THRESHOLD))
+@common("limit", "prompt_column", "chosen_column", "rejected_column", "max_seq_len", "device", "json_out", "rewards")
 def evaluate(
     checkpoint: Checkpoint,
     data: Data,
@@ -32,13 +35,18 @@ def evaluate(
     seed: Seed = 0,
     **settings: Any,
 ) -> None:
-    """Measure a reward model on preference pairs: accuracy, calibration, margins, with 95 % intervals over prompts."""
+    """Measure a reward model on pairs: accuracy, calibration, margins, with intervals.
+
+    Intervals are 95 %, resampled over prompts. Example: rm-opt evaluate --checkpoint out/best --data test.parquet
+    """
     config = EvaluateConfig.model_validate(given(settings, EVALUATE_FIELDS))
     pairs = reading.read(data)
     rm = model.load(checkpoint)
     table, cut, metrics = _evaluate(rm, pairs, config, seed)
     if cut["num_cut_sides"]:
         print(f"{cut['num_cut_sides']} of {2 * cut['num_pairs']} sides were longer than the limit and were cut")
+    for sentence in in_words(metrics):
+        print(sentence)
     print_metrics(f"{checkpoint} on {data}", metrics)
     if rewards is not None:
         rewards.parent.mkdir(parents=True, exist_ok=True)
@@ -132,7 +140,7 @@ def diff(
     json_out: JsonOut = None,
     seed: Seed = 0,
 ) -> None:
-    """Compare two reward models on the same pairs: accuracy difference, its interval, a sign-flip test."""
+    """Compare two reward models on the same pairs: difference, interval, sign-flip test."""
     from rmcore.evaluation.comparison import paired_comparison
 
     pairs = reading.read(data)

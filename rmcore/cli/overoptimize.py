@@ -25,10 +25,12 @@ def overoptimize(
     seed: Seed = 0,
     json_out: JsonOut = None,
 ) -> None:
-    """Show proxy and gold reward against KL, for best-of-n and for the KL-regularised optimum, and where gold turns.
+    """Show proxy and gold reward against KL, and where the gold reward turns.
 
-    Nothing is sampled or trained: stored samples are re-weighted, exactly. Score them with `rm-opt score`. Example:
-    rm-opt overoptimize --samples scored.parquet --proxy reward --gold judge --out curves
+    For best-of-n and for the KL-regularised optimum. Nothing is sampled or trained: stored samples are re-weighted,
+    exactly. Score them with `rm-opt score`.
+
+    Example: rm-opt overoptimize --samples scored.parquet --proxy reward --gold judge --out curves
     """
     from rmcore.core.files import write_json
     from rmcore.policy.curves import curves_of_file

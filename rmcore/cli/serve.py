@@ -36,9 +36,9 @@ def serve(
     ] = 0.5,
     start_timeout: Annotated[float, typer.Option(min=1, help="Seconds until vLLM must answer.")] = 600.0,
 ) -> None:
-    """Serve a reward model with vLLM: POST /score, /health, /version, /metrics. Ctrl-C ends it.
+    """Serve a reward model with vLLM: POST /score, /health, /version, /metrics.
 
-    The token of clients is read from RM_OPT_TOKEN. Example: rm-opt serve --checkpoint checkpoints/best
+    Ctrl-C ends it. The token of clients is read from RM_OPT_TOKEN. Example: rm-opt serve --checkpoint checkpoints/best
     """
     from rmcore.serving.http_app import HttpSettings
     from rmcore.serving.server import ServeSettings
@@ -80,7 +80,9 @@ def publish(
     ] = None,
     render_fn: RenderFn = None,
 ) -> None:
-    """Have a running reward server serve another checkpoint of the same shape, without stopping it.
+    """Have a running reward server serve another checkpoint, without stopping it.
+
+    The checkpoint is one of the same shape.
 
     Example: rm-opt publish --checkpoint checkpoints/step_200 --server http://127.0.0.1:8100
     """

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from rmcore.cli.common import setting
+from rmcore.cli.help import common
 from rmcore.cli.options import field_options, given, options
 from rmcore.config.pipeline import DataConfig, LoraSettings, ModelConfig, PipelineConfig, TrainConfig
 from rmcore.core.errors import ConfigError
@@ -40,6 +41,11 @@ FLAGS = {
 }
 """Flags that are not called as their field, or have a short form."""
 OUTPUT_DIR = Path("checkpoints")
+COMMON = (
+    *("model", "data", "eval_data", "output_dir", "preset", "lora", "device", "dry_run"),
+    *("epochs", "pairs_per_step", "lr", "optimizer", "max_seq_len"),
+)
+"""What most trainings are told; the others are in `--help-all`."""
 
 
 @options(
@@ -48,6 +54,7 @@ OUTPUT_DIR = Path("checkpoints")
     *field_options(LoraSettings, LORA_FIELDS, panel="LoRA", flags=FLAGS, prefix="lora_"),
     *field_options(DataConfig, DATA_FIELDS, panel="Data", flags=FLAGS),
 )
+@common(*COMMON)
 def train(
     model: Annotated[str, setting(ModelConfig, "name", "--model", "-m")],
     output_dir: Annotated[
@@ -55,8 +62,8 @@ def train(
         typer.Option(
             "--output-dir",
             "-o",
-            help="Folder for checkpoints and metrics. An unfinished training there is gone on with, a finished one is "
-            "never overwritten.",
+            help="Folder for checkpoints and metrics. An unfinished training there is resumed, a finished one never "
+            "overwritten.",
         ),
     ] = OUTPUT_DIR,
     data: Annotated[
@@ -88,7 +95,7 @@ def train(
 
     Example: rm-opt train --model minilm --data pairs.parquet --eval-data held_out.parquet --lr 5e-5 --output-dir out
 
-    Shortest: rm-opt train -m minilm -d pairs.parquet, which trains one epoch into the folder checkpoints.
+    Shortest, one epoch into the folder checkpoints: rm-opt train -m minilm -d pairs.parquet
 
     Several GPUs: torchrun --nproc-per-node 8 --no-python rm-opt train --model ... --output-dir out
     """

@@ -115,3 +115,9 @@ def duration(seconds: float) -> str:
         return f"{whole // 60} min {whole % 60:02d} s"
     minutes = round(seconds / 60)
     return f"{minutes // 60:,} h {minutes % 60:02d} min"
+
+
+def below_the_echo() -> None:
+    """Begin a line on standard error where a terminal has just shown ^C in the one before."""
+    if sys.stderr.isatty():
+        print(file=sys.stderr)

@@ -317,13 +317,17 @@ class Store:
                 )
         return sorted(found, key=lambda entry: entry.last_used, reverse=True)
 
+    def matches(self, prefix: str) -> list[Entry]:
+        """Artifacts whose key begins so, or whose folder is called so."""
+        return [entry for entry in self.entries() if entry.key.startswith(prefix) or entry.path.name == prefix]
+
     def resolve(self, prefix: str) -> Entry:
         """Find one artifact by the first digits of its key or the name of its folder.
 
         Raises:
             StoreError: none or several match.
         """
-        matches = [entry for entry in self.entries() if entry.key.startswith(prefix) or entry.path.name == prefix]
+        matches = self.matches(prefix)
         if len(matches) != 1:
             raise StoreError(
                 f"{len(matches)} artifacts match {prefix!r} in {self.root}; `rm-opt store ls` lists the keys."

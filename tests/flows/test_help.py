@@ -1,11 +1,96 @@
-"""What `rm-opt COMMAND --help` shows of the commands that start flows."""
+"""What `rm-opt COMMAND --help` and `--help-all` show, and that the shell can complete it."""
 
 import re
 from itertools import takewhile
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
-from flows.cli import app
+from flows.cli import PANELS, app
+from rmcore.cli.help import COMMON, HELP_ALL, LONGEST
+
+ROOT = typer.main.get_command(app)
+SCREEN = {"COLUMNS": "100", "TERMINAL_WIDTH": "100", "NO_COLOR": "1"}
+
+
+def below(command, path=()):
+    """All commands and groups by their words."""
+    found = {path: command}
+    for name, one in getattr(command, "commands", {}).items():
+        found |= below(one, (*path, name))
+    return found
+
+
+EVERY = below(ROOT)
+LEAVES = {path: command for path, command in EVERY.items() if not hasattr(command, "commands")}
+
+
+def said(*words, monkeypatch):
+    for name, value in SCREEN.items():
+        monkeypatch.setenv(name, value)
+    outcome = CliRunner().invoke(app, list(words), prog_name="rm-opt")
+    assert outcome.exit_code == 0, outcome.output
+    return outcome.output
+
+
+@pytest.mark.parametrize("path", EVERY, ids=" ".join)
+def test_every_page_fits_on_a_screen(path, monkeypatch):
+    page = said(*path, "--help", monkeypatch=monkeypatch)
+    assert said(*path, "-h", monkeypatch=monkeypatch) == page
+    assert len(page.splitlines()) <= LONGEST
+    assert max(map(len, page.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("path", LEAVES, ids=" ".join)
+def test_the_whole_help_has_every_option_and_the_page_counts_the_others(path, monkeypatch):
+    whole, page = said(*path, "--help-all", monkeypatch=monkeypatch), said(*path, "--help", monkeypatch=monkeypatch)
+    options = [one for one in LEAVES[path].params if one.param_type_name == "option" and one.name != HELP_ALL]
+
+    def shown(text):
+        return {
+            one.name for one in options if re.search(rf"(?<![\w-]){re.escape(max(one.opts, key=len))}(?![\w-])", text)
+        }
+
+    missing = {one.name for one in options} - shown(page)
+    assert {one.name for one in options} == shown(whole)
+    assert not missing & {one.name for one in options if one.required}
+    counted = re.search(r"(\d+) more options: (rm-opt .*) --help-all", page)
+    assert (int(counted[1]) if counted else 0) == len(missing)
+    assert counted is None or counted[2] == " ".join(["rm-opt", *path])
+
+
+@pytest.mark.parametrize("path", LEAVES, ids=" ".join)
+def test_common_options_are_options(path):
+    command = LEAVES[path]
+    assert getattr(command.callback, COMMON, frozenset()) <= {one.name for one in command.params}
+
+
+def test_every_command_stands_in_one_panel():
+    named = [name for names in PANELS.values() for name in names]
+    assert sorted(named) == sorted(ROOT.commands)
+
+
+def test_panels_stand_in_their_order(monkeypatch):
+    page = said("--help", monkeypatch=monkeypatch)
+    places = [page.index(f"─ {heading} ─") for heading in PANELS]
+    assert places == sorted(places)
+    for names in PANELS.values():
+        found = [re.search(rf"^│ {name} ", page, re.MULTILINE).start() for name in names]
+        assert found == sorted(found)
+
+
+def test_the_version_is_the_package_s(monkeypatch):
+    from importlib.metadata import version
+
+    assert said("--version", monkeypatch=monkeypatch).strip() == f"rm-opt {version('rm-optimizer')}"
+
+
+@pytest.mark.parametrize(("words", "expected"), [("rm-opt tra", "train"), ("rm-opt train --lora-r", "--lora-rank")])
+def test_the_shell_completes_commands_and_options_that_the_page_leaves_out(words, expected):
+    asked = {"_RM_OPT_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    outcome = CliRunner().invoke(app, [], prog_name="rm-opt", env=asked)
+    assert expected in outcome.output.split()
 
 
 @pytest.mark.parametrize(
@@ -14,6 +99,6 @@ from flows.cli import app
 def test_the_help_shows_examples(example, capsys):
     with pytest.raises(SystemExit):
         app([*takewhile(lambda word: not word.startswith("--"), example.split()[1:]), "--help"])
-    said = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
-    assert "Example" in said
-    assert example in " ".join(said.replace("│", " ").split())
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    assert "Example" in shown
+    assert example in " ".join(shown.replace("│", " ").split())

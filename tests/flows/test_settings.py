@@ -2,12 +2,13 @@ import pytest
 from pydantic import ValidationError
 
 from experiments.presets import PRESETS
-from flows.cli_common import settings_of
+from flows import cli_common
+from flows.cli_common import FlowOptions, run_configured, settings_of
 from flows.settings import load_config
 from rmcore.cli.common import guard
 from rmcore.config.files import parse_yaml
 from rmcore.config.pipeline import PipelineConfig
-from rmcore.core.errors import ConfigError
+from rmcore.core.errors import ConfigError, DataError, ModelError
 
 
 def test_every_preset_is_a_valid_config():
@@ -141,3 +142,19 @@ def test_a_missing_file_is_named(tmp_path):
 def test_a_value_that_is_not_allowed_is_refused(assignment):
     with pytest.raises(ValidationError):
         load_config("demo", None, [assignment])
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "said"),
+    [
+        (["model.name=owner/model"], ModelError, "does not answer"),
+        (["model.name=deberta"], ModelError, "does not answer"),
+        (["policy={name: owner/policy}"], ModelError, "owner/policy"),
+        (["data.source=owner/pairs"], DataError, "does not answer"),
+    ],
+)
+def test_names_of_the_hub_are_asked_for_before_anything_starts(settings, error, said, monkeypatch, tmp_path):
+    monkeypatch.setenv("RM_OPT_HOME", str(tmp_path))
+    monkeypatch.setattr(cli_common, "prepare_terminal", lambda: None)
+    with pytest.raises(error, match=said):
+        run_configured(lambda: pytest.fail("the flow was loaded"), "smoke", FlowOptions(set_=settings))

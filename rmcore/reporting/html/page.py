@@ -36,6 +36,16 @@ def write_page(
     Raises:
         DataError: a figure is not a readable PNG file.
     """
+    images = {name: image(path) for name, path in figures.items()}
+    more = sorted(set(images) - set(captions))
+    page = render_page(template, {**values, "images": images, "captions": captions, "more_images": more})
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(page, encoding="utf-8")
+    return out
+
+
+def render_page(template: str, values: Mapping[str, Any]) -> str:
+    """A template of this folder with its values, every one of them escaped."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -43,12 +53,7 @@ def write_page(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    images = {name: image(path) for name, path in figures.items()}
-    more = sorted(set(images) - set(captions))
-    page = environment.get_template(template).render(values, images=images, captions=captions, more_images=more)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(page, encoding="utf-8")
-    return out
+    return environment.get_template(template).render(values)
 
 
 def image(path: Path) -> Image:

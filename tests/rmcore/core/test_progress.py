@@ -1,5 +1,6 @@
 """What a report says of work that has parts, and how work tells of itself where nobody sees a bar."""
 
+import io
 import os
 import subprocess
 import sys
@@ -66,3 +67,18 @@ def test_a_command_whose_standard_error_is_a_file_tells_by_lines(tmp_path):
 
 def test_durations_are_as_people_say_them():
     assert [duration(s) for s in (3.21, 125, 3599.7, 7800)] == ["3.2 s", "2 min 05 s", "1 h 00 min", "2 h 10 min"]
+
+
+@pytest.mark.parametrize(("terminal", "said"), [(True, "\nerror: interrupted"), (False, "error: interrupted")])
+def test_ctrl_c_is_told_below_its_echo(terminal, said, monkeypatch):
+    from rmcore.cli.common import guard
+
+    written = io.StringIO()
+    written.isatty = lambda: terminal
+    monkeypatch.setattr(sys, "stderr", written)
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    assert guard(interrupted) == 130
+    assert written.getvalue().startswith(said)

@@ -14,11 +14,13 @@ from rmcore.reporting.figures.landscape import eigenvalues_figure
 from rmcore.reporting.figures.length import reward_by_length_figure
 from rmcore.reporting.figures.logged_answers import logged_answers_figure
 from rmcore.reporting.figures.margins import margin_histogram_figure
+from rmcore.reporting.figures.runs import runs_figure
 from rmcore.reporting.figures.style import DPI, save
-from rmcore.reporting.figures.training import training_curves_figure
+from rmcore.reporting.figures.training import series, training_curves_figure
 
 history, rewards, bins, spectrum, item = sample.history, sample.rewards, sample.bins, sample.spectrum, sample.item
 ECE, CONTEXT = sample.ECE, sample.CONTEXT
+RUNS = {"one-seed0-abcd": history(), "two-seed0-1234": history(30), "not evaluated": history(9, evaluated=False)}
 
 
 @pytest.mark.parametrize(
@@ -29,6 +31,7 @@ ECE, CONTEXT = sample.ECE, sample.CONTEXT
         (reliability_diagram_figure, (bins(), ECE), (6.4, 6.2)),
         (reward_by_length_figure, (rewards(),), (8.0, 4.6)),
         (eigenvalues_figure, (spectrum(),), (8.0, 4.4)),
+        (runs_figure, (RUNS,), (11.0, 4.9)),
     ],
 )
 def test_files_are_pngs_of_the_expected_size(draw, data, inches, tmp_path):
@@ -60,6 +63,8 @@ def test_context_grows_with_its_rows(tmp_path):
         (eigenvalues_figure(spectrum()), "rank among the computed extremes, largest first", "eigenvalue λ"),
         (logged_answers_figure(logged_sample.record()), "k, answers that the best is chosen from", "win rate over"),
         (accuracy_in_context_figure(CONTEXT), "pairwise accuracy", ""),
+        (runs_figure(RUNS), "optimizer step", "loss (nats)"),
+        (runs_figure({"empty": [], "too": []}), "optimizer step", "loss (nats)"),
     ],
 )
 def test_titles_and_units(figure, x, y):
@@ -77,6 +82,8 @@ def drawn_ticks(axis):
     "figure",
     [
         training_curves_figure(history(), best_step=400),
+        runs_figure(RUNS),
+        runs_figure({f"run {place} of eight of a study with a long name": history(9 + place) for place in range(8)}),
         margin_histogram_figure(rewards(), negative_rate={"value": 0.3, "ci_low": 0.2, "ci_high": 0.4}),
         reliability_diagram_figure(bins(), ECE),
         reward_by_length_figure(rewards()),
@@ -113,3 +120,20 @@ def test_no_text_leaves_the_figure_or_overlaps_another(figure):
             across = min(box.x1, place.x1) - max(box.x0, place.x0)
             along = min(box.y1, place.y1) - max(box.y0, place.y0)
             assert across < 2 or along < 2, (text, other)
+
+
+def test_curves_of_runs_are_what_each_logged_and_told_apart():
+    figure = runs_figure(RUNS)
+    loss, accuracy = figure.axes
+    lines = {line.get_color(): line for line in loss.lines if len(line.get_xdata()) and line.get_linestyle() != "None"}
+    assert len(lines) == len(RUNS)
+    assert len({line.get_linestyle() for line in lines.values()}) == len(RUNS)
+    steps, values = series(RUNS["two-seed0-1234"], "eval/pairwise_accuracy")
+    assert any(
+        list(line.get_xdata()) == list(steps) and list(line.get_ydata()) == list(values) for line in accuracy.lines
+    )
+    assert (
+        figure.get_suptitle() == "Highest validation accuracy: one-seed0-abcd 65.0\u00a0%, two-seed0-1234 65.0\u00a0%"
+    )
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == list(RUNS)
+    assert "none of which was evaluated" in runs_figure({"a": history(9, evaluated=False)}).get_suptitle()

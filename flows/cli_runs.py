@@ -1,0 +1,142 @@
+"""`rm-opt runs | open`: what was run here, and its report in the browser."""
+
+import os
+import sys
+import webbrowser
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from flows.unfinished import read_unfinished
+from rmcore.core.errors import ConfigError
+from rmcore.reporting.figures import numbers
+from rmcore.reporting.runs import Run, find_run, read_runs, short_names
+from tasks.home import home
+
+PIPED_WIDTH = 160
+"""Columns where no terminal says how many there are."""
+DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
+"""Variables, one of which is set where a browser can be shown on Linux."""
+
+
+def run_names(incomplete: str) -> list[str]:
+    """What the shell completes a run's name to."""
+    names = [*(run.name for run in read_unfinished()), *(run.name for run in found_runs())]
+    return [name for name in names if name.startswith(incomplete)]
+
+
+RunName = Annotated[
+    str | None,
+    typer.Argument(metavar="RUN", help="Its name or how that begins, see `rm-opt runs`.", autocompletion=run_names),
+]
+
+
+def wide_console() -> Console:
+    """Where tables are printed: a pipe has no width, and 80 columns would break what is read from it."""
+    console = Console()
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = PIPED_WIDTH
+    return console
+
+
+def found_runs() -> list[Run]:
+    """All finished runs of this home, the newest first."""
+    return read_runs(home() / "reports")
+
+
+def runs(
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Show so many, the newest ones.")] = 20,
+) -> None:
+    """List what was run here, newest first: verdict and rung, accuracy, computing time.
+
+    Read from the reports under $RM_OPT_HOME; no server is asked.
+    """
+    for begun in read_unfinished():
+        state = "running" if begun.is_running else f"unfinished: rm-opt run --resume {begun.name}"
+        print(f"{begun.name}  begun {_moment(begun.started)}, {state}")
+    found = found_runs()
+    if not found:
+        print(f"nothing was run to its end yet in {home()}; start with `rm-opt run`")
+        return
+    short = short_names([run.name for run in found])
+    shown = found[:limit]
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("run", no_wrap=True, min_width=max(len(short[run.name]) for run in shown))
+    table.add_column("finished", no_wrap=True, min_width=11)
+    for heading in ("verdict", "rung", "accuracy", "took"):
+        table.add_column(heading)
+    for run in shown:
+        verdict = f"{run.look.sign} {run.status}" if run.status else "-"
+        facts = (short[run.name], _moment(run.finished), verdict, run.rung[:1], _accuracy(run), _took(run))
+        table.add_row(*map(escape, facts))
+    wide_console().print(table)
+    if len(found) > limit:
+        print(f"{len(found) - limit} older ones: rm-opt runs --limit {len(found)}")
+    print("report      rm-opt open RUN; accuracy is held out, with its 95 % interval; docs/readiness.md explains rungs")
+    print(f"all reports {_index()}")
+
+
+def _moment(time: datetime) -> str:
+    """The local time, of earlier years the day."""
+    local = time.astimezone()
+    return local.strftime("%m-%d %H:%M" if local.year == datetime.now().astimezone().year else "%Y-%m-%d")
+
+
+def _accuracy(run: Run) -> str:
+    found = run.accuracy
+    if found is None or found["value"] is None:
+        return "-"
+    return f"{found['value']:.3f}" + (
+        "" if found["ci_low"] is None else f" [{found['ci_low']:.3f}, {found['ci_high']:.3f}]"
+    )
+
+
+def _took(run: Run) -> str:
+    return "-" if run.seconds is None else numbers.duration(run.seconds)
+
+
+def open_report(
+    run: RunName = None,
+    only_print: Annotated[bool, typer.Option("--print", help="Only print where the report lies.")] = False,
+    index: Annotated[bool, typer.Option("--all", help="Open the list of all reports.")] = False,
+) -> None:
+    """Open the newest report in the browser, or that of a run.
+
+    Where there is no display, its path is printed. Example: rm-opt open demo-seed0
+    """
+    if index and run is not None:
+        raise ConfigError("--all opens the list of all reports, and RUN one of them; leave out one of the two.")
+    page = _index() if index else _report(run)
+    print(f"{'all reports' if index else 'report':<11} {page}")
+    if not only_print and can_show() and not webbrowser.open(page.as_uri()):
+        print("no browser could be started; open that file in one")
+
+
+def _index() -> Path:
+    from rmcore.reporting.html.index import write_index  # here: jinja2, which few commands need
+
+    return write_index(home() / "reports")
+
+
+def _report(name: str | None) -> Path:
+    found = found_runs()
+    if name is None:
+        newest = next((run.report for run in found if run.report is not None), None)
+        if newest is None:
+            raise ConfigError(f"there is no report in {home() / 'reports'} yet; start with `rm-opt run`.")
+        return newest
+    run = find_run(found, name)
+    if run.report is None:
+        raise ConfigError(f"{run.name} has no report of its own; what it found is in {run.folder}.")
+    return run.report
+
+
+def can_show() -> bool:
+    """Whether this machine has a display that a browser could open on."""
+    return sys.platform in ("darwin", "win32") or any(os.environ.get(name) for name in DISPLAYS)

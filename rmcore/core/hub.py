@@ -1,0 +1,63 @@
+"""Whether a model of the Hugging Face hub is to be had, before anybody waits for it.
+
+Without a network the libraries that load models try again for most of a minute, and say so in the middle of a run.
+"""
+
+import re
+from pathlib import Path
+
+from rmcore.core.errors import ModelError
+
+ALIASES = {"deberta": "microsoft/deberta-v3-large", "llama": "meta-llama/Llama-3.1-8B"}
+"""Short names of models on the hub."""
+TIMEOUT_SECONDS = 10.0
+"""How long the hub may take to answer: huggingface_hub's own default for one request."""
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_CONFIG = "config.json"
+_LOCAL = "or name a folder or one of tiny, minilm, which need no hub"
+
+
+def require_model(name: str) -> None:
+    """Ask the hub once for a model that neither lies here nor was fetched before.
+
+    Args:
+        name: an alias, a hub name as `owner/model`, or anything else, which is not looked at.
+
+    Raises:
+        ModelError: the hub does not answer, or does not show such a model.
+    """
+    wanted = ALIASES.get(name, name)
+    if not _NAME.fullmatch(wanted) or Path(wanted).expanduser().exists():
+        return
+    from huggingface_hub import HfApi, try_to_load_from_cache
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        HTTPError,
+        RepositoryNotFoundError,
+    )
+
+    try:
+        if isinstance(try_to_load_from_cache(wanted, _CONFIG), str):
+            return
+        HfApi().model_info(wanted, timeout=TIMEOUT_SECONDS)
+    except (RepositoryNotFoundError, GatedRepoError, HFValidationError) as error:
+        raise ModelError(
+            f"the model {name!r} could not be loaded: there is no such folder here, and the Hugging Face hub shows you "
+            f"no such model ({_first_line(error)}). Check the name, log in with `hf auth login` if it is private or "
+            f"gated, {_LOCAL}."
+        ) from error
+    except HfHubHTTPError:  # it answers, and is busy: the loaders try again
+        return
+    except (HTTPError, OSError) as error:
+        raise ModelError(
+            f"the model {name!r} could not be loaded: there is no such folder here, it was not fetched before, and the "
+            f"Hugging Face hub, where it may be, does not answer ({_first_line(error)}). Check the name and the "
+            f"network, {_LOCAL}."
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,45 @@
+"""The page that lists all reports of a home, newest first, with links to each."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from rmcore.core.files import exclusive, write_text
+from rmcore.reporting.figures import numbers
+from rmcore.reporting.html.page import date, render_page
+from rmcore.reporting.runs import RECORD, Run, read_runs
+
+FILE = "index.html"
+OWNER_ONLY = 0o600
+
+
+def write_index(reports: Path) -> Path:
+    """Rewrite the page of all finished runs below the folder `reports`; returns it.
+
+    It is readable by its owner only, like all that lies there. Two runs that end at once take turns.
+    """
+    page = reports / FILE
+    with exclusive(reports / ".index.lock"):
+        runs = read_runs(reports)
+        written = date(datetime.now(UTC).isoformat(timespec="seconds"))
+        text = render_page("index.html.j2", {"rows": [_row(run) for run in runs], "written": written})
+        write_text(page, text, mode=OWNER_ONLY, durable=False)
+    return page
+
+
+def _row(run: Run) -> dict[str, Any]:
+    accuracy, interval = numbers.estimate("pairwise_accuracy", run.accuracy, "share") if run.accuracy else ("", "")
+    target = run.report or run.folder / RECORD
+    return {
+        "name": run.name,
+        "address": f"./{quote(run.name)}/{target.name}",
+        "finished": run.finished.astimezone(UTC).strftime("%Y-%m-%d %H:%M"),
+        "look": run.look,
+        "judged": bool(run.status),
+        "headline": run.headline,
+        "rung": run.rung,
+        "accuracy": accuracy,
+        "interval": interval,
+        "took": numbers.duration(run.seconds),
+    }

@@ -1,0 +1,98 @@
+"""`rm-opt runs` and `rm-opt open`: read from a home, without a server; a browser only where there is a display."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+import report_sample
+from flows import cli, cli_runs
+from rmcore.core.errors import ConfigError
+
+
+@pytest.fixture
+def reports(tmp_path, monkeypatch):
+    """A home with three runs, the last one without a report; no browser is ever started."""
+    monkeypatch.setenv("RM_OPT_HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "160")
+    for name in cli_runs.DISPLAYS:
+        monkeypatch.delenv(name, raising=False)
+    for day, name in enumerate(("demo-seed0-aaaa11111111", "demo-seed1-bbbb22222222", "drawn-seed0-cccc33333333"), 1):
+        folder = tmp_path / "reports" / name
+        folder.mkdir(parents=True)
+        record = report_sample.results() | {"created": f"2026-11-0{day}T12:00:00+00:00"}
+        (folder / "summary.json").write_text(json.dumps(record if "demo" in name else {"sampling": {}}))
+        if "demo" in name:
+            (folder / "report.html").write_text("<p>report</p>")
+    return tmp_path / "reports"
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    addresses = []
+    monkeypatch.setattr(cli_runs.webbrowser, "open", lambda address: addresses.append(address) or True)
+    return addresses
+
+
+def typed(*words):
+    outcome = CliRunner().invoke(cli.app, list(words), prog_name="rm-opt", catch_exceptions=False)
+    assert outcome.exit_code == 0, outcome.output
+    return outcome.output
+
+
+def test_runs_are_listed_newest_first_with_verdict_rung_and_accuracy(reports):
+    said = typed("runs")
+    lines = [line.split() for line in said.splitlines() if "-seed" in line]
+    assert [line[0] for line in lines] == ["drawn-seed0-cccc", "demo-seed1-bbbb", "demo-seed0-aaaa"]
+    assert "✗ not ready" in said
+    assert "0.712 [0.690, 0.734]" in said
+    assert " 3 " in said
+    assert str(reports / "index.html") in said
+    assert (reports / "index.html").stat().st_mode & 0o077 == 0
+    assert "2 older ones: rm-opt runs --limit 3" in typed("runs", "-n", "1")
+
+
+def test_a_home_where_nothing_ran_says_so(tmp_path, monkeypatch):
+    monkeypatch.setenv("RM_OPT_HOME", str(tmp_path / "new"))
+    assert "nothing was run to its end yet" in typed("runs")
+    with pytest.raises(ConfigError, match="start with `rm-opt run`"):
+        typed("open")
+    assert not (tmp_path / "new").exists()
+
+
+def test_without_a_display_the_path_is_printed(reports, opened):
+    assert str(reports / "demo-seed1-bbbb22222222" / "report.html") in typed("open")
+    assert str(reports / "demo-seed0-aaaa11111111" / "report.html") in typed("open", "demo-seed0")
+    assert opened == []
+
+
+def test_the_report_is_opened_where_there_is_a_display(reports, opened, monkeypatch):
+    monkeypatch.setenv("DISPLAY", ":0")
+    typed("open", "demo-seed0", "--print")
+    assert opened == []
+    typed("open", "demo-seed0")
+    typed("open", "--all")
+    assert opened == [
+        (reports / "demo-seed0-aaaa11111111" / "report.html").as_uri(),
+        (reports / "index.html").as_uri(),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["demo"], "'demo' may be demo-seed1-bbbb22222222, demo-seed0-aaaa11111111"),
+        (["none"], "no run 'none'"),
+        (["drawn"], "has no report of its own"),
+        (["demo-seed0", "--all"], "leave out one of the two"),
+    ],
+)
+def test_what_cannot_be_opened_is_named(reports, words, said):
+    with pytest.raises(ConfigError, match=said):
+        typed("open", *words)
+
+
+def test_the_shell_completes_names_of_runs(reports):
+    asked = {"_RM_OPT_COMPLETE": "complete_bash", "COMP_WORDS": "rm-opt open demo-seed1", "COMP_CWORD": "2"}
+    outcome = CliRunner().invoke(cli.app, [], prog_name="rm-opt", env=asked)
+    assert outcome.output.split() == ["demo-seed1-bbbb22222222"]

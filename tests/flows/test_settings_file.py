@@ -1,0 +1,142 @@
+"""`rm-opt presets` and `rm-opt init`, and that `rm-opt run` finds what was written."""
+
+import re
+
+import pytest
+import typer
+import yaml
+from typer.testing import CliRunner
+
+from experiments.presets import DESCRIBED, PRESETS
+from flows import cli
+from flows.settings import load_config
+from flows.settings_file import COMMON, FILE, OWN_DATA_PRESET, settings_text, write_settings
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.core.errors import ConfigError
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_what_is_written_is_exactly_the_preset(preset, tmp_path):
+    file = tmp_path / "mine.yaml"
+    write_settings(file, preset)
+    assert load_config(None, file, []) == PRESETS[preset]
+
+
+@pytest.mark.parametrize("preset", [OWN_DATA_PRESET, "h200", "policy"])
+def test_each_common_setting_stands_below_its_help(preset):
+    text = settings_text(preset)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 100
+    read = yaml.safe_load(text)
+    for name in COMMON:
+        group, _, field = name.rpartition(".")
+        owner = getattr(PRESETS[preset], group) if group else PRESETS[preset]
+        if owner is None:
+            assert read[group] is None
+            continue
+        assert field in (read[group] if group else read)
+        place = next(
+            number
+            for number, line in enumerate(lines)
+            if line.startswith(f"{'  ' * bool(group)}{field}:") and _group_at(lines, number) == group
+        )
+        comment = []
+        while lines[place - 1].strip().startswith("#"):
+            place -= 1
+            comment.insert(0, lines[place].strip().lstrip("# "))
+        assert " ".join(comment).startswith(" ".join(type(owner).model_fields[field].description.split()))
+
+
+def _group_at(lines, number):
+    if not lines[number].startswith(" "):
+        return ""
+    return next(line.partition(":")[0] for line in reversed(lines[:number]) if re.match(r"\w", line))
+
+
+def test_choices_are_named():
+    assert "One of: adamw, adam, sgd, muon, lion, sam." in " ".join(settings_text("demo").replace("#", "").split())
+
+
+def test_a_file_that_is_there_stays(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    FILE.write_text("mine")
+    with pytest.raises(ConfigError, match="never overwritten"):
+        write_settings(FILE, "demo")
+    assert FILE.read_text() == "mine"
+
+
+def test_an_unknown_preset_leaves_no_file(tmp_path):
+    with pytest.raises(ConfigError, match="no preset 'demp'"):
+        write_settings(tmp_path / "new.yaml", "demp")
+    assert not (tmp_path / "new.yaml").exists()
+
+
+def test_a_file_for_one_preset_is_not_laid_over_another(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("preset: minilm\ntrain: {lr: 0.1}\n")
+    assert load_config(None, file, []).model.name == load_config("minilm", file, []).model.name == "minilm"
+    with pytest.raises(ConfigError, match="--preset minilm"):
+        load_config("smoke", file, [])
+    file.write_text("preset: minilmm\n")
+    with pytest.raises(ConfigError, match="Did you mean 'minilm'"):
+        load_config(None, file, [])
+
+
+@pytest.fixture
+def started(tmp_path, monkeypatch):
+    """What the pipeline would be started with."""
+    configs = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli, "print_reported", lambda outcome: None)
+    monkeypatch.setattr(
+        cli,
+        "run_configured",
+        lambda load, preset, given: configs.append(load_config(preset, given.config, given.set_ or [])),
+    )
+    return configs
+
+
+def typed(*words):
+    outcome = CliRunner().invoke(cli.app, list(words), prog_name="rm-opt", catch_exceptions=False)
+    assert outcome.exit_code == 0, outcome.output
+    return outcome.output
+
+
+def test_a_run_reads_the_file_of_its_folder_and_says_so(started):
+    assert typed("run") == ""
+    assert "rm-opt.yaml" in typed("init")
+    FILE.write_text(FILE.read_text().replace("source: gold", "source: pairs.csv"))
+    assert "rm-opt.yaml" in typed("run", "--set", "seed=3")
+    assert started[0] == PRESETS["demo"]
+    assert (started[1].data.source, started[1].seed, started[1].model.name) == ("pairs.csv", 3, "minilm")
+
+
+def test_a_preset_or_a_file_that_is_named_wins(started, tmp_path):
+    (tmp_path / "other.yaml").write_text("seed: 7\n")
+    typed("init")
+    assert "not read: --preset is given" in typed("run", "--preset", "smoke")
+    assert "not read: --config is given" in typed("run", "--config", "other.yaml")
+    assert started[0] == PRESETS["smoke"]
+    assert started[1] == PRESETS["demo"].model_copy(update={"seed": 7})
+
+
+def test_the_table_of_presets_has_what_they_are(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "250")
+    shown = typed("presets")
+    for name, one in DESCRIBED.items():
+        assert f" {name} " in shown
+        assert one.config.model.name in shown
+        assert (one.time or "by your") in shown
+        assert one.purpose[:20] in shown
+        assert one.command == "run" or f"rm-opt {one.command}" in shown
+    assert "4,000" in shown
+
+
+@pytest.mark.parametrize("name", DESCRIBED)
+def test_presets_are_started_by_commands_that_there_are(name):
+    command = typer.main.get_command(cli.app)
+    words, _, options = DESCRIBED[name].command.partition(" --")
+    for word in words.split():
+        command = command.commands[word]
+    assert {*options.split()[:1], "preset"} & {one.name for one in command.params} or name == "validation"
+    assert isinstance(DESCRIBED[name].config, PipelineConfig)

@@ -1,0 +1,161 @@
+"""What was run is read from the records beside the reports, whatever else lies there, and listed on one safe page."""
+
+import json
+import os
+from datetime import UTC, datetime
+
+import pytest
+
+import experiment_sample
+import report_sample
+from rmcore.core.errors import ConfigError
+from rmcore.reporting.html.index import write_index
+from rmcore.reporting.runs import find_run, read_runs, short_names
+
+
+@pytest.fixture
+def reports(tmp_path):
+    return tmp_path / "reports"
+
+
+def lay(reports, name, record, *, created=None, page=True):
+    folder = reports / name
+    folder.mkdir(parents=True)
+    if created is not None:
+        record = record | {"created": created}
+    text = record if isinstance(record, str) else json.dumps(record)
+    (folder / "summary.json").write_text(text)
+    if page:
+        (folder / "report.html").write_text("<p>report</p>")
+    return folder
+
+
+def pipeline(**verdict):
+    record = report_sample.results()
+    record["verdict"] |= verdict
+    return record
+
+
+def test_a_run_of_the_pipeline_is_told_by_its_record(reports):
+    lay(reports, "demo-seed7-0123456789ab", pipeline())
+    [run] = read_runs(reports)
+    assert (run.name, run.status, run.rung) == ("demo-seed7-0123456789ab", "not ready", "3 of 4")
+    assert run.headline.startswith("Not ready for a KL of 3 nats")
+    assert run.look.tone == "bad"
+    assert (run.accuracy["value"], run.accuracy["ci_low"]) == (0.712, pytest.approx(0.69))
+    assert run.seconds == pytest.approx(sum(3.2 * 10**index for index in range(5)))
+    assert run.finished == datetime(2026, 11, 21, 1, 30, tzinfo=UTC)
+    assert run.report == reports / run.name / "report.html"
+
+
+def test_an_experiment_counts_its_verdicts_and_its_cells_time(reports):
+    record = experiment_sample.results()
+    lay(reports, "ablation-smoke-0123456789ab", record)
+    [run] = read_runs(reports)
+    assert "refuted" in run.headline
+    assert run.headline == run.status
+    assert run.rung == ""
+    assert run.accuracy is None
+    assert run.seconds == record["cost"]["measured_seconds"]
+
+
+@pytest.mark.parametrize(
+    ("record", "headline", "status"),
+    [
+        ({"verdict": {"status": "unclear", "headline": "Unclear", "rung": 4}}, "Unclear", "unclear"),
+        ({"verdict": {"status": "of a later version", "headline": "New"}}, "New", "of a later version"),
+        ({"verdict": "H1 is inconclusive"}, "H1 is inconclusive", ""),
+        ({"headline": "40 % fewer labels"}, "40 % fewer labels", ""),
+        ({"sampling": {}}, "no verdict: it measured, and judged nothing", ""),
+    ],
+)
+def test_other_runs_say_what_they_have(reports, record, headline, status):
+    lay(reports, "other", record, page=False)
+    [run] = read_runs(reports)
+    assert (run.headline, run.status, run.accuracy, run.seconds, run.report) == (headline, status, None, None, None)
+
+
+@pytest.mark.parametrize("text", ['{"a"', "[1]", '{"created": "yesterday"}', '{"created": 3}', ""])
+def test_a_record_that_cannot_be_read_hides_no_other(reports, text):
+    lay(reports, "broken", text)
+    lay(reports, "good", pipeline())
+    found = {run.name: run for run in read_runs(reports)}
+    assert "cannot be read" in found["broken"].headline
+    assert found["good"].problem is None
+    assert "cannot be read" in write_index(reports).read_text()
+
+
+def test_the_newest_comes_first_and_nothing_is_no_error(reports):
+    assert read_runs(reports) == []
+    for name, day in (("b", "02"), ("a", "03"), ("c", "01")):
+        lay(reports, name, pipeline(), created=f"2026-11-{day}T00:00:00+00:00")
+    assert [run.name for run in read_runs(reports)] == ["a", "b", "c"]
+
+
+def test_names_are_as_short_as_they_can_be_typed(reports):
+    names = ["demo-seed0-aaaa11111111", "demo-seed0-aaaa22222222", "demo-seed0-bbbb33333333", "mine", "mine-seed1"]
+    short = short_names(names)
+    assert list(short.values()) == ["demo-seed0-aaaa1", "demo-seed0-aaaa2", "demo-seed0-bbbb", "mine", "mine-seed1"]
+    for name in names:
+        lay(reports, name, pipeline())
+    runs = read_runs(reports)
+    assert all(find_run(runs, short[name]).name == name for name in names)
+
+
+def test_a_run_is_found_by_its_key_too(reports):
+    for name in ("demo-seed0-aaaa11111111", "demo-seed0-bbbb22222222", "mine"):
+        lay(reports, name, pipeline())
+    assert find_run(read_runs(reports), "bbbb").name == "demo-seed0-bbbb22222222"
+    with pytest.raises(ConfigError, match="no run '2222'"):
+        find_run(read_runs(reports), "2222")
+
+
+def test_a_name_that_is_none_or_several_is_refused(reports):
+    with pytest.raises(ConfigError, match="nothing was run yet"):
+        find_run([], "demo")
+    for name in ("demo-seed0-aaaa", "demo-seed1-bbbb", "other-seed0-cccc"):
+        lay(reports, name, pipeline())
+    runs = read_runs(reports)
+    with pytest.raises(ConfigError, match="'demo' may be demo-seed1-bbbb, demo-seed0-aaaa"):
+        find_run(runs, "demo")
+    with pytest.raises(ConfigError, match=r"no run 'demo-seed2'; the newest are .*other-seed0-cccc"):
+        find_run(runs, "demo-seed2")
+
+
+def test_the_list_links_each_report_and_shows_verdict_and_rung(reports, parse):
+    lay(reports, "demo-seed7-0123456789ab", pipeline())
+    lay(reports, "drawn-seed0-best-of-n-0123456789ab", {"sampling": {}}, page=False)
+    page = parse(write_index(reports).read_text(encoding="utf-8"))
+    for link in page.values("href"):
+        assert (reports / link).is_file()
+    assert sorted(page.values("href")) == [
+        "./demo-seed7-0123456789ab/report.html",
+        "./drawn-seed0-best-of-n-0123456789ab/summary.json",
+    ]
+    assert "Not ready for a KL of 3 nats" in page.text
+    for shown in ("3 of 4", "71.2 %", "69.0 to 73.4 %", "2026-11-21 01:30"):
+        assert shown in page.text.replace("\u00a0", " ")
+
+
+def test_no_name_and_no_record_can_bring_markup(reports, parse):
+    evil = "<script>alert(1)</script>\"'&"
+    lay(reports, "odd <b>&amp; javascript:x?#%41", pipeline(headline=evil, status="<i>", rung="<u>"))
+    page = parse(write_index(reports).read_text(encoding="utf-8"))
+    assert not {"script", "b", "i", "u", "iframe", "form", "base", "link"} & set(page.tags)
+    assert not [name for _, name, _ in page.attributes if name.startswith("on") or name in ("src", "style")]
+    assert evil in page.text
+    [link] = page.values("href")
+    assert link == "./odd%20%3Cb%3E%26amp%3B%20javascript%3Ax%3F%23%2541/report.html"
+    assert any("default-src 'none'" in value for value in page.values("content"))
+
+
+def test_only_the_owner_reads_the_list(reports):
+    reports.mkdir()
+    before = os.umask(0)
+    try:
+        page = write_index(reports)
+        page.chmod(0o644)
+        assert write_index(reports).stat().st_mode & 0o777 == 0o600
+    finally:
+        os.umask(before)
+    assert "Nothing was run yet" in page.read_text()
