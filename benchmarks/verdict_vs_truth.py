@@ -33,7 +33,7 @@ from rmcore.data.table import read_pairs
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.policy.overoptimization import overoptimization
 from rmcore.policy.readiness.verdict import PASSED
-from rmcore.reporting.figures.style import BLUE, GREEN, MUTED, ORANGE, dress, headline, new_figure, save
+from rmcore.reporting.figures.style import BLUE, GREEN, MUTED, ORANGE, dress, headline, legend, new_figure, save
 from rmcore.stages.interface import policy_place
 from rmcore.stages.registry import pipeline_stages, stage_call
 from rmcore.stages.requirements import required_policy
@@ -150,8 +150,14 @@ def table(rows: list[dict]) -> str:
 
 def figure_of(rows: list[dict], min_gain: float) -> Figure:
     """Gain of best-of-64 on fresh prompts against the number of labelled pairs; filled where the verdict was ready."""
-    figure = new_figure(6.4, 4.2)
+    figure = new_figure(7.2, 4.4)
     ax = figure.subplots()
+    dress(
+        ax,
+        title=f"filled: verdict ready · {FRESH_PROMPTS} fresh prompts, 95 % intervals over them",
+        x="labelled pairs that the reward model was trained on",
+        y="gold gain of best-of-64 (sd within prompts)",
+    )
     for bias, colour in zip(sorted({row["bias"] for row in rows}), (BLUE, ORANGE, GREEN), strict=False):
         own = [row for row in rows if row["bias"] == bias]
         sizes = sorted({row["pairs"] for row in own})
@@ -170,15 +176,11 @@ def figure_of(rows: list[dict], min_gain: float) -> Figure:
                 markersize=7,
                 capsize=2,
             )
-    ax.axhline(min_gain, color=MUTED, linewidth=1, linestyle="--")
-    ax.text(ax.get_xlim()[0], min_gain, " asked for", va="bottom", color=MUTED, fontsize=8)
+    ax.axhline(min_gain, color=MUTED, linewidth=1, linestyle="--", label="asked for")
     ax.axhline(0, color=MUTED, linewidth=0.8)
     ax.set_xscale("log")
-    ax.set_xlabel("labelled pairs that the reward model was trained on (filled: verdict ready)")
-    ax.set_ylabel("gold gain of best-of-64 (sd within prompts)")
-    dress(ax)
-    ax.legend(frameon=False, fontsize=8)
-    headline(figure, "What labels buy: gold gain on 200 fresh prompts, 95 % intervals over prompts")
+    legend(ax, loc="upper left")
+    headline(figure, "What labels buy, and whose")
     return figure
 
 
