@@ -23,7 +23,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.presets import PRESETS
-from rmcore.config.pipeline import PipelineConfig
+from rmcore.config.pipeline import LandscapeConfig, PipelineConfig
 from rmcore.config.policy import FROM_POLICY, PolicyConfig
 from rmcore.core.files import write_json
 from rmcore.core.store import ArtifactRef, Store
@@ -43,6 +43,8 @@ from tasks.home import configure_environment, home
 FRESH_PROMPTS, SAMPLES = 200, 64
 PLANNED_KL = 3.0
 """Nats that the verdict is about: best-of-64 moves by 3.2."""
+CURVATURE = LandscapeConfig(parts=("normalized",), num_pairs=4, lanczos_steps=6, trace_probes=2)
+"""As little as there is: it decides nothing."""
 HELD_OUT = 300
 """Prompts that are kept for the labelled checks and for readiness, whatever the number of training pairs."""
 
@@ -62,6 +64,7 @@ def variant(base: PipelineConfig, start: str, *, seed: int, pairs: int | None, b
             "model": base.model.model_copy(update={"name": start}),
             "policy": PolicyConfig(name="world"),
             "readiness": base.readiness.model_copy(update={"planned_kl": PLANNED_KL}),
+            "landscape": CURVATURE,
             "rlhf": None,
         }
     )

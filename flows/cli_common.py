@@ -18,7 +18,7 @@ from rich.table import Table
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ServiceError
 from rmcore.core.hub import require_model
-from tasks.home import configure_environment, home
+from tasks.home import configure_environment
 
 FIGURES = (
     "overoptimization",
@@ -95,13 +95,11 @@ def run_configured(
         summary.touch()  # a path that cannot be written is refused before hours are spent
     leave_dead_server()
     from flows.console import quiet_prefect
-    from rmcore.reporting.html.index import write_index
 
     started = load_flow()
     quiet_prefect()
     with prefect_in_use("stages"):
         outcome = started(settings)
-    write_index(home() / "reports")
     if summary is not None:
         summary.write_text(json.dumps(outcome, indent=1) + "\n")
     return outcome
@@ -191,6 +189,12 @@ def print_reported(outcome: dict[str, Any]) -> None:
     print()
     print(f"computed    {', '.join(executed) if executed else 'nothing: every stage was cached'}")
     print(f"accuracy    {accuracy['value']:.3f}{interval} on {accuracy['num']} held-out pairs")
+    over = results["metrics"]["accuracy_over_baseline"]
+    if over["value"] is not None:
+        length = results["metrics"]["longer_wins_accuracy"]["value"]
+        says = "both sides are equally long" if length is None else f"the longer one has {length:.3f}"
+        ends = "" if over["ci_low"] is None else f" [{over['ci_low']:+.3f}, {over['ci_high']:+.3f}]"
+        print(f"of length   {says}; above the better of chance and length by {over['value']:+.3f}{ends}")
     print_verdict(results["verdict"], results["next_rung"])
     print(f"report      {shown_path(outcome['report'])}")
     print(f"checkpoint  {shown_path(outcome['checkpoint'])}")

@@ -26,6 +26,7 @@ from rmcore.policy.curves import curves_of_file
 from rmcore.policy.grpo.defects import backbones
 from rmcore.policy.readiness.claims import frozen_claims
 from rmcore.policy.readiness.verdict import next_rung, verdict_on_served, verdict_tags
+from rmcore.reporting.html.index import write_index
 from rmcore.reporting.html.policy import (
     best_of_n_markdown,
     confirmation_markdown,
@@ -314,6 +315,7 @@ def finish(chain: Chain, results: dict[str, Any], markdown: str) -> dict[str, An
     """Write the record, and leave a readable summary and a link on the flow run's page."""
     chain.folder.mkdir(parents=True, exist_ok=True)
     write_json(chain.folder / "summary.json", results)
+    write_index(chain.folder.parent)
     create_markdown_artifact(markdown=markdown, description=f"Record: {chain.folder}")
     if chain.mlflow_url is not None and chain.mlflow_url.startswith("http"):
         create_link_artifact(link=chain.mlflow_url, link_text="This run in MLflow")
