@@ -77,6 +77,8 @@ def progress_lines(description: str, out: int, seconds: float) -> Iterator[Repor
     ended = threading.Event()
 
     def report(done: int, total: int, text: str) -> None:
+        if reports and done < reports[-1][1]:
+            reports.clear()  # another part of the work, which counts from its own beginning
         reports[1 if reports else 0 :] = [(time.monotonic(), done, total, text)]
 
     def write() -> None:

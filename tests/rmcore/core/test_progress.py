@@ -35,6 +35,8 @@ def test_a_long_work_writes_a_line_now_and_then_also_while_it_says_nothing():
         told = next(line for line in lines if "200 of 300" in line)
         assert told.startswith("train      200 of 300 · loss 0.431, ")
         assert told.endswith(" left\n")
+        report(1, 300, "seed 1")  # the next part: nothing is known yet of how long it takes
+        assert "left" not in next(line for line in lines if "seed 1" in line)
         report(300, 300, "loss 0.43")
         assert "left" not in next(line for line in lines if "300 of 300" in line)
     os.close(sink)
