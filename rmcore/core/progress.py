@@ -77,14 +77,14 @@ def progress_lines(description: str, out: int, seconds: float) -> Iterator[Repor
     ended = threading.Event()
 
     def report(done: int, total: int, text: str) -> None:
-        if reports and done < reports[-1][1]:
-            reports.clear()  # another part of the work, which counts from its own beginning
-        reports[1 if reports else 0 :] = [(time.monotonic(), done, total, text)]
+        # One that falls is of another part of the work, which counts from its own beginning.
+        first = reports[:1] if reports and done >= reports[-1][1] else []
+        reports[:] = [*first, (time.monotonic(), done, total, text)]
 
     def write() -> None:
         while not ended.wait(seconds):
             try:
-                os.write(out, f"{description:<10} {_line(reports, time.monotonic() - began)}\n".encode())
+                os.write(out, f"{description:<10} {_line(list(reports), time.monotonic() - began)}\n".encode())
             except OSError:  # whoever read it has gone: the work is what counts
                 return
 
