@@ -4,25 +4,41 @@
     rm-opt rlhf --preset rlhf-flawed --seeds 3 --summary flawed.json
     python benchmarks/rlhf_endings.py ready.json flawed.json --out docs/endings.png
 
-Reads what the two commands wrote, draws proxy and gold reward by step, and prints the table of the seeds.
+Reads what the two commands wrote, draws proxy and gold reward by step, and prints the table of the seeds. With
+`--fresh 200` it also lets the start policy and the trained one (of the first seed) answer 200 prompts that nothing has
+seen, and says what the gold reward makes of it.
 """
 
 import argparse
 import json
+import random
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from matplotlib.axes import Axes
 
+from rmcore.data.gold.prompts import draw_prompt
+from rmcore.data.gold.world import gold_reward
+from rmcore.data.table import read_pairs
+from rmcore.evaluation.uncertainty import cluster_bootstrap, percentile_interval
+from rmcore.policy.grpo.policy_meter import draw
+from rmcore.policy.grpo.policy_weights import load_weights
+from rmcore.policy.policy import Policy
 from rmcore.policy.readiness.verdict import PASSED
+from rmcore.policy.sampling.generate_sampler import whole_distribution
 from rmcore.reporting.figures.style import BLUE, MUTED, ORANGE, dress, headline, legend, new_figure, save
 
 
 def judged(results: Mapping[str, Any]) -> Mapping[str, Any]:
     """What readiness v2 said before the policy was trained."""
     return results["policy"]["readiness"]
+
+
+SAMPLES = 8
+"""Of each fresh prompt and policy."""
 
 
 def interval(value: Mapping[str, Any]) -> str:
@@ -79,9 +95,51 @@ def table(name: str, results: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def fresh_gain(results: Mapping[str, Any], num_prompts: int) -> str:
+    """What the trained policy of the first seed gains over the start policy on prompts that nothing has seen."""
+    places = {stage["name"]: Path(stage["path"]) for stage in results["stages"]}
+    files = [places["prepare"] / f"{name}.parquet" for name in ("train", "validation", "test", "ood")]
+    known = {str(pair.prompt) for file in files if file.is_file() for pair in read_pairs(file)}
+    rng, prompts = random.Random("endings"), dict[str, None]()  # noqa: S311 - data, not cryptography
+    while len(prompts) < num_prompts:
+        prompt = draw_prompt(rng, ood=False)
+        if prompt not in known:
+            prompts[prompt] = None
+    settings = results["config"]["policy"]
+    golds = []
+    for place in (places["policy"] / "model", places["grpo"] / "model"):
+        policy = Policy.load(str(place))
+        ids = policy.fitting_ids(list(prompts), settings["max_new_tokens"])
+        sampling = whole_distribution(policy, settings["temperature"], settings["max_new_tokens"])
+        rows = [index for index in range(num_prompts) for _ in range(SAMPLES)]
+        weights = load_weights(policy, torch.float32).eval()
+        drawn = draw(weights, policy, [ids[index] for index in rows], sampling, seed=len(golds))
+        texts = [policy.decode([token for token in one if token not in policy.stop_ids]) for one in drawn]
+        judged = [
+            gold_reward(prompt, text) for prompt, text in zip(np.repeat(list(prompts), SAMPLES), texts, strict=True)
+        ]
+        golds.append(np.array(judged).reshape(num_prompts, SAMPLES))
+    start, trained = golds
+    rise = trained.mean(axis=1) - start.mean(axis=1)
+    squares = start.var(axis=1, ddof=1)
+    found = cluster_bootstrap(
+        lambda weights: {
+            "gain": weights @ rise / weights.sum(axis=1) / np.sqrt(weights @ squares / weights.sum(axis=1))
+        },
+        num_prompts,
+        num_resamples=2000,
+        seed=0,
+    )
+    ends = percentile_interval(found.replicates["gain"], num_prompts)
+    assert ends is not None
+    gain = interval({"value": found.point["gain"], "ci_low": ends[0], "ci_high": ends[1]})
+    return f"on {num_prompts} fresh prompts, {SAMPLES} samples each: gold {gain} sd"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("summaries", type=Path, nargs=2, help="of the run that should gain, and of its flawed twin")
+    parser.add_argument("--fresh", type=int, default=0, help="prompts that nothing has seen to try the policies on")
     parser.add_argument("--out", type=Path, required=True, help="PNG to write")
     options = parser.parse_args()
     runs = [json.loads(path.read_text())["results"] for path in options.summaries]
@@ -90,6 +148,8 @@ def main() -> None:
     for ax, path, results in zip(axes, options.summaries, runs, strict=True):
         panel(ax, results)
         print(table(path.stem, results), end="\n\n")
+        if options.fresh:
+            print(f"{path.stem}, first seed, {fresh_gain(results, options.fresh)}", end="\n\n", flush=True)
     legend(axes[0], loc="upper left")
     headline(figure, "The verdict before, and what the gold reward did: GRPO against two reward models of one world")
     save(figure, options.out)
