@@ -50,7 +50,7 @@ from rmcore.stages.settings import GrpoSettings
 from rmcore.training.memory import peak_memory_bytes
 
 RECORD_FILE = "rlhf.json"
-START_SAMPLES = 16
+START_SAMPLES = 64
 """Stored samples of the start policy that a trained one is compared with, of each prompt, at most."""
 MEMBER_PAIRS = 2000
 CALIBRATION_PAIRS = 500
