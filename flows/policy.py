@@ -47,7 +47,7 @@ CONFIRMATION = ("prepare", "train", "policy", "confirmation")
 POPULATION = ("prepare", "policy", "samples", "population")
 WriteReport = Callable[[Mapping[str, ArtifactRef], Path], Path]
 """Given the artifacts by stage and the run's folder, writes its report and gives the file."""
-Judge = Callable[[Mapping[str, ArtifactRef]], Mapping[str, str]]
+VerdictTags = Callable[[Mapping[str, ArtifactRef]], Mapping[str, str]]
 """Given the artifacts by stage, the verdict as tags of the run."""
 
 
@@ -81,7 +81,7 @@ def run_chain(
     checkpoint: str | None = None,
     given: Mapping[str, ArtifactRef] | None = None,
     report: WriteReport | None = None,
-    verdict: Judge | None = None,
+    verdict: VerdictTags | None = None,
 ) -> Chain:
     """Run the stages `names` with tracking.
 
