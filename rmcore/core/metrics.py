@@ -101,9 +101,6 @@ _OF_PAIRS = (
         "pairwise accuracy minus that of always preferring the longer (or the shorter) completion, ties half: zero or "
         "less and the length alone would do",
         better="higher",
-        cell_name="eval/test_accuracy_over_baseline",
-        cell_label="accuracy over the better of chance and length",
-        stage="evaluate",
     ),
     MetricSpec("tie_rate", "ties", "share", "share of pairs with exactly equal rewards"),
     MetricSpec(

@@ -100,7 +100,7 @@ def test_what_was_found_is_whole(chain, optimized):
     assert judged["readiness"]["version"] == "v2"
     assert judged["readiness"]["parts"]["on_policy_accuracy"] == optimized["parts"]["on_policy_accuracy"]
     on_labels = json.loads((chain.folder("readiness") / "readiness.json").read_text())["gate"]
-    assert {check["name"] for check in on_labels} < {check["name"] for check in judged["gate"]}
+    assert not {check["name"] for check in on_labels} & {check["name"] for check in judged["gate"]}
 
 
 @pytest.mark.slow
