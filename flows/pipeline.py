@@ -174,7 +174,7 @@ def run_and_say(
 ) -> StageRun:
     """Run one stage, or take it from the store, and say which; `label` stands for it where one stage runs often."""
     shown = label or name
-    waiting = partial(told_while_waiting, shown, partial(_in_the_way, store))
+    waiting = partial(told_while_waiting, shown, partial(_in_the_way, store, name))
     interrupted = partial(leave_embedded, tracker)
     run = run_stage(store, name, config, upstream, tracker.follow, on_interrupt=interrupted, waiting=waiting)
     if run.damage:
@@ -184,8 +184,8 @@ def run_and_say(
     return run
 
 
-def _in_the_way(store: Store) -> str:
-    busy = holders(store)
+def _in_the_way(store: Store, name: str) -> str:
+    busy = holders(store) if STAGES[name].on_device else []
     return f"the device, held by {' and '.join(busy)}" if len(busy) == device_slots() else ""
 
 

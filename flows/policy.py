@@ -22,6 +22,7 @@ from rmcore.core.errors import ConfigError
 from rmcore.core.files import write_json
 from rmcore.core.fingerprints import code_digests
 from rmcore.core.store import ArtifactRef, flatten, make_key
+from rmcore.policy.confirmation import smallest_n
 from rmcore.policy.curves import curves_of_file
 from rmcore.policy.grpo.defects import backbones
 from rmcore.policy.readiness.claims import frozen_claims
@@ -183,6 +184,7 @@ def confirm(config: PipelineConfig = PRESETS["policy"], checkpoint: str | None =
 
     Raises:
         ConfigError: the config has no policy, only samples of one, or nobody judges what it answers.
+        DataError: the plan goes further than best-of-n does.
     """
     if required_policy(config).samples is not None:
         raise ConfigError(
@@ -190,6 +192,7 @@ def confirm(config: PipelineConfig = PRESETS["policy"], checkpoint: str | None =
             "out, and name the policy."
         )
     require_judge(config)
+    smallest_n(config.readiness.planned_kl)  # a plan that best-of-n cannot carry out is refused before anything runs
 
     def judged(refs: Mapping[str, ArtifactRef]) -> dict[str, Any]:
         found = read_json(refs["confirmation"], "confirmation.json")

@@ -14,6 +14,7 @@ from experiments.presets import PRESETS
 from flows.pipeline import require_judge, run_pipeline
 from flows.policy import finish, run_chain
 from rmcore.config.pipeline import PipelineConfig
+from rmcore.config.policy import FROM_POLICY
 from rmcore.core.errors import ConfigError
 from rmcore.policy.grpo.rlhf_requirements import require_rlhf
 from rmcore.reporting.html.rlhf import rlhf_markdown
@@ -52,7 +53,8 @@ def rlhf(
     run_name = f"{config.study}-seed{config.seed}-rlhf"
     if mode == "rm":
         before = ("policy",) if starts_from_sft(config) else ()
-        without = config.model_copy(update={"rlhf": None} | ({} if before else {"policy": None}))
+        starts_from_it = config.model.name == FROM_POLICY
+        without = config.model_copy(update={"rlhf": None} | ({} if starts_from_it else {"policy": None}))
         return run_pipeline(without, kind="rlhf", run_name=run_name, names=(*PIPELINE, *before))
     settings = GrpoSettings.of(config)
     require_rlhf(settings.rlhf, settings.judge, settings.gold)

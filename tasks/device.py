@@ -67,8 +67,12 @@ def device_slot(store: Store, what: str) -> Iterator[int]:
             with store.try_lock(lock_name(slot)) as held:
                 if held:
                     now = datetime.now().astimezone().strftime("%H:%M:%S")
-                    write_json(_holder_file(store, slot), {"what": what, "pid": os.getpid(), "since": now})
-                    yield slot
+                    place = _holder_file(store, slot)
+                    write_json(place, {"what": what, "pid": os.getpid(), "since": now})
+                    try:
+                        yield slot
+                    finally:
+                        place.unlink(missing_ok=True)
                     return
         time.sleep(POLL_SECONDS)
 
@@ -81,9 +85,9 @@ def holders(store: Store) -> list[str]:
 def _holder(place: Path) -> str:
     try:
         held = json.loads(place.read_text())
-    except (OSError, ValueError):  # taken this moment, or by an older version
+        return f"{held['what']} (process {held['pid']}, since {held['since']})"
+    except (OSError, ValueError, TypeError, KeyError):  # taken this moment, or by an older version
         return "another run"
-    return f"{held['what']} (process {held['pid']}, since {held['since']})"
 
 
 def _holder_file(store: Store, slot: int) -> Path:

@@ -94,7 +94,7 @@ def progress_lines(description: str, out: int, seconds: float) -> Iterator[Repor
         yield report
     finally:
         ended.set()
-        writer.join()
+        writer.join(timeout=1.0)  # a pipe that is full and not read would hold it for ever
 
 
 def _line(reports: list[tuple[float, int, int, str]], elapsed: float) -> str:

@@ -11,6 +11,7 @@ A verdict never says more than its rung, so no model is called ready below the t
 raise it and what that costs. Verdicts are plain records (`rmcore.reporting.html.schema.Verdict`): they travel as JSON.
 """
 
+import json
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -18,7 +19,7 @@ from typing import Any, Literal
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import SFT, WORLD, PolicyConfig
 from rmcore.evaluation.diagnosis import OVER_BASELINE, GateCheck
-from rmcore.policy.confirmation import OPPONENTS
+from rmcore.policy.confirmation import FURTHEST_KL, OPPONENTS, smallest_n
 from rmcore.reporting.html.schema import NextRung, Verdict
 
 PASSED = ("ready", "gained")
@@ -166,10 +167,9 @@ def next_rung(verdict: Verdict, config: PipelineConfig, checkpoint: str) -> Next
             "command": f"the same command with --set readiness.planned_kl={config.readiness.planned_kl / 2:g}",
             "cost": "no new sample and no new label for the plan: the stored samples are scored again",
         }
-    if verdict["rung"] == 3 and config.readiness.planned_optimizer == "best_of_n" and _can_be_judged(config):
+    if verdict["rung"] == 3 and _can_be_served(config):
         words = ["--checkpoint", checkpoint, *([] if is_gold else ["--data", config.data.source])]
-        words += ["--kl", f"{config.readiness.planned_kl:g}"]
-        words += [] if policy.judge is None else ["--set", f"policy.judge={policy.judge}"]
+        words += ["--kl", f"{config.readiness.planned_kl:g}", *_same_policy_and_split(config, policy)]
         is_file = policy.samples is not None
         words += [] if is_file or policy.name == SFT else ["--policy", policy.name]
         return {
@@ -177,7 +177,8 @@ def next_rung(verdict: Verdict, config: PipelineConfig, checkpoint: str) -> Next
             "evidence": "best-of-n served on fresh prompts, judged",
             "command": shlex.join(["rm-opt", "readiness", "confirm", *words])
             + (" --policy YOUR_POLICY" if is_file else ""),
-            "cost": f"{policy.fresh_prompts} fresh prompts, {1 + OPPONENTS} judgements of each",
+            "cost": f"{policy.fresh_prompts} fresh prompts, {smallest_n(config.readiness.planned_kl) + OPPONENTS} "
+            f"samples and {1 + OPPONENTS} judgements of each",
         }
     if verdict["rung"] == 3:
         words = ["--mode", "policy", "--checkpoint", checkpoint, "--seeds", "3"]
@@ -195,9 +196,33 @@ def next_rung(verdict: Verdict, config: PipelineConfig, checkpoint: str) -> Next
     return None
 
 
-def _can_be_judged(config: PipelineConfig) -> bool:
-    """Whether new responses get a gold reward without people."""
-    return config.data.source == "gold" or (config.policy is not None and config.policy.judge is not None)
+def _same_policy_and_split(config: PipelineConfig, policy: PolicyConfig) -> list[str]:
+    """Options by which another command has the policy and the held-out prompts of this run, where they matter.
+
+    What was trained on and what readiness saw follows from the seed and the split, so without them no prompt is fresh.
+    """
+    usual, data = PolicyConfig(), config.data
+    elsewhere = {"name", "samples", "judge_column", "judge_ceiling", "num_members", "gradient_prompts"}
+    settings: dict[str, Any] = {} if config.seed == 0 else {"seed": config.seed}
+    if data.source == "gold":
+        settings["data.eval_limit"] = data.eval_limit
+        settings |= {f"data.gold.{name}": value for name, value in data.gold.model_dump(mode="json").items()}
+    else:
+        settings |= {"data.test_fraction": data.test_fraction, "data.validation_fraction": data.validation_fraction}
+        settings |= {} if data.eval_source is None else {"data.eval_source": data.eval_source}
+    settings |= {
+        f"policy.{name}": value
+        for name, value in policy.model_dump(mode="json").items()
+        if name not in elsewhere and value != getattr(usual, name)
+    }
+    return [word for name, value in settings.items() for word in ("--set", f"{name}={json.dumps(value)}")]
+
+
+def _can_be_served(config: PipelineConfig) -> bool:
+    """Whether best-of-n can carry the plan out, and new responses get a gold reward without people."""
+    judged = config.data.source == "gold" or (config.policy is not None and config.policy.judge is not None)
+    plan = config.readiness
+    return judged and plan.planned_optimizer == "best_of_n" and plan.planned_kl <= FURTHEST_KL
 
 
 def verdict_tags(verdict: Verdict, more: NextRung | None) -> dict[str, str]:

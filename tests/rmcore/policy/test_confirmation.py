@@ -39,6 +39,21 @@ def test_intervals_cover_the_true_gain(quality):
     assert max(inside.values()) / repeats <= 0.985, inside
 
 
+@pytest.mark.parametrize(("num_prompts", "passes"), [(200, 0.995), (60, 0.98), (60, 0.9), (12, 0.9)])
+def test_a_judge_of_passes_and_failures_is_believed_only_where_prompts_enough_tell_them_apart(num_prompts, passes):
+    """The chosen one is no better than the others: claims are errors, and a few prompts must not make them."""
+    rng = np.random.default_rng(7)
+    claimed, repeats = 0, 200
+    for _ in range(repeats):
+        judged = (rng.random((num_prompts, 1 + OPPONENTS)) < passes).astype(float)
+        if not np.ptp(judged[:, 1:], axis=1).any():
+            continue  # refused: it has no unit
+        found = confirm(judged[:, 0], judged[:, 1:], **NUMBERS)["gain"]
+        record = {"n": 16, "num_prompts": num_prompts, "min_gain": 0.3, "gold": {"gain": found.to_dict()}}
+        claimed += verdict_of_confirmation(record)["status"] != "unclear"
+    assert claimed / repeats <= 0.095  # nominal 5 %, three standard errors of 200 repeats
+
+
 def test_a_perfect_choice_gains_what_the_largest_of_n_normals_does():
     best, others = served(np.random.default_rng(1), 200_000, 16, 10.0)
     equal = confirm(best, others, num_resamples=1, seed=0)

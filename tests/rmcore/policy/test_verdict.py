@@ -140,3 +140,15 @@ def test_what_would_raise_it_is_a_command_that_there_is(source, rung):
     assert "out/a b/best" in words
     assert (source in words) == (source != "gold")
     assert more["cost"]
+
+
+def test_the_command_that_confirms_has_the_split_and_the_policy_of_the_run():
+    """Else what was trained on would be served as fresh prompts, or another policy be asked."""
+    policy = PolicyConfig(name="my/policy", judge="mine:judge", num_prompts=400, temperature=0.7)
+    config = PipelineConfig(seed=5, data=DataConfig(source="pairs.parquet", test_fraction=0.3), policy=policy)
+    more = next_rung(verdict_on_samples([PASS], **PLAN), config, "out/best")
+    words = shlex.split(more["command"])
+    for setting in ("seed=5", "data.test_fraction=0.3", "policy.num_prompts=400", "policy.temperature=0.7"):
+        assert words[words.index(setting) - 1] == "--set", setting
+    assert words[words.index("--policy") + 1] == "my/policy"
+    assert 'policy.judge="mine:judge"' in words
