@@ -282,7 +282,9 @@ def _no_better_than_length(over_baseline: Mapping[str, Any]) -> Diagnosis | None
             "the precision that is wanted",
         )
     return Diagnosis(
-        symptom, "it loses to length", "train longer, look for a reversed column, or balance the lengths of the pairs"
+        symptom,
+        "it loses to chance or to length",
+        "train longer, look for a reversed column, or balance the lengths of the pairs",
     )
 
 
