@@ -5,8 +5,8 @@ damaged. Prefect's own policies would not do: equal inputs collide between tasks
 it imports, and a cached result is not looked at again.
 """
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,8 +47,8 @@ def run_stage(
 ) -> StageRun:
     """Run stage `name` as a Prefect task, or take its artifact from the store.
 
-    `on_interrupt` is called on Ctrl-C or SIGTERM, after the stage has cleaned up and before Prefect hears of it;
-    `before` when the stage has its lock and its slot and is about to start, and may refuse with an RmcoreError.
+    `on_interrupt` is called on Ctrl-C or SIGTERM, after the stage has cleaned up and before Prefect hears of it, and if
+    it returns, again after the device limit is released; `before` when the stage has its lock and its slot and is about to start, and may refuse with an RmcoreError.
     `waiting` is entered where something has to run, and what it gives is called when there is nothing to wait for.
     """
     call = stage_call(name, config, upstream)
@@ -61,21 +61,18 @@ def run_stage(
         return key
 
     def work() -> ArtifactRef:
-        try:
-            with waiting() as begun:
+        with _told(on_interrupt), waiting() as begun:
 
-                def start() -> None:
-                    begun()
-                    before()
+            def start() -> None:
+                begun()
+                before()
 
-                limit = device_limit() if stage.on_device else nullcontext()
-                with limit:
-                    ref, here = execute(store, call, follow, start)
-            ran.append(here)
-            return ref
-        except (KeyboardInterrupt, TerminationSignal):
-            on_interrupt()
-            raise
+            limit = device_limit() if stage.on_device else nullcontext()
+            # Once more inside the limit: its end asks Prefect, which the same Ctrl-C may have ended, and waits minutes.
+            with limit, _told(on_interrupt):
+                ref, here = execute(store, call, follow, start)
+        ran.append(here)
+        return ref
 
     @task(
         name=name,
@@ -90,6 +87,15 @@ def run_stage(
 
     stage_task()
     return StageRun(store.ref(name, key), cached=not any(ran), damage=status.damage if any(ran) else "")
+
+
+@contextmanager
+def _told(on_interrupt: Callable[[], None]) -> Iterator[None]:
+    try:
+        yield
+    except (KeyboardInterrupt, TerminationSignal):
+        on_interrupt()
+        raise
 
 
 def device_limit() -> AbstractContextManager[None]:

@@ -14,6 +14,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
+import psutil
 import pytest
 
 from rmcore.core.processes import marked, terminate
@@ -87,7 +88,7 @@ def test_results_lie_where_the_command_said(finished):
     assert (Path(finished["checkpoint"]) / "model.safetensors").is_file()
     verdict = finished["results"]["verdict"]
     assert verdict["rung"] == 1  # there is no policy
-    assert verdict["status"] in ("passes", "fails")
+    assert verdict["status"] in ("passes", "fails", "unclear")
     assert finished["results"]["next_rung"]["rung"] == 3
     assert finished["checkpoint"] in finished["results"]["next_rung"]["command"]
 
@@ -240,8 +241,20 @@ class Training:
             time.sleep(0.1)
 
     def end(self, number, *, group=True):
-        (os.killpg if group else os.kill)(self.process.pid, number)
-        output, errors = self.process.communicate(timeout=120)
+        """Send the signal; what the run has said by the time it has ended.
+
+        Prefect's embedded server meanwhile takes connections and answers none, as one that is ending on a busy machine.
+        """
+        started = psutil.Process(self.process.pid).children(recursive=True)
+        [server] = [process for process in started if any("prefect.server" in word for word in process.cmdline())]
+        server.suspend()
+        try:
+            (os.killpg if group else os.kill)(self.process.pid, number)
+            self.process.wait(timeout=60)
+        finally:
+            if server.is_running():
+                server.resume()
+        output, errors = self.process.communicate(timeout=60)  # the server holds the other end of the pipe, too
         return output + errors
 
 
