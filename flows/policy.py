@@ -48,8 +48,8 @@ CONFIRMATION = ("prepare", "train", "policy", "confirmation")
 POPULATION = ("prepare", "policy", "samples", "population")
 WriteReport = Callable[[Mapping[str, ArtifactRef], Path], Path]
 """Given the artifacts by stage and the run's folder, writes its report and gives the file."""
-VerdictTags = Callable[[Mapping[str, ArtifactRef]], Mapping[str, str]]
-"""Given the artifacts by stage, the verdict as tags of the run."""
+Judge = Callable[[Mapping[str, ArtifactRef]], dict[str, Any]]
+"""Given the artifacts by stage, a record with its `verdict` of the ladder and the `next_rung`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +82,12 @@ def run_chain(
     checkpoint: str | None = None,
     given: Mapping[str, ArtifactRef] | None = None,
     report: WriteReport | None = None,
-    verdict: VerdictTags | None = None,
+    judged: Judge | None = None,
 ) -> Chain:
     """Run the stages `names` with tracking.
 
     `checkpoint` stands in for the stage train, `given` are artifacts of stages that are not run; what `report` writes
-    is tracked beside the artifacts, and what `verdict` gives as tags.
+    is tracked beside the artifacts, and the verdict that `judged` gives as tags.
     """
     store = open_store()
     if checkpoint is not None:
@@ -107,8 +107,9 @@ def run_chain(
         key = run_key(refs)
         cached = [name for name, run in runs.items() if run.cached]
         tracker.set_tags({"rm.key": key, "rm.cache": ",".join(cached) or "none"})
-        if verdict is not None:
-            tracker.set_tags(verdict(refs))
+        if judged is not None:
+            found = judged(refs)
+            tracker.set_tags(verdict_tags(found["verdict"], found["next_rung"]))
         folder = home() / "reports" / f"{run_name}-{key[:12]}"
         if report is not None:
             tracker.log_file(report(refs, folder), "report")
@@ -151,7 +152,7 @@ def readiness(config: PipelineConfig = PRESETS["policy"], checkpoint: str | None
         {"results": the judgement, "figures": paths by name, "folder", "executed", "mlflow_url"}.
 
     Raises:
-        ConfigError: the config has no policy, or nobody judges its samples.
+        ConfigError: the config has no policy, or no judge for its samples.
     """
     required_policy(config)
     require_judge(config)
@@ -161,11 +162,7 @@ def readiness(config: PipelineConfig = PRESETS["policy"], checkpoint: str | None
         place = checkpoint or str(Path(refs["train"].path) / "best")
         return found | {"next_rung": next_rung(found["verdict"], config, place)}
 
-    def tags(refs: Mapping[str, ArtifactRef]) -> Mapping[str, str]:
-        found = judged(refs)
-        return verdict_tags(found["verdict"], found["next_rung"])
-
-    chain = run_chain(config, pipeline_stages(config), kind="readiness", checkpoint=checkpoint, verdict=tags)
+    chain = run_chain(config, pipeline_stages(config), kind="readiness", checkpoint=checkpoint, judged=judged)
     results = judged(chain.refs)
     return finish(chain, results, readiness_markdown(results))
 
@@ -183,7 +180,7 @@ def confirm(config: PipelineConfig = PRESETS["policy"], checkpoint: str | None =
         "mlflow_url"}.
 
     Raises:
-        ConfigError: the config has no policy, only samples of one, or nobody judges what it answers.
+        ConfigError: the config has no policy, only samples of one, or no judge for what it answers.
         DataError: the plan goes further than best-of-n does.
     """
     if required_policy(config).samples is not None:
@@ -198,13 +195,7 @@ def confirm(config: PipelineConfig = PRESETS["policy"], checkpoint: str | None =
         found = read_json(refs["confirmation"], "confirmation.json")
         return found | {"verdict": verdict_on_served(found), "next_rung": None}
 
-    chain = run_chain(
-        config,
-        CONFIRMATION,
-        kind="confirm",
-        checkpoint=checkpoint,
-        verdict=lambda refs: verdict_tags(judged(refs)["verdict"], None),
-    )
+    chain = run_chain(config, CONFIRMATION, kind="confirm", checkpoint=checkpoint, judged=judged)
     results = judged(chain.refs)
     return finish(chain, results, confirmation_markdown(results))
 

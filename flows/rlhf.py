@@ -20,7 +20,7 @@ from rmcore.policy.grpo.rlhf_requirements import require_rlhf
 from rmcore.reporting.html.rlhf import rlhf_markdown
 from rmcore.stages.registry import PIPELINE, POLICY
 from rmcore.stages.results import read_json
-from rmcore.stages.settings import GrpoSettings, starts_from_sft
+from rmcore.stages.settings import GrpoSettings
 
 Mode = Literal["full", "rm", "policy"]
 POLICY_ONLY = ("prepare", "train", *POLICY, "grpo")
@@ -52,10 +52,9 @@ def rlhf(
         )
     run_name = f"{config.study}-seed{config.seed}-rlhf"
     if mode == "rm":
-        before = ("policy",) if starts_from_sft(config) else ()
-        starts_from_it = config.model.name == FROM_POLICY
-        without = config.model_copy(update={"rlhf": None} | ({} if starts_from_it else {"policy": None}))
-        return run_pipeline(without, kind="rlhf", run_name=run_name, names=(*PIPELINE, *before))
+        started_from = config.policy if config.model.name == FROM_POLICY else None
+        without = config.model_copy(update={"rlhf": None, "policy": started_from})
+        return run_pipeline(without, kind="rlhf", run_name=run_name, names=PIPELINE)
     settings = GrpoSettings.of(config)
     require_rlhf(settings.rlhf, settings.judge, settings.gold)
     require_judge(config)

@@ -48,7 +48,8 @@ def run_stage(
     """Run stage `name` as a Prefect task, or take its artifact from the store.
 
     `on_interrupt` is called on Ctrl-C or SIGTERM, after the stage has cleaned up and before Prefect hears of it, and if
-    it returns, again after the device limit is released; `before` when the stage has its lock and its slot and is about to start, and may refuse with an RmcoreError.
+    it returns, again after the device limit is released. `before` is called when the stage has its lock and its slot
+    and is about to start, and may refuse with an RmcoreError.
     `waiting` is entered where something has to run, and what it gives is called when there is nothing to wait for.
     """
     call = stage_call(name, config, upstream)

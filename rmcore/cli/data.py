@@ -59,8 +59,8 @@ def convert(
 
     Read again, the file gives the same pairs with the same ids. Example: rm-opt data convert export.json pairs.parquet
     """
-    from rmcore.data.convert import check_target, write_converted
     from rmcore.data.readers.sources import load_pairs, write_rejected
+    from rmcore.data.table import check_target, write_converted
 
     check_target(out, source, force=force)
     loaded = load_pairs(

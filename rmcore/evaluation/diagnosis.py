@@ -225,9 +225,12 @@ def baseline_check(over_baseline: Mapping[str, Any]) -> GateCheck:
     if value is None or low is None:
         why = over_baseline["reason"] or "it has no interval"
         return GateCheck(OVER_BASELINE, None, 0.0, False, f"{label}: {why}; its lower end has to be above 0")
-    passed = low > 0
-    shown = f"{100 * value:+.1f} points ({100 * low:+.1f} to {100 * high:+.1f}) on {over_baseline['num']} pairs"
+    passed, shown = low > 0, f"{_points(value, low, high)} on {over_baseline['num']} pairs"
     return GateCheck(OVER_BASELINE, low, 0.0, passed, f"{label}: {shown}, lower end {'' if passed else 'not '}above 0")
+
+
+def _points(value: float, low: float, high: float) -> str:
+    return f"{100 * value:+.1f} points ({100 * low:+.1f} to {100 * high:+.1f})"
 
 
 MANY_CUT = 0.1
@@ -271,8 +274,8 @@ def _no_better_than_length(over_baseline: Mapping[str, Any]) -> Diagnosis | None
     if value is None or low is None or low > 0:
         return None
     symptom = (
-        f"accuracy minus that of the better of chance and length is {100 * value:+.1f} points "
-        f"({100 * low:+.1f} to {100 * high:+.1f}) on {over_baseline['num']} held-out pairs"
+        f"accuracy minus that of the better of chance and length is {_points(value, low, high)} on "
+        f"{over_baseline['num']} held-out pairs"
     )
     if high > 0:
         return Diagnosis(

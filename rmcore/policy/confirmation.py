@@ -35,7 +35,7 @@ def smallest_n(planned_kl: float) -> int:
         n *= 2
         if n > MOST_SAMPLES:
             raise DataError(
-                f"best-of-n moves a policy by log n - (n - 1) / n nats, which is {nominal_kl(MOST_SAMPLES):.2f} at n = "
+                f"best-of-n moves a policy by log n - (n - 1) / n nats, which is {FURTHEST_KL:.2f} at n = "
                 f"{MOST_SAMPLES}, and {planned_kl:g} are planned; lower readiness.planned_kl, or train a policy."
             )
     return n
@@ -66,8 +66,9 @@ def confirm(best: FloatArray, opponents: FloatArray, *, num_resamples: int, seed
         )
     if not (np.isfinite(best).all() and np.isfinite(opponents).all()):
         raise DataError("a reward of these responses is not finite, so no gain follows from them; judge them again.")
-    rise = best - opponents.mean(axis=1)  # (C,)
-    squares = ((opponents - opponents.mean(axis=1, keepdims=True)) ** 2).sum(axis=1)  # (C,), of M - 1 freedoms each
+    usual = opponents.mean(axis=1)  # (C,)
+    rise = best - usual  # (C,)
+    squares = ((opponents - usual[:, None]) ** 2).sum(axis=1)  # (C,), of M - 1 freedoms each
     if not squares.any():
         raise DataError(
             "all samples of each prompt got one and the same reward, so a gain has no unit. A judge that gives "
@@ -82,7 +83,7 @@ def confirm(best: FloatArray, opponents: FloatArray, *, num_resamples: int, seed
             deviation = np.sqrt(weights @ squares / (free * num_prompts))
             return {"gain": weights @ rise / num_prompts / deviation, "win_rate": weights @ wins / num_prompts}
 
-    num_telling = int(((np.ptp(opponents, axis=1) > 0) & (best != opponents.mean(axis=1))).sum())
+    num_telling = int(((np.ptp(opponents, axis=1) > 0) & (rise != 0)).sum())
     if num_telling < FEWEST_TELLING:
         point = compute(np.ones((1, len(best))))
         reason = (

@@ -44,23 +44,20 @@ def verdict_on_labels(
         over_baseline: the metric of that name. Where its interval alone keeps the model from passing, and zero lies
             within it, the pairs are too few to say, which is another verdict than a failure.
     """
-    failed = [check.text for check in checks if not check.passed]
+    failed = [check for check in checks if not check.passed]
     labels = (
         f"{len(failed)} of {len(checks)} checks on labelled pairs failed"
         if failed
         else f"all {len(checks)} checks on labelled pairs passed"
     )
     high = over_baseline["ci_high"]
-    is_unclear = [check.name for check in checks if not check.passed] == [OVER_BASELINE] and (high is None or high > 0)
-    if is_unclear:
-        labels = "too few labelled pairs to say whether it knows more than chance and length"
-    passes, shown, against = True, f"{_capital(labels)}; no policy was tried on it", []
+    status: Literal["passes", "fails", "unclear"] = "fails" if failed else "passes"
+    if [check.name for check in failed] == [OVER_BASELINE] and (high is None or high > 0):
+        status, labels = "unclear", "too few labelled pairs to say whether it knows more than chance and length"
+    shown, against = f"{_capital(labels)}; no policy was tried on it", []
     if logged is not None and logged["best_k"] is None:
-        passes, shown, against = (
-            False,
-            f"Not shown to pick better answers among logged ones; {labels}",
-            [logged["stopped"]],
-        )
+        status, shown = "fails", f"Not shown to pick better answers among logged ones; {labels}"
+        against = [logged["stopped"]]
     elif logged is not None:
         best = logged["best_k"]
         found = next(choice for choice in logged["choices"] if choice["k"] == best)
@@ -74,9 +71,9 @@ def verdict_on_labels(
     return {
         "rung": 1 if logged is None else 2,
         "evidence": "labelled pairs" if logged is None else f"logged answers to {logged['num_prompts']} prompts",
-        "status": "fails" if not passes or (failed and not is_unclear) else "unclear" if failed else "passes",
+        "status": status,
         "headline": shown,
-        "reasons": [*against, *failed],
+        "reasons": [*against, *(check.text for check in failed)],
     }
 
 
@@ -109,16 +106,9 @@ def verdict_on_policy(trained: Mapping[str, Any]) -> Verdict | None:
     Args:
         trained: record of the stage grpo, whose own verdict says what the gold reward did.
     """
-    found = trained["verdict"]
-    if found["status"] == "unknown":
+    if trained["verdict"]["status"] == "unknown":
         return None
-    return {
-        "rung": 4,
-        "evidence": f"a policy optimised against it, judged by {trained['judge']}",
-        "status": STATUS_OF_TRAINED[found["status"]],
-        "headline": found["headline"],
-        "reasons": list(found["reasons"]),
-    }
+    return _optimised(f"a policy optimised against it, judged by {trained['judge']}", trained["verdict"])
 
 
 def verdict_on_served(served: Mapping[str, Any]) -> Verdict:
@@ -127,11 +117,14 @@ def verdict_on_served(served: Mapping[str, Any]) -> Verdict:
     Args:
         served: record of the stage confirmation.
     """
-    found = served["verdict"]
+    prompts = f"{served['num_prompts']} fresh prompts"
+    return _optimised(f"best-of-{served['n']} served on {prompts}, judged by {served['judge']}", served["verdict"])
+
+
+def _optimised(evidence: str, found: Mapping[str, Any]) -> Verdict:
     return {
         "rung": 4,
-        "evidence": f"best-of-{served['n']} served on {served['num_prompts']} fresh prompts, judged by "
-        f"{served['judge']}",
+        "evidence": evidence,
         "status": STATUS_OF_TRAINED[found["status"]],
         "headline": found["headline"],
         "reasons": list(found["reasons"]),

@@ -3,7 +3,7 @@
 import pytest
 
 import report_sample
-from rmcore.reporting.html.meaning import in_words
+from rmcore.cli.measure import in_words
 
 
 def metrics(**changed):

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from rmcore.cli import app
 from rmcore.cli.common import guard
-from rmcore.data.convert import write_converted
 from rmcore.data.pair import Message, PreferencePair, is_blank
 from rmcore.data.readers.sources import load_pairs
+from rmcore.data.table import write_converted
 
 FIXTURES = Path(__file__).with_name("fixtures")
 FORMS = [".parquet", ".jsonl"]
