@@ -41,7 +41,8 @@ import pandas as pd
 import torch
 from scipy import stats
 
-from rmcore.config.pipeline import ModelConfig, TrainConfig
+from rmcore.config.model import ModelConfig
+from rmcore.config.train import TrainConfig
 from rmcore.core.files import write_json
 from rmcore.core.tracking import METRICS_FILE, JsonlTracker
 from rmcore.data.pair import PreferencePair

@@ -20,7 +20,8 @@ import torch
 import transformers
 
 from rmcore.active.acquisition import ACQUISITIONS, View, look, select
-from rmcore.config.pipeline import GoldConfig, ModelConfig
+from rmcore.config.data import GoldConfig
+from rmcore.config.model import ModelConfig
 from rmcore.data.gold.world import generate_pairs
 from rmcore.ensembles.ensemble import RewardModelEnsemble
 from rmcore.ensembles.features import head_of

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 from transformers import AutoModelForSequenceClassification
 
-from rmcore.config.pipeline import ModelConfig
+from rmcore.config.model import ModelConfig
 from rmcore.data.pair import prompt_text
 from rmcore.data.readers.sources import load_pairs
 from rmcore.data.rendering import Rendering, TokenizedPair

@@ -16,7 +16,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from rmcore.config.pipeline import DataConfig, ModelConfig, TrainConfig
+from rmcore.config.data import DataConfig
+from rmcore.config.model import ModelConfig
+from rmcore.config.train import TrainConfig
 from rmcore.data.rendering import TokenizedPair
 from rmcore.models.batching import MicroBatch, collate, even_shares, pack_pairs, pair_tokens, step_order
 from rmcore.models.reward_model import BradleyTerryRM

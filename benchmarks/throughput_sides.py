@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForSequenceClassification, PretrainedConfig, Qwen2Config
 
-from rmcore.config.pipeline import ModelConfig, TrainConfig
+from rmcore.config.model import ModelConfig
+from rmcore.config.train import TrainConfig
 from rmcore.core.tracking import MemoryTracker
 from rmcore.data.rendering import Rendering, TokenizedPair
 from rmcore.models.batching import step_order

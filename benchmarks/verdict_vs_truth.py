@@ -23,8 +23,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.presets import PRESETS
-from rmcore.config.pipeline import LandscapeConfig, PipelineConfig
-from rmcore.config.policy import FROM_POLICY, PolicyConfig
+from rmcore.config.landscape import LandscapeConfig
+from rmcore.config.model import FROM_POLICY
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.config.policy import PolicyConfig
 from rmcore.core.files import write_json
 from rmcore.core.store import ArtifactRef, Store
 from rmcore.data.gold.prompts import draw_prompt

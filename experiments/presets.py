@@ -8,23 +8,17 @@ on every machine.
 
 from dataclasses import dataclass
 
-from rmcore.config.pipeline import (
-    ActiveConfig,
-    CurvaturePart,
-    DataConfig,
-    EvaluateConfig,
-    GoldConfig,
-    LandscapeConfig,
-    LoraSettings,
-    ModelConfig,
-    PipelineConfig,
-    PolicyConfig,
-    ReadinessConfig,
-    RlhfConfig,
-    TrainConfig,
-    ValidationConfig,
-)
-from rmcore.config.policy import FROM_POLICY
+from rmcore.config.active import ActiveConfig
+from rmcore.config.data import DataConfig, GoldConfig
+from rmcore.config.evaluate import EvaluateConfig
+from rmcore.config.landscape import CurvaturePart, LandscapeConfig
+from rmcore.config.model import FROM_POLICY, LoraSettings, ModelConfig
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.config.policy import PolicyConfig
+from rmcore.config.readiness import ReadinessConfig
+from rmcore.config.rlhf import RlhfConfig
+from rmcore.config.train import TrainConfig
+from rmcore.config.validation import ValidationConfig
 from rmcore.core.hardware import HARDWARE
 
 QUICK_PARTS: tuple[CurvaturePart, ...] = ("normalized", "gauss_newton", "noise")

@@ -9,16 +9,12 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
-from rmcore.config.pipeline import (
-    CurvaturePart,
-    DataConfig,
-    EvaluateConfig,
-    GoldConfig,
-    LandscapeConfig,
-    ModelConfig,
-    PipelineConfig,
-    TrainConfig,
-)
+from rmcore.config.data import DataConfig, GoldConfig
+from rmcore.config.evaluate import EvaluateConfig
+from rmcore.config.landscape import CurvaturePart, LandscapeConfig
+from rmcore.config.model import ModelConfig
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.config.train import TrainConfig
 from rmcore.core.errors import ConfigError
 
 Size = Literal["smoke", "small", "paper"]

@@ -14,7 +14,8 @@ from prefect import flow
 from experiments.presets import PRESETS
 from flows.policy import finish, run_chain
 from rmcore.active.analysis import claims_of
-from rmcore.config.pipeline import ActiveConfig, PipelineConfig
+from rmcore.config.active import ActiveConfig
+from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.store import ArtifactRef
 from rmcore.reporting.html.active import active_markdown
 from rmcore.reporting.html.active_page import write_active_report

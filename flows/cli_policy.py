@@ -10,7 +10,7 @@ from experiments.presets import PRESETS
 from flows.cli_common import FlowOptions, print_findings, print_places, print_verdict, run_configured, settings_of
 from rmcore.cli.measure import readiness_app
 from rmcore.cli.options import options
-from rmcore.config.policy import StudiedWorld
+from rmcore.config.validation import StudiedWorld
 
 
 @dataclass(frozen=True, slots=True)

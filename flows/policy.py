@@ -17,7 +17,7 @@ from pydantic import Field
 from experiments.presets import PRESETS
 from flows.pipeline import open_store, require_judge, run_stages
 from rmcore.config.pipeline import PipelineConfig
-from rmcore.config.policy import StudiedWorld
+from rmcore.config.validation import StudiedWorld
 from rmcore.core.errors import ConfigError
 from rmcore.core.files import write_json
 from rmcore.core.fingerprints import code_digests

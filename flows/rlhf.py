@@ -13,8 +13,8 @@ from prefect.artifacts import create_markdown_artifact
 from experiments.presets import PRESETS
 from flows.pipeline import require_judge, run_pipeline
 from flows.policy import finish, run_chain
+from rmcore.config.model import FROM_POLICY
 from rmcore.config.pipeline import PipelineConfig
-from rmcore.config.policy import FROM_POLICY
 from rmcore.core.errors import ConfigError
 from rmcore.policy.grpo.rlhf_requirements import require_rlhf
 from rmcore.reporting.html.rlhf import rlhf_markdown

@@ -8,17 +8,14 @@ from typing import Any
 import yaml
 
 from experiments.presets import PRESETS
+from rmcore.config.active import ActiveConfig, CheckConfig
+from rmcore.config.base import Settings
 from rmcore.config.files import parse_yaml, read_mapping
-from rmcore.config.pipeline import (
-    ActiveConfig,
-    CheckConfig,
-    LoraSettings,
-    PipelineConfig,
-    PolicyConfig,
-    RlhfConfig,
-    Settings,
-    ValidationConfig,
-)
+from rmcore.config.model import LoraSettings
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.config.policy import PolicyConfig
+from rmcore.config.rlhf import RlhfConfig
+from rmcore.config.validation import ValidationConfig
 from rmcore.core.errors import ConfigError
 
 Tree = dict[str, Any]

@@ -89,7 +89,7 @@ def rm(tiny_folder: Path):
 @pytest.fixture(scope="session")
 def gold_pairs():
     """Some hundred pairs of the gold world."""
-    from rmcore.config.pipeline import GoldConfig
+    from rmcore.config.data import GoldConfig
     from rmcore.data.gold.world import generate_pairs
 
     return generate_pairs(GoldConfig(num_prompts=120, pairs_per_prompt=2), seed=0).pairs

@@ -62,7 +62,7 @@ def test_every_make_target_that_a_text_names_exists():
 
 def test_the_size_of_the_readiness_study_is_the_same_everywhere():
     from experiments.presets import PRESETS
-    from rmcore.config.pipeline import ValidationConfig
+    from rmcore.config.validation import ValidationConfig
     from rmcore.policy.grpo.defects import heads
 
     num_models = PRESETS["validation"].validation.num_models
@@ -94,7 +94,7 @@ def table(text, heading):
 def choices(name):
     from typing import get_args
 
-    from rmcore.config.pipeline import TrainConfig
+    from rmcore.config.train import TrainConfig
 
     return set(get_args(TrainConfig.model_fields[name].annotation))
 
@@ -110,7 +110,7 @@ def test_the_training_table_names_what_there_is():
 
 
 def test_the_trainer_page_gives_the_real_defaults():
-    from rmcore.config.pipeline import TrainConfig
+    from rmcore.config.train import TrainConfig
     from rmcore.core.hardware import HARDWARE
 
     page = (Path(__file__).resolve().parents[1] / "docs" / "training.md").read_text()

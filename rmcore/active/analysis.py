@@ -15,7 +15,7 @@ from rmcore.active.efficiency import (
     targets_between,
 )
 from rmcore.active.study import Records
-from rmcore.config.pipeline import ActiveConfig
+from rmcore.config.active import ActiveConfig
 from rmcore.evaluation.verdicts.estimate import SeedSample, estimate_over_seeds
 
 

@@ -13,7 +13,9 @@ from rmcore.active.labellers import Labeller, blind
 from rmcore.active.learner import ActiveLearner
 from rmcore.active.retraining import Fitted
 from rmcore.active.study import accuracy, draw_parts
-from rmcore.config.pipeline import ActiveConfig, ModelConfig, TrainConfig
+from rmcore.config.active import ActiveConfig
+from rmcore.config.model import ModelConfig
+from rmcore.config.train import TrainConfig
 from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ConfigError
 from rmcore.core.progress import Report, silent

@@ -12,7 +12,7 @@ from rmcore.active.differences import CachedDifferences
 from rmcore.active.labellers import Labeller, blind
 from rmcore.active.learner import ActiveLearner
 from rmcore.active.retraining import Fitted, HeadRetrainer
-from rmcore.config.pipeline import ActiveConfig
+from rmcore.config.active import ActiveConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.progress import Report, silent
 from rmcore.data.pair import PreferencePair

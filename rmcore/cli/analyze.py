@@ -10,7 +10,7 @@ from rmcore.cli.common import write_report_json
 from rmcore.cli.help import common
 from rmcore.cli.inputs import Checkpoint, Data, JsonOut, ModelReading, PairReading, Seed
 from rmcore.cli.options import field_options, given, options
-from rmcore.config.pipeline import CurvaturePart, LandscapeConfig
+from rmcore.config.landscape import CurvaturePart, LandscapeConfig
 
 LANDSCAPE = LandscapeConfig()
 Kind = Literal["hessian", "ggn", "density", "slices", "layers", "noise", "all"]

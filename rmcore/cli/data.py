@@ -9,7 +9,7 @@ import typer
 from rmcore.cli.common import setting, write_report_json
 from rmcore.cli.inputs import JsonOut, PairReading
 from rmcore.cli.options import options
-from rmcore.config.pipeline import PAIRS_PER_ROW, DataConfig
+from rmcore.config.data import PAIRS_PER_ROW, DataConfig
 
 RejectedRows = Annotated[
     Path | None, typer.Option(help="Write the rows that cannot be used, with reasons, to this JSONL file.")

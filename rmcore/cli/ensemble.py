@@ -92,7 +92,7 @@ def _read(
 ) -> tuple[list[PreferencePair], list[PreferencePair] | None]:
     """Pairs like those of the training, and unlike them where there are such."""
     if data == "gold":
-        from rmcore.config.pipeline import GoldConfig
+        from rmcore.config.data import GoldConfig
         from rmcore.data.gold.world import generate_pairs
 
         world = generate_pairs(GoldConfig(), GOLD_SEEDS + seed)

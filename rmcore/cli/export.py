@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from rmcore.cli.common import setting
-from rmcore.config.pipeline import ModelConfig
+from rmcore.config.model import ModelConfig
 from rmcore.core.errors import ConfigError, ModelError
 from rmcore.core.files import atomic_folder
 

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from rmcore.cli.common import setting
-from rmcore.config.pipeline import DataConfig, PipelineConfig
+from rmcore.config.data import DataConfig
+from rmcore.config.pipeline import PipelineConfig
 from rmcore.data.pair import PreferencePair
 
 Checkpoint = Annotated[

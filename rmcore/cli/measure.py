@@ -11,7 +11,11 @@ from rmcore.cli.common import print_metrics, write_report_json
 from rmcore.cli.help import common
 from rmcore.cli.inputs import Checkpoint, Data, JsonOut, ModelReading, PairReading, Seed, read_pairs, tell_unusable
 from rmcore.cli.options import field_options, given, options
-from rmcore.config.pipeline import DataConfig, EvaluateConfig, LandscapeConfig, PipelineConfig, ReadinessConfig
+from rmcore.config.data import DataConfig
+from rmcore.config.evaluate import EvaluateConfig
+from rmcore.config.landscape import LandscapeConfig
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.config.readiness import ReadinessConfig
 from rmcore.data.pair import PreferencePair
 from rmcore.policy.readiness.verdict import next_rung
 from rmcore.reporting.figures import numbers

@@ -9,7 +9,10 @@ import typer
 from rmcore.cli.common import setting
 from rmcore.cli.help import common
 from rmcore.cli.options import field_options, given, options
-from rmcore.config.pipeline import DataConfig, LoraSettings, ModelConfig, PipelineConfig, TrainConfig
+from rmcore.config.data import DataConfig
+from rmcore.config.model import LoraSettings, ModelConfig
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.config.train import TrainConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.files import exclusive, is_free
 from rmcore.core.hardware import HARDWARE

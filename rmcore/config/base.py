@@ -1,9 +1,11 @@
 """What all settings have in common."""
 
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+
+Threshold = Annotated[float, Field(gt=0, lt=1)]
 
 
 class Settings(BaseModel):

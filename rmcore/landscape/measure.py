@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rmcore.config.pipeline import CurvaturePart, LandscapeConfig
+from rmcore.config.landscape import CurvaturePart, LandscapeConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.progress import Report, labelled
 from rmcore.landscape.analyzer import hessian_spectrum

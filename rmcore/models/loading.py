@@ -26,7 +26,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from rmcore.config.policy import TINY_SIZES
+from rmcore.config.model import TINY_SIZES
 from rmcore.core.errors import ConfigError, ModelError, RmcoreError
 from rmcore.core.hub import ALIASES, require_model
 from rmcore.data.rendering import ensure_pad_token

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from rmcore.config.pipeline import LoraSettings
+from rmcore.config.model import LoraSettings
 from rmcore.core.errors import ConfigError
 from rmcore.models.head import is_reward_head
 

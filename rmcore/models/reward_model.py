@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from rmcore.config.pipeline import ModelConfig
-from rmcore.config.policy import TINY_SIZES
+from rmcore.config.model import TINY_SIZES, ModelConfig
 from rmcore.core.errors import ConfigError, ModelError
 from rmcore.core.progress import Report, silent
 from rmcore.core.saving import save_pretrained

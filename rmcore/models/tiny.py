@@ -15,8 +15,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoModelForSequenceClassification, Qwen2Config, Qwen2Tokenizer
 
-from rmcore.config.pipeline import GoldConfig
-from rmcore.config.policy import TINY_SIZES
+from rmcore.config.data import GoldConfig
+from rmcore.config.model import TINY_SIZES
 from rmcore.core.saving import save_pretrained
 from rmcore.data.gold.world import generate_pairs
 from rmcore.data.pair import prompt_text

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rmcore.config.pipeline import GoldConfig
+from rmcore.config.data import GoldConfig
 from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import DataError
 from rmcore.core.named_function import call_named, load_function

@@ -15,7 +15,7 @@ from jinja2 import TemplateError
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from rmcore.config.policy import TINY_SIZES
+from rmcore.config.model import TINY_SIZES
 from rmcore.core.errors import DataError, ModelError
 from rmcore.data.control_tokens import ControlTokens, texts_of
 from rmcore.data.pair import Prompt, prompt_messages, prompt_text

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from rmcore.config.pipeline import TrainConfig
+from rmcore.config.train import TrainConfig
 from rmcore.core.errors import DataError, TrainingError
 from rmcore.models.precision import precision_context
 from rmcore.training.optimizers import OptimizerSet, make_optimizer, set_learning_rate

@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from rmcore.config.pipeline import EvaluateConfig
+from rmcore.config.evaluate import EvaluateConfig
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report
 from rmcore.core.tracking import Tracker

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import pandas as pd
 import torch
 
-from rmcore.config.pipeline import RlhfConfig
+from rmcore.config.rlhf import RlhfConfig
 from rmcore.core.errors import DataError
 from rmcore.core.files import read_json_lines, write_json
 from rmcore.core.progress import Report

@@ -11,7 +11,8 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from rmcore.config.policy import SFT, TINY_SIZES
+from rmcore.config.model import TINY_SIZES
+from rmcore.config.policy import SFT
 from rmcore.core.errors import ConfigError
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from rmcore.config.pipeline import ValidationConfig
+from rmcore.config.validation import ValidationConfig
 from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import DataError
 from rmcore.core.files import atomic_file, write_json

@@ -7,7 +7,7 @@ Writes `train.parquet`, `validation.parquet`, `test.parquet`, with the gold worl
 from functools import partial
 from pathlib import Path
 
-from rmcore.config.pipeline import DataConfig
+from rmcore.config.data import DataConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report

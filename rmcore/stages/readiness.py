@@ -15,7 +15,7 @@ from typing import Any
 
 import pandas as pd
 
-from rmcore.config.pipeline import ReadinessConfig
+from rmcore.config.readiness import ReadinessConfig
 from rmcore.core.errors import DataError
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report

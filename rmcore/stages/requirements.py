@@ -1,6 +1,10 @@
 """Parts of a config that some stages cannot do without; flows ask for them before anything runs. Imports no torch."""
 
-from rmcore.config.pipeline import ActiveConfig, PipelineConfig, PolicyConfig, RlhfConfig, ValidationConfig
+from rmcore.config.active import ActiveConfig
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.config.policy import PolicyConfig
+from rmcore.config.rlhf import RlhfConfig
+from rmcore.config.validation import ValidationConfig
 from rmcore.core.errors import ConfigError
 
 

@@ -16,19 +16,16 @@ from typing import Any, ClassVar, Literal, Self
 
 from rmcore.config.active import ActiveConfig
 from rmcore.config.base import Settings
-from rmcore.config.pipeline import (
-    RUN_ONLY_FIELDS,
-    DataConfig,
-    EvaluateConfig,
-    GoldConfig,
-    LandscapeConfig,
-    ModelConfig,
-    PipelineConfig,
-    Shortcut,
-    TrainConfig,
-)
-from rmcore.config.policy import FROM_POLICY, SFT, TINY_SIZES, WORLD, ReadinessConfig, ValidationConfig
+from rmcore.config.data import DataConfig, GoldConfig, Shortcut
+from rmcore.config.evaluate import EvaluateConfig
+from rmcore.config.landscape import LandscapeConfig
+from rmcore.config.model import FROM_POLICY, TINY_SIZES, ModelConfig
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.config.policy import SFT, WORLD
+from rmcore.config.readiness import ReadinessConfig
 from rmcore.config.rlhf import RlhfConfig
+from rmcore.config.train import RUN_ONLY_FIELDS, TrainConfig
+from rmcore.config.validation import ValidationConfig
 from rmcore.core.files import file_digest
 from rmcore.core.fingerprints import code_digests
 from rmcore.core.named_function import source_file_digest

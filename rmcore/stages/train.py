@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rmcore.config.pipeline import ModelConfig
+from rmcore.config.model import ModelConfig
 from rmcore.config.policy import SFT
 from rmcore.core.errors import ConfigError
 from rmcore.core.files import read_json_lines, write_json

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rmcore.active.curriculum import CurriculumSampler, Schedule, predicted_margins
-from rmcore.config.pipeline import TrainConfig
+from rmcore.config.train import TrainConfig
 from rmcore.core.errors import DataError
 from rmcore.data.pair import PreferencePair
 from rmcore.data.rendering import TokenizedPair

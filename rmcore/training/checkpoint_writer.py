@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from rmcore.config.pipeline import TrainConfig
+from rmcore.config.train import TrainConfig
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.training.checkpoint import copy_checkpoint, save_checkpoint
 from rmcore.training.ranks import Ranks

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rmcore.config.pipeline import TrainConfig
+from rmcore.config.train import TrainConfig
 from rmcore.core.errors import TrainingError
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report, silent

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rmcore.config.pipeline import TrainConfig
+from rmcore.config.train import TrainConfig
 
 
 def split_rewards(rewards: Tensor) -> tuple[Tensor, Tensor]:

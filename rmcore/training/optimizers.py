@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import SGD, Adam, AdamW, Muon, Optimizer
 
-from rmcore.config.pipeline import TrainConfig
+from rmcore.config.train import TrainConfig
 from rmcore.core.errors import ConfigError, TrainingError
 from rmcore.models.head import is_reward_head
 from rmcore.training.muon import Float32Muon

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from rmcore.config.pipeline import TrainConfig
+from rmcore.config.train import TrainConfig
 
 LAST = "last"
 """The `best_metric` that chooses no step: no evaluation is noted then."""

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import torch
 
-from rmcore.config.pipeline import TrainConfig
+from rmcore.config.train import TrainConfig
 from rmcore.core.errors import ConfigError
 from rmcore.models.packing.layout import Packing
 from rmcore.models.reward_model import BradleyTerryRM

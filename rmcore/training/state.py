@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rmcore.config.pipeline import RUN_ONLY_FIELDS, TrainConfig
+from rmcore.config.train import RUN_ONLY_FIELDS, TrainConfig
 from rmcore.core.errors import TrainingError
 from rmcore.data.rendering import TokenizedPair
 from rmcore.training.optimizers import OptimizerSet, placed_like, whole

@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import nn
 
-from rmcore.config.pipeline import TrainConfig
+from rmcore.config.train import TrainConfig
 from rmcore.models.precision import float32_head
 from rmcore.models.reward_model import BradleyTerryRM
 

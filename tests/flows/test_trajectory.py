@@ -19,7 +19,8 @@ from flows.checkpoints import (
     table_row,
     trajectory_markdown,
 )
-from rmcore.config.pipeline import DataConfig, GoldConfig, LandscapeConfig
+from rmcore.config.data import DataConfig, GoldConfig
+from rmcore.config.landscape import LandscapeConfig
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.core.store import Store, flatten
 from rmcore.reporting.figures.trajectory import curvature_trajectory_figure

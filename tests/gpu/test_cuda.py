@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from rmcore.config.pipeline import ModelConfig, TrainConfig
+from rmcore.config.model import ModelConfig
+from rmcore.config.train import TrainConfig
 from rmcore.core.tracking import MemoryTracker
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.training.loop import Trainer

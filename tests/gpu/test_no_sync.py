@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from rmcore.config.pipeline import ModelConfig, TrainConfig
+from rmcore.config.model import ModelConfig
+from rmcore.config.train import TrainConfig
 from rmcore.core.errors import TrainingError
 from rmcore.core.progress import silent
 from rmcore.core.tracking import MemoryTracker

@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from rmcore.config.pipeline import GoldConfig, ModelConfig, TrainConfig
+from rmcore.config.data import GoldConfig
+from rmcore.config.model import ModelConfig
+from rmcore.config.train import TrainConfig
 from rmcore.core.tracking import MemoryTracker
 from rmcore.data.gold.world import generate_pairs
 from rmcore.models.reward_model import BradleyTerryRM

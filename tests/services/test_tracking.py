@@ -237,7 +237,7 @@ def test_the_registered_model_gives_the_checkpoints_rewards_by_its_own_code(home
     """Loaded in a fresh process that finds rmcore only inside the registered model."""
     import torch
 
-    from rmcore.config.pipeline import ModelConfig
+    from rmcore.config.model import ModelConfig
     from rmcore.models.reward_model import BradleyTerryRM
 
     rows = {"prompt": ["What is 2 + 3?", "Name a colour."], "response": ["2 + 3 is 5.", "Blue."]}

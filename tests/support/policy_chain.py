@@ -3,14 +3,11 @@
 from pathlib import Path
 
 from experiments.presets import PRESETS
-from rmcore.config.pipeline import (
-    DataConfig,
-    EvaluateConfig,
-    GoldConfig,
-    LandscapeConfig,
-    PolicyConfig,
-    ReadinessConfig,
-)
+from rmcore.config.data import DataConfig, GoldConfig
+from rmcore.config.evaluate import EvaluateConfig
+from rmcore.config.landscape import LandscapeConfig
+from rmcore.config.policy import PolicyConfig
+from rmcore.config.readiness import ReadinessConfig
 from rmcore.core.store import ArtifactRef, Store
 from rmcore.stages.registry import STAGES, pipeline_stages, stage_call
 from rmcore.stages.run import run_stage

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from rmcore.config.pipeline import ReadinessConfig
+from rmcore.config.readiness import ReadinessConfig
 from rmcore.policy.conservative import conservative_gains, disagreement_along_n
 from rmcore.policy.overoptimization import METHODS, overoptimization
 from rmcore.policy.readiness.components import JudgedPools, on_policy_parts

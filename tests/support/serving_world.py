@@ -4,7 +4,7 @@ import psutil
 import pytest
 import torch
 
-from rmcore.config.pipeline import ModelConfig
+from rmcore.config.model import ModelConfig
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.serving.parity import FLOAT32_TOLERANCE
 from rmcore.serving.weight_sync import create_rm_publisher

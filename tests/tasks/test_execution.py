@@ -3,7 +3,8 @@
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
-from rmcore.config.pipeline import DataConfig, GoldConfig, PipelineConfig
+from rmcore.config.data import DataConfig, GoldConfig
+from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.store import Store
 from rmcore.stages.registry import stage_call
 from tasks.execution import execute

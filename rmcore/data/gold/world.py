@@ -15,7 +15,7 @@ import re
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
-from rmcore.config.pipeline import GoldConfig, Shortcut
+from rmcore.config.data import GoldConfig, Shortcut
 from rmcore.core.errors import DataError
 from rmcore.data.gold.grammar import Assessment
 from rmcore.data.gold.prompts import draw_prompt, parse_prompt

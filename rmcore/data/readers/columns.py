@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
-from rmcore.config.pipeline import DataConfig
+from rmcore.config.data import DataConfig
 from rmcore.core.errors import DataError
 
 Row = Mapping[str, Any]

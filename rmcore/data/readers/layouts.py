@@ -28,7 +28,7 @@ from itertools import accumulate, groupby
 from operator import itemgetter
 from typing import Any
 
-from rmcore.config.pipeline import PAIRS_PER_ROW
+from rmcore.config.data import PAIRS_PER_ROW
 from rmcore.core.errors import DataError
 from rmcore.data.pair import Message, PreferencePair, content_id, is_blank, plain_prompt, prompt_text
 from rmcore.data.readers.columns import (

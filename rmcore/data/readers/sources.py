@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
-from rmcore.config.pipeline import PAIRS_PER_ROW
+from rmcore.config.data import PAIRS_PER_ROW
 from rmcore.core.errors import DataError
 from rmcore.core.files import known_digest
 from rmcore.data.pair import PreferencePair, prompt_text

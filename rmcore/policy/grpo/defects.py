@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rmcore.config.pipeline import Shortcut, TrainConfig
+from rmcore.config.data import Shortcut
+from rmcore.config.train import TrainConfig
 from rmcore.core.arrays import FloatArray, IntArray
 from rmcore.data.gold.world import shortcut_amount
 from rmcore.data.pair import PreferencePair

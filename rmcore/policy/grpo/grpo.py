@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 from transformers import TrainerCallback
 
-from rmcore.config.pipeline import RlhfConfig
+from rmcore.config.rlhf import RlhfConfig
 from rmcore.core.errors import DataError, ModelError
 from rmcore.data.control_tokens import texts_of
 from rmcore.data.pair import Prompt, prompt_messages, prompt_text

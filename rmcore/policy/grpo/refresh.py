@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from rmcore.config.pipeline import RlhfConfig, TrainConfig
+from rmcore.config.rlhf import RlhfConfig
+from rmcore.config.train import TrainConfig
 from rmcore.core.errors import TrainingError
 from rmcore.core.tracking import NullTracker
 from rmcore.data.integrity import select_training_pairs

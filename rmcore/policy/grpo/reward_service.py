@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rmcore.config.pipeline import RlhfConfig
+from rmcore.config.rlhf import RlhfConfig
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.policy.grpo.rlhf_requirements import is_served
 from rmcore.policy.sampling.rollouts import RolloutScorer

@@ -3,7 +3,8 @@
 import contextlib
 import importlib.util
 
-from rmcore.config.pipeline import GoldConfig, RlhfConfig
+from rmcore.config.data import GoldConfig
+from rmcore.config.rlhf import RlhfConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.named_function import load_function
 from rmcore.serving.vllm_process import find_vllm

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import pandas as pd
 from transformers import TrainerCallback
 
-from rmcore.config.pipeline import RlhfConfig
+from rmcore.config.rlhf import RlhfConfig
 from rmcore.core.errors import RmcoreError
 from rmcore.core.files import append_json_lines, read_json_lines, write_json
 from rmcore.core.progress import Report

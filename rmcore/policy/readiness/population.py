@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from rmcore.config.pipeline import Shortcut
+from rmcore.config.data import Shortcut
 from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ModelError
 from rmcore.core.progress import Report

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from importlib import resources
 from typing import Any, Literal
 
-from rmcore.config.policy import ReadinessConfig
+from rmcore.config.readiness import ReadinessConfig
 from rmcore.evaluation.diagnosis import GateCheck
 from rmcore.policy.readiness.verdict import verdict_on_samples
 

@@ -19,7 +19,8 @@ from rmcore.active.acquisition import (
     look,
     select,
 )
-from rmcore.config.pipeline import GoldConfig, ModelConfig
+from rmcore.config.data import GoldConfig
+from rmcore.config.model import ModelConfig
 from rmcore.core.errors import ConfigError, DataError, ModelError
 from rmcore.data.gold.world import generate_pairs
 from rmcore.ensembles.ensemble import RewardModelEnsemble

@@ -7,7 +7,8 @@ import torch
 
 from rmcore.cli import app
 from rmcore.cli.common import guard
-from rmcore.config.pipeline import GoldConfig, ModelConfig
+from rmcore.config.data import GoldConfig
+from rmcore.config.model import ModelConfig
 from rmcore.data.gold.world import generate_pairs
 from rmcore.data.table import read_pairs, write_pairs
 from rmcore.models.reward_model import BradleyTerryRM

@@ -7,7 +7,8 @@ from experiments.presets import PRESETS
 from rmcore.active.analysis import analyse_check
 from rmcore.active.fine_tuning import FullRetrainer, check_record
 from rmcore.active.labellers import HiddenLabels
-from rmcore.config.pipeline import ActiveConfig, CheckConfig, GoldConfig
+from rmcore.config.active import ActiveConfig, CheckConfig
+from rmcore.config.data import GoldConfig
 from rmcore.core.errors import ConfigError
 from rmcore.data.gold.world import generate_pairs
 

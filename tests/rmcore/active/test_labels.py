@@ -6,7 +6,7 @@ import json
 import pytest
 
 from rmcore.active.labels import ingest, write_proposal
-from rmcore.config.pipeline import GoldConfig
+from rmcore.config.data import GoldConfig
 from rmcore.core.errors import DataError
 from rmcore.data.gold.world import generate_pairs
 from rmcore.data.pair import Message, PreferencePair

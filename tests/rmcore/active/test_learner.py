@@ -10,7 +10,8 @@ from rmcore.active.differences import CachedDifferences
 from rmcore.active.labellers import GoldLabels, HiddenLabels, NoisyLabels, blind, swapped
 from rmcore.active.learner import ActiveLearner
 from rmcore.active.retraining import HeadRetrainer
-from rmcore.config.pipeline import GoldConfig, ModelConfig
+from rmcore.config.data import GoldConfig
+from rmcore.config.model import ModelConfig
 from rmcore.core.errors import ConfigError, DataError, ModelError, StoreError
 from rmcore.data.gold.world import generate_pairs, gold_reward
 from rmcore.models.reward_model import BradleyTerryRM

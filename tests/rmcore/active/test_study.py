@@ -7,7 +7,8 @@ from rmcore.active.analysis import analyse, claims_of
 from rmcore.active.differences import CachedDifferences
 from rmcore.active.labellers import HiddenLabels, NoisyLabels
 from rmcore.active.study import draw_parts, label_counts, seed_record
-from rmcore.config.pipeline import ActiveConfig, GoldConfig
+from rmcore.config.active import ActiveConfig
+from rmcore.config.data import GoldConfig
 from rmcore.core.errors import ConfigError
 from rmcore.data.gold.world import generate_pairs
 

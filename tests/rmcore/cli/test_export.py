@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from flows.cli import app
 from rmcore.cli import export
 from rmcore.cli.common import guard
-from rmcore.config.pipeline import LoraSettings, ModelConfig
+from rmcore.config.model import LoraSettings, ModelConfig
 from rmcore.models.reward_model import BradleyTerryRM
 
 PROMPTS = ["What is 2 + 2?", "Sort: pear, fig", "Name a fruit " * 6]

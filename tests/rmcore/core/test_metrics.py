@@ -1,6 +1,6 @@
 """The registry: one record a metric, whoever asks for it."""
 
-from rmcore.config.pipeline import TrainConfig
+from rmcore.config.train import TrainConfig
 from rmcore.core.metrics import CELL_METRICS, CURVES, METRICS, metric_order, metric_spec
 from rmcore.training.selection import HIGHER_IS_BETTER
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmcore.config.pipeline import DataConfig
+from rmcore.config.data import DataConfig
 from rmcore.core.errors import DataError
 from rmcore.data.audit import audit, format_audit
 from rmcore.data.pair import Message, PreferencePair

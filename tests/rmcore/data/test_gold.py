@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmcore.config.pipeline import GoldConfig
+from rmcore.config.data import GoldConfig
 from rmcore.core.errors import DataError
 from rmcore.data.gold import world as gold
 from rmcore.data.gold.grammar import STYLES
@@ -238,7 +238,7 @@ def test_the_smallest_world_and_many_pairs_a_prompt():
 
 def test_the_same_seed_gives_the_same_world_in_processes_with_other_hash_seeds():
     script = (
-        "import hashlib, json; from rmcore.config.pipeline import GoldConfig\n"
+        "import hashlib, json; from rmcore.config.data import GoldConfig\n"
         "from rmcore.data.gold.world import generate_pairs\n"
         "w = generate_pairs(GoldConfig(num_prompts=60, flip_rate=0.1), seed=5)\n"
         "print(hashlib.sha256(json.dumps([p.to_dict() for p in w.pairs + w.ood_pairs]).encode()).hexdigest())\n"

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rmcore.config.pipeline import DataConfig
+from rmcore.config.data import DataConfig
 from rmcore.core.errors import DataError
 from rmcore.data.pair import Message, PreferencePair, is_blank
 from rmcore.data.readers.columns import ColumnMap

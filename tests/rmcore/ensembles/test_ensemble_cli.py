@@ -8,7 +8,7 @@ import torch
 from typer.testing import CliRunner
 
 from rmcore.cli import app
-from rmcore.config.pipeline import GoldConfig
+from rmcore.config.data import GoldConfig
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.data.gold.world import generate_pairs
 from rmcore.data.table import write_pairs

@@ -6,7 +6,7 @@ import torch
 import transformers as hf
 from torch import nn
 
-from rmcore.config.pipeline import LoraSettings, ModelConfig
+from rmcore.config.model import LoraSettings, ModelConfig
 from rmcore.core.errors import ModelError
 from rmcore.data.rendering import Rendering
 from rmcore.ensembles.features import features, head_of

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from rmcore.config.pipeline import LandscapeConfig
+from rmcore.config.landscape import LandscapeConfig
 from rmcore.core.errors import ConfigError
 from rmcore.data.rendering import TokenizedPair, TokenizedSide
 from rmcore.landscape.measure import PARTS, measure_curvature

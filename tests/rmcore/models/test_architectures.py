@@ -16,7 +16,8 @@ import torch
 import transformers as hf
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
-from rmcore.config.pipeline import LoraSettings, ModelConfig, TrainConfig
+from rmcore.config.model import LoraSettings, ModelConfig
+from rmcore.config.train import TrainConfig
 from rmcore.core.tracking import MemoryTracker
 from rmcore.data.pair import PreferencePair
 from rmcore.models.reward_model import BradleyTerryRM

@@ -15,7 +15,7 @@ from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from rmcore.config.pipeline import LoraSettings, ModelConfig
+from rmcore.config.model import LoraSettings, ModelConfig
 from rmcore.core.errors import ConfigError, ModelError
 from rmcore.models.head import is_reward_head
 from rmcore.models.reward_model import BradleyTerryRM

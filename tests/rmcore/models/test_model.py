@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForSequenceClassification
 
-from rmcore.config.pipeline import ModelConfig
+from rmcore.config.model import ModelConfig
 from rmcore.core.errors import ConfigError, ModelError
 from rmcore.data.rendering import RENDERING_FILE
 from rmcore.ensembles.score import score_pairs_table, score_responses_table

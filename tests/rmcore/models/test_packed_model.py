@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers as hf
 
-from rmcore.config.pipeline import LoraSettings, ModelConfig
+from rmcore.config.model import LoraSettings, ModelConfig
 from rmcore.landscape.operators import LossHessian
 from rmcore.models.batching import pad_pairs
 from rmcore.models.packing.attention import ATTENTION

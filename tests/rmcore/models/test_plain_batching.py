@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmcore.config.pipeline import TrainConfig
+from rmcore.config.train import TrainConfig
 from rmcore.core.errors import ConfigError
 from rmcore.models.batching import MicroBatch, collate, micro_batches
 from rmcore.models.plain_batching import plain_groups, plain_micro_batches

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rmcore.cli.export import _export
-from rmcore.config.pipeline import LoraSettings, ModelConfig
+from rmcore.config.model import LoraSettings, ModelConfig
 from rmcore.core.errors import ModelError
 from rmcore.models.preference import PREFERENCE_FILE, read_beta
 from rmcore.models.reward_model import BradleyTerryRM

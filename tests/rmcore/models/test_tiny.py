@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from rmcore.config.pipeline import GoldConfig
+from rmcore.config.data import GoldConfig
 from rmcore.data.gold.world import generate_pairs
 from rmcore.models.tiny import build_tiny, tiny_tokenizer
 
@@ -154,7 +154,7 @@ def test_sides_of_the_gold_world_are_short(tokenizer):
 def test_other_sizes_are_multiples_of_tiny_in_whole_heads(tmp_path):
     from transformers import AutoConfig
 
-    from rmcore.config.policy import TINY_SIZES
+    from rmcore.config.model import TINY_SIZES
 
     for size in TINY_SIZES:
         build_tiny(tmp_path / size, seed=0, size=size)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import small_policies as policies
-from rmcore.config.pipeline import ModelConfig
+from rmcore.config.model import ModelConfig
 from rmcore.core.errors import ConfigError, DataError, ModelError
 from rmcore.data.pair import Message
 from rmcore.models.reward_model import BradleyTerryRM

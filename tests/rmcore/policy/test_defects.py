@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.presets import PRESETS
-from rmcore.config.pipeline import GoldConfig, ModelConfig, TrainConfig, ValidationConfig
-from rmcore.config.policy import TINY_SIZES
+from rmcore.config.data import GoldConfig
+from rmcore.config.model import TINY_SIZES, ModelConfig
+from rmcore.config.train import TrainConfig
+from rmcore.config.validation import ValidationConfig
 from rmcore.data.gold.world import generate_pairs, shortcut_amount
 from rmcore.policy.grpo.defects import (
     HACKED,

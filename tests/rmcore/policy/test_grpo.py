@@ -13,7 +13,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GPT2Co
 
 import small_policies as policies
 from credit_sample import FromMeta
-from rmcore.config.pipeline import GoldConfig, RlhfConfig, TrainConfig
+from rmcore.config.data import GoldConfig
+from rmcore.config.rlhf import RlhfConfig
+from rmcore.config.train import TrainConfig
 from rmcore.core.errors import ConfigError, DataError, ModelError, NotReadyError, ServingError, TrainingError
 from rmcore.core.files import read_json_lines
 from rmcore.core.tracking import MemoryTracker

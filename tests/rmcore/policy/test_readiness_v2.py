@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmcore.config.pipeline import ReadinessConfig
+from rmcore.config.readiness import ReadinessConfig
 from rmcore.policy.readiness.readiness_v2 import conditions, judge_v2, probability, shipped_fit
 
 CONFIG = ReadinessConfig()

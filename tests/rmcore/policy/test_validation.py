@@ -8,7 +8,7 @@ import pytest
 from scipy.optimize import minimize
 from scipy.stats import spearmanr
 
-from rmcore.config.policy import ReadinessConfig
+from rmcore.config.readiness import ReadinessConfig
 from rmcore.core.errors import DataError
 from rmcore.policy.readiness import clusters
 from rmcore.policy.readiness.claims import CLAIMS, claims_digest

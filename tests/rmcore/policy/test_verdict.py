@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmcore.config.pipeline import DataConfig, PipelineConfig, PolicyConfig
+from rmcore.config.data import DataConfig
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.config.policy import PolicyConfig
 from rmcore.evaluation.diagnosis import GateCheck, baseline_check
 from rmcore.policy.readiness.verdict import (
     LOWEST_READY_RUNG,

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from rmcore.config.pipeline import ModelConfig
+from rmcore.config.model import ModelConfig
 from rmcore.core.errors import ServingError
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.serving.parity import BF16_TOLERANCE, FLOAT32_TOLERANCE, check_probe, make_probe

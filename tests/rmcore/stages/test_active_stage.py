@@ -9,7 +9,9 @@ import pytest
 
 from experiments.presets import PRESETS
 from rmcore.active.analysis import claims_of
-from rmcore.config.pipeline import ActiveConfig, DataConfig, GoldConfig, PipelineConfig
+from rmcore.config.active import ActiveConfig
+from rmcore.config.data import DataConfig, GoldConfig
+from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.files import read_json_lines
 from rmcore.core.store import ArtifactRef

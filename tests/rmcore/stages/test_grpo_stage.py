@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 import policy_chain
-from rmcore.config.pipeline import RlhfConfig
+from rmcore.config.rlhf import RlhfConfig
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.core.store import Store
 from rmcore.data.gold.world import gold_reward

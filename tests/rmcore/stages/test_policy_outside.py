@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 import policy_chain
-from rmcore.config.pipeline import DataConfig
+from rmcore.config.data import DataConfig
 from rmcore.core.errors import DataError, ModelError
 from rmcore.core.store import Store
 from rmcore.data.pair import Message, prompt_key

@@ -8,7 +8,7 @@ import pytest
 
 from experiments.presets import PRESETS
 from policy_chain import Chain, changed
-from rmcore.config.pipeline import ValidationConfig
+from rmcore.config.validation import ValidationConfig
 from rmcore.core.progress import silent
 from rmcore.core.store import Store
 from rmcore.core.tracking import NullTracker

@@ -6,7 +6,8 @@ import pandas as pd
 import pytest
 
 import logged_sample
-from rmcore.config.pipeline import EvaluateConfig, PipelineConfig
+from rmcore.config.evaluate import EvaluateConfig
+from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.tracking import NullTracker
 from rmcore.data.pair import PreferencePair
 from rmcore.data.table import write_pairs

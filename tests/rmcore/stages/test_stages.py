@@ -5,19 +5,15 @@ from functools import cache
 
 import pytest
 
-from rmcore.config.pipeline import (
-    RUN_ONLY_FIELDS,
-    ActiveConfig,
-    CheckConfig,
-    DataConfig,
-    GoldConfig,
-    LoraSettings,
-    PipelineConfig,
-    PolicyConfig,
-    ReadinessConfig,
-    RlhfConfig,
-    ValidationConfig,
-)
+from rmcore.config.active import ActiveConfig, CheckConfig
+from rmcore.config.data import DataConfig, GoldConfig
+from rmcore.config.model import LoraSettings
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.config.policy import PolicyConfig
+from rmcore.config.readiness import ReadinessConfig
+from rmcore.config.rlhf import RlhfConfig
+from rmcore.config.train import RUN_ONLY_FIELDS
+from rmcore.config.validation import ValidationConfig
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.core.store import ArtifactRef, flatten, make_key
 from rmcore.core.tracking import NullTracker

@@ -4,7 +4,8 @@ import time
 
 import pytest
 
-from rmcore.config.pipeline import LoraSettings, PipelineConfig
+from rmcore.config.model import LoraSettings
+from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import RmcoreError
 from rmcore.study.estimates import FORWARD_SHARE, PRODUCT_PASSES, Estimates, SpeedProbe, kind, probe_kind
 from rmcore.study.probe import probe

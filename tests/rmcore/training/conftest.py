@@ -30,7 +30,8 @@ class Training:
         **changes,
     ):
         """`stop` is called with each step done; it may raise a signal. `changes` are settings of the training."""
-        from rmcore.config.pipeline import ModelConfig, TrainConfig
+        from rmcore.config.model import ModelConfig
+        from rmcore.config.train import TrainConfig
         from rmcore.core.progress import silent
         from rmcore.core.tracking import MemoryTracker
         from rmcore.models.reward_model import BradleyTerryRM

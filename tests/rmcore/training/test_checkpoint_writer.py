@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from full_disk import largest_file
-from rmcore.config.pipeline import TrainConfig
+from rmcore.config.train import TrainConfig
 from rmcore.core.errors import StoreError
 from rmcore.training.checkpoint import copy_checkpoint, repair_interrupted, save_checkpoint
 from rmcore.training.checkpoint_writer import CheckpointWriter

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmcore.config.pipeline import TrainConfig
+from rmcore.config.train import TrainConfig
 from rmcore.core.errors import ConfigError, TrainingError
 from rmcore.data.rendering import TokenizedPair, TokenizedSide
 from rmcore.models.batching import micro_batches

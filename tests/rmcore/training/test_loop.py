@@ -7,7 +7,9 @@ import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
-from rmcore.config.pipeline import ModelConfig, PipelineConfig, TrainConfig
+from rmcore.config.model import ModelConfig
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.config.train import TrainConfig
 from rmcore.core.errors import ConfigError, TrainingError
 from rmcore.core.files import read_json_lines
 from rmcore.core.progress import progress_bar

@@ -7,7 +7,8 @@ import signal
 import pytest
 import torch
 
-from rmcore.config.pipeline import PipelineConfig, TrainConfig
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.config.train import TrainConfig
 from rmcore.core.progress import progress_bar
 from rmcore.core.tracking import METRICS_FILE, JsonlTracker
 from rmcore.stages.settings import TrainSettings

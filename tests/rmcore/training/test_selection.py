@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmcore.config.pipeline import TrainConfig
+from rmcore.config.train import TrainConfig
 from rmcore.training.selection import HIGHER_IS_BETTER, Selection
 
 # Few different values, so that ties and differences of exactly min_delta (in binary) occur.

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmcore.config.pipeline import TrainConfig
+from rmcore.config.train import TrainConfig
 from rmcore.core.errors import TrainingError
 from rmcore.models.batching import collate, micro_batches
 from rmcore.training.losses import PairLoss, make_bradley_terry

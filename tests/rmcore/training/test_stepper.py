@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rmcore.config.pipeline import TrainConfig
+from rmcore.config.train import TrainConfig
 from rmcore.core.errors import TrainingError
 from rmcore.training.feed import make_feed
 from rmcore.training.losses import make_bradley_terry

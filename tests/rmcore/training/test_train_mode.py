@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from rmcore.config.pipeline import LoraSettings, ModelConfig
+from rmcore.config.model import LoraSettings, ModelConfig
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.training.train_mode import without_dropout
 

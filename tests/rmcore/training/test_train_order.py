@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from experiments.presets import PRESETS
-from rmcore.config.pipeline import GoldConfig, PipelineConfig
+from rmcore.config.data import GoldConfig
+from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.core.store import ArtifactRef
 from rmcore.core.tracking import METRICS_FILE, JsonlTracker

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from experiments.presets import PRESETS
-from rmcore.config.pipeline import PolicyConfig, ReadinessConfig
+from rmcore.config.policy import PolicyConfig
+from rmcore.config.readiness import ReadinessConfig
 
 SMOKE = PRESETS["smoke"].model_copy(
     update={

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from experiments.presets import PRESETS
-from rmcore.config.pipeline import ActiveConfig, DataConfig, GoldConfig
+from rmcore.config.active import ActiveConfig
+from rmcore.config.data import DataConfig, GoldConfig
 from rmcore.core.errors import ConfigError
 from tasks.mlflow_client import connect
 

@@ -11,7 +11,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from rmcore.config.pipeline import DataConfig, RlhfConfig
+from rmcore.config.data import DataConfig
+from rmcore.config.rlhf import RlhfConfig
 from rmcore.core.errors import ConfigError
 from rmcore.data.table import write_pairs
 from tasks.mlflow_client import connect

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from rmcore.config.pipeline import DataConfig, RlhfConfig
+from rmcore.config.data import DataConfig
+from rmcore.config.rlhf import RlhfConfig
 from rmcore.core.errors import ConfigError
 from rmcore.data.table import write_pairs
 from rmcore.stages.registry import pipeline_stages

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import serving_world as world
-from rmcore.config.pipeline import LoraSettings
+from rmcore.config.model import LoraSettings
 from rmcore.core.errors import ConfigError, ModelError, ServingError
 from rmcore.models.lora_targets import make_lora_config
 from rmcore.models.reward_model import BradleyTerryRM

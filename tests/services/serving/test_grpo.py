@@ -9,7 +9,7 @@ from transformers import TrainerCallback
 
 import serving_world as world
 import small_policies as policies
-from rmcore.config.pipeline import RlhfConfig
+from rmcore.config.rlhf import RlhfConfig
 from rmcore.core.errors import NotReadyError
 from rmcore.policy.grpo.grpo import make_grpo_with_rm
 from rmcore.serving.scorer import RewardModelScorer

@@ -13,7 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import serving_world as world
-from rmcore.config.pipeline import GoldConfig, LoraSettings, TrainConfig
+from rmcore.config.data import GoldConfig
+from rmcore.config.model import LoraSettings
+from rmcore.config.train import TrainConfig
 from rmcore.core.errors import RequestError, ServingError
 from rmcore.core.tracking import MemoryTracker
 from rmcore.data.gold.world import generate_pairs

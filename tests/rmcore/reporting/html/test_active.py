@@ -5,7 +5,8 @@ import re
 import pytest
 
 from rmcore.active.analysis import analyse, analyse_check
-from rmcore.config.pipeline import ActiveConfig, PipelineConfig
+from rmcore.config.active import ActiveConfig
+from rmcore.config.pipeline import PipelineConfig
 from rmcore.reporting.figures.active import label_efficiency_figure, label_savings_figure
 from rmcore.reporting.figures.style import save
 from rmcore.reporting.html.active import check_rows, claim_rows, saving_rows

@@ -1,0 +1,79 @@
+"""Settings of the preference pairs: the built-in gold world, or data that are read."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from rmcore.config.base import Settings
+
+Shortcut = Literal["length", "flattery", "claims", "none"]
+
+
+class GoldConfig(Settings):
+    """The gold world: procedural preferences with a known true reward (rmcore/data/gold/world.py)."""
+
+    num_prompts: int = Field(default=1200, ge=20)
+    """Different in-distribution prompts; a fifth as many out-of-distribution ones come on top."""
+    pairs_per_prompt: int = Field(default=3, ge=1, le=64)
+    """Preference pairs drawn for each prompt."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Labels are drawn from sigmoid((gold_a - gold_b) / temperature): higher is noisier."""
+    flip_rate: float = Field(default=0.0, ge=0, lt=0.5)
+    """Share of labels flipped after that, as by careless annotators."""
+    length_bias: float = Field(default=0.0, ge=0, le=1)
+    """Share of labels that name the longer response whatever it says, as by annotators in a hurry."""
+    shortcut: Shortcut = "length"
+    """Spurious feature that goes with the gold reward in training and stops doing so in the tail."""
+    tail_share: float = Field(default=0.0, ge=0, le=1)
+    """Share of the answers in training pairs that come from the tail. The policy's have 0.2 of them: with as many, the
+    pairs are labelled where the policy is."""
+
+
+PAIRS_PER_ROW = 36
+"""All pairs of 9 answers, the most that InstructGPT's labellers ranked (Ouyang et al. 2022, arXiv:2203.02155)."""
+
+
+class DataConfig(Settings):
+    """Which preference pairs, how they are read and how they are split."""
+
+    source: str = "gold"
+    """`gold` (the built-in world), a file (.parquet .json .jsonl .csv .tsv, also .gz), a datasets folder, or a hub
+    name."""
+    eval_source: str | None = None
+    """Held-out pairs of the same forms. Left out: a share of the prompts of `source` is held out."""
+    split: str = "train"
+    """Split of a hub data set or datasets folder to train on."""
+    eval_split: str | None = None
+    """Split of the same hub data set or datasets folder to test on."""
+    limit: int | None = Field(default=None, ge=1)
+    """Use at most this many pairs of `source`, in file order."""
+    eval_limit: int | None = Field(default=None, ge=1)
+    """Use at most this many held-out pairs."""
+    pairs_per_prompt: int | None = Field(default=None, ge=1)
+    """Use at most this many pairs of one prompt of `source`: the first ones. SHP's authors advise 5."""
+    eval_pairs_per_prompt: int | None = Field(default=None, ge=1)
+    """The same for held-out pairs of their own source."""
+    pairs_per_row: int = Field(default=PAIRS_PER_ROW, ge=1)
+    """Most pairs that one row of ranked answers gives, drawn at random beyond: 36 are all pairs of 9 answers."""
+    validation_fraction: float = Field(default=0.1, ge=0, lt=0.9)
+    """Share of the training prompts kept for choosing the checkpoint and fitting the temperature."""
+    test_fraction: float = Field(default=0.15, gt=0, lt=0.9)
+    """Share of the prompts held out for the reported numbers, where no eval data is named."""
+    prompt_column: str | None = None
+    """Column of the prompt, where the layout is not recognised."""
+    chosen_column: str | None = None
+    """Column of the preferred completion or dialogue."""
+    rejected_column: str | None = None
+    """Column of the other completion or dialogue."""
+    margin_column: str | None = None
+    """Column of the annotated preference strength (optional)."""
+    require_complete_pairs: bool = False
+    """Make a pair with a side missing, or with two of one side, an error instead of a counted, rejected row."""
+    gold: GoldConfig = GoldConfig()
+    """The gold world's own settings, used with `source: gold`."""
+
+    @model_validator(mode="after")
+    def _something_left_to_train_on(self) -> Self:
+        if self.validation_fraction + self.test_fraction >= 1:
+            raise ValueError("validation_fraction + test_fraction must stay below 1: the rest is trained on")
+        return self

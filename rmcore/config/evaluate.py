@@ -1,0 +1,20 @@
+"""Settings of the evaluation on held-out pairs."""
+
+from pydantic import Field
+
+from rmcore.config.base import Settings, Threshold
+
+
+class EvaluateConfig(Settings):
+    """Held-out metrics and their intervals."""
+
+    num_resamples: int = Field(default=1000, ge=100)
+    """Bootstrap resamples over prompts for the 95 % intervals."""
+    num_bins: int = Field(default=10, ge=2)
+    """Calibration bins."""
+    thresholds: tuple[Threshold, ...] = (0.3, 0.5, 0.7)
+    """Probabilities from which a single response counts as good: for its true and false positive rates."""
+    per_response: bool = True
+    """Also measure single responses over all prompts: ROC AUC, and the rates at the thresholds."""
+    train_pairs: int = Field(default=500, ge=1)
+    """Training pairs scored for the train-test gap."""

@@ -1,0 +1,118 @@
+"""Settings of the training."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from rmcore.config.base import Settings, Threshold
+
+
+class TrainConfig(Settings):
+    """Optimisation of the Bradley-Terry loss."""
+
+    steps: int | None = Field(default=None, ge=1)
+    """Optimizer steps; takes precedence over epochs."""
+    epochs: float = Field(default=1.0, gt=0)
+    """Passes over the training pairs, where steps is not given."""
+    pairs_per_step: int = Field(default=16, ge=1)
+    """Preference pairs in one optimizer step."""
+    packing: bool = True
+    """Compute a pair's common prompt once and pad nothing, where the model allows it; the gradient is the same."""
+    batching: Literal["pairs", "plain"] = "pairs"
+    """plain: the usual loop, to compare with: padded, pairs as drawn, the mean of micro-batch means as the loss."""
+    token_budget: int | None = Field(default=None, ge=16)
+    """Most tokens computed in one micro-batch, padding included. Left out: chosen from free memory."""
+    over_length: Literal["cut", "drop"] = "cut"
+    """A training pair with a side over max_seq_len: cut that side, or drop the pair. Both are counted."""
+    curriculum: Literal["none", "easy_first", "hard_first"] = "none"
+    """Order of the pairs in an epoch: none draws evenly; easy_first brings more easy ones early and hard ones late."""
+    curriculum_margins: Literal["annotated", "predicted"] = "annotated"
+    """What tells how easy a pair is: its annotated margin, or that of reward heads fitted on the untrained backbone
+    without the pair, which takes one pass over the pairs."""
+    optimizer: Literal["adamw", "adam", "sgd", "muon", "lion", "sam"] = "adamw"
+    """muon: hidden matrices, AdamW for the rest. lion wants a 3 to 10 times smaller lr. sam: AdamW in two passes."""
+    sam_rho: float = Field(default=0.05, gt=0)
+    """Radius of the ascent step of `sam` (Foret et al. 2021, arXiv:2010.01412)."""
+    lr: float = Field(default=5e-6, gt=0)
+    """Peak learning rate. Small models want more: 5e-5 for MiniLM, 1e-3 for `tiny`."""
+    weight_decay: float = Field(default=0.01, ge=0)
+    """Weight decay, decoupled but for adam and sgd; 0.01 to 0.05 is usual, 0.1 was too strong."""
+    schedule: Literal["cosine", "cosine_with_min", "linear", "constant"] = "cosine"
+    """Learning rate after warm-up."""
+    min_lr_ratio: float = Field(default=0.1, ge=0, lt=1)
+    """Share of the peak learning rate that `cosine_with_min` ends at."""
+    warmup_steps: int = Field(default=50, ge=0)
+    """Linear warm-up; at most a tenth of a run shorter than ten times this."""
+    beta: float = Field(default=1.0, gt=0)
+    """Scale of the margin inside the loss, and from then on: P(chosen preferred) = sigmoid(beta * margin)."""
+    label_smoothing: float = Field(default=0.05, ge=0, lt=1)
+    """Epsilon: targets become 1 - eps/2 and eps/2."""
+    regularization_lambda: float = Field(default=0.001, ge=0)
+    """Weight of the mean squared reward, added to the mean loss."""
+    margin_regularization: float = Field(default=0.0, ge=0)
+    """Weight of the mean squared margin, added to the mean loss: holds back over-confident margins."""
+    centering: float = Field(default=0.0, ge=0)
+    """Weight of the mean of (reward_chosen + reward_rejected)^2 (Eisenstein et al. 2023, arXiv:2312.09244)."""
+    target_margin_scale: float | None = Field(default=None, gt=0)
+    """Logits of margin asked for per unit of annotated margin; left out, annotated margins are not used."""
+    target_margin_cap: float = Field(default=3.0, gt=0)
+    """Largest margin asked for, in logits: annotated margins can reach 26."""
+    clip: float = Field(default=1.0, gt=0)
+    """Largest gradient norm."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """bf16 = autocast; weights, reward head and loss stay float32."""
+    dropout: bool = False
+    """Keep the model's own dropout on: noise in the margin of a pair. LoRA's dropout has a setting of its own."""
+    tf32: bool = False
+    """Let a GPU round float32 matrix products to TF32: several times faster, about three digits."""
+    compile: bool = False
+    """torch.compile of model and loss with dynamic shapes; if that fails, training continues without it and says so."""
+    eval_every: int = Field(default=100, ge=1)
+    """Steps between evaluations on the validation pairs."""
+    eval_thresholds: tuple[Threshold, ...] = (0.3, 0.5, 0.7)
+    """Probabilities from which a single response counts as good, for its rates at these evaluations."""
+    calibration_bins: int = Field(default=10, ge=2)
+    """Bins of the calibration error at these evaluations."""
+    early_stopping_patience: int | None = Field(default=5, ge=1)
+    """Evaluations without improvement before training stops; null (--no-early-stopping) never stops early."""
+    best_metric: Literal["eval/pairwise_accuracy", "eval/loss", "eval/ece", "last"] = "eval/pairwise_accuracy"
+    """What the best checkpoint is chosen by: highest accuracy, lowest loss or (plain) ECE; last: no choice."""
+    min_delta: float = Field(default=0.0, ge=0)
+    """Smallest change of that metric that counts as an improvement for early stopping."""
+    callbacks: tuple[Literal["calibration", "curvature"], ...] = ("calibration",)
+    """Measured at each evaluation on validation pairs: calibration (cheap), curvature (Hessian products); or none."""
+    log_every: int = Field(default=10, ge=1)
+    """Steps between logged training metrics."""
+    save_every: int | None = Field(default=None, ge=1)
+    """Steps between kept `step_*/` checkpoints; the last step is always kept."""
+    keep_top_k: int = Field(default=1, ge=1)
+    """How many of the best evaluated steps to keep: `best/` alone, or the next ones too as `step_*/`."""
+    resume_every_seconds: float = Field(default=300.0, ge=0)
+    """Seconds between resumable states, of which the newest two are kept: what a kill can cost at most."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+    num_workers: int | None = Field(default=None, ge=0)
+    """Processes that build micro-batches ahead, into pinned memory on a GPU. Left out: 2 on a GPU, none on a CPU."""
+    fetch_timeout_seconds: float = Field(default=60.0, gt=0)
+    """How long a step waits for such a process before training stops with an error."""
+    profile_memory: bool = False
+    """Log the memory of device and host with the training metrics."""
+
+    @model_validator(mode="after")
+    def _nothing_is_chosen_by_the_last_step(self) -> Self:
+        if self.best_metric == "last" and self.early_stopping_patience is not None:
+            raise ValueError(
+                f"best_metric=last chooses no step, so nothing could improve, but early_stopping_patience="
+                f"{self.early_stopping_patience} waits for it; set early_stopping_patience to null "
+                "(--no-early-stopping)."
+            )
+        if self.best_metric == "last" and self.keep_top_k > 1:
+            raise ValueError(
+                f"best_metric=last ranks no steps, but keep_top_k={self.keep_top_k} asks for the best of them; leave "
+                "keep_top_k at 1, or keep steps with save_every."
+            )
+        return self
+
+
+RUN_ONLY_FIELDS = ("log_every", "resume_every_seconds", "num_workers", "fetch_timeout_seconds", "profile_memory")
+"""Fields of TrainConfig that do not change the weights: no part of a cache key, free when a training is resumed."""
