@@ -17,7 +17,7 @@ from prefect.artifacts import create_link_artifact, create_markdown_artifact
 
 from experiments.presets import PRESETS
 from flows.console import say, say_notices, told_while_waiting
-from flows.prefect_api import ensure_device_limit, free_leaked_device, is_owner_tag, reap_dead_runs, run_owner_tags
+from flows.prefect_client import ensure_device_limit, free_leaked_device, is_owner_tag, reap_dead_runs, run_owner_tags
 from flows.unfinished import unfinished
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError, ServiceError

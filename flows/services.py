@@ -2,8 +2,8 @@
 
 All data stays in `RM_OPT_HOME`: the same databases that runs without servers use. Every process carries a mark in its
 environment, which its descendants inherit, so `down` ends exactly what was started: a flow run puts its children into
-sessions of their own, and they must end too. Prefect is spoken to by HTTP; this module imports neither Prefect nor
-MLflow.
+sessions of their own, and they must end too. `up` alone imports Prefect, and that while its server starts: `status`
+answers at once.
 """
 
 import contextlib
@@ -19,13 +19,6 @@ from pathlib import Path
 import httpx
 import psutil
 
-from flows.prefect_api import (
-    ensure_device_limit,
-    ensure_work_pool,
-    reap_dead_runs,
-    run_owner_tags,
-    worker_is_online,
-)
 from rmcore.core.errors import ServiceError
 from rmcore.core.files import exclusive
 from rmcore.core.processes import marked, owner_of, runs, tail, terminate
@@ -53,8 +46,6 @@ from tasks.local_services import (
     running_services,
     services_folder,
 )
-
-__all__ = ["ServiceStatus", "down", "ensure_device_limit", "reap_dead_runs", "run_owner_tags", "status", "up"]
 
 HEALTH_PATHS = {PREFECT_SERVER: "/api/health", MLFLOW_SERVER: "/health"}
 POLL_SECONDS = 0.25
@@ -169,16 +160,19 @@ class _Starter:
         """Start what does not run, in an order that lets slow starts overlap."""
         urls = {name: f"http://{HOST}:{port}" for name, port in ports.items()}
         environment = self._environment(urls)
-        os.environ["PREFECT_API_AUTH_STRING"] = environment["PREFECT_API_AUTH_STRING"]  # for our own requests
+        for name in (*QUIET_ENVIRONMENT, "PREFECT_HOME", "PREFECT_API_AUTH_STRING"):
+            os.environ[name] = environment[name]  # for our own requests
         self._start(PREFECT_SERVER, environment, urls[PREFECT_SERVER])
         self._start(MLFLOW_SERVER, environment, urls[MLFLOW_SERVER])
+        from flows import prefect_client  # imports Prefect, which takes seconds: the servers start meanwhile
+
         self._wait(PREFECT_SERVER, lambda: _answers(self.running[PREFECT_SERVER]))
         api = f"{urls[PREFECT_SERVER]}/api"
-        reap_dead_runs(api)
-        ensure_device_limit(api)
-        ensure_work_pool(api)
+        prefect_client.reap_dead_runs(api)
+        prefect_client.ensure_device_limit(api)
+        prefect_client.ensure_work_pool(api)
         self._start(WORKER, environment, None)
-        self._wait(WORKER, lambda: worker_is_online(api))
+        self._wait(WORKER, lambda: prefect_client.worker_is_online(api))
         self._deploy(root, environment)
         self._wait(MLFLOW_SERVER, lambda: _answers(self.running[MLFLOW_SERVER]))
 

@@ -12,16 +12,16 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import ClassVar
 
+import httpx
 import psutil
 import pytest
 
-from flows import prefect_api, services
-from flows.prefect_api import ask
+from flows import prefect_api, prefect_client, services
 from rmcore.core.errors import ConfigError, ServiceError
 from rmcore.core.processes import marked, terminate
 from tasks import home as home_module
 from tasks.home import find_process
-from tasks.local_services import HOME_MARK, mlflow_login, password, running_services
+from tasks.local_services import HOME_MARK, basic_authorization, mlflow_login, password, running_services
 from tasks.run_owner import this_machine
 from tasks.run_record import RunRecord
 from tasks.sync import sync_pending
@@ -97,6 +97,11 @@ def children() -> set[int]:
     return {child.pid for child in alive}
 
 
+def ask(method: str, url: str, body: dict | None = None) -> dict:
+    login = basic_authorization(os.environ["PREFECT_API_AUTH_STRING"])
+    return httpx.request(method, url, json=body, headers=login, timeout=60).raise_for_status().json()
+
+
 def run_deployment(api: str, folder: Path) -> dict:
     deployment = ask("GET", f"{api}/deployments/name/trial/trial")
     body = {"parameters": {"folder": str(folder)}}
@@ -132,7 +137,7 @@ def test_the_services_run_a_deployment_and_end_without_a_trace(home, project, tm
     home_module.configure_environment()
     assert (os.environ["PREFECT_API_URL"], os.environ["MLFLOW_TRACKING_URI"]) == (api, mlflow_url)
     assert ask("GET", f"{api}/v2/concurrency_limits/rm-device")["limit"] == 1
-    services.ensure_device_limit()  # a second time, from a flow's process
+    prefect_client.ensure_device_limit(api)  # a second time, as each flow run does
 
     ended = sleeper()
     created = psutil.Process(ended.pid).create_time()
@@ -140,8 +145,10 @@ def test_the_services_run_a_deployment_and_end_without_a_trace(home, project, tm
     ended.wait()
     dead_tags = [f"rm-host:{this_machine()}", f"rm-pid:{ended.pid}", f"rm-started:{created:.2f}"]
     elsewhere_tags = ["rm-host:elsewhere", *dead_tags[1:]]
-    dead, ours, elsewhere = (running_flow(api, tags) for tags in (dead_tags, services.run_owner_tags(), elsewhere_tags))
-    assert len(services.reap_dead_runs()) == 1
+    dead, ours, elsewhere = (
+        running_flow(api, tags) for tags in (dead_tags, prefect_client.run_owner_tags(), elsewhere_tags)
+    )
+    assert len(prefect_client.reap_dead_runs(api)) == 1
     states = [ask("GET", f"{api}/flow_runs/{run}")["state_type"] for run in (dead, ours, elsewhere)]
     assert states == ["CRASHED", "RUNNING", "RUNNING"]
 
@@ -189,18 +196,19 @@ import time
 from tasks.home import configure_environment
 configure_environment()
 import httpx
-from prefect import flow
+from prefect import flow, get_client
 from flows.cli_common import prefect_in_use
 from flows.console import quiet_prefect
-from flows.prefect_api import ask, current_api
-from flows.services import ensure_device_limit, reap_dead_runs
+from flows.prefect_api import current_api
+from flows.prefect_client import ensure_device_limit, reap_dead_runs
 
 @flow
 def trial():
     ensure_device_limit()
     ensure_device_limit()
+    with get_client(sync_client=True) as client:
+        assert client.read_global_concurrency_limit_by_name("rm-device").limit == 1
     limit = current_api() + "/v2/concurrency_limits/rm-device"
-    assert ask("GET", limit)["limit"] == 1
     assert reap_dead_runs() == []
     # It listens on loopback, where every user and every page of a browser may ask.
     assert httpx.get(limit).status_code == 401

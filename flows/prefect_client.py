@@ -1,0 +1,163 @@
+"""What we ask of Prefect's API beside running flows: the device limit, the worker's pool, and runs that died."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from json import JSONDecodeError
+
+import httpx
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate, WorkPoolCreate, WorkPoolUpdate
+from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
+from prefect.states import Crashed
+from pydantic import ValidationError
+
+from rmcore.core.errors import ServiceError
+from tasks.device import device_slots
+from tasks.home import DEVICE_LIMIT
+from tasks.local_services import WORK_POOL
+from tasks.run_owner import HOST, PID, STARTED, has_died, this_process
+
+OWNER_PREFIX = "rm-"
+"""Of the tags that name the process of a flow run."""
+REASON = "The process of this run has ended without reporting; start the run again."
+JOB_TEMPLATE = {
+    # Names neither command nor environment nor folder, so those are the worker's; and no run may bring values of its
+    # own: with Prefect's template they are the choice of whoever may create a run.
+    "job_configuration": {"stream_output": True},
+    "variables": {"type": "object", "properties": {}, "additionalProperties": False},
+}
+
+
+@contextmanager
+def _prefect(api: str | None) -> Iterator[SyncPrefectClient]:
+    """Prefect's client of an API, or of the one that this process's flows use; how it fails, in our words.
+
+    The client asks a busy server again by itself (503: its SQLite file is locked by another request).
+
+    Raises:
+        ServiceError: Prefect does not answer, stays busy, refuses, or answers something else than was asked for.
+    """
+    secret = os.environ.get("PREFECT_API_AUTH_STRING")
+    client = get_client(sync_client=True) if api is None else SyncPrefectClient(api, auth_string=secret)
+    address = str(client.api_url).rstrip("/")
+    try:
+        with client:
+            yield client
+    except httpx.HTTPStatusError as error:
+        raise _refused(address, error.response) from error
+    except httpx.HTTPError as error:
+        raise ServiceError(
+            f"Prefect at {address} does not answer ({error}): the server is down or busy. See `rm-opt status`."
+        ) from error
+    except (JSONDecodeError, ValidationError) as error:
+        raise ServiceError(
+            f"Prefect at {address} gave an answer that cannot be read ({str(error)[:300]}): this version's API "
+            "differs from the tested one, or something else listens there. Install the versions of constraints.txt."
+        ) from error
+
+
+def _refused(api: str, answer: httpx.Response) -> ServiceError:
+    if answer.status_code == httpx.codes.UNAUTHORIZED:
+        return ServiceError(
+            f"Prefect at {api} refuses the password (401): it was started with another one. If it is the local one, "
+            "run `rm-opt down` and `rm-opt up`; of another server, put the login into PREFECT_API_AUTH_STRING."
+        )
+    if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+        return ServiceError(
+            f"Prefect at {api} is too busy to answer (503), though it was asked again for about a minute. Run the same "
+            "command again when less runs beside it; finished stages are stored."
+        )
+    return ServiceError(
+        f"Prefect refused {answer.url} with {answer.status_code} ({answer.text[:300]}): this version's API differs "
+        "from the tested one. Install the versions of constraints.txt."
+    )
+
+
+def ensure_device_limit(api: str | None = None) -> None:
+    """Give the device limit its slots: Prefect lets everybody through a limit that does not exist.
+
+    Args:
+        api: address of Prefect's API, ending in `/api`; default: the one this process's flows use.
+
+    Raises:
+        ServiceError: Prefect does not answer.
+    """
+    slots = device_slots()
+    with _prefect(api) as client, suppress(ObjectAlreadyExists):  # another run made it in the same moment
+        client.upsert_global_concurrency_limit_by_name(DEVICE_LIMIT, slots)
+
+
+def free_leaked_device(device_is_free: bool) -> None:
+    """Take back the device slot of a run that was killed: Prefect's embedded API would keep it occupied for ever.
+
+    Args:
+        device_is_free: nobody on this machine holds the store's device lock, which the kernel frees with its holder.
+            (Someone who has the slot and not yet the lock loses the slot, and is still held back by the lock.)
+    """
+    if device_is_free:
+        with _prefect(None) as client:
+            client.update_global_concurrency_limit(DEVICE_LIMIT, GlobalConcurrencyLimitUpdate(active_slots=0))
+
+
+def ensure_work_pool(api: str) -> None:
+    """Make the worker's pool, or give the one that is there our template: Prefect's own lets a run name its command.
+
+    Raises:
+        ServiceError: Prefect does not answer.
+    """
+    with _prefect(api) as client:
+        try:
+            found = client.read_work_pool(WORK_POOL)
+        except ObjectNotFound:
+            client.create_work_pool(WorkPoolCreate(name=WORK_POOL, type="process", base_job_template=JOB_TEMPLATE))
+            return
+        if found.base_job_template != JOB_TEMPLATE:
+            client.update_work_pool(WORK_POOL, WorkPoolUpdate(base_job_template=JOB_TEMPLATE))
+
+
+def worker_is_online(api: str) -> bool:
+    """Whether a worker polls our work pool."""
+    with _prefect(api) as client:
+        return any(worker.status == "ONLINE" for worker in client.read_workers_for_work_pool(WORK_POOL))
+
+
+def run_owner_tags() -> list[str]:
+    """Prefect tags that name this process, by which `reap_dead_runs` sees that its run has died with it."""
+    return [f"{OWNER_PREFIX}{name}:{value}" for name, value in this_process().items()]
+
+
+def is_owner_tag(tag: str) -> bool:
+    """Whether a tag of a flow run says which process runs it, or ran it before it was started again."""
+    return tag.startswith(tuple(f"{OWNER_PREFIX}{name}:" for name in (HOST, PID, STARTED)))
+
+
+def reap_dead_runs(api: str | None = None) -> list[str]:
+    """Mark flow runs of this machine, and their tasks, as Crashed whose process has ended; return the runs' names.
+
+    After SIGKILL, or a machine that went down, Prefect shows a run as Running for ever.
+
+    Args:
+        api: address of Prefect's API, ending in `/api`; default: the one this process's flows use.
+
+    Raises:
+        ServiceError: Prefect does not answer.
+    """
+    running = {"state": {"type": {"any_": ["RUNNING", "CANCELLING"]}}}
+    mine = {"tags": {"all_": [f"{OWNER_PREFIX}{HOST}:{this_process()[HOST]}"]}}
+    with _prefect(api) as client:
+        runs = client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate({**running, **mine}))
+        dead = [run for run in runs if has_died(_owner(run.tags))]
+        for run in dead:
+            for task in client.read_task_runs(
+                flow_run_filter=FlowRunFilter.model_validate({"id": {"any_": [run.id]}}),
+                task_run_filter=TaskRunFilter.model_validate({"state": {"type": {"any_": ["RUNNING"]}}}),
+            ):
+                client.set_task_run_state(task.id, Crashed(message=REASON), force=True)
+            client.set_flow_run_state(run.id, Crashed(message=REASON), force=True)
+    return [run.name for run in dead]
+
+
+def _owner(tags: list[str]) -> dict[str, str]:
+    return dict(tag.removeprefix(OWNER_PREFIX).split(":", 1) for tag in tags if is_owner_tag(tag))

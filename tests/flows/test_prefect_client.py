@@ -1,0 +1,77 @@
+"""What we make of the answers of a Prefect server that is not well."""
+
+import json
+import socket
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from uuid import uuid4
+
+import pytest
+
+from flows import prefect_client
+from rmcore.core.errors import ServiceError
+from tasks.device import device_slots
+
+
+@pytest.fixture
+def server():
+    """Answers with the statuses of `server.statuses` in turn, the last one again and again."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self):
+            status = served.statuses.pop(0) if len(served.statuses) > 1 else served.statuses[0]
+            self.send_response(status)
+            self.send_header("Retry-After", "0")
+            self.send_header("Content-Length", str(len(served.body)))
+            self.end_headers()
+            self.wfile.write(served.body)
+            served.asked.append(self.path)
+
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Answer) as served:
+        served.api, served.asked = f"http://127.0.0.1:{served.server_port}/api", []
+        limit = {"id": str(uuid4()), "name": "rm-device", "limit": device_slots(), "active_slots": 0}
+        served.body = json.dumps(limit).encode()
+        thread = threading.Thread(target=served.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        thread.start()
+        yield served
+        served.shutdown()
+        thread.join()
+
+
+def test_a_busy_server_is_asked_again(server):
+    server.statuses = [503, 503, 200]
+    prefect_client.ensure_device_limit(server.api)
+    assert server.asked == ["/api/v2/concurrency_limits/rm-device"] * 3
+
+
+def test_one_that_stays_busy_is_named_as_that_and_not_as_another_version(server):
+    server.statuses = [503]
+    with pytest.raises(ServiceError, match="too busy to answer"):
+        prefect_client.ensure_device_limit(server.api)
+
+
+@pytest.mark.parametrize(
+    ("status", "words"), [(401, "refuses the password .* PREFECT_API_AUTH_STRING"), (422, "rm-device with 422 ")]
+)
+def test_a_refusal_is_not_repeated(server, status, words):
+    server.statuses = [status, 200]
+    with pytest.raises(ServiceError, match=words):
+        prefect_client.ensure_device_limit(server.api)
+    assert server.statuses == [200]
+
+
+@pytest.mark.parametrize("body", [b"<html>", b'{"found": 1}'], ids=["no JSON", "another JSON"])
+def test_an_answer_of_something_else_is_named_as_that(server, body):
+    server.statuses, server.body = [200], body
+    with pytest.raises(ServiceError, match="something else listens there"):
+        prefect_client.ensure_device_limit(server.api)
+
+
+def test_a_server_that_is_away_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    with pytest.raises(ServiceError, match=f"{port}/api does not answer .*down or busy"):
+        prefect_client.ensure_device_limit(f"http://127.0.0.1:{port}/api")
