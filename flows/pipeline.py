@@ -12,11 +12,11 @@ from tasks.home import configure_environment, home
 configure_environment()  # before Prefect and MLflow read their settings
 
 # ruff: noqa: E402
-from prefect import flow, get_client, runtime
+from prefect import get_client, runtime
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 
-from experiments.presets import PRESETS
 from flows.console import say, say_notices, told_while_waiting
+from flows.form import FIELDS, Form, configured_flow, presets_for
 from flows.prefect_api import ensure_device_limit, free_leaked_device, is_owner_tag, reap_dead_runs, run_owner_tags
 from flows.unfinished import unfinished
 from rmcore.config.pipeline import PipelineConfig
@@ -39,9 +39,22 @@ from tasks.device import device_slots, holders, is_idle
 from tasks.stages import StageRun, run_stage
 from tasks.tracking import RunTracker
 
+FORM = Form(
+    "demo",
+    FIELDS,
+    ("data", "model", "train", "evaluate", "landscape", "readiness", "policy", "rlhf"),
+    presets_for("run"),
+)
+PICTURE = """
+prepare ──> train ─┬─> evaluate ──┬─> readiness ──> report, MLflow, registered model
+                   └─> landscape ─┘
+with a policy, whose samples are judged:
+policy ──> samples ──> overoptimization ──> readiness_v2 ──> grpo, where rlhf is set
+"""
 
-@flow(name="pipeline", flow_run_name="{config.study}-seed{config.seed}", validate_parameters=True)
-def pipeline(config: PipelineConfig = PRESETS["demo"]) -> dict[str, Any]:
+
+@configured_flow("pipeline", FORM, PICTURE)
+def pipeline(config: PipelineConfig) -> dict[str, Any]:
     """Train a reward model on preference pairs, measure it, judge it and register it.
 
     Every stage is cached by what can affect its outcome; a second run with the same config computes nothing.
