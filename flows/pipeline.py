@@ -159,16 +159,23 @@ def run_stages(
     store: Store,
     tracker: RunTracker,
     given: Mapping[str, ArtifactRef] | None = None,
+    *,
+    earlier: Mapping[str, StageRun] | None = None,
+    suffix: str = "",
 ) -> dict[str, StageRun]:
     """Run the stages `names`, each after those it needs, and send what they hold to the tracker.
 
-    `given` are artifacts of stages that are not run.
+    `given` are artifacts of stages that are not run, `earlier` such that ran in this flow before. `suffix` follows a
+    stage's name where a flow runs the same stages more than once.
     """
     runs: dict[str, StageRun] = {}
-    refs = dict(given or {})
+    before = dict(earlier or {})
+    refs = {name: run.ref for name, run in before.items()} | dict(given or {})
     for name in in_order(names, config):
         upstream = {needed: refs[needed] for needed in STAGES[name].needs(config)}
-        runs[name] = run_and_say(store, name, config, upstream, tracker)
+        after = [before[needed] for needed in upstream if needed in before]
+        runs[name] = run_and_say(store, name, config, upstream, tracker, label=f"{name}{suffix}", after=after)
+        before[name] = runs[name]
         if name == "prepare":
             say_notices(Path(runs[name].ref.path))
         refs[name] = runs[name].ref
@@ -184,12 +191,26 @@ def run_and_say(
     tracker: RunTracker,
     *,
     label: str | None = None,
+    after: Iterable[StageRun] = (),
 ) -> StageRun:
-    """Run one stage, or take it from the store, and say which; `label` stands for it where one stage runs often."""
+    """Run one stage, or take it from the store, and say which; `label` stands for it where one stage runs often.
+
+    `after` are the runs of this flow whose artifacts it reads.
+    """
     shown = label or name
     waiting = partial(told_while_waiting, shown, partial(_in_the_way, store, name))
     interrupted = partial(leave_embedded, tracker)
-    run = run_stage(store, name, config, upstream, tracker.follow, on_interrupt=interrupted, waiting=waiting)
+    run = run_stage(
+        store,
+        name,
+        config,
+        upstream,
+        tracker.follow,
+        on_interrupt=interrupted,
+        waiting=waiting,
+        label=shown,
+        after=after,
+    )
     if run.damage:
         say(f"{shown:<10} stored artifact was damaged and made again: {run.damage}")
     seconds = (store.manifest(name, run.ref.key) or {}).get("wall_seconds", 0.0)

@@ -41,6 +41,7 @@ from rmcore.stages.requirements import required_policy, required_validation
 from rmcore.stages.results import figures, read_json, run_key
 from rmcore.study.registration import register
 from tasks.checkpoints import given_checkpoint
+from tasks.stages import StageRun
 from tasks.tracking import RunTracker
 
 OF_THE_MODEL = {"data": "data.source", "model": "model.name", "steps": "train.steps", "policy": "policy.name"}
@@ -66,6 +67,7 @@ class Chain:
     mlflow_url: str | None
     folder: Path
     """Of the run, below the home's reports."""
+    runs: dict[str, StageRun]
 
     def outcome(self, results: dict[str, Any]) -> dict[str, Any]:
         """What a flow returns."""
@@ -85,13 +87,14 @@ def run_chain(
     *,
     kind: str,
     checkpoint: str | None = None,
-    given: Mapping[str, ArtifactRef] | None = None,
+    earlier: Mapping[str, StageRun] | None = None,
+    suffix: str = "",
     report: WriteReport | None = None,
     judged: Judge | None = None,
 ) -> Chain:
     """Run the stages `names` with tracking.
 
-    `checkpoint` stands in for the stage train, `given` are artifacts of stages that are not run; what `report` writes
+    `checkpoint` stands in for the stage train; for `earlier` and `suffix` see `run_stages`; what `report` writes
     is tracked beside the artifacts, and the verdict that `judged` gives as tags.
     """
     store = open_store()
@@ -104,10 +107,11 @@ def run_chain(
         tags={"rm.kind": kind, "rm.seed": str(config.seed), "prefect.flow_run_id": str(runtime.flow_run.id)},
         params=flatten(config.model_dump(mode="json")) | ({} if checkpoint is None else {"checkpoint": checkpoint}),
     ) as tracker:
-        there = dict(given or {})
+        there = {name: run.ref for name, run in (earlier or {}).items()}
         if checkpoint is not None:
             there["train"] = given_checkpoint(checkpoint, home() / "given")
-        runs = run_stages([name for name in names if name not in there], config, store, tracker, there)
+        wanted = [name for name in names if name not in there]
+        runs = run_stages(wanted, config, store, tracker, there, earlier=earlier, suffix=suffix)
         refs = there | {name: run.ref for name, run in runs.items()}
         key = run_key(refs)
         cached = [name for name, run in runs.items() if run.cached]
@@ -119,7 +123,7 @@ def run_chain(
         if report is not None:
             tracker.log_file(report(refs, folder), "report")
     executed = [name for name, run in runs.items() if not run.cached]
-    return Chain(refs, executed, tracker.url, folder)
+    return Chain(refs, executed, tracker.url, folder, runs)
 
 
 @configured_flow(
@@ -295,12 +299,14 @@ def readiness_validation(config: PipelineConfig, world: StudiedWorld | None = No
     populations, executed = {}, []
     for role, shortcut in zip(POPULATIONS, study.worlds, strict=True):
         if world in (None, shortcut):
-            chain = run_chain(config.in_world(shortcut), POPULATION, kind=f"validation-{shortcut}")
-            populations[role] = chain.refs["population"]
+            chain = run_chain(
+                config.in_world(shortcut), POPULATION, kind=f"validation-{shortcut}", suffix=f" in {shortcut}"
+            )
+            populations[role] = chain.runs["population"]
             executed += [f"{name} in {shortcut}" for name in chain.executed]
     if world is not None:
         return replace(chain, executed=executed).outcome({"world": world, "registration": registration})
-    chain = run_chain(config, ("validation",), kind="validation", given=populations)
+    chain = run_chain(config, ("validation",), kind="validation", earlier=populations)
     results = read_json(chain.refs["validation"], "validation.json") | {"registration": registration}
     return finish(replace(chain, executed=[*executed, *chain.executed]), results, validation_markdown(results))
 

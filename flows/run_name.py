@@ -4,10 +4,11 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from coolname.data import config as _word_lists
+from coolname.data import config
 from prefect import runtime
 
-_SERVERS_WORDS = frozenset(word for words in _word_lists.values() for word in words.get("words", ()))
+_WORD_LISTS: dict[str, Any] = dict(config)
+_SERVERS_WORDS = frozenset(word for words in _WORD_LISTS.values() for word in words.get("words", ()))
 """Prefect's server names a run that was given no name by an adjective and an animal: brave-otter."""
 _FORMS_LETTERS = (
     "alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|omicron|pi|rho|sigma|tau|upsilon|phi|chi"

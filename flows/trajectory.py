@@ -100,7 +100,8 @@ def _measure(
     measured = {}
     for one in kept_checkpoints(runs["train"].ref):
         upstream = {"prepare": runs["prepare"].ref, "train": one.trained}
-        run = run_and_say(store, "landscape", one.settings(config), upstream, tracker, label=one.name)
+        after = [runs["prepare"], runs["train"]]
+        run = run_and_say(store, "landscape", one.settings(config), upstream, tracker, label=one.name, after=after)
         runs[one.name] = run
         measured[one.step] = read_metrics(Path(run.ref.path))
     return measured

@@ -12,6 +12,7 @@ import websockets.sync.client
 
 from experiments.presets import PRESETS
 from rmcore.core.processes import marked
+from rmcore.stages.registry import PIPELINE
 from tasks.local_services import HOME_MARK
 
 pytestmark = pytest.mark.services
@@ -47,7 +48,7 @@ def test_the_form_begins_with_a_preset_and_has_a_dozen_fields_with_bounds_and_he
     for name in CONFIGURED:
         schema = services.deployment(name)["parameter_openapi_schema"]
         assert len(schema["properties"]) <= 14, name
-        assert not schema["definitions"], name
+        assert not schema.get("definitions"), name
 
 
 def test_what_was_chosen_shows_on_the_page_of_the_run(services, finished):
@@ -57,6 +58,25 @@ def test_what_was_chosen_shows_on_the_page_of_the_run(services, finished):
     assert "    study: from-ui" in shown
     assert "validation:" not in shown  # a section that the flow does not read
     assert {log for log in services.logs(finished["id"]) if log.startswith("settings    preset demo; changed: ")}
+
+
+def test_the_graph_of_a_run_has_its_stages_as_nodes_and_what_each_reads_as_edges(services, finished):
+    graph = services.http.get(f"{services.api}/flow_runs/{finished['id']}/graph-v2").raise_for_status().json()
+    names = {key: node["label"] for key, node in graph["nodes"]}
+    edges = {node["label"]: {names[parent["id"]] for parent in node["parents"]} for _, node in graph["nodes"]}
+    assert edges == {
+        "prepare": set(),
+        "train": {"prepare"},
+        "evaluate": {"prepare", "train"},
+        "landscape": {"prepare", "train"},
+        "readiness": {"prepare", "evaluate", "landscape"},
+    }
+
+
+def test_the_log_of_a_run_has_a_line_for_each_stage(services, finished):
+    lines = services.logs(finished["id"])
+    for name in PIPELINE:
+        assert [line for line in lines if line.startswith(f"{name:<10} ") and line.partition(" s  ")[2]], name
 
 
 @pytest.mark.parametrize(
