@@ -9,9 +9,7 @@ from tasks.home import configure_environment, home
 configure_environment()  # before Prefect and MLflow read their settings
 
 # ruff: noqa: E402
-from prefect import flow
-
-from experiments.presets import PRESETS
+from flows.form import Form, configured_flow, presets_for
 from flows.policy import finish, run_chain
 from rmcore.active.analysis import claims_of
 from rmcore.config.active import ActiveConfig
@@ -27,8 +25,28 @@ REPORT_FILE = "report.html"
 STUDY = ("prepare", "features", "active")
 
 
-@flow(name="active-learning", flow_run_name="{config.study}-seed{config.seed}-active", validate_parameters=True)
-def active_learning(config: PipelineConfig = PRESETS["active"]) -> dict[str, Any]:
+FORM = Form(
+    "active",
+    {
+        "data": "data.source",
+        "limit": "data.limit",
+        "model": "model.name",
+        "num_seeds": "active.num_seeds",
+        "seed_pairs": "active.seed_pairs",
+        "seed": "seed",
+        "study": "study",
+    },
+    ("data", "model", "active"),
+    presets_for("active study"),
+)
+PICTURE = """
+prepare ──> features ─┬─> active ──> report, claims with verdicts
+                      └─> active_check, where active.check is set
+"""
+
+
+@configured_flow("active-learning", FORM, PICTURE, "-active")
+def active_learning(config: PipelineConfig) -> dict[str, Any]:
     """Compare acquisition functions with random choice on labelled pairs, hiding labels until they are asked for.
 
     What is claimed is written down with hash and time before the first seed runs.

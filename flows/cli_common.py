@@ -30,7 +30,7 @@ FIGURES = (
     "label_savings",
 )
 """Those that are worth opening first."""
-Flow = Callable[[PipelineConfig], dict[str, Any]]
+Flow = Callable[..., dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +85,11 @@ def run_configured(
     """
     prepare_terminal()
     from flows.prefect_api import leave_dead_server
-    from flows.settings import load_config
+    from flows.settings import base_preset, changes_of, load_config
 
     settings = load_config(preset, given.config, [*assignments, *(given.set_ or [])], recorded)
     require_hub_names(settings)
+    changed = base_preset(preset, given.config)
     summary = given.summary
     if summary is not None:
         summary.parent.mkdir(parents=True, exist_ok=True)
@@ -99,7 +100,7 @@ def run_configured(
     started = load_flow()
     quiet_prefect()
     with prefect_in_use("stages"):
-        outcome = started(settings)
+        outcome = started(preset=changed, overrides=changes_of(changed, settings))
     if summary is not None:
         summary.write_text(json.dumps(outcome, indent=1) + "\n")
     return outcome

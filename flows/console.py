@@ -18,11 +18,17 @@ PATIENCE_SECONDS, REMINDER_SECONDS = 2.0, 60.0
 
 
 def quiet_prefect() -> None:
-    """Keep Prefect's own log lines off the terminal: the command line tells failures itself, once and in words."""
+    """Keep Prefect's own log lines off the terminal: the command line tells failures itself, once and in words.
+
+    A server's page of the run has them, and what is said.
+    """
     logger = logging.getLogger("prefect")
     logger.handlers.clear()
     logger.propagate = False
     logging.getLogger().setLevel(logging.WARNING)
+    if os.environ.get("PREFECT_API_URL"):
+        for name in ("prefect.flow_runs", "prefect.task_runs"):
+            logging.getLogger(name).setLevel(logging.INFO)
 
 
 def say(text: str) -> None:

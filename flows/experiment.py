@@ -11,7 +11,7 @@ from tasks.home import configure_environment, home
 configure_environment()  # before Prefect and MLflow read their settings
 
 # ruff: noqa: E402
-from prefect import flow, runtime
+from prefect import runtime
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from prefect.exceptions import TerminationSignal
 from prefect.task_runners import ThreadPoolTaskRunner
@@ -21,6 +21,7 @@ from experiments.library import SHIPPED, Shared, load_experiment, restrict
 from experiments.schema import Experiment
 from experiments.sizes import Size
 from flows.console import say
+from flows.form import described_flow
 from flows.matrix import MatrixRunner, Outcome
 from flows.pipeline import leave_embedded, open_store
 from flows.planning import MatrixPlan, frozen, make_plan, matrix_key
@@ -47,11 +48,14 @@ DERIVED = (GAP, "train/stop_share", "train/steps_to_target", "cost/seconds_to_ta
 ExperimentChoice = Annotated[str, Field(json_schema_extra={"enum": list(SHIPPED)})]
 
 
-@flow(
-    name="experiment",
-    flow_run_name="{experiment}-{size}",
-    validate_parameters=True,
-    task_runner=ThreadPoolTaskRunner(max_workers=device_slots()),  # type: ignore[arg-type]
+@described_flow(
+    "experiment",
+    """
+    register the claims ──> plan the cells ──> tune, where declared ──> missing cells ──> judge ──> report
+    a cell is one arm under one seed: prepare ──> train ──> evaluate (──> landscape, readiness where a claim needs them)
+    """,
+    lambda given: f"{given['experiment']}-{given['size']}",
+    task_runner=ThreadPoolTaskRunner(max_workers=device_slots()),
 )
 def experiment(
     experiment: ExperimentChoice = "ablation",

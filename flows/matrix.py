@@ -17,11 +17,12 @@ from flows.console import say, say_notices
 from rmcore.core.child_process import terminate_forked
 from rmcore.core.errors import RmcoreError, TrainingError
 from rmcore.core.store import ArtifactRef, Store
+from rmcore.stages.registry import STAGES
 from rmcore.study.estimates import Estimates
 from rmcore.study.plan import Cell, CellPlan, Planner
 from tasks.device import device_slots
 from tasks.execution import SAVING_SECONDS, SHARED_TERMINAL
-from tasks.stages import run_stage
+from tasks.stages import StageRun, run_stage
 from tasks.tracking import RunTracker
 
 StartTracker = Callable[[Cell, dict[str, ArtifactRef]], RunTracker]
@@ -108,6 +109,7 @@ class MatrixRunner:
 
     def _compute(self, cell: Cell) -> Outcome:
         refs: dict[str, ArtifactRef] = {}
+        runs: dict[str, StageRun] = {}
         ran = False
         with self.start(cell, {}) as tracker:
             for name in cell.stages:
@@ -119,7 +121,10 @@ class MatrixRunner:
                     refs,
                     tracker.follow,
                     before=partial(self._check_going_on, name),
+                    label=f"{name} of {cell.label}",
+                    after=[runs[needed] for needed in STAGES[name].needs(cell.config) if needed in runs],
                 )
+                runs[name] = done
                 if done.damage:
                     say(f"{cell.label:<24} {name} was damaged and made again: {done.damage}")
                 ran = ran or not done.cached

@@ -12,11 +12,11 @@ from tasks.home import configure_environment, home
 configure_environment()  # before Prefect and MLflow read their settings
 
 # ruff: noqa: E402
-from prefect import flow, get_client, runtime
+from prefect import get_client, runtime
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 
-from experiments.presets import PRESETS
 from flows.console import say, say_notices, told_while_waiting
+from flows.form import FIELDS, Form, configured_flow, presets_for
 from flows.prefect_client import ensure_device_limit, free_leaked_device, is_owner_tag, reap_dead_runs, run_owner_tags
 from flows.unfinished import unfinished
 from rmcore.config.pipeline import PipelineConfig
@@ -39,9 +39,22 @@ from tasks.device import device_slots, holders, is_idle
 from tasks.stages import StageRun, run_stage
 from tasks.tracking import RunTracker
 
+FORM = Form(
+    "demo",
+    FIELDS,
+    ("data", "model", "train", "evaluate", "landscape", "readiness", "policy", "rlhf"),
+    presets_for("run"),
+)
+PICTURE = """
+prepare ──> train ─┬─> evaluate ──┬─> readiness ──> report, MLflow, registered model
+                   └─> landscape ─┘
+with a policy, whose samples are judged:
+policy ──> samples ──> overoptimization ──> readiness_v2 ──> grpo, where rlhf is set
+"""
 
-@flow(name="pipeline", flow_run_name="{config.study}-seed{config.seed}", validate_parameters=True)
-def pipeline(config: PipelineConfig = PRESETS["demo"]) -> dict[str, Any]:
+
+@configured_flow("pipeline", FORM, PICTURE)
+def pipeline(config: PipelineConfig) -> dict[str, Any]:
     """Train a reward model on preference pairs, measure it, judge it and register it.
 
     Every stage is cached by what can affect its outcome; a second run with the same config computes nothing.
@@ -146,16 +159,23 @@ def run_stages(
     store: Store,
     tracker: RunTracker,
     given: Mapping[str, ArtifactRef] | None = None,
+    *,
+    earlier: Mapping[str, StageRun] | None = None,
+    suffix: str = "",
 ) -> dict[str, StageRun]:
     """Run the stages `names`, each after those it needs, and send what they hold to the tracker.
 
-    `given` are artifacts of stages that are not run.
+    `given` are artifacts of stages that are not run, `earlier` such that ran in this flow before. `suffix` follows a
+    stage's name where a flow runs the same stages more than once.
     """
     runs: dict[str, StageRun] = {}
-    refs = dict(given or {})
+    before = dict(earlier or {})
+    refs = {name: run.ref for name, run in before.items()} | dict(given or {})
     for name in in_order(names, config):
         upstream = {needed: refs[needed] for needed in STAGES[name].needs(config)}
-        runs[name] = run_and_say(store, name, config, upstream, tracker)
+        after = [before[needed] for needed in upstream if needed in before]
+        runs[name] = run_and_say(store, name, config, upstream, tracker, label=f"{name}{suffix}", after=after)
+        before[name] = runs[name]
         if name == "prepare":
             say_notices(Path(runs[name].ref.path))
         refs[name] = runs[name].ref
@@ -171,12 +191,26 @@ def run_and_say(
     tracker: RunTracker,
     *,
     label: str | None = None,
+    after: Iterable[StageRun] = (),
 ) -> StageRun:
-    """Run one stage, or take it from the store, and say which; `label` stands for it where one stage runs often."""
+    """Run one stage, or take it from the store, and say which; `label` stands for it where one stage runs often.
+
+    `after` are the runs of this flow whose artifacts it reads.
+    """
     shown = label or name
     waiting = partial(told_while_waiting, shown, partial(_in_the_way, store, name))
     interrupted = partial(leave_embedded, tracker)
-    run = run_stage(store, name, config, upstream, tracker.follow, on_interrupt=interrupted, waiting=waiting)
+    run = run_stage(
+        store,
+        name,
+        config,
+        upstream,
+        tracker.follow,
+        on_interrupt=interrupted,
+        waiting=waiting,
+        label=shown,
+        after=after,
+    )
     if run.damage:
         say(f"{shown:<10} stored artifact was damaged and made again: {run.damage}")
     seconds = (store.manifest(name, run.ref.key) or {}).get("wall_seconds", 0.0)

@@ -10,11 +10,11 @@ from tasks.home import configure_environment, home
 configure_environment()  # before Prefect and MLflow read their settings
 
 # ruff: noqa: E402
-from prefect import flow, runtime
+from prefect import runtime
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from pydantic import Field
 
-from experiments.presets import PRESETS
+from flows.form import Form, configured_flow, described_flow, presets_for
 from flows.pipeline import open_store, require_judge, run_stages
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.validation import StudiedWorld
@@ -41,8 +41,14 @@ from rmcore.stages.requirements import required_policy, required_validation
 from rmcore.stages.results import figures, read_json, run_key
 from rmcore.study.registration import register
 from tasks.checkpoints import given_checkpoint
+from tasks.stages import StageRun
 from tasks.tracking import RunTracker
 
+OF_THE_MODEL = {"data": "data.source", "model": "model.name", "steps": "train.steps", "policy": "policy.name"}
+NAMES = {"seed": "seed", "study": "study"}
+SERVED = ("data", "model", "train", "policy")
+"""Sections of the config that every flow with a policy reads."""
+WITH_POLICY = presets_for("run", "rlhf")
 BEST_OF_N = ("prepare", "train", *POLICY)
 CONFIRMATION = ("prepare", "train", "policy", "confirmation")
 POPULATION = ("prepare", "policy", "samples", "population")
@@ -61,6 +67,7 @@ class Chain:
     mlflow_url: str | None
     folder: Path
     """Of the run, below the home's reports."""
+    runs: dict[str, StageRun]
 
     def outcome(self, results: dict[str, Any]) -> dict[str, Any]:
         """What a flow returns."""
@@ -80,13 +87,14 @@ def run_chain(
     *,
     kind: str,
     checkpoint: str | None = None,
-    given: Mapping[str, ArtifactRef] | None = None,
+    earlier: Mapping[str, StageRun] | None = None,
+    suffix: str = "",
     report: WriteReport | None = None,
     judged: Judge | None = None,
 ) -> Chain:
     """Run the stages `names` with tracking.
 
-    `checkpoint` stands in for the stage train, `given` are artifacts of stages that are not run; what `report` writes
+    `checkpoint` stands in for the stage train; for `earlier` and `suffix` see `run_stages`; what `report` writes
     is tracked beside the artifacts, and the verdict that `judged` gives as tags.
     """
     store = open_store()
@@ -99,10 +107,11 @@ def run_chain(
         tags={"rm.kind": kind, "rm.seed": str(config.seed), "prefect.flow_run_id": str(runtime.flow_run.id)},
         params=flatten(config.model_dump(mode="json")) | ({} if checkpoint is None else {"checkpoint": checkpoint}),
     ) as tracker:
-        there = dict(given or {})
+        there = {name: run.ref for name, run in (earlier or {}).items()}
         if checkpoint is not None:
             there["train"] = given_checkpoint(checkpoint, home() / "given")
-        runs = run_stages([name for name in names if name not in there], config, store, tracker, there)
+        wanted = [name for name in names if name not in there]
+        runs = run_stages(wanted, config, store, tracker, there, earlier=earlier, suffix=suffix)
         refs = there | {name: run.ref for name, run in runs.items()}
         key = run_key(refs)
         cached = [name for name, run in runs.items() if run.cached]
@@ -114,11 +123,24 @@ def run_chain(
         if report is not None:
             tracker.log_file(report(refs, folder), "report")
     executed = [name for name, run in runs.items() if not run.cached]
-    return Chain(refs, executed, tracker.url, folder)
+    return Chain(refs, executed, tracker.url, folder, runs)
 
 
-@flow(name="best-of-n", flow_run_name="{config.study}-seed{config.seed}-best-of-n", validate_parameters=True)
-def best_of_n(config: PipelineConfig = PRESETS["policy"], checkpoint: str | None = None) -> dict[str, Any]:
+@configured_flow(
+    "best-of-n",
+    Form(
+        "policy",
+        OF_THE_MODEL | {"samples_per_prompt": "policy.samples_per_prompt", "num_prompts": "policy.num_prompts"} | NAMES,
+        SERVED,
+        WITH_POLICY,
+    ),
+    """
+    prepare ─┬─> train ────────────────┬─> overoptimization ──> curves, figures
+             └─> policy ──> samples ───┘
+    """,
+    "-best-of-n",
+)
+def best_of_n(config: PipelineConfig, checkpoint: str | None = None) -> dict[str, Any]:
     """Draw samples of a policy, score them by a reward model, and show what choosing the best of n would do.
 
     Args:
@@ -140,8 +162,25 @@ def best_of_n(config: PipelineConfig = PRESETS["policy"], checkpoint: str | None
     return finish(chain, results, best_of_n_markdown(results))
 
 
-@flow(name="readiness", flow_run_name="{config.study}-seed{config.seed}-readiness", validate_parameters=True)
-def readiness(config: PipelineConfig = PRESETS["policy"], checkpoint: str | None = None) -> dict[str, Any]:
+@configured_flow(
+    "readiness",
+    Form(
+        "policy",
+        OF_THE_MODEL
+        | {"samples": "policy.samples", "judge": "policy.judge", "planned_kl": "readiness.planned_kl"}
+        | NAMES,
+        (*SERVED, "evaluate", "landscape", "readiness", "rlhf"),
+        WITH_POLICY,
+    ),
+    """
+    prepare ─┬─> train ─┬─> evaluate ─────────┬─> readiness_v2 ──> verdict up to the planned KL
+             │          ├─> landscape ────────┤
+             │          └─> overoptimization ─┘
+             └─> policy ──> samples ──┘
+    """,
+    "-readiness",
+)
+def readiness(config: PipelineConfig, checkpoint: str | None = None) -> dict[str, Any]:
     """Judge whether this policy may be optimised against this reward model, up to the planned KL: readiness v2.
 
     Args:
@@ -167,8 +206,23 @@ def readiness(config: PipelineConfig = PRESETS["policy"], checkpoint: str | None
     return finish(chain, results, readiness_markdown(results))
 
 
-@flow(name="confirm", flow_run_name="{config.study}-seed{config.seed}-confirm", validate_parameters=True)
-def confirm(config: PipelineConfig = PRESETS["policy"], checkpoint: str | None = None) -> dict[str, Any]:
+@configured_flow(
+    "confirm",
+    Form(
+        "policy",
+        OF_THE_MODEL
+        | {"fresh_prompts": "policy.fresh_prompts", "judge": "policy.judge", "planned_kl": "readiness.planned_kl"}
+        | NAMES,
+        (*SERVED, "readiness"),
+        WITH_POLICY,
+    ),
+    """
+    prepare ─┬─> train ──┬─> confirmation ──> what best-of-n gained on fresh prompts
+             └─> policy ─┘
+    """,
+    "-confirm",
+)
+def confirm(config: PipelineConfig, checkpoint: str | None = None) -> dict[str, Any]:
     """Serve best-of-n by this reward model on fresh prompts, as far as is planned, and say what was gained: rung 4.
 
     Args:
@@ -200,12 +254,27 @@ def confirm(config: PipelineConfig = PRESETS["policy"], checkpoint: str | None =
     return finish(chain, results, confirmation_markdown(results))
 
 
-@flow(
-    name="readiness-validation", flow_run_name="{config.study}-seed{config.seed}-validation", validate_parameters=True
+@configured_flow(
+    "readiness-validation",
+    Form(
+        "validation",
+        {
+            "num_backbones": "validation.num_backbones",
+            "steps": "validation.steps",
+            "measured_prompts": "validation.measured_prompts",
+            "planned_kl": "readiness.planned_kl",
+        }
+        | NAMES,
+        (*SERVED, "readiness", "validation"),
+        presets_for("readiness validate", "readiness validate --size smoke"),
+    ),
+    """
+    in each of two gold worlds: prepare ──> policy ──> samples ──> population
+    population of both worlds ──> validation ──> claims with verdicts
+    """,
+    "-validation",
 )
-def readiness_validation(
-    config: PipelineConfig = PRESETS["validation"], world: StudiedWorld | None = None
-) -> dict[str, Any]:
+def readiness_validation(config: PipelineConfig, world: StudiedWorld | None = None) -> dict[str, Any]:
     """Test readiness against the truth: what optimising many small reward models of two gold worlds really gains.
 
     What is claimed is written down with hash and time before the first reward model is trained.
@@ -230,12 +299,14 @@ def readiness_validation(
     populations, executed = {}, []
     for role, shortcut in zip(POPULATIONS, study.worlds, strict=True):
         if world in (None, shortcut):
-            chain = run_chain(config.in_world(shortcut), POPULATION, kind=f"validation-{shortcut}")
-            populations[role] = chain.refs["population"]
+            chain = run_chain(
+                config.in_world(shortcut), POPULATION, kind=f"validation-{shortcut}", suffix=f" in {shortcut}"
+            )
+            populations[role] = chain.runs["population"]
             executed += [f"{name} in {shortcut}" for name in chain.executed]
     if world is not None:
         return replace(chain, executed=executed).outcome({"world": world, "registration": registration})
-    chain = run_chain(config, ("validation",), kind="validation", given=populations)
+    chain = run_chain(config, ("validation",), kind="validation", earlier=populations)
     results = read_json(chain.refs["validation"], "validation.json") | {"registration": registration}
     return finish(replace(chain, executed=[*executed, *chain.executed]), results, validation_markdown(results))
 
@@ -251,7 +322,11 @@ def _frozen(config: PipelineConfig) -> dict[str, Any]:
     }
 
 
-@flow(name="overoptimize", flow_run_name="overoptimize-{gold}", validate_parameters=True)
+@described_flow(
+    "overoptimize",
+    "stored samples ──> proxy and gold reward against KL ──> curves, figures",
+    lambda given: f"overoptimize-{given['gold']}",
+)
 def overoptimize(
     samples: str,
     gold: str = "judge",

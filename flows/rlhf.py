@@ -7,10 +7,9 @@ from tasks.home import configure_environment
 configure_environment()  # before Prefect and MLflow read their settings
 
 # ruff: noqa: E402
-from prefect import flow
 from prefect.artifacts import create_markdown_artifact
 
-from experiments.presets import PRESETS
+from flows.form import Form, configured_flow, presets_for
 from flows.pipeline import require_judge, run_pipeline
 from flows.policy import finish, run_chain
 from rmcore.config.model import FROM_POLICY
@@ -26,10 +25,34 @@ Mode = Literal["full", "rm", "policy"]
 POLICY_ONLY = ("prepare", "train", *POLICY, "grpo")
 
 
-@flow(name="rlhf", flow_run_name="{config.study}-seed{config.seed}-rlhf", validate_parameters=True)
-def rlhf(
-    config: PipelineConfig = PRESETS["rlhf"], mode: Mode = "full", checkpoint: str | None = None
-) -> dict[str, Any]:
+FORM = Form(
+    "rlhf",
+    {
+        "data": "data.source",
+        "model": "model.name",
+        "policy": "policy.name",
+        "rm_steps": "train.steps",
+        "policy_steps": "rlhf.steps",
+        "policy_lr": "rlhf.learning_rate",
+        "kl_beta": "rlhf.kl_beta",
+        "judge": "policy.judge",
+        "seed": "seed",
+        "study": "study",
+    },
+    ("data", "model", "train", "evaluate", "landscape", "readiness", "policy", "rlhf"),
+    presets_for("rlhf"),
+)
+PICTURE = """
+prepare ─┬─> train ─┬─> evaluate ──────────┬─> readiness_v2
+         │          ├─> landscape ─────────┤
+         │          └─> overoptimization ──┴─> grpo ──> did the gold reward rise?
+         └─> policy ──> samples ──┘
+where the reward model starts from the policy (model.name=policy): policy ──> train
+"""
+
+
+@configured_flow("rlhf", FORM, PICTURE, "-rlhf")
+def rlhf(config: PipelineConfig, mode: Mode = "full", checkpoint: str | None = None) -> dict[str, Any]:
     """Train a reward model on preferences and a policy against it, and show whether the gold reward rose too.
 
     Args:

@@ -8,11 +8,12 @@ from tasks.home import configure_environment
 configure_environment()  # before Prefect and MLflow read their settings
 
 # ruff: noqa: E402
-from prefect import flow, runtime
+from prefect import runtime
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from pydantic import Field
 
 from flows.console import say
+from flows.form import described_flow
 from flows.pipeline import open_store, shown_path
 from rmcore.reporting.html.markdown import escape
 from tasks.served_scoring import (
@@ -41,11 +42,11 @@ METRICS = {
 }
 
 
-def _flow_run_name() -> str:
-    return f"score-{short_name(runtime.flow_run.parameters['model'])}"
-
-
-@flow(name="score", flow_run_name=_flow_run_name, validate_parameters=True)
+@described_flow(
+    "score",
+    "start vLLM with the model ──> score every row ──> write the rewards ──> end vLLM",
+    lambda given: f"score-{short_name(given['model'])}",
+)
 def score(
     data: str,
     model: str,

@@ -1,7 +1,7 @@
-"""From a preset, a YAML file and `--set a.b=c` to one validated config."""
+"""From a preset, a YAML file and `--set a.b=c`, or a form, to one validated config; and back to what was changed."""
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from rmcore.config.policy import PolicyConfig
 from rmcore.config.rlhf import RlhfConfig
 from rmcore.config.validation import ValidationConfig
 from rmcore.core.errors import ConfigError
+from rmcore.core.store import flatten
 
 Tree = dict[str, Any]
 OPTIONAL_GROUPS: dict[str, type[Settings]] = {
@@ -33,6 +34,7 @@ OPTIONAL_GROUPS: dict[str, type[Settings]] = {
 PRESET = "preset"
 """Key of a settings file that is no setting: what the file changes."""
 DEFAULT_PRESET = "demo"
+STEPS, EPOCHS = "train.steps", "train.epochs"
 
 
 def load_config(
@@ -51,8 +53,26 @@ def load_config(
             or a number or repeated key that YAML reads otherwise than it looks (`rmcore.config.files`).
         pydantic.ValidationError: a value is not allowed.
     """
-    changes = {} if file is None else read_mapping(file, "write for example `train: {lr: 0.0001}`")
-    named = changes.pop(PRESET, None)
+    changes = _read(file)
+    changes.pop(PRESET, None)
+    preset = base_preset(preset, file)
+    tree = (recorded or PRESETS[preset]).model_dump()
+    _merge(tree, changes, "")
+    for assignment in assignments:
+        name, separator, text = assignment.partition("=")
+        if not separator or not name.strip():
+            raise ConfigError(f"--set {assignment!r} is not of the form dotted.name=value, for example train.lr=1e-4.")
+        _merge(tree, _nested(name.strip(), _value(name, text)), "")
+    return PipelineConfig.model_validate(tree)
+
+
+def base_preset(preset: str | None, file: Path | None) -> str:
+    """The preset that a command changes: the one named by it or by its file, or DEFAULT_PRESET.
+
+    Raises:
+        ConfigError: there is no such preset, the two name different ones, or the file cannot be read.
+    """
+    named = _read(file).get(PRESET)
     if preset is not None and named not in (None, preset):
         raise ConfigError(
             f"{file} changes the preset {named}, and this command starts from {preset}: the two together are neither. "
@@ -61,17 +81,62 @@ def load_config(
     preset = preset or named or DEFAULT_PRESET
     if preset not in PRESETS:
         raise ConfigError(f"no preset {preset!r}; there are {', '.join(PRESETS)}.{_near(str(preset), list(PRESETS))}")
-    tree = (recorded or PRESETS[preset]).model_dump()
-    _merge(tree, changes, "")
-    for assignment in assignments:
-        name, separator, text = assignment.partition("=")
-        if not separator or not name.strip():
-            raise ConfigError(f"--set {assignment!r} is not of the form dotted.name=value, for example train.lr=1e-4.")
-        change: Any = _value(name, text)
-        for part in reversed(name.strip().split(".")):
-            change = {part: change}
-        _merge(tree, change, "")
+    return preset
+
+
+def form_config(preset: str, chosen: Mapping[str, Any], overrides: Mapping[str, Any]) -> PipelineConfig:
+    """Apply the fields of a form, and its other settings, to a preset.
+
+    Args:
+        preset: a name in `experiments.presets`.
+        chosen: values by dotted setting. train.epochs takes the place of the preset's train.steps.
+        overrides: values by dotted setting, or in groups as a settings file has them.
+
+    Raises:
+        ConfigError: unknown preset or setting, or one that is chosen and in the overrides, too.
+        pydantic.ValidationError: a value is not allowed.
+    """
+    tree = PRESETS[base_preset(preset, None)].model_dump()
+    if not isinstance(overrides, Mapping):
+        raise ConfigError(
+            f'overrides is a {type(overrides).__name__}; write settings by name: {{"model.max_seq_len": 256}}.'
+        )
+    others = flatten(overrides)
+    if twice := [name for name in chosen if any(f"{name}.".startswith(f"{other}.") for other in others)]:
+        raise ConfigError(f"{', '.join(twice)} stands in a field of its own and in overrides, too; give it once.")
+    if EPOCHS in chosen:
+        if STEPS in chosen or others.get(STEPS) is not None:
+            raise ConfigError("steps and epochs are both given, and each says how long the training is; give one.")
+        chosen = {**chosen, STEPS: None}  # steps go before epochs, so that the preset's would have the last word
+    for name, value in (*chosen.items(), *overrides.items()):
+        _merge(tree, _nested(str(name), value), "")
     return PipelineConfig.model_validate(tree)
+
+
+def changes_of(preset: str, config: PipelineConfig) -> dict[str, Any]:
+    """What a config changes of a preset, JSON-ready, as overrides: `form_config` makes the same config of them."""
+    changes: dict[str, Any] = {}
+    _differences(PRESETS[preset].model_dump(mode="json"), config.model_dump(mode="json"), "", changes)
+    return changes
+
+
+def _differences(before: Tree, now: Tree, path: str, changes: dict[str, Any]) -> None:
+    for name, value in now.items():
+        where = f"{path}.{name}" if path else name
+        if isinstance(value, dict) and isinstance(before[name], dict):
+            _differences(before[name], value, where, changes)
+        elif value != before[name]:
+            changes[where] = value
+
+
+def _read(file: Path | None) -> Tree:
+    return {} if file is None else read_mapping(file, "write for example `train: {lr: 0.0001}`")
+
+
+def _nested(name: str, value: Any) -> Tree:
+    for part in reversed(name.split(".")):
+        value = {part: value}
+    return dict(value)
 
 
 def _merge(tree: Tree, change: Tree, path: str) -> None:

@@ -10,10 +10,9 @@ configure_environment()  # before Prefect and MLflow read their settings
 
 # ruff: noqa: E402
 import pandas as pd
-from prefect import flow, runtime
+from prefect import runtime
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 
-from experiments.presets import PRESETS
 from flows.checkpoints import (
     Row,
     history_row,
@@ -23,6 +22,7 @@ from flows.checkpoints import (
     table_row,
     trajectory_markdown,
 )
+from flows.form import FIELDS, Form, configured_flow, presets_for
 from flows.pipeline import open_store, run_and_say, run_stages
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.store import Store, flatten
@@ -32,9 +32,21 @@ from rmcore.stages.results import run_key
 from tasks.stages import StageRun
 from tasks.tracking import RunTracker
 
+FORM = Form(
+    "trajectory",
+    FIELDS | {"save_every": "train.save_every"},
+    ("data", "model", "train", "landscape"),
+    presets_for("trajectory", "run"),
+)
+PICTURE = """
+prepare ──> train ─┬─> landscape of step 25
+                   ├─> landscape of step 50
+                   └─> … of each checkpoint that train.save_every keeps ──> table, figure
+"""
 
-@flow(name="trajectory", flow_run_name="{config.study}-seed{config.seed}-trajectory", validate_parameters=True)
-def trajectory(config: PipelineConfig = PRESETS["trajectory"]) -> dict[str, Any]:
+
+@configured_flow("trajectory", FORM, PICTURE, "-trajectory")
+def trajectory(config: PipelineConfig) -> dict[str, Any]:
     """Train a reward model and measure the curvature of its loss at each checkpoint that train.save_every keeps.
 
     Every checkpoint is measured on the same held-out pairs with the same random vectors. What was trained or measured
@@ -88,7 +100,8 @@ def _measure(
     measured = {}
     for one in kept_checkpoints(runs["train"].ref):
         upstream = {"prepare": runs["prepare"].ref, "train": one.trained}
-        run = run_and_say(store, "landscape", one.settings(config), upstream, tracker, label=one.name)
+        after = [runs["prepare"], runs["train"]]
+        run = run_and_say(store, "landscape", one.settings(config), upstream, tracker, label=one.name, after=after)
         runs[one.name] = run
         measured[one.step] = read_metrics(Path(run.ref.path))
     return measured

@@ -6,8 +6,9 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 from prefect.exceptions import TerminationSignal
@@ -25,6 +26,8 @@ from tasks.device import device_slot, slot_environment
 
 Follow = Callable[[Path], AbstractContextManager[None]]
 """Sends a growing metrics.jsonl somewhere while the block runs."""
+Tell = Callable[[str], None]
+"""Takes one line for the log of a run; called from a thread of its own."""
 SHARED_TERMINAL = "RM_OPT_SHARED_TERMINAL"
 """Set where several stages run side by side, whose progress would be mixed up."""
 LOG_FILE = "log.txt"
@@ -33,11 +36,13 @@ SAVING_SECONDS = 30.0
 """How long an interrupted stage may take to save its last checkpoint."""
 
 
-def execute(store: Store, call: StageCall, follow: Follow, before: Callable[[], None]) -> tuple[ArtifactRef, bool]:
+def execute(
+    store: Store, call: StageCall, follow: Follow, before: Callable[[], None], tell: Tell = lambda line: None
+) -> tuple[ArtifactRef, bool]:
     """Give the artifact of a stage, and whether it was made here: from the store if it is whole there, else anew.
 
     Two callers with the same key do the work once: the second waits for the first. `before` is called when nothing is
-    left to wait for.
+    left to wait for. `tell` hears how far the stage is, unless a terminal shows it.
 
     Raises:
         RmcoreError: whatever the stage refused with, of the same class.
@@ -56,11 +61,11 @@ def execute(store: Store, call: StageCall, follow: Follow, before: Callable[[], 
                 clear(out)  # an earlier attempt died between the end of its work and here
             else:
                 if stage.kept:
-                    _announce(rewind(out))
+                    _announce(rewind(out), tell)
                 (out / METRICS_FILE).touch()
                 try:
                     with follow(out / METRICS_FILE):
-                        run_child(call, out, {} if slot is None else slot_environment(slot))
+                        run_child(call, out, {} if slot is None else slot_environment(slot), tell)
                 except RmcoreError:
                     if not _left(stage, out):  # refused before it began: nothing to resume from
                         shutil.rmtree(out)
@@ -73,8 +78,10 @@ def execute(store: Store, call: StageCall, follow: Follow, before: Callable[[], 
         return store.ref(stage.name, key), True
 
 
-def run_child(call: StageCall, out: Path, environment: Mapping[str, str]) -> None:
+def run_child(call: StageCall, out: Path, environment: Mapping[str, str], tell: Tell) -> None:
     """Run a stage in a process of its own and wait. What it prints goes to a log, its progress to standard error.
+
+    Where that is no terminal, the lines of its progress are told, too.
 
     If it fails, the error names the checkpoints that it had written.
     """
@@ -89,7 +96,7 @@ def run_child(call: StageCall, out: Path, environment: Mapping[str, str]) -> Non
         }
         (place / "spec.json").write_text(json.dumps(spec))
         try:
-            status = _wait_for_child(place, environment)
+            status = _wait_for_child(place, environment, tell)
             if status == DELIBERATE_ERROR:
                 raise _stage_error(place / ERROR_FILE)
             if status == INTERRUPTED:
@@ -106,9 +113,8 @@ def run_child(call: StageCall, out: Path, environment: Mapping[str, str]) -> Non
             raise
 
 
-def _wait_for_child(place: Path, environment: Mapping[str, str]) -> int:
-    terminal = None if SHARED_TERMINAL in os.environ else progress_descriptor()
-    with (place / LOG_FILE).open("w") as log:
+def _wait_for_child(place: Path, environment: Mapping[str, str], tell: Tell) -> int:
+    with (place / LOG_FILE).open("w") as log, _progress_told(tell) as terminal:
         process = ForkedProcess("rmcore.stages.run", place / "spec.json", log, os.environ | environment, terminal)
         try:
             return process.wait()
@@ -124,6 +130,35 @@ def _wait_for_child(place: Path, environment: Mapping[str, str]) -> int:
             process.wait()
 
 
+@contextmanager
+def _progress_told(tell: Tell) -> Iterator[int]:
+    """Where a child writes its progress: a terminal that is its alone, else a pipe whose lines are told.
+
+    Standard error has the lines, too, unless it is shared.
+    """
+    errors = None if SHARED_TERMINAL in os.environ else progress_descriptor()
+    if errors is not None and os.isatty(errors):
+        yield errors
+        return
+    reading, writing = os.pipe()
+
+    def relay() -> None:
+        with os.fdopen(reading, encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                if errors is not None:
+                    with contextlib.suppress(OSError):  # whoever read it has gone
+                        os.write(errors, line.encode())
+                tell(line.rstrip("\n"))
+
+    relaying = threading.Thread(target=relay, name="progress", daemon=True)
+    relaying.start()
+    try:
+        yield writing
+    finally:
+        os.close(writing)
+        relaying.join(timeout=1.0)  # a process that outlives the child may hold the other end
+
+
 def _crash_message(stage: Stage, status: int, log: Path) -> str:
     tail = "\n".join(log.read_text(errors="replace").splitlines()[-LOG_TAIL:])
     meaning = "it was killed, often for lack of memory" if status < 0 else "it crashed"
@@ -135,11 +170,12 @@ def _left(stage: Stage, out: Path) -> bool:
     return any(True for pattern in stage.kept for _ in out.glob(pattern))
 
 
-def _announce(point: ResumePoint | None) -> None:
+def _announce(point: ResumePoint | None, tell: Tell) -> None:
     if point is not None:
-        for note in point.notes:
-            print(f"warning: {note}", file=sys.stderr)
-        print(f"train resumes from step {point.step}, where an earlier attempt was cut off", file=sys.stderr)
+        resumed = f"train resumes from step {point.step}, where an earlier attempt was cut off"
+        for line in (*(f"warning: {note}" for note in point.notes), resumed):
+            print(line, file=sys.stderr)
+            tell(line)
 
 
 def _stage_error(path: Path) -> RmcoreError:

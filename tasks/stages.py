@@ -5,7 +5,7 @@ damaged. Prefect's own policies would not do: equal inputs collide between tasks
 it imports, and a cached result is not looked at again.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +14,7 @@ from prefect import task
 from prefect.concurrency.sync import concurrency
 from prefect.context import TaskRunContext
 from prefect.exceptions import TerminationSignal
+from prefect.logging import get_run_logger
 
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.store import ArtifactRef, Store
@@ -33,6 +34,8 @@ class StageRun:
     cached: bool
     damage: str
     """Of the artifact that was there before; empty where none was, or it was whole."""
+    handed: str
+    """What Prefect's task returned: Prefect knows the task by this very object. (The parts of a dict may be shared.)"""
 
 
 def run_stage(
@@ -44,8 +47,13 @@ def run_stage(
     on_interrupt: Callable[[], None] = lambda: None,
     before: Callable[[], None] = lambda: None,
     waiting: Waiting = lambda: nullcontext(lambda: None),
+    label: str = "",
+    after: Iterable[StageRun] = (),
 ) -> StageRun:
     """Run stage `name` as a Prefect task, or take its artifact from the store.
+
+    The task is called `label`, or as the stage, and Prefect draws an edge to it from each of the runs `after` which it
+    comes; how far it is stands in its log.
 
     `on_interrupt` is called on Ctrl-C or SIGTERM, after the stage has cleaned up and before Prefect hears of it, and if
     it returns, again after the device limit is released. `before` is called when the stage has its lock and its slot
@@ -62,6 +70,7 @@ def run_stage(
         return key
 
     def work() -> ArtifactRef:
+        tell = get_run_logger().info
         with _told(on_interrupt), waiting() as begun:
 
             def start() -> None:
@@ -71,7 +80,7 @@ def run_stage(
             limit = device_limit() if stage.on_device else nullcontext()
             # Once more inside the limit: its end asks Prefect, which the same Ctrl-C may have ended, and waits minutes.
             with limit, _told(on_interrupt):
-                ref, here = execute(store, call, follow, start)
+                ref, here = execute(store, call, follow, start, tell)
         ran.append(here)
         return ref
 
@@ -81,13 +90,14 @@ def run_stage(
         refresh_cache=status.state != "valid",
         persist_result=True,
         result_serializer="json",
-        task_run_name=f"{name}-{key[:12]}",
+        task_run_name=(label or name).replace("{", "{{").replace("}", "}}"),
     )
-    def stage_task() -> dict[str, str]:
-        return work().to_dict()
+    def stage_task() -> str:
+        return work().path
 
-    stage_task()
-    return StageRun(store.ref(name, key), cached=not any(ran), damage=status.damage if any(ran) else "")
+    handed = stage_task(wait_for=[run.handed for run in after])
+    damage = status.damage if any(ran) else ""
+    return StageRun(store.ref(name, key), cached=not any(ran), damage=damage, handed=handed)
 
 
 @contextmanager

@@ -48,14 +48,16 @@ def guard(run: Callable[[], Any]) -> int:
         error.show()
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        below_the_echo()
-        return _fail("interrupted. Finished stages and written checkpoints are kept.", INTERRUPTED)
+        result = INTERRUPTED
     except OSError as error:
         if error.errno is None:  # not the operating system's: a defect of ours
             raise
         place = error.filename or "while writing"
         advice = "free space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "name another path or mend that one"
         return _fail(f"{error.strerror or error}: {place}. No half-written artifact was kept; {advice}.")
+    if result == INTERRUPTED:  # typer makes this status of Ctrl-C, and says nothing
+        below_the_echo()
+        return _fail("interrupted. Finished stages and written checkpoints are kept.", INTERRUPTED)
     return result if isinstance(result, int) else 0
 
 

@@ -1,10 +1,12 @@
+import json
+
 import pytest
 from pydantic import ValidationError
 
 from experiments.presets import PRESETS
 from flows import cli_common
 from flows.cli_common import FlowOptions, run_configured, settings_of
-from flows.settings import load_config
+from flows.settings import changes_of, form_config, load_config
 from rmcore.cli.common import guard
 from rmcore.config.files import parse_yaml
 from rmcore.config.pipeline import PipelineConfig
@@ -81,6 +83,38 @@ def test_what_yaml_reads_as_it_looks_is_taken(tmp_path):
     )
     assert (config.study, config.data.source, config.train.dropout) == ("010", "1:30", True)
     assert (config.data.limit, config.train.clip, config.seed) == (1000, 0.5, 0)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_what_a_config_changes_of_a_preset_makes_it_again(name):
+    for other in PRESETS.values():
+        changes = json.loads(json.dumps(changes_of(name, other)))
+        assert form_config(name, {}, changes) == other
+    assert changes_of(name, PRESETS[name]) == {}
+
+
+def test_a_form_changes_its_preset_by_fields_and_by_names():
+    overrides = {"model.max_seq_len": 64, "train": {"clip": 0.5}, "model.lora": {"rank": 4}, "policy": None}
+    config = form_config("demo", {"train.epochs": 2, "data.source": "pairs.csv"}, overrides)
+    assert (config.train.epochs, config.train.steps, config.train.clip) == (2, None, 0.5)
+    assert (config.model.max_seq_len, config.model.lora.rank, config.policy) == (64, 4, None)
+    assert config.train.lr == PRESETS["demo"].train.lr
+
+
+@pytest.mark.parametrize(
+    ("chosen", "overrides", "said"),
+    [
+        ({"train.lr": 1}, {"train": {"lr": 2}}, "train.lr stands in a field of its own and in overrides"),
+        ({"policy.name": "sft"}, {"policy": None}, "policy.name stands in a field of its own"),
+        ({"train.epochs": 1, "train.steps": 5}, {}, "steps and epochs are both given"),
+        ({"train.epochs": 1}, {"train.steps": 5}, "steps and epochs are both given"),
+        ({}, {"train.lrr": 1}, "no setting 'train.lrr'.*Did you mean 'lr'"),
+        ({}, ["train.lr"], "overrides is a list; write settings by name"),
+    ],
+)
+def test_what_a_form_contradicts_is_refused(chosen, overrides, said):
+    with pytest.raises(ConfigError, match=said):
+        form_config("demo", chosen, overrides)
 
 
 def test_a_merged_key_may_be_set_anew():

@@ -242,9 +242,9 @@ class Services:
     def deployment(self, flow="pipeline", name=None):
         return self.http.get(f"{self.api}/deployments/name/{flow}/{name or flow}").raise_for_status().json()
 
-    def trigger(self, parameters, flow="pipeline"):
+    def trigger(self, parameters, flow="pipeline", **more):
         place = f"{self.api}/deployments/{self.deployment(flow)['id']}/create_flow_run"
-        return self.http.post(place, json={"parameters": parameters})
+        return self.http.post(place, json={"parameters": parameters} | more)
 
     def flow_runs(self, **conditions):
         return self.http.post(f"{self.api}/flow_runs/filter", json={"flow_runs": conditions}).raise_for_status().json()
@@ -268,6 +268,12 @@ class Services:
         if not search["experiment_ids"]:
             return []
         return self.http.post(f"{place}/runs/search", json=search).raise_for_status().json().get("runs", [])
+
+    def logs(self, run_id):
+        """The lines of a flow run's log, its tasks' among them, in their order."""
+        wanted = {"logs": {"flow_run_id": {"any_": [run_id]}}, "sort": "TIMESTAMP_ASC"}
+        answer = self.http.post(f"{self.api}/logs/filter", json=wanted).raise_for_status()
+        return [line["message"] for line in answer.json()]
 
     def artifacts(self, run_id):
         """What a flow run left to read on its page."""

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+import typer
 from safetensors.torch import load_file, save_file
 
 from flows.cli import app
@@ -297,3 +298,14 @@ def test_early_stopping_and_callbacks_can_be_switched_off(files, tmp_path):
     )  # fmt: skip
     assert json.loads((out / "training.json").read_text())["num_steps"] == 8
     assert "calib/" not in (out / "metrics.jsonl").read_text()
+
+
+def test_ctrl_c_in_a_command_says_once_that_it_was_interrupted(capsys):
+    interrupted = typer.Typer()
+
+    @interrupted.command()
+    def command():
+        raise KeyboardInterrupt
+
+    assert guard(lambda: interrupted([], standalone_mode=False)) == 130
+    assert capsys.readouterr().err.count("interrupted. Finished stages") == 1

@@ -44,7 +44,7 @@ class Finished:
 def smoke(services):
     """The finished run of the study `from-ui`; its model is registered as rm-from-ui."""
     config = SMOKE.model_copy(update={"study": "from-ui"}).model_dump(mode="json")
-    run = services.wait(services.trigger({"config": config}).raise_for_status().json()["id"])
+    run = services.wait(services.trigger({"overrides": config}).raise_for_status().json()["id"])
     assert run["state_type"] == "COMPLETED", run["state"]
     [summary] = services.home.glob("reports/from-ui-*/summary.json")
     return Finished(run, {stage["name"]: Path(stage["path"]) for stage in json.loads(summary.read_text())["stages"]})
@@ -100,7 +100,7 @@ def drawn(services, smoke, tmp_path_factory):
     for flow, study in (("best-of-n", "chosen"), ("readiness", "judged")):
         before = command.made()
         config = WITH_POLICY.model_copy(update={"study": study}).model_dump(mode="json")
-        run = services.wait(services.trigger({"config": config}, flow).raise_for_status().json()["id"])
+        run = services.wait(services.trigger({"overrides": config}, flow).raise_for_status().json()["id"])
         assert run["state_type"] == "COMPLETED", run["state"]
         runs[flow] = run, stages(command.made() - before)
     return runs

@@ -26,7 +26,7 @@ CONFIG = PRESETS["active-smoke"].model_copy(
 def run(services):
     """The flow run that was started from the form."""
     config = CONFIG.model_dump(mode="json")
-    return services.wait(services.trigger({"config": config}, "active-learning").raise_for_status().json()["id"])
+    return services.wait(services.trigger({"overrides": config}, "active-learning").raise_for_status().json()["id"])
 
 
 def test_the_form_has_bounds_and_help(services):
@@ -84,5 +84,5 @@ def test_a_form_without_a_study_is_refused_before_anything_runs(home):
     from flows.active_learning import active_learning
 
     with pytest.raises(ConfigError, match="preset active"):
-        active_learning.fn(CONFIG.model_copy(update={"active": None}))
+        active_learning.fn(overrides={"active": None})
     assert not list((home / "registrations").iterdir())

@@ -12,6 +12,7 @@ import websockets.sync.client
 
 from experiments.presets import PRESETS
 from rmcore.core.processes import marked
+from rmcore.stages.registry import PIPELINE
 from tasks.local_services import HOME_MARK
 
 pytestmark = pytest.mark.services
@@ -19,6 +20,9 @@ FLOWS = (
     "pipeline", "trajectory", "experiment", "score", "best-of-n", "overoptimize", "readiness", "confirm",
     "readiness-validation", "active-learning", "rlhf",
 )  # fmt: skip
+CONFIGURED = [
+    *("pipeline", "trajectory", "best-of-n", "readiness", "confirm", "readiness-validation", "active-learning", "rlhf")
+]
 MATRIX = {"experiment": "baseline", "size": "smoke", "seeds": 1}
 
 
@@ -33,13 +37,61 @@ def test_up_prints_both_addresses_and_status_agrees(services):
         assert address in services.rm_opt("status")
 
 
-def test_the_form_has_choices_bounds_and_help(services):
+def test_the_form_begins_with_a_preset_and_has_a_dozen_fields_with_bounds_and_help(services):
     schema = services.deployment()["parameter_openapi_schema"]
-    train = schema["definitions"]["TrainConfig"]["properties"]
-    assert train["optimizer"]["enum"] == ["adamw", "adam", "sgd", "muon", "lion", "sam"]
-    assert train["lr"]["exclusiveMinimum"] == 0
-    assert "Peak learning rate" in train["lr"]["description"]
-    assert "config" in schema["properties"]
+    fields = schema["properties"]
+    assert next(iter(fields)) == "preset"
+    assert fields["preset"]["enum"][0] == fields["preset"]["default"] == "demo"
+    assert fields["lr"]["exclusiveMinimum"] == 0
+    assert "Peak learning rate" in fields["lr"]["description"]
+    assert "default" not in fields["lr"]  # what the UI would send for an empty field
+    for name in CONFIGURED:
+        schema = services.deployment(name)["parameter_openapi_schema"]
+        assert len(schema["properties"]) <= 14, name
+        assert not schema.get("definitions"), name
+
+
+def test_what_was_chosen_shows_on_the_page_of_the_run(services, finished):
+    [shown] = [text for text in services.artifacts(finished["id"]) if text.startswith("# Settings")]
+    assert "Preset `demo`" in shown
+    assert "| study | from\\-ui | demo |" in shown or "| study | from-ui | demo |" in shown
+    assert "    study: from-ui" in shown
+    assert "validation:" not in shown  # a section that the flow does not read
+    assert {log for log in services.logs(finished["id"]) if log.startswith("settings    preset demo; changed: ")}
+
+
+def test_the_graph_of_a_run_has_its_stages_as_nodes_and_what_each_reads_as_edges(services, finished):
+    graph = services.http.get(f"{services.api}/flow_runs/{finished['id']}/graph-v2").raise_for_status().json()
+    names = {key: node["label"] for key, node in graph["nodes"]}
+    edges = {node["label"]: {names[parent["id"]] for parent in node["parents"]} for _, node in graph["nodes"]}
+    assert edges == {
+        "prepare": set(),
+        "train": {"prepare"},
+        "evaluate": {"prepare", "train"},
+        "landscape": {"prepare", "train"},
+        "readiness": {"prepare", "evaluate", "landscape"},
+    }
+
+
+def test_the_log_of_a_run_has_a_line_for_each_stage(services, finished):
+    lines = services.logs(finished["id"])
+    for name in PIPELINE:
+        assert [line for line in lines if line.startswith(f"{name:<10} ") and line.partition(" s  ")[2]], name
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ({"overrides": {"train.optimizer": "adamm"}}, "train.optimizer: Input should be 'adamw'"),
+        ({"overrides": {"train": {"lrr": 1}}}, "Did you mean 'lr'"),
+        ({"lr": 0.1, "overrides": {"train.lr": 0.2}}, "give it once"),
+    ],
+)
+def test_a_bad_setting_is_refused_as_on_the_command_line_and_a_given_name_stays(services, parameters, said):
+    answer = services.trigger({"preset": "smoke"} | parameters, name="My first try").raise_for_status()
+    run = services.wait(answer.json()["id"])
+    assert (run["state_type"], run["name"]) == ("FAILED", "My first try")
+    assert said in run["state"]["message"]
 
 
 def test_a_run_triggered_through_the_api_is_complete_in_mlflow_and_described_in_prefect(services, finished):
@@ -48,7 +100,7 @@ def test_a_run_triggered_through_the_api_is_complete_in_mlflow_and_described_in_
     assert run["info"]["status"] == "FINISHED"
     assert tags["prefect.flow_run_id"] == finished["id"]
     artifacts = services.artifacts(finished["id"])
-    assert "Verdict on rung 1 of 4: labelled pairs" in next(text for text in artifacts if "accuracy" in text)
+    assert "Verdict on rung 1 of 4: labelled pairs" in next(text for text in artifacts if "Verdict on" in text)
     assert any(run["info"]["run_id"] in text for text in artifacts)
 
 
@@ -127,10 +179,10 @@ def test_the_password_is_in_its_file_and_in_no_command_line_log_or_record(servic
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("lr", -1), ("optimizer", "adamm"), ("learning_rate", 0.1)], ids=["bound", "choice", "unknown"]
+    ("field", "value"), [("lr", -1), ("preset", "demp"), ("overrides", "lr")], ids=["bound", "choice", "kind"]
 )
 def test_a_bad_parameter_is_refused_naming_the_field(services, field, value):
-    answer = services.trigger({"config": {"train": {field: value}}})
+    answer = services.trigger({field: value})
     assert answer.status_code == 409
     assert field in answer.text
 
@@ -138,13 +190,8 @@ def test_a_bad_parameter_is_refused_naming_the_field(services, field, value):
 def test_the_form_and_the_run_show_in_a_browser(browse, services, finished):
     forms = {name: f"{services.ui}/deployments/deployment/{services.deployment(name)['id']}/run" for name in FLOWS}
     pages = {
-        forms["pipeline"]: ["Peak learning rate", "eval/pairwise_accuracy", "Submit"],
-        forms["trajectory"]: [
-            "train.save_every keeps",
-            "steps between kept",
-            "which checkpoint of the training",
-            "Submit",
-        ],
+        forms["pipeline"]: ["Peak learning rate", "in place of the preset", "This flow reads the sections", "Submit"],
+        forms["trajectory"]: ["steps between kept", "data, model, train, landscape;", "Submit"],
         forms["experiment"]: ["which question: baseline, ablation", "replicates of every arm", "Submit"],
         forms["score"]: ["a version in MLflow's registry", "longer than the model was trained to read", "Submit"],
         forms["best-of-n"]: ["in place of a training", "samples of each prompt", "Submit"],
@@ -152,7 +199,7 @@ def test_the_form_and_the_run_show_in_a_browser(browse, services, finished):
         forms["readiness"]: ["nats that the policy will be moved by", "Submit"],
         forms["confirm"]: ["other prompts, at most, that best-of-n is served on", "Submit"],
         forms["readiness-validation"]: ["quickly trained backbones", "Submit"],
-        forms["rlhf"]: ["Samples of each prompt, whose rewards are compared", "a checkpoint folder", "Submit"],
+        forms["rlhf"]: ["Weight of the KL penalty", "a checkpoint folder", "Submit"],
         forms["active-learning"]: ["paired repetitions", "Submit"],
         f"{services.ui}/runs/flow-run/{finished['id']}": ["from-ui-seed0", "Completed"],
     }
@@ -182,7 +229,7 @@ def small_trajectory(study):
 
 def test_a_trajectory_triggered_through_the_api_has_each_step_in_mlflow_and_runs_once(services, smoke, tmp_path):
     config = small_trajectory("along")
-    started = services.trigger({"config": config}, "trajectory").raise_for_status().json()
+    started = services.trigger({"overrides": config}, "trajectory").raise_for_status().json()
     run = services.wait(started["id"])
     assert run["state_type"] == "COMPLETED", run["state"]
     assert run["name"] == "along-seed0-trajectory"
@@ -216,7 +263,7 @@ def test_a_trajectory_without_checkpoints_is_refused_before_training(services):
     before = trained(services)
     config = small_trajectory("nowhere")
     config["train"]["save_every"] = None
-    started = services.trigger({"config": config}, "trajectory").raise_for_status().json()
+    started = services.trigger({"overrides": config}, "trajectory").raise_for_status().json()
     run = services.wait(started["id"])
     assert run["state_type"] == "FAILED"
     assert "train.save_every is not set" in run["state"]["message"]

@@ -156,7 +156,7 @@ def test_a_form_without_a_judge_is_refused_before_anything_runs(home, with_polic
 
     config = with_policy.model_copy(update={"data": DataConfig(source=str(own_pairs))})
     with pytest.raises(ConfigError, match=r"policy\.samples"):
-        {"pipeline": pipeline, "readiness": readiness}[flow].fn(config)
+        {"pipeline": pipeline, "readiness": readiness}[flow].fn(overrides=config.model_dump(mode="json"))
     assert not list((home / "store").glob("[!.]*"))
 
 
@@ -184,7 +184,7 @@ def test_a_policy_is_trained_from_the_form_and_its_curves_are_in_mlflow(services
         steps=2, prompts_per_step=2, group_size=4, measure_every=1, num_prompts=4, samples_per_prompt=2, rewards="local"
     )
     config = with_policy.model_copy(update={"study": "trained", "rlhf": training}).model_dump(mode="json")
-    started = services.trigger({"config": config}, "rlhf").raise_for_status().json()
+    started = services.trigger({"overrides": config}, "rlhf").raise_for_status().json()
     run = services.wait(started["id"])
     assert run["state_type"] == "COMPLETED", run["state"]
     assert files(services, "trained", "grpo/figures") == {"grpo/figures/rlhf.png"}

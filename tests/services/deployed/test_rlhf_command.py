@@ -101,12 +101,13 @@ def test_what_cannot_work_is_refused_before_anything_runs(home, small, own_pairs
 
     nobody = small.model_copy(update={"policy": small.policy.model_copy(update={"judge": "no_such_module:judge"})})
     with pytest.raises(ConfigError, match="no_such_module"):
-        rlhf.fn(nobody)
+        rlhf.fn(overrides=nobody.model_dump(mode="json"))
     refreshed = small.rlhf.model_copy(update={"refresh_every": 2})
+    changed = small.model_copy(update={"rlhf": refreshed, "data": DataConfig(source=str(own_pairs))})
     with pytest.raises(ConfigError, match=r"policy\.judge"):
-        rlhf.fn(small.model_copy(update={"rlhf": refreshed, "data": DataConfig(source=str(own_pairs))}))
+        rlhf.fn(overrides=changed.model_dump(mode="json"))
     with pytest.raises(ConfigError, match="mode policy"):
-        rlhf.fn(small, checkpoint="x")
+        rlhf.fn(overrides=small.model_dump(mode="json"), checkpoint="x")
     with pytest.raises(ValidationError, match="rewards=vllm"):
         RlhfConfig(rewards="vllm", aggregate="mean")
     assert not list(home.glob("store/*/*"))

@@ -1,0 +1,233 @@
+"""The form of a flow that runs under a config: a preset, what is changed most, and all other settings by name.
+
+Whoever starts a run gives the same three: the form, a schedule, `prefect deployment run`, and the command line. So the
+page of each run shows what was chosen, and what follows from it stands in an artifact there.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import wraps
+from typing import Annotated, Any
+
+import yaml
+from prefect import Flow, flow, runtime
+from prefect.artifacts import create_markdown_artifact
+from prefect.logging import get_run_logger
+from prefect.utilities.callables import parameter_schema
+from pydantic import MISSING, BaseModel, ValidationError, WithJsonSchema
+
+from experiments.presets import DESCRIBED, PRESETS
+from flows.run_name import named
+from flows.settings import EPOCHS, OPTIONAL_GROUPS, STEPS, changes_of, form_config
+from rmcore.cli.common import describe_validation
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.core.errors import ConfigError
+from rmcore.core.store import flatten
+from rmcore.reporting.html.markdown import escape
+
+Outcome = dict[str, Any]
+FIELDS = {
+    "data": "data.source",
+    "model": "model.name",
+    "steps": "train.steps",
+    "epochs": "train.epochs",
+    "lr": "train.lr",
+    "pairs_per_step": "train.pairs_per_step",
+    "seed": "seed",
+    "study": "study",
+}
+"""Fields of a form by the setting that each one is: what is changed most of a training."""
+HELP = {
+    STEPS: "Optimizer steps, in place of the preset's steps or epochs.",
+    EPOCHS: "Passes over the training pairs, in place of the preset's steps or epochs.",
+}
+"""Of settings that stand for each other in a form."""
+PRESET_FIELD, OVERRIDES = "preset", "overrides"
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a flow's form asks for."""
+
+    preset: str
+    """The one that is chosen until another is."""
+    fields: Mapping[str, str]
+    """Dotted setting by field."""
+    sections: tuple[str, ...]
+    """Sections of the config that the flow reads."""
+    presets: tuple[str, ...]
+    """Those to choose from."""
+
+    def config(self, given: Mapping[str, Any]) -> PipelineConfig:
+        """The config that a run's parameters stand for; those of the flow's own are not looked at.
+
+        Raises:
+            ConfigError: a preset, setting or value is not allowed, as the command line says it.
+        """
+        filled = {setting: given.get(field) for field, setting in self.fields.items()}
+        chosen = {setting: value for setting, value in filled.items() if value not in (None, "")}
+        try:
+            return form_config(given[PRESET_FIELD], chosen, given.get(OVERRIDES) or {})
+        except ValidationError as error:
+            raise ConfigError(describe_validation(error)) from None
+
+    def parameters(self) -> list[inspect.Parameter]:
+        """The fields as a function's parameters, with their JSON schema: type, bounds and help of the setting."""
+        preset = {
+            "type": "string",
+            "enum": list(self.presets),
+            "description": "The run that is changed below: a field that is left empty is as it has it. The page of the "
+            "deployment says what each is for.",
+        }
+        overrides = {
+            "type": "object",
+            "description": 'All other settings, as --set names them: {"model.max_seq_len": 256, "train.optimizer": '
+            f'"muon"}}. This flow reads the sections {", ".join(self.sections)}; `rm-opt init` writes the most common '
+            "settings of a preset down, each with its help.",
+        }
+        return [
+            _parameter(PRESET_FIELD, preset, self.preset),
+            *(_parameter(field, _schema(setting), None) for field, setting in self.fields.items()),
+            _parameter(OVERRIDES, overrides, {}),
+        ]
+
+
+def configured_flow(
+    name: str,
+    form: Form,
+    picture: str,
+    suffix: str = "",
+) -> Callable[[Callable[..., Outcome]], Flow[..., Outcome]]:
+    """Make a flow of a function whose first argument is a config; in its place the flow takes the form's fields.
+
+    Args:
+        name: of the flow.
+        form: what is asked for; the function's other arguments follow its fields.
+        picture: the chain of stages, drawn with characters.
+        suffix: of a run's name, after study and seed.
+    """
+
+    def suggest(parameters: Mapping[str, Any]) -> str | None:
+        try:
+            config = form.config(parameters)
+        except ConfigError:  # the run is about to say so
+            return None
+        return f"{config.study}-seed{config.seed}{suffix}"
+
+    def decorate(body: Callable[..., Outcome]) -> Flow[..., Outcome]:
+        own = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in _parameters_of(body)[1:]]
+        fields = form.parameters()
+        signature = inspect.Signature([*fields[:-1], *own, fields[-1]])
+
+        @wraps(body)
+        def run(**given: Any) -> Outcome:
+            bound = signature.bind(**given)
+            bound.apply_defaults()
+            config = form.config(bound.arguments)
+            if runtime.flow_run.id is not None:
+                _show(form, bound.arguments[PRESET_FIELD], config)
+            return body(config, **{one.name: bound.arguments[one.name] for one in own})
+
+        run.__signature__ = signature  # type: ignore[attr-defined]
+        text = description(body, picture, form.presets)
+        made: Flow[..., Outcome] = flow(name=name, description=text, flow_run_name=named(suggest))(run)
+        # Prefect draws the form from here. A default of null there would be what an empty field holds, and be refused.
+        without = [one.replace(default=MISSING if one.default is None else one.default) for one in fields]
+        made.__signature__ = inspect.Signature([*without[:-1], *own, without[-1]])  # type: ignore[attr-defined]
+        made.parameters = parameter_schema(made)
+        return made
+
+    return decorate
+
+
+def described_flow(
+    name: str, picture: str, run_name: Callable[[Mapping[str, Any]], str], **options: Any
+) -> Callable[[Callable[..., Outcome]], Flow[..., Outcome]]:
+    """Make a flow of a function whose arguments are its form.
+
+    Args:
+        name: of the flow.
+        picture: what it does in which order, drawn with characters.
+        run_name: of a run, given its parameters.
+        options: of Prefect's.
+    """
+
+    def decorate(body: Callable[..., Outcome]) -> Flow[..., Outcome]:
+        made: Flow[..., Outcome] = flow(
+            name=name, description=description(body, picture), flow_run_name=named(run_name), **options
+        )(body)
+        return made
+
+    return decorate
+
+
+def description(body: Callable[..., Any], picture: str, presets: tuple[str, ...] = ()) -> str:
+    """What a deployment's page shows of a flow: what it does, its stages, and what each preset is for (Markdown)."""
+    said = (inspect.getdoc(body) or "").partition("\n\nArgs:")[0]
+    stages = "\n".join(f"    {line}" for line in inspect.cleandoc(picture).splitlines())
+    lines = [f"- `{name}`: {DESCRIBED[name].purpose}{_time(name)}" for name in presets]
+    return "\n\n".join([said, stages, *(["Presets:\n\n" + "\n".join(lines)] if lines else [])])
+
+
+def _time(preset: str) -> str:
+    time = DESCRIBED[preset].time
+    return "" if time is None else f" ({time} on two cores)"
+
+
+def presets_for(*commands: str) -> tuple[str, ...]:
+    """The presets that these commands start from, those of the first one first."""
+    return tuple(name for command in commands for name, one in DESCRIBED.items() if one.command == command)
+
+
+def _parameters_of(body: Callable[..., Any]) -> list[inspect.Parameter]:
+    return list(inspect.signature(body).parameters.values())
+
+
+def _parameter(name: str, schema: Mapping[str, Any], default: Any) -> inspect.Parameter:
+    # Any: the config checks the value, so that it is refused in the same words wherever it comes from.
+    annotation = Annotated[Any, WithJsonSchema(dict(schema))]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _schema(setting: str) -> dict[str, Any]:
+    """The JSON schema of a setting, where being left out takes the place of a default and of null."""
+    owner: type[BaseModel] = PipelineConfig
+    *groups, name = setting.split(".")
+    for depth, group in enumerate(groups, 1):
+        owner = OPTIONAL_GROUPS.get(".".join(groups[:depth])) or owner.model_fields[group].annotation  # type: ignore[assignment]
+    schema = dict(owner.model_json_schema()["properties"][name])
+    for part in schema.pop("anyOf", []):
+        schema |= {} if part == {"type": "null"} else part
+    described = HELP.get(setting) or " ".join(str(owner.model_fields[name].description).split())
+    kept = {key: value for key, value in schema.items() if key not in ("default", "title")}
+    return kept | {"description": f"{setting}: {described}"}
+
+
+def _show(form: Form, preset: str, config: PipelineConfig) -> None:
+    """Leave the settings on the flow run's page: what was changed, and all that is read."""
+    changes = changes_of(preset, config)
+    said = ", ".join(f"{name}={value}" for name, value in changes.items())
+    log = get_run_logger()
+    log.info(f"settings    preset {preset}; {f'changed: {said}' if said else 'nothing of it is changed'}")
+    if unread := sorted({name.partition(".")[0] for name in changes} - {"study", "seed", "device", *form.sections}):
+        log.warning(f"this flow does not read {', '.join(unread)}: what was changed there has no effect")
+    markdown = settings_markdown(preset, config, form.sections)
+    create_markdown_artifact(markdown=markdown, description=f"Settings: preset {preset}, {len(changes)} changed")
+
+
+def settings_markdown(preset: str, config: PipelineConfig, sections: tuple[str, ...]) -> str:
+    """The settings of a run: those that differ from the preset's in a table, then all of the sections as YAML."""
+    before = flatten(PRESETS[preset].model_dump(mode="json"))
+    lines = [f"# Settings\n\nPreset `{preset}`, {DESCRIBED[preset].purpose}"]
+    if changes := changes_of(preset, config):
+        rows = [
+            f"| {name} | {escape(str(value))} | {escape(str(before.get(name)))} |" for name, value in changes.items()
+        ]
+        lines.append("\n".join(["| changed | here | in the preset |", "| --- | --- | --- |", *rows]))
+    else:
+        lines.append("Nothing of it is changed.")
+    shown = config.model_dump(mode="json", include={"study", "seed", "device", *sections})
+    listing = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=100)
+    lines.append("\n".join(f"    {line}" for line in listing.splitlines()))
+    return "\n\n".join(lines) + "\n"

@@ -1,0 +1,60 @@
+"""What a flow's form asks for, without a server."""
+
+import pytest
+from coolname import generate
+
+from experiments.presets import PRESETS
+from flows.active_learning import active_learning
+from flows.experiment import experiment
+from flows.pipeline import pipeline
+from flows.policy import best_of_n, confirm, overoptimize, readiness, readiness_validation
+from flows.rlhf import rlhf
+from flows.run_name import is_made_up
+from flows.score import score
+from flows.trajectory import trajectory
+from rmcore.core.errors import ConfigError
+
+CONFIGURED = (pipeline, trajectory, best_of_n, readiness, confirm, readiness_validation, rlhf, active_learning)
+
+
+@pytest.mark.parametrize("flow", [*CONFIGURED, score, experiment, overoptimize], ids=lambda flow: flow.name)
+def test_a_deployments_page_says_what_the_flow_does_and_draws_its_stages(flow):
+    said = flow.description
+    assert "──>" in said
+    assert "Args:" not in said
+    assert "Returns:" not in said
+
+
+@pytest.mark.parametrize("flow", CONFIGURED, ids=lambda flow: flow.name)
+def test_a_preset_comes_first_and_everything_else_last(flow):
+    preset, *fields = flow.parameters.properties
+    assert (preset, fields[-1]) == ("preset", "overrides")
+    assert all("description" in field for field in flow.parameters.properties.values())
+    assert flow.parameters.required == []
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ({"lr": -1}, r"train\.lr: Input should be greater than 0 \(given: -1\)"),
+        ({"preset": "demp"}, "Did you mean 'demo'"),
+        ({"overrides": {"study": "a b"}}, "study: String should match"),
+    ],
+)
+def test_a_bad_value_is_refused_in_the_words_of_the_command_line(parameters, said):
+    with pytest.raises(ConfigError, match=said):
+        pipeline.fn(**parameters)
+
+
+@pytest.mark.parametrize("name", ["upsilon4-moria-nebula", "zeta367-asano", "beta-canis-majoris-cloud", "omega-rigel"])
+def test_a_name_that_prefects_form_has_made_up_is_no_given_one(name):
+    assert is_made_up(name)
+
+
+def test_a_name_that_prefects_server_has_made_up_is_no_given_one():
+    assert all(is_made_up("-".join(generate(2))) for _ in range(200))
+
+
+@pytest.mark.parametrize("name", ["My walk", "lr-sweep", "demo-seed0", "try 2", "beta-0.5", "mine", *PRESETS])
+def test_a_given_name_stays(name):
+    assert not is_made_up(name)
