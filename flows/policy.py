@@ -15,13 +15,13 @@ from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from pydantic import Field
 
 from experiments.presets import PRESETS
-from flows.pipeline import open_store, require_judge, run_stages
+from flows.pipeline import REPORT_FOLDER, described, open_store, require_judge, run_stages
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import StudiedWorld
 from rmcore.core.errors import ConfigError
 from rmcore.core.files import write_json
 from rmcore.core.fingerprints import code_digests
-from rmcore.core.store import ArtifactRef, flatten, make_key
+from rmcore.core.store import ArtifactRef, Store, flatten, make_key
 from rmcore.policy.confirmation import smallest_n
 from rmcore.policy.curves import curves_of_file
 from rmcore.policy.grpo.defects import backbones
@@ -40,7 +40,7 @@ from rmcore.stages.registry import POLICY, pipeline_stages
 from rmcore.stages.requirements import required_policy, required_validation
 from rmcore.stages.results import figures, read_json, run_key
 from rmcore.study.registration import register
-from tasks.checkpoints import given_checkpoint
+from tasks.checkpoints import given_checkpoint, trained_key
 from tasks.tracking import RunTracker
 
 BEST_OF_N = ("prepare", "train", *POLICY)
@@ -110,11 +110,19 @@ def run_chain(
         if judged is not None:
             found = judged(refs)
             tracker.set_tags(verdict_tags(found["verdict"], found["next_rung"]))
+            tracker.describe(described(found["verdict"], found["next_rung"], None))
+            if found["verdict"]["rung"] == 4 and (trained := _trained(refs, checkpoint, store)) is not None:
+                tracker.confirm_model(trained, found["verdict"])
         folder = home() / "reports" / f"{run_name}-{key[:12]}"
         if report is not None:
-            tracker.log_file(report(refs, folder), "report")
+            tracker.log_file(report(refs, folder), REPORT_FOLDER)
     executed = [name for name, run in runs.items() if not run.cached]
     return Chain(refs, executed, tracker.url, folder)
+
+
+def _trained(refs: Mapping[str, ArtifactRef], checkpoint: str | None, store: Store) -> str | None:
+    """Key of the training that the judged reward model comes from; None where it was trained elsewhere."""
+    return refs["train"].key if checkpoint is None else trained_key(checkpoint, store)
 
 
 @flow(name="best-of-n", flow_run_name="{config.study}-seed{config.seed}-best-of-n", validate_parameters=True)
