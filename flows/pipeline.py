@@ -29,7 +29,7 @@ from rmcore.policy.grpo.rlhf_requirements import require_rlhf
 from rmcore.policy.readiness.verdict import verdict_tags
 from rmcore.reporting.html.html import write_report
 from rmcore.reporting.html.index import write_index
-from rmcore.reporting.html.note import RUN_FILES, summary_numbers, verdict_note
+from rmcore.reporting.html.note import RUN_FILES, number_rows, numbers_line, summary_numbers, verdict_note
 from rmcore.reporting.html.schema import NextRung, Results, Verdict
 from rmcore.reporting.html.summary import summary_markdown
 from rmcore.stages.registry import STAGES, in_order, is_judged, pipeline_stages
@@ -84,6 +84,7 @@ def run_pipeline(
             params=flatten(config.model_dump(mode="json")),
         ) as tracker,
     ):
+        tracker.watch_machine()
         runs = run_stages(pipeline_stages(config) if names is None else names, config, store, tracker)
         refs = {name: run.ref for name, run in runs.items()}
         cached = {name: run.cached for name, run in runs.items()}
@@ -230,7 +231,8 @@ def _track(
     )
     tracker.log_file(report, REPORT_FOLDER)
     tracker.log_metrics(summary_numbers(results))
-    note = described(results["verdict"], results["next_rung"], report)
+    tracker.log_table(number_rows(results), "numbers")
+    note = described(results["verdict"], results["next_rung"], report, numbers_line(results))
     tracker.describe(note)
     tracker.set_tags(
         {
@@ -251,8 +253,11 @@ def _track(
     )
 
 
-def described(verdict: Verdict, more: NextRung | None, report: Path | None) -> str:
-    """What MLflow says of this flow run where it ends in a verdict; `report` is logged in `REPORT_FOLDER`."""
+def described(verdict: Verdict, more: NextRung | None, report: Path | None = None, shown: str = "") -> str:
+    """What MLflow says of this flow run where it ends in a verdict; `report` is logged in `REPORT_FOLDER`.
+
+    `shown` are its main numbers in a line.
+    """
     links, places = {}, [f"Prefect flow run {runtime.flow_run.id}"]
     if report is not None:
         links["Report"] = f"{RUN_FILES}{REPORT_FOLDER}/{report.name}"
@@ -260,7 +265,7 @@ def described(verdict: Verdict, more: NextRung | None, report: Path | None) -> s
     if os.environ.get("PREFECT_API_URL"):
         links["Flow run in Prefect"] = str(runtime.flow_run.ui_url)
         places.pop()
-    return verdict_note(verdict, more, links, places)
+    return verdict_note(verdict, more, links, places, shown)
 
 
 def _describe(results: Results, report: Path, mlflow_url: str | None) -> None:

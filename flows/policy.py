@@ -99,6 +99,7 @@ def run_chain(
         tags={"rm.kind": kind, "rm.seed": str(config.seed), "prefect.flow_run_id": str(runtime.flow_run.id)},
         params=flatten(config.model_dump(mode="json")) | ({} if checkpoint is None else {"checkpoint": checkpoint}),
     ) as tracker:
+        tracker.watch_machine()
         there = dict(given or {})
         if checkpoint is not None:
             there["train"] = given_checkpoint(checkpoint, home() / "given")
@@ -110,7 +111,7 @@ def run_chain(
         if judged is not None:
             found = judged(refs)
             tracker.set_tags(verdict_tags(found["verdict"], found["next_rung"]))
-            tracker.describe(described(found["verdict"], found["next_rung"], None))
+            tracker.describe(described(found["verdict"], found["next_rung"]))
             if found["verdict"]["rung"] == 4 and (trained := _trained(refs, checkpoint, store)) is not None:
                 tracker.confirm_model(trained, found["verdict"])
         folder = home() / "reports" / f"{run_name}-{key[:12]}"

@@ -41,6 +41,7 @@ from tasks.run_record import (
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric, Run
+    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +80,8 @@ class MlflowRun:
         self._known: dict[str, set[tuple[float, int]]] = {}
         self._summary: dict[tuple[str, int], float] = {}
         self._next_step = 0
+        self._tracking_uri = tracking_uri
+        self._monitor: SystemMetricsMonitor | None = None
         self._begin()
 
     def _take_up_or_make(self, record: RunRecord) -> "tuple[Run, bool]":
@@ -237,8 +240,21 @@ class MlflowRun:
         if entry not in listed:
             self.set_tags({LOGGED_ARTIFACTS_TAG: json.dumps([*listed, entry])})
 
+    def watch_machine(self) -> None:
+        """Send numbers of the machine as `system/…`, which MLflow shows on a page of their own, until the end."""
+        if self.complete or self._monitor is not None:
+            return
+        from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+        # Its thread ends at the first failure; an outage is told once, by the tracker.
+        logging.getLogger(SystemMetricsMonitor.__module__).setLevel(logging.CRITICAL)
+        self._monitor = SystemMetricsMonitor(self.run_id, resume_logging=self._resumed, tracking_uri=self._tracking_uri)
+        self._monitor.start()
+
     def end(self, status: str, ended_ms: int) -> None:
         """Set the run's final status and end time, after all else: whoever reads FINISHED takes the run for whole."""
+        if self._monitor is not None:
+            self._monitor.finish()
         if not self._has_parent and not self._join_parent(str(self.record.parent_uid)):
             logger.warning(
                 "MLflow does not know the parent of run %s: its matrix was never sent there, so the run stands alone "

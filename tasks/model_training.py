@@ -7,6 +7,7 @@ a tag. So our addresses carry the parameter, our experiments the tag, and MLflow
 chooses model training in a browser that has not chosen yet; its switch at the top of the left bar works as ever.
 """
 
+import json
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,11 +15,13 @@ if TYPE_CHECKING:
 
 ADDRESS_PARAMETER = "workflowType=machine_learning"
 EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
+DEFAULTS = {"mlflow.workflowType_v1": "machine_learning", "mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": True}
+"""What MLflow's page keeps in the browser: the mode, and that its assistant need not be opened by itself."""
 CHOOSE = (
-    b'<script>try{localStorage.getItem("mlflow.workflowType_v1")||'
-    b'localStorage.setItem("mlflow.workflowType_v1",\'"machine_learning"\')}catch(refused){}</script>'
-)
-"""Runs before MLflow's own code; a browser that keeps nothing is left alone."""
+    f"<script>try{{for(const [name,value] of Object.entries({json.dumps(DEFAULTS)}))"
+    "localStorage.getItem(name)===null&&localStorage.setItem(name,JSON.stringify(value))}catch(refused){}</script>"
+).encode()
+"""Runs before MLflow's own code; what was chosen stays, and a browser that keeps nothing is left alone."""
 _HEAD = b"<head>"
 _CONDITIONS = (b"if-none-match", b"if-modified-since")
 

@@ -114,7 +114,7 @@ class RunTracker:
     def log_metrics(self, values: Mapping[str, float], step: int = 0) -> None:
         """Set numbers of the run as a whole, for example a matrix's summary. A number that is not finite is left out.
 
-        Told again at the same step, the last value holds.
+        A name without a group is in `summary/`. Told again at the same step, the last value holds.
         """
         finite = {metric_name("summary", name): float(value) for name, value in values.items() if math.isfinite(value)}
         self._tell({"kind": "metrics", "values": finite, "step": step, "time_ms": time.time_ns() // 1_000_000})
@@ -146,6 +146,13 @@ class RunTracker:
     def log_file(self, path: Path, folder: str) -> None:
         """Keep a copy of the file `path` in `folder` of the run's artifacts ("" for the top)."""
         self._tell({"kind": "file", "path": _existing(path), "folder": folder})
+
+    def watch_machine(self) -> None:
+        """Send how busy this machine is (processor, memory, disk, network), every 10 seconds until the end.
+
+        Only while MLflow answers: it is not written down for later.
+        """
+        self._submit(lambda: self._opened().watch_machine())
 
     def describe(self, note: str) -> None:
         """Set the run's description: Markdown by `rmcore.reporting.html.note`, with links to files of the run."""

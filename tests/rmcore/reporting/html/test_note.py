@@ -5,7 +5,15 @@ import re
 import pytest
 
 import report_sample as sample
-from rmcore.reporting.html.note import RUN_FILES, in_run, plain, summary_numbers, verdict_note
+from rmcore.reporting.html.note import (
+    RUN_FILES,
+    in_run,
+    number_rows,
+    numbers_line,
+    plain,
+    summary_numbers,
+    verdict_note,
+)
 
 NASTY = (
     "<img src=x onerror=1> <b>b</b> [x](http://evil.example) ![i](y) `code` **bold** __u__ @mention :smile: a|b ~~s~~ "
@@ -41,6 +49,9 @@ def test_the_verdict_comes_first_then_links_reasons_and_what_would_raise_it():
         "",
         "It costs hours.",
     ]
+    assert verdict_note(verdict, more, {}, (), "accuracy 70 % (60 %_80 %)").splitlines()[4] == (
+        "accuracy 70 % (60 %&#95;80 %)"
+    )
     least = verdict_note({**verdict, "reasons": []}, None, {})
     assert least.count("\n\n") == 1
 
@@ -74,10 +85,29 @@ def test_the_first_numbers_are_the_eight_that_matter():
         "ece_debiased": sample.metric(0.03, 0.01),
     }
     found = summary_numbers(results)
+    assert {name.partition("/")[0] for name in found} == {"at_a_glance"}
+    found = {name.partition("/")[2]: value for name, value in found.items()}
     assert list(found) == [
         *("accuracy", "accuracy_ci_low", "accuracy_ci_high"),
         *("accuracy_over_baseline", "accuracy_over_baseline_ci_low", "ece_debiased", "num_pairs", "rung"),
     ]
-    assert (found["accuracy_ci_low"], found["accuracy_over_baseline_ci_low"], found["ece_debiased"]) == (0.575, 0.125, 0.03)
+    assert (found["accuracy_ci_low"], found["accuracy_over_baseline_ci_low"], found["ece_debiased"]) == (
+        0.575,
+        0.125,
+        0.03,
+    )
     results["metrics"] = {}
-    assert summary_numbers(results) == {"rung": float(results["verdict"]["rung"])}
+    assert summary_numbers(results) == {"at_a_glance/rung": float(results["verdict"]["rung"])}
+
+
+def test_numbers_are_said_in_a_line_and_kept_in_a_table():
+    results = sample.results()
+    results["metrics"] = {"pairwise_accuracy": sample.metric(0.75, 0.125)}
+    results["ood_metrics"] = {"loss": sample.metric(None, reason="not measured")}
+    assert plain(numbers_line(results)) == "pairwise accuracy 75.0 % (62.5 to 87.5 %)"
+    assert number_rows(results) == [
+        {"split": "test", "metric": "pairwise_accuracy", "value": 0.75, "ci_low": 0.625, "ci_high": 0.875, "num": 1200},
+        {"split": "out of distribution", "metric": "loss", "value": None, "ci_low": None, "ci_high": None, "num": 1200},
+    ]
+    results["ood_metrics"] = None
+    assert len(number_rows(results)) == 1
