@@ -46,8 +46,9 @@ def verdict_note(
         shown: the main numbers in one line.
     """
     lines = [f"### {verdict_look(verdict).sign} {plain(verdict['headline'])}", ""]
-    lines += [f"**Rung {verdict['rung']} of 4** of the ladder of evidence: {plain(verdict['evidence'])}", ""]
-    lines += [plain(shown), ""] if shown else []
+    # Two blanks break the line: what MLflow shows of a long description is its first three or four.
+    lines += [f"**Rung {verdict['rung']} of 4**: {plain(verdict['evidence'])}  "]
+    lines += [plain(shown), ""] if shown else [""]
     there = [f"[{plain(name)}]({_address(link)})" for name, link in links.items()] + [plain(place) for place in places]
     lines += [" · ".join(there), ""] if there else []
     if verdict["reasons"]:

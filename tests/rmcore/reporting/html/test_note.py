@@ -34,7 +34,7 @@ def test_the_verdict_comes_first_then_links_reasons_and_what_would_raise_it():
     assert in_run(note, "#/here").splitlines() == [
         "### ✗ 1 of 7 checks on labelled pairs failed",
         "",
-        "**Rung 1 of 4** of the ladder of evidence: labelled pairs",
+        "**Rung 1 of 4**: labelled pairs  ",
         "",
         "[Report](#/here/report/r.html) · /place/r.html",
         "",
@@ -49,7 +49,7 @@ def test_the_verdict_comes_first_then_links_reasons_and_what_would_raise_it():
         "",
         "It costs hours.",
     ]
-    assert verdict_note(verdict, more, {}, (), "accuracy 70 % (60 %_80 %)").splitlines()[4] == (
+    assert verdict_note(verdict, more, {}, (), "accuracy 70 % (60 %_80 %)").splitlines()[3] == (
         "accuracy 70 % (60 %&#95;80 %)"
     )
     least = verdict_note({**verdict, "reasons": []}, None, {})
