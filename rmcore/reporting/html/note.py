@@ -18,7 +18,7 @@ GROUP = "at_a_glance"
 """Of the first numbers in MLflow, whose page sorts groups by name."""
 RUN_FILES = "run:"
 """What an address begins with that names a file of the run whose description this is; the tracker knows where."""
-_SPECIAL = re.compile(r"[&<>\\`*_\[\]{}#|~@]|:(?=\S)|(?<=www)\.|^\s*[-+=]|(?<=\d)[.)](?=\s)", re.IGNORECASE)
+_SPECIAL = re.compile(r"[&<>\\`*_\[\]{}#|~@]|:(?=\S)|(?<=www)\.|^[-+=]|^\d+[.)](?=\s)", re.IGNORECASE)
 _SUMMARY = ("pairwise_accuracy", "accuracy_over_baseline", "ece_debiased")
 _NOTHING: Metric = {"value": None, "ci_low": None, "ci_high": None, "num": 0, "reason": "not measured"}
 
