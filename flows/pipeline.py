@@ -29,7 +29,8 @@ from rmcore.policy.grpo.rlhf_requirements import require_rlhf
 from rmcore.policy.readiness.verdict import verdict_tags
 from rmcore.reporting.html.html import write_report
 from rmcore.reporting.html.index import write_index
-from rmcore.reporting.html.schema import Results
+from rmcore.reporting.html.note import RUN_FILES, number_rows, numbers_line, summary_numbers, verdict_note
+from rmcore.reporting.html.schema import NextRung, Results, Verdict
 from rmcore.reporting.html.summary import summary_markdown
 from rmcore.stages.registry import STAGES, in_order, is_judged, pipeline_stages
 from rmcore.stages.results import figures, gather_results, run_key
@@ -39,6 +40,8 @@ from tasks.device import device_slots, holders, is_idle
 from tasks.stages import StageRun, run_stage
 from tasks.tracking import RunTracker
 
+REPORT_FOLDER = "report"
+"""Of a run's files in MLflow."""
 FORM = Form(
     "demo",
     FIELDS,
@@ -93,6 +96,7 @@ def run_pipeline(
             params=flatten(config.model_dump(mode="json")),
         ) as tracker,
     ):
+        tracker.watch_machine()
         runs = run_stages(pipeline_stages(config) if names is None else names, config, store, tracker)
         refs = {name: run.ref for name, run in runs.items()}
         cached = {name: run.cached for name, run in runs.items()}
@@ -258,7 +262,11 @@ def _track(
         source=config.data.source,
         num_rows=results["audit"]["num_pairs"],
     )
-    tracker.log_file(report, "report")
+    tracker.log_file(report, REPORT_FOLDER)
+    tracker.log_metrics(summary_numbers(results))
+    tracker.log_table(number_rows(results), "numbers")
+    note = described(results["verdict"], results["next_rung"], report, numbers_line(results))
+    tracker.describe(note)
     tracker.set_tags(
         {
             "rm.key": run_key(refs),
@@ -274,7 +282,23 @@ def _track(
         readiness=results["readiness"],
         verdict=results["verdict"],
         next_rung=results["next_rung"],
+        note=note,
     )
+
+
+def described(verdict: Verdict, more: NextRung | None, report: Path | None = None, shown: str = "") -> str:
+    """What MLflow says of this flow run where it ends in a verdict; `report` is logged in `REPORT_FOLDER`.
+
+    `shown` are its main numbers in a line.
+    """
+    links, places = {}, [f"Prefect flow run {runtime.flow_run.id}"]
+    if report is not None:
+        links["Report"] = f"{RUN_FILES}{REPORT_FOLDER}/{report.name}"
+        places.insert(0, str(report))
+    if os.environ.get("PREFECT_API_URL"):
+        links["Flow run in Prefect"] = str(runtime.flow_run.ui_url)
+        places.pop()
+    return verdict_note(verdict, more, links, places, shown)
 
 
 def _describe(results: Results, report: Path, mlflow_url: str | None) -> None:

@@ -15,13 +15,13 @@ from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from pydantic import Field
 
 from flows.form import Form, configured_flow, described_flow, presets_for
-from flows.pipeline import open_store, require_judge, run_stages
+from flows.pipeline import REPORT_FOLDER, described, open_store, require_judge, run_stages
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.validation import StudiedWorld
 from rmcore.core.errors import ConfigError
 from rmcore.core.files import write_json
 from rmcore.core.fingerprints import code_digests
-from rmcore.core.store import ArtifactRef, flatten, make_key
+from rmcore.core.store import ArtifactRef, Store, flatten, make_key
 from rmcore.policy.confirmation import smallest_n
 from rmcore.policy.curves import curves_of_file
 from rmcore.policy.grpo.defects import backbones
@@ -40,7 +40,7 @@ from rmcore.stages.registry import POLICY, pipeline_stages
 from rmcore.stages.requirements import required_policy, required_validation
 from rmcore.stages.results import figures, read_json, run_key
 from rmcore.study.registration import register
-from tasks.checkpoints import given_checkpoint
+from tasks.checkpoints import given_checkpoint, trained_key
 from tasks.stages import StageRun
 from tasks.tracking import RunTracker
 
@@ -107,6 +107,7 @@ def run_chain(
         tags={"rm.kind": kind, "rm.seed": str(config.seed), "prefect.flow_run_id": str(runtime.flow_run.id)},
         params=flatten(config.model_dump(mode="json")) | ({} if checkpoint is None else {"checkpoint": checkpoint}),
     ) as tracker:
+        tracker.watch_machine()
         there = {name: run.ref for name, run in (earlier or {}).items()}
         if checkpoint is not None:
             there["train"] = given_checkpoint(checkpoint, home() / "given")
@@ -119,11 +120,19 @@ def run_chain(
         if judged is not None:
             found = judged(refs)
             tracker.set_tags(verdict_tags(found["verdict"], found["next_rung"]))
+            tracker.describe(described(found["verdict"], found["next_rung"]))
+            if found["verdict"]["rung"] == 4 and (trained := _trained(refs, checkpoint, store)) is not None:
+                tracker.confirm_model(trained, found["verdict"])
         folder = home() / "reports" / f"{run_name}-{key[:12]}"
         if report is not None:
-            tracker.log_file(report(refs, folder), "report")
+            tracker.log_file(report(refs, folder), REPORT_FOLDER)
     executed = [name for name, run in runs.items() if not run.cached]
     return Chain(refs, executed, tracker.url, folder, runs)
+
+
+def _trained(refs: Mapping[str, ArtifactRef], checkpoint: str | None, store: Store) -> str | None:
+    """Key of the training that the judged reward model comes from; None where it was trained elsewhere."""
+    return refs["train"].key if checkpoint is None else trained_key(checkpoint, store)
 
 
 @configured_flow(

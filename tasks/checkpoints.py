@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from rmcore.core.errors import ModelError
-from rmcore.core.store import ArtifactRef, make_key
+from rmcore.core.store import ArtifactRef, Store, make_key
 from rmcore.data.readers.sources import source_digest
 
 
@@ -30,3 +30,12 @@ def given_checkpoint(checkpoint: str, folder: Path) -> ArtifactRef:
         best.unlink()
     best.symlink_to(place, target_is_directory=True)
     return ArtifactRef("train", digest, str(best.parent), digest)
+
+
+def trained_key(checkpoint: str, store: Store) -> str | None:
+    """Key of the training of this store whose best checkpoint the folder is; None where it is none."""
+    place = Path(checkpoint).expanduser().resolve()
+    if place.name != "best" or place.parent.parent != store.root.resolve() / "train":
+        return None
+    manifest = store.manifest("train", place.parent.name.rpartition("-")[2])
+    return None if manifest is None else str(manifest["key"])

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from tasks.model_training import ADDRESS_PARAMETER
+
 if TYPE_CHECKING:
     from tasks.tracking import RunTracker
 
@@ -65,10 +67,9 @@ def comparison_url(experiment_page: str, matrix_key: str, *, charts: bool) -> st
     >>> comparison_url("http://127.0.0.1:5000/#/experiments/1", "0123456789ab", charts=False)
     'http://127.0.0.1:5000/#/experiments/1/runs?viewStateShareKey=rm-0123456789ab&workflowType=machine_learning'
     """
-    # workflowType: a browser that is new to MLflow gets the pages for language-model applications otherwise.
     mode = "&compareRunsMode=CHART" if charts else ""
     view = quote(view_id(matrix_key, charts=charts))
-    return f"{experiment_page}/runs?viewStateShareKey={view}&workflowType=machine_learning{mode}"
+    return f"{experiment_page}/runs?viewStateShareKey={view}&{ADDRESS_PARAMETER}{mode}"
 
 
 def view_id(matrix_key: str, *, charts: bool) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tasks.home import default_artifact_root, default_tracking_uri, home
 from tasks.local_services import HOST, MLFLOW_SERVER, PREFECT_SERVER, password
 from tasks.mlflow_client import alone_with
+from tasks.model_training import ModelTrainingFirst
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -101,7 +102,7 @@ def mlflow_app(address: str) -> Guard:
         initialize_backend_stores(database, database, artifacts)
     from mlflow.server.fastapi_app import app
 
-    return Guard(app, address, password(home()))
+    return Guard(ModelTrainingFirst(app), address, password(home()))
 
 
 APPS: dict[str, Callable[[str], Guard]] = {PREFECT_SERVER: prefect_app, MLFLOW_SERVER: mlflow_app}

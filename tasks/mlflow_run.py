@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from rmcore.core.files import exclusive
 from rmcore.core.tracking import METRICS_FILE
+from rmcore.reporting.html.note import in_run
 from tasks.mlflow_client import connect, tolerating
-from tasks.model_versions import register_checkpoint
+from tasks.model_training import EXPERIMENT_TAGS
+from tasks.model_versions import Judgement, confirm_versions, register_checkpoint
 from tasks.run_identity import (
     EXPERIMENT_PREFIX,
     MISSING_TAG,
@@ -27,10 +29,19 @@ from tasks.run_identity import (
     owner_tags,
     set_aside,
 )
-from tasks.run_record import Event, MetricRow, RunRecord, parse_metric_lines, summary_metrics, texts
+from tasks.run_record import (
+    MAX_VALUE_CHARS,
+    Event,
+    MetricRow,
+    RunRecord,
+    parse_metric_lines,
+    summary_metrics,
+    texts,
+)
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric, Run
+    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +50,9 @@ MAX_PARAMS_PER_CALL = 100
 """MLflow's own limits of one log_batch call."""
 LOGGED_ARTIFACTS_TAG = "mlflow.loggedArtifacts"
 """Where MLflow's evaluation view looks for tables: a JSON list of {"path", "type": "table"}."""
-TAKEN_WHEN_COMPLETE = ("set_tags", "experiment_tags", "model")
+NOTE_TAG = "mlflow.note.content"
+"""Of the description that MLflow shows on a run's page."""
+TAKEN_WHEN_COMPLETE = ("set_tags", "experiment_tags", "note", "model", "confirmation")
 """Events that a complete run still takes; each leaves MLflow as it is when it is told again."""
 
 
@@ -67,6 +80,8 @@ class MlflowRun:
         self._known: dict[str, set[tuple[float, int]]] = {}
         self._summary: dict[tuple[str, int], float] = {}
         self._next_step = 0
+        self._tracking_uri = tracking_uri
+        self._monitor: SystemMetricsMonitor | None = None
         self._begin()
 
     def _take_up_or_make(self, record: RunRecord) -> "tuple[Run, bool]":
@@ -108,7 +123,7 @@ class MlflowRun:
         experiment = self.client.get_experiment_by_name(name)
         if experiment is None:
             with tolerating("RESOURCE_ALREADY_EXISTS"):  # another run may be faster
-                return str(self.client.create_experiment(name, artifact_location=location))
+                return str(self.client.create_experiment(name, artifact_location=location, tags=EXPERIMENT_TAGS))
             return self._experiment(study, tracking_uri)
         if experiment.lifecycle_stage == "deleted":
             self.client.restore_experiment(experiment.experiment_id)
@@ -225,8 +240,21 @@ class MlflowRun:
         if entry not in listed:
             self.set_tags({LOGGED_ARTIFACTS_TAG: json.dumps([*listed, entry])})
 
+    def watch_machine(self) -> None:
+        """Send numbers of the machine as `system/…`, which MLflow shows on a page of their own, until the end."""
+        if self.complete or self._monitor is not None:
+            return
+        from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+        # Its thread ends at the first failure; an outage is told once, by the tracker.
+        logging.getLogger(SystemMetricsMonitor.__module__).setLevel(logging.CRITICAL)
+        self._monitor = SystemMetricsMonitor(self.run_id, resume_logging=self._resumed, tracking_uri=self._tracking_uri)
+        self._monitor.start()
+
     def end(self, status: str, ended_ms: int) -> None:
         """Set the run's final status and end time, after all else: whoever reads FINISHED takes the run for whole."""
+        if self._monitor is not None:
+            self._monitor.finish()
         if not self._has_parent and not self._join_parent(str(self.record.parent_uid)):
             logger.warning(
                 "MLflow does not know the parent of run %s: its matrix was never sent there, so the run stands alone "
@@ -242,17 +270,32 @@ class MlflowRun:
     def _join_parent(self, parent_uid: str) -> bool:
         return join_parent(self.client, self._run, parent_uid)
 
-    def model(self, checkpoint: str, name: str, key: str, tags: Mapping[str, str], ready: bool) -> str:
+    def note(self, text: str) -> None:
+        """Set the run's description."""
+        self.set_tags({NOTE_TAG: self._linked(text)})
+
+    def _linked(self, note: str) -> str:
+        return in_run(note, f"#/experiments/{self.experiment_id}/runs/{self.run_id}/artifacts")[:MAX_VALUE_CHARS]
+
+    def model(
+        self, checkpoint: str, name: str, key: str, tags: Mapping[str, str], moves: Mapping[str, bool], note: str
+    ) -> str:
         """Register a checkpoint once per key, set its tags and aliases, link it to this run; return its version."""
         from mlflow.entities import LoggedModelOutput
 
+        judgement = Judgement(tags, moves, self._linked(note))
         with exclusive(self.directory / "mlflow" / "register.lock"):
-            version = register_checkpoint(
-                self.client, self._run, Path(checkpoint), name=name, key=key, tags=tags, ready=ready
-            )
+            version = register_checkpoint(self.client, self._run, Path(checkpoint), name, key, judgement)
         model_id = version.tags["rm.model_id"]
         outputs = self.client.get_run(self.run_id).outputs
         if model_id not in {output.model_id for output in (outputs.model_outputs if outputs else [])}:
             self.client.log_outputs(self.run_id, [LoggedModelOutput(model_id, step=0)])
         self.set_tags({"rm.model": f"models:/{name}/{version.version}"})
         return str(version.version)
+
+    def confirmation(self, key: str, tags: Mapping[str, str]) -> None:
+        """Tell the versions of a training what serving them has shown."""
+        with exclusive(self.directory / "mlflow" / "register.lock"):
+            found = confirm_versions(self.client, key, tags)
+        if found:
+            self.set_tags({"rm.model": found[-1]})

@@ -1,4 +1,8 @@
-"""Checkpoints in MLflow's model registry: one version per key, with tags, aliases and rmcore's code to load it."""
+"""Checkpoints in MLflow's model registry: one version per key, with rmcore's code to load it, and how it was judged.
+
+Aliases follow the evidence: `candidate` is the newest version, `passed-labels` passed on labelled pairs or logged
+answers, `ready` was judged so on a policy's samples, `confirmed` gained when it was optimised against.
+"""
 
 import re
 import tempfile
@@ -11,9 +15,10 @@ from urllib.parse import urlsplit
 import rmcore
 from rmcore.core.errors import ConfigError, RmcoreError, ServiceError
 from rmcore.policy.readiness.verdict import LOWEST_READY_RUNG, PASSED, verdict_tags
+from rmcore.reporting.html.note import plain
 from rmcore.reporting.html.schema import NextRung, Verdict
 from tasks.mlflow_client import connect, in_one_line, tolerating, without_login
-from tasks.run_record import texts
+from tasks.run_record import MAX_VALUE_CHARS, texts
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -26,38 +31,126 @@ REGISTRY_SCHEME = "models:/"
 _REGISTERED = re.compile(r"models:/([^/@']+)(?:/(\d+)|@([^/@']+))")
 _SHOWN = 20
 """Most names that a message lists."""
+CANDIDATE, PASSED_LABELS, READY, CONFIRMED = "candidate", "passed-labels", "ready", "confirmed"
+"""Aliases: the newest version; passed on rung 1 or 2; ready on rung 3 (or gained); gained on rung 4."""
+TOP_RUNG = 4
+CONFIRMATION_TAG = "rm.confirmation"
+"""What the fourth rung has shown of a version: gained, lost or unclear. Later judgements on less leave it."""
+CONFIRMATION_HEADLINE_TAG = "rm.confirmation_headline"
+_CONFIRMED_BY: Mapping[str, dict[str, bool]] = {
+    "gained": {CONFIRMED: True},
+    "lost": {CONFIRMED: False, READY: False},
+}
+"""How a status of the fourth rung moves aliases; an unclear one moves none."""
+
+
+class Judgement(NamedTuple):
+    """What is said of a model version."""
+
+    tags: Mapping[str, str]
+    moves: Mapping[str, bool]
+    """Of the aliases that its evidence speaks about: whether the version earned it."""
+    note: str
+    """Description in Markdown."""
 
 
 def judgement_tags(
     gate: Sequence[Mapping[str, Any]], readiness: Mapping[str, Any], verdict: Verdict, next_rung: NextRung | None
-) -> tuple[dict[str, str], bool]:
-    """Tags of a model version that say how it was judged, and whether it is ready, as from the third rung it may be."""
+) -> dict[str, str]:
+    """Tags of a model version that say how it was judged."""
     checks = {
         f"rm.gate.{check['name']}": f"{'passed' if check['passed'] else 'failed'}: {check['text']}" for check in gate
     }
     numbers = {
         f"rm.original_score.{part}": value for part, value in readiness.items() if isinstance(value, int | float | str)
     }
-    ready = verdict["rung"] >= LOWEST_READY_RUNG and verdict["status"] in PASSED
-    return texts(verdict_tags(verdict, next_rung) | checks | numbers), ready
+    is_decided = verdict["rung"] == TOP_RUNG and verdict["status"] in _CONFIRMED_BY
+    confirmation = confirmation_tags(verdict) if is_decided else {}
+    return texts(verdict_tags(verdict, next_rung) | checks | numbers) | confirmation
+
+
+def alias_moves(verdict: Verdict) -> dict[str, bool]:
+    """The aliases about which a verdict says something, and whether a version with it earned them.
+
+    >>> alias_moves({"rung": 1, "status": "passes", "evidence": "", "headline": "", "reasons": []})
+    {'ready': False, 'passed-labels': True}
+    """
+    rung, status = verdict["rung"], verdict["status"]
+    moves = {READY: rung >= LOWEST_READY_RUNG and status in PASSED}
+    if rung < LOWEST_READY_RUNG:
+        moves[PASSED_LABELS] = status == "passes"
+    return moves | (_CONFIRMED_BY.get(status, {}) if rung == TOP_RUNG else {})
+
+
+def confirmation_tags(verdict: Verdict) -> dict[str, str]:
+    """Tags of a model version that say what optimising against it has shown, on the fourth rung."""
+    return texts({CONFIRMATION_TAG: verdict["status"], CONFIRMATION_HEADLINE_TAG: verdict["headline"]})
 
 
 def register_checkpoint(
-    client: "MlflowClient", run: "Run", checkpoint: Path, *, name: str, key: str, tags: Mapping[str, str], ready: bool
+    client: "MlflowClient", run: "Run", checkpoint: Path, name: str, key: str, judgement: Judgement
 ) -> "ModelVersion":
-    """The version of `checkpoint` in the registered model `name`, made where its `key` has none; tags and aliases set.
+    """The version of `checkpoint` in the registered model `name`, made where its `key` has none; judged anew.
+
+    Its tags, description and aliases are set. The alias `candidate` is the newest version's. A version that lost on
+    the fourth rung is not ready for what a lower one says, until it gains there.
 
     The caller holds a lock: two callers at once would make two versions of one key.
     """
     version = _version_of(client, name, key) or _new_version(client, run, checkpoint, name, key)
-    for tag, text in tags.items():
+    known = dict(version.tags) | dict(judgement.tags)
+    moves = dict(judgement.moves)
+    if known.get(CONFIRMATION_TAG) == "lost":
+        moves[READY] = False
+    for tag, text in judgement.tags.items():
         client.set_model_version_tag(name, version.version, tag, text)
-    client.set_registered_model_alias(name, "candidate", version.version)
-    if ready:
-        client.set_registered_model_alias(name, "ready", version.version)
-    elif "ready" in client.get_model_version(name, version.version).aliases:
-        client.delete_registered_model_alias(name, "ready")
+    client.update_model_version(name, version.version, _description(judgement.note, known))
+    if int(version.version) == max(int(one.version) for one in client.search_model_versions(f"name = '{name}'")):
+        client.set_registered_model_alias(name, CANDIDATE, version.version)
+    _move_aliases(client, name, version.version, moves)
     return version
+
+
+def confirm_versions(client: "MlflowClient", key: str, tags: Mapping[str, str]) -> list[str]:
+    """Tell every version of a checkpoint's `key` what serving it has shown; their addresses, `models:/NAME/VERSION`.
+
+    The caller holds the lock of `register_checkpoint`.
+    """
+    found = client.search_model_versions(f"tags.`rm.key` = '{key}'")
+    for version in found:
+        if tags[CONFIRMATION_TAG] not in _CONFIRMED_BY and CONFIRMATION_TAG in version.tags:
+            continue  # what was shown before stands
+        for tag, text in tags.items():
+            client.set_model_version_tag(version.name, version.version, tag, text)
+        known = dict(version.tags)
+        note = (version.description or "").removesuffix(_confirmation(known))
+        client.update_model_version(version.name, version.version, _description(note, known | dict(tags)))
+        _move_aliases(client, version.name, version.version, _CONFIRMED_BY.get(tags[CONFIRMATION_TAG], {}))
+    return [f"{REGISTRY_SCHEME}{version.name}/{version.version}" for version in found]
+
+
+def _description(note: str, tags: Mapping[str, str]) -> str:
+    """The note of the last judgement and, where that is another one, what the fourth rung has shown."""
+    same = tags.get("rm.headline") == tags.get(CONFIRMATION_HEADLINE_TAG)
+    more = "" if same else _confirmation(tags)
+    return note[: MAX_VALUE_CHARS - len(more)] + more
+
+
+def _confirmation(tags: Mapping[str, str]) -> str:
+    if CONFIRMATION_TAG not in tags:
+        return ""
+    headline = plain(tags.get(CONFIRMATION_HEADLINE_TAG, ""))
+    return f"\n**Rung {TOP_RUNG} of {TOP_RUNG}**, optimised against: {tags[CONFIRMATION_TAG]}. {headline}\n"
+
+
+def _move_aliases(client: "MlflowClient", name: str, number: str, moves: Mapping[str, bool]) -> None:
+    """Give a version the aliases that it earned; take those away that it has and has not earned."""
+    has = client.get_model_version(name, number).aliases
+    for alias, earned in moves.items():
+        if earned and alias not in has:
+            client.set_registered_model_alias(name, alias, number)
+        elif not earned and alias in has:
+            client.delete_registered_model_alias(name, alias)
 
 
 def _version_of(client: "MlflowClient", name: str, key: str) -> "ModelVersion | None":

@@ -23,7 +23,8 @@ from tasks.comparison_view import comparison_url
 from tasks.home import MLFLOW_PORT, home, tracking_address
 from tasks.mlflow_client import in_one_line, without_login
 from tasks.mlflow_run import MlflowRun
-from tasks.model_versions import judgement_tags
+from tasks.model_training import ADDRESS_PARAMETER
+from tasks.model_versions import alias_moves, confirmation_tags, judgement_tags
 from tasks.run_identity import reap_dead_runs
 from tasks.run_record import Event, GrowingFile, RunRecord, metric_name, plain_table, texts
 
@@ -113,7 +114,7 @@ class RunTracker:
     def log_metrics(self, values: Mapping[str, float], step: int = 0) -> None:
         """Set numbers of the run as a whole, for example a matrix's summary. A number that is not finite is left out.
 
-        Told again at the same step, the last value holds.
+        A name without a group is in `summary/`. Told again at the same step, the last value holds.
         """
         finite = {metric_name("summary", name): float(value) for name, value in values.items() if math.isfinite(value)}
         self._tell({"kind": "metrics", "values": finite, "step": step, "time_ms": time.time_ns() // 1_000_000})
@@ -146,6 +147,17 @@ class RunTracker:
         """Keep a copy of the file `path` in `folder` of the run's artifacts ("" for the top)."""
         self._tell({"kind": "file", "path": _existing(path), "folder": folder})
 
+    def watch_machine(self) -> None:
+        """Send how busy this machine is (processor, memory, disk, network), every 10 seconds until the end.
+
+        Only while MLflow answers: it is not written down for later.
+        """
+        self._submit(lambda: self._opened().watch_machine())
+
+    def describe(self, note: str) -> None:
+        """Set the run's description: Markdown by `rmcore.reporting.html.note`, with links to files of the run."""
+        self._tell({"kind": "note", "text": note})
+
     def log_artifact_folder(self, folder: Path, stage: str) -> None:
         """Send what the stage's artifact at `folder` holds: summary metrics, figures, tables, metrics by step.
 
@@ -167,12 +179,12 @@ class RunTracker:
         readiness: Mapping[str, Any],
         verdict: Verdict,
         next_rung: NextRung | None,
+        note: str,
     ) -> str | None:
         """Put a checkpoint into MLflow's registry as `name`: a pyfunc model (prompt, response) -> reward. Waits.
 
-        The alias `candidate` moves to its version; `ready` only if the verdict rests on a policy's samples or more and
-        is "ready" or "gained" (a version that is no longer ready loses it). A `key` that is registered already gets no
-        second version, only fresh tags and aliases.
+        Its version gets the aliases that its evidence allows (tasks/model_versions.py). A `key` that is registered
+        already gets no second version, only fresh tags, aliases and description.
 
         Args:
             checkpoint: Hugging Face folder.
@@ -182,6 +194,7 @@ class RunTracker:
             readiness: record of the original score; its numbers and texts become tags `rm.original_score.<name>`.
             verdict: see rmcore.policy.readiness.verdict, whose `verdict_tags` it becomes.
             next_rung: what would raise it.
+            note: the version's description, as `describe` takes it.
 
         Returns:
             The version, or None when MLflow does not answer (`rm-opt sync` registers it later).
@@ -189,10 +202,17 @@ class RunTracker:
         Raises:
             StoreError: there is no such checkpoint.
         """
-        tags, ready = judgement_tags(gate, readiness, verdict, next_rung)
-        event = {"kind": "model", "checkpoint": _existing(checkpoint), "name": name, "key": key}
-        version = self._tell({**event, "tags": tags, "ready": ready}).result()
+        event = {"kind": "model", "checkpoint": _existing(checkpoint), "name": name, "key": key, "note": note}
+        tags = judgement_tags(gate, readiness, verdict, next_rung)
+        version = self._tell({**event, "tags": tags, "moves": alias_moves(verdict)}).result()
         return None if version is None else str(version)
+
+    def confirm_model(self, key: str, verdict: Verdict) -> None:
+        """Say of what is registered under the `key` of a training what serving it has shown: a verdict of rung 4.
+
+        Gained, it gets the alias `confirmed`; lost, it loses `ready` and `confirmed`. What is not registered stays so.
+        """
+        self._tell({"kind": "confirmation", "key": key, "tags": confirmation_tags(verdict)})
 
     @contextmanager
     def follow(self, path: Path) -> Iterator[None]:
@@ -245,7 +265,7 @@ class RunTracker:
     def url(self) -> str | None:
         """Address of the run in MLflow's UI (for a database file: where `rm-opt up` serves it); None without MLflow."""
         page = self._experiment_page()
-        return None if page is None else f"{page}/runs/{self.run_id}"
+        return None if page is None else f"{page}/runs/{self.run_id}?{ADDRESS_PARAMETER}"
 
     @property
     def comparison_url(self) -> str | None:

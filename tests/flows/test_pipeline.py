@@ -138,6 +138,11 @@ json.dump({"runs": found, "versions": len(versions), "candidate": candidate}, sy
         assert run["inputs"] == 1
         assert run["tags"]["rm.kind"] == "pipeline"
         assert run["tags"]["rm.cache"] == cache
+        assert run["tags"]["mlflow.note.content"].startswith("### ")
+        assert "**Rung 1 of 4**: labelled pairs" in run["tags"]["mlflow.note.content"]
+        assert run["metrics"]["at_a_glance/rung"] == 1
+        assert run["metrics"]["at_a_glance/accuracy"] == cards["pairwise_accuracy"]["value"]
+        assert "numbers.json" in run["artifacts"]
         assert run["metrics"]["eval/test_pairwise_accuracy"] == pytest.approx(cards["pairwise_accuracy"]["value"])
         assert run["metrics"]["hessian/test_lambda_max"] == pytest.approx(finished["results"]["spectrum"]["lambda_max"])
         assert all(name.count("/") == 1 for name in run["metrics"])

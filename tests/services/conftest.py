@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 import websockets.sync.client
 
@@ -186,6 +187,24 @@ def server(home, mlflow_server, monkeypatch):
     mlflow_server.clear()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_server.url)
     return mlflow_server
+
+
+@pytest.fixture
+def own_server(home):
+    """MLflow's server as `rm-opt up` starts it."""
+    address = f"http://127.0.0.1:{free_port()}"
+    command = [sys.executable, "-P", "-m", "tasks.guarded_server", "mlflow-server", address.rpartition(":")[2]]
+    process = subprocess.Popen(command, env=os.environ, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        try:
+            if httpx.get(f"{address}/health").is_success:
+                break
+        except httpx.HTTPError:
+            time.sleep(0.2)
+    yield address
+    terminate([psutil.Process(process.pid)])
+    process.wait()
 
 
 @pytest.fixture

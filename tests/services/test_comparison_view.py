@@ -1,11 +1,13 @@
-"""The links of a matrix open MLflow's page on its cells, in a real browser."""
+"""MLflow's pages in a real browser: the links of a matrix open its cells, and the start page leads to a run."""
 
 import json
 
 import pytest
 
 from rmcore.core.metrics import CELL_METRICS
+from rmcore.reporting.html.note import RUN_FILES, verdict_note
 from tasks.comparison_view import VIEW_TAG, charts_state, publish_view, saved_view, table_state
+from tasks.local_services import basic_authorization, password
 from tasks.mlflow_client import connect
 from tasks.tracking import RunTracker
 
@@ -88,3 +90,34 @@ def test_a_view_of_every_metric_and_many_settings_is_one_that_mlflow_stores(stat
     _validate_experiment_tag(
         VIEW_TAG + "rm-0123456789ab-charts", saved_view("x" * 100, state(MATRIX, settings, list(CELL_METRICS)))
     )
+
+
+CLICK = "[...document.querySelectorAll('a')].find(link => link.textContent.trim() === {})?.click()"
+
+
+def test_mlflows_start_page_leads_to_the_runs_and_a_run_says_its_verdict(browse, own_server, home):
+    verdict = {
+        "rung": 1,
+        "evidence": "labelled pairs",
+        "status": "passes",
+        "headline": "Passed <img src=x> *all* https://evil.example @evil :smile:",
+        "reasons": ["<b>bold</b> [a](b) `c`"],
+    }
+    more = {"rung": 3, "evidence": "samples", "command": "rm-opt <b>x</b> *y*", "cost": "hours"}
+    with RunTracker.start("demo", "seed 0", {}, {}) as tracker:
+        tracker.describe(verdict_note(verdict, more, {"Report": f"{RUN_FILES}report/r.html"}, ["/a/place"]))
+    browse.tell("Network.enable")
+    browse.tell("Network.setExtraHTTPHeaders", headers=basic_authorization(f"any:{password(home)}"))
+    browse(own_server, "1400,2000", ["Model training", "rm/demo"])
+    browse.run(CLICK.format("'rm/demo'"))
+    found = browse.wait("document.documentElement.outerHTML", lambda page: ">seed 0<" in page)
+    assert ">seed 0<" in found  # the runs, not the traces of the other mode
+    browse.run(CLICK.format("'seed 0'"))
+    read = "[...document.querySelectorAll('h3')].find(one => one.textContent.includes('Passed'))?.parentElement."
+    shown = browse.wait(f"{read}textContent", lambda text: text is not None and "hours" in text)
+    for text in (verdict["headline"], *verdict["reasons"], more["command"], "Rung 1 of 4", "/a/place"):
+        assert text in shown
+    markup = browse.run(f"{read}innerHTML")
+    assert [tag for tag in ("<img", "<b>", "<em>", 'evil.example"', "github.com") if tag in markup] == []
+    assert markup.count("<a ") == 1
+    assert "/artifacts/report/r.html" in markup

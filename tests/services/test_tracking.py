@@ -25,6 +25,7 @@ GATE_PASSED = {
     "readiness": {"overall_score": 0.85, "recommendations": []},
     "verdict": {"rung": 3, "evidence": "samples", "status": "ready", "headline": "Ready", "reasons": []},
     "next_rung": {"rung": 4, "evidence": "a policy", "command": "rm-opt rlhf", "cost": "hours"},
+    "note": "### Ready\n\n[Report](run:report/report.html)\n",
 }
 GATE_FAILED = {
     **GATE_PASSED,
@@ -32,6 +33,7 @@ GATE_FAILED = {
     "verdict": {**GATE_PASSED["verdict"], "status": "not_ready"},
 }
 ON_LABELS = {**GATE_PASSED, "verdict": {**GATE_PASSED["verdict"], "rung": 1, "status": "passes"}}
+FAILED_LABELS = {**GATE_PASSED, "verdict": {**GATE_PASSED["verdict"], "rung": 1, "status": "fails"}}
 
 
 def write_steps(path: Path, steps) -> None:
@@ -223,6 +225,8 @@ def test_registering_twice_makes_one_version_whose_aliases_follow_the_gate(home,
     assert version.tags["rm.rung"] == "3"
     assert version.tags["rm.to_raise"] == "a policy: rm-opt rlhf (costs hours)"
     assert register(ON_LABELS) == "1"  # labelled pairs alone make no model ready
+    assert sorted(client.get_model_version("rm", "1").aliases) == ["candidate", "passed-labels"]
+    assert register(FAILED_LABELS) == "1"
     assert client.get_model_version("rm", "1").aliases == ["candidate"]
     assert register(GATE_PASSED) == "1"
     assert "ready" in client.get_model_version("rm", "1").aliases
@@ -230,7 +234,62 @@ def test_registering_twice_makes_one_version_whose_aliases_follow_the_gate(home,
     assert client.get_model_version("rm", "1").aliases == []
     assert len(client.search_model_versions("name = 'rm'")) == 2
     assert len(client.search_logged_models([only_run(client).info.experiment_id])) == 2
+    register(GATE_PASSED)  # an older version judged again is no newer one
+    assert client.get_model_version("rm", "1").aliases == ["ready"]
+    assert client.get_model_version("rm", "2").aliases == ["candidate"]
     tracker.end()
+
+
+def served(status: str) -> dict:
+    """A verdict of the fourth rung."""
+    return {"rung": 4, "evidence": "best-of-8 served", "status": status, "headline": f"It {status} *", "reasons": []}
+
+
+def test_what_serving_has_shown_moves_the_aliases_of_the_version_and_outlives_a_weaker_judgement(
+    home, server, checkpoint
+):
+    client = connect(server.url)
+    with start() as tracker:
+        tracker.register_model(checkpoint, name="rm", key="k1", **GATE_PASSED)
+
+    def confirm(status, key="k1"):
+        with start() as serving:
+            serving.confirm_model(key, served(status))
+        assert not serving.pending
+        version = client.get_model_version("rm", "1")
+        return sorted(version.aliases), version.description.count("Rung 4 of 4"), version.tags.get("rm.confirmation")
+
+    def judge_again(judged):
+        with start() as tracker:
+            tracker.register_model(checkpoint, name="rm", key="k1", **judged)
+        version = client.get_model_version("rm", "1")
+        return sorted(version.aliases), version.description.count("Rung 4 of 4"), version.tags.get("rm.confirmation")
+
+    assert confirm("lost", key="of another training") == (["candidate", "ready"], 0, None)
+    assert confirm("unclear") == (["candidate", "ready"], 1, "unclear")
+    assert confirm("gained") == (["candidate", "confirmed", "ready"], 1, "gained")
+    assert "optimised against: gained. It gained &#42;" in client.get_model_version("rm", "1").description
+    assert judge_again(ON_LABELS) == (["candidate", "confirmed", "passed-labels"], 1, "gained")
+    assert confirm("lost") == (["candidate", "passed-labels"], 1, "lost")
+    assert confirm("unclear") == (["candidate", "passed-labels"], 1, "lost")  # what was shown stands
+    assert judge_again(GATE_PASSED) == (["candidate", "passed-labels"], 1, "lost")  # samples say less than serving
+    assert confirm("gained") == (["candidate", "confirmed", "passed-labels"], 1, "gained")
+    gained = judge_again({**GATE_PASSED, "verdict": served("gained")})
+    assert gained == (["candidate", "confirmed", "passed-labels", "ready"], 0, "gained")
+
+
+def test_a_run_is_described_and_its_links_lead_to_its_own_files(home):
+    with start() as tracker:
+        tracker.describe("[Report](run:report/report.html) and [another](https://example.org)\n")
+        tracker.register_model(home / "mlflow", name="rm", key="k1", **GATE_PASSED)
+    client = connect(os.environ["MLFLOW_TRACKING_URI"])
+    run = only_run(client)
+    place = f"#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}/artifacts/report/report.html"
+    expected = f"[Report]({place}) and [another](https://example.org)\n"
+    assert run.data.tags["mlflow.note.content"] == expected
+    assert client.get_model_version("rm", "1").description == f"### Ready\n\n[Report]({place})\n"
+    assert client.get_experiment(run.info.experiment_id).tags["mlflow.experimentKind"] == "custom_model_development"
+    assert tracker.url.endswith(f"/runs/{run.info.run_id}?workflowType=machine_learning")
 
 
 def test_the_registered_model_gives_the_checkpoints_rewards_by_its_own_code(home, tmp_path):

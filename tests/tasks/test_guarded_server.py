@@ -6,6 +6,7 @@ import base64
 import pytest
 
 from tasks.guarded_server import Guard
+from tasks.model_training import CHOOSE, ModelTrainingFirst
 
 ADDRESS, SECRET = "http://127.0.0.1:4200", "the-secret"
 
@@ -52,3 +53,37 @@ def test_only_its_own_address_and_its_own_pages():
         assert status(authorization=login, origin=origin) == 403
     assert status(authorization=login, origin=ADDRESS.encode()) == 200
     assert status(path="/health") == 200
+
+
+def mlflow_page(path, method="GET", content=(b"<html><head>", b"<title></title></head></html>"), kind=b"text/html"):
+    """The headers and the body that come by way of `ModelTrainingFirst`, and the headers that MLflow was asked with."""
+    sent, asked = [], []
+
+    async def app(scope, receive, send):
+        asked.extend(name for name, _ in scope["headers"])
+        length = str(sum(map(len, content))).encode()
+        headers = [(b"content-type", kind), (b"content-length", length), (b"x-frame-options", b"DENY")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for place, part in enumerate(content):
+            await send({"type": "http.response.body", "body": part, "more_body": place + 1 < len(content)})
+
+    async def send(message):
+        sent.append(message)
+
+    headers = [(b"if-none-match", b"x"), (b"if-modified-since", b"y"), (b"host", b"z")]
+    scope = {"type": "http", "method": method, "path": path, "headers": headers}
+    asyncio.run(ModelTrainingFirst(app)(scope, None, send))
+    return dict(sent[0]["headers"]), b"".join(message["body"] for message in sent[1:]), asked
+
+
+def test_mlflows_page_chooses_model_training_first_and_nothing_else_is_touched():
+    headers, body, asked = mlflow_page("/")
+    assert body == b"<html><head>" + CHOOSE + b"<title></title></head></html>"
+    assert headers[b"content-length"] == str(len(body)).encode()
+    assert headers[b"x-frame-options"] == b"DENY"
+    assert asked == [b"host"]
+    for untouched in ({"path": "/ajax-api/x"}, {"path": "/", "method": "POST"}):
+        headers, body, asked = mlflow_page(**untouched)
+        assert body == b"<html><head><title></title></head></html>"
+        assert len(asked) == 3
+    assert mlflow_page("/", content=(b"no page",))[1] == b"no page"

@@ -1,0 +1,112 @@
+"""A verdict as MLflow shows it: the description of a run or a model version, in its Markdown, and its first numbers.
+
+MLflow's page renders descriptions as GitHub does and lets images, frames and links through; addresses, mentions and
+`:smile:` become links and pictures by themselves. So every text from data is written with character references.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rmcore.core.metrics import metric_spec
+from rmcore.reporting.html.cards import metric_texts, verdict_look
+from rmcore.reporting.html.markdown import bullets
+from rmcore.reporting.html.schema import Metric, NextRung, Results, Verdict
+
+GROUP = "at_a_glance"
+"""Of the first numbers in MLflow, whose page sorts groups by name."""
+RUN_FILES = "run:"
+"""What an address begins with that names a file of the run whose description this is; the tracker knows where."""
+_SPECIAL = re.compile(r"[&<>\\`*_\[\]{}#|~@]|:(?=\S)|(?<=www)\.|^[-+=]|^\d+[.)](?=\s)", re.IGNORECASE)
+_SUMMARY = ("pairwise_accuracy", "accuracy_over_baseline", "ece_debiased")
+_NOTHING: Metric = {"value": None, "ci_low": None, "ci_high": None, "num": 0, "reason": "not measured"}
+
+
+def plain(text: str) -> str:
+    """One line that every Markdown shows as it is.
+
+    >>> plain("<b>50 * 2</b>")
+    '&#60;b&#62;50 &#42; 2&#60;/b&#62;'
+    """
+    line = " ".join(text.split())
+    return _SPECIAL.sub(lambda found: "".join(f"&#{ord(sign)};" for sign in found[0]), line)
+
+
+def verdict_note(
+    verdict: Verdict, more: NextRung | None, links: Mapping[str, str], places: Sequence[str] = (), shown: str = ""
+) -> str:
+    """What may be said, on which rung of the ladder, what speaks against it and what would raise it.
+
+    Args:
+        verdict: as it is.
+        more: what would raise it.
+        links: addresses by what they are called; one that begins with `RUN_FILES` is a file of the run.
+        places: what else says where things are, for example a path on this machine.
+        shown: the main numbers in one line.
+    """
+    lines = [f"### {verdict_look(verdict).sign} {plain(verdict['headline'])}", ""]
+    # Two blanks break the line: what MLflow shows of a long description is its first three or four.
+    lines += [f"**Rung {verdict['rung']} of 4**: {plain(verdict['evidence'])}  "]
+    lines += [plain(shown), ""] if shown else [""]
+    there = [f"[{plain(name)}]({_address(link)})" for name, link in links.items()] + [plain(place) for place in places]
+    lines += [" · ".join(there), ""] if there else []
+    if verdict["reasons"]:
+        lines += ["**What speaks against it**", "", bullets(plain(reason) for reason in verdict["reasons"]), ""]
+    if more is not None:
+        lines += [f"**What would raise it** (rung {more['rung']}): {plain(more['evidence'])}", ""]
+        lines += [f"    {' '.join(more['command'].splitlines())}", "", f"It costs {plain(more['cost'])}."]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def in_run(note: str, files: str) -> str:
+    """A note whose links to files of its run lead to the page `files` of the run, where those are shown."""
+    # No text from data holds this: brackets are character references there.
+    return note.replace(f"]({RUN_FILES}", f"]({files}/")
+
+
+def summary_numbers(results: Results) -> dict[str, float]:
+    """The eight numbers of a run that are looked at first: accuracy, what it is over the baseline, calibration, rung.
+
+    What was not measured is left out. Their group sorts before all others.
+    """
+    accuracy, over, ece = (results["metrics"].get(name, _NOTHING) for name in _SUMMARY)
+    found = {
+        "accuracy": accuracy["value"],
+        "accuracy_ci_low": accuracy["ci_low"],
+        "accuracy_ci_high": accuracy["ci_high"],
+        "accuracy_over_baseline": over["value"],
+        "accuracy_over_baseline_ci_low": over["ci_low"],
+        "ece_debiased": ece["value"],
+        "num_pairs": accuracy["num"] or None,
+        "rung": results["verdict"]["rung"],
+    }
+    return {
+        f"{GROUP}/{name}": float(value) for name, value in found.items() if value is not None and math.isfinite(value)
+    }
+
+
+def numbers_line(results: Results) -> str:
+    """The same for people, in one line with intervals."""
+    parts = []
+    for name in _SUMMARY:
+        if name not in results["metrics"]:
+            continue
+        value, interval, has_interval = metric_texts(name, results["metrics"][name])
+        parts.append(f"{metric_spec(name).label} {value}" + (f" ({interval})" if has_interval else ""))
+    return " · ".join(parts)
+
+
+def number_rows(results: Results) -> list[dict[str, Any]]:
+    """All numbers that were measured once on held-out pairs, as rows of a table."""
+    splits = {"test": results["metrics"], "out of distribution": results["ood_metrics"] or {}}
+    return [
+        {"split": split, "metric": name, **{part: metric[part] for part in ("value", "ci_low", "ci_high", "num")}}
+        for split, metrics in splits.items()
+        for name, metric in metrics.items()
+    ]
+
+
+def _address(link: str) -> str:
+    """The address without what would end a Markdown link."""
+    return re.sub(r"[\s<>()\[\]`|\"'\\*~]", lambda sign: f"%{ord(sign[0]):02X}", link)
