@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import anyio
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
@@ -25,6 +26,50 @@ def door(rm, tmp_path):
     probe = make_probe(rm, bf16=False)
     served = ServedModel(engine, Weights(1, tmp_path, "0", RewardModelTrainingMode.FULL, probe), "checkpoint")
     return RewardApp(served, rm.renderer, pooling=PoolingType.LAST, vocab_size=1024, settings=HttpSettings())
+
+
+def guarded(door):
+    """The same behind a login, with room for little."""
+    door.settings = HttpSettings(token="secret", max_body_bytes=100, max_pending_rows=2)
+    return TestClient(door.app())
+
+
+@pytest.mark.parametrize("login", [None, "Bearer other", "secret", "Basic secret"])
+def test_no_byte_is_read_without_a_login(door, login):
+    async def receive():
+        raise AssertionError("the body is read")
+
+    headers = [] if login is None else [(b"authorization", login.encode())]
+    scope = {"type": "http", "method": "POST", "path": "/weights", "headers": headers, "query_string": b""}
+    sent = []
+
+    async def send(event):
+        sent.append(event)
+
+    anyio.run(guarded(door).app, scope, receive, send)
+    assert sent[0]["status"] == 401
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "status", "field"),
+    [
+        (b'{"inputs": [""]}', "application/json", 422, "inputs.0"),
+        (b'{"inputs": ["\xff"]}', "application/json", 422, "body"),
+        (b'{"inputs": []}', "text/plain", 422, "content-type"),
+        (b" " * 101, "application/json", 413, None),
+        (b'{"inputs": [[1], [1], [1]]}', "application/json", 429, None),
+        (b'{"inputs": [[1]]}', "application/json", 503, None),
+    ],
+)
+def test_every_refusal_names_its_field_and_is_counted(door, content, kind, status, field):
+    client = guarded(door)
+    headers = {"Authorization": "Bearer secret", "Content-Type": kind}
+    answer = client.post("/score", content=content, headers=headers)
+    assert (answer.status_code, answer.json()["field"]) == (status, field), answer.text
+    assert ("Retry-After" in answer.headers) == (status in (429, 503))
+    assert client.get("/nothing", headers=headers).status_code == 404
+    counted = [line for line in client.get("/metrics", headers=headers).text.splitlines() if "requests_total{" in line]
+    assert counted == [f'rm_requests_total{{path="/score",status="{status}"}} 1.0']
 
 
 def asked(*inputs):
