@@ -5,6 +5,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -290,6 +291,34 @@ def test_a_run_is_described_and_its_links_lead_to_its_own_files(home):
     assert client.get_model_version("rm", "1").description == f"### Ready\n\n[Report]({place})\n"
     assert client.get_experiment(run.info.experiment_id).tags["mlflow.experimentKind"] == "custom_model_development"
     assert tracker.url.endswith(f"/runs/{run.info.run_id}?workflowType=machine_learning")
+
+
+def test_the_machine_is_watched_until_the_end_and_an_outage_is_told_once(home, server, monkeypatch, caplog):
+    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.2")
+    client = connect(server.url)
+
+    def wait_for_load(tracker):
+        deadline = time.monotonic() + 60
+        while "system/cpu_utilization_percentage" not in (metrics := client.get_run(tracker.run_id).data.metrics):
+            assert time.monotonic() < deadline, metrics
+            time.sleep(0.2)
+
+    with start() as tracker:
+        tracker.watch_machine()
+        wait_for_load(tracker)
+    assert only_run(client).info.status == "FINISHED"
+    assert [thread.name for thread in threading.enumerate() if thread.name == "SystemMetricsMonitor"] == []
+
+    with caplog.at_level(logging.WARNING):
+        second = start("seed 1")
+        second.watch_machine()
+        wait_for_load(second)
+        server.kill()
+        second.set_tags({"rm.verdict": "ready"})
+        second.end()
+    assert second.pending
+    assert [record.name for record in caplog.records if record.levelno >= logging.WARNING] == ["tasks.tracking"]
+    assert "watch" not in second.record.path(home).read_text()
 
 
 def test_the_registered_model_gives_the_checkpoints_rewards_by_its_own_code(home, tmp_path):
