@@ -68,7 +68,7 @@ class Form:
         filled = {setting: given.get(field) for field, setting in self.fields.items()}
         chosen = {setting: value for setting, value in filled.items() if value not in (None, "")}
         try:
-            return form_config(given[PRESET_FIELD], chosen, given.get(OVERRIDES) or {})
+            return form_config(given.get(PRESET_FIELD, self.preset), chosen, given.get(OVERRIDES) or {})
         except ValidationError as error:
             raise ConfigError(describe_validation(error)) from None
 

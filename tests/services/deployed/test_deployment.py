@@ -2,6 +2,8 @@
 
 import csv
 import json
+import os
+import signal
 import stat
 from datetime import UTC, datetime, timedelta
 
@@ -208,6 +210,41 @@ def test_the_form_and_the_run_show_in_a_browser(browse, services, finished):
         page = browse(address, "1400,3000", expected).lower()
         missing = [text for text in expected if text.lower() not in page]
         assert not missing, f"{missing} not on {address}"
+
+
+def lines_of(file):
+    return file.read_text().count("\n")
+
+
+@pytest.mark.parametrize(("asked", "state"), [("cancelled", "CANCELLED"), ("terminated", "CRASHED")])
+def test_an_interrupted_run_ends_as_such_on_its_page_and_so_does_its_stage(services, smoke, asked, state):
+    parameters = {
+        "preset": "smoke",
+        "steps": 5000,
+        "study": asked,
+        "overrides": {"train.early_stopping_patience": None},
+    }
+    started = services.trigger(parameters).raise_for_status().json()
+    place = f"{services.api}/flow_runs/{started['id']}"
+
+    def in_the_middle():
+        tags = services.http.get(place).json()["tags"]
+        logs = services.home.glob("store/.wip/train-*/metrics.jsonl")
+        return any(tag.startswith("rm-pid:") for tag in tags) and sum(map(lines_of, logs)) > before
+
+    before = sum(map(lines_of, services.home.glob("store/.wip/train-*/metrics.jsonl")))
+    services.wait(started["id"], until=in_the_middle)
+    run = services.http.get(place).json()
+    assert run["state_type"] == "RUNNING", run["state"]
+    if asked == "cancelled":
+        services.http.post(f"{place}/set_state", json={"state": {"type": "CANCELLING"}}).raise_for_status()
+    else:
+        [pid] = [tag.removeprefix("rm-pid:") for tag in run["tags"] if tag.startswith("rm-pid:")]
+        os.kill(int(pid), signal.SIGTERM)
+    assert services.wait(started["id"])["state_type"] == state
+    wanted = {"flow_runs": {"id": {"any_": [started["id"]]}}}
+    tasks = services.http.post(f"{services.api}/task_runs/filter", json=wanted).raise_for_status().json()
+    assert {task["name"]: task["state_type"] for task in tasks} == {"prepare": "COMPLETED", "train": "CRASHED"}
 
 
 MEASURED = (
