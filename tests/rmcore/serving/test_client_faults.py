@@ -113,7 +113,7 @@ def test_no_answer_in_time_says_how_long_and_is_not_tried_again(server, ask, cal
     server.behave = lambda seen: "hang"
     with pytest.raises(ServingError, match=r"no answer within 0\.05 s.*Raise timeout_s"):
         ask(server.address, call, timeout_s=0.05)
-    assert len(server.seen) == 1
+    assert len(server.seen) <= 1  # on a busy machine it is given up before the server has read it
 
 
 def test_the_first_failure_ends_the_call_without_waiting_for_the_others(server, ask):
