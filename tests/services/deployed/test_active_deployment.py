@@ -30,8 +30,11 @@ def run(services):
 
 
 def test_the_form_has_bounds_and_help(services):
-    schema = services.deployment("active-learning")["parameter_openapi_schema"]
-    assert "Paired repetitions" in schema["definitions"]["ActiveConfig"]["properties"]["num_seeds"]["description"]
+    fields = services.deployment("active-learning")["parameter_openapi_schema"]["properties"]
+    assert "Paired repetitions" in fields["num_seeds"]["description"]
+    assert (fields["num_seeds"]["type"], fields["num_seeds"]["minimum"], fields["num_seeds"]["maximum"]) == (
+        "integer", 1, 200,
+    )  # fmt: skip
 
 
 def test_the_study_runs_from_its_form_and_shows_in_mlflow(services, run):
