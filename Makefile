@@ -13,7 +13,7 @@ export RM_OPT_DATA
 JOBS ?= 3
 
 # `## …` after a target's name is what `make help` prints of it.
-.PHONY: help demo test test-fast lint typecheck unit mutants install vllm clean
+.PHONY: help demo test test-fast lint typecheck unit mutants docs install vllm clean
 
 help: ## Show what can be made.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +44,12 @@ unit: $(STAMP) ## Run every test.
 # Does the suite notice small wrong changes? Not part of `make test`: some twenty minutes on idle cores.
 mutants: $(STAMP) ## Show that the tests notice small wrong changes.
 	@$(BIN)/python tests/mutants/run.py --jobs $(JOBS)
+
+# Pages come from docs/ and from the code; the built ones ask no other server for anything.
+docs: $(STAMP) ## Build the documentation site; open build/site/index.html.
+	@$(BIN)/python docs/pages.py build/docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --config-file docs/mkdocs.yml
+	@echo "documents   build/site/index.html"
 
 install: $(STAMP) ## Set up .venv and do nothing else.
 
@@ -90,5 +96,5 @@ $(VLLM_STAMP): constraints-vllm.txt constraints-vllm-gpu.txt
 	fi
 	@touch $(VLLM_STAMP)
 
-clean: ## Remove both environments and all caches.
-	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+clean: ## Remove both environments, the built site and all caches.
+	rm -rf $(VENV) $(VLLM_VENV) build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -129,6 +129,7 @@ def main() -> None:
     parser.add_argument("--models", type=int, default=6, help="of each world")
     parser.add_argument("--steps", type=int, help="of GRPO; default: the preset's")
     parser.add_argument("--preset", default="validation", help="of the study whose populations are read")
+    parser.add_argument("--seed", type=int, default=0, help="of that study")
     options = parser.parse_args()
     configure_environment()
     preset, rlhf = PRESETS[options.preset], PRESETS["rlhf"]
@@ -138,6 +139,7 @@ def main() -> None:
     # Every stage of the study keeps its settings, so that it is there already; what it has not is the preset rlhf's.
     config = preset.model_copy(
         update={
+            "seed": options.seed,
             "evaluate": rlhf.evaluate,
             "landscape": rlhf.landscape,
             "rlhf": rlhf.rlhf.model_copy(update=changes),

@@ -34,6 +34,7 @@ SIDES = ("TRL", "padded", "packed")
 PAIRS_PER_STEP = 16
 SEED = 0
 QWEN_SHAPES = {
+    "smoke": (1024, 32, 64, 2, 2, 2),
     "6.5m": (1024, 256, 1024, 6, 4, 4),
     "qwen2.5-0.5b": (151936, 896, 4864, 24, 14, 2),
     "qwen2.5-1.5b": (151936, 1536, 8960, 28, 12, 2),
@@ -56,11 +57,16 @@ class Cell:
     precision: Precision
     gradient_checkpointing: bool
     threads: int
+    pairs_per_step: int = PAIRS_PER_STEP
+    compile: bool = False
+    """torch.compile on this library's sides; TRL as it comes."""
 
     def file(self, out: Path) -> Path:
         """Where what was measured is kept."""
-        checkpointing = "-checkpointing" if self.gradient_checkpointing else ""
-        return out / f"{self.data}-{self.model}-{self.precision}{checkpointing}-{self.repeat}-{self.side}.json"
+        how = "-checkpointing" if self.gradient_checkpointing else ""
+        how += "-compile" if self.compile else ""
+        how += f"-{self.pairs_per_step}" if self.pairs_per_step != PAIRS_PER_STEP else ""
+        return out / f"{self.data}-{self.model}-{self.precision}{how}-{self.repeat}-{self.side}.json"
 
     def is_finished(self, out: Path) -> bool:
         """Whether the cell has been run with these settings."""
@@ -72,7 +78,7 @@ class Cell:
         """What all sides train with. No smoothing and no penalty: the losses are then the same."""
         return TrainConfig(
             steps=self.steps,
-            pairs_per_step=PAIRS_PER_STEP,
+            pairs_per_step=self.pairs_per_step,
             schedule="constant",
             warmup_steps=0,
             beta=1.0,
@@ -81,6 +87,7 @@ class Cell:
             precision=self.precision,
             gradient_checkpointing=self.gradient_checkpointing,
             packing=self.side == "packed",
+            compile=self.compile,
             early_stopping_patience=None,
             callbacks=(),
             resume_every_seconds=86_400,  # TRL saves nothing on the way either
@@ -90,8 +97,8 @@ class Cell:
 class Watch:
     """Time and memory of a training loop, from the end of its first step, which warms up, to that of its last."""
 
-    def __init__(self, num_steps: int, device: torch.device) -> None:
-        self.num_steps, self.device = num_steps, device
+    def __init__(self, cell: Cell, num_steps: int, device: torch.device) -> None:
+        self.num_steps, self.pairs_per_step, self.device = num_steps, cell.pairs_per_step, device
         self._started = self._seconds = 0.0
         self._peak_bytes = self._resident = 0
         if device.type == "cuda":
@@ -117,7 +124,7 @@ class Watch:
 
     def seen(self, num_tokens: int, first_loss: float) -> dict[str, Any]:
         """What a side did; `num_tokens` were computed after the first step."""
-        pairs = (self.num_steps - 1) * PAIRS_PER_STEP
+        pairs = (self.num_steps - 1) * self.pairs_per_step
         return {
             "pairs_per_second": pairs / self._seconds,
             "tokens_per_pair": num_tokens / pairs,
@@ -163,13 +170,13 @@ def make_rm(cell: Cell, device: torch.device) -> BradleyTerryRM:
     return BradleyTerryRM(model, tiny_tokenizer(), Rendering("plain", cell.max_seq_len))
 
 
-def steps_of(pairs: Sequence[TokenizedPair], num_steps: int) -> list[list[TokenizedPair]]:
+def steps_of(pairs: Sequence[TokenizedPair], cell: Cell) -> list[list[TokenizedPair]]:
     """The pairs of each optimizer step, which are the same on all sides."""
-    order = step_order(len(pairs), PAIRS_PER_STEP, num_steps, seed=SEED)
+    order = step_order(len(pairs), cell.pairs_per_step, cell.steps, seed=SEED)
     return [[pairs[index] for index in step] for step in order]
 
 
-class _LoopEndedError(Exception):
+class LoopEndedError(Exception):
     """All steps are done and measured; the checkpoint and what comes after are no part of it."""
 
 
@@ -182,7 +189,7 @@ def _train_here(
     def progress(step: int, num_steps: int, _: str) -> None:
         watch.step_ended(step)
         if step == num_steps:
-            raise _LoopEndedError
+            raise LoopEndedError
 
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
@@ -195,10 +202,10 @@ def _train_here(
             seed=SEED,
             report=progress,
         )
-        watch = Watch(trainer.num_steps, device)
+        watch = Watch(cell, trainer.num_steps, device)
         try:
             trainer.run()
-        except _LoopEndedError:
+        except LoopEndedError:
             return trainer, watch, tracker
     raise AssertionError(f"{cell}: the training ended before its last step")
 
@@ -207,7 +214,7 @@ def measure_here(cell: Cell, pairs: Sequence[TokenizedPair], device: torch.devic
     """Train with this library, packed or padded; then the first step once more, to see it alone."""
     trainer, watch, _ = _train_here(cell, pairs, cell.settings, device)
     again = cell.settings.model_copy(update={"steps": 1})
-    short, _, tracker = _train_here(cell, steps_of(pairs, 1)[0], again, device)
+    short, _, tracker = _train_here(cell, steps_of(pairs, cell)[0], again, device)
     tokens = trainer.at.totals.num_tokens - short.at.totals.num_tokens
     packing = trainer.packing.kernel if trainer.packing else None
     return watch.seen(tokens, tracker.rows[0][1]["train/loss"]) | {"packing": packing}
@@ -226,10 +233,10 @@ def measure_trl(cell: Cell, pairs: Sequence[TokenizedPair], device: torch.device
     # Ids and not texts: TRL would drop every pair with a side over the limit, where here such a side is cut.
     rows = [
         {"chosen_ids": list(pair.chosen.ids), "rejected_ids": list(pair.rejected.ids)}
-        for step in steps_of(pairs, cell.steps)
+        for step in steps_of(pairs, cell)
         for pair in step
     ]
-    batches_per_step = PAIRS_PER_STEP // cell.trl_batch
+    batches_per_step = cell.pairs_per_step // cell.trl_batch
     first_losses: list[torch.Tensor] = []
     tokens: list[int] = []
 
@@ -279,7 +286,7 @@ def measure_trl(cell: Cell, pairs: Sequence[TokenizedPair], device: torch.device
             callbacks=[Watching()],
         )
         assert [dict(row) for row in trainer.train_dataset] == rows, "TRL changed the pairs"
-        watch = Watch(cell.steps, device)
+        watch = Watch(cell, cell.steps, device)
         trainer.train()
     assert trainer.state.global_step == cell.steps, trainer.state.global_step
     return watch.seen(sum(tokens[batches_per_step:]), float(torch.stack(first_losses).mean()))

@@ -134,7 +134,7 @@ def read_from_file(cell: Cell) -> list[TokenizedPair]:
         for pair in renderer.tokenize_pairs(shuffled)
         if not pair.equal_after_cut and (cell.data == "alpacaeval" or not any(pair.truncation.values()))
     ]
-    return kept[: cell.steps * PAIRS_PER_STEP]
+    return kept[: cell.steps * cell.pairs_per_step]
 
 
 def draw(cell: Cell) -> list[TokenizedPair]:
@@ -143,7 +143,7 @@ def draw(cell: Cell) -> list[TokenizedPair]:
     shares = np.linspace(0, 1, len(HH_PREFIX))
     vocabulary = model_config(cell.model).vocab_size
     pairs: list[TokenizedPair] = []
-    while len(pairs) < cell.steps * PAIRS_PER_STEP:
+    while len(pairs) < cell.steps * cell.pairs_per_step:
         if cell.data == "fixed":
             prefix, *tails = FIXED[0], FIXED[1], FIXED[1]
         else:
@@ -163,9 +163,9 @@ def draw(cell: Cell) -> list[TokenizedPair]:
 def pairs_for(cell: Cell) -> list[TokenizedPair]:
     """The pairs that all sides train on."""
     pairs = read_from_file(cell) if cell.data in FILES else draw(cell)
-    if len(pairs) < cell.steps * PAIRS_PER_STEP:
+    if len(pairs) < cell.steps * cell.pairs_per_step:
         raise SystemExit(
-            f"--steps {cell.steps} needs {cell.steps * PAIRS_PER_STEP} pairs, and {cell.data} has "
+            f"--steps {cell.steps} needs {cell.steps * cell.pairs_per_step} pairs, and {cell.data} has "
             f"{len(pairs)}; lower it."
         )
     return pairs
@@ -194,7 +194,7 @@ def report(records: Sequence[dict], pairs: Sequence[TokenizedPair], peak_tflops:
     cell = Cell(**records[0]["cell"])
     config = model_config(cell.model)
     causal = cell.model != "minilm"
-    timed = [pair for step in steps_of(pairs, cell.steps)[1:] for pair in step]
+    timed = [pair for step in steps_of(pairs, cell)[1:] for pair in step]
     needed, padded = needed_work(timed, causal=causal), padded_work(timed, cell.trl_batch, causal=causal)
     by_side: dict[str, list[dict]] = {}
     for record in sorted(records, key=lambda record: SIDES.index(record["cell"]["side"])):
@@ -203,8 +203,9 @@ def report(records: Sequence[dict], pairs: Sequence[TokenizedPair], peak_tflops:
     on_gpu = records[0]["device"] == "cuda"
     lines = [
         f"\n{cell.data}, {cell.model}, {cell.precision}, gradient checkpointing "
-        f"{'on' if cell.gradient_checkpointing else 'off'}: {len(timed)} pairs timed in {cell.steps - 1} steps of "
-        f"{PAIRS_PER_STEP}, at most {cell.max_seq_len} tokens a side, TRL in micro-batches of {cell.trl_batch}, "
+        f"{'on' if cell.gradient_checkpointing else 'off'}{', compiled here' if cell.compile else ''}: "
+        f"{len(timed)} pairs timed in {cell.steps - 1} steps of "
+        f"{cell.pairs_per_step}, at most {cell.max_seq_len} tokens a side, TRL in micro-batches of {cell.trl_batch}, "
         f"{len(speeds[cell.side])} repeats.\n{records[0]['machine']}\n",
         "| side | pairs/s, median (range) | times TRL | tokens a pair | peak memory, MiB | first loss |"
         + (" MFU, needed | MFU, padded |" if on_gpu else ""),
@@ -263,6 +264,8 @@ def main() -> None:
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--gradient-checkpointing", action="store_true")
+    parser.add_argument("--compile", action="store_true", help="torch.compile on this library's sides")
+    parser.add_argument("--pairs-per-step", type=int, default=PAIRS_PER_STEP)
     parser.add_argument("--trl-batch", type=int, help="left out: 8, TRL's default; for alpacaeval 16")
     parser.add_argument("--steps", type=int, default=13, help="the first is not timed")
     parser.add_argument("--repeats", type=int, default=5)
@@ -276,8 +279,8 @@ def main() -> None:
     model, batch, max_seq_len = given.model or model, given.trl_batch or batch, 100 if given.smoke else max_seq_len
     if "TRL" in given.sides and find_spec("trl") is None:
         parser.error("TRL is not installed here: pip install trl, or name its folder in PYTHONPATH")
-    if PAIRS_PER_STEP % batch:
-        parser.error(f"--trl-batch {batch} does not divide the {PAIRS_PER_STEP} pairs of a step")
+    if given.pairs_per_step % batch:
+        parser.error(f"--trl-batch {batch} does not divide the {given.pairs_per_step} pairs of a step")
     if given.steps < 2:
         parser.error("--steps 1 leaves nothing to time: the first step is not")
     if max_seq_len > model_config(model).max_position_embeddings:
@@ -294,6 +297,8 @@ def main() -> None:
         precision=given.precision,
         gradient_checkpointing=given.gradient_checkpointing,
         threads=given.threads,
+        pairs_per_step=given.pairs_per_step,
+        compile=given.compile,
     )
     pairs = pairs_for(first)
     records = run_cells(first, given.sides, given.repeats, pairs, given.out)

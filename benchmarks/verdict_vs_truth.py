@@ -7,8 +7,9 @@ Each reward model is one of the gold world, trained as the preset says, on about
 preset's own number), of which annotators named the longer answer in a share `--bias`. It is judged by readiness v2 on
 samples of the gold world's writer. The truth is what best-of-n by it gains on 200 prompts that nothing else has seen,
 64 samples each. A model is worth optimising against where best-of-64 gains what readiness asks for (readiness.min_gain)
-and is not shown to be past its peak. Stages are cached under $RM_OPT_HOME and rows in --out: a second call continues.
-Writes `rows.json` and `curve.png`, and prints the table.
+and has not fallen by as much from its highest point. Stages are cached under $RM_OPT_HOME and measurements in --out: a
+second call continues, and judges them by the conditions of the day. Writes `rows.json` and `curve.png`, and prints the
+table.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.model import FROM_POLICY
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import PolicyConfig
+from rmcore.config.readiness import ReadinessConfig
 from rmcore.core.files import write_json
 from rmcore.core.store import ArtifactRef, Store
 from rmcore.data.gold.prompts import draw_prompt
@@ -34,6 +36,7 @@ from rmcore.data.gold.world import gold_reward, written_responses
 from rmcore.data.table import read_pairs
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.policy.overoptimization import overoptimization
+from rmcore.policy.readiness.readiness_v2 import judge_v2
 from rmcore.policy.readiness.verdict import PASSED
 from rmcore.reporting.figures.style import BLUE, GREEN, MUTED, ORANGE, dress, headline, legend, new_figure, save
 from rmcore.stages.interface import policy_place
@@ -43,8 +46,8 @@ from tasks.execution import execute
 from tasks.home import configure_environment, home
 
 FRESH_PROMPTS, SAMPLES = 200, 64
-PLANNED_KL = 3.0
-"""Nats that the verdict is about: best-of-64 moves by 3.2."""
+PLAN = {"planned_optimizer": "best_of_n", "planned_kl": 3.0}
+"""What the verdict is about, and what is tried: best-of-64 moves by 3.2 nats."""
 CURVATURE = LandscapeConfig(parts=("normalized",), num_pairs=4, lanczos_steps=6, trace_probes=2)
 """As little as there is: it decides nothing."""
 HELD_OUT = 300
@@ -65,7 +68,7 @@ def variant(base: PipelineConfig, start: str, *, seed: int, pairs: int | None, b
             "data": data,
             "model": base.model.model_copy(update={"name": start}),
             "policy": PolicyConfig(name="world"),
-            "readiness": base.readiness.model_copy(update={"planned_kl": PLANNED_KL}),
+            "readiness": base.readiness.model_copy(update=PLAN),
             "landscape": CURVATURE,
             "rlhf": None,
         }
@@ -86,23 +89,28 @@ def row_of(store: Store, config: PipelineConfig) -> dict:
     splits = {name: read_pairs(prepared / f"{name}.parquet") for name in ("train", "validation", "test")}
     rm = BradleyTerryRM.from_pretrained(Path(refs["train"].path) / "best", device=config.device)
     curve = truth(config, rm, {str(pair.prompt) for pairs in splits.values() for pair in pairs})
-    last = curve["points"][-1]["gold"]
-    is_past_peak = curve["fall"]["ci_high"] is not None and curve["fall"]["ci_high"] < 0
     parts = judged["readiness"]["parts"]
     return {
         "seed": config.seed,
         "pairs": len(splits["train"]),
         "bias": config.data.gold.length_bias,
-        "verdict": judged["verdict"]["status"],
-        "failed": [check["name"] for check in judged["gate"] if not check["passed"]],
+        "parts": parts,
         "accuracy": parts["pairwise_accuracy"]["value"],
         "on_policy_accuracy": parts["on_policy_accuracy"]["value"],
         "estimated": parts["planned_gain"],
-        "gain": last,
+        "gain": curve["points"][-1]["gold"],
         "best_n": int(curve["points"][curve["best"]]["setting"]),
         "fall": curve["fall"],
-        "is_past_peak": is_past_peak,
-        "is_worth_it": last["value"] >= config.readiness.min_gain and not is_past_peak,
+    }
+
+
+def judged_row(row: dict, config: ReadinessConfig) -> dict:
+    """The measurements of a row with what they mean under a plan."""
+    judged = judge_v2(row["parts"], config, "the gold world")
+    return row | {
+        "verdict": judged["verdict"]["status"],
+        "failed": [check["name"] for check in judged["gate"] if not check["passed"]],
+        "is_worth_it": row["gain"]["value"] >= config.min_gain and row["fall"]["value"] > -config.min_gain,
     }
 
 
@@ -120,7 +128,13 @@ def truth(config: PipelineConfig, rm: BradleyTerryRM, known: set[str]) -> dict:
         rewards.append(np.asarray(rm.score([prompt] * SAMPLES, responses), dtype=np.float64))
         gold.append(np.array([gold_reward(prompt, response) for response in responses]))
     found = overoptimization(
-        rewards, gold, method="best_of_n", max_n=SAMPLES, planned_kl=PLANNED_KL, num_resamples=1000, seed=config.seed
+        rewards,
+        gold,
+        method="best_of_n",
+        max_n=SAMPLES,
+        planned_kl=PLAN["planned_kl"],
+        num_resamples=1000,
+        seed=config.seed,
     )
     return found.to_dict()
 
@@ -128,8 +142,8 @@ def truth(config: PipelineConfig, rm: BradleyTerryRM, known: set[str]) -> dict:
 def table(rows: list[dict]) -> str:
     lines = [
         "| pairs | biased labels | seed | accuracy | on-policy | verdict | gold gain at the plan, estimated | "
-        "of best-of-64 on fresh prompts | best n there | past its peak | verdict is |",
-        "| ---: | ---: | ---: | ---: | ---: | --- | ---: | ---: | ---: | --- | --- |",
+        "of best-of-64 on fresh prompts | best n there | fall since | verdict is |",
+        "| ---: | ---: | ---: | ---: | ---: | --- | ---: | ---: | ---: | ---: | --- |",
     ]
     counts: Counter[tuple[bool, bool]] = Counter()
     for row in rows:
@@ -142,7 +156,7 @@ def table(rows: list[dict]) -> str:
         lines.append(
             f"| {row['pairs']} | {row['bias']:.0%} | {row['seed']} | {row['accuracy']:.3f} | "
             f"{row['on_policy_accuracy']:.3f} | {row['verdict']} | {estimated} | {gain} | {row['best_n']} | "
-            f"{'yes' if row['is_past_peak'] else 'no'} | {'right' if is_ready == row['is_worth_it'] else 'WRONG'} |"
+            f"{row['fall']['value']:+.2f} | {'right' if is_ready == row['is_worth_it'] else 'WRONG'} |"
         )
     right = counts[True, True] + counts[False, False]
     lines.append(
@@ -159,14 +173,16 @@ def figure_of(rows: list[dict], min_gain: float) -> Figure:
     ax = figure.subplots()
     dress(
         ax,
-        title=f"filled: verdict ready · {FRESH_PROMPTS} fresh prompts, 95 % intervals over them",
+        title=f"filled: verdict ready · 95 % intervals over {FRESH_PROMPTS} fresh prompts · lines: means of seeds",
         x="labelled pairs that the reward model was trained on",
         y="gold gain of best-of-64 (sd within prompts)",
     )
     for bias, colour in zip(sorted({row["bias"] for row in rows}), (BLUE, ORANGE, GREEN), strict=False):
         own = [row for row in rows if row["bias"] == bias]
-        sizes = sorted({row["pairs"] for row in own})
-        means = [np.mean([row["gain"]["value"] for row in own if row["pairs"] == size]) for size in sizes]
+        asked = dict.fromkeys(row["asked"] for row in own)
+        alike = [[row for row in own if row["asked"] == number] for number in asked]
+        sizes = [np.mean([row["pairs"] for row in some]) for some in alike]
+        means = [np.mean([row["gain"]["value"] for row in some]) for some in alike]
         label = "honest annotators" if bias == 0 else f"{bias:.0%} of labels name the longer answer"
         ax.plot(sizes, means, color=colour, linewidth=1.2, label=label)
         for row in own:
@@ -206,12 +222,12 @@ def main() -> None:
         refs = {"prepare": run(store, "prepare", base, {})}
         start = policy_place(required_policy(base).name, Path(run(store, "policy", base, refs).path))
     options.out.mkdir(parents=True, exist_ok=True)
-    rows = []
+    rows, plan = [], base.readiness.model_copy(update=PLAN)
     for pairs, bias, seed in product(options.pairs or [None], options.bias, range(options.seeds)):
         done = options.out / f"row_{pairs}_{bias:g}_{seed}.json"
         if not done.is_file():
             write_json(done, row_of(store, variant(base, start, seed=seed, pairs=pairs, bias=bias)))
-        rows.append(json.loads(done.read_text()))
+        rows.append(judged_row(json.loads(done.read_text()), plan) | {"asked": pairs})
         print(json.dumps(rows[-1]), flush=True)
     write_json(options.out / "rows.json", rows)
     save(figure_of(rows, base.readiness.min_gain), options.out / "curve.png")

@@ -11,7 +11,7 @@ import typer
 
 from flows import cli_active, cli_experiment, cli_policy, cli_rlhf, cli_runs, cli_start, cli_trajectory
 from flows.cli_common import Flow, FlowOptions, print_reported, run_configured
-from flows.settings import DEFAULT_PRESET
+from flows.settings import DEFAULT_PRESET, load_config
 from flows.unfinished import recorded_config
 from rmcore.cli import app
 from rmcore.cli.active import app as active_app
@@ -23,6 +23,7 @@ from rmcore.reporting.runs import find_run
 from tasks.home import configure_environment, digests_file, home, make_home
 
 if TYPE_CHECKING:
+    from rmcore.config.pipeline import PipelineConfig
     from rmcore.core.store import Entry, Store
 
 store_app = typer.Typer(no_args_is_help=True, help="List, verify and bound the stored artifacts.")
@@ -84,6 +85,9 @@ def run(
             autocompletion=cli_runs.run_names,
         ),
     ] = None,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Only say which stages would run, why, and about how long they would take.")
+    ] = False,
 ) -> None:
     """Run the whole pipeline on preference pairs, to a verdict and a report.
 
@@ -92,8 +96,9 @@ def run(
 
     Example: rm-opt run --preset minilm --set data.source=pairs.parquet --set study=mine
     """
+    recorded: PipelineConfig | None = None
     if resume is None:
-        outcome = run_configured(_load_pipeline, preset, cli_start.with_found_settings(given, preset))
+        given = cli_start.with_found_settings(given, preset)
     elif preset is not None or given.config is not None:
         raise ConfigError(
             "--resume has all settings of a run; leave out --preset and --config, or change one by --set."
@@ -101,8 +106,10 @@ def run(
     else:
         recorded = recorded_config(resume, cli_runs.found_runs())
         print(f"settings    of the run {recorded.study}-seed{recorded.seed}")
-        outcome = run_configured(_load_pipeline, None, given, recorded=recorded)
-    print_reported(outcome)
+    if plan:
+        cli_runs.print_plan(load_config(preset, given.config, given.set_ or [], recorded))
+    else:
+        print_reported(run_configured(_load_pipeline, preset, given, recorded=recorded))
 
 
 def _load_pipeline() -> Flow:
@@ -119,11 +126,17 @@ def up(
     mlflow_port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Port of the MLflow server and UI; default 5000.")
     ] = None,
+    start_port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Port of the start page; default 4300.")
+    ] = None,
 ) -> None:
-    """Start Prefect, its worker and MLflow on this machine only, and deploy the flows."""
+    """Start Prefect, its worker and MLflow on this machine only, and deploy the flows.
+
+    Their start page has links to both UIs, all reports, what runs, and a switch for each schedule.
+    """
     from flows import services
 
-    _print_services(services.up(prefect_port, mlflow_port))
+    _print_services(services.up(prefect_port, mlflow_port, start_port))
 
 
 @app.command()
@@ -149,7 +162,7 @@ def _print_services(found: list[Any]) -> None:
     for service in found:
         print(service)
     if any(service.pid for service in found):
-        print(f"{'password':<15} of both UIs, asked for once: cat {shlex.quote(str(password_file(home())))}")
+        print(f"{'password':<15} of all pages, asked for once each: cat {shlex.quote(str(password_file(home())))}")
 
 
 @app.command()

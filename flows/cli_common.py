@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from rmcore.cli.verdict import print_verdict
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ServiceError
 from rmcore.core.hub import require_model
@@ -165,18 +166,6 @@ def print_places(outcome: dict[str, Any]) -> None:
     if "report" in outcome:
         print(f"report      {shown_path(outcome['report'])}")
     print(f"record      {shown_path(outcome['folder'])}")
-
-
-def print_verdict(verdict: Mapping[str, Any], more: Mapping[str, Any] | None) -> None:
-    """Show a verdict with its rung, what speaks against it, and what would raise it."""
-    print(f"verdict     {verdict['headline']}")
-    for reason in verdict["reasons"]:
-        print(f"            - {reason}")
-    print(f"rung        {verdict['rung']} of 4: {verdict['evidence']}")
-    if more is not None:
-        print(f"to raise it {more['evidence']} (rung {more['rung']}):")
-        print(f"            {more['command']}")
-        print(f"            costs {more['cost']}")
 
 
 def print_reported(outcome: dict[str, Any]) -> None:

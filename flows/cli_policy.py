@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal
 import typer
 
 from experiments.presets import PRESETS
-from flows.cli_common import FlowOptions, print_findings, print_places, print_verdict, run_configured, settings_of
+from flows.cli_common import FlowOptions, print_findings, print_places, run_configured, settings_of
 from rmcore.cli.measure import readiness_app
 from rmcore.cli.options import options
+from rmcore.cli.verdict import print_verdict
 from rmcore.config.validation import StudiedWorld
 
 

@@ -1,4 +1,4 @@
-"""`rm-opt runs | open`: what was run here, and its report in the browser."""
+"""`rm-opt runs | open`, and the plan of a run: what was run here, its report in the browser, what would run."""
 
 import os
 import sys
@@ -13,11 +13,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from flows.planning import plan_run
 from flows.unfinished import read_unfinished
+from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
+from rmcore.core.store import Store
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.runs import Run, find_run, read_runs, short_names
-from tasks.home import home
+from tasks.home import configure_environment, home
 
 PIPED_WIDTH = 160
 """Columns where no terminal says how many there are."""
@@ -99,6 +102,30 @@ def _accuracy(run: Run) -> str:
 
 def _took(run: Run) -> str:
     return "-" if run.seconds is None else numbers.duration(run.seconds)
+
+
+def print_plan(config: PipelineConfig) -> None:
+    """Say which stages of a run are there and which would run, why, and about how long that takes; nothing is run."""
+    configure_environment()
+    plan, problems = plan_run(config, Store(home() / "store"), home())
+    due = [stage for stage in plan.stages if stage.ref is None]
+    table = Table("stage", "state", "expected", "why", box=SIMPLE_HEAD, pad_edge=False)
+    for stage in plan.stages:
+        state = "cached" if stage.ref is not None else "to run"
+        table.add_row(stage.name, state, _expected(stage.seconds) if stage in due else "", escape(stage.why))
+    wide_console().print(table)
+    for problem in problems:
+        print(f"time unknown: {problem}")
+    known = [stage.seconds for stage in due if stage.seconds is not None]
+    if not due:
+        print("nothing to run: every stage is cached; the report is written anew")
+    else:
+        more = "" if len(known) == len(due) else f", and {len(due) - len(known)} of unknown length"
+        print(f"{len(due)} to run, about {numbers.duration(sum(known))}{more}; the report in seconds. Nothing was run.")
+
+
+def _expected(seconds: float | None) -> str:
+    return "unknown" if seconds is None else f"about {numbers.duration(seconds)}"
 
 
 def open_report(

@@ -68,7 +68,13 @@ def told_while_waiting(
         teller.join()
 
 
-def say_notices(prepared: Path) -> None:
-    """Say which usable pairs the prepared data go without, and why."""
-    for sentence in json.loads((prepared / "audit.json").read_text(encoding="utf-8"))["notices"]:
-        say(sentence)
+NOTICES = {"prepare": ("audit.json", "notices"), "landscape": ("curvature.json", "left_out")}
+"""Stages that may go without something, and where they tell of it."""
+
+
+def say_notices(stage: str, folder: Path) -> None:
+    """Say what the artifact of a stage goes without, and why: usable pairs, parts for which there was no time."""
+    if stage in NOTICES:
+        file, name = NOTICES[stage]
+        for sentence in json.loads((folder / file).read_text(encoding="utf-8")).get(name, []):
+            say(sentence)

@@ -23,7 +23,7 @@ from experiments.sizes import Size
 from flows.console import say
 from flows.form import described_flow
 from flows.matrix import MatrixRunner, Outcome
-from flows.pipeline import leave_embedded, open_store
+from flows.pipeline import leave_embedded, link_report, open_store
 from flows.planning import MatrixPlan, frozen, make_plan, matrix_key
 from flows.results import command, gather
 from rmcore.core.errors import TrainingError
@@ -224,6 +224,7 @@ class Matrix:
         tracker.log_metrics(summary_metrics(results))
         tracker.set_tags({f"rm.verdict.{one['name']}": one["verdict"] for one in results["hypotheses"]})
         create_markdown_artifact(markdown=markdown, description=f"Report: {report}")
+        link_report(report)
         if results["mlflow_url"] is not None:
             create_link_artifact(link=results["mlflow_url"], link_text="The cells side by side in MLflow")
         return report

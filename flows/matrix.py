@@ -129,8 +129,8 @@ class MatrixRunner:
                     say(f"{cell.label:<24} {name} was damaged and made again: {done.damage}")
                 ran = ran or not done.cached
                 refs[name] = done.ref
-                if name == "prepare" and not done.cached:  # once for all cells that share it
-                    say_notices(Path(done.ref.path))
+                if not done.cached:  # once for all cells that share it
+                    say_notices(name, Path(done.ref.path))
                 tracker.log_artifact_folder(Path(done.ref.path), name)
             self.finish(tracker, cell, refs)
         return Outcome(cell, refs, None, computed=ran)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from tasks.home import configure_environment, home
 
@@ -37,6 +38,7 @@ from rmcore.stages.results import figures, gather_results, run_key
 from rmcore.stages.run import INTERRUPTED
 from rmcore.stages.settings import GrpoSettings
 from tasks.device import device_slots, holders, is_idle
+from tasks.local_services import START_PAGE_VARIABLE
 from tasks.stages import StageRun, run_stage
 from tasks.tracking import RunTracker
 
@@ -180,8 +182,7 @@ def run_stages(
         after = [before[needed] for needed in upstream if needed in before]
         runs[name] = run_and_say(store, name, config, upstream, tracker, label=f"{name}{suffix}", after=after)
         before[name] = runs[name]
-        if name == "prepare":
-            say_notices(Path(runs[name].ref.path))
+        say_notices(name, Path(runs[name].ref.path))
         refs[name] = runs[name].ref
         tracker.log_artifact_folder(Path(runs[name].ref.path), name)
     return runs
@@ -301,9 +302,18 @@ def described(verdict: Verdict, more: NextRung | None, report: Path | None = Non
     return verdict_note(verdict, more, links, places, shown)
 
 
+def link_report(report: Path) -> None:
+    """Leave a link to a report on the flow run's page, where a start page serves it (tasks/start_page.py)."""
+    start = os.environ.get(START_PAGE_VARIABLE)
+    if start is not None and report.is_relative_to(home() / "reports"):
+        place = quote(report.relative_to(home()).as_posix())
+        create_link_artifact(link=f"{start}/{place}", link_text="Report")
+
+
 def _describe(results: Results, report: Path, mlflow_url: str | None) -> None:
-    """Leave a readable summary and a link on the flow run's page."""
+    """Leave a readable summary and links on the flow run's page."""
     create_markdown_artifact(markdown=summary_markdown(results), description=f"Report: {report}")
+    link_report(report)
     if mlflow_url is not None and mlflow_url.startswith("http"):
         create_link_artifact(link=mlflow_url, link_text="This run in MLflow")
 

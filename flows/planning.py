@@ -1,4 +1,4 @@
-"""The plan of an experiment: its cells, its tuning trials, what of them is there, and what the rest would take."""
+"""The plan of a run or an experiment: its stages or cells, what of them is there, and what the rest would take."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -12,9 +12,10 @@ from rmcore.core.errors import ConfigError
 from rmcore.core.fingerprints import code_digests
 from rmcore.core.store import Store, make_key
 from rmcore.reporting.html.experiment_schema import Tuned
-from rmcore.stages.registry import STAGES, stage_code
+from rmcore.stages.registry import STAGES, pipeline_stages, stage_code
 from rmcore.stages.settings import PrepareSettings
 from rmcore.study.cells import NUM_BINS, NUM_RESAMPLES
+from rmcore.study.estimates import CELL_STAGES
 from rmcore.study.plan import Cell, CellPlan, Planner, total_seconds
 from rmcore.study.tuning import choose, trial_score
 from tasks.device import visible_gpus
@@ -93,6 +94,20 @@ def make_plan(
     problems = tuple(probe_unknown(store, folder, unknown))
     found = _resolve(experiment, arms, Planner(store, estimates(store, folder)), failed)
     return replace(found, problems=problems)
+
+
+def plan_run(config: PipelineConfig, store: Store, home: Path) -> tuple[CellPlan, list[str]]:
+    """What of one pipeline run is there and what has to run, with why a time is not known.
+
+    Where nothing is known about the speed of its training, two real steps are timed first, unless the device is busy.
+    """
+    folder, problems = home / "throughput", []
+    cell = Cell(config.study, config.study, config.seed, config, tuple(pipeline_stages(config)))
+    plan = Planner(store, estimates(store, folder)).plan(cell)
+    if any(stage.seconds is None and stage.name in CELL_STAGES for stage in plan.stages):
+        problems = probe_unknown(store, folder, [config])
+        plan = Planner(store, estimates(store, folder)).plan(cell)
+    return plan, problems
 
 
 def _resolve(experiment: Experiment, arms: list[Arm], planner: Planner, failed: frozenset[str]) -> MatrixPlan:

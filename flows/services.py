@@ -1,4 +1,4 @@
-"""Local services: Prefect server, worker and MLflow server on loopback (`rm-opt up`, `down`, `status`).
+"""Local services: start page, Prefect server, worker and MLflow server on loopback (`rm-opt up`, `down`, `status`).
 
 All data stays in `RM_OPT_HOME`: the same databases that runs without servers use. Every process carries a mark in its
 environment, which its descendants inherit, so `down` ends exactly what was started: a flow run puts its children into
@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -27,6 +28,7 @@ from tasks.home import (
     PREFECT_PORT,
     QUIET_ENVIRONMENT,
     SAFE_ENVIRONMENT,
+    START_PORT,
     home,
     make_home,
     project_root,
@@ -37,6 +39,8 @@ from tasks.local_services import (
     HOST,
     MLFLOW_SERVER,
     PREFECT_SERVER,
+    START_PAGE,
+    START_PAGE_VARIABLE,
     WORKER,
     Service,
     known_addresses,
@@ -47,7 +51,7 @@ from tasks.local_services import (
     services_folder,
 )
 
-HEALTH_PATHS = {PREFECT_SERVER: "/api/health", MLFLOW_SERVER: "/health"}
+HEALTH_PATHS = {START_PAGE: "/health", PREFECT_SERVER: "/api/health", MLFLOW_SERVER: "/health"}
 POLL_SECONDS = 0.25
 
 
@@ -66,7 +70,7 @@ class ServiceStatus:
 
 
 def status() -> list[ServiceStatus]:
-    """The three services of this home, in the order they start."""
+    """The four services of this home, in the order they start."""
     running = running_services(home())
     return [_status(name, running.get(name)) for name in COMMANDS]
 
@@ -87,6 +91,7 @@ def _answers(service: Service) -> bool:
 def up(
     prefect_port: int | None = None,
     mlflow_port: int | None = None,
+    start_port: int | None = None,
     *,
     root: Path | None = None,
     timeout_s: float = 180.0,
@@ -96,6 +101,7 @@ def up(
     Args:
         prefect_port: port of Prefect's server and UI; default 4200, or where it runs already.
         mlflow_port: port of MLflow's server and UI; default 5000, or where it runs already.
+        start_port: port of the start page; default 4300, or where it runs already.
         root: project folder that holds prefect.yaml; default: the checkout.
         timeout_s: how long each service may take to answer.
 
@@ -113,6 +119,7 @@ def up(
     with exclusive(services_folder(home()) / "lock"):
         starter = _Starter(home(), timeout_s)
         ports = {
+            START_PAGE: starter.port(START_PAGE, start_port, START_PORT, "--start-port"),
             PREFECT_SERVER: starter.port(PREFECT_SERVER, prefect_port, PREFECT_PORT, "--prefect-port"),
             MLFLOW_SERVER: starter.port(MLFLOW_SERVER, mlflow_port, MLFLOW_PORT, "--mlflow-port"),
         }
@@ -164,6 +171,7 @@ class _Starter:
             os.environ[name] = environment[name]  # for our own requests
         self._start(PREFECT_SERVER, environment, urls[PREFECT_SERVER])
         self._start(MLFLOW_SERVER, environment, urls[MLFLOW_SERVER])
+        self._start(START_PAGE, environment, urls[START_PAGE])
         from flows import prefect_client  # imports Prefect, which takes seconds: the servers start meanwhile
 
         self._wait(PREFECT_SERVER, lambda: _answers(self.running[PREFECT_SERVER]))
@@ -174,7 +182,8 @@ class _Starter:
         self._start(WORKER, environment, None)
         self._wait(WORKER, lambda: prefect_client.worker_is_online(api))
         self._deploy(root, environment)
-        self._wait(MLFLOW_SERVER, lambda: _answers(self.running[MLFLOW_SERVER]))
+        for name in (MLFLOW_SERVER, START_PAGE):
+            self._wait(name, partial(_answers, self.running[name]))
 
     def _environment(self, urls: dict[str, str]) -> dict[str, str]:
         secret = password(self.directory)
@@ -193,6 +202,7 @@ class _Starter:
             "MLFLOW_TRACKING_URI": urls[MLFLOW_SERVER],
             **mlflow_login(secret),
             "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # one process instead of 10
+            START_PAGE_VARIABLE: urls[START_PAGE],
             "PYTHONUNBUFFERED": "1",
             HOME_MARK: str(self.directory),
         }

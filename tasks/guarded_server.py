@@ -1,4 +1,6 @@
-"""Prefect's or MLflow's server behind a guard, as `rm-opt up` starts it: `python -P -m tasks.guarded_server NAME PORT`.
+"""Prefect's or MLflow's server, or the start page, behind a guard, as `rm-opt up` starts it.
+
+    python -P -m tasks.guarded_server NAME PORT
 
 Whoever may post to Prefect runs code as its user, and a port on loopback is reached by every user of the machine and by
 every web page in a browser on it. So a request must name the server by its own address (no other name that was made to
@@ -14,7 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from tasks.home import default_artifact_root, default_tracking_uri, home
-from tasks.local_services import HOST, MLFLOW_SERVER, PREFECT_SERVER, password
+from tasks.local_services import HOST, MLFLOW_SERVER, PREFECT_SERVER, START_PAGE, password
 from tasks.mlflow_client import alone_with
 from tasks.model_training import ModelTrainingFirst
 
@@ -105,7 +107,18 @@ def mlflow_app(address: str) -> Guard:
     return Guard(ModelTrainingFirst(app), address, password(home()))
 
 
-APPS: dict[str, Callable[[str], Guard]] = {PREFECT_SERVER: prefect_app, MLFLOW_SERVER: mlflow_app}
+def start_app(address: str) -> Guard:
+    """The start page, and the reports of this home."""
+    from tasks.start_page import start_page_app
+
+    return Guard(start_page_app(home()), address, password(home()))
+
+
+APPS: dict[str, Callable[[str], Guard]] = {
+    START_PAGE: start_app,
+    PREFECT_SERVER: prefect_app,
+    MLFLOW_SERVER: mlflow_app,
+}
 
 
 def main() -> None:

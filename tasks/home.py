@@ -12,8 +12,17 @@ import psutil
 
 from rmcore.core.errors import ConfigError
 from rmcore.core.files import DIGESTS_VARIABLE
-from tasks.local_services import MLFLOW_SERVER, PREFECT_SERVER, mlflow_login, password, running_services
+from tasks.local_services import (
+    MLFLOW_SERVER,
+    PREFECT_SERVER,
+    START_PAGE,
+    START_PAGE_VARIABLE,
+    mlflow_login,
+    password,
+    running_services,
+)
 
+START_PORT = 4300
 PREFECT_PORT = 4200
 MLFLOW_PORT = 5000
 DEVICE_LIMIT = "rm-device"
@@ -158,6 +167,8 @@ def configure_environment() -> None:
     }
     if prefect_api:
         settings["PREFECT_API_URL"] = prefect_api
+    if START_PAGE in running:
+        settings[START_PAGE_VARIABLE] = str(running[START_PAGE])
     make_home(directory)
     for name, value in settings.items():
         os.environ.setdefault(name, value)

@@ -16,14 +16,18 @@ from rmcore.core.files import exclusive, write_text
 from rmcore.core.processes import marked
 
 HOST = "127.0.0.1"
+START_PAGE = "start-page"
 PREFECT_SERVER = "prefect-server"
 MLFLOW_SERVER = "mlflow-server"
 WORKER = "worker"
 WORK_POOL = "rm-opt"
 HOME_MARK = "RM_OPT_SERVICES_HOME"
 """Environment variable with the home, in every process that `rm-opt up` starts and in all that those start."""
+START_PAGE_VARIABLE = "RM_OPT_START_PAGE"
+"""Environment variable with the address of the start page, where one runs."""
 GUARDED_SERVER = ["-P", "-m", "tasks.guarded_server"]
 COMMANDS = {
+    START_PAGE: [*GUARDED_SERVER, START_PAGE],
     PREFECT_SERVER: [*GUARDED_SERVER, PREFECT_SERVER],
     MLFLOW_SERVER: [*GUARDED_SERVER, MLFLOW_SERVER],
     WORKER: ["-P", "-m", "prefect", "worker", "start", "--pool", WORK_POOL, "--type", "process", "--name", WORK_POOL],
@@ -85,7 +89,9 @@ def known_addresses(directory: Path) -> dict[str, str]:
         except psutil.Error:  # it ended meanwhile
             continue
         prefect = environment["PREFECT_API_URL"].removesuffix("/api")
-        return {PREFECT_SERVER: prefect, MLFLOW_SERVER: environment["MLFLOW_TRACKING_URI"]}
+        found = {PREFECT_SERVER: prefect, MLFLOW_SERVER: environment["MLFLOW_TRACKING_URI"]}
+        start = environment.get(START_PAGE_VARIABLE)  # none where an older version started them
+        return found if start is None else found | {START_PAGE: start}
     return {}
 
 

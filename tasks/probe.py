@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from rmcore.config.model import FROM_POLICY
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.child_process import ForkedProcess
 from rmcore.core.files import exclusive, write_json
@@ -42,6 +43,9 @@ def probe_unknown(store: Store, folder: Path, configs: Iterable[PipelineConfig])
     if unknown and (busy := holders(store)):
         return [f"the device is held by {' and '.join(busy)}, so no speed was measured; ask again when it is free"]
     for name, alike in unknown.items():
+        if alike[0].model.name == FROM_POLICY:
+            problems.append("the reward model starts from a policy that is not trained yet, so no step can be timed")
+            continue
         model = Path(alike[0].model.name).name
         print(f"measuring two steps of {model}: nothing like it has run here yet", file=sys.stderr)
         for config in _distinct(alike):

@@ -97,6 +97,8 @@ def _print(record: Mapping[str, Any], title: str) -> None:
 
     console = Console()
     console.print(escape(title))
+    for sentence in record.get("left_out", []):
+        console.print(escape(sentence))
     for group in groups(record):
         table = Table("quantity", "value", "error on these pairs", "error over prompts", title_justify="left")
         table.title = escape(f"{group.title}: {group.basis}")

@@ -11,6 +11,7 @@ from rmcore.cli.common import print_metrics, write_report_json
 from rmcore.cli.help import common
 from rmcore.cli.inputs import Checkpoint, Data, JsonOut, ModelReading, PairReading, Seed, read_pairs, tell_unusable
 from rmcore.cli.options import field_options, given, options
+from rmcore.cli.verdict import print_verdict
 from rmcore.config.data import DataConfig
 from rmcore.config.evaluate import EvaluateConfig
 from rmcore.config.landscape import LandscapeConfig
@@ -97,15 +98,13 @@ def readiness(
     over_baseline = metrics["accuracy_over_baseline"]
     judged = judge(values, train_accuracy, spectrum["lambda_max"], ReadinessConfig(), over_baseline, logged)
     more = next_rung(judged["verdict"], config.model_copy(update={"data": DataConfig(source=data)}), checkpoint)
-    print(f"{judged['verdict']['headline']} (rung {judged['verdict']['rung']} of 4: {judged['verdict']['evidence']})")
     for check in judged["gate"]:
-        print(f"  {'pass' if check['passed'] else 'FAIL'}  {check['text']}")
+        print(f"{'pass' if check['passed'] else 'FAIL'}        {check['text']}")
     for advice in judged["readiness"]["recommendations"]:
-        print(f"  advice: {advice}")
-    if more is not None:
-        print(f"  to raise it, {more['evidence']}: {more['command']}")
-        print(f"  costs {more['cost']}")
-    print(f"  original score (v1, no verdict): {judged['readiness']['overall_score']:.3f}")
+        print(f"advice      {advice}")
+    print(f"v1          {judged['readiness']['overall_score']:.3f}: the original score, no verdict")
+    print()
+    print_verdict(judged["verdict"], more)
     write_report_json(json_out, {"num_pairs": len(pairs), **judged, "logged_answers": logged, "next_rung": more})
 
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 from rmcore.core.errors import ConfigError
 
-Unit = Literal["share", "seconds", "pairs/s", "MiB", "steps", "nats", "logits", "logits²", "sd", ""]
+Unit = Literal["share", "points", "seconds", "pairs/s", "MiB", "steps", "nats", "logits", "logits²", "sd", ""]
 """How values are printed. share: a fraction, in percent; "": a plain number; the others are appended."""
 
 
@@ -81,7 +81,7 @@ _OF_PAIRS = (
         "length_matched_accuracy",
         "length-matched accuracy",
         "share",
-        "pairwise accuracy where the two completions differ by less than 15 % in characters, so length cannot help",
+        "pairwise accuracy where the two completions differ by less than 15 % in characters, so length helps little",
         better="higher",
         cell_name="eval/test_length_matched_accuracy",
         cell_label="accuracy on pairs of about equal length",
@@ -97,7 +97,7 @@ _OF_PAIRS = (
     MetricSpec(
         "accuracy_over_baseline",
         "accuracy over the better of chance and length",
-        "share",
+        "points",
         "pairwise accuracy minus that of always preferring the longer (or the shorter) completion, ties half: zero or "
         "less and the length alone would do",
         better="higher",
@@ -219,6 +219,9 @@ _OF_POLICIES = (
     ),
     MetricSpec("win_rate_16", "best-of-16 win rate", "share", "how often the best of 16 samples beats one more"),
     MetricSpec("planned_gain", "gain at the planned KL", "sd", "of the gold reward, in deviations within prompts"),
+    MetricSpec(
+        "planned_fall", "fall before the planned KL", "sd", "gain at the planned KL minus the highest before it"
+    ),
     MetricSpec("headroom", "headroom", "", "distance to the gold reward's peak over the planned distance"),
     MetricSpec(
         "signal_share", "signal share", "share", "of the variance within prompts that other training data repeat"

@@ -1,4 +1,8 @@
-"""Everything that is measured of one model's curvature, as one record: what the stage and the command share."""
+"""Everything that is measured of one model's curvature, as one record: what the stage and the command share.
+
+Within `LandscapeConfig.minutes` the ends and the trace come first, in half of the time, on fewer pairs if needed; then
+the parts, in the order of `PARTS`, each of which is left out where its own pace says that it would end too late.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +14,8 @@ from torch import Tensor
 from rmcore.config.landscape import CurvaturePart, LandscapeConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.progress import Report, labelled
-from rmcore.landscape.analyzer import hessian_spectrum
+from rmcore.landscape.analyzer import AnalyzedSpectrum, hessian_spectrum
+from rmcore.landscape.budget import OutOfTime, TimeBudget
 from rmcore.landscape.density import spectral_density
 from rmcore.landscape.directions import (
     FILTER_UNIT,
@@ -33,6 +38,8 @@ from rmcore.landscape.slices import LossSlice, loss_slice, loss_surface
 from rmcore.landscape.spectrum import HessianSpectrum
 from rmcore.landscape.vectors import dot
 
+FEWEST_PAIRS = 2
+"""That a time budget leaves."""
 PATH_MARGIN = 0.25
 """How far a line between two checkpoints continues beyond them, as a share of the way."""
 
@@ -51,7 +58,8 @@ def measure_curvature(
         other: another checkpoint of the same shape: `slices` then has a line from `model` to it.
 
     Returns:
-        {"spectrum": HessianSpectrum, and by part its record}, JSON-ready.
+        {"spectrum": HessianSpectrum, and by part its record}, JSON-ready; with "left_out": sentences, where
+        `config.minutes` did not suffice. What fits depends on the machine.
 
     Raises:
         ConfigError: `other` is given and slices are not asked for.
@@ -59,20 +67,45 @@ def measure_curvature(
     """
     if other is not None and "slices" not in config.parts:
         raise ConfigError("another checkpoint is for a line of the slices, which are not asked for: add slices.")
+    budget, asked = TimeBudget(config.minutes), len(sample.pairs)
     hessian = LossHessian.from_loader(model, sample.batches, parameters=config.parameters)
-    analyzed = hessian_spectrum(
+    try:
+        share = 0.5 if config.parts else 1.0
+        analyzed = _spectrum(hessian, config, seed, budget.kept(labelled(report, "Hessian products"), share))
+    except OutOfTime as late:
+        hessian.release()
+        sample = sample.some(max(FEWEST_PAIRS, int(asked * late.had / late.needed)), seed)
+        hessian = LossHessian.from_loader(model, sample.batches, parameters=config.parameters)
+        analyzed = _spectrum(hessian, config, seed, labelled(report, "Hessian products"))
+    assert analyzed.ends is not None  # noqa: S101 - only the cross-check by PyHessian has none; no config asks for it
+    left_out = []
+    if len(sample.pairs) < asked:
+        left_out.append(f"{len(sample.pairs)} of the {asked} pairs were taken")
+    measured: dict[str, Any] = {}
+    for part in (part for part in PARTS if part in config.parts):
+        kept = budget.kept(report)
+        task = _Task(model, sample, config, seed, kept, other, hessian, analyzed.record, analyzed.ends, analyzed.traces)
+        try:
+            measured[part] = PARTS[part](task)
+        except OutOfTime as late:
+            hessian.release()
+            left_out.append(f"{part} was left out: {late}")
+    record = {"spectrum": analyzed.record.to_dict()} | measured
+    if left_out:
+        record["left_out"] = [f"landscape.minutes={config.minutes:g}: {sentence}" for sentence in left_out]
+    return record
+
+
+def _spectrum(hessian: LossHessian, config: LandscapeConfig, seed: int, report: Report) -> AnalyzedSpectrum:
+    return hessian_spectrum(
         hessian,
         config.method,
         config.top_k,
         num_steps=config.lanczos_steps,
         trace_probes=config.trace_probes,
         seed=seed,
-        report=labelled(report, "Hessian products"),
+        report=report,
     )
-    assert analyzed.ends is not None  # noqa: S101 - only the cross-check by PyHessian has none; no config asks for it
-    task = _Task(model, sample, config, seed, report, other, hessian, analyzed.record, analyzed.ends, analyzed.traces)
-    measured = {part: PARTS[part](task) for part in PARTS if part in config.parts}
-    return {"spectrum": analyzed.record.to_dict()} | measured
 
 
 @dataclass(frozen=True)

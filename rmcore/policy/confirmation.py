@@ -5,6 +5,7 @@ scored, the best is what a user would get, and a judge compares it with samples 
 judgement of `1 + OPPONENTS` responses a prompt, however large n is.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -112,7 +113,7 @@ def verdict_of_confirmation(record: dict[str, Any]) -> dict[str, Any]:
     if gain["ci_low"] is None:
         headline = f"Unclear whether gold moved, {gain['value']:+.2f} sd without an interval, by {where}"
         return {"status": "unclear", "headline": headline, "reasons": [gain["reason"] or "there is no interval"]}
-    shown = f"{gain['value']:+.2f} sd ({gain['ci_low']:+.2f} to {gain['ci_high']:+.2f})"
+    shown = shown_gain(gain)
     reasons = []
     if gain["ci_low"] > 0:
         status, headline = "rose", f"Gained {shown} of gold by {where}"
@@ -124,3 +125,10 @@ def verdict_of_confirmation(record: dict[str, Any]) -> dict[str, Any]:
         status, headline = "unclear", f"Unclear whether gold moved, {shown}, by {where}"
         reasons.append("more fresh prompts narrow the interval (policy.fresh_prompts)")
     return {"status": status, "headline": headline, "reasons": reasons}
+
+
+def shown_gain(value: Mapping[str, Any]) -> str:
+    """A gain in standard deviations with its interval, as verdicts say it; without one where there is none."""
+    if value["ci_low"] is None:
+        return f"{value['value']:+.2f} sd"
+    return f"{value['value']:+.2f} sd ({value['ci_low']:+.2f} to {value['ci_high']:+.2f})"

@@ -82,12 +82,16 @@ class OptimizationPlan:
     Attributes:
         kl: planned, in nats.
         gain: gold gain there, between the points of the curve; without a value where the curve ends before.
+        fall: that gain minus the highest one before it, at most 0; with an interval that excludes zero the gold reward
+            turned before the plan. The highest was chosen on the same prompts, as in `Overoptimization.fall`.
         headroom: d at which the fitted gain is largest over the planned d: below 1 the plan goes beyond the peak, 0 is
-            a gold reward that falls from the start. Looked for up to `HEADROOM_CAP`, beyond the curve by the fit.
+            a gold reward that falls from the start. Looked for up to `HEADROOM_CAP`, beyond the curve by the fit. Its
+            interval knows nothing of how well either form fits, so it shows no turn: `fall` does.
     """
 
     kl: float
     gain: MetricValue
+    fall: MetricValue
     headroom: MetricValue
 
 
@@ -191,6 +195,9 @@ def _curve(
     seed: int,
 ) -> Overoptimization:
     best = int(np.argmax(gold.mean(axis=0)))
+    planned = None if planned_kl is None else math.sqrt(planned_kl)
+    before = np.sqrt(kl.mean(axis=0)) < planned if planned is not None else np.zeros(len(settings), dtype=bool)
+    highest = int(np.argmax(np.where(before, gold.mean(axis=0), -np.inf)))  # the policy itself is always before it
 
     def statistics(weights: FloatArray) -> dict[str, FloatArray]:
         weights = weights / weights.sum(axis=1, keepdims=True)
@@ -200,10 +207,11 @@ def _curve(
         found["fall"] = mean_gold[:, -1] - mean_gold[:, best]
         for form in ("square", "logarithm"):
             found |= {f"{form} {name}": values for name, values in _fit(form, np.sqrt(mean_kl), mean_gold).items()}
-            if planned_kl is not None:
-                found[f"{form} headroom"] = _headroom(form, found, math.sqrt(planned_kl))
-        if planned_kl is not None:
-            found["planned gain"] = _between(np.sqrt(mean_kl), mean_gold, math.sqrt(planned_kl))
+            if planned is not None:
+                found[f"{form} headroom"] = _headroom(form, found, planned)
+        if planned is not None:
+            found["planned gain"] = _between(np.sqrt(mean_kl), mean_gold, planned)
+            found["planned fall"] = np.minimum(0.0, found["planned gain"] - mean_gold[:, highest])
         return found
 
     drawn = cluster_bootstrap(statistics, len(kl), num_resamples=num_resamples, seed=seed)
@@ -229,7 +237,8 @@ def _curve(
         short = (
             f"the samples reach {float(kl.mean(axis=0)[-1]):.3g} nats, {planned_kl:g} are planned; draw more of each"
         )
-        plan = OptimizationPlan(planned_kl, value("planned gain", short), value(f"{better} headroom"))
+        gain, fall = value("planned gain", short), value("planned fall", short)
+        plan = OptimizationPlan(planned_kl, gain, fall, value(f"{better} headroom"))
     return Overoptimization(method, points, fits, best, value("fall"), len(kl), num_samples, plan)
 
 

@@ -2,10 +2,11 @@
 
 The gold world draws new prompts; of other data they are the held-out ones after the first `policy.num_prompts`, which
 readiness sees. Writes `served.parquet` (one row a judged response: prompt_id, prompt, response, chosen, reward, gold),
-`drawn.jsonl`, where an interrupted call continues, `confirmation.json` and `summary.json`.
+`drawn.jsonl` and `judged.jsonl`, where an interrupted call continues, `confirmation.json` and `summary.json`.
 """
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pandas as pd
 
 from rmcore.config.data import GoldConfig
 from rmcore.core.errors import ConfigError, DataError, ModelError
-from rmcore.core.files import write_json
+from rmcore.core.files import append_json_lines, read_json_lines, write_json
 from rmcore.core.progress import Report
 from rmcore.core.tracking import Tracker
 from rmcore.data.gold.prompts import draw_prompt
@@ -23,7 +24,7 @@ from rmcore.data.table import read_pairs
 from rmcore.models.loading import pick_device
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.policy.confirmation import OPPONENTS, confirm, smallest_n, verdict_of_confirmation
-from rmcore.policy.judge import judge_of
+from rmcore.policy.judge import Judge, judge_of
 from rmcore.policy.sampling.best_of_n import nominal_kl
 from rmcore.stages.interface import Upstream
 from rmcore.stages.samples import answers, one_each
@@ -51,23 +52,7 @@ def run(settings: ConfirmationSettings, upstream: Upstream, out: Path, tracker: 
         trust_remote_code=settings.trust_remote_code,
         render_fn=settings.render_fn,
     )
-    rows = []
-    for index, (prompt, drawn) in enumerate(zip(prompts, responses, strict=True)):
-        rewards = np.asarray(rm.score([prompt] * len(drawn), drawn), dtype=np.float64)  # (n + OPPONENTS,)
-        if not np.isfinite(rewards).all():
-            raise ModelError(
-                f"the reward model gave a reward that is not finite to a response to {prompt_text(prompt)[:60]!r}, so "
-                "no best one can be named; its weights are broken or overflow. Evaluate it first."
-            )
-        best = int(np.argmax(rewards[:n]))  # the first of equals
-        judged = [best, *range(n, n + OPPONENTS)]
-        gold = judge.rewards([prompt] * len(judged), [drawn[one] for one in judged])
-        rows += [
-            (prompt_key(prompt), prompt_text(prompt), drawn[one], one == best, rewards[one], value)
-            for one, value in zip(judged, gold, strict=True)
-        ]
-        report(index + 1, len(prompts), f"best of {n} for {index + 1} of {len(prompts)} fresh prompts")
-    table = pd.DataFrame(rows, columns=["prompt_id", "prompt", "response", "chosen", "reward", "gold"])
+    table = _judged(rm, judge, n, prompts, responses, out / "judged.jsonl", report)
     table.to_parquet(out / "served.parquet")
     record: dict[str, Any] = {
         "n": n,
@@ -86,6 +71,40 @@ def run(settings: ConfirmationSettings, upstream: Upstream, out: Path, tracker: 
     record["verdict"] = verdict_of_confirmation(record)
     write_json(out / RECORD_FILE, record)
     write_json(out / "summary.json", {"metrics": {f"policy/served_{k}": v for k, v in record["gold"].items()}})
+
+
+def _judged(
+    rm: BradleyTerryRM,
+    judge: Judge,
+    n: int,
+    prompts: Sequence[Prompt],
+    responses: Sequence[list[str]],
+    kept: Path,
+    report: Report,
+) -> pd.DataFrame:
+    """The chosen response of each prompt and those it was not chosen from, judged: `1 + OPPONENTS` rows a prompt.
+
+    Judgements are what costs, so each prompt's are in `kept` before the next prompt is asked for.
+    """
+    done = len(read_json_lines(kept))
+    for index, (prompt, drawn) in enumerate(zip(prompts[done:], responses[done:], strict=True), start=done):
+        rewards = np.asarray(rm.score([prompt] * len(drawn), drawn), dtype=np.float64)  # (n + OPPONENTS,)
+        if not np.isfinite(rewards).all():
+            raise ModelError(
+                f"the reward model gave a reward that is not finite to a response to {prompt_text(prompt)[:60]!r}, so "
+                "no best one can be named; its weights are broken or overflow. Evaluate it first."
+            )
+        best = int(np.argmax(rewards[:n]))  # the first of equals
+        judged = [best, *range(n, n + OPPONENTS)]
+        gold = judge.rewards([prompt] * len(judged), [drawn[one] for one in judged])
+        rows = [
+            (prompt_key(prompt), prompt_text(prompt), drawn[one], one == best, float(rewards[one]), float(value))
+            for one, value in zip(judged, gold, strict=True)
+        ]
+        append_json_lines(kept, [{"rows": rows}])
+        report(index + 1, len(prompts), f"best of {n} for {index + 1} of {len(prompts)} fresh prompts")
+    every = [row for one in read_json_lines(kept) for row in one["rows"]]
+    return pd.DataFrame(every, columns=["prompt_id", "prompt", "response", "chosen", "reward", "gold"])
 
 
 def _fresh_prompts(settings: ConfirmationSettings, prepared: Path) -> list[Prompt]:

@@ -173,6 +173,7 @@ def _tracked(record: dict[str, Any]) -> dict[str, Any]:
     shown |= {f"ready/{name}": value for name, value in record.get("parts", {}).items()}
     for curve in record.get("curves", []):
         shown[f"ready/{curve['method']}_planned_gain"] = curve["plan"]["gain"]
+        shown[f"ready/{curve['method']}_planned_fall"] = curve["plan"]["fall"]
         shown[f"ready/{curve['method']}_headroom"] = curve["plan"]["headroom"]
     if "gradient" in record:
         gradient = record["gradient"]

@@ -33,7 +33,7 @@ def run(settings: ReadinessV2Settings, upstream: Upstream, out: Path, tracker: T
     )
     parts: dict[str, Any] = dict(optimized.get("parts", {}))
     if plan is not None:
-        parts |= {"planned_gain": plan["gain"], "headroom": plan["headroom"]}
+        parts |= {"planned_gain": plan["gain"], "planned_fall": plan["fall"], "headroom": plan["headroom"]}
     parts |= {name: metrics[name] for name in FROM_PAIRS if name in metrics}
     parts["lambda_max"] = {"value": spectrum["lambda_max"], "ci_low": None, "ci_high": None, "num": 0, "reason": None}
     judged = judge_v2(parts, settings.readiness, optimized["judge"])

@@ -1,5 +1,6 @@
 """What a finished pipeline found, gathered from its artifacts into one record for report, summary and registry."""
 
+import contextlib
 import importlib.metadata
 import json
 import platform
@@ -103,8 +104,10 @@ def figures(refs: Mapping[str, ArtifactRef]) -> dict[str, Path]:
 
 def environment(device: str) -> dict[str, str]:
     """Versions and machine, for provenance."""
-    installed = {dist.name.lower() for dist in importlib.metadata.distributions() if dist.name}
-    versions = {name: importlib.metadata.version(name) for name in SHOWN_VERSIONS if name in installed}
+    versions: dict[str, str] = {}
+    for name in SHOWN_VERSIONS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
     return versions | {
         "python": platform.python_version(),
         "platform": platform.platform(terse=True),

@@ -6,6 +6,7 @@ spent outside of its steps. Where the store has none of the same kind, a probe o
 """
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +14,7 @@ from typing import Any
 
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.store import Entry, canonical_json
+from rmcore.stages.registry import STAGES
 from rmcore.stages.settings import PrepareSettings, TrainSettings
 from rmcore.training.resume import FINISHED_FILE
 
@@ -72,6 +74,9 @@ class Estimates:
         if stage == "prepare":
             taken = self._newest(entry for entry in self._of("prepare") if _same_source(entry, config))
             return taken if taken is not None else self._start(config)
+        if stage not in CELL_STAGES:  # as long as it took with the same settings
+            settings = STAGES[stage].settings.of(config).keyed()
+            return self._newest(entry for entry in self._of(stage) if entry.inputs["config"] == settings)
         trained = self._trained.get(kind(config), [])
         if stage == "train":
             return self._train_seconds(config, trained)
@@ -113,9 +118,11 @@ class Estimates:
             # The other parts, which no shipped experiment measures, are not counted.
             products *= 2 if "normalized" in config.landscape.parts else 1
             passes = float(PRODUCT_PASSES * products * config.landscape.num_pairs)
+            most = math.inf if config.landscape.minutes is None else 60 * config.landscape.minutes
         else:
             passes = FORWARD_SHARE * (probe.num_scored + min(config.evaluate.train_pairs, probe.num_train))
-        return probe.start_seconds + passes / probe.pairs_per_second
+            most = math.inf
+        return probe.start_seconds + min(most, passes / probe.pairs_per_second)
 
     def _start(self, config: PipelineConfig) -> float | None:
         probe = self.probes.get(probe_kind(config))

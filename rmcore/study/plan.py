@@ -1,7 +1,7 @@
 """What an experiment would run: each cell cached, partial or to run, why, and how long it would take.
 
-Nothing runs here. A stage's key depends on the content of what comes before it, so the stages of a cell are resolved in
-order for as long as those are in the store; what follows the first missing one has to run in any case.
+Nothing runs here. A stage's key depends on the content of what it reads, so a stage is looked up where that is in the
+store, and has to run in any case where it is not.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -98,11 +98,13 @@ class Planner:
 
     def _stages(self, cell: Cell, waits_for: str) -> Iterator[StagePlan]:
         refs: dict[str, ArtifactRef] = {}
-        missing = ""
+        first: dict[str, str] = {}  # of a stage that has to run: the one that it has to run for
         for name in cell.stages:
-            if missing or (waits_for and STAGES[name].upstream):
+            behind = [first[needed] for needed in STAGES[name].needs(cell.config) if needed in first]
+            if behind or (waits_for and STAGES[name].upstream):
                 # What stands in the store for the settings so far is not what will be asked for.
-                why = f"follows {missing}" if missing else waits_for
+                first[name] = behind[0] if behind else name
+                why = f"follows {behind[0]}" if behind else waits_for
                 yield StagePlan(name, None, None, why, self.estimates.seconds(cell.config, name))
                 continue
             call = stage_call(name, cell.config, refs)
@@ -112,7 +114,7 @@ class Planner:
                 refs[name] = self.store.ref(name, key)
                 yield StagePlan(name, refs[name], key, "", 0.0)
                 continue
-            missing = name
+            first[name] = name
             is_corrupt = status.state == "corrupt"
             why = f"damaged: {status.damage}" if is_corrupt else self._why(name, key, call.inputs)
             yield StagePlan(name, None, key, why, self.estimates.seconds(cell.config, name))

@@ -50,8 +50,16 @@ def shard(model: nn.Module, ranks: Ranks) -> None:
     Raises:
         ModelError: the model has no repeated blocks, so nothing could be gathered piece by piece.
     """
-    if ranks.world == 1:
-        return
+    if ranks.world > 1:
+        shard_blocks(model)
+
+
+def shard_blocks(model: nn.Module) -> None:
+    """Shard `model` in place over the processes of the default group, of which there may be one alone.
+
+    Raises:
+        ModelError: see `shard`.
+    """
     blocks = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
     longest = max(blocks, key=len, default=[])
     if not longest:

@@ -6,14 +6,17 @@ import sys
 
 import pytest
 
+from experiments.arms import change_config
+from experiments.presets import PRESETS
 from experiments.schema import TUNING_SEED, Experiment
-from flows.planning import make_plan, matrix_key
+from flows.planning import make_plan, matrix_key, plan_run
 from rmcore.core.errors import ConfigError
 from rmcore.core.store import MANIFEST, Store
 from rmcore.core.tracking import METRICS_FILE
 from rmcore.data.table import write_pairs
-from rmcore.stages.registry import stage_call
+from rmcore.stages.registry import pipeline_stages, stage_call
 from rmcore.study.estimates import SpeedProbe, probe_kind
+from rmcore.study.plan import Cell
 from rmcore.training.resume import FINISHED_FILE
 
 ACCURACY = "eval/test_pairwise_accuracy"
@@ -245,3 +248,25 @@ def test_the_content_of_every_arms_data_is_in_the_name(tmp_path, gold_pairs):
     assert key() != before
     write_pairs(gold_pairs[:10], file)
     assert key() == before
+
+
+def test_the_plan_of_a_run_tells_cached_stages_from_those_that_follow_a_change(store, tmp_path, finish, probed):
+    config = declare().base
+    stages = pipeline_stages(config)
+    finish(Cell("run", "run", 0, config, stages))
+    whole, problems = plan_run(config, store, tmp_path)
+    assert [stage.ref is not None for stage in whole.stages] == [True] * len(stages)
+    assert problems == []
+    changed, _ = plan_run(change_config(config, {"evaluate.num_resamples": 777}), store, tmp_path)
+    due = {stage.name: stage for stage in changed.stages if stage.ref is None}
+    assert list(due) == ["evaluate", "readiness"]  # curvature reads the training alone
+    assert "num_resamples" in due["evaluate"].why
+    assert due["readiness"].why == "follows evaluate"
+    assert due["evaluate"].seconds is not None
+
+
+def test_a_run_that_starts_from_a_policy_to_come_is_planned_without_its_time(store, tmp_path):
+    plan, problems = plan_run(PRESETS["rlhf"], store, tmp_path)
+    assert [stage.name for stage in plan.stages] == [*pipeline_stages(PRESETS["rlhf"])]
+    assert not any(stage.ref for stage in plan.stages)
+    assert "starts from a policy that is not trained yet" in problems[0]

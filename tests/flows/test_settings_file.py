@@ -91,7 +91,9 @@ def started(tmp_path, monkeypatch):
     monkeypatch.setattr(
         cli,
         "run_configured",
-        lambda load, preset, given: configs.append(load_config(preset, given.config, given.set_ or [])),
+        lambda load, preset, given, recorded=None: configs.append(
+            load_config(preset, given.config, given.set_ or [], recorded)
+        ),
     )
     return configs
 

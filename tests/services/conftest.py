@@ -242,10 +242,12 @@ class Services:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
         self.home = home
         self.environment = inherited | {"RM_OPT_HOME": str(home), "RM_OPT_DEVICE_SLOTS": "2"}
-        prefect_port, mlflow_port = free_port(), free_port()
+        prefect_port, mlflow_port, start_port = free_port(), free_port(), free_port()
         self.ui, self.mlflow = f"http://127.0.0.1:{prefect_port}", f"http://127.0.0.1:{mlflow_port}"
         self.api = f"{self.ui}/api"
-        self.printed = self.rm_opt("up", "--prefect-port", prefect_port, "--mlflow-port", mlflow_port)
+        self.start = f"http://127.0.0.1:{start_port}"
+        ports = ("--prefect-port", prefect_port, "--mlflow-port", mlflow_port, "--start-port", start_port)
+        self.printed = self.rm_opt("up", *ports)
         self.password = (home / "services" / "password").read_text().strip()
         self.http = httpx.Client(timeout=60, headers=basic_authorization(self.password), transport=Patient())
         """Speaks to both servers as their owner."""
@@ -308,6 +310,6 @@ def services(tmp_path_factory):
         started = Services(home)
         yield started
         assert "worker" in started.rm_opt("down")
-        assert started.rm_opt("status").count("not running") == 3
+        assert started.rm_opt("status").count("not running") == 4
     finally:
         terminate(marked("RM_OPT_HOME", str(home)))  # what an `up` that failed may have left

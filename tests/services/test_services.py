@@ -123,12 +123,12 @@ def running_flow(api: str, tags: list[str]) -> str:
 
 def test_the_services_run_a_deployment_and_end_without_a_trace(home, project, tmp_path, monkeypatch):
     before = children()
-    prefect_port, mlflow_port = free_ports(2)
-    started = services.up(prefect_port, mlflow_port, root=project)
-    assert [service.healthy for service in started] == [True, True, True]
+    prefect_port, mlflow_port, start_port = free_ports(3)
+    started = services.up(prefect_port, mlflow_port, start_port, root=project)
+    assert [service.healthy for service in started] == [True] * 4
     assert services.up(root=project) == started  # nothing is started twice
     with pytest.raises(ServiceError, match="--mlflow-port"):
-        services.up(prefect_port, prefect_port + 1, root=project)
+        services.up(prefect_port, prefect_port + 1, start_port, root=project)
 
     api, mlflow_url = f"http://127.0.0.1:{prefect_port}/api", f"http://127.0.0.1:{mlflow_port}"
     assert run_deployment(api, tmp_path)["state_type"] == "COMPLETED"
@@ -153,19 +153,20 @@ def test_the_services_run_a_deployment_and_end_without_a_trace(home, project, tm
     assert states == ["CRASHED", "RUNNING", "RUNNING"]
 
     # A server that was killed comes back where the others look for it, without being told where that was.
-    os.kill(running_services(home)["mlflow-server"].pid, signal.SIGKILL)
-    wait_for(lambda: services.status()[1].pid is None)
+    mlflow = running_services(home)["mlflow-server"].process
+    mlflow.kill()
+    mlflow.wait(timeout=60)
     again = services.up(root=project)
     assert [service.url for service in again] == [service.url for service in started]
-    assert [service.healthy for service in again] == [True, True, True]
+    assert [service.healthy for service in again] == [True] * 4
 
     assert psutil.pid_exists(int(left_behind))
-    assert services.down() == ["prefect-server", "mlflow-server", "worker"]
+    assert services.down() == ["start-page", "prefect-server", "mlflow-server", "worker"]
     assert children() == before
     assert not psutil.pid_exists(int(left_behind)) or psutil.Process(int(left_behind)).status() == "zombie"
-    assert [service.pid for service in services.status()] == [None, None, None]
+    assert [service.pid for service in services.status()] == [None] * 4
     assert services.down() == []
-    for port in (prefect_port, mlflow_port):
+    for port in (prefect_port, mlflow_port, start_port):
         socket.create_server(("127.0.0.1", port)).close()
 
 
@@ -174,7 +175,7 @@ def test_a_port_of_another_program_is_refused_and_the_program_untouched(home, pr
     with socket.create_server(("127.0.0.1", 0)) as foreign:
         port = foreign.getsockname()[1]
         with pytest.raises(ServiceError, match=rf"port {port} .*pid {os.getpid()} .*--prefect-port"):
-            services.up(port, free_ports(1)[0], root=project)
+            services.up(port, *free_ports(2), root=project)
         assert services.down() == []
         socket.create_connection(("127.0.0.1", port)).close()
     assert home.stat().st_mode & 0o777 == (home / "prefect").stat().st_mode & 0o777 == 0o700  # before servers write
@@ -186,7 +187,7 @@ def test_a_start_that_fails_shows_the_log_and_ends_what_it_began(home, project):
     (home / "prefect").mkdir(parents=True)
     (home / "prefect" / "prefect.db").write_text("this is no database, and Prefect's server will say so")
     with pytest.raises(ServiceError, match=r"prefect-server ended while starting(.|\n)*not a database"):
-        services.up(*free_ports(2), root=project)
+        services.up(*free_ports(3), root=project)
     assert children() == before
     assert running_services(home) == {}
 
@@ -339,7 +340,7 @@ def test_a_damaged_password_or_record_stops_nothing(home, monkeypatch, content):
     secret = password(home)
     assert len(secret) == 43
     assert os.environ["PREFECT_API_AUTH_STRING"] == secret == (folder / "password").read_text().strip()
-    assert [service.pid for service in services.status()] == [None, None, None]
+    assert [service.pid for service in services.status()] == [None] * 4
     assert services.down() == []
     assert (other.poll(), worker.wait(timeout=10)) == (None, -signal.SIGTERM)
     other.kill()

@@ -23,7 +23,8 @@ def policy(quality=1.0):
         name: value.to_dict()
         for name, value in on_policy_parts(JudgedPools(rewards, gold, lengths, members), **settings).items()
     }
-    parts |= {"planned_gain": curves[0]["plan"]["gain"], "headroom": curves[0]["plan"]["headroom"]}
+    plan = curves[0]["plan"]
+    parts |= {"planned_gain": plan["gain"], "planned_fall": plan["fall"], "headroom": plan["headroom"]}
     parts["ece_tempered_debiased"] = {"value": 0.02, "ci_low": 0.01, "ci_high": 0.04, "num": 9, "reason": None}
     choices = [{"n": n, "kl": 0.1, "nominal_kl": 0.1, "reward": float(n)} for n in (1, 2, 4, 8, 16)]
     gradient = {"variance": 1.0, "bound": 2.0, "product": 0.5, "num_violations": 3, "num_prompts": 4, "num_samples": 64}

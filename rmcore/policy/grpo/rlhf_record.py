@@ -9,6 +9,7 @@ import pandas as pd
 from rmcore.core.arrays import FloatArray
 from rmcore.evaluation.uncertainty import MetricValue, cluster_bootstrap, metric_value
 from rmcore.evaluation.verdicts.estimate import SeedSample, estimate_over_seeds
+from rmcore.policy.confirmation import shown_gain
 from rmcore.policy.grpo.policy_meter import QUANTITIES
 
 
@@ -95,7 +96,7 @@ def verdict_of(curve: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             "headline": f"The proxy rose by {proxy['value']:+.2f} sd {where}; nobody judged what that is worth",
             "reasons": ["name a judge (policy.judge), or have the last samples judged, before this policy is used"],
         }
-    shown = f"gold {_shown(gold)}, proxy {_shown(proxy)} {where}"
+    shown = f"gold {shown_gain(gold)}, proxy {shown_gain(proxy)} {where}"
     if gold["ci_low"] is None:
         return {"status": "unclear", "headline": f"Unclear: {shown}", "reasons": [gold["reason"] or "no interval"]}
     status, headline = "unclear", f"Unclear whether the gold reward moved: {shown}"
@@ -107,8 +108,8 @@ def verdict_of(curve: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     reasons = []
     if best["step"] != last["step"] and _apart(best["gold"], gold):
         reasons.append(
-            f"it was highest at step {best['step']} ({_shown(best['gold'])} at {best['kl']['value']:.2g} nats) and has "
-            "fallen since: over-optimisation"
+            f"it was highest at step {best['step']} ({shown_gain(best['gold'])} at {best['kl']['value']:.2g} nats) and "
+            "has fallen since: over-optimisation"
         )
     return {"status": status, "headline": headline, "reasons": reasons}
 
@@ -116,9 +117,3 @@ def verdict_of(curve: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _apart(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
     """Whether two intervals do not meet: a careful reading, as both points share their prompts."""
     return bool(first["ci_low"] is not None and second["ci_high"] is not None and first["ci_low"] > second["ci_high"])
-
-
-def _shown(value: Mapping[str, Any]) -> str:
-    if value["ci_low"] is None:
-        return f"{value['value']:+.2f} sd"
-    return f"{value['value']:+.2f} sd ({value['ci_low']:+.2f} to {value['ci_high']:+.2f})"

@@ -1,5 +1,5 @@
-"""Operating points of the gates: of the models that a threshold lets through, how many gained; of those that gained,
-how many it refuses.
+"""Operating points of the gates: of the models that a threshold lets through, how many were worth while and how many
+gained nothing; of those that were worth while, how many it refuses.
 
 Over the reward models of the study, whose gains are known, with intervals over recipes.
 """
@@ -14,63 +14,75 @@ import pandas as pd
 from rmcore.core.arrays import FloatArray
 from rmcore.evaluation.uncertainty import metric_value
 from rmcore.policy.readiness.clusters import Clusters
-from rmcore.policy.readiness.readiness_v2 import Condition, is_on_side
+from rmcore.policy.readiness.readiness_v2 import Condition
 
-QUANTILES = np.linspace(0.1, 0.9, 9)
+QUANTILES = np.linspace(0.05, 0.95, 19)
 """Of a part over the models: other thresholds that it might have had."""
+COST_OF_FALSE_READY = 4
+"""In refusals of a worthwhile model. A refusal costs another round of labels; a model that is called ready and gains
+nothing costs the training of a policy, and its discovery."""
 
 
 def operating_points(table: pd.DataFrame, conditions: Sequence[Condition], clusters: Clusters) -> list[dict[str, Any]]:
     """What each gate lets through, all together last.
 
     Args:
-        table: models with the parts, the ends of their intervals (`PART_low`, `PART_high`) and `worthwhile`.
+        table: models with the parts, the ends of their intervals (`PART_low`, `PART_high`), `worthwhile` and `lost`.
         conditions: the gates; one whose part no model has is left out.
         clusters: recipes of the rows.
 
     Returns:
-        One record a gate: {"part", "side", "threshold", "by_end": as the gate asks, on an end of the interval,
-        "by_value": on the value, "sweep": the value against other thresholds}; the first
-        two {"num_ready", "ready_gained", "gained_refused"} with shares as values with intervals.
+        One record a gate: {"name", "part", "end", "threshold", "by_end": as the gate asks, on that end of the
+        interval, "by_value": on the value, "sweep": that end against other thresholds}; the first
+        two {"num_ready", "cost", "ready_gained", "ready_lost", "gained_refused"} with shares as values with intervals.
     """
-    good = table["worthwhile"].to_numpy(dtype=bool)
+    good, lost = (table[name].to_numpy(dtype=bool) for name in ("worthwhile", "lost"))
     found: list[dict[str, Any]] = []
     every = {"by_end": np.ones(len(table), dtype=bool), "by_value": np.ones(len(table), dtype=bool)}
     for condition in conditions:
         if condition.part not in table or table[condition.part].isna().all():
             continue
         end = f"{condition.part}_{condition.end}"
-        passes = {"by_value": passing(table[condition.part], condition.side, condition.threshold)}
-        passes["by_end"] = (
-            passing(table[end], condition.side, condition.threshold) if end in table else np.zeros_like(good)
-        )
-        record: dict[str, Any] = {"part": condition.part, "side": condition.side, "threshold": condition.threshold}
+        passes = {"by_value": passing(table[condition.part], condition.threshold)}
+        passes["by_end"] = passing(table[end], condition.threshold) if end in table else np.zeros_like(good)
+        record: dict[str, Any] = {name: getattr(condition, name) for name in ("name", "part", "end", "threshold")}
         for name, let_through in passes.items():
             every[name] = every[name] & let_through
-            record[name] = _shares(let_through, good, clusters)
-        found.append(record | {"sweep": _sweep(table[condition.part], condition, good)})
-    together = {name: _shares(let_through, good, clusters) for name, let_through in every.items()}
-    return [*found, {"part": "all of them", "side": None, "threshold": None} | together | {"sweep": []}]
+            record[name] = _shares(let_through, good, lost, clusters)
+        found.append(record | {"sweep": _sweep(table[end], condition, good, lost) if end in table else []})
+    together = {name: _shares(let_through, good, lost, clusters) for name, let_through in every.items()}
+    nothing = dict.fromkeys(("part", "end", "threshold"))
+    return [*found, {"name": "all of them"} | nothing | together | {"sweep": []}]
 
 
-def passing(values: "pd.Series[Any]", side: str, threshold: float) -> npt.NDArray[np.bool_]:
-    """Which values are known and on the right side of the threshold, which is itself on it."""
+def passing(values: "pd.Series[Any]", threshold: float) -> npt.NDArray[np.bool_]:
+    """Which values are known and reach the threshold."""
     numbers = pd.to_numeric(values).to_numpy(dtype=np.float64)
     with np.errstate(invalid="ignore"):
-        return np.asarray(np.isfinite(numbers) & is_on_side(numbers, side, threshold))
+        return np.asarray(np.isfinite(numbers) & (numbers >= threshold))
 
 
-def _shares(ready: npt.NDArray[np.bool_], good: npt.NDArray[np.bool_], clusters: Clusters) -> dict[str, Any]:
+def cost(ready: npt.NDArray[np.bool_], good: npt.NDArray[np.bool_], lost: npt.NDArray[np.bool_]) -> int:
+    """What the two errors cost: a worthwhile model that is refused 1, one that is called ready and gains nothing
+    `COST_OF_FALSE_READY`. Each array is (N,), one element a reward model.
+    """
+    return int((good & ~ready).sum() + COST_OF_FALSE_READY * (lost & ready).sum())
+
+
+def _shares(
+    ready: npt.NDArray[np.bool_], good: npt.NDArray[np.bool_], lost: npt.NDArray[np.bool_], clusters: Clusters
+) -> dict[str, Any]:
     def compute(weights: FloatArray) -> dict[str, FloatArray]:
         with np.errstate(invalid="ignore", divide="ignore"):
             return {
                 "ready_gained": weights @ (ready & good) / (weights @ ready),
+                "ready_lost": weights @ (ready & lost) / (weights @ ready),
                 "gained_refused": weights @ (~ready & good) / (weights @ good),
             }
 
     drawn = clusters.bootstrap(compute)
-    found: dict[str, Any] = {"num_ready": int(ready.sum())}
-    for name, among in (("ready_gained", ready), ("gained_refused", good)):
+    found: dict[str, Any] = {"num_ready": int(ready.sum()), "cost": cost(ready, good, lost)}
+    for name, among in (("ready_gained", ready), ("ready_lost", ready), ("gained_refused", good)):
         if not among.any():
             found[name] = None
             continue
@@ -84,16 +96,20 @@ def _shares(ready: npt.NDArray[np.bool_], good: npt.NDArray[np.bool_], clusters:
     return found
 
 
-def _sweep(values: "pd.Series[Any]", condition: Condition, good: npt.NDArray[np.bool_]) -> list[dict[str, Any]]:
+def _sweep(
+    values: "pd.Series[Any]", condition: Condition, good: npt.NDArray[np.bool_], lost: npt.NDArray[np.bool_]
+) -> list[dict[str, Any]]:
     numbers = pd.to_numeric(values).dropna()
     swept = []
     for threshold in np.unique(np.quantile(numbers, QUANTILES)):
-        ready = passing(values, condition.side, float(threshold))
+        ready = passing(values, float(threshold))
         swept.append(
             {
                 "threshold": float(threshold),
                 "num_ready": int(ready.sum()),
+                "cost": cost(ready, good, lost),
                 "ready_gained": float(good[ready].mean()) if ready.any() else None,
+                "ready_lost": float(lost[ready].mean()) if ready.any() else None,
                 "gained_refused": float((~ready)[good].mean()) if good.any() else None,
             }
         )

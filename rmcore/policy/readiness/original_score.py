@@ -183,8 +183,8 @@ def _advice(accuracy: float, ece: float, reward_variance: float, top_eigenvalue:
         )
     if ece > ECE_ADVICE_ABOVE:
         advice.append(
-            f"Calibration error {ece:.3f} is above {ECE_ADVICE_ABOVE}: scale margins by a temperature fitted on other "
-            "pairs, or use label smoothing."
+            f"Calibration error {ece:.3f} is above {ECE_ADVICE_ABOVE}: divide margins by a temperature fitted on "
+            "other pairs, which changes no ranking."
         )
     if reward_variance > VARIANCE_ADVICE_ABOVE:
         advice.append(

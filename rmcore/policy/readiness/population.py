@@ -185,7 +185,8 @@ def _on_samples(
             continue  # only where no KL is planned
         # At the end of the curve, best-of-64 and the optimum as far away: ties shorten the KL, and no gain is missing.
         row |= _with_ends(f"{method}_measured_gain", seen_curve.points[-1].gold)
-        row |= _with_ends(f"{method}_planned_gain", plan.gain) | _with_ends(f"{method}_headroom", plan.headroom)
+        for name, part in (("planned_gain", plan.gain), ("planned_fall", plan.fall), ("headroom", plan.headroom)):
+            row |= _with_ends(f"{method}_{name}", part)
         row |= {f"{method}_gain": truth.points[-1].gold.value, f"{method}_turned": truth.turned}
     return row
 

@@ -5,7 +5,8 @@ interval, decide, and none can be bought back by another. Beside them stands a p
 KL is worth while. It decides nothing: it was fitted on the small models of the gold world (docs/readiness.md) at one
 plan, and the gain at the plan that is meant is measured here. For the same reason the checks on labelled pairs decide
 nothing on this rung: a model that only its gap between training and held-out accuracy refused gained 0.95 standard
-deviations of gold (benchmarks/verdict_vs_truth.py).
+deviations of gold (benchmarks/verdict_vs_truth.py). Nor do on-policy accuracy, which ranks reward models worse than the
+win rate does, and calibration, which says nothing of what a policy will do.
 """
 
 import json
@@ -25,10 +26,10 @@ OPTIMIZERS = {"best_of_n": "best-of-n", "kl_optimum": "RL with a KL penalty"}
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One condition: an end of the interval must be on the right side of `threshold`."""
+    """One condition: an end of the interval of `part` must reach `threshold`."""
 
+    name: str
     part: str
-    side: Literal["at_least", "at_most"]
     threshold: float
     meaning: str
     end: Literal["low", "high"]
@@ -37,21 +38,27 @@ class Condition:
 
 
 def conditions(config: ReadinessConfig) -> tuple[Condition, ...]:
-    """The conditions. Their thresholds are defaults that have to be defended, not findings.
+    """The conditions: two things have to be shown, and two or three refuse a model where the opposite is shown.
 
-    The gain at the plan has to be shown. That the peak lies beyond the plan has not: the fit of a peak is so uncertain
-    that asking for it refused reward models whose gain at the plan is 0.7 to 0.9 standard deviations
-    (benchmarks/RESULTS.md), and in the first study of readiness it let through 13 of 110, of which 23 % gained. A model
-    is refused where the peak is shown to lie before the plan: one that stops earlier gains more and costs nothing.
+    That the gold reward gains at the plan has to be shown, and that a choice among 16 samples beats a blind one. A
+    model is refused where the gain is shown to be smaller than what was asked for, where the gold reward is shown to
+    have fallen by as much since its highest point (a smaller fall is said and refuses nothing), and, for RL, where the
+    model is shown to prefer the worse sample because it is the longer one. RL finds that first, and the samples that
+    are judged hardly show what it makes of it; of best-of-n they show all.
+
+    Thresholds are the values that mean something: 0, 1/2, and what was asked for. On the 400 reward models of the
+    second study the gain's is also the one that costs least, if calling a model ready that does not gain costs four
+    times what refusing one costs that is worth while (docs/readiness.md, `operating`).
     """
-    gain, headroom = f"gold gain at the planned {config.planned_kl:g} nats", "distance to the gold reward's peak"
+    gain = f"gold gain at the planned {config.planned_kl:g} nats"
+    asked, fall = f"{gain}, if it is as large as it can be", f"{gain} minus the highest before it"
+    for_rl = Condition("hard_accuracy", "hard_accuracy", 0.5, "accuracy where the shorter sample is better", "high")
     return (
-        Condition("on_policy_accuracy", "at_least", 0.6, "accuracy on pairs of the policy's own samples", "low"),
-        Condition("win_rate_16", "at_least", 0.55, "how often the best of 16 beats another sample", "low"),
-        Condition("planned_gain", "at_least", config.min_gain, gain, "low"),
-        Condition("headroom", "at_least", 1.0, f"{headroom}, over the planned distance", "high"),
-        Condition("hard_accuracy", "at_least", 0.5, "accuracy where the shorter sample is the better one", "low"),
-        Condition("ece_tempered_debiased", "at_most", 0.15, "calibration error after temperature", "high"),
+        Condition("planned_gain", "planned_gain", 0.0, gain, "low"),
+        Condition("win_rate_16", "win_rate_16", 0.5, "how often the best of 16 beats another sample", "low"),
+        Condition("worthwhile_gain", "planned_gain", config.min_gain, asked, "high"),
+        Condition("fall", "planned_fall", -config.min_gain, fall, "high"),
+        *(() if config.planned_optimizer == "best_of_n" else (for_rl,)),
     )
 
 
@@ -82,28 +89,21 @@ def judge_v2(parts: Mapping[str, Mapping[str, Any]], config: ReadinessConfig, ju
             "judge": judge,
         },
         "gate": [asdict(check) for check in checks],
-        "verdict": verdict_on_samples(checks, plan=plan, judge=judge),
+        "verdict": verdict_on_samples(checks, plan=plan, judge=judge, parts=parts),
     }
 
 
-def is_on_side(values: Any, side: str, threshold: float) -> Any:
-    """Whether a number, or each of an array, lies on the wanted side of a threshold, which is itself on it."""
-    return values >= threshold if side == "at_least" else values <= threshold
-
-
 def _check(condition: Condition, part: Mapping[str, Any] | None) -> GateCheck:
-    """Passed only where the end of the interval is known and on the right side."""
-    wants_more = condition.side == "at_least"
+    """Passed only where the end of the interval is known and high enough."""
     bound = None if part is None else part[f"ci_{condition.end}"]
-    passed = bound is not None and is_on_side(bound, condition.side, condition.threshold)
-    sign = "at least" if wants_more else "at most"
+    passed = bound is not None and bound >= condition.threshold
     if bound is None:
         why = "it was not measured" if part is None else part.get("reason") or "it has no interval"
-        text = f"{condition.meaning}: {why}; wanted {sign} {condition.threshold:g}"
+        text = f"{condition.meaning}: {why}; wanted at least {condition.threshold:g}"
     else:
         end = {"low": "lower", "high": "upper"}[condition.end]
-        text = f"{condition.meaning}: {end} end {bound:.3g}, wanted {sign} {condition.threshold:g}"
-    return GateCheck(condition.part, bound, condition.threshold, passed, text)
+        text = f"{condition.meaning}: {end} end {bound:.3g}, wanted at least {condition.threshold:g}"
+    return GateCheck(condition.name, bound, condition.threshold, passed, text)
 
 
 def shipped_fit() -> dict[str, Any]:

@@ -141,13 +141,14 @@ def _complete(rows: pd.DataFrame, optimizer: str, min_gain: float) -> pd.DataFra
     table = table.reindex(columns=[*table.columns, *(name for name in known if name not in table and name not in FITS)])
     by_plan = {
         f"{part}{end}": table[f"{optimizer}_{part}{end}"]
-        for part in ("headroom", "measured_gain", "planned_gain")
+        for part in ("headroom", "measured_gain", "planned_fall", "planned_gain")
         for end in ("", "_low", "_high")
     }
     return table.assign(
         **by_plan,
         flatness=-table["lambda_max"],
         worthwhile=table[f"{optimizer}_gain"] >= min_gain,
+        lost=table[f"{optimizer}_gain"] <= 0,
         defect=table["head_defect"].where(table["head_defect"] != "none", table["backbone_defect"]),
     )
 

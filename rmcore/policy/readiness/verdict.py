@@ -19,7 +19,7 @@ from typing import Any, Literal
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import SFT, WORLD, PolicyConfig
 from rmcore.evaluation.diagnosis import OVER_BASELINE, GateCheck
-from rmcore.policy.confirmation import FURTHEST_KL, OPPONENTS, smallest_n
+from rmcore.policy.confirmation import FURTHEST_KL, OPPONENTS, shown_gain, smallest_n
 from rmcore.reporting.html.schema import NextRung, Verdict
 
 PASSED = ("ready", "gained")
@@ -61,13 +61,14 @@ def verdict_on_labels(
     elif logged is not None:
         best = logged["best_k"]
         found = next(choice for choice in logged["choices"] if choice["k"] == best)
-        shown = (
-            f"Picks better answers among logged ones up to k = {best} (wins {_interval(found['win_rate'])}); {labels}; "
-            "no policy was tried on it"
-        )
-        over_longest = found["over_longest"]
+        over_longest, but = found["over_longest"], ""
         if over_longest["ci_low"] is None or over_longest["ci_low"] <= 0:
+            but = ", not shown to be better than picking the longest"
             against = [f"win rate of the best of {best} minus that of the longest answer: {_interval(over_longest)}"]
+        shown = (
+            f"Picks better answers among logged ones up to k = {best}, winning {_interval(found['win_rate'])} there"
+            f"{but}; {labels}; no policy was tried on it"
+        )
     return {
         "rung": 1 if logged is None else 2,
         "evidence": "labelled pairs" if logged is None else f"logged answers to {logged['num_prompts']} prompts",
@@ -77,26 +78,43 @@ def verdict_on_labels(
     }
 
 
-def verdict_on_samples(checks: Sequence[GateCheck], *, plan: str, judge: str) -> Verdict:
+def verdict_on_samples(
+    checks: Sequence[GateCheck], *, plan: str, judge: str, parts: Mapping[str, Mapping[str, Any]]
+) -> Verdict:
     """The verdict of the third rung.
 
     Args:
         checks: of readiness v2.
         plan: how the policy is to be optimised, and how far: "a KL of 3 nats by best-of-n".
         judge: who judged the samples, as people read it.
+        parts: measurements, with intervals where they are known. `planned_gain` is told, in standard deviations; of a
+            model that is ready, a fall and a preference for the longer sample that are shown are told as what speaks
+            against it.
     """
     failed = [check.text for check in checks if not check.passed]
+    there = ""
+    gain, fall = parts.get("planned_gain"), parts.get("planned_fall")
+    if gain is not None and gain["ci_low"] is not None:
+        there = f"gold gains {shown_gain(gain)} there, and "
+    told, hard = [], parts.get("hard_accuracy")
+    if fall is not None and fall["ci_high"] is not None and fall["ci_high"] < 0:
+        told.append(f"gold was higher on the way: {shown_gain(fall)} since then; a plan that stops there gains more")
+    if hard is not None and hard["ci_high"] is not None and hard["ci_high"] < 0.5:
+        told.append(
+            f"worse than a coin where the shorter sample is better ({_interval(hard)}): RL finds that first, so this "
+            "says nothing of RL"
+        )
     headline = (
         f"Not ready for {plan}: {len(failed)} of {len(checks)} checks on samples of the policy failed"
         if failed
-        else f"Ready for {plan}: all {len(checks)} checks on samples of the policy passed"
+        else f"Ready for {plan}: {there}all {len(checks)} checks on samples of the policy passed"
     )
     return {
         "rung": 3,
         "evidence": f"samples of the policy, judged by {judge}",
         "status": "not_ready" if failed else "ready",
         "headline": headline,
-        "reasons": failed,
+        "reasons": failed or told,
     }
 
 

@@ -45,12 +45,20 @@ def decimal(value: float | None) -> str:
 
 
 def text(value: float | None, unit: str = "") -> str:
-    """`value` in its unit: `share` for fractions, shown in percent, `count` for whole numbers, others are appended."""
+    """`value` in its unit: `share` for fractions, in percent, `points` for differences of such, with their sign, in
+    percentage points, `count` for whole numbers; others are appended.
+    """
+    if unit == "points" and (number := finite(value)) is not None:
+        return f"{_points(number)}{_SPACE}points"
     if unit == "share":
         return percent(value)
     if unit == "count":
         return count(value)
     return f"{decimal(value)}{_SPACE}{unit}" if unit and finite(value) is not None else decimal(value)
+
+
+def _points(number: float) -> str:
+    return _unsigned_zero(f"{100 * number:+.1f}")
 
 
 def interval(item: Mapping[str, Any], unit: str = "") -> str:
@@ -60,6 +68,8 @@ def interval(item: Mapping[str, Any], unit: str = "") -> str:
         return ""
     if unit == "share":
         return f"{percent(low)[:-2]} to {percent(high)}"
+    if unit == "points":
+        return f"{_points(low)} to {text(high, unit)}"
     return f"{text(low)} to {text(high)}"
 
 

@@ -10,7 +10,17 @@ from matplotlib.figure import Figure
 from rmcore.core.metrics import METRICS
 from rmcore.reporting.figures.numbers import bound, decimal
 from rmcore.reporting.figures.overoptimization import NAMES
-from rmcore.reporting.figures.style import BLUE, MUTED, ORANGE, PALETTE, dress, headline, legend, new_figure
+from rmcore.reporting.figures.style import (
+    BLUE,
+    MUTED,
+    ORANGE,
+    PALETTE,
+    dress,
+    headline,
+    legend,
+    new_figure,
+    shared_legend,
+)
 
 CAREFUL = {
     "reward_model": "reward model alone",
@@ -87,7 +97,10 @@ def readiness_against_gain_figure(found: Mapping[str, Any], models: Sequence[Map
 
 
 def reliability_figure(found: Mapping[str, Any], names: Mapping[str, str]) -> Figure:
-    """How often models gained against the probability that was said, with intervals; the diagonal is the truth.
+    """How often models gained against the probability that was said, with intervals; on the diagonal it is true.
+
+    The area of a dot is the number of models that it stands for: a probability that was said of two models is not
+    tested by them.
 
     Args:
         found: {name: {"bins": [{"predicted", "gained": value with interval}]}}.
@@ -105,12 +118,13 @@ def reliability_figure(found: Mapping[str, Any], names: Mapping[str, str]) -> Fi
             )
             for end in ("ci_low", "ci_high")
         )
-        ax.errorbar(
-            x, y, yerr=np.stack([np.maximum(y - low, 0), np.maximum(high - y, 0)]),
-            marker="o", color=PALETTE[index], label=names[name], capsize=2, linewidth=1.2,
-        )  # fmt: skip
-    dress(ax, title="probability of a gain, left out by kinds of defect", x="said", y="gained")
-    legend(ax, loc="upper left")
+        colour, ends = PALETTE[index], np.stack([np.maximum(y - low, 0), np.maximum(high - y, 0)])
+        ax.errorbar(x, y, yerr=ends, color=colour, capsize=2, linewidth=0.8, alpha=0.6)
+        num = [point["gained"]["num"] for point in one["bins"]]
+        ax.scatter(x, y, s=[12 + count for count in num], color=colour, label=names[name], linewidths=0, zorder=3)
+    shares = "share of these models that gained it"
+    dress(ax, title="a dot: models of like probability", x="probability of a worthwhile gain, as it was said", y=shares)
+    shared_legend(figure, 2)
     headline(figure, "How true the probabilities are")
     return figure
 

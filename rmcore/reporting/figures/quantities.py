@@ -12,6 +12,8 @@ from rmcore.core.metrics import floored
 from rmcore.reporting.figures import numbers
 
 _SPACE = "\u00a0"  # a number and its unit stay on one line
+FRACTIONS = ("share", "points")
+"""Units of numbers from -1 to 1, which people read as percentages or percentage points."""
 _ONE_UNIT = re.compile(r"(?P<number>[^\s]+)\s(?P<unit>[^\s]+)")  # not 4 min 05 s
 _BELOW_FLOOR = 0.13  # of an axis, so that marks at a floor are whole
 _WHOLE_STEPS = 100  # from here on a mean over seeds needs no fraction of a step
@@ -44,7 +46,7 @@ def compared(value: float | None, unit: str, comparison: str, *, signed: bool = 
         return level(number, unit)
     if comparison == "ratio":
         return f"{numbers.decimal(number)}×"
-    if unit == "share":
+    if unit in FRACTIONS:
         size, word = f"{abs(100 * number):.1f}", "points"
     else:
         size, word = numbers.decimal(abs(number)), "s" if unit == "seconds" else unit
@@ -102,7 +104,8 @@ def axis_label(label: str, unit: str, comparison: str = "level") -> str:
     """An axis title with its unit; percent signs stand at the ticks."""
     if comparison == "ratio":
         return f"{label} (ratio)"
-    word = {"share": "%" if comparison == "level" else "percentage points", "seconds": "s"}.get(unit, unit)
+    points = "percentage points"
+    word = {"share": "%" if comparison == "level" else points, "points": points, "seconds": "s"}.get(unit, unit)
     return f"{label} ({word})" if word else label
 
 
@@ -110,7 +113,7 @@ def tick_text(unit: str, comparison: str = "level") -> Callable[[float, int], st
     """Formatter of the ticks of an axis that holds raw values (fractions where the unit is share)."""
 
     def text(value: float, _: int) -> str:
-        shown = 100 * value if unit == "share" and comparison != "ratio" else value
+        shown = 100 * value if unit in FRACTIONS and comparison != "ratio" else value
         size = f"{abs(shown):,.10g}"
         if comparison == "difference":
             return f"{_sign(shown, size)}{size}"

@@ -7,7 +7,7 @@ from rmcore.core.metrics import METRICS, metric_spec
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.html.schema import Results, Verdict
 
-HEADLINE_METRICS = ("pairwise_accuracy", "length_matched_accuracy", "ece_debiased", "negative_margin_rate")
+HEADLINE_METRICS = ("pairwise_accuracy", "accuracy_over_baseline", "length_matched_accuracy", "ece_debiased")
 
 
 class Look(NamedTuple):
@@ -40,7 +40,7 @@ class Card(NamedTuple):
 
 
 def headline_cards(results: Results) -> list[Card]:
-    """Held-out accuracy, length-matched accuracy, debiased ECE, negative margins, λmax, and a policy's gold gain."""
+    """A policy's gold gain, held-out accuracy, over length, and length-matched; debiased ECE, λmax."""
     cards = [_metric_card(name, results["metrics"].get(name)) for name in HEADLINE_METRICS]
     gain = [] if results["policy"] is None else [_gain_card(results["policy"]["readiness"]["readiness"])]
     return [*gain, *cards, _curvature_card(results["spectrum"])]

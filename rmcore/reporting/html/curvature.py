@@ -90,10 +90,10 @@ def _measured(record: Mapping[str, Any]) -> list[str]:
     of_prompts = "" if prompts is None else f" of {_counted(prompts, 'prompt')}"
     parameters = "" if spectrum["parameters"] == "all" else f" ({spectrum['parameters']} only)"
     text = (
-        f"Measured is how the mean loss of {_counted(spectrum['num_pairs'], 'pair')}{of_prompts} bends when the "
+        f"This is how the mean loss of {_counted(spectrum['num_pairs'], 'pair')}{of_prompts} bends when the "
         f"{numbers.count(spectrum['num_parameters'])} trained parameters{parameters} are moved a little."
     )
-    return [text, _converged(spectrum)]
+    return [text, _converged(spectrum), *(f"{sentence}." for sentence in record.get("left_out", []))]
 
 
 def _converged(spectrum: Mapping[str, Any]) -> str:

@@ -26,7 +26,7 @@ CAPTIONS = {
     "curvature_trajectory": "Curvature at each evaluation on the same few validation pairs. λmax falls merely because "
     "margins grow.",
     "reliability_diagram": "Pairs grouped by how sure the model is. On the dashed line “80 % sure” is right 80 % of "
-    "the time; below it the model is too sure of itself.",
+    "the time; below it the model is too sure of itself, above it too modest.",
     "margin_histogram": "How far apart the model puts the two sides. Left of zero it prefers the rejected side.",
     "reward_by_length": "If reward follows length, a policy learns to write long instead of well.",
     **curvature.CAPTIONS,

@@ -23,17 +23,18 @@ def write_index(reports: Path) -> Path:
     with exclusive(reports / ".index.lock"):
         runs = read_runs(reports)
         written = date(datetime.now(UTC).isoformat(timespec="seconds"))
-        text = render_page("index.html.j2", {"rows": [_row(run) for run in runs], "written": written})
+        text = render_page("index.html.j2", {"rows": [run_row(run, ".") for run in runs], "written": written})
         write_text(page, text, mode=OWNER_ONLY, durable=False)
     return page
 
 
-def _row(run: Run) -> dict[str, Any]:
+def run_row(run: Run, reports: str) -> dict[str, Any]:
+    """What runs_table.html.j2 shows of a run; `reports` is the address of the folder of all reports."""
     accuracy, interval = numbers.estimate("pairwise_accuracy", run.accuracy, "share") if run.accuracy else ("", "")
     target = run.report or run.folder / RECORD
     return {
         "name": run.name,
-        "address": f"./{quote(run.name)}/{target.name}",
+        "address": f"{reports}/{quote(run.name)}/{target.name}",
         "finished": run.finished.astimezone(UTC).strftime("%Y-%m-%d %H:%M"),
         "look": run.look,
         "judged": bool(run.status),

@@ -47,9 +47,9 @@ def logged_findings(found: Mapping[str, Any]) -> list[str]:
     passed = "none does" if found["best_k"] is None else f"all up to k = {found['best_k']} do"
     lines = [
         "a k passes where the lower ends of win rate and gain lie above chance and every k before it passed: "
-        f"{passed}; it ended because of this: {found['stopped']}",
+        f"{passed}; what ended it: {found['stopped']}",
         f"prompts: {numbers.count(found['num_prompts'])}, with {numbers.count(found['num_answers'])} answers, whose "
-        f"strength is least squares on {numbers.count(found['num_pairs'])} pairs ({found['strength']}); "
+        f"strength was fitted by least squares to {numbers.count(found['num_pairs'])} pairs ({found['strength']}); "
         f"{numbers.percent(found['agreement'])} of the pairs are ordered as labelled, and "
         f"{numbers.count(found['num_loops'])} of them could have contradicted the others",
         f"prompts left out for fewer than four connected answers: {numbers.count(found['num_left_out'])}",

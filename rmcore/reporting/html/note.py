@@ -54,7 +54,7 @@ def verdict_note(
     if verdict["reasons"]:
         lines += ["**What speaks against it**", "", bullets(plain(reason) for reason in verdict["reasons"]), ""]
     if more is not None:
-        lines += [f"**What would raise it** (rung {more['rung']}): {plain(more['evidence'])}", ""]
+        lines += [f"**What would give a stronger verdict** (rung {more['rung']}): {plain(more['evidence'])}", ""]
         lines += [f"    {' '.join(more['command'].splitlines())}", "", f"It costs {plain(more['cost'])}."]
     return "\n".join(lines).rstrip() + "\n"
 

@@ -21,7 +21,12 @@ def summary_markdown(results: Results) -> str:
         lines.append(bullets(escape(reason) for reason in verdict["reasons"]))
     if (more := results["next_rung"]) is not None:
         command = more["command"].replace("`", "")
-        lines += ["", f"What would raise it: {escape(more['evidence'])} (rung {more['rung']}):", "", f"    {command}"]
+        lines += [
+            "",
+            f"What would give a stronger verdict: {escape(more['evidence'])} (rung {more['rung']}):",
+            "",
+            f"    {command}",
+        ]
         lines += ["", f"It costs {escape(more['cost'])}."]
     if results["logged"] is not None:
         lines += ["", logged_markdown(results["logged"])]

@@ -10,7 +10,14 @@ from rmcore.reporting.html.policy import shown
 
 CLAIM_HEADINGS = ("claim", "difference of rho", "by world", "own heads", "p after Holm", "verdict")
 VALIDATION_HEADINGS = ("score", "rho with best-of-n gain", "rho with KL-optimum gain", "minus on-policy accuracy's")
-OPERATING_HEADINGS = ("gate", "called ready", "of them gained", "of those that gained, refused")
+OPERATING_HEADINGS = (
+    "gate",
+    "called ready",
+    "of them worth while",
+    "of them gained nothing",
+    "worth while, refused",
+    "cost",
+)
 OPERATING_WAYS = {
     "by_end": "Operating points of the gates, as they ask: by the end of the interval",
     "by_value": "The same by the value alone",
@@ -54,11 +61,12 @@ def operating_rows(results: Mapping[str, Any], way: str) -> list[tuple[str, ...]
     """Each gate's operating point, `way` one of `OPERATING_WAYS`."""
     rows = []
     for one in results["operating_points"]:
-        gate = one["part"].replace("_", " ")
+        gate = one["name"].replace("_", " ")
         if one["threshold"] is not None:
-            gate += f" at {'least' if one['side'] == 'at_least' else 'most'} {one['threshold']:g}"
-        shares = (_share(one[way][name]) for name in ("ready_gained", "gained_refused"))
-        rows.append((gate, f"{one[way]['num_ready']} of {results['num_models']}", *shares))
+            end = f"{'lower' if one['end'] == 'low' else 'upper'} end " if way == "by_end" else ""
+            gate += f": {end}at least {one['threshold']:g}"
+        shares = (_share(one[way][name]) for name in ("ready_gained", "ready_lost", "gained_refused"))
+        rows.append((gate, f"{one[way]['num_ready']} of {results['num_models']}", *shares, str(one[way]["cost"])))
     return rows
 
 

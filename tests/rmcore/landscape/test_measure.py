@@ -13,6 +13,7 @@ from rmcore.core.errors import ConfigError
 from rmcore.data.rendering import TokenizedPair, TokenizedSide
 from rmcore.landscape.measure import PARTS, measure_curvature
 from rmcore.landscape.sample import CurvatureSample
+from rmcore.reporting.html.curvature import view
 from rmcore.stages.landscape import write_curvature
 
 SMALL = LandscapeConfig(
@@ -45,6 +46,24 @@ def test_every_part_is_measured_and_none_changes_another(tiny, sample):
         assert set(alone) == {"spectrum", part}
         assert alone["spectrum"] == together["spectrum"]
         assert json.dumps(alone[part]) == json.dumps(together[part]), part
+
+
+def test_a_budget_that_suffices_changes_nothing(tiny, sample):
+    assert measure(tiny, sample, *PARTS, minutes=60.0) == measure(tiny, sample, *PARTS)
+
+
+def test_without_time_two_pairs_and_the_ends_are_left_and_the_rest_is_said(tiny, sample):
+    record = measure(tiny, sample, *PARTS, minutes=1e-9)
+    assert record["spectrum"]["num_pairs"] == 2
+    assert "2 of the 8 pairs were taken" in record["left_out"][0]
+    named = {sentence.split()[1]: sentence for sentence in record["left_out"][1:]}
+    for part in PARTS:
+        assert (part in record) != (part in named)  # one that ends with its first report is there
+        assert part in record or "was left out: it would have taken about" in named[part]
+    assert {"density", "layers", "slices", "normalized"} <= named.keys()
+    assert {f"{sentence}." for sentence in record["left_out"]} <= set(view(record)["measured"])
+    alone = measure(tiny, sample.some(2, 1))
+    assert record["spectrum"] == alone["spectrum"]
 
 
 def test_the_parts_agree_where_they_measure_the_same(tiny, sample):

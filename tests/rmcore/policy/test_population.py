@@ -122,7 +122,8 @@ def test_the_heads_fitted_on_clean_pairs_follow_the_truth(table, against):
 
 
 def test_the_ends_of_the_intervals_are_there_for_the_gates(table):
-    for name in ("on_policy_accuracy", "win_rate_4", "best_of_n_headroom", "best_of_n_planned_gain", "signal_share"):
+    ends = ("on_policy_accuracy", "win_rate_4", "best_of_n_planned_fall", "best_of_n_planned_gain", "signal_share")
+    for name in ends:
         refitted = table.loc["refitted"]
         assert refitted[f"{name}_low"] <= refitted[name] <= refitted[f"{name}_high"]
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from rmcore.config.readiness import ReadinessConfig
 from rmcore.policy.readiness.readiness_v2 import conditions, judge_v2, probability, shipped_fit
 
-CONFIG = ReadinessConfig()
-GATES = {gate.part: gate for gate in conditions(CONFIG)}
+CONFIG = ReadinessConfig(planned_optimizer="kl_optimum")  # which has all conditions
+GATES = {gate.name: gate for gate in conditions(CONFIG)}
 
 
 def part(value, low=None, high=None):
@@ -26,9 +26,9 @@ def part(value, low=None, high=None):
 
 def perfect():
     """Every part as good as it can be, and whatever the shipped fit reads beside them."""
-    best = {name: part(1.0 if gate.side == "at_least" else 0.0) for name, gate in GATES.items()}
-    best |= {"planned_gain": part(CONFIG.min_gain + 3), "headroom": part(2.0), "skill_16": part(1.0)}
-    return best | {"length_correlation": part(0.0)}
+    best = {gate.part: part(1.0) for gate in GATES.values()}
+    best |= {"planned_gain": part(CONFIG.min_gain + 3), "planned_fall": part(0.0), "skill_16": part(1.0)}
+    return best | {"length_correlation": part(0.0), "on_policy_accuracy": part(1.0)}
 
 
 def judged(parts, config=CONFIG):
@@ -50,8 +50,9 @@ def test_a_perfect_model_is_ready_and_says_for_what():
     found = judged(perfect())
     assert (found["verdict"]["status"], found["verdict"]["reasons"]) == ("ready", [])
     assert found["verdict"]["headline"].startswith("Ready for")
-    assert f"{CONFIG.planned_kl:g} nats by best-of-n" in found["verdict"]["headline"]
+    assert f"{CONFIG.planned_kl:g} nats by RL with a KL penalty" in found["verdict"]["headline"]
     assert f"all {len(GATES)} checks on samples of the policy" in found["verdict"]["headline"]
+    assert f"gold gains {CONFIG.min_gain + 3:+.2f} sd (" in found["verdict"]["headline"]
     assert [check["name"] for check in found["gate"]] == [*GATES]
 
 
@@ -59,10 +60,10 @@ def test_a_perfect_model_is_ready_and_says_for_what():
 def test_no_gate_is_bought_back_by_all_others_being_perfect(monkeypatch, name):
     set_fit(monkeypatch, features=[], means=[], coefficients=[], intercept=1e9)
     gate = GATES[name]
-    wrong = -1e-6 if gate.side == "at_least" else 1e-6
-    good = gate.threshold - wrong
-    ends = {gate.end: gate.threshold + wrong}
-    found = judged(perfect() | {name: part(good, **ends)})
+    good = gate.threshold + 1e-6
+    ends = {gate.end: gate.threshold - 1e-6}
+    whole = {"low": good, "high": good + 9} | ends  # the other end stays good for what else asks for this part
+    found = judged(perfect() | {gate.part: part(good, **whole)})
     assert found["readiness"]["probability"] == 1.0
     assert found["verdict"]["status"] == "not_ready"
     assert [check["name"] for check in found["gate"] if not check["passed"]] == [name]
@@ -77,27 +78,30 @@ def test_an_end_of_the_interval_decides_and_not_the_value(name, value, width):
     gate = GATES[name]
     low, high = value - width, value + width
     end = low if gate.end == "low" else high
-    expected = end >= gate.threshold if gate.side == "at_least" else end <= gate.threshold
-    [check] = [one for one in judged(perfect() | {name: part(value, low, high)})["gate"] if one["name"] == name]
+    expected = end >= gate.threshold
+    [check] = [one for one in judged(perfect() | {gate.part: part(value, low, high)})["gate"] if one["name"] == name]
     assert check["passed"] == expected
     assert check["value"] == end
 
 
-def test_a_gain_has_to_be_shown_and_a_peak_before_the_plan_too():
-    assert status(perfect() | {"planned_gain": part(1.0, CONFIG.min_gain - 0.01, 2.0)}) == "not_ready"
-    assert status(perfect() | {"headroom": part(0.9, 0.5, 1.1)}) == "ready"
-    assert status(perfect() | {"headroom": part(0.7, 0.5, 0.99)}) == "not_ready"
+def test_a_gain_has_to_be_shown_and_that_it_is_too_small_or_turns_too():
+    assert status(perfect() | {"planned_gain": part(1.0, -0.01, 2.0)}) == "not_ready"
+    assert status(perfect() | {"planned_gain": part(0.2, 0.01, CONFIG.min_gain + 0.01)}) == "ready"
+    assert status(perfect() | {"planned_gain": part(0.2, 0.01, CONFIG.min_gain - 0.01)}) == "not_ready"
+    asked = CONFIG.min_gain
+    assert status(perfect() | {"planned_fall": part(-asked, -2 * asked, 0.01 - asked)}) == "ready"
+    assert status(perfect() | {"planned_fall": part(-2 * asked, -3 * asked, -0.01 - asked)}) == "not_ready"
 
 
 @pytest.mark.parametrize("name", GATES)
 def test_a_part_that_is_missing_or_has_no_interval_fails_with_its_reason(name):
-    gone = perfect()
-    del gone[name]
+    gone, of = perfect(), GATES[name].part
+    del gone[of]
     reason = "only one prompt: no spread"
     for parts, words in (
         (gone, "it was not measured"),
-        (perfect() | {name: {"value": 1.0, "ci_low": None, "ci_high": None, "num": 9, "reason": reason}}, reason),
-        (perfect() | {name: {"value": 1.0, "ci_low": None, "ci_high": None, "num": 9, "reason": None}}, "no interval"),
+        (perfect() | {of: {"value": 1.0, "ci_low": None, "ci_high": None, "num": 9, "reason": reason}}, reason),
+        (perfect() | {of: {"value": 1.0, "ci_low": None, "ci_high": None, "num": 9, "reason": None}}, "no interval"),
     ):
         found = judged(parts)
         [check] = [one for one in found["gate"] if one["name"] == name]
@@ -124,18 +128,26 @@ def test_the_chance_is_shown_and_decides_nothing(intercept):
         chance = 1 / (1 + math.exp(-intercept))
         assert judged(perfect())["readiness"]["probability"] == pytest.approx(chance)
         assert status(perfect()) == "ready"
-        assert status(perfect() | {"headroom": part(0.5)}) == "not_ready"
+        assert status(perfect() | {"planned_fall": part(-0.5)}) == "not_ready"
 
 
 @given(gain=st.floats(0.01, 5), kl=st.floats(0.1, 20), optimizer=st.sampled_from(["best_of_n", "kl_optimum"]))
 def test_the_plan_is_the_configs(gain, kl, optimizer):
     config = ReadinessConfig(min_gain=gain, planned_kl=kl, planned_optimizer=optimizer)
     assert status(perfect() | {"planned_gain": part(gain)}, config=config) == "ready"
-    short = judged(perfect() | {"planned_gain": part(gain, low=0.99 * gain)}, config=config)
+    short = judged(perfect() | {"planned_gain": part(0.9 * gain, high=0.99 * gain)}, config=config)
     assert short["verdict"]["status"] == "not_ready"
     assert short["readiness"]["plan"] == {"optimizer": optimizer, "kl": kl, "min_gain": gain}
     named = "best-of-n" if optimizer == "best_of_n" else "RL with a KL penalty"
     assert f"{kl:g} nats by {named}" in short["verdict"]["headline"]
+
+
+def test_best_of_n_is_not_asked_for_what_rl_would_find_and_is_told_of_it():
+    parts = perfect() | {"hard_accuracy": part(0.3)}
+    assert status(parts) == "not_ready"
+    found = judged(parts, config=ReadinessConfig(planned_optimizer="best_of_n"))
+    assert found["verdict"]["status"] == "ready"
+    assert "says nothing of RL" in found["verdict"]["reasons"][0]
 
 
 def test_the_probability_is_that_of_the_logistic_fit():
@@ -148,11 +160,12 @@ def test_the_probability_is_that_of_the_logistic_fit():
         assert probability(parts, fit | {"intercept": intercept}) == pytest.approx(expected)
 
 
-def test_the_shipped_fit_is_whole_and_a_better_accuracy_never_lowers_the_chance():
+def test_the_shipped_fit_is_whole_and_a_better_win_rate_never_lowers_the_chance():
     fit = shipped_fit()
+    assert fit["features"] == ["win_rate_16"] == [fit["score"]]
     assert len(fit["features"]) == len(fit["means"]) == len(fit["coefficients"]) > 0
     assert all(math.isfinite(number) for number in (*fit["means"], *fit["coefficients"], fit["intercept"]))
-    chances = [probability(perfect() | {"on_policy_accuracy": part(one / 20)}, fit) for one in range(21)]
+    chances = [probability(perfect() | {"win_rate_16": part(one / 20)}, fit) for one in range(21)]
     assert None not in chances
     assert chances == sorted(chances)
     assert chances[10] < 0.5 < chances[20]  # a coin is not worth optimising, the truth is

@@ -74,8 +74,9 @@ def planted(seed=0, *, accuracy=0.0, wins=0.0, measured=0.0, signal=0.0, num_rec
     for method in ("best_of_n", "kl_optimum"):
         table[f"{method}_headroom"] = rng.uniform(0, 2, size=num)
         table[f"{method}_planned_gain"] = table[f"{method}_measured_gain"]
+        table[f"{method}_planned_fall"] = np.minimum(0, table[f"{method}_measured_gain"])
         table[f"{method}_turned"] = rng.random(num) < 0.2
-        for part in ("headroom", "measured_gain", "planned_gain"):
+        for part in ("headroom", "measured_gain", "planned_fall", "planned_gain"):
             table[f"{method}_{part}_low"] = table[f"{method}_{part}"] - 0.2
             table[f"{method}_{part}_high"] = table[f"{method}_{part}"] + 0.2
     for part in ("on_policy_accuracy", "win_rate_16", "hard_accuracy", "signal_share", "ece_tempered_debiased"):
@@ -185,7 +186,7 @@ def test_the_record_is_shown_with_every_claim_score_and_gate(by_wins):
     for expected in (
         *(claim.text for claim in CLAIMS),
         "left-out fit",
-        "win rate 16 at least 0.55",
+        "win rate 16: lower end at least 0.5",
         "of then",
         "over seeds",
     ):
@@ -243,7 +244,8 @@ def test_the_interval_of_the_difference_covers_the_truth():
 
 def with_worth(table):
     return table.assign(
-        worthwhile=table["best_of_n_gain"] >= 0.3, headroom=table["best_of_n_headroom"],
+        worthwhile=table["best_of_n_gain"] >= 0.3, lost=table["best_of_n_gain"] <= 0,
+        headroom=table["best_of_n_headroom"],
         defect=table["head_defect"].where(table["head_defect"] != "none", table["backbone_defect"]),
     )  # fmt: skip
 
@@ -344,40 +346,40 @@ def test_the_signal_over_seeds_and_over_heads_are_compared_on_the_same_models(by
 
 def test_operating_points_are_those_of_counting_one_by_one():
     table = with_worth(planted(wins=1.0)).assign(
-        planned_gain=lambda rows: rows["best_of_n_planned_gain"],
-        planned_gain_low=lambda rows: rows["best_of_n_planned_gain_low"],
+        **{
+            f"{part}{end}": lambda rows, column=f"best_of_n_{part}{end}": rows[column]
+            for part in ("planned_gain", "planned_fall")
+            for end in ("", "_low", "_high")
+        }
     )
     found = operating_points(table, GATES, Clusters(table, 0))
-    by_part = {one["part"]: one for one in found}
-    assert list(by_part)[-1] == "all of them"
+    by_name = {one["name"]: one for one in found}
+    assert list(by_name) == [*(gate.name for gate in GATES), "all of them"]
     counts = {way: [True] * len(table) for way in ("by_end", "by_value")}
     for gate in GATES:
-        if gate.part not in by_part:
-            continue
         for way, before in counts.items():
             column = gate.part
             if way == "by_end":
-                column += "_low" if gate.side == "at_least" else "_high"
-            passed = [
-                column in table
-                and (row[column] >= gate.threshold if gate.side == "at_least" else row[column] <= gate.threshold)
-                for row in table.to_dict("records")
-            ]
+                column += f"_{gate.end}"
+            passed = [column in table and row[column] >= gate.threshold for row in table.to_dict("records")]
             counts[way] = [one and other for one, other in zip(before, passed, strict=True)]
-            check_shares(by_part[gate.part][way], passed, table)
+            check_shares(by_name[gate.name][way], passed, table)
     for way, passed in counts.items():
-        check_shares(by_part["all of them"][way], passed, table)
+        check_shares(by_name["all of them"][way], passed, table)
 
 
 def check_shares(found, passed, table):
-    good = list(table["worthwhile"])
+    good, lost = list(table["worthwhile"]), list(table["lost"])
+    wrong = [none for none, one in zip(lost, passed, strict=True) if one]
     ready = [worth for worth, one in zip(good, passed, strict=True) if one]
     refused = [not one for worth, one in zip(good, passed, strict=True) if worth]
     assert found["num_ready"] == len(ready)
+    assert found["cost"] == sum(refused) + 4 * sum(wrong)
     if ready:
         assert found["ready_gained"]["value"] == pytest.approx(sum(ready) / len(ready))
+        assert found["ready_lost"]["value"] == pytest.approx(sum(wrong) / len(wrong))
     else:
-        assert found["ready_gained"] is None
+        assert found["ready_gained"] is found["ready_lost"] is None
     assert found["gained_refused"]["value"] == pytest.approx(sum(refused) / len(refused))
     for one in (found["ready_gained"], found["gained_refused"]):
         if one is not None and one["ci_low"] is not None:

@@ -23,7 +23,7 @@ from rmcore.reporting.html.cards import verdict_look
 
 PASS = GateCheck("a", 0.7, 0.6, True, "a: 0.7, above 0.6")
 FAIL = GateCheck("b", 0.1, 0.6, False, "b: 0.1, not above 0.6")
-PLAN = {"plan": "a KL of 3 nats by best-of-n", "judge": "the gold world"}
+PLAN = {"plan": "a KL of 3 nats by best-of-n", "judge": "the gold world", "parts": {}}
 checks = st.lists(st.sampled_from([PASS, FAIL]), min_size=1, max_size=6)
 
 
@@ -63,10 +63,23 @@ def test_on_samples_every_check_decides(found):
     assert verdict_look(verdict).tone == ("bad" if FAIL in found else "good")
 
 
+def test_a_fall_that_is_shown_is_told_also_of_a_model_that_is_ready():
+    parts = {"planned_gain": part(0.5, 0.4, 0.6), "planned_fall": part(-0.1, -0.15, -0.05)}
+    verdict = verdict_on_samples([PASS], **PLAN | {"parts": parts})
+    assert verdict["status"] == "ready"
+    assert "gold gains +0.50 sd (+0.40 to +0.60) there" in verdict["headline"]
+    assert "gold was higher on the way: -0.10 sd (-0.15 to -0.05) since then" in verdict["reasons"][0]
+    longer = verdict_on_samples([PASS], **PLAN | {"parts": {"hard_accuracy": part(0.3, 0.2, 0.4)}})
+    assert "worse than a coin where the shorter sample is better (0.30 (0.20 to 0.40))" in longer["reasons"][0]
+    assert verdict_on_samples([FAIL], **PLAN | {"parts": parts})["reasons"] == [FAIL.text]
+    flat = verdict_on_samples([PASS], **PLAN | {"parts": parts | {"planned_fall": part(-0.1, -0.2, 0.0)}})
+    assert flat["reasons"] == []
+
+
 def test_choosing_among_logged_answers_is_said_up_to_the_largest_k_that_was_shown():
     verdict = verdict_on_labels([PASS], logged(4), OVER)
     assert verdict["status"] == "passes"
-    assert "up to k = 4 (wins 0.60 (0.55 to 0.65))" in verdict["headline"]
+    assert "up to k = 4, winning 0.60 (0.55 to 0.65) there; all" in verdict["headline"]
     assert "no policy was tried on it" in verdict["headline"]
     assert verdict["reasons"] == []
     unclear = verdict_on_labels([PASS], logged(None), OVER)

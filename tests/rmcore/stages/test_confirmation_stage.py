@@ -81,6 +81,31 @@ def test_what_is_fresh_of_other_data_are_the_prompts_after_those_that_readiness_
         chain.with_config(data=data, policy=policy | {"num_prompts": 5000}).ref("confirmation")
 
 
+def test_what_was_judged_before_an_interruption_is_not_asked_for_again(tmp_path, monkeypatch, chain, served):
+    """Judgements cost most: the second call asks for those that the first had not stored, and ends like a whole one."""
+    (tmp_path / "counted.py").write_text(
+        "from rmcore.data.gold.world import gold_reward\n\nasked, stop_at = [], []\n\n\n"
+        "def judge(prompt, response):\n"
+        "    if stop_at and len(asked) == stop_at[0]:\n"
+        "        raise KeyboardInterrupt\n"
+        "    asked.append((prompt, response))\n"
+        "    return gold_reward(prompt, response)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    import counted
+
+    settings = STAGES["confirmation"].settings.of(FEW).model_copy(update={"judge": "counted:judge"})
+    upstream = {name: chain.folder(name) for name in STAGES["confirmation"].upstream}
+    counted.stop_at.append(17)  # in the middle of the fourth prompt
+    with pytest.raises(KeyboardInterrupt):
+        run_stage("confirmation", settings, upstream, tmp_path / "out")
+    counted.stop_at.clear()
+    counted.asked.clear()
+    run_stage("confirmation", settings, upstream, tmp_path / "out")
+    assert len(counted.asked) == 60 - 15
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "out" / "served.parquet"), served)
+
+
 def test_without_a_judge_it_is_refused(tmp_path, chain):
     settings = STAGES["confirmation"].settings.of(FEW).model_copy(update={"is_gold": False})
     upstream = {name: chain.folder(name) for name in STAGES["confirmation"].upstream}

@@ -106,6 +106,8 @@ def test_a_run_triggered_through_the_api_is_complete_in_mlflow_and_described_in_
     artifacts = services.artifacts(finished["id"])
     assert "Verdict on rung 1 of 4: labelled pairs" in next(text for text in artifacts if "Verdict on" in text)
     assert any(run["info"]["run_id"] in text for text in artifacts)
+    [report] = re.findall(rf"{re.escape(services.start)}/reports/[^)\s]+", " ".join(artifacts))
+    assert services.http.get(report).text.startswith("<!doctype html>")
 
 
 ELSEWHERE = {"Origin": "http://127.0.0.1:9"}

@@ -80,7 +80,7 @@ def test_a_run_with_a_policy_is_judged_by_its_samples_and_reported_with_them(com
     found = outcome["results"]
     assert outcome["executed"] == []
     assert found["verdict"]["rung"] == 3
-    assert {"on_policy_accuracy", "planned_gain"} < {check["name"] for check in found["gate"]}
+    assert {"win_rate_16", "planned_gain"} < {check["name"] for check in found["gate"]}
     assert [stage["name"] for stage in found["stages"]] == [
         "prepare", "train", "evaluate", "landscape", "readiness", "policy", "samples", "overoptimization",
         "readiness_v2",

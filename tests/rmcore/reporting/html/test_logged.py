@@ -29,7 +29,7 @@ def test_the_section_shows_every_k_with_its_interval(page):
         assert numbers.percent(row["perfect_win_rate"]).replace("\xa0", " ") in text
     assert finding(record).replace("\xa0", " ") in text
     assert "all up to k = 8 do" in text
-    assert "ended because of this: prompts with more than 16 answers: " in text
+    assert "what ended it: prompts with more than 16 answers: " in text
     assert "not a policy's samples" in text
 
 
@@ -63,4 +63,4 @@ def test_no_claim_is_no_claim(page):
     record = logged_sample.record(0.0)
     assert finding(record).startswith("It is not certain")
     assert finding(logged_sample.record(-2.0)).startswith("The model picks the worse answers among logged ones: best")
-    assert "none does; it ended because of this: the win rate of the best of 2" in page(record).section("logged")
+    assert "none does; what ended it: the win rate of the best of 2" in page(record).section("logged")

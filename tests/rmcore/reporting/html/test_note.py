@@ -43,7 +43,7 @@ def test_the_verdict_comes_first_then_links_reasons_and_what_would_raise_it():
         "- ECE: 0.400",
         "- accuracy too low",
         "",
-        "**What would raise it** (rung 3): samples, judged",
+        "**What would give a stronger verdict** (rung 3): samples, judged",
         "",
         "    rm-opt readiness policy --x 'a_b'",
         "",

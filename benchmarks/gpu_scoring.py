@@ -1,0 +1,114 @@
+"""Rows a second of the batched scorer, packed and padded, in bf16 (autocast) and in float32.
+
+MFU = 2 W t r / peak with the W weights of the layers' matrices, t tokens computed a row, r rows a second (attention
+left out: below 3 % at these lengths). The rewards of every form are compared with those of padded float32: largest
+difference, and that over the standard deviation of the rewards. Against vLLM where it can be imported.
+"""
+
+import time
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from gpu_throughput import HALF, cell_of
+from gpu_work import NotHereError, Work
+from throughput_sides import Cell, make_rm, model_config
+from train_throughput import PEAK_TFLOPS, draw, num_matrix_weights
+
+from rmcore.data.rendering import TokenizedSide
+from rmcore.models.precision import Precision
+from rmcore.models.reward_model import SCORING_TOKEN_BUDGET, BradleyTerryRM
+
+BUDGETS = (SCORING_TOKEN_BUDGET, 65536)
+"""Tokens of a batch: the library's own, and one that fills a large GPU better."""
+VLLM_SHARE = 0.4
+
+
+def run(work: Work) -> None:
+    """One unit a form."""
+    cell = cell_of(("smoke" if work.smoke else HALF, "hh-like", "packed", {}), smoke=work.smoke)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    sides = [side for pair in draw(cell) for side in (pair.chosen, pair.rejected)]
+    rm = make_rm(cell, device)
+    truth: list[np.ndarray] = []
+    forms: list[tuple[Precision, bool, int]] = [("fp32", False, BUDGETS[0]), ("bf16", False, BUDGETS[0])]
+    forms += [("bf16", True, budget) for budget in BUDGETS]
+    units = [
+        (f"{'packed' if packed else 'padded'}, {precision}, batches of {budget} tokens", 8.0, partial(
+            score, rm, cell, sides, truth, precision, packed, budget,
+        ))
+        for precision, packed, budget in forms
+    ]  # fmt: skip
+    work.units([*units, ("vLLM", 60.0, partial(score_with_vllm, rm, sides, work))])
+
+
+def score(
+    rm: BradleyTerryRM,
+    cell: Cell,
+    sides: list[TokenizedSide],
+    truth: list[np.ndarray],
+    precision: Precision,
+    packed: bool,
+    budget: int,
+) -> dict[str, Any]:
+    """Twice, of which the second is timed."""
+    rm.allow_packing = packed
+    call = partial(rm.score_sides, sides, token_budget=budget, precision=precision)
+    call()
+    started = time.perf_counter()
+    rewards = call()
+    seconds = time.perf_counter() - started
+    if not truth:  # after an interruption this form's rewards are not there any more
+        rm.allow_packing = False
+        truth.append(rm.score_sides(sides))
+        rm.allow_packing = packed
+    packing = rm.packing(precision)
+    chunks = rm.scoring_chunks(sides, token_budget=budget, precision=precision)
+    tokens = sum(_computed(rm, sides, chunk, packing) for chunk in chunks)
+    difference = float(np.abs(rewards - truth[0]).max())
+    found = {
+        "rows_per_s": len(sides) / seconds,
+        "tokens_a_row": tokens / len(sides),
+        "largest_difference": difference,
+        "over_spread": difference / float(truth[0].std()),
+        "packing": packing.kernel if packing else "padded",
+    }
+    if rm.device.type == "cuda":
+        flops = 2 * num_matrix_weights(model_config(cell.model)) * tokens / seconds
+        found["mfu_percent"] = 100 * flops / (PEAK_TFLOPS * 1e12)
+    return found
+
+
+def _computed(rm: BradleyTerryRM, sides: list[TokenizedSide], chunk: list[list[int]], packing: Any) -> int:
+    from rmcore.models.packing.layout import group_tokens
+
+    if packing is None:
+        rows = [index for group in chunk for index in group]
+        return len(rows) * max(len(sides[index].ids) for index in rows)
+    return sum(group_tokens([sides[index].ids for index in group], packing) for group in chunk)
+
+
+def score_with_vllm(rm: BradleyTerryRM, sides: list[TokenizedSide], work: Work) -> dict[str, Any]:
+    """The same rows through vLLM's own batching in this process, in bf16."""
+    try:
+        from vllm import LLM
+    except ImportError as error:
+        raise NotHereError("no vLLM to import") from error
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        rm.model.to(torch.bfloat16).save_pretrained(folder)
+        rm.tokenizer.save_pretrained(folder)
+        longest = max(len(side.ids) for side in sides) + 1
+        engine = LLM(
+            folder, runner="pooling", convert="classify", dtype="bfloat16", max_model_len=longest,
+            gpu_memory_utilization=VLLM_SHARE, enable_prefix_caching=True,
+        )  # fmt: skip
+        prompts = [{"prompt_token_ids": list(side.ids)} for side in sides]
+        engine.classify(prompts[:64])
+        started = time.perf_counter()
+        answers = engine.classify(prompts)
+        seconds = time.perf_counter() - started
+    assert len(answers) == len(sides)
+    return {"rows_per_s": len(sides) / seconds, "packing": "vLLM"}

@@ -1,0 +1,115 @@
+"""A sharded training of one process gives the losses of one that is not: FSDP2 under torchrun, NCCL on a GPU.
+
+Each is a process that torchrun starts (`python gpu_sharding.py FILE SMOKE`), which trains twice from the same weights.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from gpu_throughput import HALF, cell_of
+from gpu_work import LAST_LINES, Work
+from throughput_sides import SEED, LoopEndedError, make_rm
+from train_throughput import pairs_for
+
+from rmcore.core.tracking import MemoryTracker
+from rmcore.data.rendering import TokenizedPair
+from rmcore.models.loading import pick_device
+from rmcore.training.loop import Trainer
+from rmcore.training.sharding import shard_blocks
+
+STEPS = 6
+CLOSE = {"cuda": 5e-3, "cpu": 1e-4}
+"""Largest relative difference of a loss: the kernels of a GPU sum in an order that changes from run to run."""
+
+
+def run(work: Work) -> None:
+    """One unit."""
+    work.units([("one process", 40.0, lambda: launched(work))])
+
+
+def launched(work: Work) -> dict[str, Any]:
+    """Start torchrun and read what its process wrote."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "found.json"
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]
+        command = [*launcher, __file__, str(file), str(int(work.smoke))]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=max(20, work.seconds_left - 5), check=False
+        )
+        print(done.stdout, done.stderr, flush=True)
+        if done.returncode:
+            raise RuntimeError(f"torchrun ended with {done.returncode}\n" + _end_of(done.stderr))
+        found: dict[str, Any] = json.loads(file.read_text())
+    if found["largest_difference"] > CLOSE[found["device"]]:
+        raise AssertionError(f"sharded and whole losses differ: {found}")
+    return found
+
+
+def _end_of(text: str) -> str:
+    return "\n".join(text.strip().splitlines()[-LAST_LINES:])
+
+
+def main(file: Path, smoke: bool) -> None:
+    """Both trainings, in a process of torchrun's."""
+    cell = cell_of(("smoke" if smoke else HALF, "hh-like", "packed", {"steps": STEPS}), smoke=smoke)
+    pairs, device = pairs_for(cell), pick_device("auto")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend)
+    whole, sharded = (losses_of(cell, pairs, device, sharded=sharded) for sharded in (False, True))
+    dist.destroy_process_group()
+    differences = [abs(a - b) / abs(a) for a, b in zip(whole["losses"], sharded["losses"], strict=True)]
+    found = {
+        "device": device.type,
+        "backend": backend,
+        "steps": STEPS,
+        "losses": ", ".join(f"{loss:.5f}" for loss in sharded["losses"]),
+        "largest_difference": max(differences),
+        **{f"{name}_whole": whole[name] for name in ("seconds", "peak_gib")},
+        **{f"{name}_sharded": sharded[name] for name in ("seconds", "peak_gib")},
+    }
+    file.write_text(json.dumps(found))
+
+
+def losses_of(cell: Any, pairs: list[TokenizedPair], device: torch.device, *, sharded: bool) -> dict[str, Any]:
+    """The loss of every step; seconds are of the steps after the first."""
+    tracker, started = MemoryTracker(), [0.0]
+
+    def after_step(step: int, total: int, _: str) -> None:
+        if step == 1:
+            started[0] = time.perf_counter()
+        if step == total:
+            raise LoopEndedError
+
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    with tempfile.TemporaryDirectory() as folder:
+        rm = make_rm(cell, device)
+        settings = cell.settings.model_copy(update={"log_every": 1})
+        trainer = Trainer(
+            rm, settings, train=pairs, validation=[], folder=Path(folder), tracker=tracker, seed=SEED, report=after_step
+        )
+        if sharded:  # one process is not sharded by itself
+            shard_blocks(rm.model)
+        with suppress(LoopEndedError):
+            trainer.run()
+    peak = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0
+    return {
+        "losses": [values["train/loss"] for _, values in tracker.rows],
+        "seconds": time.perf_counter() - started[0],
+        "peak_gib": peak,
+    }
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), bool(int(sys.argv[2])))

@@ -1,0 +1,128 @@
+"""The documentation site: its generated pages are complete, its links lead somewhere, its commands exist."""
+
+import itertools
+import re
+import shlex
+
+import pytest
+import typer
+
+import pages
+import reference
+from flows.cli import app
+from rmcore.config.pipeline import PipelineConfig
+
+WRITTEN = [*sorted(path.relative_to(pages.ROOT).as_posix() for path in (pages.ROOT / "docs").glob("*.md")), "README.md"]
+ROOT = typer.main.get_command(app)
+
+
+def text_of(page):
+    return (pages.ROOT / page).read_text()
+
+
+def leaves(command, words=()):
+    for name, one in command.commands.items():
+        if hasattr(one, "commands"):
+            yield from leaves(one, (*words, name))
+        else:
+            yield (*words, name), one
+
+
+def fields(model, path=""):
+    """Dotted names of all plain fields, found without the module under test."""
+    for name, schema in model["properties"].items():
+        choices = [schema, *schema.get("anyOf", [])]
+        groups = [one["$ref"].split("/")[-1] for one in choices if "$ref" in one]
+        if groups:
+            yield from fields(DEFINITIONS[groups[0]], f"{path}{name}.")
+        else:
+            yield path + name
+
+
+SCHEMA = PipelineConfig.model_json_schema()
+DEFINITIONS = SCHEMA["$defs"]
+
+
+def test_every_command_and_option_is_on_the_commands_page():
+    page = reference.commands_page()
+    parts = dict(re.findall(r"^### rm-opt (.+)\n((?:(?!^##).*\n)*)", page, flags=re.MULTILINE))
+    found = dict(leaves(ROOT))
+    assert parts.keys() == {" ".join(words) for words in found}
+    for words, command in found.items():
+        for one in command.params:
+            if one.param_type_name == "option" and one.name != "help_all":
+                assert re.search(rf"`[^`]*{max(one.opts, key=len)}\b", parts[" ".join(words)]), (words, one.opts)
+
+
+def test_every_setting_is_on_the_settings_page_with_its_default_and_sentence():
+    page = reference.settings_page()
+    names = set(fields(SCHEMA))
+    assert set(re.findall(r'<a id="([^"]+)"', page)) == names == reference.names()
+    assert "`train.lr` | `5e-06` | Peak learning rate." in page
+    assert re.search(r"`train.clip` .*number > 0", page)
+    assert re.search(r"`model.max_seq_len` \| `512` .*≥ 8.*minilm `256`", page)
+    assert re.search(r"`train.precision` .*one of `fp32`, `bf16`.*h100 `bf16`", page)
+
+
+@pytest.mark.parametrize("page", WRITTEN)
+def test_every_link_and_anchor_leads_somewhere(page):
+    def check(line):
+        for target, anchor in pages.LINK.findall(line):
+            path = pages.linked_path(target, page)
+            if anchor:
+                assert anchor[1:] in pages.headings(text_of(path)), f"{page}: {target}{anchor}"
+        return line
+
+    pages.outside_fences(text_of(page), check)
+
+
+def commands_shown(page):
+    for block in re.findall(r"^```bash\n(.*?)^```", text_of(page), flags=re.DOTALL | re.MULTILINE):
+        for line in block.replace("\\\n", " ").splitlines():
+            place = line.find("rm-opt ")
+            if place == 0 or line.startswith("torchrun"):
+                yield line[place:]
+
+
+@pytest.mark.parametrize("page", WRITTEN)
+def test_every_command_and_option_that_a_page_shows_exists(page):
+    for line in commands_shown(page):
+        words = shlex.split(line, comments=True)[1:]
+        command = ROOT
+        while hasattr(command, "commands") and words and not words[0].startswith("-"):
+            assert words[0] in command.commands, line
+            command = command.commands[words.pop(0)]
+        known = {"-h", "--help"} | {flag for one in command.params for flag in (*one.opts, *one.secondary_opts)}
+        assert {word for word in words if word.startswith("--")} <= known, line
+        settings = [value for flag, value in itertools.pairwise(words) if flag == "--set"]
+        for setting in settings:
+            assert setting.partition("=")[0] in reference.names(), line
+
+
+def test_each_page_is_in_the_navigation_and_each_entry_is_a_page():
+    entries = re.findall(r"^ +- [^:]+: (\S+\.md)$", (pages.ROOT / "docs/mkdocs.yml").read_text(), flags=re.MULTILINE)
+    written = {pages.page_of(page) for page in WRITTEN if page.startswith("docs/")}
+    assert sorted(entries) == sorted(written | {"commands.md", "settings.md"})
+
+
+def test_every_figure_is_in_the_gallery():
+    shown = re.findall(r"!\[[^]]+\]\((\S+\.png)\)", text_of("docs/gallery.md"))
+    assert sorted(shown) == sorted(path.name for path in (pages.ROOT / "docs").glob("*.png"))
+
+
+def test_pages_of_the_checkout_come_along_and_links_are_turned(tmp_path):
+    pages.assemble(tmp_path / "site")
+    site = tmp_path / "site"
+    assert "(checkout/rmcore/models/batching.py.md)" in (site / "training.md").read_text()
+    assert "def micro_batches" in (site / "checkout/rmcore/models/batching.py.md").read_text()
+    assert "| `losses.py` | " in (site / "checkout/rmcore/training/index.md").read_text()
+    assert "[`data.gold.tail_share`](settings.md" not in (site / "rlhf.md").read_text()  # it stands there with a value
+    assert "[`active.check.labels`](settings.md#active.check.labels)" in (site / "data-efficiency.md").read_text()
+    for page in site.rglob("*.md"):
+        for target, _ in pages.LINK.findall(page.read_text()):
+            assert not target or (page.parent / target).exists(), f"{page.relative_to(site)} links to {target}"
+
+
+def test_an_item_of_a_list_is_indented_for_the_builder():
+    text = "1. one\n   more\n\n   | a |\n2. two:\n   - deeper\n\nafter\n  kept\n"
+    assert pages.for_markdown_py(text) == "1. one\n    more\n\n    | a |\n2. two:\n\n    - deeper\n\nafter\n  kept\n"
