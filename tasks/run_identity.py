@@ -120,7 +120,7 @@ def join_parent(client: "MlflowClient", run: "Run", parent_uid: str) -> bool:
     """Make `run` a child of the run `parent_uid`; False where MLflow does not know that one yet."""
     parent = find_run(client, run.info.experiment_id, parent_uid)
     if parent is not None and run.data.tags.get(PARENT_TAG) != parent.info.run_id:
-        client.set_tag(run.info.run_id, PARENT_TAG, parent.info.run_id)
+        _set_parent(client, run, parent)
     return parent is not None
 
 
@@ -128,4 +128,12 @@ def adopt_children(client: "MlflowClient", parent: "Run", uid: str) -> None:
     """Make the runs that name `uid` as their parent children of `parent`."""
     for child in client.search_runs([parent.info.experiment_id], f"tags.`{PARENT_UID_TAG}` = '{uid}'"):
         if child.data.tags.get(PARENT_TAG) != parent.info.run_id:
-            client.set_tag(child.info.run_id, PARENT_TAG, parent.info.run_id)
+            _set_parent(client, child, parent)
+
+
+def _set_parent(client: "MlflowClient", child: "Run", parent: "Run") -> None:
+    from mlflow.entities import RunTag
+
+    # Parent and child may do this at the same moment. MLflow's `set_tag` reads and then inserts, so the second of two
+    # fails on the table's key and its run would go on without MLflow; `log_batch` tries again.
+    client.log_batch(child.info.run_id, tags=[RunTag(PARENT_TAG, parent.info.run_id)])

@@ -4,6 +4,8 @@ import logging
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
@@ -13,7 +15,7 @@ from rmcore.core.tracking import METRICS_FILE
 from tasks import tracking
 from tasks.mlflow_client import connect
 from tasks.mlflow_run import MlflowRun
-from tasks.run_identity import PARENT_TAG, PARENT_UID_TAG, reap_dead_runs
+from tasks.run_identity import PARENT_TAG, PARENT_UID_TAG, adopt_children, join_parent, reap_dead_runs
 from tasks.run_owner import HOST, PID, STARTED, this_process
 from tasks.run_record import unsynced_folder
 from tasks.sync import sync_pending
@@ -203,6 +205,30 @@ def test_children_are_below_their_parent_whichever_comes_first(home, artifact, p
     found = runs()
     assert found["muon seed 2"].data.tags[PARENT_TAG] == parent.run_id
     assert complete(found["muon seed 2"])
+
+
+def test_parent_and_children_that_find_each_other_at_the_same_moment_both_go_on(home):
+    """Both set the same tag of the child: whoever comes second must not fail on the first one's row."""
+    with matrix() as parent:
+        parent_run = client().get_run(parent.run_id)
+        for number in range(20):
+            made = client().create_run(parent_run.info.experiment_id, tags={PARENT_UID_TAG: "m"})
+            meet = threading.Barrier(2, timeout=30)
+
+            def join(made=made, meet=meet):
+                known = client()
+                meet.wait()
+                return join_parent(known, made, "m")
+
+            def adopt(meet=meet):
+                known = client()
+                meet.wait()
+                adopt_children(known, parent_run, "m")
+                return True
+
+            with ThreadPoolExecutor(2) as pool:
+                assert all(future.result() for future in [pool.submit(join), pool.submit(adopt)])
+            assert client().get_run(made.info.run_id).data.tags[PARENT_TAG] == parent.run_id, number
 
 
 def test_a_new_parent_takes_the_children_that_are_still_valid(home, artifact):
