@@ -48,10 +48,6 @@ class FlowOptions:
 def prepare_terminal() -> None:
     """Set the environment of a command that runs a flow in this terminal, before Prefect is imported."""
     os.environ["RM_OPT_CONSOLE"] = "1"
-    # The embedded server logs to this terminal too. What it says while it is shut down is noise, and so is a database
-    # that was locked for a moment on busy cores: it tries again.
-    for logger in ("PREFECT_LOGGING_ROOT_LEVEL", "PREFECT_SERVER_LOGGING_LEVEL"):
-        os.environ.setdefault(logger, "CRITICAL")
     configure_environment()
 
 
@@ -85,7 +81,7 @@ def run_configured(
         ServiceError: Prefect's API failed.
     """
     prepare_terminal()
-    from flows.prefect_api import leave_dead_server
+    from flows.prefect_api import choose_api
     from flows.settings import base_preset, changes_of, load_config
 
     settings = load_config(preset, given.config, [*assignments, *(given.set_ or [])], recorded)
@@ -95,7 +91,7 @@ def run_configured(
     if summary is not None:
         summary.parent.mkdir(parents=True, exist_ok=True)
         summary.touch()  # a path that cannot be written is refused before hours are spent
-    leave_dead_server()
+    choose_api()
     from flows.console import quiet_prefect
 
     started = load_flow()

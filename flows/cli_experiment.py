@@ -181,9 +181,9 @@ def run_matrix(
         ServiceError: Prefect failed on the way, with `ends_with_server`.
     """
     prepare_terminal()
-    from flows.prefect_api import leave_dead_server
+    from flows.prefect_api import choose_api
 
-    leave_dead_server()
+    choose_api()
     from flows.console import quiet_prefect
     from flows.experiment import FailedCellsError
     from flows.experiment import experiment as flow

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from prefect.logging import get_run_logger
 
+from flows.prefect_api import api_is_embedded
+
 CONSOLE_VARIABLE = "RM_OPT_CONSOLE"
 """Set by `rm-opt run`: print progress lines on standard output."""
 PATIENCE_SECONDS, REMINDER_SECONDS = 2.0, 60.0
@@ -26,7 +28,7 @@ def quiet_prefect() -> None:
     logger.handlers.clear()
     logger.propagate = False
     logging.getLogger().setLevel(logging.WARNING)
-    if os.environ.get("PREFECT_API_URL"):
+    if not api_is_embedded():
         for name in ("prefect.flow_runs", "prefect.task_runs"):
             logging.getLogger(name).setLevel(logging.INFO)
 

@@ -18,6 +18,7 @@ from prefect.artifacts import create_link_artifact, create_markdown_artifact
 
 from flows.console import say, say_notices, told_while_waiting
 from flows.form import FIELDS, Form, configured_flow, presets_for
+from flows.prefect_api import api_is_embedded
 from flows.prefect_client import ensure_device_limit, free_leaked_device, is_owner_tag, reap_dead_runs, run_owner_tags
 from flows.unfinished import unfinished
 from rmcore.config.pipeline import PipelineConfig
@@ -231,10 +232,9 @@ def _in_the_way(store: Store, name: str) -> str:
 def leave_embedded(tracker: RunTracker) -> None:
     """End this process after Ctrl-C or SIGTERM where Prefect's API is the embedded one.
 
-    The terminal sent the same Ctrl-C to the embedded server, and Prefect would try for minutes to tell it; after a
-    SIGTERM the server would stay behind.
+    Nobody will see the page of the run, and Prefect would try for minutes to tell a server that is busy.
     """
-    if os.environ.get("PREFECT_API_URL"):
+    if not api_is_embedded():
         return
     tracker.end("KILLED")
     terminate_children()
@@ -296,7 +296,7 @@ def described(verdict: Verdict, more: NextRung | None, report: Path | None = Non
     if report is not None:
         links["Report"] = f"{RUN_FILES}{REPORT_FOLDER}/{report.name}"
         places.insert(0, str(report))
-    if os.environ.get("PREFECT_API_URL"):
+    if not api_is_embedded():
         links["Flow run in Prefect"] = str(runtime.flow_run.ui_url)
         places.pop()
     return verdict_note(verdict, more, links, places, shown)

@@ -16,42 +16,45 @@ from contextlib import contextmanager
 import httpx
 
 from rmcore.cli.common import FAILED
-from rmcore.core.errors import ServiceError
 from rmcore.core.processes import terminate_children
+from tasks.embedded_prefect import EmbeddedPrefect
 
+EMBEDDED_VARIABLE = "RM_OPT_EMBEDDED_PREFECT"
+"""Environment variable with the address of the embedded server, in the process that started it and in its children."""
 WATCH_SECONDS = 1.0
 REFUSALS_OF_A_DEAD_SERVER = 3
 """So that a server that is started anew at once is not missed."""
 
 
-def leave_dead_server() -> None:
-    """Use the embedded API where the configured server does not answer, and say so: the run matters more than its page.
+_embedded: EmbeddedPrefect | None = None
 
-    Call it before Prefect is imported, which reads the address then.
+
+def choose_api() -> None:
+    """Use the configured server; where there is none, or none that answers, begin to start an embedded one.
+
+    Call it before Prefect is imported, which reads the address then, and on the main thread. A server that does not
+    answer is told of: the run matters more than its page.
     """
-    configured = os.environ.get("PREFECT_API_URL")
-    if not configured:
-        return
-    try:
-        httpx.get(f"{configured.rstrip('/')}/health", timeout=10).raise_for_status()
-    except httpx.HTTPError as error:
-        del os.environ["PREFECT_API_URL"]
-        os.environ["PREFECT_API_AUTH_STRING"] = os.environ["PREFECT_SERVER_API_AUTH_STRING"]
-        print(
-            f"warning: Prefect at {configured} does not answer ({error}); the embedded API is used, so this run will "
-            "not show on that server. `rm-opt up` starts one here.",
-            file=sys.stderr,
-        )
-
-
-def current_api() -> str:
-    """Address of the API that this process's flows use: the configured server, else Prefect's embedded one."""
+    global _embedded  # noqa: PLW0603 - one API a process, as Prefect has it
     if configured := os.environ.get("PREFECT_API_URL"):
-        return configured.rstrip("/")
-    from prefect.client.orchestration import get_client
+        try:
+            httpx.get(f"{configured.rstrip('/')}/health", timeout=10).raise_for_status()
+            return
+        except httpx.HTTPError as error:
+            del os.environ["PREFECT_API_URL"]
+            os.environ["PREFECT_API_AUTH_STRING"] = os.environ["PREFECT_SERVER_API_AUTH_STRING"]
+            print(
+                f"warning: Prefect at {configured} does not answer ({error}); the embedded API is used, so this run "
+                "will not show on that server. `rm-opt up` starts one here.",
+                file=sys.stderr,
+            )
+    _embedded = EmbeddedPrefect()
+    os.environ["PREFECT_API_URL"] = os.environ[EMBEDDED_VARIABLE] = _embedded.api
 
-    with get_client(sync_client=True) as client:
-        return str(client.api_url).rstrip("/")
+
+def api_is_embedded() -> bool:
+    """Whether the API of this process's flows ends with it, so that nobody will see its pages."""
+    return os.environ.get("PREFECT_API_URL", "") in ("", os.environ.get(EMBEDDED_VARIABLE))
 
 
 @contextmanager
@@ -59,24 +62,22 @@ def end_without_server(advice: str) -> Iterator[None]:
     """End this process with one sentence, and `advice`, if Prefect's server goes away during the block.
 
     A flow cannot go on without it, and Prefect's client would try for minutes and log a traceback for each attempt.
-    The embedded server is started here, if it is the one in use.
+    An embedded server is waited for first.
 
     Raises:
         ServiceError: the embedded server did not start.
     """
-    try:
-        api = httpx.URL(current_api())
-    except RuntimeError as error:  # what Prefect raises
-        raise ServiceError(f"Prefect's embedded server did not start: {error}") from error
-    # Python writes a byte for every signal that it handles: whoever is asked to end needs no reason, and Ctrl-C in a
-    # terminal reaches the embedded server at the same time.
+    api = httpx.URL(os.environ["PREFECT_API_URL"])
+    if _embedded is not None and _embedded.api == api:
+        _embedded.wait()
+    # Python writes a byte for every signal that it handles: whoever is asked to end needs no reason.
     asked_to_end, asking = socket.socketpair()
     asking.setblocking(False)
     hears_signals = threading.current_thread() is threading.main_thread()
     before = signal.set_wakeup_fd(asking.fileno(), warn_on_full_buffer=False) if hears_signals else -1
     # The embedded server has answered already; nothing is said of a server that never takes a connection from here: it
     # is reached through a proxy.
-    was_there = "PREFECT_API_URL" not in os.environ
+    was_there = api_is_embedded()
     watch = (api, advice, asked_to_end, was_there)
     threading.Thread(target=_watch, args=watch, name="prefect-watch", daemon=True).start()
     try:

@@ -1,6 +1,8 @@
 """Prefect's or MLflow's server, or the start page, behind a guard, as `rm-opt up` starts it.
 
-    python -P -m tasks.guarded_server NAME PORT
+    python -P -m tasks.guarded_server NAME PORT [SOCKET]
+
+SOCKET is an inherited file descriptor that listens on the port already; such a server ends with its parent.
 
 Whoever may post to Prefect runs code as its user, and a port on loopback is reached by every user of the machine and by
 every web page in a browser on it. So a request must name the server by its own address (no other name that was made to
@@ -11,12 +13,14 @@ its UI asks for it; MLflow's own login wants a user database, so the guard asks.
 import base64
 import hmac
 import os
+import socket
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from rmcore.core.processes import die_with_parent
 from tasks.home import default_artifact_root, default_tracking_uri, home
-from tasks.local_services import HOST, MLFLOW_SERVER, PREFECT_SERVER, START_PAGE, password
+from tasks.local_services import EMBEDDED_PREFECT, HOST, MLFLOW_SERVER, PREFECT_SERVER, START_PAGE, password
 from tasks.mlflow_client import alone_with
 from tasks.model_training import ModelTrainingFirst
 
@@ -117,17 +121,23 @@ def start_app(address: str) -> Guard:
 APPS: dict[str, Callable[[str], Guard]] = {
     START_PAGE: start_app,
     PREFECT_SERVER: prefect_app,
+    EMBEDDED_PREFECT: prefect_app,
     MLFLOW_SERVER: mlflow_app,
 }
 
 
 def main() -> None:
     """Serve until SIGTERM."""
+    name, port = sys.argv[1], int(sys.argv[2])
+    sockets = None
+    if len(sys.argv) > 3:
+        die_with_parent(os.getppid())
+        sockets = [socket.socket(fileno=int(sys.argv[3]))]
     import uvicorn
 
-    name, port = sys.argv[1], int(sys.argv[2])
     app = APPS[name](f"http://{HOST}:{port}")
-    uvicorn.run(app, host=HOST, port=port, log_level="warning", access_log=False)
+    config = uvicorn.Config(app, host=HOST, port=port, log_level="warning", access_log=False)
+    uvicorn.Server(config).run(sockets)
 
 
 if __name__ == "__main__":

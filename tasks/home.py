@@ -42,7 +42,7 @@ QUIET_ENVIRONMENT = {
     # The telemetry heartbeat races the embedded server's own start: `database is locked`.
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "true",
-    # The embedded server takes up to 18 s on busy cores; Prefect gives up after 20.
+    # Our embedded server waits as long; it takes up to 18 s on busy cores.
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",

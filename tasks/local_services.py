@@ -18,6 +18,8 @@ from rmcore.core.processes import marked
 HOST = "127.0.0.1"
 START_PAGE = "start-page"
 PREFECT_SERVER = "prefect-server"
+EMBEDDED_PREFECT = "embedded-prefect"
+"""Not a service of the home: the server of one process (tasks/embedded_prefect.py)."""
 MLFLOW_SERVER = "mlflow-server"
 WORKER = "worker"
 WORK_POOL = "rm-opt"

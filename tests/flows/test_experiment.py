@@ -13,7 +13,7 @@ import psutil
 import pytest
 import yaml
 
-from rmcore.core.processes import marked, terminate
+from rmcore.core.processes import marked, runs, terminate
 
 pytestmark = pytest.mark.services
 DECLARED = {
@@ -274,7 +274,9 @@ def test_a_signal_ends_every_stage_and_loses_nothing(place, finished):
         process.send_signal(number)  # to the command alone: its children hear of it from the command
         output, errors = process.communicate(timeout=120)
         assert process.returncode == 130, errors
-        assert not [one for one in stages if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+        # The process that forks the stages is asked last, and nobody waits for it.
+        psutil.wait_procs(stages, timeout=30)
+        assert not [one for one in stages if runs(one)]
         assert place.manifests("train") == trained  # cut off, not finished
         assert states() - before
         assert "Traceback" not in output + errors

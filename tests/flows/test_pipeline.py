@@ -251,7 +251,7 @@ class Training:
         Prefect's embedded server meanwhile takes connections and answers none, as one that is ending on a busy machine.
         """
         started = psutil.Process(self.process.pid).children(recursive=True)
-        [server] = [process for process in started if any("prefect.server" in word for word in process.cmdline())]
+        [server] = [process for process in started if "tasks.guarded_server" in process.cmdline()]
         server.suspend()
         try:
             (os.killpg if group else os.kill)(self.process.pid, number)

@@ -18,7 +18,7 @@ import pytest
 
 from flows import prefect_api, prefect_client, services
 from rmcore.core.errors import ConfigError, ServiceError
-from rmcore.core.processes import marked, terminate
+from rmcore.core.processes import marked, runs, terminate
 from tasks import home as home_module
 from tasks.home import find_process
 from tasks.local_services import HOME_MARK, basic_authorization, mlflow_login, password, running_services
@@ -193,14 +193,15 @@ def test_a_start_that_fails_shows_the_log_and_ends_what_it_began(home, project):
 
 
 EMBEDDED = """
-import time
+import os, time
 from tasks.home import configure_environment
 configure_environment()
+from flows.prefect_api import choose_api
+choose_api()
 import httpx
 from prefect import flow, get_client
 from flows.cli_common import prefect_in_use
 from flows.console import quiet_prefect
-from flows.prefect_api import current_api
 from flows.prefect_client import ensure_device_limit, reap_dead_runs
 
 @flow
@@ -209,12 +210,13 @@ def trial():
     ensure_device_limit()
     with get_client(sync_client=True) as client:
         assert client.read_global_concurrency_limit_by_name("rm-device").limit == 1
-    limit = current_api() + "/v2/concurrency_limits/rm-device"
+    limit = os.environ["PREFECT_API_URL"] + "/v2/concurrency_limits/rm-device"
     assert reap_dead_runs() == []
     # It listens on loopback, where every user and every page of a browser may ask.
     assert httpx.get(limit).status_code == 401
+    assert httpx.get(limit, headers={"Host": "elsewhere.example"}).status_code == 421
     asked = {"Origin": "http://elsewhere.example", "Access-Control-Request-Method": "GET"}
-    assert "access-control-allow-origin" not in httpx.options(limit, headers=asked).headers
+    assert httpx.options(limit, headers=asked).status_code == 403
     print("ready", flush=True)
     time.sleep(600)
 
@@ -252,6 +254,8 @@ AT_ONCE = """
 import time
 from tasks.home import configure_environment
 configure_environment()
+from flows.prefect_api import choose_api
+choose_api()
 from flows.cli_common import prefect_in_use
 with prefect_in_use("stages"):
     print("ready", flush=True)
@@ -273,6 +277,29 @@ def test_a_server_that_ends_as_the_run_begins_is_missed_too(home):
             run.kill()
     assert (line, run.returncode) == ("ready\n", 2), said
     assert "has ended during the run" in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_the_embedded_server_ends_with_whoever_started_it(home, number):
+    environment = {**os.environ, "RM_OPT_HOME": str(home)}
+    with subprocess.Popen([sys.executable, "-c", AT_ONCE], env=environment, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout.readline() == "ready\n"
+        [server] = psutil.Process(run.pid).children()
+        run.send_signal(number)
+    psutil.wait_procs([server], timeout=30)
+    assert not runs(server)
+
+
+def test_an_embedded_server_that_cannot_start_says_why(home):
+    (home / "prefect").mkdir(parents=True)
+    (home / "prefect" / "prefect.db").write_text("no database " * 1000)
+    environment = {**os.environ, "RM_OPT_HOME": str(home)}
+    done = subprocess.run(
+        [sys.executable, "-c", AT_ONCE], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 1
+    assert "ServiceError: Prefect's embedded server ended while starting" in done.stderr
+    assert "file is not a database" in done.stderr
 
 
 SIGNALLED = """

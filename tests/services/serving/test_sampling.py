@@ -8,6 +8,7 @@ import pytest
 
 import small_policies as policies
 from rmcore.core.errors import ModelError, ServingError
+from rmcore.core.processes import runs
 from rmcore.policy.policy import Policy
 from rmcore.policy.sampling.sampling import SamplingSettings, draw_samples
 
@@ -26,7 +27,15 @@ def draw(policy, prompts, settings, out, **options):
 
 
 def children():
-    return [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+    return [process for process in psutil.Process().children(recursive=True) if runs(process)]
+
+
+def words(process):
+    """Its name and its command line; nothing of a process that has just been collected."""
+    try:
+        return " ".join([process.name(), *process.cmdline()])
+    except psutil.NoSuchProcess:
+        return ""
 
 
 OTHERS: set[int] = set()
@@ -41,12 +50,12 @@ def others():
 
 def engines():
     """The sampler's vLLM engines below this process; its API server is another process."""
-    return [process for process in children() if process.pid not in OTHERS and "EngineCore" in process.name()]
+    return [process for process in children() if process.pid not in OTHERS and "EngineCore" in words(process)]
 
 
 def left_over():
     found = [process for process in children() if process.pid not in OTHERS]
-    return [process for process in found if "vllm" in " ".join(process.cmdline()).lower()]
+    return [process for process in found if "vllm" in words(process).lower()]
 
 
 def test_the_first_token_has_the_policys_distribution_and_ends_where_it_says(vllm, policy, tmp_path):
