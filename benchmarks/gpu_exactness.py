@@ -21,9 +21,10 @@ from train_throughput import HH_PREFIX, HH_TAIL
 
 from rmcore.core.errors import ModelError
 from rmcore.data.rendering import TokenizedPair, TokenizedSide
-from rmcore.models.batching import collate, pad_rows
+from rmcore.models.batching import collate
 from rmcore.models.packing.forward import find_packing, rewards_of
 from rmcore.models.packing.layout import Packing
+from rmcore.models.packing.rows import pad_rows
 from rmcore.models.precision import Precision, float32_head, precision_context
 
 PAD = 1

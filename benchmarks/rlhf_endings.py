@@ -25,8 +25,8 @@ from rmcore.data.gold.world import gold_reward
 from rmcore.data.table import read_pairs
 from rmcore.evaluation.uncertainty import cluster_bootstrap, percentile_interval
 from rmcore.policy.grpo.policy_meter import draw
-from rmcore.policy.grpo.policy_weights import load_weights
 from rmcore.policy.policy import Policy
+from rmcore.policy.policy_weights import load_weights
 from rmcore.policy.readiness.verdict import PASSED
 from rmcore.policy.sampling.generate_sampler import whole_distribution
 from rmcore.reporting.figures.style import BLUE, MUTED, ORANGE, dress, headline, legend, new_figure, save

@@ -97,7 +97,7 @@ def _numbers(runs: Mapping[str, Run]) -> dict[str, list[str]]:
     records: list[Any] = [run.record for run in runs.values()]
     cards = [{card.label: card for card in headline_cards(record)} for record in records]
     rows = {
-        "verdict": [f"{run.look.sign} {run.headline}" for run in runs.values()],
+        "verdict": [f"{run.style.sign} {run.headline}" for run in runs.values()],
         "rung": [run.rung for run in runs.values()],
     }
     for label in dict.fromkeys(label for found in cards for label in found):

@@ -75,7 +75,7 @@ def runs(
     for heading in ("verdict", "rung", "accuracy", "took"):
         table.add_column(heading)
     for run in shown:
-        verdict = f"{run.look.sign} {run.status}" if run.status else "-"
+        verdict = f"{run.style.sign} {run.status}" if run.status else "-"
         facts = (short[run.name], _moment(run.finished), verdict, run.rung[:1], _accuracy(run), _took(run))
         table.add_row(*map(escape, facts))
     wide_console().print(table)

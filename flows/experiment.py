@@ -29,12 +29,12 @@ from flows.results import command, gather
 from rmcore.core.errors import TrainingError
 from rmcore.core.files import write_json
 from rmcore.core.store import ArtifactRef, Store, flatten, make_key
+from rmcore.reporting.experiment_schema import ArmResult, ExperimentResults, HypothesisResult, Registration, Tuned
 from rmcore.reporting.figures.experiment import draw_experiment
 from rmcore.reporting.html.experiment import write_experiment_report
-from rmcore.reporting.html.experiment_schema import ArmResult, ExperimentResults, HypothesisResult, Registration, Tuned
 from rmcore.reporting.html.experiment_summary import experiment_markdown
 from rmcore.reporting.html.index import write_index
-from rmcore.reporting.html.schema import Metric
+from rmcore.reporting.schema import Metric
 from rmcore.stages.results import run_key
 from rmcore.study.cells import GAP, Measured, read_cell
 from rmcore.study.plan import Cell, folders

@@ -32,8 +32,8 @@ from rmcore.policy.readiness.verdict import verdict_tags
 from rmcore.reporting.html.html import write_report
 from rmcore.reporting.html.index import write_index
 from rmcore.reporting.html.note import RUN_FILES, number_rows, numbers_line, summary_numbers, verdict_note
-from rmcore.reporting.html.schema import NextRung, Results, Verdict
 from rmcore.reporting.html.summary import summary_markdown
+from rmcore.reporting.schema import NextRung, Results, Verdict
 from rmcore.stages.registry import STAGES, in_order, is_judged, pipeline_stages
 from rmcore.stages.results import figures, gather_results, run_key
 from rmcore.stages.run import INTERRUPTED

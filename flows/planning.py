@@ -11,7 +11,7 @@ from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.fingerprints import code_digests
 from rmcore.core.store import Store, make_key
-from rmcore.reporting.html.experiment_schema import Tuned
+from rmcore.reporting.experiment_schema import Tuned
 from rmcore.stages.registry import STAGES, pipeline_stages, stage_code
 from rmcore.stages.settings import PrepareSettings
 from rmcore.study.cells import NUM_BINS, NUM_RESAMPLES

@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from experiments.arms import Arm, shown_changes
 from experiments.library import SHIPPED
@@ -14,13 +14,14 @@ from flows.matrix import Outcome
 from flows.planning import MatrixPlan
 from rmcore.core.metrics import CELL_METRICS, CURVES
 from rmcore.core.store import Store
-from rmcore.reporting.html.experiment_schema import (
+from rmcore.reporting.experiment_schema import (
     ArmResult,
     CellResult,
     Cost,
     CurveData,
     ExperimentResults,
     MetricInfo,
+    Registration,
     Tuned,
 )
 from rmcore.stages.results import environment, run_key
@@ -28,12 +29,23 @@ from rmcore.study.analysis import Cells, arm_bands, arm_metrics, judge_hypothese
 from rmcore.study.cells import Measured
 from tasks.device import device_slots
 
-if TYPE_CHECKING:
-    from flows.experiment import Matrix
+
+class Matrix(Protocol):
+    """One run of a registered experiment: `flows.experiment.Matrix`, which imports this module."""
+
+    declared: Experiment
+    store: Store
+    registration: Registration
+    command: str
+    measured: dict[str, Measured]
+    """The finished cells, by their labels."""
+    trials: dict[str, Outcome]
+    started: float
+    """Seconds of the monotonic clock when the run began."""
 
 
 def gather(
-    matrix: "Matrix", plan: MatrixPlan, outcomes: Mapping[str, Outcome], tuned: Mapping[str, Tuned]
+    matrix: Matrix, plan: MatrixPlan, outcomes: Mapping[str, Outcome], tuned: Mapping[str, Tuned]
 ) -> ExperimentResults:
     """Judge the hypotheses and describe every arm and cell."""
     declared = matrix.declared
@@ -118,7 +130,7 @@ def _arm(arm: Arm, declared: Experiment, control: str, measured: Cells, tuned: T
     }
 
 
-def _cell(outcome: Outcome, measured: Measured | None, matrix: "Matrix") -> CellResult:
+def _cell(outcome: Outcome, measured: Measured | None, matrix: Matrix) -> CellResult:
     failed = outcome.error is not None
     return {
         "arm": outcome.cell.arm,
@@ -151,7 +163,7 @@ def _curves(metric: str, cells: Sequence[Measured]) -> list[CurveData]:
 
 
 def _notes(
-    matrix: "Matrix", arms: Sequence[Arm], outcomes: Mapping[str, Outcome], tuned: Mapping[str, Tuned]
+    matrix: Matrix, arms: Sequence[Arm], outcomes: Mapping[str, Outcome], tuned: Mapping[str, Tuned]
 ) -> list[str]:
     notes = [f"{', '.join(arm.merged)}: the same settings as {arm.name}; merged into it." for arm in arms if arm.merged]
     declared = matrix.declared
@@ -183,7 +195,7 @@ def _made_before(store: Store, outcome: Outcome, frozen_at: str) -> bool:
     return "created" in manifest and manifest["created"] < datetime.fromisoformat(frozen_at).timestamp()
 
 
-def _cost(matrix: "Matrix", plan: MatrixPlan, outcomes: Mapping[str, Outcome]) -> Cost:
+def _cost(matrix: Matrix, plan: MatrixPlan, outcomes: Mapping[str, Outcome]) -> Cost:
     unique: dict[str, float] = {}
     for outcome in (*matrix.trials.values(), *outcomes.values()):
         unique |= _seconds(matrix.store, outcome)

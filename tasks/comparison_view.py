@@ -11,14 +11,12 @@ import base64
 import json
 import time
 import zlib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 from urllib.parse import quote
 
 from tasks.model_training import ADDRESS_PARAMETER
-
-if TYPE_CHECKING:
-    from tasks.tracking import RunTracker
+from tasks.run_record import RunRecord
 
 VIEW_TAG = "mlflow.sharedViewState."
 RUN_NAME_COLUMN = "attributes.`Run Name`"
@@ -40,7 +38,17 @@ STEP_AXIS = {
 }
 
 
-def publish_view(tracker: "RunTracker", *, matrix_key: str, params: Sequence[str], metrics: Sequence[str]) -> None:
+class MatrixTracker(Protocol):
+    """Sends the outcome of a matrix to MLflow: `tasks.tracking.RunTracker`, which imports this module."""
+
+    record: RunRecord
+    matrix_key: str | None
+
+    def set_experiment_tags(self, tags: Mapping[str, str]) -> None:
+        """Set tags of the experiment that the matrix's run belongs to."""
+
+
+def publish_view(tracker: MatrixTracker, *, matrix_key: str, params: Sequence[str], metrics: Sequence[str]) -> None:
     """Save the two views of a matrix in the tracker's experiment; sets `tracker.comparison_url`. Returns at once.
 
     Args:

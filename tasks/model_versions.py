@@ -16,7 +16,7 @@ import rmcore
 from rmcore.core.errors import ConfigError, RmcoreError, ServiceError
 from rmcore.policy.readiness.verdict import LOWEST_READY_RUNG, PASSED, verdict_tags
 from rmcore.reporting.html.note import plain
-from rmcore.reporting.html.schema import NextRung, Verdict
+from rmcore.reporting.schema import NextRung, Verdict
 from tasks.mlflow_client import connect, in_one_line, tolerating, without_login
 from tasks.run_record import MAX_VALUE_CHARS, texts
 

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from rmcore.core.errors import RmcoreError, StoreError
-from rmcore.reporting.html.schema import NextRung, Verdict
+from rmcore.reporting.schema import NextRung, Verdict
 from tasks.comparison_view import comparison_url
 from tasks.home import MLFLOW_PORT, home, tracking_address
 from tasks.mlflow_client import in_one_line, without_login

@@ -17,7 +17,7 @@ from rmcore.training.losses import split_rewards
 class PairRows(Protocol):
     """The rows of P whole pairs, R = 2P: the P chosen rows first, then the P rejected ones, in the same order.
 
-    `rmcore.models.batching.PaddedRows` is one.
+    `rmcore.models.packing.rows.PaddedRows` is one.
     """
 
     @property

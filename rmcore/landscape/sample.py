@@ -12,7 +12,8 @@ import numpy as np
 
 from rmcore.core.errors import DataError
 from rmcore.data.rendering import TokenizedPair
-from rmcore.models.batching import PaddedRows, pack_pairs, pad_pairs
+from rmcore.models.batching import pack_pairs, pad_pairs
+from rmcore.models.packing.rows import PaddedRows
 
 CURVATURE_TOKEN_BUDGET = 4096
 """Padded tokens of a micro-batch of the Hessian: double backward keeps about twice the activations of training."""

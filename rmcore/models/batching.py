@@ -22,7 +22,8 @@ from torch import Tensor
 
 from rmcore.core.errors import ConfigError
 from rmcore.data.rendering import TokenizedPair, TokenizedSide
-from rmcore.models.packing.layout import PackedRow, Packing, cut_into_runs, find_groups, group_tokens, pack_sides
+from rmcore.models.packing.layout import Packing, cut_into_runs, find_groups, group_tokens, pack_sides
+from rmcore.models.packing.rows import PaddedRows, Rows, pad_rows
 
 MICRO_BATCH_OVERHEAD_TOKENS = 128
 """Fixed cost of one more forward/backward, in the time of computing that many tokens.
@@ -37,34 +38,6 @@ PACKED_TOKENS_ON_CPU = 4096
 
 Measured with benchmarks/micro_batch_overhead.py --packed (table in benchmarks/RESULTS.md).
 """
-
-
-@dataclass(frozen=True, slots=True)
-class PaddedRows:
-    """R sides as rows of one length L."""
-
-    input_ids: Tensor  # (R, L) long, right-padded
-    attention_mask: Tensor  # (R, L) long, 1 on real tokens
-    num_real_tokens: int
-    """Tokens that are not padding."""
-
-    @property
-    def num_tokens(self) -> int:
-        """R x L: tokens computed."""
-        return self.input_ids.numel()
-
-    def to(self, device: torch.device) -> "PaddedRows":
-        """The same on `device`; from page-locked memory without waiting."""
-        ids, mask = (tensor.to(device, non_blocking=True) for tensor in (self.input_ids, self.attention_mask))
-        return PaddedRows(ids, mask, self.num_real_tokens)
-
-    def pin_memory(self) -> "PaddedRows":
-        """The same in page-locked memory, from where a GPU copies asynchronously."""
-        return PaddedRows(self.input_ids.pin_memory(), self.attention_mask.pin_memory(), self.num_real_tokens)
-
-
-Rows = PaddedRows | PackedRow
-"""The sides that one forward pass computes, in either form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,17 +173,6 @@ def collate(
 def pad_pairs(pairs: Sequence[TokenizedPair], *, pad_id: int) -> PaddedRows:
     """All `pairs` as the padded rows of one micro-batch, chosen sides first."""
     return pad_rows([pair.chosen.ids for pair in pairs] + [pair.rejected.ids for pair in pairs], pad_id=pad_id)
-
-
-def pad_rows(sides: Sequence[Sequence[int]], *, pad_id: int) -> PaddedRows:
-    """Right-pad R sides to the longest; the mask alone says what is real."""
-    longest = max(len(side) for side in sides)
-    input_ids = np.full((len(sides), longest), pad_id, dtype=np.int64)
-    attention_mask = np.zeros((len(sides), longest), dtype=np.int64)
-    for position, side in enumerate(sides):
-        input_ids[position, : len(side)] = side
-        attention_mask[position, : len(side)] = 1
-    return PaddedRows(torch.from_numpy(input_ids), torch.from_numpy(attention_mask), sum(len(side) for side in sides))
 
 
 def micro_batches(

@@ -23,12 +23,13 @@ from rmcore.data.pair import PreferencePair, Prompt
 from rmcore.data.render_fn import RenderFn, load_render_fn
 from rmcore.data.rendering import Renderer, Rendering, TokenizedSide, choose_rendering
 from rmcore.models import lora
-from rmcore.models.batching import Rows, distinct_sides, pad_rows, scoring_chunks
+from rmcore.models.batching import distinct_sides, scoring_chunks
 from rmcore.models.head import is_reward_head
 from rmcore.models.loading import Origin, check_positions, load_backbone, pick_device, quiet_libraries
 from rmcore.models.lora_targets import make_lora_config
 from rmcore.models.packing.forward import find_packing, rewards_of
 from rmcore.models.packing.layout import Packing, pack_sides
+from rmcore.models.packing.rows import Rows, pad_rows
 from rmcore.models.precision import Precision, float32_head, precision_context, reward_heads
 from rmcore.models.preference import checked_beta, write_beta
 from rmcore.models.trained import load_trained, warn_of_random_weights

@@ -14,7 +14,9 @@ from rmcore.core.errors import DataError
 from rmcore.core.named_function import call_named, load_function
 from rmcore.data.gold.world import gold_reward, label_pair
 from rmcore.data.pair import PreferencePair, Prompt, prompt_text
-from rmcore.policy.grpo.rlhf_requirements import JUDGE_MEANING, JUDGE_SETTING
+
+JUDGE_SETTING = "policy.judge"
+JUDGE_MEANING = "a function of (prompt, response) that returns a number"
 
 
 class Judge(Protocol):

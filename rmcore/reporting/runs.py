@@ -10,7 +10,7 @@ from typing import Any
 
 from rmcore.core.errors import ConfigError
 from rmcore.reporting.figures.claims import tally
-from rmcore.reporting.html.cards import LOOKS, Look
+from rmcore.reporting.verdict_style import VERDICT_STYLES, VerdictStyle
 
 RECORD = "summary.json"
 REPORT = "report.html"
@@ -18,7 +18,7 @@ KEY = re.compile(r"-[0-9a-f]{12}$")
 """What a folder's name ends in: the first digits of the run's key."""
 KEY_DIGITS = 4
 """How many of them are shown."""
-OPEN_LOOK = Look("open", "?")
+OPEN = VerdictStyle("open", "?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +51,10 @@ class Run:
         return page if page.is_file() else None
 
     @property
-    def look(self) -> Look:
+    def style(self) -> VerdictStyle:
         """Sign and tone of its verdict; open where there is none."""
         verdict = self.record.get("verdict")
-        return LOOKS.get(verdict.get("status", ""), OPEN_LOOK) if isinstance(verdict, dict) else OPEN_LOOK
+        return VERDICT_STYLES.get(verdict.get("status", ""), OPEN) if isinstance(verdict, dict) else OPEN
 
     @property
     def headline(self) -> str:

@@ -25,7 +25,6 @@ from rmcore.models.loading import pick_device
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.policy.grpo.local_reward import LocalReward
 from rmcore.policy.grpo.policy_meter import PolicyMeter, StartPools
-from rmcore.policy.grpo.policy_weights import load_weights
 from rmcore.policy.grpo.refresh import Refresher
 from rmcore.policy.grpo.reward_service import RewardService, reward_service
 from rmcore.policy.grpo.rlhf_record import curve_of, stopping, verdict_of
@@ -42,6 +41,7 @@ from rmcore.policy.grpo.training_run import (
 )
 from rmcore.policy.judge import Judge, judge_of
 from rmcore.policy.policy import Policy
+from rmcore.policy.policy_weights import load_weights
 from rmcore.reporting.figures.rlhf import rlhf_curves_figure
 from rmcore.reporting.figures.style import save
 from rmcore.stages.interface import Upstream, policy_place

@@ -17,7 +17,7 @@ from rmcore.core.store import ArtifactRef, Store, make_key
 from rmcore.core.tracking import METRICS_FILE
 from rmcore.evaluation.diagnosis import OVER_BASELINE, diagnose, diagnose_outcome
 from rmcore.policy.readiness.verdict import next_rung, verdict_on_policy
-from rmcore.reporting.html.schema import PolicyResults, Results, StageResult, Training
+from rmcore.reporting.schema import PolicyResults, Results, StageResult, Training
 from rmcore.stages.settings import device_type
 
 NUM_MISTAKES = 50

@@ -12,8 +12,8 @@ from rmcore.core.metrics import bands
 from rmcore.evaluation.uncertainty import sign_flip_test
 from rmcore.evaluation.verdicts.estimate import Estimate, SeedSample, estimate_over_seeds
 from rmcore.evaluation.verdicts.judgement import Claim, judge
-from rmcore.reporting.html.experiment_schema import HypothesisResult
-from rmcore.reporting.html.schema import Metric
+from rmcore.reporting.experiment_schema import HypothesisResult
+from rmcore.reporting.schema import Metric
 from rmcore.study.cells import SHARES, Measured, prompt_scores
 
 Cells = Mapping[tuple[str, int], Measured]

@@ -13,7 +13,7 @@ from typing import Any
 from rmcore.core.errors import StoreError
 from rmcore.core.files import exclusive, write_json
 from rmcore.core.store import canonical_json, flatten, make_key
-from rmcore.reporting.html.experiment_schema import Registration
+from rmcore.reporting.experiment_schema import Registration
 
 LONGEST_VALUE = 120
 """Characters of a value in a line that says what changed."""

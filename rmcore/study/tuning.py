@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rmcore.core.files import read_json_lines
 from rmcore.core.tracking import METRICS_FILE
-from rmcore.reporting.html.experiment_schema import Trial, Tuned
+from rmcore.reporting.experiment_schema import Trial, Tuned
 
 
 def trial_score(training: Path, metric: str) -> float | None:

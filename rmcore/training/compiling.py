@@ -7,7 +7,7 @@ from torch import Tensor
 from torch._dynamo.exc import TorchDynamoException
 from torch._inductor.exc import CppCompileError
 
-from rmcore.models.batching import Rows
+from rmcore.models.packing.rows import Rows
 from rmcore.training.step import Forward
 
 COMPILE_ERRORS = (TorchDynamoException, CppCompileError)

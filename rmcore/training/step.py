@@ -18,8 +18,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from rmcore.core.errors import TrainingError
-from rmcore.models.batching import MicroBatch, Rows
+from rmcore.models.batching import MicroBatch
 from rmcore.models.packing.forward import rewards_of
+from rmcore.models.packing.rows import Rows
 from rmcore.models.precision import precision_context
 from rmcore.training.losses import PairLoss, split_rewards
 from rmcore.training.optimizers import OptimizerSet

@@ -23,8 +23,8 @@ from rmcore.data.readers.fields import TIES, Reason, RowRejected
 from rmcore.data.readers.files import RawRecord, conversion_to_utf8, is_file_name, is_text_file, is_utf8, read_file
 from rmcore.data.readers.hub import hub_revision, read_folder, read_hub
 from rmcore.data.readers.layouts import SIDE_ROWS, Layout, RowPairs, recognise
+from rmcore.data.readers.rejected import INCOMPLETE, INCOMPLETE_SIDES, RejectedRow, refuse_incomplete, reject
 from rmcore.data.readers.unpaired_rows import read_side_rows
-from rmcore.data.rejected import INCOMPLETE, INCOMPLETE_SIDES, RejectedRow, refuse_incomplete, reject
 from rmcore.data.splits import conversation
 
 FEWEST_PROMPTS = 20

@@ -15,7 +15,7 @@ from rmcore.data.readers.columns import MARGIN_COLUMNS, SIDE_COLUMNS
 from rmcore.data.readers.fields import Reason, RowRejected, number, pair_id_value
 from rmcore.data.readers.files import RawRecord
 from rmcore.data.readers.layouts import Layout, side_fields
-from rmcore.data.rejected import RejectedRow, reject
+from rmcore.data.readers.rejected import RejectedRow, reject
 
 _ROLE_OF_LABEL = {1.0: "chosen", 0.0: "rejected"}
 

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from rmcore.core.errors import ModelError
-from rmcore.models.batching import PaddedRows, Rows, pad_rows
 from rmcore.models.packing.attention import ATTENTION
 from rmcore.models.packing.layout import PackedRow, Packing, pack_sides, reading_place
+from rmcore.models.packing.rows import PaddedRows, Rows, pad_rows
 from rmcore.models.precision import precision_context
 
 FORWARD_METHOD = "packed_rewards"

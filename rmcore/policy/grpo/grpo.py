@@ -25,9 +25,9 @@ from rmcore.data.pair import Prompt, prompt_messages, prompt_text
 from rmcore.models.loading import pick_device
 from rmcore.policy.grpo.credit import RewardModelCreditAssigner
 from rmcore.policy.grpo.group_reward import GroupReward, Record
-from rmcore.policy.grpo.policy_weights import load_weights
 from rmcore.policy.grpo.rlhf_requirements import require_trl
 from rmcore.policy.policy import Policy, plain_form
+from rmcore.policy.policy_weights import load_weights
 from rmcore.policy.sampling.rollouts import RolloutScorer
 from rmcore.training.train_mode import switch_off_dropout
 

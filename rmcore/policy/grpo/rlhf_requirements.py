@@ -7,10 +7,8 @@ from rmcore.config.data import GoldConfig
 from rmcore.config.rlhf import RlhfConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.named_function import load_function
+from rmcore.policy.judge import JUDGE_MEANING, JUDGE_SETTING
 from rmcore.serving.vllm_process import find_vllm
-
-JUDGE_SETTING = "policy.judge"
-JUDGE_MEANING = "a function of (prompt, response) that returns a number"
 
 
 def require_trl() -> None:

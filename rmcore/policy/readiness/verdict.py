@@ -8,7 +8,7 @@
 | 4 | best-of-n served, or a policy that was trained, judged on prompts that neither has seen | gained |
 
 A verdict never says more than its rung, so no model is called ready below the third. Each names its rung, what would
-raise it and what that costs. Verdicts are plain records (`rmcore.reporting.html.schema.Verdict`): they travel as JSON.
+raise it and what that costs. Verdicts are plain records (`rmcore.reporting.schema.Verdict`): they travel as JSON.
 """
 
 import json
@@ -20,7 +20,7 @@ from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import SFT, WORLD, PolicyConfig
 from rmcore.evaluation.diagnosis import OVER_BASELINE, GateCheck
 from rmcore.policy.confirmation import FURTHEST_KL, OPPONENTS, shown_gain, smallest_n
-from rmcore.reporting.html.schema import NextRung, Verdict
+from rmcore.reporting.schema import NextRung, Verdict
 
 PASSED = ("ready", "gained")
 """Statuses that speak for a model: what the registry's alias `ready` asks for, on `LOWEST_READY_RUNG` or above."""

@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from rmcore.core.errors import ModelError
-from rmcore.policy.grpo.policy_weights import load_weights
 from rmcore.policy.policy import Policy
+from rmcore.policy.policy_weights import load_weights
 from rmcore.policy.sampling.sampler import Keep, Sample, SamplingSettings, as_sample, prompt_seed
 
 TOKENS_AT_ONCE = 65_536

@@ -13,6 +13,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from rmcore.core.arrays import FloatArray
 from rmcore.core.metrics import floored
+from rmcore.reporting.experiment_schema import ArmResult, CellResult, MetricInfo
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.arms import ArmStyle, looks, short
 from rmcore.reporting.figures.quantities import axis_label, axis_low, capital, tick_text, told
@@ -26,7 +27,6 @@ from rmcore.reporting.figures.style import (
     new_figure,
     shared_legend,
 )
-from rmcore.reporting.html.experiment_schema import ArmResult, CellResult, MetricInfo
 
 _COLUMNS = 3
 _ROW = 0.36  # inches an arm

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from rmcore.reporting.experiment_schema import ExperimentResults, MetricInfo
 from rmcore.reporting.figures.arm_intervals import arm_intervals_figure
 from rmcore.reporting.figures.arms import main_metrics
 from rmcore.reporting.figures.forest import forest_plot_figure
 from rmcore.reporting.figures.learning import learning_curves_figure
 from rmcore.reporting.figures.style import save
 from rmcore.reporting.figures.tradeoff import tradeoff_figure
-from rmcore.reporting.html.experiment_schema import ExperimentResults, MetricInfo
 
 
 def draw_experiment(results: ExperimentResults, folder: Path) -> dict[str, Path]:

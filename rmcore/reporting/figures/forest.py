@@ -10,11 +10,11 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from rmcore.reporting.experiment_schema import HypothesisResult, MetricInfo
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.claims import VERDICTS, claimed, subject, tally
 from rmcore.reporting.figures.quantities import axis_label, estimate, tick_text
 from rmcore.reporting.figures.style import GREEN, INK, LABEL, MUTED, SMALL, dress, headline, new_figure, shared_legend
-from rmcore.reporting.html.experiment_schema import HypothesisResult, MetricInfo
 
 _WIDTH = 10.0  # inches
 _ROW = 1.3  # inches

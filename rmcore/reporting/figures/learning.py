@@ -12,13 +12,13 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from rmcore.core.arrays import FloatArray
 from rmcore.core.metrics import CURVES, MetricSpec
+from rmcore.reporting.experiment_schema import ArmResult, CurveData
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.arms import ArmStyle, looks, short, shown
 from rmcore.reporting.figures.labels import spread
 from rmcore.reporting.figures.quantities import axis_label, capital, level, tick_text
 from rmcore.reporting.figures.style import MUTED, SMALL, dress, headline, new_figure
 from rmcore.reporting.figures.training import running_mean, smoothing_window
-from rmcore.reporting.html.experiment_schema import ArmResult, CurveData
 
 _ROBUST = (1.0, 99.0)  # percentiles of all points that a vertical axis shows ...
 _ROOM = 0.25  # ... with this share of their distance on either side: one diverged seed flattens no other

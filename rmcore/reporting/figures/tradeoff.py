@@ -9,12 +9,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from rmcore.core.arrays import FloatArray
+from rmcore.reporting.experiment_schema import ArmResult, CellResult, MetricInfo
 from rmcore.reporting.figures.arm_intervals import mean_value, seed_values
 from rmcore.reporting.figures.arms import ArmStyle, looks, short, shown
 from rmcore.reporting.figures.labels import place_labels
 from rmcore.reporting.figures.quantities import axis_label, axis_low, capital, tick_text, told
 from rmcore.reporting.figures.style import dress, headline, new_figure, note
-from rmcore.reporting.html.experiment_schema import ArmResult, CellResult, MetricInfo
 
 _SIDES = {True: "right", False: "left", None: ""}
 _FURTHER = ArmStyle("#b9c0c7", "o")

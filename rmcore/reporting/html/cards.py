@@ -5,28 +5,9 @@ from typing import Any, NamedTuple
 
 from rmcore.core.metrics import METRICS, metric_spec
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.html.schema import Results, Verdict
+from rmcore.reporting.schema import Results
 
 HEADLINE_METRICS = ("pairwise_accuracy", "accuracy_over_baseline", "length_matched_accuracy", "ece_debiased")
-
-
-class Look(NamedTuple):
-    """How a verdict is shown: good (only from a policy's samples upwards), bad, or open."""
-
-    tone: str
-    sign: str
-
-
-LOOKS = {
-    **dict.fromkeys(("ready", "gained"), Look("good", "✓")),
-    **dict.fromkeys(("passes", "unclear"), Look("open", "?")),
-    **dict.fromkeys(("fails", "not_ready", "lost"), Look("bad", "✗")),
-}
-
-
-def verdict_look(verdict: Verdict) -> Look:
-    """Tone and sign of a verdict."""
-    return LOOKS[verdict["status"]]
 
 
 class Card(NamedTuple):

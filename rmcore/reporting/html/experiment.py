@@ -6,11 +6,7 @@ from typing import Any
 
 import yaml
 
-from rmcore.reporting.figures import numbers
-from rmcore.reporting.figures.arms import looks, main_metrics
-from rmcore.reporting.figures.claims import VERDICTS, claimed, subject, tally
-from rmcore.reporting.figures.quantities import capital, compared, distance, estimate, level
-from rmcore.reporting.html.experiment_schema import (
+from rmcore.reporting.experiment_schema import (
     ArmResult,
     CellResult,
     ExperimentResults,
@@ -18,10 +14,14 @@ from rmcore.reporting.html.experiment_schema import (
     MetricInfo,
     Tuned,
 )
+from rmcore.reporting.figures import numbers
+from rmcore.reporting.figures.arms import looks, main_metrics
+from rmcore.reporting.figures.claims import VERDICTS, claimed, subject, tally
+from rmcore.reporting.figures.quantities import capital, compared, distance, estimate, level
 from rmcore.reporting.html.experiment_summary import experiment_markdown, measured, metric_info, web_address
 from rmcore.reporting.html.glossary import EXPERIMENT_WORDS
 from rmcore.reporting.html.page import date, gate_row, write_page
-from rmcore.reporting.html.schema import Metric
+from rmcore.reporting.schema import Metric
 
 __all__ = ["CAPTIONS", "experiment_markdown", "view", "write_experiment_report"]
 
@@ -43,7 +43,7 @@ def write_experiment_report(results: ExperimentResults, figures: Mapping[str, Pa
     """Write the self-contained report of an experiment to `out`; returns `out`.
 
     Args:
-        results: everything to show, see rmcore.reporting.html.experiment_schema.
+        results: everything to show, see rmcore.reporting.experiment_schema.
         figures: PNG files by name; those of CAPTIONS have their place, others follow them, missing ones are mentioned.
         out: HTML file to write; its folder is made.
 

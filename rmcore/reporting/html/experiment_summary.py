@@ -1,10 +1,10 @@
 """An experiment in a few lines of Markdown: for Prefect's run page and, as it is, for the log of experiments."""
 
+from rmcore.reporting.experiment_schema import ArmResult, ExperimentResults, HypothesisResult, MetricInfo
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.arms import main_metrics
 from rmcore.reporting.figures.claims import VERDICTS, claimed, subject, tally
 from rmcore.reporting.figures.quantities import estimate
-from rmcore.reporting.html.experiment_schema import ArmResult, ExperimentResults, HypothesisResult, MetricInfo
 from rmcore.reporting.html.markdown import escape, table, text_table
 
 

@@ -9,10 +9,11 @@ import yaml
 from rmcore.core.metrics import metric_order, metric_spec
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.html import curvature, glossary, logged, policy, rlhf
-from rmcore.reporting.html.cards import headline_cards, metric_texts, verdict_look
+from rmcore.reporting.html.cards import headline_cards, metric_texts
 from rmcore.reporting.html.page import date, gate_row, write_page
-from rmcore.reporting.html.schema import Results
 from rmcore.reporting.html.tree import blocks
+from rmcore.reporting.schema import Results
+from rmcore.reporting.verdict_style import verdict_style
 
 TEMPLATE = "report.html.j2"
 LONGEST_TEXT = 700
@@ -57,7 +58,7 @@ def write_report(results: Results, figures: Mapping[str, Path], out: Path) -> Pa
     """Write the self-contained report of a run to `out`; returns `out`.
 
     Args:
-        results: everything to show, see rmcore.reporting.html.schema.
+        results: everything to show, see rmcore.reporting.schema.
         figures: PNG files by name; those of CAPTIONS have their place, others follow at the end, missing ones are
             mentioned (of the curvature: those of measured parts).
         out: HTML file to write; its folder is made.
@@ -74,7 +75,7 @@ def view(results: Results) -> dict[str, Any]:
     return {
         "results": results,
         "created": date(results["created"]),
-        "verdict_look": verdict_look(results["verdict"]),
+        "verdict_style": verdict_style(results["verdict"]),
         "question": _question(results),
         "cards": headline_cards(results),
         "gate": [gate_row(check) for check in results["gate"]],

@@ -36,7 +36,7 @@ def run_row(run: Run, reports: str) -> dict[str, Any]:
         "name": run.name,
         "address": f"{reports}/{quote(run.name)}/{target.name}",
         "finished": run.finished.astimezone(UTC).strftime("%Y-%m-%d %H:%M"),
-        "look": run.look,
+        "style": run.style,
         "judged": bool(run.status),
         "headline": run.headline,
         "rung": run.rung,

@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rmcore.core.metrics import metric_spec
-from rmcore.reporting.html.cards import metric_texts, verdict_look
+from rmcore.reporting.html.cards import metric_texts
 from rmcore.reporting.html.markdown import bullets
-from rmcore.reporting.html.schema import Metric, NextRung, Results, Verdict
+from rmcore.reporting.schema import Metric, NextRung, Results, Verdict
+from rmcore.reporting.verdict_style import verdict_style
 
 GROUP = "at_a_glance"
 """Of the first numbers in MLflow, whose page sorts groups by name."""
@@ -45,7 +46,7 @@ def verdict_note(
         places: what else says where things are, for example a path on this machine.
         shown: the main numbers in one line.
     """
-    lines = [f"### {verdict_look(verdict).sign} {plain(verdict['headline'])}", ""]
+    lines = [f"### {verdict_style(verdict).sign} {plain(verdict['headline'])}", ""]
     # Two blanks break the line: what MLflow shows of a long description is its first three or four.
     lines += [f"**Rung {verdict['rung']} of 4**: {plain(verdict['evidence'])}  "]
     lines += [plain(shown), ""] if shown else [""]

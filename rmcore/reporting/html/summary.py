@@ -4,7 +4,7 @@ from rmcore.reporting.figures import numbers
 from rmcore.reporting.html.cards import headline_cards
 from rmcore.reporting.html.logged import logged_markdown
 from rmcore.reporting.html.markdown import bullets, escape, table
-from rmcore.reporting.html.schema import Results
+from rmcore.reporting.schema import Results
 
 
 def summary_markdown(results: Results) -> str:

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from rmcore.data.rendering import TokenizedPair, TokenizedSide
-from rmcore.models.batching import collate, pad_rows
+from rmcore.models.batching import collate
 from rmcore.models.packing.attention import ATTENTION
 from rmcore.models.packing.forward import find_packing, packed_rewards, rewards_of
 from rmcore.models.packing.layout import pack_sides
+from rmcore.models.packing.rows import pad_rows
 from rmcore.models.precision import precision_context
 
 PAD, VOCABULARY, LONGEST = 1, 50, 32

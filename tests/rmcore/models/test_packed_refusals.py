@@ -14,9 +14,9 @@ import transformers as hf
 
 from rmcore.core.errors import ModelError
 from rmcore.data.rendering import Rendering, TokenizedSide
-from rmcore.models.batching import pad_rows
 from rmcore.models.packing.forward import find_packing, packed_rewards, rewards_of
 from rmcore.models.packing.layout import pack_sides
+from rmcore.models.packing.rows import pad_rows
 from rmcore.models.reward_model import BradleyTerryRM
 
 PAD, VOCABULARY, LONGEST = 1, 60, 48

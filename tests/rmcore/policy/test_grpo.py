@@ -25,11 +25,11 @@ from rmcore.policy.grpo.credit import LengthCredit, RewardModelCreditAssigner
 from rmcore.policy.grpo.grpo import make_grpo_with_rm
 from rmcore.policy.grpo.local_reward import LocalReward
 from rmcore.policy.grpo.policy_meter import QUANTITIES, PolicyMeter, StartPools
-from rmcore.policy.grpo.policy_weights import load_weights
 from rmcore.policy.grpo.refresh import Refresher
 from rmcore.policy.grpo.training_run import FINISHED, PROGRESS, REFRESHES, ROLLOUTS, TrainingPlan, train_policy
 from rmcore.policy.judge import GoldJudge
 from rmcore.policy.policy import Policy
+from rmcore.policy.policy_weights import load_weights
 
 PROMPTS = ["What is 2 + 2?", "What is 2 + 3?", (Message("user", "Hi"), Message("assistant", "?"), Message("user", "A"))]
 SMALL = RlhfConfig(steps=2, prompts_per_step=2, group_size=4, measure_every=1, learning_rate=1e-3)

@@ -19,7 +19,7 @@ from rmcore.policy.readiness.verdict import (
     verdict_on_policy,
     verdict_on_samples,
 )
-from rmcore.reporting.html.cards import verdict_look
+from rmcore.reporting.verdict_style import verdict_style
 
 PASS = GateCheck("a", 0.7, 0.6, True, "a: 0.7, above 0.6")
 FAIL = GateCheck("b", 0.1, 0.6, False, "b: 0.1, not above 0.6")
@@ -50,7 +50,7 @@ def test_nothing_below_the_third_rung_is_ready_whatever_passed(found, answers):
     assert verdict["rung"] == (1 if answers is None else 2) < LOWEST_READY_RUNG
     assert verdict["status"] not in PASSED
     assert "ready" not in verdict["headline"].lower()
-    assert verdict_look(verdict).tone != "good"
+    assert verdict_style(verdict).tone != "good"
     assert verdict["reasons"][-found.count(FAIL) :] == [FAIL.text] * found.count(FAIL) or not found.count(FAIL)
     json.dumps(verdict, allow_nan=False)
 
@@ -60,7 +60,7 @@ def test_on_samples_every_check_decides(found):
     verdict = verdict_on_samples(found, **PLAN)
     assert (verdict["rung"], verdict["status"]) == (3, "not_ready" if FAIL in found else "ready")
     assert PLAN["plan"] in verdict["headline"]
-    assert verdict_look(verdict).tone == ("bad" if FAIL in found else "good")
+    assert verdict_style(verdict).tone == ("bad" if FAIL in found else "good")
 
 
 def test_a_fall_that_is_shown_is_told_also_of_a_model_that_is_ready():
@@ -113,7 +113,7 @@ def test_a_choice_that_may_be_that_of_the_longest_answer_is_told_so():
 )
 def test_a_policy_that_was_optimised_is_the_highest_rung(status, verdict, tone):
     found = verdict_on_policy(trained(status))
-    assert (found["rung"], found["status"], verdict_look(found).tone) == (4, verdict, tone)
+    assert (found["rung"], found["status"], verdict_style(found).tone) == (4, verdict, tone)
     assert next_rung(found, PipelineConfig(), "best") is None
 
 

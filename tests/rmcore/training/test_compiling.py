@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch._inductor.config as inductor
 
-from rmcore.models.batching import PaddedRows
+from rmcore.models.packing.rows import PaddedRows
 from rmcore.training.compiling import CompiledForward
 
 

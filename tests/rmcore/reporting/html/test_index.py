@@ -41,7 +41,7 @@ def test_a_run_of_the_pipeline_is_told_by_its_record(reports):
     [run] = read_runs(reports)
     assert (run.name, run.status, run.rung) == ("demo-seed7-0123456789ab", "not ready", "3 of 4")
     assert run.headline.startswith("Not ready for a KL of 3 nats")
-    assert run.look.tone == "bad"
+    assert run.style.tone == "bad"
     assert (run.accuracy["value"], run.accuracy["ci_low"]) == (0.712, pytest.approx(0.69))
     assert run.seconds == pytest.approx(sum(3.2 * 10**index for index in range(5)))
     assert run.finished == datetime(2026, 11, 21, 1, 30, tzinfo=UTC)

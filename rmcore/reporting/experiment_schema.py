@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 from rmcore.core.metrics import Unit
-from rmcore.reporting.html.schema import Check, Metric, Symptom
+from rmcore.reporting.schema import Check, Metric, Symptom
 
 
 class MetricInfo(TypedDict):

@@ -1,0 +1,24 @@
+"""How a verdict is shown, the same way on pages, in Markdown and in a terminal: its tone (a CSS class) and its sign."""
+
+from typing import NamedTuple
+
+from rmcore.reporting.schema import Verdict
+
+
+class VerdictStyle(NamedTuple):
+    """How a verdict is shown: good (only from a policy's samples upwards), bad, or open."""
+
+    tone: str
+    sign: str
+
+
+VERDICT_STYLES = {
+    **dict.fromkeys(("ready", "gained"), VerdictStyle("good", "✓")),
+    **dict.fromkeys(("passes", "unclear"), VerdictStyle("open", "?")),
+    **dict.fromkeys(("fails", "not_ready", "lost"), VerdictStyle("bad", "✗")),
+}
+
+
+def verdict_style(verdict: Verdict) -> VerdictStyle:
+    """Look up the tone and sign of a verdict."""
+    return VERDICT_STYLES[verdict["status"]]
