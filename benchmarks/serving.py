@@ -1,10 +1,10 @@
-"""What a reward server costs: PyTorch's own batched scorer, bare vLLM, and vLLM behind the front door, in one run.
+"""What a reward server costs: PyTorch's own batched scorer, bare vLLM, and vLLM behind the HTTP app, in one run.
 
     python benchmarks/serving.py --checkpoint CHECKPOINT --out cells
 
 The same rows (real AlpacaEval sides of RM_OPT_DATA) in the same order on all sides, which take turns. `bare vLLM` is
-the very process that the front door speaks to, asked over its own socket with the same token ids by the same HTTP
-library; so the difference is the front door. A side's first round is not counted.
+the very process that the HTTP app speaks to, asked over its own socket with the same token ids by the same HTTP
+library; so the difference is the HTTP app. A side's first round is not counted.
 
 rows/s     rows over seconds of a round, --concurrency requests of --batch rows in flight: median of rounds, range.
 p50, p99   milliseconds of one request, over all rounds.
@@ -60,7 +60,7 @@ async def round_of(ask: Ask, rows: Rows, batch: int, concurrency: int) -> tuple[
 
 
 def bare_vllm(server: RewardServer) -> tuple[httpx.AsyncClient, Ask]:
-    """The vLLM behind the front door, at its own socket."""
+    """The vLLM behind the HTTP app, at its own socket."""
     for process in psutil.Process(server.pid).children(recursive=True):
         command = process.cmdline()
         if "--uds" in command and "rmcore.serving.process_supervisor" not in command:
@@ -75,8 +75,8 @@ def bare_vllm(server: RewardServer) -> tuple[httpx.AsyncClient, Ask]:
     return session, ask
 
 
-def front_door(server: RewardServer) -> tuple[httpx.AsyncClient, Ask]:
-    """The same rows through the front door."""
+def http_app(server: RewardServer) -> tuple[httpx.AsyncClient, Ask]:
+    """The same rows through the HTTP app."""
     session = httpx.AsyncClient(base_url=server.address, timeout=600)
 
     async def ask(rows: Rows) -> None:
@@ -88,7 +88,7 @@ def front_door(server: RewardServer) -> tuple[httpx.AsyncClient, Ask]:
 
 async def measure(server: RewardServer, rows: Rows, args: argparse.Namespace) -> list[dict[str, object]]:
     """One record a side and setting."""
-    opened = {"bare vLLM": bare_vllm(server), "front door": front_door(server)}
+    opened = {"bare vLLM": bare_vllm(server), "HTTP app": http_app(server)}
     settings = [(args.batch, args.concurrency), (1, 1), (1, args.concurrency)]
     found: dict[tuple[str, int, int], list[tuple[float, list[float]]]] = {}
     for number in range(args.rounds + 1):
@@ -132,7 +132,7 @@ def measure_torch(rm: BradleyTerryRM, rows: Rows, rounds: int) -> dict[str, obje
 async def measure_updates(server: RewardServer, rm: BradleyTerryRM, rows: Rows, number: int) -> dict[str, object]:
     """Publish while rows are asked for."""
     publisher = create_rm_publisher(server.address)
-    session, ask = front_door(server)
+    session, ask = http_app(server)
     took, waits, done = [], [], asyncio.Event()
 
     async def load() -> None:

@@ -14,7 +14,7 @@ MARGINS: dict[Size, dict[str, Any]] = {
 
 
 def experiment(size: Size) -> Experiment:
-    """Whether the specification's curriculum beats a random order and its own reverse at equal steps."""
+    """Compare the curriculum, easy pairs first, with a random order and with its own reverse at equal steps."""
     accuracy = "eval/test_pairwise_accuracy"
     start = base(size)
     column = "margin" if size == "small" else start.data.margin_column

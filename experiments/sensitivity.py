@@ -4,7 +4,7 @@ from experiments.schema import Changes, Experiment, Factor
 from experiments.sizes import BUDGET_MINUTES, SEEDS, Size, base
 
 RELATIVE_RATES = {"0.2x": 0.2, "1x": 1.0, "2x": 2.0}
-"""The specification's 1e-6, 5e-6 and 1e-5 in units of its default 5e-6: a small model wants a larger base."""
+"""1e-6, 5e-6 and 1e-5, usual for models of billions of weights, in units of 5e-6: a small model wants a larger base."""
 SMOOTHING = (0.0, 0.05, 0.1)
 WARMUP_SHARES = (0.0, 0.05, 0.1)
 """0, 50 and 100 of 1000 steps."""

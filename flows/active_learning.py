@@ -14,6 +14,7 @@ from flows.policy import finish, run_chain
 from rmcore.active.analysis import claims_of
 from rmcore.config.active import ActiveConfig
 from rmcore.config.pipeline import PipelineConfig
+from rmcore.core.files import write_text
 from rmcore.core.store import ArtifactRef
 from rmcore.reporting.html.active import active_markdown
 from rmcore.reporting.html.active_page import write_active_report
@@ -76,7 +77,7 @@ def active_learning(config: PipelineConfig) -> dict[str, Any]:
     chain = run_chain(config, stages, kind="active", report=report)
     results = found(chain.refs)
     markdown = active_markdown(results)
-    (chain.folder / "summary.md").write_text(markdown, encoding="utf-8")
+    write_text(chain.folder / "summary.md", markdown, durable=False)
     return finish(chain, results, markdown) | {"report": str(chain.folder / REPORT_FILE)}
 
 

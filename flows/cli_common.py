@@ -18,6 +18,7 @@ from rich.table import Table
 from rmcore.cli.verdict import print_verdict
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ServiceError
+from rmcore.core.files import write_text
 from rmcore.core.hub import require_model
 from tasks.home import configure_environment
 
@@ -99,7 +100,7 @@ def run_configured(
     with prefect_in_use("stages"):
         outcome = started(preset=changed, overrides=changes_of(changed, settings))
     if summary is not None:
-        summary.write_text(json.dumps(outcome, indent=1) + "\n")
+        write_text(summary, json.dumps(outcome, indent=1) + "\n")
     return outcome
 
 

@@ -23,6 +23,7 @@ from flows.planning import MatrixPlan, make_plan
 from rmcore.cli.common import shown_numbers
 from rmcore.cli.options import options
 from rmcore.core.errors import ConfigError
+from rmcore.core.files import write_text
 from rmcore.study.plan import total_seconds
 from tasks.home import home
 
@@ -158,7 +159,7 @@ def run_or_plan(
     outcome = run_matrix(name, size, seeds, arms, shared, grid=grid, budget=budget, ends_with_server=True)
     print_outcome(outcome)
     if summary is not None:
-        summary.write_text(json.dumps(outcome, indent=1) + "\n")
+        write_text(summary, json.dumps(outcome, indent=1) + "\n")
     return 1 if outcome["failed"] else 0
 
 

@@ -27,7 +27,7 @@ from flows.pipeline import leave_embedded, link_report, open_store
 from flows.planning import MatrixPlan, frozen, make_plan, matrix_key
 from flows.results import command, gather
 from rmcore.core.errors import TrainingError
-from rmcore.core.files import write_json
+from rmcore.core.files import write_json, write_text
 from rmcore.core.store import ArtifactRef, Store, flatten, make_key
 from rmcore.reporting.experiment_schema import ArmResult, ExperimentResults, HypothesisResult, Registration, Tuned
 from rmcore.reporting.figures.experiment import draw_experiment
@@ -212,7 +212,7 @@ class Matrix:
         figures = draw_experiment(results, folder / "figures")
         report = write_experiment_report(results, figures, folder / "report.html")
         markdown = experiment_markdown(results)
-        (folder / "summary.md").write_text(markdown, encoding="utf-8")
+        write_text(folder / "summary.md", markdown, durable=False)
         write_json(folder / "summary.json", results)
         write_index(folder.parent)
         for figure in figures.values():

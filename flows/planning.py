@@ -58,7 +58,7 @@ class MatrixPlan:
         if self.due and self.seconds is None:
             raise ConfigError(
                 f"budget_minutes={budget:g} cannot be kept: how long this matrix takes is not known "
-                f"({'; '.join(self.problems) or 'nothing like it has run here'}). Mend that and look at --plan."
+                f"({'; '.join(self.problems) or 'nothing like it has run here'}). Correct that and look at --plan."
             )
         if self.due and (self.seconds or 0) > 60 * budget:
             raise ConfigError(

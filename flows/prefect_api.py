@@ -61,7 +61,7 @@ def api_is_embedded() -> bool:
 def end_without_server(advice: str) -> Iterator[None]:
     """End this process with one sentence, and `advice`, if Prefect's server goes away during the block.
 
-    A flow cannot go on without it, and Prefect's client would try for minutes and log a traceback for each attempt.
+    A flow cannot continue without it, and Prefect's client would try for minutes and log a traceback for each attempt.
     An embedded server is waited for first.
 
     Raises:

@@ -54,7 +54,9 @@ def execute(
             return store.ref(stage.name, key), False
         with (
             device_slot(store, f"{stage.name} of {call.slug}") if stage.on_device else nullcontext() as slot,
-            store.publish(stage.name, call.slug, call.inputs, outcome=stage.outcome, resumable=bool(stage.kept)) as out,
+            store.publish(
+                stage.name, call.slug, call.inputs, outcome=stage.outcome, resumable=bool(stage.kept), key=key
+            ) as out,
         ):
             before()
             if stage.finished and (out / stage.finished).is_file():
@@ -73,7 +75,7 @@ def execute(
                 if stage.finished and not (out / stage.finished).is_file():
                     raise TrainingError(
                         f"stage {stage.name} ended without {stage.finished}, so it was cut off although it reported "
-                        f"success; run the same command again to go on. Checkpoints written before that: {out}"
+                        f"success; run the same command again to resume. Checkpoints written before that: {out}"
                     )
         return store.ref(stage.name, key), True
 
@@ -100,13 +102,13 @@ def run_child(call: StageCall, out: Path, environment: Mapping[str, str], tell: 
             if status == DELIBERATE_ERROR:
                 raise _stage_error(place / ERROR_FILE)
             if status == INTERRUPTED:
-                raise TrainingError(f"stage {stage.name} was asked to stop; run the same command again to go on.")
+                raise TrainingError(f"stage {stage.name} was asked to stop; run the same command again to resume.")
             if status:
                 raise TrainingError(_crash_message(stage, status, place / LOG_FILE))
         except RmcoreError as error:
             if not _left(stage, out):
                 raise
-            raise type(error)(f"{error} Written before that, and gone on from by the same command: {out}") from error
+            raise type(error)(f"{error} Written before that, and resumed from by the same command: {out}") from error
         except (KeyboardInterrupt, TerminationSignal):
             if _left(stage, out):
                 print(f"written so far: {out}", file=sys.stderr)
@@ -166,7 +168,7 @@ def _crash_message(stage: Stage, status: int, log: Path) -> str:
 
 
 def _left(stage: Stage, out: Path) -> bool:
-    """Whether there is something to go on from."""
+    """Whether there is something to resume from."""
     return any(True for pattern in stage.kept for _ in out.glob(pattern))
 
 

@@ -83,7 +83,7 @@ def running_services(directory: Path) -> dict[str, Service]:
 def known_addresses(directory: Path) -> dict[str, str]:
     """The addresses of both servers, as any running service of this home knows them; empty where none runs.
 
-    A server that died is known by the others, which go on asking for it there.
+    A server that died is known by the others, which keep asking for it there.
     """
     for service in running_services(directory).values():
         try:

@@ -15,7 +15,7 @@ from rmcore.core.tracking import METRICS_FILE
 from rmcore.reporting.html.note import in_run
 from tasks.mlflow_client import connect, tolerating
 from tasks.model_training import EXPERIMENT_TAGS
-from tasks.model_versions import Judgement, confirm_versions, register_checkpoint
+from tasks.model_versions import VersionJudgement, confirm_versions, register_checkpoint
 from tasks.run_identity import (
     EXPERIMENT_PREFIX,
     MISSING_TAG,
@@ -73,7 +73,7 @@ class MlflowRun:
         self.record = record
         self.experiment_id = self._experiment(record.study, tracking_uri)
         self.missing: list[str] = []
-        self._run, self._resumed = self._take_up_or_make(record) if resume else (self._make(record), False)
+        self._run, self._resumed = self._find_or_make(record) if resume else (self._make(record), False)
         self.run_id: str = self._run.info.run_id
         self.complete = self._resumed and is_complete(self._run, record)
         self._sent_lines: set[bytes] = set()
@@ -84,7 +84,7 @@ class MlflowRun:
         self._monitor: SystemMetricsMonitor | None = None
         self._begin()
 
-    def _take_up_or_make(self, record: RunRecord) -> "tuple[Run, bool]":
+    def _find_or_make(self, record: RunRecord) -> "tuple[Run, bool]":
         # Two processes that start the same run at once must make one.
         with exclusive(self.directory / "mlflow" / "take-up.lock"):
             found = find_run(self.client, self.experiment_id, record.uid)
@@ -283,7 +283,7 @@ class MlflowRun:
         """Register a checkpoint once per key, set its tags and aliases, link it to this run; return its version."""
         from mlflow.entities import LoggedModelOutput
 
-        judgement = Judgement(tags, moves, self._linked(note))
+        judgement = VersionJudgement(tags, moves, self._linked(note))
         with exclusive(self.directory / "mlflow" / "register.lock"):
             version = register_checkpoint(self.client, self._run, Path(checkpoint), name, key, judgement)
         model_id = version.tags["rm.model_id"]

@@ -44,8 +44,8 @@ _CONFIRMED_BY: Mapping[str, dict[str, bool]] = {
 """How a status of the fourth rung moves aliases; an unclear one moves none."""
 
 
-class Judgement(NamedTuple):
-    """What is said of a model version."""
+class VersionJudgement(NamedTuple):
+    """Tags, aliases and description that a judged model version gets."""
 
     tags: Mapping[str, str]
     moves: Mapping[str, bool]
@@ -88,7 +88,7 @@ def confirmation_tags(verdict: Verdict) -> dict[str, str]:
 
 
 def register_checkpoint(
-    client: "MlflowClient", run: "Run", checkpoint: Path, name: str, key: str, judgement: Judgement
+    client: "MlflowClient", run: "Run", checkpoint: Path, name: str, key: str, judgement: VersionJudgement
 ) -> "ModelVersion":
     """The version of `checkpoint` in the registered model `name`, made where its `key` has none; judged anew.
 

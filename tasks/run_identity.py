@@ -135,5 +135,5 @@ def _set_parent(client: "MlflowClient", child: "Run", parent: "Run") -> None:
     from mlflow.entities import RunTag
 
     # Parent and child may do this at the same moment. MLflow's `set_tag` reads and then inserts, so the second of two
-    # fails on the table's key and its run would go on without MLflow; `log_batch` tries again.
+    # fails on the table's key and its run would continue without MLflow; `log_batch` tries again.
     client.log_batch(child.info.run_id, tags=[RunTag(PARENT_TAG, parent.info.run_id)])

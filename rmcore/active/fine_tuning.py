@@ -12,7 +12,7 @@ from rmcore.active.acquisition import View, look
 from rmcore.active.labellers import Labeller, blind
 from rmcore.active.learner import ActiveLearner
 from rmcore.active.retraining import Fitted
-from rmcore.active.study import accuracy, draw_parts
+from rmcore.active.study import accuracy, draw_splits
 from rmcore.config.active import ActiveConfig
 from rmcore.config.model import ModelConfig
 from rmcore.config.train import TrainConfig
@@ -94,7 +94,7 @@ class FullRetrainer:
             ConfigError: always.
         """
         raise ConfigError(
-            "a round of full fine-tuning keeps no weights, so a loop cannot go on from it; leave folder out."
+            "a round of full fine-tuning keeps no weights, so a loop cannot resume from it; leave folder out."
         )
 
     def settings(self) -> dict[str, object]:
@@ -131,9 +131,9 @@ def check_record(
     if check is None:
         raise ConfigError("there is no check in this study; set active.check.")
     seed = retrainer.seed
-    parts = draw_parts(pairs, study, seed=seed)
+    splits = draw_splits(pairs, study, seed=seed)
     first, last = check.labels[0], check.labels[-1]
-    available = [*parts.seed_set, *parts.pool]
+    available = [*splits.seed_set, *splits.pool]
     if last > len(available):
         raise ConfigError(f"active.check.labels ends with {last} and {len(available)} pairs are there; lower it.")
     pool = blind(available[first : first + check.pool_pairs], seed=seed)
@@ -145,7 +145,7 @@ def check_record(
         k=following.__getitem__,
         seed=seed,
     )
-    test = parts.test[: check.test_pairs]
+    test = splits.test[: check.test_pairs]
     found = [accuracy(learner.model, test)]
     for done in range(1, len(check.labels)):
         report(done, len(check.labels), f"{acquisition}, {len(learner.labelled)} labels: {found[-1]:.3f}")

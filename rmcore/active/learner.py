@@ -251,7 +251,7 @@ class _Kept:
         differing = [name for name in settings if known.get(name) != settings[name]]
         if differing:
             raise ConfigError(
-                f"{folder} holds rounds of another loop: {', '.join(differing)} differ. Name another folder, or go on "
+                f"{folder} holds rounds of another loop: {', '.join(differing)} differ. Name another folder, or resume "
                 "with the settings that it was started with."
             )
 

@@ -22,8 +22,8 @@ MARGIN_FOR_UNEVEN_PROMPTS = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """What one seed works with. No prompt of the test pairs is among the others."""
+class Splits:
+    """The pairs that one seed works with, in four disjoint sets. No prompt of the test pairs is among the others."""
 
     test: Sequence[PreferencePair]
     validation: Sequence[PreferencePair]
@@ -48,7 +48,7 @@ def pool_size(num_pairs: int, config: ActiveConfig) -> int:
     return size
 
 
-def draw_parts(pairs: Sequence[PreferencePair], config: ActiveConfig, *, seed: int) -> Parts:
+def draw_splits(pairs: Sequence[PreferencePair], config: ActiveConfig, *, seed: int) -> Splits:
     """Draw test, validation, seed set and pool of one seed.
 
     Args:
@@ -74,7 +74,7 @@ def draw_parts(pairs: Sequence[PreferencePair], config: ActiveConfig, *, seed: i
             "data.pairs_per_prompt."
         )
     test = [pair for pair in pairs if pair.prompt_id in tested]
-    return Parts(test, rest[:first], rest[first:second], rest[second : second + size])
+    return Splits(test, rest[:first], rest[first:second], rest[second : second + size])
 
 
 def label_counts(config: ActiveConfig, num_pool: int) -> list[int]:
@@ -115,12 +115,12 @@ def seed_record(
     Raises:
         ConfigError: there are too few pairs.
     """
-    parts = draw_parts(pairs, config, seed=seed)
+    splits = draw_splits(pairs, config, seed=seed)
     retrainer = HeadRetrainer(
-        differences, num_members=config.num_members, validation=_answers(labeller, parts.validation, seed)
+        differences, num_members=config.num_members, validation=_answers(labeller, splits.validation, seed)
     )
-    seed_set = _answers(labeller, parts.seed_set, seed)
-    pool = blind(parts.pool, seed=seed)
+    seed_set = _answers(labeller, splits.seed_set, seed)
+    pool = blind(splits.pool, seed=seed)
     counts = label_counts(config, len(pool))
     following = dict(zip(counts, np.diff(counts).tolist(), strict=False))
     found: dict[str, list[float]] = {}
@@ -130,15 +130,15 @@ def seed_record(
             retrainer, name, seed_set, k=following.__getitem__, max_per_prompt=config.max_per_prompt, seed=seed
         )
         rounds = learner.run_active_loop(pool, labeller, len(counts) - 1)
-        found[name] = [accuracy(one.model, parts.test) for one in rounds]
+        found[name] = [accuracy(one.model, splits.test) for one in rounds]
     whole = retrainer.fit([*seed_set, *labeller(pool)], seed=seed, before=None, with_members=False)
     return {
         "num_labels": [count + config.validation_pairs for count in counts],
         "accuracy": found,
-        "end": accuracy(whole, parts.test),
+        "end": accuracy(whole, splits.test),
         "num_pool": len(pool),
-        "num_test_pairs": len(parts.test),
-        "num_test_prompts": len({pair.prompt_id for pair in parts.test}),
+        "num_test_pairs": len(splits.test),
+        "num_test_prompts": len({pair.prompt_id for pair in splits.test}),
     }
 
 

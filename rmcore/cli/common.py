@@ -1,7 +1,6 @@
 """What all commands share: help texts from the config, printing numbers, one way to fail."""
 
 import errno
-import json
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rmcore.core.errors import RmcoreError
+from rmcore.core.files import write_json
 from rmcore.core.metrics import floored
 from rmcore.core.progress import below_the_echo
 from rmcore.reporting.figures.numbers import nothing_found
@@ -53,7 +53,7 @@ def guard(run: Callable[[], Any]) -> int:
         if error.errno is None:  # not the operating system's: a defect of ours
             raise
         place = error.filename or "while writing"
-        advice = "free space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "name another path or mend that one"
+        advice = "free space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "name another path or repair that one"
         return _fail(f"{error.strerror or error}: {place}. No half-written artifact was kept; {advice}.")
     if result == INTERRUPTED:  # typer makes this status of Ctrl-C, and says nothing
         below_the_echo()
@@ -82,8 +82,7 @@ def _shown(value: Any) -> str:
 def write_report_json(path: Path | None, record: Mapping[str, Any]) -> None:
     """Write a command's result for programs, where `--json` asks for it."""
     if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        write_json(path, record)
 
 
 def print_metrics(title: str, metrics: Mapping[str, Mapping[str, Any]]) -> None:

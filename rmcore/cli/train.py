@@ -159,7 +159,7 @@ def _check_free(output_dir: Path) -> None:
         )
     if (output_dir / "best").exists() and not (output_dir / RESUME_FOLDER).is_dir():
         raise ConfigError(
-            f"{output_dir} holds checkpoints that no training here can go on from; name another --output-dir."
+            f"{output_dir} holds checkpoints that no training here can resume from; name another --output-dir."
         )
 
 

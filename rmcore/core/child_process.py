@@ -42,7 +42,7 @@ LIBRARIES = (
 LATE = ("RM_OPT_", "CUDA_VISIBLE_DEVICES", "PREFECT_", "MLFLOW_", "PYTEST_")
 """How variables begin that no library reads while it is imported: children that differ in them share a server."""
 WARM = sys.platform == "linux"
-"""Elsewhere a process that has loaded such libraries must not go on after a fork, so each child imports them anew."""
+"""Elsewhere a process that has loaded such libraries must not continue after a fork: each child imports them anew."""
 
 _servers: dict[frozenset[tuple[str, str]], "_ForkServer"] = {}
 _starting = threading.Lock()
@@ -56,7 +56,7 @@ class ForkedProcess:
 
     Args:
         module: name of the module that it runs: `module.run_from_file(spec)` gives its exit status.
-        spec: the specification, a file.
+        spec: the file that says what to run.
         log: what the child prints.
         environment: all its variables.
         terminal: descriptor that it may show progress on.

@@ -140,7 +140,13 @@ def atomic_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str, *, mode: int | None = None, durable: bool = True) -> None:
-    """Write text as UTF-8, whole or not at all; `mode` and `durable` as for `atomic_file`."""
+    """Write text as UTF-8, whole or not at all; `mode` and `durable` as for `atomic_file`.
+
+    A pipe or a device, such as /dev/stdout where a user names it, is written to: it must not be replaced by a file.
+    """
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+        return
     with atomic_file(path, mode=mode, durable=durable) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
@@ -160,6 +166,12 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
         return []
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def write_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write rows as a JSONL file, whole or not at all; text stays readable, in whatever script it is."""
+    with atomic_file(path, durable=False) as temporary, temporary.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def append_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -26,16 +26,17 @@ def code_digests(module: str, hidden: tuple[str, ...] = (), root: Path | None = 
 
     Args:
         module: dotted name, for example `rmcore.stages.train`.
-        hidden: modules that are not digested, nor what only they import.
+        hidden: modules and packages that are not digested, nor what only they import.
         root: folder that holds the package; default, where this file is installed.
     """
     base = root or Path(__file__).resolve().parents[2]
     digests: dict[str, str] = {}
     seen: set[str] = set()  # also what turns out to be no module: most imported names are classes and functions
     todo = [module]
+    without = (*WITHOUT_EFFECT, *hidden)
     while todo:
         name = todo.pop()
-        if name in seen or name.startswith((*WITHOUT_EFFECT, *hidden)):
+        if name in seen or any(name == left_out or name.startswith(f"{left_out}.") for left_out in without):
             continue
         seen.add(name)
         path = _module_file(name, base)

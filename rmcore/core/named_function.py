@@ -29,7 +29,7 @@ def load_function(setting: str, name: str, meaning: str) -> Callable[..., Any]:
     Raises:
         ConfigError: the module or the function is not there, or it cannot be called with two arguments.
     """
-    module_name, function_name = _parts(setting, name)
+    module_name, function_name = _split_name(setting, name)
     _add_current_folder()
     try:
         module = importlib.import_module(module_name)
@@ -84,7 +84,7 @@ def source_file_digest(setting: str, name: str) -> str:
     Raises:
         ConfigError: there is no such module, or it has no file.
     """
-    module_name, _ = _parts(setting, name)
+    module_name, _ = _split_name(setting, name)
     _add_current_folder()
     try:
         spec = importlib.util.find_spec(module_name)
@@ -97,7 +97,7 @@ def source_file_digest(setting: str, name: str) -> str:
     return hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()
 
 
-def _parts(setting: str, name: str) -> tuple[str, str]:
+def _split_name(setting: str, name: str) -> tuple[str, str]:
     module, colon, function = name.partition(":")
     if not (module and colon and function) or module.startswith("."):
         raise ConfigError(f"{setting}={name!r} does not name a function. {_FORM.format(setting)}.")

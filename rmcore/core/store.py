@@ -230,7 +230,14 @@ class Store:
 
     @contextmanager
     def publish(
-        self, stage: str, slug: str, inputs: Mapping[str, Any], *, outcome: tuple[str, ...], resumable: bool = False
+        self,
+        stage: str,
+        slug: str,
+        inputs: Mapping[str, Any],
+        *,
+        outcome: tuple[str, ...],
+        resumable: bool = False,
+        key: str | None = None,
     ) -> Iterator[Path]:
         """Give a folder to write an artifact into; it gets its name when the block ends well, else it is removed.
 
@@ -243,11 +250,12 @@ class Store:
             outcome: globs of the files whose content downstream stages depend on. Logs and figures stay out, so that
                 a recomputed artifact with the same outcome leaves downstream artifacts valid.
             resumable: a folder that was left unfinished, also by a kill, is kept and given to the next attempt.
+            key: digest of `inputs`, where the caller has computed it already.
 
         Raises:
             StoreError: the block wrote no outcome file.
         """
-        key = make_key(inputs)
+        key = key or make_key(inputs)
         self.hold(key)
         started = time.time()
         folder = self.unfinished(stage, key)

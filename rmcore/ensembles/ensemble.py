@@ -1,4 +1,4 @@
-"""Several reward models asked at once: their mean, how much they disagree, and a reward that is careful where they do.
+"""Several reward models asked at once: their mean, how much they disagree, and a reward that is lower where they do.
 
 Members may be checkpoints (other seeds, other data) or several heads on one backbone. Disagreement tells most where a
 policy leaves the data that the members were trained on: there nothing made them agree. It does not tell where all of

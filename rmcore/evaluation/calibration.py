@@ -119,7 +119,7 @@ class BinnedCalibration:
         gives on average counts as that, so that luck does not shorten the interval (Cowan et al. 2011,
         arXiv:1105.3166). Not above 1, which a few prompts would not rule out.
 
-        Standard errors are more careful than those of the estimate: pairs of a prompt are taken to depend on each
+        Standard errors are more conservative than those of the estimate: pairs of a prompt are taken to depend on each
         other in every bin as they do on average over bins, which one prompt in a bin cannot show; and no bin is surer
         than two more right and two more wrong answers would leave it (Agresti and Coull 1998), which guards bins where
         nothing was wrong yet.
@@ -128,7 +128,7 @@ class BinnedCalibration:
         if num_prompts < 2:
             return None
         gap, error, share = (values[0] for values in self._bins(np.ones((1, num_prompts))))
-        error = np.maximum(error, self._careful_error(gap))
+        error = np.maximum(error, self._conservative_error(gap))
         plug_in, scale = float(share @ np.abs(gap)), float(share @ error)
         # The signed sum of gaps as one mean over pairs: what prompts and the sizes of bins do to all bins at once.
         scores = self._gap @ np.sign(gap) - plug_in * self._count.sum(axis=1)
@@ -144,7 +144,7 @@ class BinnedCalibration:
         last = int(np.flatnonzero(scale * size - reach * spread <= seen)[-1])
         return low, min(1.0, scale * float(truths[min(last + 1, len(truths) - 1)]))
 
-    def _careful_error(self, gap: FloatArray) -> FloatArray:
+    def _conservative_error(self, gap: FloatArray) -> FloatArray:
         """(bins,) standard errors of gaps that a bin alone, with few prompts or without a mistake, would not show."""
         count, prompts = self._count.sum(axis=0), (self._count > 0).sum(axis=0)
         several = prompts > 1

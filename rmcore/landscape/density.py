@@ -210,8 +210,8 @@ def _with_error(statistic: Callable[..., float], fine: Floats, coarse: Floats) -
 
     Two parts, added in squares. Over start vectors: the jackknife, which keeps what the parts of a ratio have
     in common (Efron and Tibshirani 1993, An Introduction to the Bootstrap, equation 11.5). Of the quadrature: how far
-    half of the steps or more, `coarse` (K, C, S), lead elsewhere at most, which is careful where doubling the steps at
-    least halves the error.
+    half of the steps or more, `coarse` (K, C, S), lead elsewhere at most, which is conservative where doubling the
+    steps at least halves the error.
     """
     value = statistic(*fine.mean(axis=0))
     without = [statistic(*np.delete(fine, left_out, axis=0).mean(axis=0)) for left_out in range(len(fine))]

@@ -5,7 +5,7 @@ belongs to and what that base's weights looked like. An adapter on another base 
 nothing else would notice.
 
 Merging computes W + delta beside the live weights. PEFT's merge in place followed by its unmerge does not give back
-the same bits, and a training that was saved must go on exactly as one that was not.
+the same bits, and a training that was saved must continue exactly as one that was not.
 """
 
 import copy

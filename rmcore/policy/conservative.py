@@ -1,4 +1,4 @@
-"""Whether a careful reward, from members that may disagree, gains more of the gold reward at the same n."""
+"""Whether a conservative reward, from members that may disagree, gains more of the gold reward at the same n."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -103,7 +103,7 @@ class RewardServer:
         try:
             process.wait(STOPPING_SECONDS)
         except subprocess.TimeoutExpired:
-            process.kill()  # its keeper ends vLLM
+            process.kill()  # its supervisor ends vLLM
             process.wait()
         assert process.stdout is not None  # noqa: S101 - asked for above
         process.stdout.close()

@@ -1,8 +1,8 @@
 """Keeps no server alive past its starter: `python -m rmcore.serving.process_supervisor PIPE COMMAND...`.
 
 The starter holds the write end of a pipe. However the starter ends, SIGKILL included, the kernel closes that end, and
-the keeper, which waits at the read end, ends everything below itself. vLLM's engine is a grandchild of the server, so
-no signal to the server alone would do.
+the supervisor, which waits at the read end, ends everything below itself. vLLM's engine is a grandchild of the server,
+so no signal to the server alone would do.
 """
 
 import ctypes
@@ -28,7 +28,7 @@ def keep(pipe: int, command: list[str]) -> int:
     """
     if sys.platform == "linux":  # orphans below come to us, so that they are seen and ended
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1)
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # was for the keeper
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # was for the supervisor
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

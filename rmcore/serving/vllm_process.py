@@ -26,7 +26,7 @@ VLLM_VARIABLE = "RM_OPT_VLLM"
 VLLM_FOLDER = ".venv-vllm"
 SERVER_MODULE = "vllm.entrypoints.openai.api_server"
 ENDING_SECONDS = 40.0
-"""The keeper asks, waits 10 s, kills, and gives what is left another 15 + 15 s."""
+"""The supervisor asks, waits 10 s, kills, and gives what is left another 15 + 15 s."""
 KEEP_ALIVE_SECONDS = 600
 """An idle connection is closed by our side first: one that vLLM closes just as a request leaves is a lost request."""
 LIFE_SIGN_SECONDS = 2.0
@@ -131,7 +131,7 @@ class VllmProcess:
         self._place = tempfile.TemporaryDirectory(prefix="rm-opt-vllm-")  # mode 0700; short, sockets allow 107 bytes
         socket = Path(self._place.name) / "s"
         read_end, self._lifeline = os.pipe()
-        keeper = [sys.executable, "-P", "-m", "rmcore.serving.process_supervisor", str(read_end)]
+        supervisor = [sys.executable, "-P", "-m", "rmcore.serving.process_supervisor", str(read_end)]
         ours = {
             "VLLM_NO_USAGE_STATS": "1",
             "DO_NOT_TRACK": "1",
@@ -145,7 +145,7 @@ class VllmProcess:
         wanted = {name: value for name, value in os.environ.items() if name not in UNWANTED}
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [*keeper, *self.settings.command(folder, socket, self._task)],
+                [*supervisor, *self.settings.command(folder, socket, self._task)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -221,7 +221,7 @@ class VllmProcess:
 
     async def kill(self) -> None:
         """End vLLM at once because its weights cannot be trusted; `exited` then tells."""
-        if self._lifeline >= 0:  # the keeper waits at its other end
+        if self._lifeline >= 0:  # the supervisor waits at its other end
             os.close(self._lifeline)
             self._lifeline = -1
         if self._process is not None:
@@ -252,5 +252,5 @@ def message(answer: httpx.Response) -> str:
 
 
 def _package_root() -> str:
-    """Where the keeper finds this package; a checkout need not be installed."""
+    """Where the supervisor finds this package; a checkout need not be installed."""
     return str(Path(__file__).resolve().parents[2])

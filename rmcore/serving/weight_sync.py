@@ -6,8 +6,8 @@
 
 One publication: write the tensors that travel -> the server checks digest, names, shapes and types against what it
 serves -> requests under way end, new ones wait -> vLLM reloads everything -> the probe, scored by the publisher's own
-model, must come out the same -> requests go on, as the next version. Nothing sleeps: the answer to the publication is
-the signal that the new version serves. What fails on the way leaves the old version serving.
+model, must come out the same -> requests continue, as the next version. Nothing sleeps: the answer to the publication
+is the signal that the new version serves. What fails on the way leaves the old version serving.
 """
 
 import time

@@ -1,8 +1,8 @@
 """Stage overoptimization: what choosing among the policy's samples by this reward model would do to the gold reward.
 
 Scores the stored samples in one pass and measures best-of-n, the KL-regularised optimum, the parts of readiness that
-need samples, careful rewards of an ensemble of heads, and the noise of the policy gradient. Writes `rewards.parquet`,
-`overoptimization.json`, `tables/`, figures and `summary.json`. Without a judge's rewards only what needs none.
+need samples, conservative rewards of an ensemble of heads, and the noise of the policy gradient. Writes
+`rewards.parquet`, `overoptimization.json`, `tables/`, figures and `summary.json`. Without a judge's rewards only what needs none.
 """
 
 from pathlib import Path
@@ -121,15 +121,15 @@ def _judged(
     members = [scored.members[:, rows] for rows in table.groupby("prompt_id", sort=False).indices.values()]
     judged = JudgedPools(rewards, gold, pools(table, "prompt_id", "length"), members)
     parts = on_policy_parts(judged, judge_ceiling=settings.judge_ceiling, **numbers)
-    careful = conservative_gains(rewards, members, gold, **numbers)
+    conservative = conservative_gains(rewards, members, gold, **numbers)
     along = disagreement_along_n(rewards, members, **numbers)
     folder.mkdir(exist_ok=True)
     save(overoptimization_figure("reward model", curves), folder / "overoptimization.png")
-    save(disagreement_by_gain_figure(along, careful), folder / "ensemble_disagreement.png")
+    save(disagreement_by_gain_figure(along, conservative), folder / "ensemble_disagreement.png")
     return {
         "curves": curves,
         "parts": {name: value.to_dict() for name, value in parts.items()},
-        "careful": careful,
+        "conservative": conservative,
         "disagreement": along,
     }
 

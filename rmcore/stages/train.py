@@ -5,7 +5,6 @@ Writes `best/` and `step_*/` (plain Hugging Face folders), `metrics.csv`, `metri
 """
 
 import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,10 @@ from typing import Any
 from rmcore.config.model import ModelConfig
 from rmcore.config.policy import SFT
 from rmcore.core.errors import ConfigError
-from rmcore.core.files import read_json_lines, write_json
+from rmcore.core.files import read_json_lines, write_json, write_json_lines
 from rmcore.core.progress import Report
 from rmcore.core.tracking import METRICS_FILE, Tracker
-from rmcore.data.integrity import DroppedPair, select_training_pairs
+from rmcore.data.integrity import select_training_pairs
 from rmcore.data.pair import PreferencePair
 from rmcore.data.readers.sources import source_digest
 from rmcore.data.rendering import count_cut
@@ -104,7 +103,7 @@ def train_into(
         "validation": count_cut(held_out.tokenized),
         "num_dropped_pairs": len(dropped),
     }
-    _write_dropped(dropped, out / "dropped_pairs.jsonl")
+    write_json_lines(out / "dropped_pairs.jsonl", (pair.to_dict() for pair in dropped))
     _write_outcome(out, trainer, result)
     write_json(out / FINISHED_FILE, _record(rm, result, truncation))
     clear(out)
@@ -122,11 +121,6 @@ def _model_settings(model: ModelConfig, device_type: str) -> dict[str, Any]:
 def _order_settings(order: Sequence[Sequence[int]] | None) -> dict[str, Any]:
     """Predicted margins may round otherwise on another machine: a training continues in its own order or not at all."""
     return {} if order is None else {"order": hashlib.sha256(repr(order).encode()).hexdigest()[:12]}
-
-
-def _write_dropped(dropped: Sequence[DroppedPair], path: Path) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(pair.to_dict()) + "\n" for pair in dropped)
 
 
 def _record(rm: BradleyTerryRM, result: TrainResult, truncation: dict[str, Any]) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def probe(config: PipelineConfig, started: float) -> SpeedProbe:
 
 
 def run_from_file(spec_path: str) -> int:
-    """Read the specification, write `{"probe": …}` or `{"error": …}` where it says."""
+    """Read the file that says what to try, write `{"probe": …}` or `{"error": …}` where it says."""
     spec = json.loads(Path(spec_path).read_text())
     try:
         outcome: dict[str, object] = {

@@ -52,7 +52,8 @@ def calibration(evaluation: Evaluation) -> dict[str, float]:
             are not known here), so with several pairs a prompt it keeps a little of the bias that it takes away.
         calib/temperature: the number to divide beta * margin by; above 1 the model is too sure of itself.
         calib/loss_after_temperature: mean loss of beta * margin / temperature in nats. What eval/loss has beyond it is
-            scale, which a later fit mends; a rise of this one is lost order. In-sample, too low by about 1 / (2P) nats.
+            scale, which a later fit corrects; a rise of this one is lost order. In-sample, too low by about 1 / (2P)
+            nats.
 
         Undefined ones are left out: all but the Brier score with fewer than `PAIRS_PER_BIN` pairs a bin or all margins
         equal; the last two also where no temperature is best (see `fit_temperature`).

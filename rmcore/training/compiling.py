@@ -36,7 +36,7 @@ class CompiledForward:
         reason = next(iter(str(error).strip().splitlines()), "no message")
         print(
             f"warning: torch.compile failed ({type(error).__name__}: {reason}); training continues without it: slower, "
-            "same result. Leave compile off, or mend the compiler (C++ on a CPU, Triton on a GPU).",
+            "same result. Leave compile off, or repair the compiler (C++ on a CPU, Triton on a GPU).",
             file=sys.stderr,
         )
         self._compiled = None

@@ -1,4 +1,4 @@
-"""The training loop: steps, evaluations, the best checkpoint, when to stop, and going on after a kill.
+"""The training loop: steps, evaluations, the best checkpoint, when to stop, and resuming after a kill.
 
 The loop knows pairs, a model and a folder. What its numbers are sent to is the tracker's business.
 
@@ -166,7 +166,7 @@ class Trainer:
             return sum(result.num_tokens for result, _ in stepper.results())
 
     def _start(self) -> StepContext:
-        """Begin, or go on from the newest state."""
+        """Begin, or resume from the newest state."""
         if self.ranks.is_main:
             self.folder.mkdir(parents=True, exist_ok=True)
             repair_interrupted(self.folder)

@@ -13,7 +13,7 @@ CGROUP = Path("/sys/fs/cgroup")
 BYTES_PER_HIDDEN = 34
 """Activation bytes a token, layer and hidden unit in 16 bit (Korthikanti et al. 2022, arXiv:2205.05198, equation 1)."""
 BYTES_PER_SCORE = 5
-"""The same for each attention head and key (the s^2 term); zero with a fused kernel, so this is the careful side."""
+"""The same for each attention head and key (the s^2 term); zero with a fused kernel, so this is on the safe side."""
 MAX_TOKEN_BUDGET = {"cpu": 8192, "cuda": 65536}
 """Beyond this a micro-batch no longer gets faster on the device, it only takes memory. A default, not a finding."""
 USABLE_SHARE = 0.5

@@ -1,4 +1,4 @@
-"""Resumable training states on disk: which one to go on from. Imports no torch, so a parent process can ask too.
+"""Resumable training states on disk: which one to resume from. Imports no torch, so a parent process can ask too.
 
     <training folder>/resume/step_<n>/state.pt     tensors: weights, optimizer, random states (rmcore/training/state.py)
                                      record.json   numbers: step, metrics, stopping; state.pt's sha256
@@ -28,7 +28,7 @@ KEPT_STATES = 2
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """A whole state to go on from."""
+    """A whole state to resume from."""
 
     step: int
     """Optimizer steps that are in it."""
@@ -68,7 +68,7 @@ def publish_state(folder: Path, step: int, write_tensors: Callable[[Path], None]
             ) from error
         write_json(temporary / RECORD_FILE, {**record, "step": step, "sha256": file_digest(temporary / STATE_FILE)})
         for passed_over in _states(folder):
-            if int(passed_over.name[5:]) >= step:  # damaged, or this one would not have been gone on from an older one
+            if int(passed_over.name[5:]) >= step:  # damaged, or this one would not have been resumed from an older one
                 shutil.rmtree(passed_over)
     for old in _states(folder)[KEPT_STATES:]:
         shutil.rmtree(old)
@@ -113,7 +113,7 @@ def read_beginning(folder: Path, settings: Mapping[str, Any]) -> Mapping[str, An
     raise ConfigError(
         f"{folder} holds an unfinished training with other settings:\n  "
         + "\n  ".join(differing)
-        + "\nIt can only go on as it began: repeat that command, or name another folder for this one."
+        + "\nIt can only be resumed as it began: repeat that command, or name another folder for this one."
     )
 
 

@@ -1,6 +1,6 @@
 """The tensors of a resumable state: weights, optimizer, random generators, the rewards under the best weights.
 
-Everything is stored by parameter name and whole, not by rank, so that another number of processes can go on from it;
+Everything is stored by parameter name and whole, not by rank, so that another number of processes can resume from it;
 and read with `weights_only=True`, so that a state can hold numbers and nothing else.
 """
 

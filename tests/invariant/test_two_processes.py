@@ -1,4 +1,4 @@
-"""Two processes that share one model follow the trajectory of one, and either can go on from the other's state."""
+"""Two processes that share one model follow the trajectory of one, and either can resume from the other's state."""
 
 import json
 import os

@@ -34,7 +34,7 @@ def policy(quality=1.0):
         },
         "overoptimization": {
             "judge": "the <gold> world", "num_cut": 5, "best_of_n": choices, "curves": curves, "gradient": gradient,
-            "careful": conservative_gains(rewards, members, gold, **settings),
+            "conservative": conservative_gains(rewards, members, gold, **settings),
             "disagreement": disagreement_along_n(rewards, members, **settings),
         },
         "readiness": judge_v2(parts, config, "the <gold> world"),

@@ -80,7 +80,7 @@ class JsonText:
                     raise ValueError(str(error)) from error
                 continue
             if end == len(self._buffer) and self._read_more():
-                continue  # `12` at the end of what was read may go on as `123`
+                continue  # `12` at the end of what was read may continue as `123`
             self._position = end
             return value
 

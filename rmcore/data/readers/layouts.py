@@ -331,7 +331,7 @@ def _completion(value: Any, empty: Reason) -> tuple[tuple[Message, ...], str]:
 def _whole_prompt(row: Row, context: tuple[Message, ...]) -> tuple[Message, ...]:
     """The prompt column together with the turns that the sides carry before the completion.
 
-    The sides usually repeat the prompt (UltraFeedback); a prompt list may also go on in them (TRL).
+    The sides usually repeat the prompt (UltraFeedback); a prompt list may also continue in them (TRL).
     """
     raw = row.get("prompt")
     if isinstance(raw, list | dict):

@@ -5,7 +5,6 @@ reason, and what is refused is kept beside the pairs, so that nothing gets lost 
 """
 
 import hashlib
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -16,7 +15,7 @@ from typing import Any, Literal
 
 from rmcore.config.data import PAIRS_PER_ROW
 from rmcore.core.errors import DataError
-from rmcore.core.files import known_digest
+from rmcore.core.files import known_digest, write_json_lines
 from rmcore.data.pair import PreferencePair, prompt_text
 from rmcore.data.readers.columns import USUAL_COLUMNS, ColumnMap
 from rmcore.data.readers.fields import TIES, Reason, RowRejected
@@ -24,7 +23,7 @@ from rmcore.data.readers.files import RawRecord, conversion_to_utf8, is_file_nam
 from rmcore.data.readers.hub import hub_revision, read_folder, read_hub
 from rmcore.data.readers.layouts import SIDE_ROWS, Layout, RowPairs, recognise
 from rmcore.data.readers.rejected import INCOMPLETE, INCOMPLETE_SIDES, RejectedRow, refuse_incomplete, reject
-from rmcore.data.readers.unpaired_rows import read_side_rows
+from rmcore.data.readers.unpaired_rows import read_unpaired_rows
 from rmcore.data.splits import conversation
 
 FEWEST_PROMPTS = 20
@@ -115,7 +114,7 @@ def load_pairs(
     sided = layout.name == SIDE_ROWS
     num_over_row_cap = 0
     if sided:
-        pairs, rejected, num_rows = read_side_rows(records, layout, limit)
+        pairs, rejected, num_rows = read_unpaired_rows(records, layout, limit)
     else:
         pairs, rejected, num_rows, num_over_row_cap = _read_pair_rows(records, source, layout, limit)
     _check_encoding(source, rejected, num_rows, len(pairs))
@@ -223,9 +222,7 @@ def source_digest(source: str) -> str:
 
 def write_rejected(rejected: Iterable[RejectedRow], path: Path) -> None:
     """Write the rows set aside as JSON Lines, `{"row", "reason", "excerpt", "pair_id"}`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in rejected)
+    write_json_lines(path, map(asdict, rejected))
 
 
 def _probe(

@@ -105,7 +105,7 @@ class SideRows:
         group.rejected = [replace(row, reason=str(reason)) for row in group.rejected] + [reject(record, reason)]
 
 
-def read_side_rows(
+def read_unpaired_rows(
     records: Iterable[RawRecord], layout: Layout, limit: int | None
 ) -> tuple[list[PreferencePair], list[RejectedRow], int]:
     """Read (pairs, rows set aside, number of rows) from rows of one side each.

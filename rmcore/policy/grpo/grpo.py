@@ -59,7 +59,7 @@ def make_grpo_with_rm(
     Args:
         policy: a folder or hub model; trained whole, in float32 (bf16 autocast on a GPU).
         prompts: what it is trained to answer; text or turns of a dialogue.
-        scorer: `RewardModelScorer` of a running reward server, or `RewardInUse` in this process.
+        scorer: `RewardModelScorer` of a running reward server, or `LocalReward` in this process.
         out: folder for the trainer's resumable states (`checkpoint-STEP`), one every `settings.measure_every` steps.
         settings: steps, group size, learning rate, KL penalty, waiting; the defaults where left out.
         credit: what a reward is joined with; left out, the reward alone.

@@ -61,7 +61,7 @@ def stopping(progress: pd.DataFrame, threshold: float) -> dict[str, Any]:
 
     Returns:
         {"threshold", "seeds": [{"seed", "stop_step", "stop_gold", "peak_step", "peak_gold", "last_gold"}]}.
-        stop_step is None where the rule lets the training go on to the end; gold is None where nobody judged. Gains
+        stop_step is None where the rule lets the training continue to the end; gold is None where nobody judged. Gains
         are in standard deviations within prompts.
     """
     found = []
@@ -115,5 +115,5 @@ def verdict_of(curve: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _apart(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
-    """Whether two intervals do not meet: a careful reading, as both points share their prompts."""
+    """Whether two intervals do not meet: a conservative reading, as both points share their prompts."""
     return bool(first["ci_low"] is not None and second["ci_high"] is not None and first["ci_low"] > second["ci_high"])

@@ -17,7 +17,7 @@ PRIMARY_GAIN: Method = "best_of_n"
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class ReadinessClaim:
     """One score ranks reward models by what they gain better than another: `better` above `than`, both by name."""
 
     name: str
@@ -28,21 +28,21 @@ class Claim:
 
 
 CLAIMS = (
-    Claim(
+    ReadinessClaim(
         "H1",
         "primary",
         "win_rate_16",
         "on_policy_accuracy",
         "the best-of-16 win rate ranks reward models by their gain better than on-policy accuracy",
     ),
-    Claim(
+    ReadinessClaim(
         "S1",
         "secondary",
         "v2",
         "win_rate_fit",
         "the composed score ranks them better than the best-of-16 win rate, both as left-out fits",
     ),
-    Claim(
+    ReadinessClaim(
         "S2",
         "secondary",
         "measured_gain",

@@ -20,7 +20,7 @@ from rmcore.evaluation.uncertainty import Resampled, interval_p, metric_value
 from rmcore.evaluation.verdicts.judgement import holm
 from rmcore.policy.overoptimization import METHODS
 from rmcore.policy.readiness import claims
-from rmcore.policy.readiness.claims import CLAIMS, PRIMARY_GAIN, Claim
+from rmcore.policy.readiness.claims import CLAIMS, PRIMARY_GAIN, ReadinessClaim
 from rmcore.policy.readiness.clusters import Clusters
 from rmcore.policy.readiness.operating import operating_points
 from rmcore.policy.readiness.readiness_v2 import Condition, probability
@@ -98,7 +98,7 @@ def analyse(
         )
     for name, features in FITS.items():
         table[name] = left_out(table, features)
-    table["shipped"] = [probability(_as_parts(row), shipped) for row in table.to_dict("records")]
+    table["shipped"] = [probability(_as_components(row), shipped) for row in table.to_dict("records")]
     clusters = Clusters(table, seed)
     ranks = _correlations(table, clusters)
     judged = _judge(ranks, clusters, sorted(map(str, table["world"].unique())))
@@ -170,7 +170,7 @@ def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
     return table.astype(object).where(table.notna(), None).to_dict("records")
 
 
-def _as_parts(row: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _as_components(row: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """A row's numbers as readiness has them; what is missing has no value."""
     return {
         str(name): {"value": float(value) if math.isfinite(value) else None}
@@ -187,7 +187,7 @@ def fit_probability(table: pd.DataFrame, features: Sequence[str]) -> dict[str, A
 
     As Bradley-Terry on signed rows, whose last column is the constant 1: the prior holds for the intercept, too.
     """
-    parts = _parts(table, features)
+    parts = _feature_matrix(table, features)
     means = parts.mean(axis=0)
     rows = np.column_stack([parts - means, np.ones(len(parts))])
     signs = np.where(table["worthwhile"], 1.0, -1.0)
@@ -200,7 +200,7 @@ def fit_probability(table: pd.DataFrame, features: Sequence[str]) -> dict[str, A
     }
 
 
-def _parts(table: pd.DataFrame, features: Sequence[str]) -> FloatArray:
+def _feature_matrix(table: pd.DataFrame, features: Sequence[str]) -> FloatArray:
     """(N, F); a part that a model does not have takes the others' mean, which says nothing about it."""
     values = table[list(features)].astype(np.float64)
     return values.fillna(values.mean()).fillna(0.0).to_numpy()
@@ -212,7 +212,7 @@ def left_out(table: pd.DataFrame, features: Sequence[str]) -> FloatArray:
     The kinds of a model are that of its backbone, where `none` is one, and that of its head, where it is none.
     """
     found = np.full(len(table), np.nan)
-    parts, narrow = _parts(table, features), table[[*features, "worthwhile"]]
+    parts, narrow = _feature_matrix(table, features), table[[*features, "worthwhile"]]
     backbone, head = table["backbone_defect"].to_numpy(), table["head_defect"].to_numpy()
     for kinds in {(one, other) for one, other in zip(backbone, head, strict=True)}:
         inside = (backbone == kinds[0]) & (head == kinds[1])
@@ -324,7 +324,7 @@ def _judge(ranks: Resampled, clusters: Clusters, worlds: Sequence[str]) -> list[
     return judged
 
 
-def _verdict_of(claim: Claim, pooled: Mapping[str, Any], p_holm: float | None) -> str:
+def _verdict_of(claim: ReadinessClaim, pooled: Mapping[str, Any], p_holm: float | None) -> str:
     low, high = pooled["ci_low"], pooled["ci_high"]
     if low is None or high is None or (claim.role == "secondary" and (p_holm is None or p_holm >= 1 - claims.LEVEL)):
         return "inconclusive"

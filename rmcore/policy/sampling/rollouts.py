@@ -9,7 +9,7 @@ from rmcore.serving.scorer import Rollout, Step
 
 
 class RolloutScorer(Protocol):
-    """Gives rollouts their rewards, as a served `RewardModelScorer` and a `RewardInUse` in this process do."""
+    """Gives rollouts their rewards, as a served `RewardModelScorer` and a `LocalReward` in this process do."""
 
     def score(self, rollouts: Sequence[Rollout]) -> list[float]:
         """Write `rm_score` and `rm_score_version` into each rollout's `meta`, all of one version, or raise."""

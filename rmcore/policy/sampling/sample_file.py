@@ -42,7 +42,7 @@ class SampleFile:
 
 @contextmanager
 def open_samples(path: Path, determined_by: Mapping[str, Any], *, num_samples: int) -> Iterator[SampleFile]:
-    """Open a file to go on with, or begin it, and hold it against other processes.
+    """Open a file to continue, or begin it, and hold it against other processes.
 
     Args:
         path: where; its folder is made.

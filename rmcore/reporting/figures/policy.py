@@ -22,7 +22,7 @@ from rmcore.reporting.figures.style import (
     shared_legend,
 )
 
-CAREFUL = {
+AGGREGATIONS = {
     "reward_model": "reward model alone",
     "mean": "mean of the members",
     "worst_case": "least of the members",
@@ -41,12 +41,12 @@ SCORES = {
 }
 
 
-def disagreement_by_gain_figure(along: Sequence[Mapping[str, Any]], careful: Mapping[str, Any]) -> Figure:
-    """Left: disagreement of the members on what best-of-n picks; right: gold gain of careful rewards at the largest n.
+def disagreement_by_gain_figure(along: Sequence[Mapping[str, Any]], conservative: Mapping[str, Any]) -> Figure:
+    """Draw how members disagree on what best-of-n picks, and the gold gain of conservative rewards at the largest n.
 
     Args:
         along: n, value, ci_low, ci_high of the disagreement, in standard deviations within prompts.
-        careful: {"n", "gains": {name: value with interval}, "differences"}.
+        conservative: {"n", "gains": {name: value with interval}, "differences"}.
     """
     figure = new_figure(11.0, 4.2)
     left, right = figure.subplots(1, 2)
@@ -61,9 +61,9 @@ def disagreement_by_gain_figure(along: Sequence[Mapping[str, Any]], careful: Map
     left.set_xticks(counts, [str(n) for n in counts])
     left.set_ylim(bottom=0)
     dress(left, title="what best-of-n picks", x="n", y="disagreement (sd within prompts)")
-    names = list(careful["gains"])
-    _intervals(right, [CAREFUL[name] for name in names], [careful["gains"][name] for name in names])
-    dress(right, title=f"best of {careful['n']} by", x="gold gain (sd within prompts)", y="")
+    names = list(conservative["gains"])
+    _intervals(right, [AGGREGATIONS[name] for name in names], [conservative["gains"][name] for name in names])
+    dress(right, title=f"best of {conservative['n']} by", x="gold gain (sd within prompts)", y="")
     change = values[-1] - values[0]
     word = "rises" if change > 0 else "falls"
     headline(

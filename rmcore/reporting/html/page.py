@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jinja2
 
 from rmcore.core.errors import DataError
+from rmcore.core.files import write_text
 from rmcore.core.metrics import metric_spec
 from rmcore.reporting.figures import numbers
 
@@ -39,8 +40,7 @@ def write_page(
     images = {name: image(path) for name, path in figures.items()}
     more = sorted(set(images) - set(captions))
     page = render_page(template, {**values, "images": images, "captions": captions, "more_images": more})
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(page, encoding="utf-8")
+    write_text(out, page, durable=False)  # it is drawn again from the numbers
     return out
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from rmcore.core.metrics import METRICS
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.overoptimization import NAMES, finding
-from rmcore.reporting.figures.policy import CAREFUL
+from rmcore.reporting.figures.policy import AGGREGATIONS
 from rmcore.reporting.html.markdown import bullets, escape, text_table
 
 CAPTIONS = {
@@ -92,10 +92,12 @@ def best_of_n_findings(results: Mapping[str, Any]) -> list[str]:
         "were longer than the reward model reads"
     ]
     lines += [f"{NAMES[curve['method']]}: {finding(curve)}" for curve in found.get("curves", [])]
-    if "careful" in found:
-        gains = found["careful"]["gains"]
+    if "conservative" in found:
+        gains = found["conservative"]["gains"]
         lines.append(
-            "; ".join(f"best of {found['careful']['n']} by {CAREFUL[n]}: {shown(v)}" for n, v in gains.items())
+            "; ".join(
+                f"best of {found['conservative']['n']} by {AGGREGATIONS[n]}: {shown(v)}" for n, v in gains.items()
+            )
         )
     one = found.get("gradient")
     if one is not None and one["bound"] > 0:

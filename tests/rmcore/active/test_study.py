@@ -6,7 +6,7 @@ import pytest
 from rmcore.active.analysis import analyse, claims_of
 from rmcore.active.differences import CachedDifferences
 from rmcore.active.labellers import HiddenLabels, NoisyLabels
-from rmcore.active.study import draw_parts, label_counts, seed_record
+from rmcore.active.study import draw_splits, label_counts, seed_record
 from rmcore.config.active import ActiveConfig
 from rmcore.config.data import GoldConfig
 from rmcore.core.errors import ConfigError
@@ -27,15 +27,15 @@ def record(config=SMALL, noise=0.0, seed=0):
 
 
 def test_parts_share_nothing_and_test_prompts_are_nowhere_else():
-    parts = draw_parts(PAIRS, SMALL, seed=0)
-    groups = [parts.test, parts.validation, parts.seed_set, parts.pool]
+    splits = draw_splits(PAIRS, SMALL, seed=0)
+    groups = [splits.test, splits.validation, splits.seed_set, splits.pool]
     ids = [pair.pair_id for group in groups for pair in group]
     assert len(set(ids)) == len(ids)
     assert [len(group) for group in groups] == [60, 6, 8, 148]
-    tested = {pair.prompt_id for pair in parts.test}
+    tested = {pair.prompt_id for pair in splits.test}
     assert not tested & {pair.prompt_id for group in groups[1:] for pair in group}
-    assert draw_parts(PAIRS, SMALL, seed=0) == parts
-    assert draw_parts(PAIRS, SMALL, seed=1).test != parts.test
+    assert draw_splits(PAIRS, SMALL, seed=0) == splits
+    assert draw_splits(PAIRS, SMALL, seed=1).test != splits.test
 
 
 @pytest.mark.parametrize("growth", [1.05, 1.3, 2.0, 4.0])
@@ -99,7 +99,7 @@ def test_a_known_advantage_is_judged_as_it_is(cost, verdicts):
 
 def test_too_few_pairs_are_refused_before_anything_runs():
     with pytest.raises(ConfigError, match="leave no pool"):
-        draw_parts(PAIRS, SMALL.model_copy(update={"seed_pairs": 400}), seed=0)
+        draw_splits(PAIRS, SMALL.model_copy(update={"seed_pairs": 400}), seed=0)
     with pytest.raises(ValueError, match="add random"):
         ActiveConfig(acquisitions=("bald",))
     with pytest.raises(ValueError, match="none of the targets"):

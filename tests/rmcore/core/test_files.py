@@ -3,6 +3,7 @@
 import json
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
@@ -131,3 +132,11 @@ def test_what_cannot_be_remembered_is_read_again(large, monkeypatch, case):
         if case == "damaged memory":
             (large.parent / "digests.jsonl").write_text("{\n")
     assert len(reads) == 2
+
+
+def test_a_pipe_that_a_user_names_is_written_to_and_stays_a_pipe():
+    read_end, write_end = os.pipe()
+    write_json(Path(f"/dev/fd/{write_end}"), {"step": 1})
+    os.close(write_end)
+    with open(read_end, encoding="utf-8") as pipe:
+        assert json.loads(pipe.read()) == {"step": 1}

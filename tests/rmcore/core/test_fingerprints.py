@@ -50,6 +50,14 @@ def test_a_hidden_module_is_left_out_with_what_only_it_imports(tmp_path):
     assert set(code_digests("rmcore.a", ("rmcore.b",), root=tmp_path)) == {"rmcore.a", "rmcore.d"}
 
 
+def test_a_module_whose_name_begins_like_one_without_effect_counts(tmp_path):
+    modules = {"configuration": "", "config": "", "bb": "", "b": ""}
+    package(tmp_path, a="import rmcore.configuration, rmcore.config, rmcore.bb, rmcore.b", **modules)
+    assert set(code_digests("rmcore.a", ("rmcore.b",), root=tmp_path)) == {
+        "rmcore.a", "rmcore.configuration", "rmcore.bb"
+    }  # fmt: skip
+
+
 def test_a_circle_of_imports_ends(tmp_path):
     assert set(package(tmp_path, a="import rmcore.b", b="import rmcore.a")()) == {"rmcore.a", "rmcore.b"}
 

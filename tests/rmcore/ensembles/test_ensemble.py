@@ -71,10 +71,10 @@ def test_aggregations_are_as_in_the_paper(models, gold_pairs):
     rewards = ensemble.individual_rewards(prompts, responses)
     mean = ensemble.score(prompts, responses)
     worst = ensemble.score(prompts, responses, "worst_case")
-    careful = ensemble.score(prompts, responses, "uncertainty_weighted", penalty=0.5)
+    conservative = ensemble.score(prompts, responses, "uncertainty_weighted", penalty=0.5)
     np.testing.assert_array_equal(mean, rewards.mean(axis=0))
     np.testing.assert_array_equal(worst, rewards.min(axis=0))
-    np.testing.assert_allclose(careful, mean - 0.5 * ((rewards - mean) ** 2).mean(axis=0))
+    np.testing.assert_allclose(conservative, mean - 0.5 * ((rewards - mean) ** 2).mean(axis=0))
     assert (worst <= mean).all()
     np.testing.assert_array_equal(ensemble.score(prompts, responses, "uncertainty_weighted", penalty=0), mean)
     for wrong in ({"aggregation": "median"}, {"penalty": -1.0}):

@@ -99,7 +99,7 @@ def test_neither_levels_nor_scales_matter(seed, scale):
 
 
 def test_members_help_where_their_errors_are_independent_and_doubt_helps_where_they_part():
-    """Errors are huge on every tenth sample, each member's own: the mean halves them, the careful ones avoid them."""
+    """Errors are huge on every tenth sample, each member's own: the mean halves them, the others avoid them."""
     rng = np.random.default_rng(1)
     gold = list(rng.normal(size=(80, 30)))
     wild = [np.where(rng.random(30) < 0.1, 8.0, 0.1) for _ in gold]

@@ -1,4 +1,4 @@
-"""The front door's token ids are those of the library, for each form of input, with control tokens typed in them."""
+"""The reward server's token ids are those of the library, for each form of input, with control tokens typed in them."""
 
 from dataclasses import replace
 

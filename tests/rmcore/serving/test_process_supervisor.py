@@ -1,4 +1,4 @@
-"""The keeper ends everything below it however its starter ends: real processes, real signals."""
+"""The supervisor ends everything below it however its starter ends: real processes, real signals."""
 
 import os
 import signal
@@ -24,11 +24,11 @@ time.sleep(600)
 STARTER = """
 import os, subprocess, sys, time
 reading, writing = os.pipe()
-keeper = subprocess.Popen([sys.executable, "-m", "rmcore.serving.process_supervisor", str(reading),
+supervisor = subprocess.Popen([sys.executable, "-m", "rmcore.serving.process_supervisor", str(reading),
                            sys.executable, "-c", sys.argv[1], sys.argv[2]], pass_fds=(reading,), start_new_session=True)
 os.close(reading)
-print(keeper.pid, flush=True)
-keeper.wait()
+print(supervisor.pid, flush=True)
+supervisor.wait()
 """
 
 
@@ -48,17 +48,17 @@ def until(condition, seconds: float = 40.0) -> None:
 
 @pytest.fixture
 def family(tmp_path):
-    """A starter, its keeper, a server that ignores SIGTERM, and a grandchild in a session of its own that does too."""
+    """A starter, its supervisor, a server that ignores SIGTERM, and a grandchild in its own session that does too."""
     place = tmp_path / "pids"
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     starter = subprocess.Popen(
         [sys.executable, "-c", STARTER, SERVER, place], stdout=subprocess.PIPE, text=True, env=environment
     )
-    keeper = int(starter.stdout.readline())
+    supervisor = int(starter.stdout.readline())
     until(place.exists)
     server, grandchild, path = place.read_text().split()
     assert path == "None"  # the path of this environment is not the server's
-    yield starter, keeper, int(server), int(grandchild)
+    yield starter, supervisor, int(server), int(grandchild)
     starter.kill()
     starter.wait()
     starter.stdout.close()
@@ -73,22 +73,22 @@ def test_nothing_is_left_of_a_server_whose_starter_was_killed(family):
 
 
 def test_nothing_is_left_where_the_server_itself_dies(family):
-    _, keeper, server, grandchild = family
+    _, supervisor, server, grandchild = family
     os.kill(server, signal.SIGKILL)
-    until(lambda: not runs(keeper) and not runs(grandchild))
+    until(lambda: not runs(supervisor) and not runs(grandchild))
 
 
-def test_ctrl_c_in_the_terminal_is_not_for_the_keeper(family):
-    starter, keeper, server, _ = family
-    os.kill(keeper, signal.SIGINT)
-    os.kill(keeper, signal.SIGHUP)
+def test_ctrl_c_in_the_terminal_is_not_for_the_supervisor(family):
+    starter, supervisor, server, _ = family
+    os.kill(supervisor, signal.SIGINT)
+    os.kill(supervisor, signal.SIGHUP)
     with pytest.raises(subprocess.TimeoutExpired):
         starter.wait(timeout=0.5)
-    assert runs(keeper)
+    assert runs(supervisor)
     assert runs(server)
 
 
-def test_the_status_of_the_server_is_the_keepers(tmp_path):
+def test_the_status_of_the_server_is_the_supervisors(tmp_path):
     reading, writing = os.pipe()
     for command, status in (("raise SystemExit(7)", 7), ("import os; os.kill(os.getpid(), 9)", 137)):
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The stages of the saving study run for real on the smallest study: what they write, and going on after a cut."""
+"""The stages of the saving study run for real on the smallest study: what they write, and resuming after a cut."""
 
 import json
 import shutil

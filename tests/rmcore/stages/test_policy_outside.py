@@ -99,7 +99,7 @@ def test_where_nobody_judges_there_is_what_needs_no_judge_and_nothing_else(chain
     assert record["judge"] == "nobody"
     assert [row["n"] for row in record["best_of_n"]] == [1, 2, 4]
     assert 0 < record["gradient"]["variance"] <= record["gradient"]["bound"]
-    assert not {"parts", "curves", "careful", "disagreement"} & record.keys()
+    assert not {"parts", "curves", "conservative", "disagreement"} & record.keys()
     assert not (chain.folder("overoptimization") / "figures").exists()
     sampling = json.loads((chain.folder("samples") / "sampling.json").read_text())
     assert (sampling["num_judged"], sampling["mean_gold"]) == (0, None)

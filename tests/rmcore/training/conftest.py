@@ -1,4 +1,4 @@
-"""A small training that a test can start, stop and go on with."""
+"""A small training that a test can start, stop and resume."""
 
 import signal
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the step is finished, its state saved, and going on from it changes nothing."""
+"""Ctrl-C and SIGTERM: the step is finished, its state saved, and resuming from it changes nothing."""
 
 import os
 import signal

@@ -236,7 +236,7 @@ def test_muon_moves_a_matrix_about_as_much_as_adamw_does():
 
 @pytest.mark.parametrize("shape", [(40, 96), (96, 40), (16, 16)])
 def test_muon_on_a_cpu_is_torchs_but_for_the_rounding_of_bfloat16(shape):
-    """And its state is torch's: one goes on from where the other was."""
+    """And its state is torch's: one continues from where the other was."""
     torch.manual_seed(0)
     start, gradients = torch.randn(shape), [torch.randn(shape) for _ in range(4)]
 

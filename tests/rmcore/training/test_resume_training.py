@@ -1,4 +1,4 @@
-"""A training that was stopped and gone on with is the training that was left alone."""
+"""A training that was stopped and resumed is the training that was left alone."""
 
 import pickle
 import signal

@@ -59,7 +59,7 @@ def tracked(services, run):
 def test_a_registered_model_scores_pairs_as_pytorch_does_and_nothing_of_vllm_stays(vllm, services, trained):
     rm, prepared, _ = trained
     run, seen = score(services, model="models:/rm-from-ui@candidate", data=str(prepared), limit=NUM_PAIRS)
-    assert len(seen) > 2, "a front door, the keeper and vLLM"
+    assert len(seen) > 2, "an HTTP app, the supervisor and vLLM"
     assert not still_running(seen)
     [folder] = services.home.glob("scores/rm-from-ui-1-*")
     table = pd.read_parquet(folder / "rewards.parquet")

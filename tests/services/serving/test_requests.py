@@ -117,7 +117,7 @@ def test_vllms_own_routes_cannot_be_reached(raw, path):
     assert raw.post(path, json={"method": "reload_weights"}).status_code == 404
 
 
-def test_nothing_of_it_but_the_front_door_listens_on_the_network(server):
+def test_nothing_of_it_but_the_http_app_listens_on_the_network(server):
     family = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
     listening = [c for process in family for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN]
     host, port = server.address.removeprefix("http://").split(":")

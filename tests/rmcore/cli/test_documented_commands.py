@@ -1,4 +1,4 @@
-"""The command line that the specification documents, as written, with local data in place of the hub."""
+"""The command line that the documentation promises, as written, with local data in place of the hub."""
 
 import csv
 import json
