@@ -23,7 +23,7 @@ RUN_NAME_COLUMN = "attributes.`Run Name`"
 PIXELS_A_LETTER = 7
 CURVES = ("train/loss", "eval/loss", "eval/pairwise_accuracy")
 CARD = {"isGenerated": False, "deleted": False, "runsCountToCompare": 1000}
-"""What every chart of ours has; a generated one would be made anew by the page."""
+"""Fields of every chart of ours; a generated one would be made anew by the page."""
 STEP_AXIS = {
     "lineSmoothness": 0,
     "scaleType": "linear",

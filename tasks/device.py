@@ -47,7 +47,7 @@ def device_slots() -> int:
 
 
 def slot_environment(slot: int) -> dict[str, str]:
-    """What a stage in this slot sees of the device: one GPU of its own, or its share of the cores."""
+    """Make the environment in which a stage in this slot sees one GPU of its own, or its share of the cores."""
     if gpus := visible_gpus():
         return {"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]}
     if device_slots() == 1 or "OMP_NUM_THREADS" in os.environ:

@@ -37,7 +37,7 @@ COMMANDS = {
 """Arguments of Python that start each service, in this order; a server's port comes after them."""
 PASSWORD_BYTES = 32
 PASSWORD = re.compile(r"[A-Za-z0-9_-]{43}")
-"""What `secrets.token_urlsafe` makes of so many bytes."""
+"""Form of a password from `secrets.token_urlsafe`."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Service:
 
     @property
     def pid(self) -> int:
-        """Of the process that was started; it may have children."""
+        """Pid of the process that was started; it may have children."""
         return self.process.pid
 
 
@@ -60,7 +60,7 @@ def services_folder(directory: Path) -> Path:
 
 
 def log_file(directory: Path, name: str) -> Path:
-    """What a service of this home has written since it was last started."""
+    """Give the path of a service's log, which begins with its last start."""
     return services_folder(directory) / f"{name}.log"
 
 

@@ -51,7 +51,7 @@ MAX_PARAMS_PER_CALL = 100
 LOGGED_ARTIFACTS_TAG = "mlflow.loggedArtifacts"
 """Where MLflow's evaluation view looks for tables: a JSON list of {"path", "type": "table"}."""
 NOTE_TAG = "mlflow.note.content"
-"""Of the description that MLflow shows on a run's page."""
+"""Tag of the description that MLflow shows on a run's page."""
 TAKEN_WHEN_COMPLETE = ("set_tags", "experiment_tags", "note", "model", "confirmation")
 """Events that a complete run still takes; each leaves MLflow as it is when it is told again."""
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 ADDRESS_PARAMETER = "workflowType=machine_learning"
 EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 DEFAULTS = {"mlflow.workflowType_v1": "machine_learning", "mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": True}
-"""What MLflow's page keeps in the browser: the mode, and that its assistant need not be opened by itself."""
+"""Settings that MLflow's page keeps in the browser: the mode, and that its assistant need not open by itself."""
 CHOOSE = (
     f"<script>try{{for(const [name,value] of Object.entries({json.dumps(DEFAULTS)}))"
     "localStorage.getItem(name)===null&&localStorage.setItem(name,JSON.stringify(value))}catch(refused){}</script>"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 MODEL_REQUIREMENTS = ("mlflow", "torch", "transformers", "safetensors", "pydantic", "numpy", "pandas", "jinja2")
-"""What a registered model needs to be served elsewhere; named, because MLflow's own guess would import torch here."""
+"""Packages that serve a registered model elsewhere; named, because MLflow's own guess would import torch here."""
 REGISTRY_SCHEME = "models:/"
 _REGISTERED = re.compile(r"models:/([^/@']+)(?:/(\d+)|@([^/@']+))")
 _SHOWN = 20
@@ -35,7 +35,7 @@ CANDIDATE, PASSED_LABELS, READY, CONFIRMED = "candidate", "passed-labels", "read
 """Aliases: the newest version; passed on rung 1 or 2; ready on rung 3 (or gained); gained on rung 4."""
 TOP_RUNG = 4
 CONFIRMATION_TAG = "rm.confirmation"
-"""What the fourth rung has shown of a version: gained, lost or unclear. Later judgements on less leave it."""
+"""Tag of what the fourth rung has shown of a version: gained, lost or unclear. Later judgements on less leave it."""
 CONFIRMATION_HEADLINE_TAG = "rm.confirmation_headline"
 _CONFIRMED_BY: Mapping[str, dict[str, bool]] = {
     "gained": {CONFIRMED: True},
@@ -49,7 +49,7 @@ class VersionJudgement(NamedTuple):
 
     tags: Mapping[str, str]
     moves: Mapping[str, bool]
-    """Of the aliases that its evidence speaks about: whether the version earned it."""
+    """Whether the version earned each alias that its evidence speaks about."""
     note: str
     """Description in Markdown."""
 

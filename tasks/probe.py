@@ -18,7 +18,7 @@ from tasks.device import device_slot, holders, slot_environment
 
 
 def estimates(store: Store, folder: Path) -> Estimates:
-    """What is known about run times: finished artifacts, and the probes kept in `folder`."""
+    """Gather what is known about run times: finished artifacts, and the probes kept in `folder`."""
     probes = {}
     for path in folder.glob("*.json"):
         try:

@@ -1,4 +1,4 @@
-"""What a run told its tracker, as plain data, and how an artifact folder becomes metrics. No MLflow in here.
+"""The record of what a run told its tracker, as plain data, and how a folder becomes metrics. No MLflow in here.
 
 A tracker writes down everything it is told, as a list of events that name files rather than hold them. Sent once, it
 is the live MLflow run; kept in `unsynced/` while MLflow does not answer, it is all that `rm-opt sync` needs.

@@ -44,7 +44,7 @@ class ScoringData:
     columns: pd.DataFrame
     """Names the rows: pair_id and prompt_id of pairs, else prompt and response."""
     sides: list[tuple[Prompt, str]]
-    """What is scored: chosen and rejected of each pair in turn, else the rows."""
+    """Sides to score: chosen and rejected of each pair in turn, else the rows."""
     is_pairs: bool
     num_unusable: int
     source: str
@@ -62,7 +62,7 @@ class ModelToServe:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """What the server answered, and how long it took to start and to answer (seconds)."""
+    """Answers of the server, and how long it took to start and to answer (seconds)."""
 
     answer: "ScoringResponse"
     version: "VersionInfo"
@@ -111,7 +111,7 @@ def model_to_serve(model: str) -> Iterator[ModelToServe]:
 
 
 def short_name(model: str) -> str:
-    """What a model is called in names of runs and folders.
+    """Shorten a model's name for names of runs and folders.
 
     >>> short_name("models:/rm-demo@candidate"), short_name("/home/me/out/best")
     ('rm-demo@candidate', 'out/best')
@@ -196,7 +196,7 @@ def rewards_table(data: ScoringData, rewards: Sequence[float], num_cut: Sequence
 
 
 def summarise(served: ModelToServe, data: ScoringData, table: pd.DataFrame, scored: Scored) -> dict[str, Any]:
-    """What is told of a scored file; JSON-ready. `rows_per_second` leaves the start of vLLM out."""
+    """Sum up a scored file, JSON-ready. `rows_per_second` leaves the start of vLLM out."""
     accuracy = None
     if data.is_pairs:
         untied = table[table.reward_chosen != table.reward_rejected]

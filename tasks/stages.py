@@ -33,9 +33,9 @@ class StageRun:
     ref: ArtifactRef
     cached: bool
     damage: str
-    """Of the artifact that was there before; empty where none was, or it was whole."""
+    """Damage of the artifact that was there before; empty where none was, or it was whole."""
     handed: str
-    """What Prefect's task returned: Prefect knows the task by this very object. (The parts of a dict may be shared.)"""
+    """Result of the task: Prefect knows the task by this very object. (The parts of a dict may be shared.)"""
 
 
 def run_stage(

@@ -32,7 +32,7 @@ TIMEOUT_S = 10.0
 
 @dataclass(frozen=True)
 class Prefect:
-    """What the page asks Prefect for. Every method raises httpx.HTTPError where that cannot be had."""
+    """The questions that the page asks Prefect. Every method raises httpx.HTTPError where that cannot be had."""
 
     ui: str
     secret: str

@@ -43,7 +43,7 @@ class RunTracker:
     def __init__(self, record: RunRecord, directory: Path, *, resume: bool) -> None:
         self.record = record
         self.matrix_key: str | None = None
-        """Of the matrix whose comparison view was published."""
+        """Key of the matrix whose comparison view was published."""
         self._directory = directory
         self._resume = resume
         self._offline = threading.Event()

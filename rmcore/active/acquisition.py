@@ -24,7 +24,7 @@ from rmcore.ensembles.features import pair_features
 
 @dataclass(frozen=True, slots=True, eq=False)
 class View:
-    """What members see of P pairs. Which side is called chosen says nothing: no function reads it.
+    """Margins and features of P pairs. Which side is called chosen says nothing: no function reads it.
 
     margins: (M, P) rewards of the first side minus those of the second, times the member's beta: the log-odds that it
         prefers the first.

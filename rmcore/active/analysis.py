@@ -20,7 +20,7 @@ from rmcore.evaluation.verdicts.estimate import SeedSample, estimate_over_seeds
 
 
 def claims_of(config: ActiveConfig) -> list[SavingClaim]:
-    """What is registered before the study runs."""
+    """List the claims that are registered before the study runs."""
     return registered_claims(
         config.acquisitions, noise=config.noise[0], share=config.claimed_target, claimed=config.claimed_saving
     )
@@ -92,7 +92,7 @@ def analyse(records: Records, config: ActiveConfig) -> dict[str, Any]:
 
 
 def headline_of(claims: Sequence[Mapping[str, Any]], claimed: float) -> str:
-    """What the verdicts come to in a sentence."""
+    """Sum up the verdicts in a sentence."""
     large = [one for one in claims if one["threshold"] == claimed]
     by_verdict = {
         verdict: [one["acquisition"] for one in large if one["verdict"] == verdict]
@@ -131,7 +131,7 @@ def _target(records: Sequence[Mapping[str, Any]], share: float) -> float | None:
 
 
 def analyse_check(records: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
-    """What full fine-tuning shows: accuracy by label count, and by how much it differs from random choice.
+    """Analyse the check by full fine-tuning: accuracy by label count, and by how much it differs from random choice.
 
     Args:
         records: of `rmcore.active.fine_tuning.check_record`, all seeds in order, by acquisition function.

@@ -130,7 +130,7 @@ class CurriculumSampler:
 
 
 class _Epoch:
-    """What is left of one epoch."""
+    """Pairs that are left of one epoch."""
 
     def __init__(self, sampler: CurriculumSampler, epoch: int, *, replace: bool) -> None:
         self.replace = replace

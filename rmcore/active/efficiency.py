@@ -86,7 +86,7 @@ class Saving:
     reason: str | None
     """Why there is no value, or no interval."""
     log_ratio: Estimate | None
-    """Of log(n_random / n_active), on which claims are judged: above 0 where labels are saved."""
+    """Estimate of log(n_random / n_active), on which claims are judged: above 0 where labels are saved."""
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready record."""
@@ -142,7 +142,7 @@ class SavingClaim:
     acquisition: str
     noise: float
     share: float
-    """Of the way from the seed set's accuracy to the whole pool's."""
+    """Share of the way from the seed set's accuracy to the whole pool's."""
     threshold: float
     """Saving that is claimed to be exceeded."""
 

@@ -38,7 +38,7 @@ class TrainedModel:
     rm: BradleyTerryRM
 
     def view(self, pairs: Sequence[PreferencePair]) -> View:
-        """What it sees of P pairs."""
+        """Compute margins and features of P pairs."""
         return look(pairs, RewardModelEnsemble([self.rm]))
 
     def margins(self, pairs: Sequence[PreferencePair]) -> FloatArray:

@@ -24,7 +24,7 @@ SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class Ingested:
-    """What came of a CSV: new labels, rows left empty, and all labels in the file now."""
+    """The outcome of reading a CSV: new labels, rows left empty, and all labels in the file now."""
 
     num_new: int
     num_empty: int

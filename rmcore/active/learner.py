@@ -30,7 +30,7 @@ SETTINGS_FILE = "loop.json"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Round:
-    """What one round left.
+    """The outcome of one round.
 
     asked: pairs as they were labelled in it, the most informative first; in round 0 the seed set.
     num_labelled: labels that `model` was trained on.

@@ -1,4 +1,4 @@
-"""What is trained on the labels so far: reward heads on a backbone that stays as it is.
+"""Retraining on the labels so far: reward heads on a backbone that stays as it is.
 
 Everything that a loop asks of it is in the two protocols, so that something slower, such as fine-tuning all weights,
 can take its place.
@@ -25,13 +25,13 @@ class Fitted(Protocol):
     """A model after one round."""
 
     def view(self, pairs: Sequence[PreferencePair]) -> View:
-        """What its members see of P pairs."""
+        """Compute margins and features of P pairs as its members see them."""
 
     def margins(self, pairs: Sequence[PreferencePair]) -> FloatArray:
         """Log-odds of P pairs by the model that is used, (P,): margins times its beta."""
 
     def arrays(self) -> dict[str, FloatArray]:
-        """What `Retrainer.restore` makes it of again."""
+        """Give the arrays that `Retrainer.restore` makes it of again."""
 
 
 class Retrainer(Protocol):
@@ -64,7 +64,7 @@ class FittedHeads:
     differences: CachedDifferences
 
     def view(self, pairs: Sequence[PreferencePair]) -> View:
-        """What the members see of P pairs."""
+        """Compute margins and features of P pairs as the members see them."""
         found = self.differences(pairs)
         return View(self.members @ found.T, found, [pair.prompt_id for pair in pairs])
 

@@ -152,4 +152,4 @@ def _answers(labeller: Labeller, pairs: Sequence[PreferencePair], seed: int) -> 
 
 
 Records = Mapping[float, Sequence[Mapping[str, Any]]]
-"""Of all seeds in order, by noise."""
+"""Records of all seeds in order, by noise."""

@@ -24,7 +24,7 @@ PARTS: dict[Kind, tuple[CurvaturePart, ...]] = {
     "all": LANDSCAPE.parts,
 }
 FIELDS = tuple(name for name in LandscapeConfig.model_fields if name not in ("checkpoint", "parts"))
-"""What the command line names otherwise: --checkpoint is a folder, --type chooses the parts."""
+"""Settings that the command line names alike; not the others: --checkpoint is a folder, --type chooses the parts."""
 
 
 @options(*field_options(LandscapeConfig, FIELDS, panel="Curvature"))

@@ -1,4 +1,4 @@
-"""What all commands share: help texts from the config, printing numbers, one way to fail."""
+"""Parts that all commands share: help texts from the config, printing numbers, one way to fail."""
 
 import errno
 import sys
@@ -18,11 +18,11 @@ from rmcore.core.progress import below_the_echo
 from rmcore.reporting.figures.numbers import nothing_found
 
 USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
-"""What a wrong call raises: click's own class, or since typer 0.29 the one of its copy of click."""
+"""Exception of a wrong call: click's own class, or since typer 0.29 the one of its copy of click."""
 FAILED = 2
 INTERRUPTED = 130
 SHOWN_CHARS = 200
-"""Of a value that is refused."""
+"""Characters of a refused value that a message shows."""
 
 
 def setting(model: type[BaseModel], name: str, *flags: str) -> Any:

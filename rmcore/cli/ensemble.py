@@ -198,7 +198,7 @@ def _score(made: "RewardModelEnsemble", sides: _Sides, share: float | None = Non
 def _accuracy(
     made: "RewardModelEnsemble", found: "EnsemblePrediction", sides: _Sides, options: dict[str, Any]
 ) -> dict[str, Any]:
-    """Of each member, of the mean and of the worst case."""
+    """Measure the accuracy of each member, of the mean and of the worst case."""
     import numpy as np
 
     from rmcore.evaluation.detection import accuracies

@@ -13,7 +13,7 @@ from rmcore.core.files import atomic_folder
 
 
 class Dtype(StrEnum):
-    """What the exported weights are stored in."""
+    """Number format of the exported weights."""
 
     float32 = "float32"
     bfloat16 = "bfloat16"

@@ -129,7 +129,7 @@ def furnish(app: typer.Typer, panels: Mapping[str, Sequence[str]]) -> None:
 
 
 def command_name(command: Any) -> str:
-    """What a command is called: by its own name, or by its function's."""
+    """Give the name of a command: its own, or its function's."""
     return str(command.name or command.callback.__name__.replace("_", "-"))
 
 

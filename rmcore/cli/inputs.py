@@ -1,4 +1,4 @@
-"""What the measuring commands are given: a model, pairs, and how both are read."""
+"""Inputs of the measuring commands: a model, pairs, and how both are read."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -48,7 +48,7 @@ COMMON = (
     *("model", "data", "eval_data", "output_dir", "preset", "lora", "device", "dry_run"),
     *("epochs", "pairs_per_step", "lr", "optimizer", "max_seq_len"),
 )
-"""What most trainings are told; the others are in `--help-all`."""
+"""Options that most trainings are given; the others are in `--help-all`."""
 
 
 @options(

@@ -13,7 +13,7 @@ class CheckConfig(Settings):
     """Full fine-tuning at a few label counts, to see whether what heads show carries over."""
 
     acquisitions: tuple[Literal["random", "entropy", "d-optimal"], ...] = ("random", "entropy")
-    """What is compared, random first; one training gives one member, so nothing that needs disagreement."""
+    """Acquisition functions to compare, random first; none that needs disagreement, as one training is one member."""
     num_seeds: int = Field(default=3, ge=1, le=20)
     """Paired repetitions, the first ones of the study."""
     labels: tuple[Annotated[int, Field(ge=2)], ...] = (100, 200, 400)
@@ -44,7 +44,7 @@ class ActiveConfig(Settings):
     """Label-efficiency curves of acquisition functions: heads on a frozen backbone, retrained at every label count."""
 
     acquisitions: tuple[AcquisitionName, ...] = ("random", "entropy", "variance", "bald", "d-optimal")
-    """What is compared; random has to be among them."""
+    """Acquisition functions to compare; random has to be among them."""
     num_seeds: int = Field(default=10, ge=1, le=200)
     """Paired repetitions, each with its own pool, seed set, test prompts and labels; below 10 nothing is claimed."""
     noise: tuple[Annotated[float, Field(ge=0, lt=0.5)], ...] = (0.0, 0.1, 0.25)

@@ -1,4 +1,4 @@
-"""What all settings have in common."""
+"""The base of all settings: frozen, and unknown names are refused."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, get_args

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from rmcore.config.base import Settings
 
 CurvaturePart = Literal["normalized", "gauss_newton", "density", "layers", "slices", "noise"]
-"""What can be measured beside the ends of the spectrum and the trace; see `LandscapeConfig.parts`."""
+"""Measurements beside the ends of the spectrum and the trace; see `LandscapeConfig.parts`."""
 
 
 class LandscapeConfig(Settings):

@@ -17,7 +17,7 @@ class PolicyConfig(Settings):
     """`sft`: trained here, on answers of the gold world or the responses of the training pairs. `world`: the gold
     world's own writer, which costs nothing and cannot be trained. Else a folder or hub name of a causal model."""
     base: str = "tiny"
-    """What `sft` starts from: tiny or another of its sizes, or a folder or hub name of a causal model."""
+    """Model that `sft` starts from: tiny or another of its sizes, or a folder or hub name of a causal model."""
     sft_examples: int = Field(default=8000, ge=10)
     """Responses that `sft` is trained on, at most; the gold world writes as many as asked for."""
     sft_epochs: int = Field(default=3, ge=1)
@@ -25,7 +25,7 @@ class PolicyConfig(Settings):
     sft_lr: float = Field(default=4e-3, gt=0)
     """Peak learning rate of `sft`, by Muon; 1e-5 to 1e-4 for a pretrained model."""
     engine: Literal["auto", "vllm", "generate"] = "auto"
-    """What draws the samples: vLLM, or transformers' generate; auto takes vLLM where it is installed and a GPU is."""
+    """Engine that draws the samples: vLLM, or transformers' generate; auto takes vLLM where it and a GPU are there."""
     num_prompts: int = Field(default=150, ge=4)
     """Held-out prompts that samples are drawn for, at most: the first ones of the test pairs."""
     samples_per_prompt: int = Field(default=64, ge=4)

@@ -23,7 +23,7 @@ class RlhfConfig(Settings):
     micro_batch_size: int | None = Field(default=None, ge=1)
     """Samples of one forward and backward pass, where memory does not hold those of a whole step; left out: all."""
     learning_rate: float = Field(default=3e-5, gt=0)
-    """Of AdamW, constant. 40 steps took the tiny policy 2 to 11 nats away; at 5e-5 it was 12 to 63, at 1e-4 hundreds.
+    """Constant rate of AdamW. 40 steps took the tiny policy 2 to 11 nats away; at 5e-5 12 to 63, at 1e-4 hundreds.
     1e-6 to 5e-6 for a pretrained policy."""
     loss: Literal["dapo", "grpo"] = "dapo"
     """How tokens are weighed. dapo: all tokens of a step alike (Yu et al. 2025, arXiv:2503.14476), TRL's default. grpo:

@@ -27,7 +27,7 @@ class TrainConfig(Settings):
     curriculum: Literal["none", "easy_first", "hard_first"] = "none"
     """Order of the pairs in an epoch: none draws evenly; easy_first brings more easy ones early and hard ones late."""
     curriculum_margins: Literal["annotated", "predicted"] = "annotated"
-    """What tells how easy a pair is: its annotated margin, or that of reward heads fitted on the untrained backbone
+    """Measure of how easy a pair is: its annotated margin, or that of reward heads fitted on the untrained backbone
     without the pair, which takes one pass over the pairs."""
     optimizer: Literal["adamw", "adam", "sgd", "muon", "lion", "sam"] = "adamw"
     """muon: hidden matrices, AdamW for the rest. lion wants a 3 to 10 times smaller lr. sam: AdamW in two passes."""
@@ -76,7 +76,7 @@ class TrainConfig(Settings):
     early_stopping_patience: int | None = Field(default=5, ge=1)
     """Evaluations without improvement before training stops; null (--no-early-stopping) never stops early."""
     best_metric: Literal["eval/pairwise_accuracy", "eval/loss", "eval/ece", "last"] = "eval/pairwise_accuracy"
-    """What the best checkpoint is chosen by: highest accuracy, lowest loss or (plain) ECE; last: no choice."""
+    """Metric that the best checkpoint is chosen by: highest accuracy, lowest loss or (plain) ECE; last: no choice."""
     min_delta: float = Field(default=0.0, ge=0)
     """Smallest change of that metric that counts as an improvement for early stopping."""
     callbacks: tuple[Literal["calibration", "curvature"], ...] = ("calibration",)

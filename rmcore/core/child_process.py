@@ -108,7 +108,7 @@ class ForkedProcess:
                 os.kill(self._pid, number)
 
     def _number(self, index: int) -> int | None:
-        """What the server says of it, first its pid, then its status; None where the server is gone."""
+        """Read what the server says of the child, first its pid, then its status; None where the server is gone."""
         while self._heard.count(b"\n") <= index:
             received = self._life.recv(64)
             if not received:
@@ -229,7 +229,7 @@ def _tell(waiter: socket.socket, number: int) -> None:
 
 
 def _become_child(server: int, interrupted: Any, request: int, log: int, *terminal: int) -> NoReturn:
-    """What the forked process does: read what is asked for, run it, end."""
+    """Be the forked process: read what is asked for, run it, end."""
     status = 1
     try:
         signal.set_wakeup_fd(-1)

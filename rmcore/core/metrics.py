@@ -21,7 +21,7 @@ class Bands:
     """Words for where a value stands."""
 
     about: str
-    """What they are said of: eval accuracy."""
+    """The number that the words are about: eval accuracy."""
     words: tuple[tuple[float, float, str], ...]
     """Both ends of each band; the first one that holds a value counts, so an end belongs to the band named first."""
 
@@ -362,7 +362,7 @@ METRICS: dict[str, MetricSpec] = {
 """By name, in the order of a report's table."""
 
 CELL_METRICS: dict[str, MetricSpec] = {spec.cell_name: spec for spec in METRICS.values() if spec.cell_name}
-"""What an experiment can report of its cells, by the names that it, MLflow and its report use."""
+"""Metrics that an experiment can report of its cells, by the names that it, MLflow and its report use."""
 
 BANDS: dict[str, Bands] = {spec.bands.about: spec.bands for spec in CELL_METRICS.values() if spec.bands is not None}
 """By what they are said of."""
@@ -371,7 +371,7 @@ CURVES: dict[str, MetricSpec] = {
     "eval/pairwise_accuracy": replace(METRICS["pairwise_accuracy"], label="validation accuracy"),
     "train/loss": replace(METRICS["loss"], label="training loss"),
 }
-"""What an experiment's report draws over optimizer steps, by the names of `metrics.jsonl`."""
+"""Curves that an experiment's report draws over optimizer steps, by the names of `metrics.jsonl`."""
 
 _FAMILIES = (
     MetricSpec("pairwise_accuracy[", "accuracy: {}", "share", "pairwise accuracy over the pairs of this subset"),
@@ -395,7 +395,7 @@ _FAMILIES = (
 
 
 def metric_spec(name: str) -> MetricSpec:
-    """What is known of a metric, of a subset or a threshold, too; one that is not listed has its own name as label."""
+    """Look up a metric, also one of a subset or a threshold; one that is not listed has its own name as label."""
     if name in METRICS:
         return METRICS[name]
     for family in _FAMILIES:

@@ -61,7 +61,7 @@ def load_function(setting: str, name: str, meaning: str) -> Callable[..., Any]:
 
 
 def call_named(setting: str, name: str, function: Callable[..., Any], *arguments: object) -> Any:
-    """What a user's function gives.
+    """Call a user's function and give what it returns.
 
     Raises:
         DataError: it failed.

@@ -50,7 +50,7 @@ LEASES = ".leases"
 LEASE_LOCK = "leases"
 """Held in common while a lease grows, alone while an artifact loses its name: who holds it first, is heard."""
 SEAL = "manifest_sha256"
-"""Of a manifest: the digest of all the rest of it."""
+"""Field of a manifest that holds the digest of all the rest of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class ArtifactStatus:
 
     state: Literal["missing", "corrupt", "valid"]
     damage: str = ""
-    """What is wrong with a corrupt one, in a few words with the file."""
+    """The damage of a corrupt one, in a few words with the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +89,9 @@ class Entry:
     wall_seconds: float
     """That making it took."""
     digest: str
-    """Of its outcome files."""
+    """Digest of its outcome files."""
     inputs: Mapping[str, Any]
-    """What its key digests, as the manifest records it."""
+    """Inputs that its key digests, as the manifest records them."""
 
 
 def canonical_json(value: Any) -> str:
@@ -411,7 +411,7 @@ def _read_manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def _damage(folder: Path, files: Mapping[str, Mapping[str, Any]], times: Mapping[str, int]) -> str | None:
-    """What is wrong with the files of an artifact, in a few words; None if they are those of the manifest.
+    """Find damage in the files of an artifact, in a few words; None if they are those of the manifest.
 
     Files whose modification time is that of `times` are not read. The times of all are remembered where they are whole.
     """

@@ -1,4 +1,4 @@
-"""What is wrong with preference data, in numbers, before anything is trained on it.
+"""An audit of preference data: what is wrong with them, in numbers, before anything is trained on it.
 
 The classic ways in which held-out numbers lie are all visible in the data: the same prompt in two splits, the same
 pair twice or with both labels, and a shortcut such as "the longer answer wins", which is a reward model that costs
@@ -124,7 +124,7 @@ def _identity(pair: PreferencePair, first: str, second: str) -> str:
 
 
 def _leakage(splits: Mapping[str, Sequence[PreferencePair]]) -> list[dict[str, Any]]:
-    """What two splits share: prompts, conversations, completions, and the share of the later split's that this is."""
+    """Count prompts, conversations and completions that two splits share, and their share of the later split's."""
     prompts = {name: {content_id(normalized_prompt(pair.prompt)) for pair in pairs} for name, pairs in splits.items()}
     conversations = {name: {content_id(conversation(pair.prompt)) for pair in pairs} for name, pairs in splits.items()}
     completions = {

@@ -19,10 +19,10 @@ class Message(NamedTuple):
 
 _UNSEEN_CATEGORIES = frozenset(("Cc", "Cf", "Zs", "Zl", "Zp"))
 _UNSEEN = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0" + "".join(map(chr, range(0xFE00, 0xFE10))))
-"""Of other categories and yet unseen: joiners, fillers, the empty Braille pattern, variation selectors."""
+"""Characters of other categories that are invisible, too: joiners, fillers, empty Braille, variation selectors."""
 
 Prompt = str | tuple[Message, ...]
-"""What a completion answers: a plain string (one user turn) or the turns of a dialogue, oldest first."""
+"""The prompt that a completion answers: a plain string (one user turn) or the turns of a dialogue, oldest first."""
 
 
 def prompt_messages(prompt: Prompt) -> tuple[Message, ...]:
@@ -44,7 +44,7 @@ def prompt_text(prompt: Prompt) -> str:
 
 
 def opening(prompt: Prompt) -> str:
-    """What a conversation began with: the text of its first user turn; of a prompt without one, the whole of it.
+    """Give the text that a conversation began with: its first user turn; of a prompt without one, the whole of it.
 
     The prompts of one conversation are one another's beginnings, so they are not independent: splits keep them together
     and intervals are drawn over conversations. A prompt of one turn is a conversation of its own.

@@ -150,7 +150,7 @@ class _Ends(NamedTuple):
 
     bos: int | None
     closing: list[int]
-    """What is appended where a side does not end so already: EOS, or SEP for encoders, or nothing."""
+    """Tokens appended where a side does not end so already: EOS, or SEP for encoders, or nothing."""
     closed_by: tuple[int | None, ...]
 
 

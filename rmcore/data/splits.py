@@ -23,12 +23,12 @@ def normalized_text(text: str) -> str:
 
 
 def normalized_prompt(prompt: Prompt) -> str:
-    """What makes two prompts the same."""
+    """Normalize a prompt: two prompts are the same where this is equal."""
     return normalized_text(prompt_text(prompt))
 
 
 def conversation(prompt: Prompt) -> str:
-    """What makes two prompts parts of the same conversation, for splitting and for finding leakage."""
+    """Identify the conversation that a prompt belongs to, for splitting and for finding leakage."""
     return normalized_text(opening(prompt))
 
 

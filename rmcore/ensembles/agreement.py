@@ -1,4 +1,4 @@
-"""What makes rewards of different members comparable, and from where their disagreement counts as high.
+"""Scaling that makes rewards of different members comparable, and the disagreement that counts as high.
 
 Bradley-Terry fixes neither a reward's offset nor how it compares between models, and a longer training gives larger
 rewards. So on held-out data each member is centred by its mean and divided by its standard deviation within prompts:

@@ -24,7 +24,7 @@ from rmcore.models.reward_model import BradleyTerryRM
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EnsemblePrediction:
-    """What M members say of N responses.
+    """Rewards of N responses by M members.
 
     Rewards are in each member's logits before `RewardModelEnsemble.calibrate`, afterwards in standard deviations within
     prompts.

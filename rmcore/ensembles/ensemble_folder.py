@@ -24,7 +24,7 @@ from rmcore.ensembles.agreement import Calibration
 RECORD_FILE, HEADS_FILE = "ensemble.json", "heads.safetensors"
 FORMAT = 1
 MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".model", ".py")
-"""Of the files in a checkpoint folder that decide its rewards: weights, configuration, tokenizer, rendering."""
+"""Suffixes of a checkpoint's files that decide its rewards: weights, configuration, tokenizer, rendering."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,7 +38,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Record:
-    """What an ensemble's folder says, verified."""
+    """The record in an ensemble's folder, verified."""
 
     source: Source
     calibration: Calibration | None

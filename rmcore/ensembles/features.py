@@ -1,4 +1,4 @@
-"""What the reward head reads: the input of its last linear layer, one row of D numbers a side.
+"""Features: the input of the reward head's last linear layer, one row of D numbers a side.
 
 A reward is linear in these numbers, so whatever changes only the head (another fit, members of an ensemble, an
 uncertainty of its weights) needs one pass through the backbone and then a matrix product.
@@ -113,7 +113,7 @@ def pair_features(
 
 @contextmanager
 def _inputs_of(layer: nn.Linear) -> Iterator[list[Tensor]]:
-    """What `layer` is given, call by call, while active."""
+    """Collect the inputs of `layer`, call by call, while active."""
     seen: list[Tensor] = []
     handle = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     try:

@@ -89,7 +89,7 @@ class Members:
 
     @property
     def names(self) -> list[str]:
-        """Of the M members, for messages."""
+        """Names of the M members, for messages."""
         return [self.backbones[which].names[place] for which, place in self._order]
 
     def rewards(self, prompts: Sequence[Prompt], responses: Sequence[str], *, report: Report = silent) -> FloatArray:

@@ -242,7 +242,7 @@ UNDERTRAINED_SHARE = 0.9
 def diagnose_outcome(
     history: Sequence[Mapping[str, Any]], over_baseline: Mapping[str, Any], truncation: Mapping[str, Mapping[str, int]]
 ) -> list[Diagnosis]:
-    """What speaks against trusting an outcome at all, most urgent first: named before the symptoms of `diagnose`.
+    """Find what speaks against trusting an outcome at all, most urgent first: named before the symptoms of `diagnose`.
 
     Args:
         history: as for `diagnose`; train/loss is read.

@@ -146,7 +146,7 @@ def checkpoint_direction(operator: PairCurvature, other: Any) -> Tensor:
 
 
 def _check_rest(operator: PairCurvature, other: nn.Module) -> None:
-    """What is not moved must be equal, or distance 1 would be neither model."""
+    """Refuse two models whose unmoved parts differ: distance 1 would be neither model."""
     ours, theirs = operator.module.state_dict(keep_vars=True), other.state_dict(keep_vars=True)
     moved = {id(p) for p in operator.parameters}
     differing = sorted(ours.keys() ^ theirs.keys())

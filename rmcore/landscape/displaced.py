@@ -13,7 +13,7 @@ from rmcore.landscape.operators import PairCurvature
 
 
 class LossPoint(NamedTuple):
-    """What all pairs give at one place.
+    """Loss, accuracy and ties of all pairs at one place.
 
     loss: mean, nats a pair; None where a margin is not finite. accuracy: share of untied pairs with margin > 0, None
     where the loss is or every pair is tied. tie_rate: share of pairs with margin 0, None where the loss is.
@@ -29,7 +29,7 @@ Step = tuple[float, list[Tensor]]
 
 
 def measure_at(operator: PairCurvature, places: Sequence[Sequence[Step]], report: Report = silent) -> list[LossPoint]:
-    """What the pairs give at each place, one pass without gradients each; a place is a sum of steps from the model.
+    """Measure the pairs at each place, one pass without gradients each; a place is a sum of steps from the model.
 
     Weights are changed in place and put back bit by bit, also after an exception. That takes one copy of them.
 

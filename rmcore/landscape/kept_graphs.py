@@ -13,7 +13,7 @@ KEPT_SHARE = 0.5
 
 
 class Linearization(NamedTuple):
-    """What a product needs of one micro-batch: differentiate `outputs` against the parameters.
+    """The kept graph of one micro-batch, from which products are made: differentiate `outputs` against the parameters.
 
     dual: None for the Hessian, whose `outputs` are the gradient of the loss. For the Gauss-Newton matrix `outputs` are
     the margins (P,), and `dual` is (u, J^T u as a function of u), from which J v = d <J^T u, v> / du.
@@ -24,7 +24,7 @@ class Linearization(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Of the tensors themselves, without what their graph saves."""
+        """Bytes of the tensors themselves, without what their graph saves."""
         tensors = self.outputs if self.dual is None else (*self.outputs, *self.dual[1])
         return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
 

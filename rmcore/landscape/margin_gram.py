@@ -37,7 +37,7 @@ LOOKUP_TOLERANCE = 1e-5
 
 
 class MarginGram(NamedTuple):
-    """What the spectrum is made of.
+    """The inner products and margins that the spectrum is made of.
 
     blocks: {block: (n, n) float64 on the CPU}, inner products of the margin gradients within each block of parameters.
     margins: (n,) float64 on the CPU, logits, without temperature.
@@ -272,7 +272,7 @@ def _input_embedding(module: nn.Module) -> nn.Embedding | None:
 
 @contextmanager
 def _lookups(embedding: nn.Embedding | None) -> Iterator[list[Tensor]]:
-    """What the embedding gives inside the block, as the tensors that the graph goes through."""
+    """Collect the embedding's outputs inside the block, as the tensors that the graph goes through."""
     outputs: list[Tensor] = []
     if embedding is None:
         yield outputs

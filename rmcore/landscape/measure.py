@@ -110,7 +110,7 @@ def _spectrum(hessian: LossHessian, config: LandscapeConfig, seed: int, report: 
 
 @dataclass(frozen=True)
 class _Task:
-    """What the parts work on."""
+    """The model, pairs and settings that the parts work on."""
 
     model: Any
     sample: CurvatureSample

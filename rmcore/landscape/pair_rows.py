@@ -1,4 +1,4 @@
-"""What a micro-batch of whole pairs is to the landscape, and the margins of one.
+"""Micro-batches of whole pairs as the landscape reads them, and the margins of one.
 
 The trainer's micro-batches fit; so does any mapping with the two tensors, which is what a notebook has at hand.
 """

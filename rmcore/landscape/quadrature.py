@@ -34,7 +34,7 @@ class Rule(NamedTuple):
 
 
 class Quadrature(NamedTuple):
-    """What one start vector says.
+    """The quadrature rules of one start vector.
 
     gauss: the rule of the Lanczos matrix itself, for smooth f.
     averaged: rule for |lambda|, see `_averaged_rule`.

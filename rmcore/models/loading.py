@@ -187,7 +187,7 @@ def load_tokenizer(source: str, *, trust_remote_code: bool = False) -> PreTraine
 
 
 def _letters(text: str) -> str:
-    """What a tokenizer may not change but for case: white space and word marks are its own affair."""
+    """Reduce a text to what a tokenizer may change in case only: white space and word marks are its own affair."""
     return "".join(letter for letter in text.lower() if letter.isascii() and letter.isalnum())
 
 

@@ -42,7 +42,7 @@ SAMPLED_VALUES = 64
 
 @dataclass(frozen=True, slots=True)
 class AdapterBase:
-    """What an adapter was trained on: `name` with what is missing drawn under `seed`, and a look at its weights."""
+    """The base of an adapter: `name` with what is missing drawn under `seed`, and a sample of its weights."""
 
     name: str
     seed: int
@@ -64,7 +64,7 @@ def is_adapter(folder: Path) -> bool:
 
 
 def read_base(folder: Path) -> AdapterBase:
-    """What the adapter in `folder` was trained on; of an adapter made elsewhere only the name is known.
+    """Read which base the adapter in `folder` was trained on; of an adapter made elsewhere only the name is known.
 
     Raises:
         ModelError: no base is named.

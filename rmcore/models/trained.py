@@ -35,7 +35,7 @@ class Trained:
     rendering: Rendering
     origin: Origin
     adapter_base: lora.AdapterBase | None
-    """What its adapters were trained on, where it has some."""
+    """Base that its adapters were trained on, where it has some."""
     beta: float
     """Scale of its margins; 1 where its folder has no record."""
 

@@ -43,7 +43,7 @@ def smallest_n(planned_kl: float) -> int:
 
 
 def confirm(best: FloatArray, opponents: FloatArray, *, num_resamples: int, seed: int) -> dict[str, MetricValue]:
-    """What was gained on C prompts by giving the best of n instead of one sample.
+    """Measure the gain on C prompts from serving the best of n instead of one sample.
 
     Args:
         best: (C,) a reward of the response that was chosen.
@@ -100,7 +100,7 @@ def confirm(best: FloatArray, opponents: FloatArray, *, num_resamples: int, seed
 
 
 def verdict_of_confirmation(record: dict[str, Any]) -> dict[str, Any]:
-    """What the gold reward did when best-of-n was served: on the 95 % interval of its gain.
+    """Judge by the 95 % interval of its gain whether the gold reward rose when best-of-n was served.
 
     Args:
         record: n, num_prompts, min_gain, and gold and proxy, {"gain", "win_rate"} each, as `confirm` gives them.

@@ -11,7 +11,7 @@ from rmcore.evaluation.uncertainty import cluster_bootstrap, metric_value
 from rmcore.policy.sampling.best_of_n import best_of_n_weights, pooled_deviation
 
 PENALTY = 0.5
-"""Of the members' variance, as Coste et al. 2023 (arXiv:2310.02743) show for best-of-n."""
+"""Weight of the members' variance, as Coste et al. 2023 (arXiv:2310.02743) show for best-of-n."""
 AGGREGATIONS: tuple[Aggregation, ...] = ("mean", "worst_case", "uncertainty_weighted")
 
 

@@ -77,7 +77,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class OptimizationPlan:
-    """What a curve says of an optimisation up to `kl` nats.
+    """The gain and the fall that a curve predicts for an optimisation up to `kl` nats.
 
     Attributes:
         kl: planned, in nats.

@@ -92,7 +92,7 @@ class Policy:
         return folder_digest(self.weights())
 
     def compute_dtype(self, device_type: str) -> EngineDtype:
-        """What samples are computed in: float32 on a CPU or where the weights are stored so, else bfloat16."""
+        """Choose the dtype of sampling: float32 on a CPU or where the weights are stored so, else bfloat16."""
         stored = str(self.config.get_text_config().dtype).removeprefix("torch.")
         return "bfloat16" if device_type == "cuda" and stored in ("bfloat16", "float16") else "float32"
 

@@ -34,7 +34,7 @@ class Example:
 
     @property
     def num_tokens(self) -> int:
-        """Of both."""
+        """Tokens of prompt and response together."""
         return len(self.prompt) + len(self.response)
 
 

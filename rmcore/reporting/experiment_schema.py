@@ -12,7 +12,7 @@ from rmcore.reporting.schema import Check, Metric, Symptom
 
 
 class MetricInfo(TypedDict):
-    """What a metric is."""
+    """Label, unit and direction of a metric."""
 
     label: str
     """In words, without unit: `held-out pairwise accuracy`."""
@@ -25,7 +25,7 @@ class Trial(TypedDict):
     """One trial of an arm's tuning."""
 
     value: float
-    """Of the tuned setting."""
+    """The tuned setting's value in this trial."""
     score: float | None
     """Validation metric of its best step; None: the trial failed."""
 
@@ -88,7 +88,7 @@ class HypothesisResult(TypedDict):
     """In one sentence, as it was declared."""
     metric: str
     comparison: Literal["difference", "ratio", "level"]
-    """Of arm minus versus, arm over versus, or of the arm alone."""
+    """Whether the claim is about arm minus versus, arm over versus, or the arm alone."""
     arm: str
     versus: str | None
     direction: Literal["above", "below"]
@@ -124,15 +124,15 @@ class Registration(TypedDict):
     frozen_at: str
     """ISO time with zone."""
     changes: Sequence[str]
-    """What differs from the registration before, one line each; empty for the first."""
+    """Differences from the registration before, one line each; empty for the first."""
     path: str
 
 
 class Cost(TypedDict):
-    """What the matrix took."""
+    """Time that the matrix took and was expected to take, and how many of its cells ran."""
 
     estimated_seconds: float | None
-    """Of what was to run, before it ran; None: no throughput was known."""
+    """Expected time of the cells that were to run, before they ran; None: no throughput was known."""
     measured_seconds: float
     """Wall seconds of all artifacts of all cells, whenever they were made; a shared artifact counts once."""
     run_seconds: float
@@ -172,7 +172,7 @@ class ExperimentResults(TypedDict):
     curves: Mapping[str, Sequence[CurveData]]
     """By metric: eval/pairwise_accuracy, train/loss."""
     notes: Sequence[str]
-    """What a reader must know: merged arms, failed cells, missing seeds."""
+    """Facts that a reader must know: merged arms, failed cells, missing seeds."""
     cost: Cost
     command: str
     """That runs it again."""

@@ -1,4 +1,4 @@
-"""What was run in a home, read from the records beside the reports: no server and no database is asked."""
+"""The runs of a home, read from the records beside the reports: no server and no database is asked."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from rmcore.reporting.verdict_style import VERDICT_STYLES, VerdictStyle
 RECORD = "summary.json"
 REPORT = "report.html"
 KEY = re.compile(r"-[0-9a-f]{12}$")
-"""What a folder's name ends in: the first digits of the run's key."""
+"""End of a folder's name: the first digits of the run's key."""
 KEY_DIGITS = 4
 """How many of them are shown."""
 OPEN = VerdictStyle("open", "?")
@@ -35,7 +35,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """What it is called on the command line: its folder's name."""
+        """Name on the command line: its folder's."""
         return self.folder.name
 
     @property
@@ -58,7 +58,7 @@ class Run:
 
     @property
     def headline(self) -> str:
-        """What it came to, in one sentence."""
+        """Its outcome in one sentence."""
         if self.problem is not None:
             return f"its record cannot be read: {self.problem}"
         verdict = self.record.get("verdict")
@@ -91,7 +91,7 @@ class Run:
 
     @property
     def seconds(self) -> float | None:
-        """What its stages took when they were computed, cached ones too; None where that is unknown."""
+        """Seconds that its stages took when they were computed, cached ones too; None where that is unknown."""
         if "cost" in self.record and "stages" not in self.record:
             cost = self.record["cost"]
             return cost.get("measured_seconds") if isinstance(cost, dict) else None

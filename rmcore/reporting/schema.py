@@ -8,21 +8,21 @@ from typing import Any, Literal, TypedDict
 
 
 class Verdict(TypedDict):
-    """What may be said of a reward model, and on what evidence; see rmcore.policy.readiness.verdict."""
+    """A judgement of a reward model with the rung of its evidence; see rmcore.policy.readiness.verdict."""
 
     rung: Literal[1, 2, 3, 4]
-    """Of the ladder of evidence: labelled pairs, logged answers, samples of the policy, an optimised policy."""
+    """Rung of the ladder of evidence: labelled pairs, logged answers, samples of the policy, an optimised policy."""
     evidence: str
     status: Literal["passes", "fails", "ready", "not_ready", "gained", "lost", "unclear"]
     """The first two on rungs 1 and 2, the next two on rung 3, the others on rung 4."""
     headline: str
     """One plain sentence."""
     reasons: Sequence[str]
-    """What speaks against it."""
+    """Findings that speak against the reward model."""
 
 
 class NextRung(TypedDict):
-    """What would raise a verdict."""
+    """The next rung of evidence, how to reach it, and its cost."""
 
     rung: int
     evidence: str
@@ -75,7 +75,7 @@ class Readiness(TypedDict):
 
 
 class PolicyResults(TypedDict):
-    """What was measured on a policy's samples: records of the stages samples, overoptimization and readiness_v2."""
+    """Measurements on a policy's samples: records of the stages samples, overoptimization and readiness_v2."""
 
     sampling: Mapping[str, Any]
     overoptimization: Mapping[str, Any]
@@ -136,7 +136,7 @@ class Results(TypedDict):
     run_name: str
     verdict: Verdict
     next_rung: NextRung | None
-    """What would raise the verdict; None where nothing would."""
+    """The step that would raise the verdict; None where nothing would."""
     gate: Sequence[Check]
     """The checks of the highest rung that has some."""
     label_gate: Sequence[Check]
@@ -151,7 +151,7 @@ class Results(TypedDict):
     logged: Mapping[str, Any] | None
     """Choosing among logged answers (`rmcore.policy.logged_answers`), where held-out prompts have enough of them."""
     policy: PolicyResults | None
-    """What was measured on judged samples of a policy."""
+    """Measurements on judged samples of a policy."""
     rlhf: Mapping[str, Any] | None
     """Record of the stage grpo (`rmcore.stages.grpo`), where a policy was trained."""
     spectrum: Mapping[str, Any]

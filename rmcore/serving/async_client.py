@@ -150,7 +150,7 @@ class AsyncRewardClient:
         return answer
 
     async def health(self) -> Health:
-        """What the server is and whether it answers requests now; an answer that says "not ready" is no error.
+        """Ask what the server is and whether it answers requests now; an answer that says "not ready" is no error.
 
         Raises:
             RequestError, NotReadyError, ServingError: as in `score`.
@@ -246,7 +246,7 @@ def _cut(inputs: Iterable[Any], batch_size: int, settings: Mapping[str, Any]) ->
 
 
 def _weights(answer: ScoringResponse) -> tuple[int, str]:
-    """What tells weights apart; a restarted server counts versions anew, perhaps from another checkpoint."""
+    """Identify the weights of an answer; a restarted server counts versions anew, perhaps from another checkpoint."""
     return answer.weight_version, answer.checkpoint_digest
 
 

@@ -282,7 +282,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 
 class ServerMetrics:
-    """What one server has done. Each has a registry of its own, so that several may live in one process."""
+    """Counts of what one server has done. Each has a registry of its own, so that several may live in one process."""
 
     def __init__(self, served: ServedModel) -> None:
         self._registry = CollectorRegistry()

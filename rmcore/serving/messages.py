@@ -1,4 +1,4 @@
-"""What both sides of the wire say of a bad request or token, in the same words."""
+"""Messages about a bad request or token, in the same words on both sides of the wire."""
 
 import re
 

@@ -42,12 +42,12 @@ class Step(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """What a policy did in one episode."""
+    """The steps of a policy in one episode."""
 
     steps: Sequence[Step]
     """At least one, oldest first."""
     meta: MutableMapping[str, Any] = field(default_factory=dict)
-    """What is known about the rollout; the scorer writes into it."""
+    """Facts about the rollout; the scorer writes into it."""
 
 
 class RewardModelScorer:

@@ -1,4 +1,4 @@
-"""What travels between a reward server and its clients: requests, answers, versions. JSON in both directions.
+"""Messages between a reward server and its clients: requests, answers, versions. JSON in both directions.
 
 All models are frozen and refuse unknown fields, so a misspelt setting is an error and never a silent default.
 """
@@ -125,7 +125,7 @@ ServerState = Literal["starting", "ready", "updating", "restarting", "broken", "
 
 
 class Health(Wire):
-    """What the server is and whether it answers now."""
+    """Identity of the server, and whether it answers now."""
 
     kind: Literal["reward_model"] = "reward_model"
     ready: bool = Field(description="Whether a request is answered now. While weights are exchanged it waits instead.")

@@ -1,4 +1,4 @@
-"""What a server makes sure of before an update may touch its weights: nothing here changes a file.
+"""Checks that a server makes before an update may touch its weights: nothing here changes a file.
 
 Cheap things first: names and shapes are compared before gigabytes are read. Whatever is wrong is the request's fault,
 so all of it is a `RequestError`, and the server continues as it was.
@@ -29,7 +29,7 @@ class CheckedUpdate:
     folder: Path
     mode: RewardModelTrainingMode
     tensors: Mapping[str, TensorSpec]
-    """What travelled, by name."""
+    """Tensors that travelled, by name."""
     beta: float | None
     """Scale of the margins of these weights; None: that of the served ones."""
 

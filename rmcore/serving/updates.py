@@ -56,7 +56,7 @@ class Manifest(Wire):
 
 @dataclass(frozen=True, slots=True)
 class UpdateRef:
-    """What a server must be told about a published update."""
+    """The reference by which a server is told of a published update."""
 
     folder_name: str
     """Below the weights folder."""

@@ -247,7 +247,7 @@ def check(answer: httpx.Response, what: str) -> None:
 
 
 def message(answer: httpx.Response) -> str:
-    """What vLLM says itself, shortened."""
+    """Take vLLM's own message from an answer, shortened."""
     return answer.text[:500]
 
 

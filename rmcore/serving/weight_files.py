@@ -1,4 +1,4 @@
-"""What is inside a model's safetensors files, known from their headers alone: 100 GB are described in milliseconds."""
+"""Contents of a model's safetensors files, known from their headers alone: 100 GB are described in milliseconds."""
 
 import json
 import struct
@@ -49,7 +49,7 @@ class TensorSpec:
 
     @property
     def num_bytes(self) -> int:
-        """What its values take on disk."""
+        """Bytes that its values take on disk."""
         return torch.Size(self.shape).numel() * DTYPES[self.dtype].itemsize
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class WeightHeader:
-    """What one safetensors file says about itself."""
+    """The header of one safetensors file."""
 
     tensors: Mapping[str, TensorSpec]
     """By name, in the order of their bytes."""

@@ -90,7 +90,7 @@ class RMPublisherAdapter:
         self.backend = backend
         self.mode = mode
         self.version: VersionInfo | None = None
-        """What the server answered last."""
+        """Version that the server answered last."""
 
     def publish(self, rm: BradleyTerryRM) -> VersionInfo:
         """Have the server serve the present weights of `rm`. The model, its modes and random states stay as they are.

@@ -1,4 +1,4 @@
-"""What every stage module offers.
+"""The interface of a stage module.
 
     def run(settings: StageSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None
 

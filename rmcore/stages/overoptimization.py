@@ -2,7 +2,8 @@
 
 Scores the stored samples in one pass and measures best-of-n, the KL-regularised optimum, the parts of readiness that
 need samples, conservative rewards of an ensemble of heads, and the noise of the policy gradient. Writes
-`rewards.parquet`, `overoptimization.json`, `tables/`, figures and `summary.json`. Without a judge's rewards only what needs none.
+`rewards.parquet`, `overoptimization.json`, `tables/`, figures and `summary.json`. Without a judge's rewards
+only what needs none.
 """
 
 from pathlib import Path
@@ -38,7 +39,7 @@ from rmcore.stages.settings import OveroptimizationSettings
 GRADIENT_SAMPLES = 16
 """Samples of each prompt that the policy gradient is estimated from."""
 FEWEST_GRADIENTS = 3
-"""Of them, below which a prompt tells no variance and is left out."""
+"""Fewest gradients of a prompt that tell a variance; a prompt with fewer is left out."""
 MEMBER_PAIRS = 2000
 """Training pairs that the member heads are fitted on, at most."""
 
@@ -73,7 +74,7 @@ def run(settings: OveroptimizationSettings, upstream: Upstream, out: Path, track
 
 
 def _prompts(prepared: Path, samples: pd.DataFrame) -> list[Prompt]:
-    """What each sample answers, dialogues as their turns: samples are stored with the text alone."""
+    """Give the prompt that each sample answers, dialogues as their turns: samples are stored with the text alone."""
     prompts = {prompt_key(pair.prompt): pair.prompt for pair in read_pairs(prepared / "test.parquet")}
     return [prompts.get(key, text) for key, text in zip(samples["prompt_id"], samples["prompt"], strict=True)]
 

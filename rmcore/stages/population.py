@@ -37,7 +37,7 @@ HEAD_PAIRS, TEST_PAIRS = 1000, 400
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """What every backbone is trained and measured on."""
+    """The data that every backbone is trained and measured on."""
 
     policy: str
     training: Sequence[PreferencePair]

@@ -52,7 +52,7 @@ def run(settings: ReadinessSettings, upstream: Upstream, out: Path, tracker: Tra
 
 
 def choose_among_logged(settings: ReadinessSettings, upstream: Upstream) -> dict[str, Any] | None:
-    """What the best of k among logged held-out answers does; None where no prompt has enough of them."""
+    """Measure the gain of the best of k among logged held-out answers; None where no prompt has enough of them."""
     rewards = pd.read_parquet(upstream["evaluate"] / "rewards.parquet")
     table = logged_table(read_pairs(upstream["prepare"] / "test.parquet"), rewards[rewards["split"] == "test"])
     return logged_answers(table, num_resamples=settings.num_resamples, seed=settings.seed)

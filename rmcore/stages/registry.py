@@ -29,7 +29,7 @@ from rmcore.training.resume import FINISHED_FILE
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What makes one stage: its settings, its code, its place in the chain."""
+    """One stage: its settings, its code, its place in the chain."""
 
     name: str
     upstream: tuple[str, ...]
@@ -165,7 +165,7 @@ STAGES: dict[str, Stage] = {
 }
 PIPELINE = ("prepare", "train", "evaluate", "landscape", "readiness")
 POLICY = ("policy", "samples", "overoptimization")
-"""What a policy adds before readiness is judged again."""
+"""Stages that a policy adds before readiness is judged again."""
 
 
 def pipeline_stages(config: PipelineConfig) -> tuple[str, ...]:
@@ -231,7 +231,7 @@ def stage_call(name: str, config: PipelineConfig, upstream: Mapping[str, Artifac
 
 
 def stage_code(stage: Stage) -> dict[str, dict[str, str]]:
-    """What affects the outcome of a stage beside settings and upstream: its libraries and its code."""
+    """Digest what affects a stage's outcome beside settings and upstream: its libraries and its code."""
     return {
         "versions": {name: _minor_version(name) for name in stage.libraries},
         "code": code_digests(stage.module, stage.hidden),

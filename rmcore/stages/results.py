@@ -1,4 +1,4 @@
-"""What a finished pipeline found, gathered from its artifacts into one record for report, summary and registry."""
+"""The findings of a finished pipeline, gathered from its artifacts into one record for report, summary and registry."""
 
 import contextlib
 import importlib.metadata

@@ -90,7 +90,7 @@ def answers(
     drawn: Path,
     report: Report,
 ) -> tuple[str, pd.DataFrame]:
-    """What the policy, or the gold world's writer, answers to prompts.
+    """Draw the answers of the policy, or of the gold world's writer, to prompts.
 
     Args:
         settings: which policy, and how it samples.

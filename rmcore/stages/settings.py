@@ -1,4 +1,4 @@
-"""What each stage is given: its own settings, built from those of a pipeline. Imports no torch.
+"""The settings of each stage, built from those of a pipeline. Imports no torch.
 
 `run` of a stage receives an object of its class here and nothing else of the PipelineConfig, and the stage's key has
 all that it receives: what a stage cannot see, it cannot depend on. Two things are declared beside the fields. `named`
@@ -83,7 +83,7 @@ def _group_of(settings: dict[str, Any], place: str) -> tuple[dict[str, Any], str
 
 
 class DeviceSettings(StageSettings):
-    """Of a stage that runs a model."""
+    """Settings of a stage that runs a model."""
 
     seed: int
     device: Literal["auto", "cpu", "cuda"]
@@ -94,7 +94,7 @@ class DeviceSettings(StageSettings):
 
 
 class ModelSettings(DeviceSettings):
-    """Of a stage that begins with a backbone."""
+    """Settings of a stage that begins with a backbone."""
 
     model: ModelConfig
 
@@ -104,7 +104,7 @@ class ModelSettings(DeviceSettings):
 
 
 class CheckpointSettings(DeviceSettings):
-    """Of a stage that loads a trained reward model."""
+    """Settings of a stage that loads a trained reward model."""
 
     trust_remote_code: bool
     render_fn: str | None
@@ -199,7 +199,7 @@ class PolicySettings(DeviceSettings):
     sft_epochs: int
     sft_lr: float
     shortcut: Shortcut | None
-    """Of the gold world, which writes the examples; None: they are the responses of the training pairs."""
+    """Shortcut of the gold world, which writes the examples; None: they are the responses of the training pairs."""
 
     @classmethod
     def of(cls, config: PipelineConfig) -> Self:
@@ -236,7 +236,7 @@ class SamplesSettings(DeviceSettings):
     is_gold: bool
     """Whether the gold world judges where no function is named."""
     shortcut: Shortcut | None
-    """Of the gold world's writer, where that is the policy."""
+    """Shortcut of the gold world's writer, where that is the policy."""
 
     @classmethod
     def of(cls, config: PipelineConfig) -> Self:
@@ -256,7 +256,7 @@ class SamplesSettings(DeviceSettings):
 
 
 class OveroptimizationSettings(CheckpointSettings):
-    """What is measured on the samples."""
+    """Settings of the measurements on the samples."""
 
     name: str
     num_members: int
@@ -302,7 +302,7 @@ class ConfirmationSettings(CheckpointSettings):
     is_gold: bool
     """Whether the gold world draws the prompts, and judges where no function is named."""
     shortcut: Shortcut | None
-    """Of the gold world's writer, where that is the policy."""
+    """Shortcut of the gold world's writer, where that is the policy."""
     num_resamples: int
     planned_kl: float
     min_gain: float
@@ -365,10 +365,10 @@ class PopulationSettings(TrainSettings):
     """The reward models of the study that tests readiness: how they are trained and measured."""
 
     name: str
-    """Of the policy, which some of them start from."""
+    """Name of the policy, which some of them start from."""
     validation: ValidationConfig
     shortcut: Shortcut
-    """Of the gold world, which some of them prefer."""
+    """Shortcut of the gold world, which some of them prefer."""
     planned_kl: float
 
     @classmethod
@@ -388,7 +388,7 @@ class PopulationSettings(TrainSettings):
 
 
 class ValidationSettings(StageSettings):
-    """What the scores of the population are compared by."""
+    """Settings by which the scores of the population are compared."""
 
     seed: int
     worlds: tuple[str, str]
@@ -415,7 +415,7 @@ class ActiveSettings(StageSettings):
     active: ActiveConfig
     """Without its check, which is a stage of its own."""
     label_temperature: float | None
-    """Of the gold world, which labels anew; None: the labels are those of the pairs."""
+    """Label temperature of the gold world, which labels anew; None: the labels are those of the pairs."""
 
     @classmethod
     def of(cls, config: PipelineConfig) -> Self:

@@ -111,7 +111,7 @@ def train_into(
 
 
 def _model_settings(model: ModelConfig, device_type: str) -> dict[str, Any]:
-    """What else must be the same when a training is resumed; a folder counts by its content, not by its path."""
+    """Give what else must be the same when a training is resumed; a folder counts by its content, not by its path."""
     settings = {f"model.{name}": value for name, value in model.model_dump(mode="json").items()}
     if Path(model.name).is_dir():
         settings["model.name"] = source_digest(model.name)

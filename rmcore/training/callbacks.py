@@ -1,4 +1,4 @@
-"""What is measured at each evaluation beside the loss: the protocol, and calibration.
+"""Measurements at each evaluation beside the loss: the protocol of a callback, and calibration.
 
 Curvature along the trajectory is a callback too; it lives in rmcore/landscape, which knows more than the trainer.
 """

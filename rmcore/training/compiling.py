@@ -11,7 +11,7 @@ from rmcore.models.packing.rows import Rows
 from rmcore.training.step import Forward
 
 COMPILE_ERRORS = (TorchDynamoException, CppCompileError)
-"""What a failed compilation raises: in the forward pass, or in the backward pass, which is compiled when first run."""
+"""Exceptions of a failed compilation: of the forward pass, or of the backward pass, compiled when first run."""
 
 
 class CompiledForward:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 STEPS = 5
-"""Of the quintic Newton-Schulz iteration: those of torch.optim.Muon and of Jordan et al. 2024,
+"""Steps of the quintic Newton-Schulz iteration: as in torch.optim.Muon and in Jordan et al. 2024,
 https://kellerjordan.github.io/posts/muon/."""
 EPS = 1e-7
 

@@ -1,4 +1,4 @@
-"""What a training would cost, measured on two of its own steps and thrown away."""
+"""The cost of a training before it runs, measured on two of its own steps, which are thrown away."""
 
 import math
 import tempfile

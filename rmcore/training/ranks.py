@@ -29,7 +29,7 @@ class Ranks:
         return values
 
     def agree(self, decision: bool) -> bool:
-        """What rank 0 decided, on every rank: clocks and signals differ between processes. Waits for no device."""
+        """Give every rank what rank 0 decided: clocks and signals differ between processes. Waits for no device."""
         if self.world == 1:
             return decision
         flag = torch.tensor(int(decision))

@@ -1,4 +1,4 @@
-"""What a training tells: how it ended, averages between logged steps, the table `metrics.csv`."""
+"""Records of a training: how it ended, averages between logged steps, the table `metrics.csv`."""
 
 import csv
 import math

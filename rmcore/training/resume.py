@@ -35,7 +35,7 @@ class ResumePoint:
     state: Path
     record: Mapping[str, Any]
     notes: tuple[str, ...]
-    """What was wrong with newer states, which were passed over."""
+    """Damage of newer states, which were passed over."""
 
 
 def find_resume_point(folder: Path) -> ResumePoint | None:
@@ -84,7 +84,7 @@ def begin(folder: Path, settings: Mapping[str, Any], chosen: Mapping[str, Any]) 
 
 
 def read_beginning(folder: Path, settings: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """What the unfinished training in `folder` chose for itself when it began; None where there is none.
+    """Read what the unfinished training in `folder` chose for itself when it began; None where there is none.
 
     Raises:
         ConfigError: it began with other settings and has something to lose; each difference is named.

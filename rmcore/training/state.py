@@ -43,7 +43,7 @@ def seed_everything(seed: int, ranks: Ranks) -> None:
 
 
 def trained_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """What training changes, by name: trained parameters and saved buffers. Frozen weights come from the base model."""
+    """List what training changes, by name: trained parameters and saved buffers. The base model has the frozen weights."""
     parameters = dict(model.named_parameters())
     trained = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
     others = {name: value for name, value in model.state_dict().items() if name not in parameters}
@@ -90,7 +90,7 @@ def apply_state(state: dict[str, Any], model: nn.Module, optimizer: OptimizerSet
 def training_settings(
     config: TrainConfig, seed: int, train: Sequence[TokenizedPair], validation: Sequence[TokenizedPair]
 ) -> dict[str, Any]:
-    """What a state must share with the training that resumes from it, by dotted name."""
+    """List what a state must share with the training that resumes from it, by dotted name."""
     fields = config.model_dump(mode="json", exclude=set(RUN_ONLY_FIELDS))
     return {
         **{f"train.{name}": value for name, value in fields.items()},

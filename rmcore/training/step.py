@@ -36,7 +36,7 @@ class HalfUpdateError(TrainingError):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one optimizer step saw, before its update. Counts and means are over the pairs of the step, of all ranks."""
+    """Measurements of one optimizer step, before its update. Counts and means are over its pairs of all ranks."""
 
     num_pairs: int
     num_tokens: int
@@ -53,7 +53,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """What stays the same from step to step."""
+    """The model, optimizer and settings that stay the same from step to step."""
 
     model: torch.nn.Module
     forward: Forward
@@ -85,7 +85,7 @@ class UnreadStep:
         return ~(self.numbers[0].isfinite() & self.numbers[5].isfinite())
 
     def result(self, numbers: Sequence[float]) -> StepResult:
-        """What the step saw, `numbers` having been read.
+        """Make the result of the step from its `numbers`, once they have been read from the device.
 
         Raises:
             TrainingError: the step was not finite.

@@ -64,7 +64,7 @@ class Stepper:
             batches = self._cut(indices)
 
     def results(self) -> Iterator[tuple[StepResult, float]]:
-        """What the steps since the last call saw, in order, and the wall seconds of each: equal shares of their time.
+        """Yield results of the steps since the last call, in order, with wall seconds: equal shares of their time.
 
         Waits for the device.
 

@@ -24,7 +24,7 @@ QUOTED = re.compile(r'"[0-9]+"')
 
 
 class Assessment(NamedTuple):
-    """What one answer achieves, each in [0, 1]; `style` is whether the asked-for form was kept."""
+    """Scores of one answer, each in [0, 1]; `style` is whether the asked-for form was kept."""
 
     relevance: float
     completeness: float

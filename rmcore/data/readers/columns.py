@@ -1,4 +1,4 @@
-"""What columns are called: the names that layouts are known by, and those that a user gave instead."""
+"""Names of columns: those that layouts are known by, and those that a user gave instead."""
 
 import re
 import shlex
@@ -19,7 +19,7 @@ ANSWER_COLUMNS = ("responses", "answers", "completions")
 ORDERS = ("ranking", "order")
 LIST_COLUMNS = frozenset((*ANSWER_COLUMNS, "ranks", "scores", *ORDERS))
 PROMPTS = ("prompt", "instruction", "question", "context")
-"""What the prompt may be called beside two or more answers; the first one wins, several of the others are refused."""
+"""Names of the prompt beside two or more answers; the first one wins, several of the others are refused."""
 _STEMS = ("response", "answer", "completion", "output", "reply", "text", "conversation")
 TWO_ANSWERS = (("a", "b"), *((f"{stem}_{one}", f"{stem}_{other}") for stem in _STEMS for one, other in ("ab", "12")))
 WINNERS = ("winner", "preference", "preferred", "choice")
@@ -50,7 +50,7 @@ def word(text: str) -> str:
 
 
 def spelling(name: str) -> str:
-    """What is the same for all spellings of a name: `responsea` for response_a, Response A and response-a."""
+    """Reduce all spellings of a name to one: `responsea` for response_a, Response A and response-a."""
     return word(name).replace("_", "")
 
 

@@ -114,7 +114,7 @@ def is_utf8(path: Path) -> bool:
 
 
 def conversion_to_utf8(path: Path, encoding: str = "CP1252") -> str:
-    """What to do with a text file of another encoding: a command to paste, and what to look at afterwards."""
+    """Say how to convert a text file of another encoding: a command to paste, and what to look at afterwards."""
     name = path.name.removesuffix(".gz")
     target = shlex.quote(str(path.with_name(f"{Path(name).stem}.utf8{Path(name).suffix}")))
     source = shlex.quote(str(path))

@@ -441,7 +441,7 @@ def _flat_responses(row: Row) -> dict[str, list[dict[str, Any]]]:
 
 
 def _translate_argilla(row: Row) -> dict[str, Any]:
-    """What one user said of the answers: a ranking of them, the better one of two, or a rating of each."""
+    """Translate what one user said of the answers: a ranking of them, the better one of two, or a rating of each."""
     fields, said = respelled(row["fields"]), row["said"]
     prompt = _prompt_column(fields)
     answers = [name for name in fields if name != prompt]

@@ -88,5 +88,5 @@ def _shown(fields: Mapping[str, Any]) -> str:
 
 
 def _encodable(text: str) -> str:
-    """What is not UTF-8 cannot be written out."""
+    """Escape what is not valid Unicode, which cannot be written as UTF-8."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -37,7 +37,7 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 @dataclass(frozen=True, slots=True)
 class LoadedPairs:
-    """What one source gave. `num_rows` rows were read; `layout` is how they were understood.
+    """The pairs and the refused rows of one source. `num_rows` rows were read; `layout` is how they were understood.
 
     Of a row that several people have labelled, each label counts as a row.
     """
@@ -55,7 +55,7 @@ class LoadedPairs:
     """Usable pairs left out because their row of ranked answers gave enough."""
 
     def notices(self) -> list[str]:
-        """What a reader of the numbers must know about ties and usable pairs that are not here: a sentence each."""
+        """Say what a reader of the numbers must know about ties and usable pairs that are not here: a sentence each."""
         counts = (
             (self.num_over_row_cap, "are beyond data.pairs_per_row: of such rows a random choice is kept"),
             (self.num_over_cap, "are of prompts that had enough (data.pairs_per_prompt, data.eval_pairs_per_prompt)"),
@@ -192,7 +192,7 @@ def iter_records(source: str, *, split: str = "train") -> Iterator[RawRecord]:
 
 
 def source_kind(source: str) -> Literal["file", "folder", "hub"]:
-    """What a source is: what lies on disk counts first, then what its name looks like."""
+    """Tell what a source is: what lies on disk counts first, then what its name looks like."""
     path = Path(source).expanduser()
     if path.is_dir():
         return "folder"
@@ -202,7 +202,7 @@ def source_kind(source: str) -> Literal["file", "folder", "hub"]:
 
 
 def source_digest(source: str) -> str:
-    """What the content of a source is known by: equal digests mean equal rows.
+    """Digest the content of a source: equal digests mean equal rows.
 
     Returns:
         sha256 in hex of a file's bytes, or of a folder's relative names and bytes; `hub:<name>@<commit>` for the hub.

@@ -103,7 +103,7 @@ def _one_by_one(
 
 
 def _mask(plan: AttentionPlan, length: int, prefix: int, like: Tensor) -> Tensor:
-    """What a further side of `length` tokens adds to its scores: (length, prefix + length).
+    """Make the mask that a further side of `length` tokens adds to its scores: (length, prefix + length).
 
     In floating point, because a boolean one is turned into that by every layer, and kept for its backward pass.
     """

@@ -29,7 +29,7 @@ FORWARD_METHOD = "packed_rewards"
 WINDOWS = ("sliding_window", "attention_chunk_size", "attention_window_size", "local_attention", "window_size")
 """Names of the config field that limits how far back a token sees."""
 FOREIGN_ERRORS = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError)
-"""What a model raises on a row that it is not made for."""
+"""Exceptions that a model raises on a row that it is not made for."""
 ROW_MIXERS = (nn.Conv1d, nn.RNNBase)
 """Layers that mix neighbouring places of a row."""
 
@@ -48,7 +48,7 @@ def packed_rewards(model: nn.Module, row: PackedRow) -> Tensor:
 
 
 def _rewards_of_states(plain: Any, states: Tensor) -> Tensor:
-    """What the model's own head makes of S states (S, H): (S,)."""
+    """Turn S states (S, H) into rewards (S,) by the model's own head."""
     if hasattr(plain, "score"):
         return plain.score(states)[:, 0]
     firsts = states[:, None]  # an encoder's head reads the first token of each of S sequences

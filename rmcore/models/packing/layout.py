@@ -40,11 +40,11 @@ class Packing:
     causal: bool
     """Prefixes are shared, and the reward is read at a side's last token; else at its first, and nothing is shared."""
     kernel: Literal["sdpa", "varlen"]
-    """What computes attention: `scaled_dot_product_attention` by sequence, or torch's varlen kernel for all at once."""
+    """Kernel of attention: `scaled_dot_product_attention` by sequence, or torch's varlen kernel for all at once."""
     first_position: int = 0
     """Position of a side's first token: RoBERTa and its kin begin behind the pad token's id."""
     pad_id: int | None = None
-    """What the model takes for padding even where it stands in a text: see `reading_place` and `_positions`."""
+    """Token that the model takes for padding even where it stands in a text: see `reading_place` and `_positions`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class AttentionPlan:
     causal: bool
     varlen: VarlenIndex | None = None
     masks: dict[tuple[int, int, torch.dtype], Tensor] = field(default_factory=dict, compare=False)
-    """Of further sides, by their own tokens, their prefix and dtype: made by the first layer, used by all."""
+    """Masks of further sides, by their own tokens, their prefix and dtype: made by the first layer, used by all."""
 
     def map_tensors(self, change: Callable[[Tensor], Tensor]) -> "AttentionPlan":
         """The same with `change` applied to its tensors, if it has any."""

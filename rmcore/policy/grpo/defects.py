@@ -1,4 +1,4 @@
-"""What can be wrong with a reward model: the backbones and reward heads of the study of readiness.
+"""Defective reward models on purpose: the backbones and reward heads of the study of readiness.
 
 A backbone is a tiny model, in one of several sizes or started from the policy, after a short training with one defect
 or none. On its frozen features heads are fitted with defects of their own, so that a population costs little more than
@@ -21,7 +21,7 @@ from rmcore.ensembles.linear_probes import fit_head
 
 FEW_PAIRS = 150
 TRUNCATED_TOKENS = 32
-"""Of a side; in the gold world that leaves the beginning of most prompts and responses, or the end of them, unread."""
+"""Tokens of a side that are read; in the gold world the beginning or the end of most texts stays unread."""
 CLOSE = 2.0
 """Gold gap at which labels that are worst on close pairs are wrong with probability 0.5 / e beside their own noise."""
 REPEATED_PROMPTS = 60
@@ -218,7 +218,7 @@ def backbones(train: TrainConfig, shortcut: Shortcut) -> list[BackboneRecipe]:
 
 @dataclass(frozen=True, slots=True)
 class HeadData:
-    """What heads of one backbone are fitted on.
+    """The pairs, as features, that heads of one backbone are fitted on.
 
     differences: (P, D) features of chosen minus rejected.
     tempting: (P,) 1 where the chosen side has more of the world's shortcut, -1 where the rejected has, 0 where neither.

@@ -1,4 +1,4 @@
-"""What GRPO calls for its rewards: the samples of a step, scored by one version of a reward model."""
+"""The reward function that GRPO calls: it scores the samples of a step by one version of a reward model."""
 
 import math
 import time

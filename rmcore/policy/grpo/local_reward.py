@@ -16,14 +16,14 @@ from rmcore.policy.sampling.rollouts import rollout_texts
 from rmcore.serving.scorer import Rollout
 
 PENALTY = 0.1
-"""Of the members' variance, as Coste et al. 2023 (arXiv:2310.02743) show for training with PPO."""
+"""Weight of the members' variance, as Coste et al. 2023 (arXiv:2310.02743) show for training with PPO."""
 USUAL_SHARE = 0.95
 """Share of held-out responses that stay within the calibrated range of disagreement."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredResponses:
-    """What a reward model says of N responses.
+    """Rewards of N responses by a reward model and by its members.
 
     rewards: (N,) what a policy is trained on: the model's own, in logits, or the members' combined.
     members: (M, N) by heads on its backbone, in standard deviations within prompts.

@@ -1,4 +1,4 @@
-"""What a policy in training does on held-out prompts: KL, proxy and gold reward, win rate, disagreement, length."""
+"""Measures a policy in training on held-out prompts: KL, proxy and gold reward, win rate, disagreement, length."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -206,5 +206,5 @@ def sequence_kl(policy: Any, reference: Any, examples: Sequence[Example], temper
 
 
 def _kl(first: Tensor, second: Tensor) -> Tensor:
-    """Of log-probabilities (..., V); a token that the first rules out adds nothing."""
+    """Sum the exact KL over a vocabulary's log-probabilities (..., V); a token that the first excludes adds nothing."""
     return torch.where(first > -torch.inf, first.exp() * (first - second), 0.0).sum(dim=-1)

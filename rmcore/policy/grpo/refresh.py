@@ -26,12 +26,12 @@ from rmcore.training.loop import Trainer
 
 PAIRS_FILE = "pairs.parquet"
 TESTED_SHARE = 0.25
-"""Of the new labels, which are only tested on: the training would flatter itself on the others."""
+"""Share of the new labels that are only tested on: the training would flatter itself on the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refresh:
-    """What one refresh did.
+    """The outcome of one refresh of the reward model.
 
     step: of the policy.
     weight_version: that the refreshed reward model is served as.

@@ -1,4 +1,4 @@
-"""What a training against a reward model came to: curves with intervals, the stopping rule, a verdict."""
+"""The record of a training against a reward model: curves with intervals, the stopping rule, a verdict."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a training against a reward model needs to be there, asked before anything runs. Imports no torch."""
+"""Requirements of a training against a reward model, checked before anything runs. Imports no torch."""
 
 import contextlib
 import importlib.util

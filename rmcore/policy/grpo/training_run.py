@@ -43,7 +43,7 @@ MODEL_FOLDER = "model"
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """What a training is made of.
+    """The parts of a training: policy, prompts, rewards, measurements and settings.
 
     policy: that it starts from.
     prompts: that it is trained on.
@@ -125,9 +125,9 @@ class _Run(TrainerCallback):
         self.plan, self.folder, self.seed, self.tracker, self.report = plan, folder, seed, tracker, report
         self.stopped: str | None = None
         self.measuring_seconds = 0.0
-        """Of measurements and refreshes."""
+        """Seconds spent on measurements and refreshes."""
         self.num_tokens = 0
-        """Of the responses that were trained on since this process began."""
+        """Tokens of the responses that were trained on since this process began."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         if state.global_step == 0:
@@ -235,7 +235,7 @@ def _refreshes(folder: Path) -> list[Path]:
 
 
 def _step(place: Path) -> int:
-    """Of the folder of a refresh or a state."""
+    """Read the step from the name of a refresh's or a state's folder."""
     return int(place.name.replace("_", "-").rpartition("-")[2])
 
 

@@ -1,4 +1,4 @@
-"""What the study of readiness claims, fixed in code before a row of it is computed, and how each claim is judged.
+"""The claims of the study of readiness, fixed in code before a row of it is computed, and how each is judged.
 
 Frozen with hash and time by whoever starts the study (`rmcore.study.registration`); the study's record names the same
 digest, so a verdict can always name the claims that it judged.

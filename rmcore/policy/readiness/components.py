@@ -1,4 +1,4 @@
-"""What readiness is judged by: measurements of a reward model on samples of the policy that will be optimised.
+"""The parts of readiness: measurements of a reward model on samples of the policy that will be optimised.
 
 All of them are over one policy's samples of the same prompts, scored by the reward model and by the judge that counts
 (the gold reward, people, a stronger model). Each has a 95 % interval over prompts. Nothing here depends on the scale
@@ -183,7 +183,7 @@ def _moments(reward: FloatArray, length: FloatArray, judged: FloatArray) -> Floa
 
 
 def _partial_correlation(sums: FloatArray) -> FloatArray:
-    """Of reward and length given the judge, within prompts. (B, 6) -> (B,).
+    """Correlate reward and length given the judge, within prompts. (B, 6) -> (B,).
 
     NaN where one of them never varies, or is a line of the judge, up to rounding: nothing of it is left then.
     """

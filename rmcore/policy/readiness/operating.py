@@ -17,14 +17,14 @@ from rmcore.policy.readiness.clusters import Clusters
 from rmcore.policy.readiness.readiness_v2 import Condition
 
 QUANTILES = np.linspace(0.05, 0.95, 19)
-"""Of a part over the models: other thresholds that it might have had."""
+"""Quantiles of a part over the models, tried as other thresholds that it might have had."""
 COST_OF_FALSE_READY = 4
 """In refusals of a worthwhile model. A refusal costs another round of labels; a model that is called ready and gains
 nothing costs the training of a policy, and its discovery."""
 
 
 def operating_points(table: pd.DataFrame, conditions: Sequence[Condition], clusters: Clusters) -> list[dict[str, Any]]:
-    """What each gate lets through, all together last.
+    """Count the models that each gate lets through, and those that all together do, last.
 
     Args:
         table: models with the parts, the ends of their intervals (`PART_low`, `PART_high`), `worthwhile` and `lost`.
@@ -63,7 +63,7 @@ def passing(values: "pd.Series[Any]", threshold: float) -> npt.NDArray[np.bool_]
 
 
 def cost(ready: npt.NDArray[np.bool_], good: npt.NDArray[np.bool_], lost: npt.NDArray[np.bool_]) -> int:
-    """What the two errors cost: a worthwhile model that is refused 1, one that is called ready and gains nothing
+    """Add up what the two errors cost: a worthwhile model that is refused 1, one that is called ready and gains nothing
     `COST_OF_FALSE_READY`. Each array is (N,), one element a reward model.
     """
     return int((good & ~ready).sum() + COST_OF_FALSE_READY * (lost & ready).sum())

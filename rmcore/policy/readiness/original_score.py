@@ -54,7 +54,7 @@ class RLReadinessReport:
     version: ClassVar[str] = "v1"
 
     def __str__(self) -> str:
-        """What `print(report)` shows: score, parts, band, advice, and what it cannot know."""
+        """Describe the report for people: score, parts, band, advice, and what it cannot know."""
         parts = {
             "Accuracy": self.accuracy_score,
             "Calibration": self.calibration_score,

@@ -28,7 +28,7 @@ from rmcore.policy.readiness.original_score import RLReadinessScorer
 
 NUM_MEMBERS = 4
 NUM_RESAMPLES = 200
-"""Of the intervals that the gates look at; those of the study are over models."""
+"""Bootstrap resamples of the intervals that the gates look at; those of the study are over models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def _again(recipe: HeadRecipe, data: HeadData, rng: np.random.Generator) -> Floa
 def _on_pairs(
     seen: BackboneFeatures, head: FloatArray, test: Sequence[PreferencePair], seed: int, *, beta: float
 ) -> dict[str, Any]:
-    """What labelled pairs tell: accuracy, calibration, the original score with the curvature of the head."""
+    """Measure on labelled pairs: accuracy, calibration, the original score with the curvature of the head."""
     chosen, rejected = seen.test @ head
     table = pd.DataFrame(
         {
@@ -160,7 +160,7 @@ def _on_samples(
     planned_kl: float,
     seed: int,
 ) -> dict[str, Any]:
-    """What judged samples of the first prompts tell, and the gain on the samples of all others."""
+    """Measure the parts on judged samples of the first prompts, and the gain on the samples of all others."""
     groups = list(samples.groupby("prompt_id", sort=False).indices.values())
     rewards, gold = seen.samples @ head, samples["gold"].to_numpy(dtype=np.float64)
     lengths = samples["response"].str.len().to_numpy(dtype=np.float64)

@@ -48,7 +48,7 @@ SCORES = (
     "measured_gain",
     "v2",
 )
-"""What is compared."""
+"""Scores that are compared."""
 SHIPPED = {
     "on_policy_accuracy": ("on_policy_accuracy",),
     "win_rate_16": ("win_rate_16",),
@@ -57,7 +57,7 @@ SHIPPED = {
 }
 """Features of the probability that is shipped with each score."""
 L2 = 1.0
-"""Of the logistic fit, on standardised parts: a prior that says a deviation of a part moves the log-odds by about 1."""
+"""Prior of the logistic fit, on standardised parts: a deviation of a part moves the log-odds by about 1."""
 BINS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 

@@ -1,4 +1,4 @@
-"""What may be said of a reward model, and on what evidence: a ladder of four rungs.
+"""Verdicts on a reward model, each no stronger than its evidence: a ladder of four rungs.
 
 | rung | evidence | the best that may be said |
 | --- | --- | --- |
@@ -30,7 +30,7 @@ STATUS_OF_TRAINED: Mapping[str, Literal["gained", "lost", "unclear"]] = {
     "fell": "lost",
     "unclear": "unclear",
 }
-"""What the gold reward did, as a verdict of the fourth rung."""
+"""Statuses of the fourth rung, by what the gold reward did."""
 
 
 def verdict_on_labels(
@@ -150,7 +150,7 @@ def _optimised(evidence: str, found: Mapping[str, Any]) -> Verdict:
 
 
 def next_rung(verdict: Verdict, config: PipelineConfig, checkpoint: str) -> NextRung | None:
-    """What would raise a verdict: the evidence, the command that gathers it, and what it costs; None at the top.
+    """Name what would raise a verdict: the evidence, the command that gathers it, and what it costs; None at the top.
 
     Args:
         verdict: as it is.

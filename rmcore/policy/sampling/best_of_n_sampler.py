@@ -29,7 +29,7 @@ class BestOfN:
     prompt: Prompt
     response: str
     reward: float
-    """Of `response`, in the reward model's unit."""
+    """Reward of `response`, in the reward model's unit."""
     rewards: FloatArray
     """(n,) of all responses, in the order in which they were drawn."""
     responses: tuple[str, ...]

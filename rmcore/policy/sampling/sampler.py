@@ -1,4 +1,4 @@
-"""What a sampler is: draws responses of a policy to prompts, one prompt at a time.
+"""The protocol of a sampler, which draws responses of a policy to prompts, one prompt at a time.
 
 Two do it alike, `generate_sampler` and `vllm_sampler`: from the whole distribution at a temperature (no top-k, top-p
 or penalty, whatever the policy's folder recommends), ended by the same tokens.

@@ -31,13 +31,13 @@ HIGHEST_TEMPERATURE = 2.0
 """vLLM refuses higher ones."""
 MAX_RESTARTS = 2
 SAMPLES_IN_FLIGHT = 1024
-"""Of all prompts in flight together: vLLM computes some hundreds at once and has the next ones waiting."""
+"""Samples of all prompts in flight together: vLLM computes some hundreds at once and has the next ones waiting."""
 FEWEST_PROMPTS, MOST_PROMPTS = 8, 128
 """Prompts in flight."""
 GPU_MEMORY_SHARE = 0.7
 """The reward model may lie beside it."""
 NOT_FINITE = "Out of range float values are not JSON compliant"
-"""What vLLM 0.32 says of a log probability that is NaN. Without asking for those it would answer, with any tokens."""
+"""Error of vLLM 0.32 for a log probability that is NaN. Without asking for those it would answer, with any tokens."""
 PATIENCE_SECONDS = 3600.0
 """For one prompt's samples, and for the start. A vLLM that died is noticed within seconds."""
 

@@ -1,4 +1,4 @@
-"""What choosing labels saves: accuracy by number of labels, and the saving at each target."""
+"""Labels saved by choosing them: accuracy by number of labels, and the saving at each target."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -22,7 +22,7 @@ from rmcore.reporting.figures.style import (
 )
 
 KINDS = ("model", "reference", "subset", "ood")
-"""What a row is: this model on all held-out pairs, a yardstick, this model on a subset, or out of distribution."""
+"""Kinds of a row: this model on all held-out pairs, a yardstick, this model on a subset, or out of distribution."""
 
 _LOOK = {
     "model": (BLUE, "o", 8),

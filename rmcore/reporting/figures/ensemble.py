@@ -42,7 +42,7 @@ def disagreement_figure(
 def finding(
     inside: FloatArray, outside: FloatArray | None, threshold: float, detection: Mapping[str, Any] | None
 ) -> str:
-    """What the figure shows, in one sentence."""
+    """Say in one sentence what the figure shows."""
     flagged = percent(float(np.mean(inside > threshold)))
     if outside is None or detection is None:
         return f"{flagged} of new responses are flagged; nothing out of distribution was given to compare with"

@@ -50,7 +50,7 @@ def logged_answers_figure(found: Mapping[str, Any]) -> Figure:
 
 
 def finding(found: Mapping[str, Any]) -> str:
-    """What the choices show, in one sentence; it never says more than that logged answers are told apart."""
+    """Say in one sentence what the choices show, never more than that logged answers are told apart."""
     best = next((row for row in found["choices"] if row["k"] == found["best_k"]), None)
     if best is None:
         first = found["choices"][0]

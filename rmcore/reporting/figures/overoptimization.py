@@ -32,7 +32,7 @@ def overoptimization_figure(name: str, curves: Sequence[Mapping[str, Any]]) -> F
 
 
 def finding(curve: Mapping[str, Any]) -> str:
-    """What a curve shows, in one sentence."""
+    """Say in one sentence what a curve shows."""
     best, last = curve["points"][curve["best"]], curve["points"][-1]
     gained = last["gold"]["value"]
     if curve["turned"] and curve["best"] == 0:

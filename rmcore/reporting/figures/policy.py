@@ -1,4 +1,4 @@
-"""What optimising a policy would do: disagreement along best-of-n, and readiness against the true gain."""
+"""Expected effects of optimising a policy: disagreement along best-of-n, and readiness against the true gain."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What training a policy on the reward model's rewards did to proxy and gold reward, win rate and disagreement."""
+"""Effects of training a policy on the reward model: proxy and gold reward, win rate and disagreement."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -193,7 +193,7 @@ def _values(points: Sequence[Mapping[str, Any]], key: str) -> tuple[FloatArray, 
 
 
 def _value(item: Any) -> float:
-    """Of a number or of a value with interval; NaN where there is none."""
+    """Take the value of a number or of a value with interval; NaN where there is none."""
     number = finite(item.get("value") if isinstance(item, Mapping) else item)
     return float("nan") if number is None else number
 

@@ -126,7 +126,7 @@ def column(frame: pd.DataFrame, name: str, figure: str) -> FloatArray:
 
 
 def finite(given: Sequence[float | None], what: str) -> FloatArray:
-    """What was measured of the curvature as float64, (len(given),).
+    """Check that measurements of the curvature are numbers, and give them as float64, (len(given),).
 
     Raises:
         DataError: a value is null, NaN or infinite.

@@ -1,4 +1,4 @@
-"""What accuracy costs: every arm by accuracy and time, and by accuracy and calibration."""
+"""The price of accuracy: every arm by accuracy and time, and by accuracy and calibration."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ class _Points(NamedTuple):
     seeds: dict[str, FloatArray]
     """(cells, 2) of every arm."""
     means: dict[str, tuple[float, float]]
-    """Of the arms that have both."""
+    """Mean of both metrics, by arm, of the arms that have both."""
 
 
 def tradeoff_figure(

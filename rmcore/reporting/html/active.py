@@ -1,4 +1,4 @@
-"""What choosing labels saves, as people read it: in a terminal, in Prefect's artifacts, in the log of experiments."""
+"""Labels saved by choosing them, in words: in a terminal, in Prefect's artifacts, in the log of experiments."""
 
 from collections.abc import Mapping
 from typing import Any

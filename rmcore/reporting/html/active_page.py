@@ -58,7 +58,7 @@ def write_active_report(
 
 
 def view(found: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """What the template prints, numbers as text."""
+    """Gather the values that the template prints, numbers as text."""
     check = found.get("check")
     headline, *method = active_findings(found)
     return {

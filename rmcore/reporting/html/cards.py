@@ -69,7 +69,7 @@ def residual_of(spectrum: Mapping[str, Any], eigenvalue: float | None) -> float 
 
 
 def _gain_card(judged: Mapping[str, Any]) -> Card:
-    """What the policy would gain of the gold reward under the plan."""
+    """Make the card of the gold reward that the policy would gain under the plan."""
     kl, gain = judged["plan"]["kl"], judged["parts"].get("planned_gain")
     value, interval, has_interval = metric_texts("planned_gain", gain)
     return Card(

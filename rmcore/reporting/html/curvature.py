@@ -52,7 +52,7 @@ def write_curvature_page(
 
 
 def view(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What curvature_section.html.j2 prints, numbers as text."""
+    """Gather the values that curvature_section.html.j2 prints, numbers as text."""
     slices = record.get("slices", {})
     return {
         "measured": _measured(record),
@@ -82,7 +82,7 @@ def view(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _measured(record: Mapping[str, Any]) -> list[str]:
-    """What was measured, on how much, and whether it converged."""
+    """List what was measured, on how many pairs, and whether it converged."""
     spectrum = record.get("spectrum")
     if spectrum is None:
         return ["The ends of the spectrum were not measured."]
@@ -109,7 +109,7 @@ def _converged(spectrum: Mapping[str, Any]) -> str:
 
 
 def _meaning(spectrum: Mapping[str, Any] | None) -> list[str]:
-    """What the two ends say, as steps of the weights and not as numbers of a matrix."""
+    """Explain the two ends of the spectrum as steps of the weights, not as numbers of a matrix."""
     if spectrum is None:
         return []
     found = []
@@ -167,7 +167,7 @@ def _enough_words(noise: Mapping[str, Any] | None) -> str:
 
 
 def _bf16(noise: Mapping[str, Any]) -> str:
-    """What bf16 would have made of it."""
+    """Describe how bf16 would have changed the numbers."""
     found = noise.get("bf16")
     if found is None:
         return ""

@@ -54,7 +54,7 @@ def write_experiment_report(results: ExperimentResults, figures: Mapping[str, Pa
 
 
 def view(results: ExperimentResults) -> dict[str, Any]:
-    """What the template prints, numbers as text."""
+    """Gather the values that the template prints, numbers as text."""
     known = [name for name in results["metrics"] if _is_measured(results, name)]
     shown = main_metrics(known, results["hypotheses"])
     rest = [name for name in known if name not in shown]
@@ -131,7 +131,7 @@ def _answer(item: HypothesisResult, info: MetricInfo) -> dict[str, Any]:
 
 
 def _detectable(item: HypothesisResult, info: MetricInfo) -> dict[str, str]:
-    """What this matrix could have seen, and what it saw, as distances from the threshold."""
+    """Give the effect that this matrix could have detected and the one that it saw, as distances from the threshold."""
     unit, comparison = info["unit"], item["comparison"]
     value = numbers.finite(item["value"])
     seen = None if value is None else abs(value - item["threshold"])

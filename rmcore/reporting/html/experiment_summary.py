@@ -29,7 +29,7 @@ def experiment_markdown(results: ExperimentResults) -> str:
 
 
 def metric_info(results: ExperimentResults, name: str) -> MetricInfo:
-    """What a metric is; one that is not reported keeps its own name."""
+    """Look up label, unit and direction of a metric; one that is not reported keeps its own name."""
     return results["metrics"].get(name, {"label": name, "unit": "", "higher_is_better": None})
 
 

@@ -84,7 +84,7 @@ CURVATURE_WORDS: dict[str, str] = {
     "are left out or regrouped, because pairs of one prompt are alike",
     "SAM sharpness": "rise of the loss after one small step straight up its gradient (Foret et al. 2021)",
 }
-"""What a reader of the curvature section needs."""
+"""Words that a reader of the curvature section needs."""
 
 READINESS: dict[str, Term] = {
     "accuracy_score": Term("accuracy", "", "min(1, held-out pairwise accuracy)"),
@@ -167,4 +167,4 @@ _OF_EXPERIMENTS = {
 _SHARED_WORDS = ("pairwise accuracy", "margin", "calibration, ECE", "validation", "gate", "artifact, key", "cached")
 
 EXPERIMENT_WORDS: dict[str, str] = _OF_EXPERIMENTS | {word: WORDS[word] for word in _SHARED_WORDS}
-"""What a reader of an experiment's report needs, some of it as in that of a pipeline."""
+"""Words that a reader of an experiment's report needs, some of them the same as in a pipeline's."""

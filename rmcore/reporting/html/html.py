@@ -70,7 +70,7 @@ def write_report(results: Results, figures: Mapping[str, Path], out: Path) -> Pa
 
 
 def view(results: Results) -> dict[str, Any]:
-    """What the template prints, numbers as text."""
+    """Gather the values that the template prints, numbers as text."""
     audit = {AUDIT_TITLES.get(key, key): value for key, value in results["audit"].items()}
     return {
         "results": results,
@@ -131,7 +131,7 @@ def shorten(text: str, longest: int = LONGEST_TEXT) -> str:
 
 
 def _question(results: Results) -> str:
-    """What was asked, in one sentence, from the configuration."""
+    """State in one sentence the question that the configuration asks."""
     config, training = results["config"], results["training"]
     model = config.get("model", {}).get("name", "the model")
     source = config.get("data", {}).get("source", "the data")

@@ -29,7 +29,7 @@ def write_index(reports: Path) -> Path:
 
 
 def run_row(run: Run, reports: str) -> dict[str, Any]:
-    """What runs_table.html.j2 shows of a run; `reports` is the address of the folder of all reports."""
+    """Make a run's row of runs_table.html.j2; `reports` is the address of the folder of all reports."""
     accuracy, interval = numbers.estimate("pairwise_accuracy", run.accuracy, "share") if run.accuracy else ("", "")
     target = run.report or run.folder / RECORD
     return {

@@ -1,4 +1,4 @@
-"""What the model chooses among logged answers, as people read it: in the report and in Markdown."""
+"""The model's choices among logged answers, as people read them: in the report and in Markdown."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -64,7 +64,7 @@ def logged_findings(found: Mapping[str, Any]) -> list[str]:
 
 
 def logged_section(found: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """What the report prints, numbers as text; None where held-out prompts have too few answers."""
+    """Gather the values that the report prints, numbers as text; None where held-out prompts have too few answers."""
     if found is None:
         return None
     return {

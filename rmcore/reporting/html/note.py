@@ -16,9 +16,9 @@ from rmcore.reporting.schema import Metric, NextRung, Results, Verdict
 from rmcore.reporting.verdict_style import verdict_style
 
 GROUP = "at_a_glance"
-"""Of the first numbers in MLflow, whose page sorts groups by name."""
+"""Group of the first numbers in MLflow, whose page sorts groups by name."""
 RUN_FILES = "run:"
-"""What an address begins with that names a file of the run whose description this is; the tracker knows where."""
+"""Beginning of an address that names a file of the run described here; the tracker knows where the file is."""
 _SPECIAL = re.compile(r"[&<>\\`*_\[\]{}#|~@]|:(?=\S)|(?<=www)\.|^[-+=]|^\d+[.)](?=\s)", re.IGNORECASE)
 _SUMMARY = ("pairwise_accuracy", "accuracy_over_baseline", "ece_debiased")
 _NOTHING: Metric = {"value": None, "ci_low": None, "ci_high": None, "num": 0, "reason": "not measured"}
@@ -37,7 +37,7 @@ def plain(text: str) -> str:
 def verdict_note(
     verdict: Verdict, more: NextRung | None, links: Mapping[str, str], places: Sequence[str] = (), shown: str = ""
 ) -> str:
-    """What may be said, on which rung of the ladder, what speaks against it and what would raise it.
+    """Describe a verdict in Markdown: its rung, what speaks against it, and what would raise it.
 
     Args:
         verdict: as it is.

@@ -1,4 +1,4 @@
-"""What every HTML page shares: the template environment, figures inside the page, dates.
+"""Parts that all HTML pages share: the template environment, figures inside the page, dates.
 
 Every text goes through Jinja2's autoescape: texts come from data, models and people and may hold any markup.
 """

@@ -1,4 +1,4 @@
-"""What was found on a policy's samples, as people read it: in the report, in a terminal, in Prefect's artifacts."""
+"""Findings on a policy's samples, as people read them: in the report, in a terminal, in Prefect's artifacts."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -58,7 +58,7 @@ def best_of_n_rows(results: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def section(results: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """What the report prints of the policy, numbers as text; None where there was none.
+    """Gather the values that the report prints of the policy, numbers as text; None where there was none.
 
     Args:
         results: {"sampling", "overoptimization", "readiness"}: records of the stages samples,
@@ -115,7 +115,7 @@ def best_of_n_markdown(results: Mapping[str, Any]) -> str:
 
 
 def readiness_rows(results: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What each part of v2 is, in reading order, and its value."""
+    """Give the name of each part of v2, in reading order, and its value."""
     parts = results["readiness"]["parts"]
     return [(meaning, shown(parts[name])) for name, meaning in PARTS.items() if name in parts]
 
@@ -130,7 +130,7 @@ CONFIRMATION_HEADINGS = ("of the chosen response", "value, 95 %")
 
 
 def confirmation_rows(results: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What serving best-of-n came to, in reading order."""
+    """Give the outcome of serving best-of-n, in reading order."""
     length = results["characters"]
     return [
         ("gold gain over a sample, sd within prompts", shown(results["gold"]["gain"])),
@@ -148,7 +148,7 @@ def confirmation_markdown(results: Mapping[str, Any]) -> str:
 
 
 def curves_markdown(found: Mapping[str, Any]) -> str:
-    """What each proxy's curves show."""
+    """Describe the curves of each proxy."""
     lines = [
         f"{escape(name)}, {NAMES[curve['method']]}: {finding(curve)}"
         for name, curves in found["proxies"].items()

@@ -1,4 +1,4 @@
-"""What a training against the reward model came to, as people read it: in the report, in a terminal, in Prefect."""
+"""The outcome of a training against the reward model, as people read it: in the report, in a terminal, in Prefect."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -97,7 +97,7 @@ def rlhf_findings(record: Mapping[str, Any]) -> list[str]:
 
 
 def rlhf_section(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """What the report prints, numbers as text; None where no policy was trained."""
+    """Gather the values that the report prints, numbers as text; None where no policy was trained."""
     if record is None:
         return None
     rule = record["early_stop"]

@@ -1,4 +1,4 @@
-"""What the study of readiness found, as people read it: in a terminal and in Prefect's artifacts."""
+"""Findings of the study of readiness, as people read them: in a terminal and in Prefect's artifacts."""
 
 from collections.abc import Mapping
 from typing import Any
