@@ -10,7 +10,7 @@ MARGINS: dict[Size, dict[str, Any]] = {
     "small": {"curriculum_margins": "annotated"},
     "paper": {"curriculum_margins": "predicted"},
 }
-"""What tells how easy a pair is: AlpacaEval's pairs have a judge's margin, the others have none."""
+"""Settings that say how easy a pair is: AlpacaEval's pairs have a judge's margin, the others have none."""
 
 
 def experiment(size: Size) -> Experiment:

@@ -66,7 +66,7 @@ class Hypothesis(Declared):
     arm: ArmName
     """The arm that the claim is about."""
     versus: ArmName | None = None
-    """What it is compared with; left out, the control."""
+    """Arm that it is compared with; left out, the control."""
     direction: Literal["above", "below"]
     """On which side of the threshold the claim puts the value."""
     threshold: float
@@ -83,7 +83,7 @@ class Tuning(Declared):
     ranges: dict[ArmName, tuple[float, float]] = Field(min_length=1)
     """Log-uniform range of each arm that is tuned; arms without a range keep what they declare."""
     metric: Literal["eval/loss", "eval/pairwise_accuracy"] = "eval/loss"
-    """What a trial is judged by: its best validation value. The loss separates trials that accuracy cannot."""
+    """Metric that a trial is judged by: its best validation value. The loss separates trials that accuracy cannot."""
 
     @model_validator(mode="after")
     def _ranges_are_ranges(self) -> Self:

@@ -23,7 +23,7 @@ SHIPPED: dict[str, Callable[[Size], Experiment]] = {
 
 
 class Shared(TypedDict):
-    """What all arms can be given in place of what the size says; see `restrict`."""
+    """Settings that all arms can be given in place of those of the size; see `restrict`."""
 
     model: str | None
     data: str | None

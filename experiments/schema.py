@@ -1,4 +1,4 @@
-"""What an experiment declares: a question, a base, factors with their arms, a control, seeds, hypotheses, a budget.
+"""The declaration of an experiment: a question, a base, factors with arms, a control, seeds, hypotheses, a budget.
 
 A declaration is data. It is checked whole before anything runs: every arm is a re-validated change of the base, and
 whatever does not fit is refused, naming the field.
@@ -19,7 +19,7 @@ from rmcore.core.metrics import CELL_METRICS
 TUNING_SEED = 1_000_003
 """Seed of all tuning trials, far from any replicate's: what an arm is tuned on is not what it is judged on."""
 FILE_ENDINGS = (".parquet", ".json", ".jsonl", ".csv", ".gz")
-"""Of data files; a relative name without one may be of the hub, where `owner/` is part of it."""
+"""Endings of data files; a relative name without one may be of the hub, where `owner/` is part of it."""
 
 
 class Experiment(Declared):
@@ -32,11 +32,11 @@ class Experiment(Declared):
     title: str = Field(min_length=3)
     """Heading of the report."""
     question: str = Field(min_length=10)
-    """What is asked, in a sentence or two."""
+    """Question, in a sentence or two."""
     base: PipelineConfig
-    """What all arms share."""
+    """Settings that all arms share."""
     factors: tuple[Factor, ...] = Field(min_length=1)
-    """What is varied."""
+    """Factors that are varied."""
     design: Literal["grid", "one_at_a_time"] = "grid"
     """grid: every combination of levels; one_at_a_time: the base (arm `base`), then each level alone."""
     control: ArmName
@@ -44,7 +44,7 @@ class Experiment(Declared):
     seeds: tuple[Annotated[int, Field(ge=0, lt=2**31)], ...] = Field(min_length=1)
     """Replicates of every arm: each seeds head, data order and split. No factor."""
     metrics: tuple[str, ...] = Field(min_length=1)
-    """What is reported of each cell, the main one first: names of `rmcore.core.metrics.CELL_METRICS`."""
+    """Metrics reported of each cell, the main one first: names of `rmcore.core.metrics.CELL_METRICS`."""
     hypotheses: tuple[Hypothesis, ...] = ()
     """The claims that the experiment decides."""
     budget_minutes: float = Field(gt=0)
@@ -180,7 +180,7 @@ class Experiment(Declared):
         return ["prepare", "train", *(name for name in ("evaluate", "landscape") if name in needed)]
 
     def frozen(self) -> dict[str, Any]:
-        """What is pre-registered: everything that decides a verdict, and nothing that only says how it is run."""
+        """Gather what is pre-registered: all that decides a verdict, and nothing that only says how it is run."""
         arms = [{"name": arm.name, "changes": _without_places(arm.changes)} for arm in self.arms()]
         record = self.model_dump(mode="json", include={"name", "size", "question", "seeds", "metrics", "hypotheses"})
         tuning = None if self.tuning is None else self.tuning.model_dump(mode="json")

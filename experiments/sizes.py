@@ -1,4 +1,4 @@
-"""What the shipped experiments run on, in three sizes, and the two ends of the recipe.
+"""Models and data of the shipped experiments, in three sizes, and the two ends of the recipe.
 
 smoke   the gold world and the model `tiny`: a matrix in minutes on a laptop; shows that everything is wired
 small   real AlpacaEval preferences and the pretrained 22 M encoder MiniLM; a cell in about a minute on two cores
@@ -21,7 +21,7 @@ Size = Literal["smoke", "small", "paper"]
 SEEDS: dict[Size, tuple[int, ...]] = {"smoke": (0, 1, 2), "small": (0, 1, 2), "paper": (0, 1, 2)}
 BUDGET_MINUTES: dict[Size, float] = {"smoke": 30, "small": 120, "paper": 2880}
 PARTS: tuple[CurvaturePart, ...] = ("normalized",)
-"""Of the curvature of a cell: the ends and the trace, and the same at margins of equal size, so that arms compare."""
+"""Curvature of a cell: the ends and the trace, and the same at margins of equal size, so that arms compare."""
 
 NOTHING: dict[str, Any] = {
     "train.schedule": "constant",

@@ -1,4 +1,4 @@
-"""What choosing labels saves: the claims are frozen, then every seed runs, then they are judged. Order only."""
+"""The study of labels saved by choosing them: claims are frozen, every seed runs, claims are judged. Order only."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -82,7 +82,7 @@ def active_learning(config: PipelineConfig) -> dict[str, Any]:
 
 
 def _frozen(config: PipelineConfig, study: ActiveConfig) -> dict[str, Any]:
-    """What decides the verdicts."""
+    """Gather what decides the verdicts."""
     return {
         "claims": [{"name": claim.name, "claim": claim.text} for claim in claims_of(study)],
         "seed": config.seed,

@@ -46,7 +46,7 @@ PANELS = {
     "Services": ("up", "down", "status", "sync", "serve", "publish"),
     "House-keeping": ("info", "store", "why"),
 }
-"""What `rm-opt --help` shows under which heading, in this order."""
+"""Headings of `rm-opt --help` and the commands under each, in this order."""
 
 
 def _show_version(asked: bool) -> None:

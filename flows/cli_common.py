@@ -1,4 +1,4 @@
-"""What the commands that start a flow with a config share: their options, the start, and the summary."""
+"""Parts that the commands which start a flow with a config share: their options, the start, and the summary."""
 
 import json
 import os
@@ -37,7 +37,7 @@ Flow = Callable[..., dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class FlowOptions:
-    """What each command that starts a flow is given: changes of its preset, and where the outcome is written."""
+    """Options of each command that starts a flow: changes of its preset, and where the outcome is written."""
 
     config: Annotated[Path | None, typer.Option(help="YAML file with settings that change the preset.")] = None
     set_: Annotated[

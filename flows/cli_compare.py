@@ -22,11 +22,11 @@ from rmcore.reporting.runs import Run, find_run, short_names
 from tasks.home import home
 
 PARTS = {"config", "metrics", "spectrum", "policy", "stages"}
-"""Of a record that can be compared: it is one of the pipeline."""
+"""Parts of a record that can be compared: it is one of the pipeline."""
 ACCURACY = "pairwise_accuracy"
 UNIT = ["pair_id", "prompt_id"]
 BASELINE = "longer_wins_accuracy"
-"""What always choosing the longer side would reach: accuracies mean little without it."""
+"""Metric of always choosing the longer side: accuracies mean little without it."""
 ABSENT = "-"
 
 
@@ -115,7 +115,7 @@ def _baseline(run: Run) -> str:
 
 
 def _paired(runs: Mapping[str, Run]) -> list[str]:
-    """What the pairs themselves say of the difference, which intervals side by side do not."""
+    """Say what the pairs themselves tell of the difference, which intervals side by side do not."""
     from rmcore.evaluation.comparison import paired_comparison
 
     lines = []

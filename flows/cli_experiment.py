@@ -34,13 +34,13 @@ SIZE_HELP: Any = typer.Option(
 )
 OPTIMIZERS = "adam,muon,lion"
 NUM_SEEDS = 3
-"""What `rm-opt compare` runs where nothing else is named."""
+"""Seeds that `rm-opt compare` runs where nothing else is named."""
 SeedsOption = Annotated[int | None, typer.Option(min=1, max=100, help="Replicates of every arm; default: as declared.")]
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixOptions:
-    """What all arms share in place of what the size says, and whether and how they are run."""
+    """Settings that all arms share in place of those of the size, and whether and how the arms are run."""
 
     model: Annotated[
         str | None,
@@ -68,7 +68,7 @@ class MatrixOptions:
         return {f"--{field.name}": getattr(self, field.name) for field in fields(self)}
 
     def shared(self) -> Shared:
-        """What all arms share."""
+        """Gather the settings that all arms share."""
         return {"model": self.model, "data": self.data, "epochs": self.epochs}
 
 

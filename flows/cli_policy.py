@@ -159,7 +159,7 @@ def validate(
 
 
 def _loader(name: Literal["best_of_n", "readiness", "confirm"], inputs: PolicyOptions) -> Any:
-    """What imports a flow with its checkpoint; Prefect reads its address then, so not before it is called."""
+    """Make a function that imports a flow with its checkpoint; Prefect reads its address then, not before."""
 
     def load() -> Any:
         from flows import policy

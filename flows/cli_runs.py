@@ -29,7 +29,7 @@ DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
 
 
 def run_names(incomplete: str) -> list[str]:
-    """What the shell completes a run's name to."""
+    """List the runs' names that the shell completes to."""
     names = [*(run.name for run in read_unfinished()), *(run.name for run in found_runs())]
     return [name for name in names if name.startswith(incomplete)]
 

@@ -16,7 +16,7 @@ from rmcore.config.pipeline import PipelineConfig
 
 
 def preset_names(incomplete: str) -> list[str]:
-    """What the shell completes a preset's name to."""
+    """List the presets' names that the shell completes to."""
     return [name for name in DESCRIBED if name.startswith(incomplete)]
 
 

@@ -1,4 +1,4 @@
-"""What a flow tells people: to Prefect's log always, to the terminal when the command line started it."""
+"""Messages of a flow to people: in Prefect's log always, in the terminal when the command line started it."""
 
 import contextvars
 import json

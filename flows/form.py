@@ -42,13 +42,13 @@ HELP = {
     STEPS: "Optimizer steps, in place of the preset's steps or epochs.",
     EPOCHS: "Passes over the training pairs, in place of the preset's steps or epochs.",
 }
-"""Of settings that stand for each other in a form."""
+"""Groups of settings that stand for each other in a form."""
 PRESET_FIELD, OVERRIDES = "preset", "overrides"
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What a flow's form asks for."""
+    """The fields that a flow's form asks for."""
 
     preset: str
     """The one that is chosen until another is."""
@@ -163,7 +163,7 @@ def described_flow(
 
 
 def description(body: Callable[..., Any], picture: str, presets: tuple[str, ...] = ()) -> str:
-    """What a deployment's page shows of a flow: what it does, its stages, and what each preset is for (Markdown)."""
+    """Describe a flow on its deployment's page: what it does, its stages, and what each preset is for (Markdown)."""
     said = (inspect.getdoc(body) or "").partition("\n\nArgs:")[0]
     stages = "\n".join(f"    {line}" for line in inspect.cleandoc(picture).splitlines())
     lines = [f"- `{name}`: {DESCRIBED[name].purpose}{_time(name)}" for name in presets]

@@ -33,7 +33,7 @@ FinishTracker = Callable[[RunTracker, Cell, dict[str, ArtifactRef]], None]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one cell."""
+    """The outcome of one cell."""
 
     cell: Cell
     refs: dict[str, ArtifactRef]
@@ -51,7 +51,7 @@ class MatrixRunner:
         self._errors: dict[str, str] = {}
 
     def run(self, plans: Sequence[CellPlan]) -> dict[str, Outcome]:
-        """What became of each cell, by label, in the given order.
+        """Run the cells and give the outcome of each, by label, in the given order.
 
         Raises:
             KeyboardInterrupt: after Ctrl-C, when the stages that were running have saved and ended.

@@ -44,7 +44,7 @@ from tasks.stages import StageRun, run_stage
 from tasks.tracking import RunTracker
 
 REPORT_FOLDER = "report"
-"""Of a run's files in MLflow."""
+"""Folder of the report among a run's files in MLflow."""
 FORM = Form(
     "demo",
     FIELDS,
@@ -137,7 +137,7 @@ def require_judge(config: PipelineConfig) -> None:
 
 
 def open_store() -> Store:
-    """What a flow run begins with: its process is written down, the device is limited and free; gives the store.
+    """Begin a flow run: its process is written down, the device is limited and free; gives the store.
 
     Runs that a killed process left open are ended.
     """
@@ -288,7 +288,7 @@ def _track(
 
 
 def described(verdict: Verdict, more: NextRung | None, report: Path | None = None, shown: str = "") -> str:
-    """What MLflow says of this flow run where it ends in a verdict; `report` is logged in `REPORT_FOLDER`.
+    """Describe this flow run in MLflow where it ends in a verdict; `report` is logged in `REPORT_FOLDER`.
 
     `shown` are its main numbers in a line.
     """

@@ -97,7 +97,7 @@ def make_plan(
 
 
 def plan_run(config: PipelineConfig, store: Store, home: Path) -> tuple[CellPlan, list[str]]:
-    """What of one pipeline run is there and what has to run, with why a time is not known.
+    """Plan what of one pipeline run is there and what has to run, with why a time is not known.
 
     Where nothing is known about the speed of its training, two real steps are timed first, unless the device is busy.
     """
@@ -177,7 +177,7 @@ def _waits_for(experiment: Experiment, arm: Arm, tuned: Mapping[str, Tuned]) -> 
 
 
 def frozen(experiment: Experiment) -> dict[str, Any]:
-    """What is pre-registered: the declaration, the content of its data, and the analysis that will judge it."""
+    """Gather what is pre-registered: the declaration, the content of its data, and the analysis that will judge it."""
     sources = {arm.name: PrepareSettings.of(arm.config).named() for arm in experiment.arms()}
     analysis = {
         "level": 0.95,

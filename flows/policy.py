@@ -1,4 +1,4 @@
-"""What would happen to a policy: best-of-n by a reward model, readiness v2, and the study that tests it. Order only."""
+"""Flows about a policy: best-of-n by a reward model, readiness v2, and the study that tests it. Order only."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -66,11 +66,11 @@ class Chain:
     executed: list[str]
     mlflow_url: str | None
     folder: Path
-    """Of the run, below the home's reports."""
+    """Folder of the run, below the home's reports."""
     runs: dict[str, StageRun]
 
     def outcome(self, results: dict[str, Any]) -> dict[str, Any]:
-        """What a flow returns."""
+        """Make the outcome that a flow returns."""
         shown = {name: str(path) for name, path in figures(self.refs).items()}
         return {
             "results": results,
@@ -321,7 +321,7 @@ def readiness_validation(config: PipelineConfig, world: StudiedWorld | None = No
 
 
 def _frozen(config: PipelineConfig) -> dict[str, Any]:
-    """What decides the verdicts of the study: the claims, what is trained and measured, and the analysis."""
+    """Gather what decides the verdicts of the study: the claims, what is trained and measured, and the analysis."""
     sections = ("seed", "data", "model", "train", "policy", "validation", "readiness")
     recipes = backbones(config.train, "none")[: required_validation(config).num_backbones]
     return frozen_claims() | {

@@ -1,4 +1,4 @@
-"""What we ask of Prefect's API beside running flows: the device limit, the worker's pool, and runs that died."""
+"""Questions to Prefect's API beside running flows: the device limit, the worker's pool, and runs that died."""
 
 import os
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from tasks.local_services import WORK_POOL
 from tasks.run_owner import HOST, PID, STARTED, has_died, this_process
 
 OWNER_PREFIX = "rm-"
-"""Of the tags that name the process of a flow run."""
+"""Prefix of the tags that name the process of a flow run."""
 REASON = "The process of this run has ended without reporting; start the run again."
 JOB_TEMPLATE = {
     # Names neither command nor environment nor folder, so those are the worker's; and no run may bring values of its

@@ -1,4 +1,4 @@
-"""What a flow run is called: as whoever started it said; where nobody said anything, by what it does."""
+"""Names of flow runs: as whoever started one said; where nobody said anything, by what it does."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ def is_made_up(name: str) -> bool:
 
 
 def named(suggest: Callable[[Mapping[str, Any]], str | None]) -> Callable[[], str]:
-    """What `@flow(flow_run_name=…)` takes: a given name stays, and a made-up one becomes what is suggested.
+    """Make what `@flow(flow_run_name=…)` takes: a given name stays, a made-up one becomes the suggested one.
 
     Args:
         suggest: given the parameters of the run; None where they do not say.

@@ -101,7 +101,7 @@ def score(
 
 
 def scores_markdown(summary: dict[str, Any]) -> str:
-    """What was found, for Prefect's artifact view."""
+    """Describe what was found, for Prefect's artifact view."""
     accuracy = summary["pairwise_accuracy"]
     found = {
         "model": summary["model"],

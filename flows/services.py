@@ -57,7 +57,7 @@ POLL_SECONDS = 0.25
 
 @dataclass(frozen=True)
 class ServiceStatus:
-    """What one service does: its process if it runs, its address if it has one, and whether it answers there."""
+    """The state of one service: its process if it runs, its address if it has one, and whether it answers there."""
 
     name: str
     pid: int | None

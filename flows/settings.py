@@ -114,7 +114,7 @@ def form_config(preset: str, chosen: Mapping[str, Any], overrides: Mapping[str, 
 
 
 def changes_of(preset: str, config: PipelineConfig) -> dict[str, Any]:
-    """What a config changes of a preset, JSON-ready, as overrides: `form_config` makes the same config of them."""
+    """List what a config changes of a preset, JSON-ready, as overrides: `form_config` makes the same config of them."""
     changes: dict[str, Any] = {}
     _differences(PRESETS[preset].model_dump(mode="json"), config.model_dump(mode="json"), "", changes)
     return changes

@@ -109,7 +109,7 @@ def hessian_spectrum(
     seed: int = 0,
     report: Report = silent,
 ) -> AnalyzedSpectrum:
-    """Compute the spectrum of `HessianAnalyzer.compute_spectrum` from an operator, with the vectors and samples behind it."""
+    """Compute `HessianAnalyzer.compute_spectrum` from an operator, with the vectors and samples behind it."""
     _check_settings(method, top_k=top_k, num_steps=num_steps, trace_probes=trace_probes)
     size = hessian.num_parameters
     num_steps = min(num_steps, size) if method == "lanczos" else num_steps

@@ -206,7 +206,7 @@ def _without(matrix: Tensor, group: Sequence[int]) -> Tensor:
 
 
 def _statistics(matrix: Tensor) -> dict[str, float | None]:
-    """Compute largest eigenvalue, trace and effective rank of K, whose sum lambda^2 is the sum of its squared entries."""
+    """Compute λmax, trace and effective rank of K, whose sum lambda^2 is the sum of its squared entries."""
     trace, squares = float(matrix.trace()), float(matrix.square().sum())
     return {
         "lambda_max": float(_eigenvalues(matrix)[0]),

@@ -1,4 +1,4 @@
-"""What one cell of an experiment measured, read from its artifacts.
+"""Measurements of one cell of an experiment, read from its artifacts.
 
 Numbers over held-out pairs come with bootstrap replicates over prompts. The weights of resample b are a function of the
 prompts alone, so arms and seeds that share their test prompts are resampled together: differences are paired.

@@ -21,7 +21,7 @@ from rmcore.training.resume import FINISHED_FILE
 KIND_FIELDS = ("precision", "tf32", "compile", "batching", "packing", "gradient_checkpointing", "pairs_per_step")
 """Settings of training that change its throughput; what is left out moves it by some percent."""
 FORWARD_SHARE = 1 / 3
-"""Of a training pass: a backward pass costs two forward ones (Kaplan et al. 2020, arXiv:2001.08361, section 2.1)."""
+"""Share of a training pass: backward costs two forward passes (Kaplan et al. 2020, arXiv:2001.08361, section 2.1)."""
 CELL_STAGES = ("prepare", "train", "evaluate", "landscape")
 PRODUCT_PASSES = 3
 """Training passes that a Hessian-vector product costs; about what 24.9 ms to 7.7 ms a gradient come to."""
@@ -40,7 +40,7 @@ class SpeedProbe:
 
 
 def kind(config: PipelineConfig) -> str:
-    """What trainings share whose throughput is about the same, as canonical JSON."""
+    """Describe, as canonical JSON, what trainings of about the same throughput share."""
     return _kind(TrainSettings.of(config).keyed())
 
 
@@ -50,7 +50,7 @@ def probe_kind(config: PipelineConfig) -> str:
 
 
 def _kind(settings: Mapping[str, Any]) -> str:
-    """Of the settings of a training as its key has them."""
+    """Describe the same from the settings of a training as its key has them."""
     model, train = settings["model"], settings["train"]
     shared = {field: train.get(field) for field in KIND_FIELDS}
     sides = {"max_seq_len": model["max_seq_len"], "lora": model["lora"] is not None}

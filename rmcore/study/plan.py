@@ -1,4 +1,4 @@
-"""What an experiment would run: each cell cached, partial or to run, why, and how long it would take.
+"""The plan of an experiment: each cell cached, partial or to run, why, and how long it would take.
 
 Nothing runs here. A stage's key depends on the content of what it reads, so a stage is looked up where that is in the
 store, and has to run in any case where it is not.
@@ -60,7 +60,7 @@ class CellPlan:
     cell: Cell
     stages: tuple[StagePlan, ...]
     waits_for: str = ""
-    """What has to be known first, for example the arm's tuning."""
+    """Outcome that has to be known first, for example the arm's tuning."""
 
     @property
     def state(self) -> Literal["cached", "partial", "run"]:
@@ -93,7 +93,7 @@ class Planner:
         return self.store.entries()
 
     def plan(self, cell: Cell, *, waits_for: str = "") -> CellPlan:
-        """What of a cell is there and what has to run; all but its data, where its settings wait for something."""
+        """Plan what of a cell is there and what has to run; all but its data, where its settings wait for something."""
         return CellPlan(cell, tuple(self._stages(cell, waits_for)), waits_for)
 
     def _stages(self, cell: Cell, waits_for: str) -> Iterator[StagePlan]:

@@ -1,4 +1,4 @@
-"""What a training costs where nothing like it has run on this machine, in a process of its own.
+"""The cost of a training where nothing like it has run on this machine, measured in a process of its own.
 
 `rmcore.core.child_process` starts it. A refusal is written as an error.
 """

@@ -43,7 +43,7 @@ def seed_everything(seed: int, ranks: Ranks) -> None:
 
 
 def trained_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """List what training changes, by name: trained parameters and saved buffers. The base model has the frozen weights."""
+    """List what training changes, by name: trained parameters and saved buffers. Frozen weights are the base's."""
     parameters = dict(model.named_parameters())
     trained = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
     others = {name: value for name, value in model.state_dict().items() if name not in parameters}

@@ -56,7 +56,7 @@ class Estimate:
     """One sentence or two for a report: how the interval was made and what is not in it."""
     reason: str | None
     spread: TInterval | PercentileInterval | None = field(repr=False, compare=False)
-    """What the interval is made of; None where there is none."""
+    """The data that the interval is made of; None where there is no interval."""
 
     def interval(self, alpha: float = 0.05) -> tuple[float, float] | None:
         """Ends of the 1 - alpha interval."""
@@ -138,7 +138,7 @@ def estimate_over_seeds(
 def _spread(
     values: FloatArray, crossed: FloatArray | None, num_prompts: int, num_resamples: int, seed: int
 ) -> TInterval | PercentileInterval | str:
-    """What the interval is made of, or why there is none.
+    """Compute what the interval is made of, or say why there is none.
 
     Args:
         values: (S,) of the seeds.

@@ -20,7 +20,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What became of a claim."""
+    """The verdict on a claim, with its numbers."""
 
     verdict: Literal["supported", "refuted", "inconclusive"]
     p: float | None
