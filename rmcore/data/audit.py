@@ -106,6 +106,7 @@ def _duplicates(pairs: Sequence[PreferencePair]) -> dict[str, int]:
     """`num_exact`: pairs that repeat an earlier one; `num_contradictory`: couples of texts preferred both ways."""
     seen = Counter(_identity(pair, pair.chosen, pair.rejected) for pair in pairs)
     reversed_pairs = {_identity(pair, pair.rejected, pair.chosen) for pair in pairs}
+    # Both orders of a contradictory couple are in `seen` and in `reversed_pairs`, so each couple is counted twice.
     return {"num_exact": seen.total() - len(seen), "num_contradictory": len(reversed_pairs & seen.keys()) // 2}
 
 
@@ -205,6 +206,7 @@ def _warnings(result: Mapping[str, Any]) -> list[str]:
                 f"{shared['num_completions']} completions of {second} ({shared['share_of_completions']:.1%}) are also "
                 f"in {first}: the model may know them by heart."
             )
+    # Ties are no defect of the data: there is nothing to learn from them, and nothing to repair.
     num_unusable = result["num_rejected"] - sum(result["rejected"].get(reason, 0) for reason in TIES)
     if num_unusable > REJECTED_SHARE_WARNING * result["num_rows"]:
         warnings.append(

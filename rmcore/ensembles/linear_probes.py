@@ -64,8 +64,9 @@ def fit_head(
         )
     x, w = x[w > 0], w[w > 0]
     total = float(w.sum())
+    # (D,) not centred: the sides of a pair may be swapped, so the mean difference is 0 by symmetry.
     scale = np.sqrt(np.einsum("p,pd,pd->d", w, x, x) / total)
-    scale[scale == 0] = 1.0
+    scale[scale == 0] = 1.0  # a feature that never differs keeps a head of 0, which the penalty alone decides
     problem = _Problem(x / scale, w / total, penalty / total, label_smoothing)
     return problem.minimise(_scaled(start, scale), steps=steps, tolerance=tolerance) / scale
 
@@ -123,7 +124,7 @@ def bootstrap_heads(
         counts = rng.multinomial(len(prompts), np.full(len(prompts), 1 / len(prompts)))
         member = fit_head(x, start=start, l2=l2, weights=counts[prompt], label_smoothing=label_smoothing)
         heads.append(member)
-    return np.stack(heads)
+    return np.stack(heads)  # (M, D)
 
 
 class _Problem:
@@ -134,7 +135,7 @@ class _Problem:
 
     def minimise(self, head: FloatArray, *, steps: int, tolerance: float) -> FloatArray:
         for _ in range(steps):
-            margin = self.z @ head
+            margin = self.z @ head  # (P, D) @ (D,) -> (P,)
             gradient = self.gradient(head, margin)
             size = float(np.abs(gradient).max())
             if size <= tolerance:
@@ -157,6 +158,7 @@ class _Problem:
 
     def _newton(self, margin: FloatArray, gradient: FloatArray, *, accuracy: float) -> FloatArray:
         """Inverse Hessian times gradient. The accuracy follows the gradient, which keeps Newton's order 2."""
+        # (P,): sigma (1 - sigma), whatever the smoothing; the (D, D) Hessian is never formed, D may be thousands.
         curvature = self.w * expit(margin) * expit(-margin)
 
         def product(vector: FloatArray) -> FloatArray:

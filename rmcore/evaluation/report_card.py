@@ -123,6 +123,7 @@ def _value(name: str, table: RewardTable, resampled: Resampled) -> MetricValue:
 def _calibration_error(table: RewardTable, temperature: float, num_bins: int) -> MetricValue:
     """The debiased error of log-odds / temperature: a value below 0 says that none was found, and is shown as 0."""
     binned = calib.BinnedCalibration(table.log_odds / temperature, table.prompt, table.num_prompts, num_bins)
+    # One row of weights, 1 for each prompt, is the estimate itself; (B, C) rows are a bootstrap's.
     value = max(0.0, float(binned(np.ones((1, table.num_prompts)))["ece_debiased"][0]))
     interval = binned.interval()
     if interval is None:
@@ -139,6 +140,7 @@ def _temperature_split(
         half = calib.fitting_half(rewards["prompt_id"])
         return (table.take(half) if half.any() else None, table.take(~half) if not half.all() else None)
     other = RewardTable.from_frame(calibration, "calibration", beta=beta)
+    # A prompt in both splits would be fitted and judged on: the error left would flatter the temperature.
     new = ~calibration["prompt_id"].astype(str).isin(set(rewards["prompt_id"].astype(str))).to_numpy()
     return (other.take(new) if new.any() else None, table)
 
@@ -212,7 +214,7 @@ def batch_metrics(
         )
     table = RewardTable.of_rewards(values, beta=beta)
     margin = table.margin
-    once = np.ones((1, table.num_pairs))
+    once = np.ones((1, table.num_pairs))  # (1, P): here each pair is its own cluster, and nothing is resampled
     wins, losses = int((margin > 0).sum()), int((margin < 0).sum())
     sides = PooledSides(table, thresholds)(once) | MarginPercentiles(table)(once)
     return {

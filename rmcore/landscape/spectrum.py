@@ -89,12 +89,13 @@ def spectrum_record(
     """The record of what was found, with a reason for whatever it leaves undefined."""
     reasons: dict[str, str] = {}
     effective_rank, negative_mass = _bulk(found, method, reasons)
-    values, residuals = found.values, found.residuals
+    values, residuals = found.values, found.residuals  # (K,), (K,), the largest eigenvalue first
     both_ends = method in ("lanczos", "full")
     scale = float(np.abs(values).max())
     lambda_max, lambda_min = _ends(values, both_ends, reasons)
     keep = np.arange(len(values))
     if both_ends:
+        # Lanczos converges at both ends first; Ritz values between them are no eigenvalues and are not shown.
         keep = keep[(keep < top_k) | (keep >= len(values) - top_k)]
         converged = max(residuals[0], residuals[-1]) <= RELATIVE_TOLERANCE * scale
     else:
@@ -138,6 +139,7 @@ def _condition_number(found: EigenvalueSet, method: Method, reasons: dict[str, s
         reasons["condition_number"] = f"{method} sees the largest eigenvalues only; use method='lanczos' or 'full'."
         return None
     values, residuals = found.values, found.residuals
+    # The smallest positive one decides the ratio, and it is the one that is least well known.
     resolved = values[(values > 0) & (residuals <= RELATIVE_TOLERANCE * values)]
     if len(resolved) >= 2:
         return float(resolved.max() / resolved.min())
@@ -163,10 +165,11 @@ def _bulk(found: EigenvalueSet, method: Method, reasons: dict[str, str]) -> tupl
         return None, None
     total = float((found.multiplicities * sizes).sum())
     negative = float((found.multiplicities * sizes)[found.values < 0].sum())
-    return total**2 / squares, negative / total
+    return total**2 / squares, negative / total  # (sum |lambda|)^2 / sum lambda^2: 1 if one counts, D if all alike
 
 
 def _sharpness(lambda_max: float | None, trace: float, trace_error: float, reasons: dict[str, str]) -> float | None:
+    # The trace is a mean over random probes: within two standard errors of 0 its sign is a guess.
     if lambda_max is not None and trace > 2 * trace_error and trace > 0:
         return lambda_max / trace
     reasons["sharpness_score"] = (

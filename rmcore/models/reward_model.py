@@ -285,7 +285,7 @@ class BradleyTerryRM:
         Inside, sides with a common prefix are computed together where the model allows it, so N answers to one prompt
         cost one prompt. `report` is told of the sides done.
         """
-        different, which = distinct_sides(sides)
+        different, which = distinct_sides(sides)  # D sides, and (N,) which of them each one is
         times = np.bincount(which, minlength=len(different))
         rewards = np.zeros(len(different), dtype=np.float32)
         was_training = self.model.training
@@ -297,7 +297,7 @@ class BradleyTerryRM:
             done += int(times[indices].sum())
             report(done, len(sides), "sides")
         self.model.train(was_training)
-        return rewards[which]
+        return rewards[which]  # (D,) -> (N,)
 
     def scoring_chunks(
         self, sides: Sequence[TokenizedSide], *, token_budget: int, precision: Precision
@@ -319,7 +319,7 @@ class BradleyTerryRM:
         if packing is None:
             rows: Rows = pad_rows(ids, pad_id=self.pad_id)
         else:
-            places = iter(range(len(ids)))
+            places = iter(range(len(ids)))  # `ids` are in the order of the groups, so places count up through them
             rows = pack_sides(ids, [[next(places) for _ in group] for group in chunk], packing)
         with (
             precision_context(precision, self.device),

@@ -26,7 +26,7 @@ def split_rewards(rewards: Tensor) -> tuple[Tensor, Tensor]:
         ValueError: R is odd, or the model gave more than one number a row.
     """
     if rewards.ndim == 2 and rewards.shape[1] == 1:
-        rewards = rewards[:, 0]
+        rewards = rewards[:, 0]  # (R, 1) -> (R,)
     if rewards.ndim != 1:
         raise ValueError(
             f"split_rewards got rewards of shape {tuple(rewards.shape)}, not one number a row: "
@@ -37,10 +37,11 @@ def split_rewards(rewards: Tensor) -> tuple[Tensor, Tensor]:
             f"split_rewards got {len(rewards)} rewards, an odd number: a pair was cut in two. "
             "Build micro-batches with rmcore.models.batching.pack_pairs, which never separates a pair."
         )
+    # In bfloat16, with 8 bits, margins would be rounded again and a sum over many pairs would stop growing.
     if rewards.dtype in (torch.float16, torch.bfloat16):
         rewards = rewards.float()
     half = len(rewards) // 2
-    return rewards[:half], rewards[half:]
+    return rewards[:half], rewards[half:]  # (P,), (P,)
 
 
 def bradley_terry_loss_sum(
@@ -78,17 +79,18 @@ def bradley_terry_loss_sum(
             f"reward_chosen is {tuple(reward_chosen.shape)} and reward_rejected {tuple(reward_rejected.shape)}; "
             "both must be (P,), one reward a side."
         )
-    margin = reward_chosen - reward_rejected
+    margin = reward_chosen - reward_rejected  # (P,)
     if target_margins is not None:
         if target_margins.shape != margin.shape:
             raise ValueError(
                 f"target_margins is {tuple(target_margins.shape)} for {len(margin)} pairs; it must be (P,), one number "
                 "a pair, NaN where none was annotated."
             )
-        margin = margin - target_margins
+        margin = margin - target_margins  # before beta: both are in logits, and beta scales their difference
     margin = beta * margin
     smoothed = label_smoothing / 2
-    loss = (1 - smoothed) * functional.softplus(-margin)
+    # softplus(-m) is -log sigmoid(m) without the overflow of exp and without log(0) at large |m|.
+    loss = (1 - smoothed) * functional.softplus(-margin)  # (P,)
     if smoothed:
         loss = loss + smoothed * functional.softplus(margin)
     return loss.sum()
@@ -165,7 +167,8 @@ class PairLoss:
                 f"target_margin_scale={self.target_margin_scale:g}, but the loss got no target_margins: annotated "
                 "margins are asked for and missing. Pass them (NaN where a pair has none), or leave the scale out."
             )
-        scaled = self.target_margin_scale * annotated.nan_to_num(nan=0.0)
+        # NaN times 0 is NaN, so what was not annotated has to become 0 before anything is multiplied.
+        scaled = self.target_margin_scale * annotated.nan_to_num(nan=0.0)  # (P,)
         return scaled.clamp(-self.target_margin_cap, self.target_margin_cap)
 
 

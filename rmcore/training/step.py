@@ -115,8 +115,9 @@ def make_forward(model: torch.nn.Module, loss: PairLoss, precision: str, device:
 
     def forward(rows: Rows, target_margins: Tensor) -> tuple[Tensor, Tensor]:
         with precision_context(precision, device):
-            rewards = rewards_of(model, rows)
-        chosen, rejected = split_rewards(rewards)
+            rewards = rewards_of(model, rows)  # (R,), R = 2P
+        # Outside autocast: the loss is computed in float32 whatever the model's precision.
+        chosen, rejected = split_rewards(rewards)  # (P,), (P,)
         return loss(chosen, rejected, target_margins), chosen - rejected
 
     return forward
@@ -138,11 +139,13 @@ def accumulate_gradient(context: StepContext, batches: Sequence[MicroBatch], *, 
         moved = batch.to(device)
         loss, margins = context.forward(moved.rows, moved.target_margins)
         if batch.idle:
+            # Sharded weights are gathered and gradients reduced by all ranks together: one that skipped its backward
+            # pass would leave the others waiting for ever.
             (0.0 * loss).backward()
             continue
         # Sharded data parallelism averages over ranks; what is wanted is the sum.
         (loss * (batch.weight * context.ranks.world / num_pairs)).backward()
-        margins = margins.detach().double()
+        margins = margins.detach().double()  # (P,); float64: sums over many pairs are not rounded
         wins = (margins > 0).sum() + 0.5 * (margins == 0).sum()
         sums += torch.stack([loss.detach().double(), wins, margins.sum()])
     return sums
@@ -173,7 +176,7 @@ def train_step(
     # Filled on the device: a tensor made of Python numbers would be copied there, and waited for.
     tokens = sums.new_full((1,), sum(batch.rows.num_tokens for batch in batches))
     real_tokens = sums.new_full((1,), sum(batch.rows.num_real_tokens for batch in batches if not batch.idle))
-    totals = context.ranks.sum(torch.cat([sums, tokens, real_tokens]))
+    totals = context.ranks.sum(torch.cat([sums, tokens, real_tokens]))  # (5,): one reduction for all five numbers
     numbers = torch.cat([totals, _gradient_norm(context).double()[None]])
     if context.failed is None:
         seen = UnreadStep(step, pair_ids, numbers.cpu())

@@ -37,7 +37,7 @@ ROW_MIXERS = (nn.Conv1d, nn.RNNBase)
 def rewards_of(model: nn.Module, rows: Rows) -> Tensor:
     """Rewards of the S sides in `rows`, (S,), in the precision of the context. `rows` lie on the model's device."""
     if isinstance(rows, PaddedRows):
-        return model(input_ids=rows.input_ids, attention_mask=rows.attention_mask).logits[:, 0]
+        return model(input_ids=rows.input_ids, attention_mask=rows.attention_mask).logits[:, 0]  # (S, 1) -> (S,)
     return getattr(model, FORWARD_METHOD, partial(packed_rewards, model))(rows)
 
 
@@ -73,7 +73,7 @@ def _packed_states(plain: Any, row: PackedRow) -> Tensor:
         packing=row.plan,
         **options,
     )
-    return output.last_hidden_state[0, row.read_at]
+    return output.last_hidden_state[0, row.read_at]  # (1, L, H) -> (S, H)
 
 
 def find_packing(model: nn.Module, *, longest_side: int, precision: str, pad_id: int) -> Packing:
@@ -106,6 +106,7 @@ def find_packing(model: nn.Module, *, longest_side: int, precision: str, pad_id:
     try:
         with torch.no_grad(), _evaluation_mode(model):
             _compare(model, packing, "fp32", pad_id)
+            # First sdpa in fp32, where agreement can be asked for to a few bits, then the kernel that training uses.
             if device.type == "cuda":
                 packing = replace(packing, kernel="varlen")
                 _compare(model, packing, precision, pad_id)
@@ -116,7 +117,7 @@ def find_packing(model: nn.Module, *, longest_side: int, precision: str, pad_id:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ModelError(f"a packed row does not pass through {type(plain).__name__} ({reason})") from error
     finally:
-        if not accepted:
+        if not accepted:  # a refused model is padded from now on, and must compute as if nothing had been tried
             plain.set_attn_implementation(before)
     return packing
 
@@ -208,7 +209,7 @@ def _compare(model: nn.Module, packing: Packing, precision: str, pad_id: int) ->
         )
     epsilon = torch.finfo(torch.bfloat16 if precision == "bf16" else plain.dtype).eps
     for name, (packed, padded, parts) in {"rewards": rewards, "states": read}.items():
-        alone = torch.cat(parts).double()
+        alone = torch.cat(parts).double()  # (S,) or (S, H)
         scale = alone.abs().max()
         rounding = min(20 * (padded.double() - alone).abs().max(), max(16 * epsilon, 1e-3) * scale)
         difference = (packed.double() - alone).abs().max()

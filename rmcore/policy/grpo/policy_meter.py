@@ -104,6 +104,7 @@ class PolicyMeter:
 
     def _by_prompt(self, samples: pd.DataFrame) -> pd.DataFrame:
         proxy = self._proxy_of_start()
+        # Units of the start samples, not of these: a policy that collapses would shrink its own unit.
         scale = pooled_deviation(proxy)
         gold = self.start.gold
         gold_scale = pooled_deviation(gold) if gold is not None else 1.0
@@ -138,7 +139,7 @@ class PolicyMeter:
 
 def win_rate(ours: FloatArray, theirs: FloatArray) -> float:
     """Share of pairs (one of ours, one of theirs) in which ours is judged higher; a tie is half a win."""
-    difference = ours[:, None] - theirs[None, :]
+    difference = ours[:, None] - theirs[None, :]  # (N, M)
     return float((difference > 0).mean() + (difference == 0).mean() / 2)
 
 
@@ -159,7 +160,8 @@ def draw(
         for first in range(0, len(prompts), ROWS_AT_ONCE):
             chunk = prompts[first : first + ROWS_AT_ONCE]
             longest = max(map(len, chunk))
-            ids = torch.tensor([[pad] * (longest - len(row)) + list(row) for row in chunk])
+            # In front, so that every row continues from its own last token and what is new starts at one place.
+            ids = torch.tensor([[pad] * (longest - len(row)) + list(row) for row in chunk])  # (N, L)
             mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in chunk])
             rows = model.generate(input_ids=ids.to(device), attention_mask=mask.to(device), generation_config=config)
             for row in rows[:, longest:].tolist():
@@ -199,6 +201,7 @@ def sequence_kl(policy: Any, reference: Any, examples: Sequence[Example], temper
             torch.log_softmax(model(input_ids=ids, attention_mask=real).logits[:, :-1].double() / temperature, dim=-1)
             for model in (policy, reference)
         )
+        # Logits at place l are about token l + 1: (E, L - 1, V) against the mask of tokens 1 to L - 1.
         found[taken] = (_kl(first, second) * is_response[:, 1:]).sum(dim=1).cpu()
     policy.train(modes[0])
     reference.train(modes[1])
@@ -207,4 +210,5 @@ def sequence_kl(policy: Any, reference: Any, examples: Sequence[Example], temper
 
 def _kl(first: Tensor, second: Tensor) -> Tensor:
     """Sum the exact KL over a vocabulary's log-probabilities (..., V); a token that the first excludes adds nothing."""
+    # 0 log 0 is 0 here, and -inf - -inf in floating point is NaN.
     return torch.where(first > -torch.inf, first.exp() * (first - second), 0.0).sum(dim=-1)
