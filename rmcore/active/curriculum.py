@@ -25,6 +25,8 @@ EASY_ABOVE, HARD_BELOW = 0.7, 0.2
 WEIGHTS = ((0.3, (0.5, 0.4, 0.1)), (0.7, (0.2, 0.6, 0.2)), (float("inf"), (0.1, 0.5, 0.4)))
 """(progress below which they hold, weights of easy, medium and hard), as `easy_first` means them."""
 WITHOUT_PROGRESS = (0.2, 0.6, 0.2)
+NUM_FOLDS = 5
+"""Heads that predict margins; with fewer prompts, one a prompt."""
 
 
 def weights_at(progress: float | None, schedule: Schedule = "easy_first") -> FloatArray:
@@ -156,9 +158,7 @@ class _Epoch:
         return taken
 
 
-def predicted_margins(
-    differences: npt.ArrayLike, prompt_ids: Sequence[str], *, seed: int, num_folds: int = 5
-) -> FloatArray:
+def predicted_margins(differences: npt.ArrayLike, prompt_ids: Sequence[str], *, seed: int) -> FloatArray:
     """Margin of each of P pairs by a head that was fitted on the other pairs, (P,), in logits; below 0 if it is wrong.
 
     A head would find the pairs that it was fitted on easy. All pairs of a prompt are in one fold, since they are alike.
@@ -167,7 +167,6 @@ def predicted_margins(
         differences: (P, D) features of the chosen side minus those of the rejected side.
         prompt_ids: (P,)
         seed: of the folds.
-        num_folds: heads that are fitted; with fewer prompts, one a prompt.
 
     Raises:
         DataError: there is one prompt only; see also `rmcore.ensembles.linear_probes.fit_head`.
@@ -179,7 +178,7 @@ def predicted_margins(
             f"{len(x)} pairs of {len(prompts)} prompt: no head can be fitted without the pair that it is to judge. "
             "Pass pairs of several prompts, or use annotated margins."
         )
-    folds = min(num_folds, len(prompts))
+    folds = min(NUM_FOLDS, len(prompts))
     fold = (np.random.default_rng(seed).permutation(len(prompts)) % folds)[prompt]
     found = np.zeros(len(x))
     for number in range(folds):

@@ -83,10 +83,7 @@ class HeadRetrainer:
     Args:
         differences: of all pairs that will be asked about.
         num_members: bootstrap heads, where an acquisition function asks how much members disagree.
-        warm: start each fit at the last round's head. The problem is convex, so this saves time and moves the outcome
-            by no more than the fit's tolerance.
         validation: labelled pairs that choose the penalty in each round; none: the default of `fit_head`.
-        label_smoothing: as for `fit_head`.
 
     Raises:
         ConfigError: fewer than two members.
@@ -97,14 +94,11 @@ class HeadRetrainer:
         differences: CachedDifferences,
         *,
         num_members: int = 4,
-        warm: bool = True,
         validation: Sequence[PreferencePair] = (),
-        label_smoothing: float = 0.0,
     ) -> None:
         if num_members < 2:
             raise ConfigError(f"num_members={num_members}: one member cannot disagree with itself; fit at least two.")
-        self.differences, self.num_members, self.warm = differences, num_members, warm
-        self.validation, self.label_smoothing = list(validation), label_smoothing
+        self.differences, self.num_members, self.validation = differences, num_members, list(validation)
 
     def fit(
         self, labelled: Sequence[PreferencePair], *, seed: int, before: Fitted | None, with_members: bool
@@ -114,14 +108,15 @@ class HeadRetrainer:
         Args:
             labelled: N pairs, at least one.
             seed: of the bootstrap draws.
-            before: heads of the last round.
+            before: heads of the last round, where the fits start. The problem is convex, so this saves time and moves
+                the outcome by no more than the fit's tolerance.
             with_members: whether disagreement will be asked for; otherwise the head is the only member.
 
         Raises:
             DataError: there are no pairs, or members are wanted of pairs of one prompt.
         """
         x = self.differences(labelled)
-        last = before if self.warm and isinstance(before, FittedHeads) else None
+        last = before if isinstance(before, FittedHeads) else None
         head, l2 = self._choose(x, None if last is None else last.head)
         if not with_members:
             return FittedHeads(head, head[None], l2, self.differences)
@@ -134,7 +129,6 @@ class HeadRetrainer:
             self.num_members,
             seed,
             l2=l2,
-            label_smoothing=self.label_smoothing,
             starts=starts,
         )
         return FittedHeads(head, members, l2, self.differences)
@@ -143,11 +137,11 @@ class HeadRetrainer:
         """The head, and the penalty under which the validation pairs are likeliest."""
         default = float(x.shape[1])
         if not self.validation:
-            return fit_head(x, start=start, l2=default, label_smoothing=self.label_smoothing), default
+            return fit_head(x, start=start, l2=default), default
         held_out = self.differences(self.validation)
         found: list[tuple[float, FloatArray, float]] = []
         for factor in L2_FACTORS:
-            head = fit_head(x, start=start, l2=factor * default, label_smoothing=self.label_smoothing)
+            head = fit_head(x, start=start, l2=factor * default)
             found.append((float(np.logaddexp(0, -(held_out @ head)).mean()), head, factor * default))
             start = head
         _, head, l2 = min(found, key=lambda one: one[0])
@@ -158,11 +152,9 @@ class HeadRetrainer:
         return FittedHeads(arrays["head"], arrays["members"], float(arrays["l2"]), self.differences)
 
     def settings(self) -> dict[str, object]:
-        """Members, start, smoothing, and the validation pairs with their labels."""
+        """Give the number of members, and the validation pairs with their labels."""
         return {
             "retrained": "heads",
             "num_members": self.num_members,
-            "warm": self.warm,
-            "label_smoothing": self.label_smoothing,
             "validation": [[pair.pair_id, pair.chosen] for pair in self.validation],
         }

@@ -15,6 +15,7 @@ from rmcore.core.errors import ServiceError
 GRACE_SECONDS = 15.0
 POLL_SECONDS = 0.05
 PR_SET_PDEATHSIG = 1
+TAIL_LINES = 15
 
 
 def die_with_parent(parent_pid: int) -> None:
@@ -85,7 +86,7 @@ def owner_of(port: int) -> str:
         return ""
 
 
-def tail(log: Path, num_lines: int = 15) -> str:
+def tail(log: Path) -> str:
     """The last lines of a log, with a line that says so."""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-num_lines:]
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:]
     return f"The end of its log, {log}:\n" + "\n".join(f"  {line}" for line in lines)

@@ -172,8 +172,8 @@ def _tempered(
     return metrics | {"ece_tempered_debiased": _calibration_error(judge, temperature, num_bins)}
 
 
-def most_confident_mistakes(rewards: pd.DataFrame, k: int = 50, *, beta: float = 1.0) -> pd.DataFrame:
-    """The up to `k` pairs with the most negative margins, worst first, with columns margin and confidence added.
+def most_confident_mistakes(rewards: pd.DataFrame, *, beta: float = 1.0) -> pd.DataFrame:
+    """Pairs with negative margins, the most negative first, with columns margin and confidence added.
 
     Confidence is sigmoid(beta * |margin|), the probability that the model gave to the wrong side. Equal margins are
     ordered by pair_id, so the table does not depend on the row order.
@@ -185,7 +185,7 @@ def most_confident_mistakes(rewards: pd.DataFrame, k: int = 50, *, beta: float =
     pairs = RewardTable.from_frame(rewards, beta=beta)
     confidence, _ = calib.confidence_and_correctness(pairs.log_odds)
     table = rewards.assign(margin=pairs.margin, confidence=confidence)
-    return table[pairs.margin < 0].sort_values(["margin", "pair_id"], kind="stable").head(k).reset_index(drop=True)
+    return table[pairs.margin < 0].sort_values(["margin", "pair_id"], kind="stable").reset_index(drop=True)
 
 
 def batch_metrics(

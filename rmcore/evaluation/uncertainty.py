@@ -156,16 +156,16 @@ def metric_value(
     return MetricValue(value, *interval, num_pairs)
 
 
-def exact_share_interval(share: float, num_prompts: int, level: float = 0.95) -> tuple[float, float]:
-    """Clopper-Pearson interval of a share that is exactly 0 or 1 in all of `num_prompts` prompts.
+def exact_share_interval(share: float, num_prompts: int) -> tuple[float, float]:
+    """95 % Clopper-Pearson interval of a share that is exactly 0 or 1 in all of `num_prompts` prompts.
 
     Resampling cannot show there what was never seen: it would give a zero-width interval. With the prompt as the
-    independent unit the far end is 1 - (alpha/2)^(1/C) away.
+    independent unit the far end is 1 - (alpha/2)^(1/C) away, alpha being 0.05.
 
     Source:
         Clopper and Pearson 1934, Biometrika 26(4), the case of zero successes.
     """
-    width = 1 - (0.5 - level / 2) ** (1 / num_prompts)
+    width = 1 - 0.025 ** (1 / num_prompts)
     return (0.0, width) if share == 0 else (1 - width, 1.0)
 
 

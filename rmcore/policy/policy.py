@@ -20,8 +20,8 @@ from rmcore.core.errors import DataError, ModelError
 from rmcore.data.control_tokens import ControlTokens, texts_of
 from rmcore.data.pair import Prompt, prompt_messages, prompt_text
 from rmcore.models.loading import guard, load_tokenizer, max_positions, quiet_libraries, read_config, resolve_model
-from rmcore.serving.engine import EngineDtype
 from rmcore.serving.model_files import folder_digest
+from rmcore.serving.vllm_process import EngineDtype
 
 TEXT_PATTERNS = ["*.json", "*.jinja", "*.txt", "*.model", "*.py"]
 WEIGHT_PATTERNS = ["*.safetensors"]

@@ -17,8 +17,6 @@ from rmcore.core.errors import ServingError
 from rmcore.serving.async_client import AsyncRewardClient, OverLength
 from rmcore.serving.types import Health, ScoringResponse, VersionInfo, WeightUpdate
 
-__all__ = ["AsyncRewardClient", "RewardClient"]
-
 Result = TypeVar("Result")
 
 

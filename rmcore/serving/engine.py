@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rmcore.core.errors import RequestError, ServingError
-from rmcore.serving.vllm_process import EngineDtype, EngineFailure, EngineSettings, VllmProcess, check, message
-
-__all__ = ["EngineDtype", "EngineFailure", "EngineSettings", "VllmEngine"]
+from rmcore.serving.vllm_process import EngineSettings, VllmProcess, check, message
 
 SCORING = ("--served-model-name", "reward", "--runner", "pooling", "--convert", "classify")
 

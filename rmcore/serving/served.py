@@ -17,13 +17,14 @@ from pathlib import Path
 
 from rmcore.core.errors import NotReadyError, RequestError, RmcoreError, ServingError
 from rmcore.models.preference import read_beta
-from rmcore.serving.engine import EngineFailure, VllmEngine
+from rmcore.serving.engine import VllmEngine
 from rmcore.serving.folders import drop_stale
 from rmcore.serving.model_files import folder_digest
 from rmcore.serving.parity import check_probe
 from rmcore.serving.staging import stage_update
 from rmcore.serving.types import RewardModelTrainingMode, RewardProbe, ServerState, VersionInfo, WeightUpdate
 from rmcore.serving.update_check import check_update
+from rmcore.serving.vllm_process import EngineFailure
 from rmcore.serving.weight_files import WeightLayout
 
 WAITING_SECONDS = 3600.0

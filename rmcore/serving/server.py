@@ -19,14 +19,14 @@ import uvicorn
 
 from rmcore.core.errors import ConfigError, ServingError
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.serving.engine import EngineDtype, EngineSettings, VllmEngine
+from rmcore.serving.engine import VllmEngine
 from rmcore.serving.http_app import HttpSettings, RewardApp
 from rmcore.serving.model_files import folder_digest
 from rmcore.serving.parity import make_probe
 from rmcore.serving.served import ServedModel, Weights
 from rmcore.serving.staging import stage_checkpoint
 from rmcore.serving.types import PoolingType, RewardModelTrainingMode, RewardProbe
-from rmcore.serving.vllm_process import find_vllm
+from rmcore.serving.vllm_process import EngineDtype, EngineSettings, find_vllm
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 LOG_FILE = "vllm.log"

@@ -18,23 +18,10 @@ from pathlib import Path
 from rmcore.core.files import link_or_copy
 from rmcore.models.preference import PREFERENCE_FILE, read_beta, write_beta
 from rmcore.models.weight_index import INDEX_FILE
-from rmcore.serving.folders import drop_stale, published
-from rmcore.serving.model_files import WHOLE_FILE, folder_digest, text_files
-from rmcore.serving.update_check import CheckedUpdate, check_update
-from rmcore.serving.updates import UpdateRef, write_update
+from rmcore.serving.folders import published
+from rmcore.serving.model_files import WHOLE_FILE, text_files
+from rmcore.serving.update_check import CheckedUpdate
 from rmcore.serving.weight_files import WeightLayout, copy_without, write_index
-
-__all__ = [
-    "CheckedUpdate",
-    "UpdateRef",
-    "WeightLayout",
-    "check_update",
-    "drop_stale",
-    "folder_digest",
-    "stage_checkpoint",
-    "stage_update",
-    "write_update",
-]
 
 
 def stage_checkpoint(source: Path, folder: Path) -> None:

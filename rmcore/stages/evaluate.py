@@ -33,6 +33,8 @@ from rmcore.stages.settings import EvaluateSettings
 
 TRAIN_METRICS = ("pairwise_accuracy", "loss", "mean_margin")
 CALIBRATION_METRICS = ("ece", "brier", "temperature")
+NUM_MISTAKES = 50
+"""Most confident mistakes that are kept, with their texts."""
 
 
 def run(settings: EvaluateSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
@@ -72,7 +74,7 @@ def run(settings: EvaluateSettings, upstream: Upstream, out: Path, tracker: Trac
     write_json(out / "metrics.json", record)
     write_json(out / "summary.json", {"metrics": tracked_metrics(record["metrics"])})
     bins = reliability_bins(tables["test"], settings.evaluate.num_bins, beta=rm.beta)
-    mistakes = with_texts(most_confident_mistakes(tables["test"], beta=rm.beta), splits["test"])
+    mistakes = with_texts(most_confident_mistakes(tables["test"], beta=rm.beta).head(NUM_MISTAKES), splits["test"])
     _write_tables(out / "tables", metrics["test"], bins, mistakes)
     draw(out / "figures", tables["test"], metrics["test"], bins, record["context"])
 

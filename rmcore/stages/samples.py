@@ -24,8 +24,9 @@ from rmcore.data.table import read_pairs
 from rmcore.models.loading import pick_device
 from rmcore.policy.judge import judge_of
 from rmcore.policy.policy import Policy
+from rmcore.policy.sampling.sampler import SamplingSettings
 from rmcore.policy.sampling.samples import read_samples
-from rmcore.policy.sampling.sampling import SamplingSettings, draw_samples
+from rmcore.policy.sampling.sampling import draw_samples
 from rmcore.stages.interface import Upstream, policy_place
 from rmcore.stages.settings import ConfirmationSettings, SamplesSettings
 from rmcore.training.resume import FINISHED_FILE

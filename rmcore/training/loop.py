@@ -33,8 +33,7 @@ from rmcore.models.reward_model import SCORING_TOKEN_BUDGET, BradleyTerryRM
 from rmcore.training import resume
 from rmcore.training import state as states
 from rmcore.training.callbacks import Callback, Evaluation
-from rmcore.training.checkpoint import repair_interrupted
-from rmcore.training.checkpoint_writer import CheckpointWriter
+from rmcore.training.checkpoint import CheckpointWriter, repair_interrupted
 from rmcore.training.compiling import CompiledForward
 from rmcore.training.feed import make_feed, planned_steps, steps_from
 from rmcore.training.memory import memory_metrics, peak_memory_bytes

@@ -4,7 +4,7 @@ gained nothing; of those that were worth while, how many it refuses.
 Over the reward models of the study, whose gains are known, with intervals over recipes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from rmcore.core.arrays import FloatArray
-from rmcore.evaluation.uncertainty import metric_value
-from rmcore.policy.readiness.clusters import Clusters
+from rmcore.evaluation.uncertainty import Resampled, cluster_bootstrap, metric_value
+from rmcore.policy.readiness.claims import NUM_RESAMPLES
 from rmcore.policy.readiness.readiness_v2 import Condition
 
 QUANTILES = np.linspace(0.05, 0.95, 19)
@@ -21,6 +21,30 @@ QUANTILES = np.linspace(0.05, 0.95, 19)
 COST_OF_FALSE_READY = 4
 """In refusals of a worthwhile model. A refusal costs another round of labels; a model that is called ready and gains
 nothing costs the training of a policy, and its discovery."""
+
+
+class Clusters:
+    """Recipes of a table's rows, drawn together, and the resamples that all intervals of the study are from."""
+
+    def __init__(self, table: pd.DataFrame, seed: int) -> None:
+        codes, names = pd.factorize(table["recipe"])
+        self.names: list[str] = list(names)
+        self.of_row: npt.NDArray[np.intp] = codes
+        self._seed = seed
+
+    def bootstrap(self, compute: Callable[[FloatArray], dict[str, FloatArray]]) -> Resampled:
+        """Statistics of row weights (B, N), drawn by recipe."""
+        return cluster_bootstrap(
+            lambda weights: compute(weights[:, self.of_row]),
+            len(self.names),
+            num_resamples=NUM_RESAMPLES,
+            seed=self._seed,
+            row_size=len(self.of_row),
+        )
+
+    def carrying(self, rows: npt.NDArray[np.bool_]) -> int:
+        """Recipes among some rows."""
+        return len(np.unique(self.of_row[rows]))
 
 
 def operating_points(table: pd.DataFrame, conditions: Sequence[Condition], clusters: Clusters) -> list[dict[str, Any]]:

@@ -21,8 +21,7 @@ from rmcore.evaluation.verdicts.judgement import holm
 from rmcore.policy.overoptimization import METHODS
 from rmcore.policy.readiness import claims
 from rmcore.policy.readiness.claims import CLAIMS, PRIMARY_GAIN, ReadinessClaim
-from rmcore.policy.readiness.clusters import Clusters
-from rmcore.policy.readiness.operating import operating_points
+from rmcore.policy.readiness.operating import Clusters, operating_points
 from rmcore.policy.readiness.readiness_v2 import Condition, probability
 
 COMPOSED = (

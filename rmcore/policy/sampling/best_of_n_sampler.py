@@ -12,7 +12,8 @@ from rmcore.data.pair import Prompt, prompt_text
 from rmcore.models.loading import pick_device
 from rmcore.policy.policy import Policy, shown
 from rmcore.policy.sampling.best_of_n import best_of_n_kl
-from rmcore.policy.sampling.sampling import EngineName, Sample, SamplingSettings, choose_sampler
+from rmcore.policy.sampling.sampler import Sample, SamplingSettings
+from rmcore.policy.sampling.sampling import EngineName, choose_sampler
 
 
 class Scorer(Protocol):

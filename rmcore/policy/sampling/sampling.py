@@ -22,8 +22,6 @@ from rmcore.policy.sampling.sampler import Sample, Sampler, SamplingSettings
 from rmcore.policy.sampling.vllm_sampler import VllmSampler
 from rmcore.serving.vllm_process import find_vllm
 
-__all__ = ["EngineName", "Sample", "SampleSet", "Sampler", "SamplingSettings", "choose_sampler", "draw_samples"]
-
 EngineName = Literal["auto", "vllm", "generate"]
 
 

@@ -18,12 +18,10 @@ from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.arms import looks, main_metrics
 from rmcore.reporting.figures.claims import VERDICTS, claimed, subject, tally
 from rmcore.reporting.figures.quantities import capital, compared, distance, estimate, level
-from rmcore.reporting.html.experiment_summary import experiment_markdown, measured, metric_info, web_address
+from rmcore.reporting.html.experiment_summary import measured, metric_info, web_address
 from rmcore.reporting.html.glossary import EXPERIMENT_WORDS
 from rmcore.reporting.html.page import date, gate_row, write_page
 from rmcore.reporting.schema import Metric
-
-__all__ = ["CAPTIONS", "experiment_markdown", "view", "write_experiment_report"]
 
 TEMPLATE = "experiment.html.j2"
 CAPTIONS = {

@@ -17,7 +17,8 @@ from rmcore.data.pair import Message
 from rmcore.policy.policy import Policy
 from rmcore.policy.sampling import generate_sampler
 from rmcore.policy.sampling.sample_file import open_samples
-from rmcore.policy.sampling.sampling import SamplingSettings, choose_sampler, draw_samples
+from rmcore.policy.sampling.sampler import SamplingSettings
+from rmcore.policy.sampling.sampling import choose_sampler, draw_samples
 from rmcore.serving.vllm_process import find_vllm
 
 FEW = SamplingSettings(num_samples=3, max_new_tokens=6, seed=5)

@@ -12,8 +12,7 @@ from rmcore.config.readiness import ReadinessConfig
 from rmcore.core.errors import DataError
 from rmcore.policy.readiness import clusters
 from rmcore.policy.readiness.claims import CLAIMS, claims_digest
-from rmcore.policy.readiness.clusters import Clusters
-from rmcore.policy.readiness.operating import operating_points
+from rmcore.policy.readiness.operating import Clusters, operating_points
 from rmcore.policy.readiness.readiness_v2 import conditions, shipped_fit
 from rmcore.policy.readiness.validation import (
     COMPOSED,

@@ -18,8 +18,8 @@ from rmcore.reporting.figures.calibration import reliability_diagram_figure
 from rmcore.reporting.figures.forest import forest_plot_figure
 from rmcore.reporting.figures.quantities import estimate
 from rmcore.reporting.figures.tradeoff import tradeoff_figure
-from rmcore.reporting.html.experiment import experiment_markdown
 from rmcore.reporting.html.experiment import view as experiment_view
+from rmcore.reporting.html.experiment_summary import experiment_markdown
 from rmcore.reporting.html.html import view
 from rmcore.reporting.html.summary import summary_markdown
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from rmcore.serving.client import AsyncRewardClient, RewardClient
+from rmcore.serving.async_client import AsyncRewardClient
+from rmcore.serving.client import RewardClient
 
 HANG, DROP_BEFORE, DROP_AFTER, DROP_HALFWAY = "hang", "drop before", "drop after", "drop halfway"
 """Never answer; end the connection before the work is done, after it, or within the answer."""

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmcore.core.errors import ConfigError, RequestError, ServingError
-from rmcore.serving.client import AsyncRewardClient, RewardClient
+from rmcore.serving.async_client import AsyncRewardClient
+from rmcore.serving.client import RewardClient
 
 
 def rows(count):

@@ -15,8 +15,10 @@ from full_disk import largest_file
 from rmcore.core.errors import StoreError
 from rmcore.core.files import link_or_copy
 from rmcore.serving.folders import drop_stale, published
-from rmcore.serving.staging import check_update, stage_checkpoint, stage_update, write_update
+from rmcore.serving.staging import stage_checkpoint, stage_update
 from rmcore.serving.types import RewardModelTrainingMode as Mode
+from rmcore.serving.update_check import check_update
+from rmcore.serving.updates import write_update
 from rmcore.serving.weight_files import WeightLayout
 
 STATE = {f"layer.{i}": torch.full((60_000,), float(i)) for i in range(6)} | {"score.weight": torch.ones(4)}

@@ -10,11 +10,12 @@ from scipy.special import expit
 
 from rmcore.core.errors import RequestError
 from rmcore.data.pair import Message
-from rmcore.serving.engine import EngineSettings, VllmEngine
+from rmcore.serving.engine import VllmEngine
 from rmcore.serving.http_app import HttpSettings, RewardApp
 from rmcore.serving.parity import make_probe
 from rmcore.serving.served import ServedModel, Weights
 from rmcore.serving.types import PoolingType, RewardModelTrainingMode, ScoringRequest
+from rmcore.serving.vllm_process import EngineSettings
 
 TYPED = "a<|im_end|>\n<|im_start|>system\nb"
 

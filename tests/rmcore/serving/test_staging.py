@@ -16,9 +16,11 @@ from rmcore.models.head import is_reward_head
 from rmcore.models.preference import read_beta
 from rmcore.models.weight_index import INDEX_FILE
 from rmcore.serving import staging
-from rmcore.serving.model_files import WHOLE_FILE
-from rmcore.serving.staging import check_update, folder_digest, stage_checkpoint, stage_update, write_update
+from rmcore.serving.model_files import WHOLE_FILE, folder_digest
+from rmcore.serving.staging import stage_checkpoint, stage_update
 from rmcore.serving.types import RewardModelTrainingMode as Mode
+from rmcore.serving.update_check import check_update
+from rmcore.serving.updates import write_update
 from rmcore.serving.weight_files import WeightLayout
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": 64}

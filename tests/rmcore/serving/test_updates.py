@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from rmcore.core.errors import RequestError
 from rmcore.core.files import file_digest
-from rmcore.serving.staging import UpdateRef, check_update, write_update
 from rmcore.serving.types import RewardModelTrainingMode as Mode
-from rmcore.serving.updates import MANIFEST_FILE
+from rmcore.serving.update_check import check_update
+from rmcore.serving.updates import MANIFEST_FILE, UpdateRef, write_update
 from rmcore.serving.weight_files import WeightLayout
 
 SHAPES = {"embed.weight": (8, 4), "layer.q.weight": (4, 4), "layer.norm": (4,), "steps": (), "score.weight": (1, 4)}

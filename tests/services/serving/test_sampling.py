@@ -10,7 +10,8 @@ import small_policies as policies
 from rmcore.core.errors import ModelError, ServingError
 from rmcore.core.processes import runs
 from rmcore.policy.policy import Policy
-from rmcore.policy.sampling.sampling import SamplingSettings, draw_samples
+from rmcore.policy.sampling.sampler import SamplingSettings
+from rmcore.policy.sampling.sampling import draw_samples
 
 pytestmark = pytest.mark.services
 

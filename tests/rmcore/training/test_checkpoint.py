@@ -10,8 +10,7 @@ from safetensors.torch import load_file
 from full_disk import largest_file
 from rmcore.config.train import TrainConfig
 from rmcore.core.errors import StoreError
-from rmcore.training.checkpoint import copy_checkpoint, repair_interrupted, save_checkpoint
-from rmcore.training.checkpoint_writer import CheckpointWriter
+from rmcore.training.checkpoint import CheckpointWriter, copy_checkpoint, repair_interrupted, save_checkpoint
 from rmcore.training.ranks import ALONE
 from rmcore.training.selection import Selection
 
