@@ -10,7 +10,7 @@ from scipy.stats import spearmanr
 
 from rmcore.config.readiness import ReadinessConfig
 from rmcore.core.errors import DataError
-from rmcore.policy.readiness import clusters
+from rmcore.policy.readiness import operating
 from rmcore.policy.readiness.claims import CLAIMS, claims_digest
 from rmcore.policy.readiness.operating import Clusters, operating_points
 from rmcore.policy.readiness.readiness_v2 import conditions, shipped_fit
@@ -98,7 +98,7 @@ def verdicts(found):
 def few_resamples():
     """Intervals of the study are over two thousand; a few show the same here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clusters, "NUM_RESAMPLES", NUM_RESAMPLES)
+        patch.setattr(operating, "NUM_RESAMPLES", NUM_RESAMPLES)
         yield
 
 
