@@ -1,6 +1,6 @@
-"""Which MLflow run a record belongs to: found by its uid and taken up, or made; and whose child it is.
+"""Which MLflow run a record belongs to: found by its uid and resumed, or made; and whose child it is.
 
-A run with a uid is one outcome, named by its tag `rm.key`. Started again, it is taken up:
+A run with a uid is one outcome, named by its tag `rm.key`. Started again, it is resumed:
 
 - finished with the same key: complete, nothing of it is sent again;
 - not finished (killed, failed, or sent without some file): completed, with what MLflow has not got yet;

@@ -66,7 +66,7 @@ class RunTracker:
     ) -> Self:
         """Open a run `run_name` in the experiment `rm/<study>` at `$MLFLOW_TRACKING_URI`; returns at once.
 
-        With a `uid` that MLflow knows in that experiment, the run is taken up: a FINISHED run with the same tag
+        With a `uid` that MLflow knows in that experiment, the run is resumed: a FINISHED run with the same tag
         `rm.key` is complete and gets nothing but tags, whatever it is told; an unfinished one is completed; one with
         another `rm.key` or other params is renamed "(superseded)" and a new run made (tasks/run_identity.py). So give
         `rm.key` here if the outcome is known, and set it as a tag later if it is still to be computed.

@@ -55,7 +55,7 @@ class TrainResult:
     the second step (the first, if alone); None there for several processes or with compile: see peak_memory.py."""
     num_processes: int
     resumed_from: list[int]
-    """Steps from which earlier attempts were taken up, in order; empty for a training in one piece."""
+    """Steps from which earlier attempts were resumed, in order; empty for a training in one piece."""
     compiled: bool
 
     @property
