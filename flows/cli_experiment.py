@@ -211,7 +211,7 @@ def print_plan(plan: MatrixPlan) -> None:
     for arm in declared.arms():
         if arm.merged:
             console.print(escape(f"{', '.join(arm.merged)}: the same settings as {arm.name}; merged into it"))
-    for problem in plan.problems:
+    for problem in plan.probed.problems:
         console.print(f"[yellow]time unknown:[/] {escape(problem)}")
     total = "nothing to run" if not plan.due else f"{len(plan.due)} to run, about {_duration(plan.seconds)}"
     console.print(f"{total}; budget {declared.budget_minutes:g} min; shared stages run once")

@@ -136,6 +136,10 @@ class Matrix:
     def run(self, plan: MatrixPlan) -> dict[str, Any]:
         """Tune, run what is missing, judge and report."""
         say(f"registration {self.registration['hash'][:12]} of {self.registration['frozen_at']}")
+        for problem in plan.probed.problems:
+            say(f"time unknown: {problem}")
+        if plan.probed.is_device_held:
+            say(f"so budget_minutes={self.declared.budget_minutes:g} is not checked; the cells wait for the device")
         expected = "" if plan.seconds is None else f", about {plan.seconds / 60:.0f} min"
         say(f"{len(plan.cells)} cells and {len(plan.trials)} trials, {len(plan.due)} to run{expected}")
         with RunTracker.start(
@@ -163,7 +167,7 @@ class Matrix:
 
     def _run_cells(self, plan: MatrixPlan) -> tuple[dict[str, Outcome], Mapping[str, Tuned]]:
         """The trials, then the cells under what the trials chose."""
-        runner = MatrixRunner(self.store, self._start_tracker, self._finish_tracker)
+        runner = MatrixRunner(self.study, self.store, self._start_tracker, self._finish_tracker)
         if not plan.trials:
             return runner.run(plan.cells), {}
         self.trials = runner.run(plan.trials)

@@ -38,7 +38,7 @@ from rmcore.stages.registry import STAGES, in_order, is_judged, pipeline_stages
 from rmcore.stages.results import figures, gather_results, run_key
 from rmcore.stages.run import INTERRUPTED
 from rmcore.stages.settings import GrpoSettings
-from tasks.device import device_slots, holders, is_idle
+from tasks.device import is_idle
 from tasks.local_services import START_PAGE_VARIABLE
 from tasks.stages import StageRun, run_stage
 from tasks.tracking import RunTracker
@@ -204,7 +204,6 @@ def run_and_say(
     `after` are the runs of this flow whose artifacts it reads.
     """
     shown = label or name
-    waiting = partial(told_while_waiting, shown, partial(_in_the_way, store, name))
     interrupted = partial(leave_embedded, tracker)
     run = run_stage(
         store,
@@ -213,8 +212,9 @@ def run_and_say(
         upstream,
         tracker.follow,
         on_interrupt=interrupted,
-        waiting=waiting,
+        waiting=partial(told_while_waiting, shown),
         label=shown,
+        run=tracker.record.run_name,
         after=after,
     )
     if run.damage:
@@ -222,11 +222,6 @@ def run_and_say(
     seconds = (store.manifest(name, run.ref.key) or {}).get("wall_seconds", 0.0)
     say(f"{shown:<10} {'cached' if run.cached else f'{seconds:.1f} s'}  {shown_path(run.ref.path)}")
     return run
-
-
-def _in_the_way(store: Store, name: str) -> str:
-    busy = holders(store) if STAGES[name].on_device else []
-    return f"the device, held by {' and '.join(busy)}" if len(busy) == device_slots() else ""
 
 
 def leave_embedded(tracker: RunTracker) -> None:

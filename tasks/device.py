@@ -5,22 +5,22 @@ the cores evenly. Beneath Prefect's limit of the same size there is a file lock 
 holder dies, and it holds between programs that use different Prefect servers.
 """
 
-import json
 import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
 
 import psutil
 
 from rmcore.core.errors import ConfigError
-from rmcore.core.files import write_json
 from rmcore.core.store import Store
+from tasks.holders import holder, noted
 
 SLOTS_VARIABLE = "RM_OPT_DEVICE_SLOTS"
 POLL_SECONDS = 0.2
+DEVICE = "the device"
+"""What is waited for, in the words of all messages."""
 
 
 def visible_gpus() -> list[str]:
@@ -57,41 +57,40 @@ def slot_environment(slot: int) -> dict[str, str]:
 
 
 @contextmanager
-def device_slot(store: Store, what: str) -> Iterator[int]:
+def device_slot(store: Store, run: str) -> Iterator[int]:
     """Hold one slot of the device inside the block; waits until one is free. Gives its number, from 0.
 
-    `what` it is held for is told to those who wait.
+    `run` is the name by which those who wait know the holder.
     """
     while True:
-        for slot in range(device_slots()):
-            with store.try_lock(lock_name(slot)) as held:
-                if held:
-                    now = datetime.now().astimezone().strftime("%H:%M:%S")
-                    place = _holder_file(store, slot)
-                    write_json(place, {"what": what, "pid": os.getpid(), "since": now})
-                    try:
-                        yield slot
-                    finally:
-                        place.unlink(missing_ok=True)
-                    return
+        with free_device_slot(store, run) as slot:
+            if slot is not None:
+                yield slot
+                return
         time.sleep(POLL_SECONDS)
+
+
+@contextmanager
+def free_device_slot(store: Store, run: str) -> Iterator[int | None]:
+    """Hold one slot of the device inside the block if one is free now. Gives its number, or None; never waits."""
+    for slot in range(device_slots()):
+        with store.try_lock(lock_name(slot)) as held:
+            if held:
+                with noted(store, lock_name(slot), run):
+                    yield slot
+                return
+    yield None
 
 
 def holders(store: Store) -> list[str]:
     """Who holds the slots of the device right now, as people read it."""
-    return [_holder(_holder_file(store, slot)) for slot in range(device_slots()) if not store.is_free(lock_name(slot))]
+    return [held for slot in range(device_slots()) if (held := holder(store, lock_name(slot)))]
 
 
-def _holder(place: Path) -> str:
-    try:
-        held = json.loads(place.read_text())
-        return f"{held['what']} (process {held['pid']}, since {held['since']})"
-    except (OSError, ValueError, TypeError, KeyError):  # taken this moment, or by an older version
-        return "another run"
-
-
-def _holder_file(store: Store, slot: int) -> Path:
-    return store.root / ".locks" / f"{lock_name(slot)}.json"
+def in_the_way(store: Store) -> str:
+    """Who keeps a run from the device right now, as people read it; empty where a slot is free."""
+    busy = holders(store)
+    return f"{DEVICE}, held by {' and '.join(busy)}" if len(busy) == device_slots() else ""
 
 
 def is_idle(store: Store) -> bool:

@@ -50,10 +50,10 @@ def evaluate(
     pairs = reading.read(data)
     rm = model.load(checkpoint)
     table, cut, metrics = _evaluate(rm, pairs, config, seed)
-    if cut["num_cut_sides"]:
-        print(f"{cut['num_cut_sides']} of {2 * cut['num_pairs']} sides were longer than the limit and were cut")
     for sentence in in_words(metrics):
         print(sentence)
+    if cut["num_cut_sides"]:
+        print(f"{cut['num_cut_sides']} of {2 * cut['num_pairs']} sides were longer than the limit and were cut")
     print_metrics(f"{checkpoint} on {data}", metrics)
     if rewards is not None:
         rewards.parent.mkdir(parents=True, exist_ok=True)
