@@ -19,6 +19,7 @@ from experiments.sizes import Size
 from flows.cli_common import prefect_in_use, prepare_terminal
 from flows.cli_compare import compare_runs
 from flows.cli_runs import run_names
+from flows.hub_names import require_hub_names
 from flows.planning import MatrixPlan, make_plan
 from rmcore.cli.common import shown_numbers
 from rmcore.cli.options import options
@@ -145,6 +146,7 @@ def run_or_plan(
     """Show the plan, or run what is missing; 1 where a cell failed, else 0."""
     budget, summary, shared = given.budget, given.summary, given.shared()
     declared = restrict(load_experiment(name, size), arms=arms, seeds=seeds, grid=grid, budget_minutes=budget, **shared)
+    require_hub_names(*(arm.config for arm in declared.arms()))
     if given.plan:
         from rmcore.core.store import Store
 

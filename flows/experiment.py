@@ -22,6 +22,7 @@ from experiments.schema import Experiment
 from experiments.sizes import Size
 from flows.console import say
 from flows.form import described_flow
+from flows.hub_names import require_hub_names
 from flows.matrix import MatrixRunner, Outcome
 from flows.pipeline import leave_embedded, link_report, open_store
 from flows.planning import MatrixPlan, frozen, make_plan, matrix_key
@@ -95,6 +96,7 @@ def experiment(
     declared = restrict(
         load_experiment(experiment, size), arms=arms, seeds=seeds, grid=grid, budget_minutes=budget_minutes, **shared
     )
+    require_hub_names(*(arm.config for arm in declared.arms()))
     store = open_store()
     plan = make_plan(declared, store, home())
     plan.check_budget()

@@ -27,6 +27,7 @@ from rmcore.core.files import write_json
 from rmcore.core.processes import terminate_children
 from rmcore.core.progress import below_the_echo
 from rmcore.core.store import ArtifactRef, Store, flatten
+from rmcore.core.tracking import METRICS_FILE
 from rmcore.policy.grpo.rlhf_requirements import require_rlhf
 from rmcore.policy.readiness.verdict import verdict_tags
 from rmcore.reporting.html.html import write_report
@@ -97,8 +98,11 @@ def run_pipeline(
             run_name=run_name,
             tags={"rm.kind": kind, "rm.seed": str(config.seed), "prefect.flow_run_id": str(runtime.flow_run.id)},
             params=flatten(config.model_dump(mode="json")),
+            loggers=config.loggers,
         ) as tracker,
     ):
+        if tracker.logger_folder is not None:
+            say(f"{' and '.join(config.loggers)}: the curves are in {shown_path(str(tracker.logger_folder))}, too")
         tracker.watch_machine()
         runs = run_stages(pipeline_stages(config) if names is None else names, config, store, tracker)
         refs = {name: run.ref for name, run in runs.items()}
@@ -183,6 +187,8 @@ def run_stages(
         after = [before[needed] for needed in upstream if needed in before]
         runs[name] = run_and_say(store, name, config, upstream, tracker, label=f"{name}{suffix}", after=after)
         before[name] = runs[name]
+        if runs[name].cached:  # one that ran was followed
+            tracker.replay(Path(runs[name].ref.path) / METRICS_FILE)
         say_notices(name, Path(runs[name].ref.path))
         refs[name] = runs[name].ref
         tracker.log_artifact_folder(Path(runs[name].ref.path), name)

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 from prefect.exceptions import TerminationSignal
 
@@ -21,8 +22,9 @@ from rmcore.core.store import ArtifactRef, Store
 from rmcore.core.tracking import METRICS_FILE
 from rmcore.stages.registry import Stage, StageCall
 from rmcore.stages.run import DELIBERATE_ERROR, ERROR_FILE, INTERRUPTED
+from rmcore.stages.settings import DeviceSettings, StageSettings
 from rmcore.training.resume import ResumePoint, clear, rewind
-from tasks.device import device_slot, in_the_way, slot_environment
+from tasks.device import as_seen, device_slot, in_the_way, slot_environment
 from tasks.holders import holder, noted
 from tasks.waiting import Wait
 
@@ -65,10 +67,11 @@ def execute(
         if store.status(stage.name, key).state == "valid":
             wait.end()
             return store.ref(stage.name, key), False
-        wait.on(lambda: in_the_way(store))
+        device = call.settings.device if isinstance(call.settings, DeviceSettings) else None
+        wait.on(lambda: "" if device is None else in_the_way(store, device))
         with (
             noted(store, key, run),
-            device_slot(store, run) if stage.on_device else nullcontext() as slot,
+            nullcontext() if device is None else device_slot(store, run, device) as slot,
             store.publish(stage.name, call.slug, call.inputs, outcome=stage.outcome, resumable=bool(stage.kept)) as out,
         ):
             wait.end()
@@ -81,7 +84,8 @@ def execute(
                 (out / METRICS_FILE).touch()
                 try:
                     with follow(out / METRICS_FILE):
-                        run_child(call, out, {} if slot is None else slot_environment(slot), tell, run)
+                        pinned = {} if slot is None or device is None else slot_environment(slot, device)
+                        run_child(call, out, pinned, tell, run)
                 except RmcoreError:
                     if not _left(stage, out):  # refused before it began: nothing to resume from
                         shutil.rmtree(out)
@@ -112,7 +116,7 @@ def run_child(call: StageCall, out: Path, environment: Mapping[str, str], tell: 
         place = Path(folder)
         spec = {
             "stage": stage.name,
-            "settings": call.settings.model_dump(mode="json"),
+            "settings": _as_seen(call.settings),
             "upstream": {name: ref.path for name, ref in call.upstream.items()},
             "out": str(out),
         }
@@ -133,6 +137,11 @@ def run_child(call: StageCall, out: Path, environment: Mapping[str, str], tell: 
             if _left(stage, out):
                 print(f"written so far: {out}", file=sys.stderr)
             raise
+
+
+def _as_seen(settings: StageSettings) -> dict[str, Any]:
+    given = settings.model_dump(mode="json")
+    return given | ({"device": as_seen(settings.device)} if isinstance(settings, DeviceSettings) else {})
 
 
 def _wait_for_child(place: Path, environment: Mapping[str, str], tell: Tell, run: str) -> int:

@@ -15,7 +15,7 @@ from rmcore.core.child_process import ForkedProcess
 from rmcore.core.files import exclusive, write_json
 from rmcore.core.store import Store, make_key
 from rmcore.study.estimates import Estimates, SpeedProbe, probe_kind
-from tasks.device import free_device_slot, holders, slot_environment
+from tasks.device import as_seen, free_device_slot, holders, slot_environment
 
 
 def estimates(store: Store, folder: Path) -> Estimates:
@@ -59,7 +59,7 @@ def probe_unknown(store: Store, folder: Path, configs: Iterable[PipelineConfig])
         for config in _distinct(alike):
             if busy := holders(store):
                 return _held(busy)
-            with free_device_slot(store, f"a probe of {model}'s speed") as slot:
+            with free_device_slot(store, f"a probe of {model}'s speed", config.device) as slot:
                 if slot is None:  # taken since it was looked at
                     return _held(holders(store))
                 print(f"measuring two steps of {model}: nothing like it has run here yet", file=sys.stderr)
@@ -90,10 +90,13 @@ def _remember(folder: Path, name: str, probe: dict) -> None:
 def _run(config: PipelineConfig, slot: int) -> dict:
     with tempfile.TemporaryDirectory(prefix="rm-opt-") as scratch:
         out, spec, log = (Path(scratch) / name for name in ("out.json", "spec.json", "log.txt"))
-        record = {"config": config.model_dump(mode="json"), "out": str(out)}
+        seen = config.model_copy(update={"device": as_seen(config.device)})
+        record = {"config": seen.model_dump(mode="json"), "out": str(out)}
         spec.write_text(json.dumps(record | {"started": time.time()}))
         with log.open("w") as output:
-            process = ForkedProcess("rmcore.study.probe", spec, output, os.environ | slot_environment(slot))
+            process = ForkedProcess(
+                "rmcore.study.probe", spec, output, os.environ | slot_environment(slot, config.device)
+            )
             try:
                 status = process.wait()
             finally:  # interrupted, it has nothing to save

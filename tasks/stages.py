@@ -19,6 +19,7 @@ from prefect.logging import get_run_logger
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.store import ArtifactRef, Store
 from rmcore.stages.registry import stage_call
+from rmcore.stages.settings import DeviceSettings
 from tasks.device import DEVICE, in_the_way
 from tasks.execution import Follow, execute
 from tasks.home import DEVICE_LIMIT
@@ -67,7 +68,7 @@ def run_stage(
     by which others who wait know this run.
     """
     call = stage_call(name, config, upstream)
-    stage, key = call.stage, call.key
+    key = call.key
     store.hold(key)  # before it is looked at: from then on nobody may collect it
     status = store.status(name, key)
     ran: list[bool] = []
@@ -78,7 +79,8 @@ def run_stage(
     def work() -> ArtifactRef:
         tell = get_run_logger().info
         with _told(on_interrupt), waiting() as wait:
-            limit = device_limit(store, wait) if stage.on_device else nullcontext()
+            device = call.settings.device if isinstance(call.settings, DeviceSettings) else None
+            limit = nullcontext() if device is None else device_limit(store, wait, device)
             # Once more inside the limit: its end asks Prefect, which the same Ctrl-C may have ended, and waits minutes.
             with limit, _told(on_interrupt):
                 ref, here = execute(store, call, follow, before, tell, run=run, wait=wait)
@@ -111,9 +113,9 @@ def _told(on_interrupt: Callable[[], None]) -> Iterator[None]:
 
 
 @contextmanager
-def device_limit(store: Store, wait: Wait) -> Iterator[None]:
+def device_limit(store: Store, wait: Wait, device: str = "auto") -> Iterator[None]:
     """Hold one slot of Prefect's limit on the device inside the block; waits until one is free."""
-    wait.on(lambda: in_the_way(store) or FULL_LIMIT)
+    wait.on(lambda: in_the_way(store, device) or FULL_LIMIT)
     # A server that dies meanwhile must not end the work: the lock beneath still holds the device.
     with concurrency(DEVICE_LIMIT, occupy=1, strict=True, raise_on_lease_renewal_failure=False):
         yield

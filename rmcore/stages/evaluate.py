@@ -21,7 +21,6 @@ from rmcore.ensembles.score import score_pairs_table, with_texts
 from rmcore.evaluation.calibration import reliability_bins
 from rmcore.evaluation.report_card import evaluate_pairs, most_confident_mistakes
 from rmcore.evaluation.uncertainty import MetricValue
-from rmcore.models.loading import pick_device
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.reporting.figures.calibration import reliability_diagram_figure
 from rmcore.reporting.figures.context import accuracy_in_context_figure
@@ -40,7 +39,7 @@ def run(settings: EvaluateSettings, upstream: Upstream, out: Path, tracker: Trac
     prepared = upstream["prepare"]
     rm = BradleyTerryRM.from_pretrained(
         upstream["train"] / "best",
-        device=pick_device(settings.device).type,
+        device=settings.device,
         trust_remote_code=settings.trust_remote_code,
         render_fn=settings.render_fn,
     )

@@ -10,6 +10,7 @@ import pytest
 from experiments.arms import change_config
 from experiments.presets import PRESETS
 from experiments.schema import TUNING_SEED, Experiment
+from flows import cli_runs
 from flows.planning import make_plan, matrix_key, plan_run
 from rmcore.core.errors import ConfigError
 from rmcore.core.store import MANIFEST, Store
@@ -282,6 +283,30 @@ def test_the_plan_of_a_run_tells_cached_stages_from_those_that_follow_a_change(s
     assert "num_resamples" in due["evaluate"].why
     assert due["readiness"].why == "follows evaluate"
     assert due["evaluate"].seconds is not None
+
+
+def test_the_plan_is_printed_with_every_stage_its_state_and_what_it_would_take(
+    store, tmp_path, finish, probed, monkeypatch, capsys
+):
+    monkeypatch.setenv("RM_OPT_HOME", str(tmp_path))
+    monkeypatch.setattr(cli_runs, "configure_environment", lambda: None)
+    config = declare().base
+    finish(Cell("run", "run", 0, config, pipeline_stages(config)))
+    cli_runs.print_plan(change_config(config, {"evaluate.num_resamples": 777}))
+    said = capsys.readouterr().out
+    rows = {line.split()[0]: " ".join(line.split()[1:]) for line in said.splitlines() if line.strip()}
+    assert rows["train"] == "cached"
+    assert rows["evaluate"].startswith("to run about ")
+    assert "evaluate.num_resamples 1000 -> 777" in rows["evaluate"]
+    assert rows["readiness"].endswith("follows evaluate")
+    assert rows["report"].startswith("each time seconds written anew")
+    assert "rm-" in rows["register"]
+    assert "2 to run, about" in said
+    assert "Nothing was run." in said
+    cli_runs.print_plan(config.model_copy(update={"skip": ("landscape",)}))
+    without = capsys.readouterr().out
+    assert "landscape" not in without
+    assert "1 to run" in without  # readiness, which does without its numbers
 
 
 def test_a_run_that_starts_from_a_policy_to_come_is_planned_without_its_time(store, tmp_path):

@@ -12,7 +12,17 @@ import pytest
 
 from rmcore.core.errors import ConfigError
 from rmcore.core.store import Store
-from tasks.device import SLOTS_VARIABLE, device_slot, device_slots, free_device_slot, holders, is_idle, slot_environment
+from tasks.device import (
+    SLOTS_VARIABLE,
+    as_seen,
+    device_slot,
+    device_slots,
+    free_device_slot,
+    holders,
+    is_idle,
+    slot_environment,
+    slots_for,
+)
 from tasks.holders import clock
 
 
@@ -79,6 +89,24 @@ def test_each_gpu_is_a_slot_of_its_own(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
     assert device_slots() == 2
     assert [slot_environment(slot)["CUDA_VISIBLE_DEVICES"] for slot in range(2)] == ["2", "5"]
+
+
+def test_a_named_gpu_has_the_slots_of_its_own_and_no_two_slots_meet_on_it(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5,7")
+    for slots in (None, "1", "2", "3", "7"):
+        monkeypatch.setenv(SLOTS_VARIABLE, slots) if slots else monkeypatch.delenv(SLOTS_VARIABLE, raising=False)
+        users = {}
+        for device in ("auto", "cuda:0", "cuda:1", "cuda:2"):
+            for slot in slots_for(device):
+                gpu = slot_environment(slot, device)["CUDA_VISIBLE_DEVICES"]
+                assert device == "auto" or gpu == "257"[int(device[-1])]
+                users.setdefault(gpu, set()).add(slot)
+        assert all(len(held) <= -(-int(slots or 3) // 3) for held in users.values()), users
+    assert as_seen("cuda:1") == "cuda"
+    with pytest.raises(ConfigError, match="cuda:3, but this process sees 3 GPUs"):
+        slots_for("cuda:3")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert (list(slots_for("cuda:1")), as_seen("cuda:1")) == (list(range(7)), "cuda:1")  # torch refuses it
 
 
 def test_slots_on_a_cpu_share_the_cores(monkeypatch):
