@@ -2,7 +2,9 @@
 
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError, ServiceError
 from rmcore.core.files import write_json
 from rmcore.core.processes import terminate_children
-from rmcore.core.progress import below_the_echo
+from rmcore.core.progress import below_the_echo, progress_bar
 from rmcore.core.store import ArtifactRef, Store, flatten
 from rmcore.core.tracking import METRICS_FILE
 from rmcore.policy.grpo.rlhf_requirements import require_rlhf
@@ -107,12 +109,14 @@ def run_pipeline(
         runs = run_stages(pipeline_stages(config) if names is None else names, config, store, tracker)
         refs = {name: run.ref for name, run in runs.items()}
         cached = {name: run.cached for name, run in runs.items()}
-        results = gather_results(config, store, refs, cached, run_name=run_name)
         folder = home() / "reports" / f"{run_name}-{run_key(refs)[:12]}"
-        report = write_report(results, figures(refs), folder / "report.html")
-        write_json(folder / "summary.json", results)
-        write_index(folder.parent)
-        version = _track(tracker, config, refs, cached, results, report)
+        with timed_step("report", str(folder)):
+            results = gather_results(config, store, refs, cached, run_name=run_name)
+            report = write_report(results, figures(refs), folder / "report.html")
+            write_json(folder / "summary.json", results)
+            write_index(folder.parent)
+        with timed_step("register", f"rm-{config.study} in MLflow, with what the run found"):
+            version = _track(tracker, config, refs, cached, results, report)
     _describe(results, report, tracker.url)
     return {
         "results": results,
@@ -122,6 +126,15 @@ def run_pipeline(
         "executed": [name for name, run in runs.items() if not run.cached],
         "model_version": version,
     }
+
+
+@contextmanager
+def timed_step(name: str, place: str) -> Iterator[None]:
+    """Say how long a step after the stages took, and while it takes long, on standard error, that it goes on."""
+    began = time.monotonic()
+    with progress_bar(name):
+        yield
+    say(f"{name:<10} {time.monotonic() - began:.1f} s  {shown_path(place) if os.path.isabs(place) else place}")
 
 
 def require_judge(config: PipelineConfig) -> None:

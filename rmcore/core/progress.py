@@ -27,6 +27,11 @@ def labelled(report: Report, text: str) -> Report:
     return lambda done, total, _: report(done, total, text)
 
 
+def prefixed(report: Report, prefix: str) -> Report:
+    """`report` for a part of the work whose own text follows `prefix`."""
+    return lambda done, total, text: report(done, total, f"{prefix}: {text}")
+
+
 def counting_on(report: Report, number: int, total: int) -> Report:
     """`report` for the part `number`, from 0, of `total` parts of one size, which count as one work."""
     return lambda done, size, text: report(number * size + done, total * size, text)

@@ -14,7 +14,7 @@ import pandas as pd
 
 from rmcore.config.evaluate import EvaluateConfig
 from rmcore.core.files import write_json
-from rmcore.core.progress import Report
+from rmcore.core.progress import Report, prefixed, silent
 from rmcore.core.tracking import Tracker
 from rmcore.data.table import read_pairs
 from rmcore.ensembles.score import score_pairs_table, with_texts
@@ -52,14 +52,22 @@ def run(settings: EvaluateSettings, upstream: Upstream, out: Path, tracker: Trac
     tables, cut = {}, {}
     for name, pairs in splits.items():
         if pairs:
-            tables[name], cut[name] = score_pairs_table(rm, pairs, report=report)
+            tables[name], cut[name] = score_pairs_table(rm, pairs, report=prefixed(report, name))
     pd.concat([table.assign(split=name) for name, table in tables.items()]).to_parquet(out / "rewards.parquet")
     metrics = {
-        name: measure(table, settings.evaluate, seed=settings.seed, beta=rm.beta, calibration=tables.get("validation"))
+        name: measure(
+            table,
+            settings.evaluate,
+            seed=settings.seed,
+            beta=rm.beta,
+            calibration=tables.get("validation"),
+            report=prefixed(report, name),
+        )
         for name, table in tables.items()
         if name in ("test", "ood")
     }
-    train_card = measure(tables["train"], settings.evaluate, seed=settings.seed, beta=rm.beta)
+    of_train = prefixed(report, "train")
+    train_card = measure(tables["train"], settings.evaluate, seed=settings.seed, beta=rm.beta, report=of_train)
     metrics["train"] = {name: train_card[name] for name in TRAIN_METRICS}
     ceilings = json.loads((prepared / CEILING_FILE).read_text()) if (prepared / CEILING_FILE).is_file() else {}
     record: dict[str, Any] = {
@@ -77,7 +85,13 @@ def run(settings: EvaluateSettings, upstream: Upstream, out: Path, tracker: Trac
 
 
 def measure(
-    table: pd.DataFrame, config: EvaluateConfig, *, seed: int, beta: float, calibration: pd.DataFrame | None = None
+    table: pd.DataFrame,
+    config: EvaluateConfig,
+    *,
+    seed: int,
+    beta: float,
+    calibration: pd.DataFrame | None = None,
+    report: Report = silent,
 ) -> dict[str, MetricValue]:
     """Every metric of the reward table of a model with this `beta`, under the settings of `config`."""
     return evaluate_pairs(
@@ -88,6 +102,7 @@ def measure(
         thresholds=config.thresholds if config.per_response else None,
         seed=seed,
         beta=beta,
+        report=report,
     )
 
 

@@ -35,7 +35,7 @@ def run(settings: ReadinessSettings, upstream: Upstream, out: Path, tracker: Tra
     """Judge from the evaluation's metrics, and compute the original score where the curvature was measured."""
     metrics = json.loads((upstream["evaluate"] / "metrics.json").read_text())["metrics"]
     lambda_max = largest_eigenvalue(upstream)
-    logged = choose_among_logged(settings, upstream)
+    logged = choose_among_logged(settings, upstream, report)
     write_json(out / "logged_answers.json", logged)
     test = {name: entry["value"] for name, entry in metrics["test"].items()}
     train_accuracy = metrics["train"]["pairwise_accuracy"]["value"]
@@ -60,11 +60,11 @@ def largest_eigenvalue(upstream: Upstream) -> float | None:
     return value
 
 
-def choose_among_logged(settings: ReadinessSettings, upstream: Upstream) -> dict[str, Any] | None:
+def choose_among_logged(settings: ReadinessSettings, upstream: Upstream, report: Report) -> dict[str, Any] | None:
     """What the best of k among logged held-out answers does; None where no prompt has enough of them."""
     rewards = pd.read_parquet(upstream["evaluate"] / "rewards.parquet")
     table = logged_table(read_pairs(upstream["prepare"] / "test.parquet"), rewards[rewards["split"] == "test"])
-    return logged_answers(table, num_resamples=settings.num_resamples, seed=settings.seed)
+    return logged_answers(table, num_resamples=settings.num_resamples, seed=settings.seed, report=report)
 
 
 def judge(

@@ -42,7 +42,8 @@ def run(tmp_path):
         if curvature:
             (folders["landscape"] / "spectrum.json").write_text(json.dumps({"lambda_max": 10.0}))
         settings = ReadinessSettings.of(PipelineConfig(evaluate=EvaluateConfig(num_resamples=100), seed=3))
-        readiness.run(settings, folders, folders["out"], NullTracker(), lambda done, total, text: None)
+        run.told = []
+        readiness.run(settings, folders, folders["out"], NullTracker(), lambda *told: run.told.append(told))
         return folders["out"]
 
     return run
@@ -58,6 +59,7 @@ def test_logged_answers_are_measured_on_the_held_out_pairs_and_drawn(run):
     assert metrics["ready/logged_win_rate_2"] == found["choices"][0]["win_rate"]
     assert metrics["ready/logged_gain_4"] == found["choices"][1]["gain"]
     assert (out / "figures" / "logged_answers.png").is_file()
+    assert run.told[:2] == [(100, 100, f"best of {k}: resamples") for k in (2, 4)]
 
 
 def test_where_prompts_have_too_few_answers_there_is_nothing(run):
