@@ -125,7 +125,7 @@ def run(
         require_hub_names(config)
         cli_runs.print_plan(config)
     else:
-        print_reported(run_configured(_load_pipeline, preset, given, chosen, recorded=recorded))
+        print_reported(run_configured(_load_pipeline, preset, given, assignments=chosen, recorded=recorded))
 
 
 def _load_pipeline() -> Flow:
