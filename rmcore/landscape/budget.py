@@ -9,18 +9,6 @@ from collections.abc import Callable
 
 from rmcore.core.progress import Report
 
-CPU_MINUTES = 1.0
-"""Of a measurement on a CPU that is given no limit. Here and not among the settings: it belongs to the stage's key."""
-
-
-def minutes_on(device_type: str, minutes: float | None) -> float | None:
-    """The limit that holds: `landscape.minutes`, where that is null a minute on a CPU and none elsewhere.
-
-    >>> minutes_on("cpu", None), minutes_on("cuda", None), minutes_on("cpu", 5.0)
-    (1.0, None, 5.0)
-    """
-    return CPU_MINUTES if minutes is None and device_type == "cpu" else minutes
-
 
 class OutOfTime(Exception):
     """A work was given up because it would have ended too late.

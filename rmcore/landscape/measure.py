@@ -14,9 +14,10 @@ from torch import Tensor
 
 from rmcore.config.landscape import CurvaturePart, LandscapeConfig
 from rmcore.core.errors import ConfigError
+from rmcore.core.hardware import curvature_minutes
 from rmcore.core.progress import Report, labelled
 from rmcore.landscape.analyzer import AnalyzedSpectrum, hessian_spectrum
-from rmcore.landscape.budget import OutOfTime, TimeBudget, minutes_on
+from rmcore.landscape.budget import OutOfTime, TimeBudget
 from rmcore.landscape.density import spectral_density
 from rmcore.landscape.directions import (
     FILTER_UNIT,
@@ -69,7 +70,7 @@ def measure_curvature(
     if other is not None and "slices" not in config.parts:
         raise ConfigError("another checkpoint is for a line of the slices, which are not asked for: add slices.")
     hessian = LossHessian.from_loader(model, sample.batches, parameters=config.parameters)
-    minutes = minutes_on(hessian.device.type, config.minutes)
+    minutes = curvature_minutes(hessian.device.type, config.minutes)
     budget, asked = TimeBudget(minutes), len(sample.pairs)
     counted, share = labelled(report, "Hessian products"), 0.5 if config.parts else 1.0
     while True:

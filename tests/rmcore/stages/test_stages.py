@@ -264,5 +264,5 @@ def test_the_original_score_decides_nothing(variance, lambda_max):
 
 
 def test_readiness_without_a_number_it_needs_is_refused():
-    with pytest.raises(DataError, match="lambda_max"):
-        judge(GOOD, 0.9, None, ReadinessConfig(), OVER)
+    with pytest.raises(DataError, match="ece_debiased"):
+        judge(GOOD | {"ece_debiased": None}, 0.9, 1.0, ReadinessConfig(), OVER)
