@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,7 +22,6 @@ from rmcore.cli.help import furnish
 from rmcore.cli.options import options
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
-from rmcore.core.loggers import LoggerName
 from rmcore.reporting.runs import find_run
 from tasks.home import configure_environment, digests_file, home, make_home
 
@@ -90,12 +89,12 @@ def run(
     ] = None,
     device: Annotated[str | None, setting(PipelineConfig, "device")] = None,
     skip: Annotated[
-        list[Literal["landscape"]] | None,
+        list[str] | None,
         typer.Option("--skip", help="Leave a stage out: landscape, whose curvature decides nothing. May be repeated."),
     ] = None,
     logger: Annotated[
-        list[LoggerName] | None,
-        typer.Option("--logger", help="Send the curves there, too, beside MLflow. May be repeated."),
+        list[str] | None,
+        typer.Option("--logger", help="Send the curves to tensorboard or wandb, too, beside MLflow. May be repeated."),
     ] = None,
     plan: Annotated[
         bool, typer.Option("--plan", help="Only say which stages would run, why, and about how long they would take.")

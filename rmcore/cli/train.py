@@ -16,7 +16,7 @@ from rmcore.config.train import TrainConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.files import exclusive, is_free
 from rmcore.core.hardware import HARDWARE
-from rmcore.core.loggers import LoggerName, ManyTrackers, open_loggers, require_loggers
+from rmcore.core.loggers import ManyTrackers, open_loggers, require_loggers
 from rmcore.data.pair import PreferencePair
 
 DATA_FIELDS = (
@@ -88,7 +88,7 @@ def train(
         bool, typer.Option("--no-early-stopping", help="Train to the last step, whatever the validation pairs say.")
     ] = False,
     logger: Annotated[
-        list[LoggerName] | None, typer.Option("--logger", help="Send the curves there, too. May be repeated.")
+        list[str] | None, typer.Option("--logger", help="Send the curves to tensorboard or wandb, too; repeatable.")
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print steps, tokens, memory and expected time; write nothing.")
