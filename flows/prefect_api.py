@@ -70,7 +70,7 @@ def end_without_server(advice: str) -> Iterator[None]:
     """
     api = httpx.URL(os.environ["PREFECT_API_URL"])
     if _embedded is not None and _embedded.api == api:
-        with progress_bar("Prefect starts"):
+        with progress_bar("Prefect"):
             _embedded.wait()
     # Python writes a byte for every signal that it handles: whoever is asked to end needs no reason.
     asked_to_end, asking = socket.socketpair()
