@@ -23,7 +23,7 @@ from rmcore.core.hardware import HARDWARE
 
 QUICK_PARTS: tuple[CurvaturePart, ...] = ("normalized", "gauss_newton", "noise")
 """On a CPU, where a Hessian product with a pretrained model takes seconds; `rm-opt analyze` measures the others."""
-ON_A_CPU = LandscapeConfig(parts=QUICK_PARTS, num_pairs=8, lanczos_steps=10, trace_probes=4, top_k=3, minutes=1.0)
+ON_A_CPU = LandscapeConfig(parts=QUICK_PARTS, num_pairs=8, lanczos_steps=10, trace_probes=4, top_k=3)
 """Curvature of a pretrained model: it decides nothing, so it does not take longer than the training."""
 
 # A reward model of the gold world that is worth optimising against: more pairs and steps than the demo has.

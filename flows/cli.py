@@ -1,6 +1,7 @@
 """`rm-opt`: the whole command line. Commands that need no orchestrator come from rmcore.cli."""
 
 import importlib.metadata
+import json
 import os
 import re
 import shlex
@@ -10,20 +11,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flows import cli_active, cli_experiment, cli_policy, cli_rlhf, cli_runs, cli_start, cli_trajectory
-from flows.cli_common import Flow, FlowOptions, print_reported, run_configured
+from flows.cli_common import Flow, FlowOptions, print_reported, run_configured, settings_of
+from flows.hub_names import require_hub_names
 from flows.settings import DEFAULT_PRESET, load_config
 from flows.unfinished import recorded_config
 from rmcore.cli import app
 from rmcore.cli.active import app as active_app
-from rmcore.cli.common import guard
+from rmcore.cli.common import guard, setting
 from rmcore.cli.help import furnish
 from rmcore.cli.options import options
+from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
 from rmcore.reporting.runs import find_run
 from tasks.home import configure_environment, digests_file, home, make_home
 
 if TYPE_CHECKING:
-    from rmcore.config.pipeline import PipelineConfig
     from rmcore.core.store import Entry, Store
 
 store_app = typer.Typer(no_args_is_help=True, help="List, verify and bound the stored artifacts.")
@@ -85,6 +87,15 @@ def run(
             autocompletion=cli_runs.run_names,
         ),
     ] = None,
+    device: Annotated[str | None, setting(PipelineConfig, "device")] = None,
+    skip: Annotated[
+        list[str] | None,
+        typer.Option("--skip", help="Leave a stage out: landscape, whose curvature decides nothing. May be repeated."),
+    ] = None,
+    logger: Annotated[
+        list[str] | None,
+        typer.Option("--logger", help="Send the curves to tensorboard or wandb, too, beside MLflow. May be repeated."),
+    ] = None,
     plan: Annotated[
         bool, typer.Option("--plan", help="Only say which stages would run, why, and about how long they would take.")
     ] = False,
@@ -106,10 +117,14 @@ def run(
     else:
         recorded = recorded_config(resume, cli_runs.found_runs())
         print(f"settings    of the run {recorded.study}-seed{recorded.seed}")
+    lists = {"skip": skip, "loggers": logger}
+    chosen = settings_of({"device": device}) + [f"{name}={json.dumps(value)}" for name, value in lists.items() if value]
     if plan:
-        cli_runs.print_plan(load_config(preset, given.config, given.set_ or [], recorded))
+        config = load_config(preset, given.config, [*chosen, *(given.set_ or [])], recorded)
+        require_hub_names(config)
+        cli_runs.print_plan(config)
     else:
-        print_reported(run_configured(_load_pipeline, preset, given, recorded=recorded))
+        print_reported(run_configured(_load_pipeline, preset, given, assignments=chosen, recorded=recorded))
 
 
 def _load_pipeline() -> Flow:

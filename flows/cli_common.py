@@ -15,11 +15,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from flows.hub_names import require_hub_names
 from rmcore.cli.verdict import print_verdict
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ServiceError
 from rmcore.core.files import write_text
-from rmcore.core.hub import require_model
+from rmcore.core.loggers import require_loggers
 from tasks.home import configure_environment
 
 FIGURES = (
@@ -87,6 +88,7 @@ def run_configured(
 
     settings = load_config(preset, given.config, [*assignments, *(given.set_ or [])], recorded)
     require_hub_names(settings)
+    require_loggers(settings.loggers)
     changed = base_preset(preset, given.config)
     summary = given.summary
     if summary is not None:
@@ -102,24 +104,6 @@ def run_configured(
     if summary is not None:
         write_text(summary, json.dumps(outcome, indent=1) + "\n")
     return outcome
-
-
-def require_hub_names(config: PipelineConfig) -> None:
-    """Ask the Hugging Face hub for the models and data that are only there, before anything is started.
-
-    Raises:
-        ModelError, DataError: the hub does not answer or does not show them.
-    """
-    from rmcore.data.readers.hub import hub_revision
-    from rmcore.data.readers.sources import source_kind
-
-    require_model(config.model.name)
-    if config.policy is not None and config.needs_policy:
-        require_model(config.policy.name)
-        require_model(config.policy.base)
-    for source in (config.data.source, config.data.eval_source):
-        if source is not None and source != "gold" and source_kind(source) == "hub":
-            hub_revision(source)
 
 
 @contextmanager

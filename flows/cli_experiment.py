@@ -19,6 +19,7 @@ from experiments.sizes import Size
 from flows.cli_common import prefect_in_use, prepare_terminal
 from flows.cli_compare import compare_runs
 from flows.cli_runs import run_names
+from flows.hub_names import require_hub_names
 from flows.planning import MatrixPlan, make_plan
 from rmcore.cli.common import shown_numbers
 from rmcore.cli.options import options
@@ -146,6 +147,7 @@ def run_or_plan(
     """Show the plan, or run what is missing; 1 where a cell failed, else 0."""
     budget, summary, shared = given.budget, given.summary, given.shared()
     declared = restrict(load_experiment(name, size), arms=arms, seeds=seeds, grid=grid, budget_minutes=budget, **shared)
+    require_hub_names(*(arm.config for arm in declared.arms()))
     if given.plan:
         from rmcore.core.store import Store
 
@@ -212,7 +214,7 @@ def print_plan(plan: MatrixPlan) -> None:
     for arm in declared.arms():
         if arm.merged:
             console.print(escape(f"{', '.join(arm.merged)}: the same settings as {arm.name}; merged into it"))
-    for problem in plan.problems:
+    for problem in plan.probed.problems:
         console.print(f"[yellow]time unknown:[/] {escape(problem)}")
     total = "nothing to run" if not plan.due else f"{len(plan.due)} to run, about {_duration(plan.seconds)}"
     console.print(f"{total}; budget {declared.budget_minutes:g} min; shared stages run once")

@@ -107,21 +107,25 @@ def _took(run: Run) -> str:
 def print_plan(config: PipelineConfig) -> None:
     """Say which stages of a run are there and which would run, why, and about how long that takes; nothing is run."""
     configure_environment()
-    plan, problems = plan_run(config, Store(home() / "store"), home())
+    plan, probed = plan_run(config, Store(home() / "store"), home())
     due = [stage for stage in plan.stages if stage.ref is None]
     table = Table("stage", "state", "expected", "why", box=SIMPLE_HEAD, pad_edge=False)
     for stage in plan.stages:
         state = "cached" if stage.ref is not None else "to run"
         table.add_row(stage.name, state, _expected(stage.seconds) if stage in due else "", escape(stage.why))
+    table.add_row("report", "each time", "seconds", "written anew, so that it has this run's name and date")
+    table.add_row(
+        "register", "each time", "seconds", f"a model that was not registered yet: rm-{config.study} in MLflow"
+    )
     wide_console().print(table)
-    for problem in problems:
+    for problem in probed.problems:
         print(f"time unknown: {problem}")
     known = [stage.seconds for stage in due if stage.seconds is not None]
     if not due:
-        print("nothing to run: every stage is cached; the report is written anew")
+        print("nothing to run: every stage is cached")
     else:
         more = "" if len(known) == len(due) else f", and {len(due) - len(known)} of unknown length"
-        print(f"{len(due)} to run, about {numbers.duration(sum(known))}{more}; the report in seconds. Nothing was run.")
+        print(f"{len(due)} to run, about {numbers.duration(sum(known))}{more}. Nothing was run.")
 
 
 def _expected(seconds: float | None) -> str:

@@ -5,13 +5,16 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from prefect.logging import get_run_logger
 
 from flows.prefect_api import api_is_embedded
+from flows.prefect_client import show_state
+from tasks.device import DEVICE
+from tasks.waiting import Wait
 
 CONSOLE_VARIABLE = "RM_OPT_CONSOLE"
 """Set by `rm-opt run`: print progress lines on standard output."""
@@ -41,33 +44,41 @@ def say(text: str) -> None:
 
 
 @contextmanager
-def told_while_waiting(
-    name: str, waits_for: Callable[[], str], patience: float = PATIENCE_SECONDS
-) -> Iterator[Callable[[], None]]:
-    """Say what a stage waits for, and who holds it; gives what to call when the wait is over.
+def told_while_waiting(name: str, patience: float = PATIENCE_SECONDS) -> Iterator[Wait]:
+    """Say what a stage waits for, and who holds it, and show it as the state of the flow run, as long as it waits.
+
+    Gives the wait, for who waits to say what for. It is said from a thread of its own.
 
     Args:
         name: of the stage.
-        waits_for: asked from a thread of its own; empty where nothing stands in the way.
         patience: seconds before it is said first.
     """
     over = threading.Event()
+    wait = Wait(over.set)
 
     def tell() -> None:
-        seconds = patience
+        seconds, shown = patience, False
         while not over.wait(seconds):
-            if found := waits_for():
-                say(f"{name:<10} waits for {found}")
+            if reason := wait.reason:
+                say(f"{name:<10} waiting for {reason}")
+                if not shown:
+                    shown = show_state(_state_name(reason), reason)
                 seconds = REMINDER_SECONDS
+        if shown:
+            show_state("Running")
 
     # In the flow's context, from which the logger knows the run.
     teller = threading.Thread(target=contextvars.copy_context().run, args=(tell,), name="waiting", daemon=True)
     teller.start()
     try:
-        yield over.set
+        yield wait
     finally:
         over.set()
         teller.join()
+
+
+def _state_name(reason: str) -> str:
+    return "Waiting for the device" if reason.startswith(DEVICE) else "Waiting for another run"
 
 
 NOTICES = {"prepare": ("audit.json", "notices"), "landscape": ("curvature.json", "left_out")}

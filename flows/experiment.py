@@ -22,6 +22,7 @@ from experiments.schema import Experiment
 from experiments.sizes import Size
 from flows.console import say
 from flows.form import described_flow
+from flows.hub_names import require_hub_names
 from flows.matrix import MatrixRunner, Outcome
 from flows.pipeline import leave_embedded, link_report, open_store
 from flows.planning import MatrixPlan, frozen, make_plan, matrix_key
@@ -95,6 +96,7 @@ def experiment(
     declared = restrict(
         load_experiment(experiment, size), arms=arms, seeds=seeds, grid=grid, budget_minutes=budget_minutes, **shared
     )
+    require_hub_names(*(arm.config for arm in declared.arms()))
     store = open_store()
     plan = make_plan(declared, store, home())
     plan.check_budget()
@@ -136,6 +138,10 @@ class Matrix:
     def run(self, plan: MatrixPlan) -> dict[str, Any]:
         """Tune, run what is missing, judge and report."""
         say(f"registration {self.registration['hash'][:12]} of {self.registration['frozen_at']}")
+        for problem in plan.probed.problems:
+            say(f"time unknown: {problem}")
+        if plan.probed.is_device_held:
+            say(f"so budget_minutes={self.declared.budget_minutes:g} is not checked; the cells wait for the device")
         expected = "" if plan.seconds is None else f", about {plan.seconds / 60:.0f} min"
         say(f"{len(plan.cells)} cells and {len(plan.trials)} trials, {len(plan.due)} to run{expected}")
         with RunTracker.start(
@@ -163,7 +169,7 @@ class Matrix:
 
     def _run_cells(self, plan: MatrixPlan) -> tuple[dict[str, Outcome], Mapping[str, Tuned]]:
         """The trials, then the cells under what the trials chose."""
-        runner = MatrixRunner(self.store, self._start_tracker, self._finish_tracker)
+        runner = MatrixRunner(self.study, self.store, self._start_tracker, self._finish_tracker)
         if not plan.trials:
             return runner.run(plan.cells), {}
         self.trials = runner.run(plan.trials)

@@ -18,6 +18,7 @@ from prefect.utilities.callables import parameter_schema
 from pydantic import MISSING, BaseModel, ValidationError, WithJsonSchema
 
 from experiments.presets import DESCRIBED, PRESETS
+from flows.hub_names import require_hub_names
 from flows.run_name import named
 from flows.settings import EPOCHS, OPTIONAL_GROUPS, STEPS, changes_of, form_config
 from rmcore.cli.common import describe_validation
@@ -127,6 +128,7 @@ def configured_flow(
             config = form.config(bound.arguments)
             if runtime.flow_run.id is not None:
                 _show(form, bound.arguments[PRESET_FIELD], config)
+            require_hub_names(config)
             return body(config, **{one.name: bound.arguments[one.name] for one in own})
 
         run.__signature__ = signature  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.exceptions import TerminationSignal
 from prefect.futures import PrefectConcurrentFuture, PrefectFuture
 
-from flows.console import say, say_notices
+from flows.console import say, say_notices, told_while_waiting
 from rmcore.core.child_process import terminate_forked
 from rmcore.core.errors import RmcoreError, TrainingError
 from rmcore.core.store import ArtifactRef, Store
@@ -45,8 +45,8 @@ class Outcome:
 class MatrixRunner:
     """Runs cells within a flow run, each as a task of its own: what fails there, fails alone."""
 
-    def __init__(self, store: Store, start: StartTracker, finish: FinishTracker) -> None:
-        self.store, self.start, self.finish = store, start, finish
+    def __init__(self, study: str, store: Store, start: StartTracker, finish: FinishTracker) -> None:
+        self.study, self.store, self.start, self.finish = study, store, start, finish
         self._stopping = threading.Event()
         self._errors: dict[str, str] = {}
 
@@ -121,7 +121,9 @@ class MatrixRunner:
                     refs,
                     tracker.follow,
                     before=partial(self._check_going_on, name),
+                    waiting=partial(told_while_waiting, f"{cell.label}, {name}"),
                     label=f"{name} of {cell.label}",
+                    run=f"{cell.label} of {self.study}",
                     after=[runs[needed] for needed in STAGES[name].needs(cell.config) if needed in runs],
                 )
                 runs[name] = done

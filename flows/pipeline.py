@@ -2,7 +2,9 @@
 
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,8 +27,9 @@ from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError, ServiceError
 from rmcore.core.files import write_json
 from rmcore.core.processes import terminate_children
-from rmcore.core.progress import below_the_echo
+from rmcore.core.progress import below_the_echo, progress_bar
 from rmcore.core.store import ArtifactRef, Store, flatten
+from rmcore.core.tracking import METRICS_FILE
 from rmcore.policy.grpo.rlhf_requirements import require_rlhf
 from rmcore.policy.readiness.verdict import verdict_tags
 from rmcore.reporting.html.html import write_report
@@ -38,7 +41,7 @@ from rmcore.stages.registry import STAGES, in_order, is_judged, pipeline_stages
 from rmcore.stages.results import figures, gather_results, run_key
 from rmcore.stages.run import INTERRUPTED
 from rmcore.stages.settings import GrpoSettings
-from tasks.device import device_slots, holders, is_idle
+from tasks.device import is_idle
 from tasks.local_services import START_PAGE_VARIABLE
 from tasks.stages import StageRun, run_stage
 from tasks.tracking import RunTracker
@@ -97,18 +100,23 @@ def run_pipeline(
             run_name=run_name,
             tags={"rm.kind": kind, "rm.seed": str(config.seed), "prefect.flow_run_id": str(runtime.flow_run.id)},
             params=flatten(config.model_dump(mode="json")),
+            loggers=config.loggers,
         ) as tracker,
     ):
+        if tracker.logger_folder is not None:
+            say(f"{' and '.join(config.loggers)}: the curves are in {shown_path(str(tracker.logger_folder))}, too")
         tracker.watch_machine()
         runs = run_stages(pipeline_stages(config) if names is None else names, config, store, tracker)
         refs = {name: run.ref for name, run in runs.items()}
         cached = {name: run.cached for name, run in runs.items()}
-        results = gather_results(config, store, refs, cached, run_name=run_name)
         folder = home() / "reports" / f"{run_name}-{run_key(refs)[:12]}"
-        report = write_report(results, figures(refs), folder / "report.html")
-        write_json(folder / "summary.json", results)
-        write_index(folder.parent)
-        version = _track(tracker, config, refs, cached, results, report)
+        with timed_step("report", str(folder)):
+            results = gather_results(config, store, refs, cached, run_name=run_name)
+            report = write_report(results, figures(refs), folder / "report.html")
+            write_json(folder / "summary.json", results)
+            write_index(folder.parent)
+        with timed_step("register", f"rm-{config.study} in MLflow, with what the run found"):
+            version = _track(tracker, config, refs, cached, results, report)
     _describe(results, report, tracker.url)
     return {
         "results": results,
@@ -118,6 +126,15 @@ def run_pipeline(
         "executed": [name for name, run in runs.items() if not run.cached],
         "model_version": version,
     }
+
+
+@contextmanager
+def timed_step(name: str, place: str) -> Iterator[None]:
+    """Say how long a step after the stages took, and while it takes long, on standard error, that it goes on."""
+    began = time.monotonic()
+    with progress_bar(name):
+        yield
+    say(f"{name:<10} {time.monotonic() - began:.1f} s  {shown_path(place) if os.path.isabs(place) else place}")
 
 
 def require_judge(config: PipelineConfig) -> None:
@@ -183,6 +200,8 @@ def run_stages(
         after = [before[needed] for needed in upstream if needed in before]
         runs[name] = run_and_say(store, name, config, upstream, tracker, label=f"{name}{suffix}", after=after)
         before[name] = runs[name]
+        if runs[name].cached:  # one that ran was followed
+            tracker.replay(Path(runs[name].ref.path) / METRICS_FILE)
         say_notices(name, Path(runs[name].ref.path))
         refs[name] = runs[name].ref
         tracker.log_artifact_folder(Path(runs[name].ref.path), name)
@@ -204,7 +223,6 @@ def run_and_say(
     `after` are the runs of this flow whose artifacts it reads.
     """
     shown = label or name
-    waiting = partial(told_while_waiting, shown, partial(_in_the_way, store, name))
     interrupted = partial(leave_embedded, tracker)
     run = run_stage(
         store,
@@ -213,8 +231,9 @@ def run_and_say(
         upstream,
         tracker.follow,
         on_interrupt=interrupted,
-        waiting=waiting,
+        waiting=partial(told_while_waiting, shown),
         label=shown,
+        run=tracker.record.run_name,
         after=after,
     )
     if run.damage:
@@ -222,11 +241,6 @@ def run_and_say(
     seconds = (store.manifest(name, run.ref.key) or {}).get("wall_seconds", 0.0)
     say(f"{shown:<10} {'cached' if run.cached else f'{seconds:.1f} s'}  {shown_path(run.ref.path)}")
     return run
-
-
-def _in_the_way(store: Store, name: str) -> str:
-    busy = holders(store) if STAGES[name].on_device else []
-    return f"the device, held by {' and '.join(busy)}" if len(busy) == device_slots() else ""
 
 
 def leave_embedded(tracker: RunTracker) -> None:

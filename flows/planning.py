@@ -19,7 +19,7 @@ from rmcore.study.estimates import CELL_STAGES
 from rmcore.study.plan import Cell, CellPlan, Planner, total_seconds
 from rmcore.study.tuning import choose, trial_score
 from tasks.device import visible_gpus
-from tasks.probe import estimates, probe_unknown
+from tasks.probe import Probed, estimates, probe_unknown
 
 TRIAL_STAGES = ("prepare", "train")
 
@@ -33,7 +33,7 @@ class MatrixPlan:
     trials: tuple[CellPlan, ...] = ()
     tuned: Mapping[str, Tuned] = field(default_factory=dict)
     """Arms whose tuning is decided."""
-    problems: tuple[str, ...] = ()
+    probed: Probed = field(default_factory=Probed)
     """Why a time is not known."""
 
     @property
@@ -51,14 +51,19 @@ class MatrixPlan:
     def check_budget(self) -> None:
         """Refuse a plan that would take longer than the experiment may.
 
+        Where another run holds the device, so that no speed can be measured, nothing is refused: it is queued behind
+        that run.
+
         Raises:
             ConfigError: it would, or nobody knows.
         """
         budget = self.experiment.budget_minutes
+        if self.due and self.seconds is None and self.probed.is_device_held:
+            return
         if self.due and self.seconds is None:
             raise ConfigError(
                 f"budget_minutes={budget:g} cannot be kept: how long this matrix takes is not known "
-                f"({'; '.join(self.problems) or 'nothing like it has run here'}). Correct that and look at --plan."
+                f"({'; '.join(self.probed.problems) or 'nothing like it has run here'}). Correct that and look at --plan."
             )
         if self.due and (self.seconds or 0) > 60 * budget:
             raise ConfigError(
@@ -91,23 +96,23 @@ def make_plan(
     unknown = [plan.cell.config for plan in due.due] if measure and due.seconds is None else []
     if not unknown:
         return due
-    problems = tuple(probe_unknown(store, folder, unknown))
+    probed = probe_unknown(store, folder, unknown)
     found = _resolve(experiment, arms, Planner(store, estimates(store, folder)), failed)
-    return replace(found, problems=problems)
+    return replace(found, probed=probed)
 
 
-def plan_run(config: PipelineConfig, store: Store, home: Path) -> tuple[CellPlan, list[str]]:
+def plan_run(config: PipelineConfig, store: Store, home: Path) -> tuple[CellPlan, Probed]:
     """Plan what of one pipeline run is there and what has to run, with why a time is not known.
 
     Where nothing is known about the speed of its training, two real steps are timed first, unless the device is busy.
     """
-    folder, problems = home / "throughput", []
+    folder, probed = home / "throughput", Probed()
     cell = Cell(config.study, config.study, config.seed, config, tuple(pipeline_stages(config)))
     plan = Planner(store, estimates(store, folder)).plan(cell)
     if any(stage.seconds is None and stage.name in CELL_STAGES for stage in plan.stages):
-        problems = probe_unknown(store, folder, [config])
+        probed = probe_unknown(store, folder, [config])
         plan = Planner(store, estimates(store, folder)).plan(cell)
-    return plan, problems
+    return plan, probed
 
 
 def _resolve(experiment: Experiment, arms: list[Arm], planner: Planner, failed: frozenset[str]) -> MatrixPlan:

@@ -106,6 +106,7 @@ def run_chain(
         run_name=run_name,
         tags={"rm.kind": kind, "rm.seed": str(config.seed), "prefect.flow_run_id": str(runtime.flow_run.id)},
         params=flatten(config.model_dump(mode="json")) | ({} if checkpoint is None else {"checkpoint": checkpoint}),
+        loggers=config.loggers,
     ) as tracker:
         tracker.watch_machine()
         there = {name: run.ref for name, run in (earlier or {}).items()}

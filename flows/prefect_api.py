@@ -17,6 +17,7 @@ import httpx
 
 from rmcore.cli.common import FAILED
 from rmcore.core.processes import terminate_children
+from rmcore.core.progress import progress_bar
 from tasks.embedded_prefect import EmbeddedPrefect
 
 EMBEDDED_VARIABLE = "RM_OPT_EMBEDDED_PREFECT"
@@ -69,7 +70,8 @@ def end_without_server(advice: str) -> Iterator[None]:
     """
     api = httpx.URL(os.environ["PREFECT_API_URL"])
     if _embedded is not None and _embedded.api == api:
-        _embedded.wait()
+        with progress_bar("Prefect"):
+            _embedded.wait()
     # Python writes a byte for every signal that it handles: whoever is asked to end needs no reason.
     asked_to_end, asking = socket.socketpair()
     asking.setblocking(False)

@@ -6,11 +6,12 @@ from contextlib import contextmanager, suppress
 from json import JSONDecodeError
 
 import httpx
+from prefect import runtime
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate, WorkPoolCreate, WorkPoolUpdate
 from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
-from prefect.states import Crashed
+from prefect.states import Crashed, Running
 from pydantic import ValidationError
 
 from rmcore.core.errors import ServiceError
@@ -157,6 +158,28 @@ def reap_dead_runs(api: str | None = None) -> list[str]:
                 client.set_task_run_state(task.id, Crashed(message=REASON), force=True)
             client.set_flow_run_state(run.id, Crashed(message=REASON), force=True)
     return [run.name for run in dead]
+
+
+def show_state(name: str, message: str | None = None) -> bool:
+    """Show what the flow run of this process is at as its state in Prefect; gives whether it is shown.
+
+    Only of a run that is running, so that one which is being cancelled stays so. A server that does not answer is no
+    reason to end the work.
+
+    Args:
+        name: of the state, for example "Waiting for the device".
+        message: what the page of the run says beside it.
+    """
+    run_id = runtime.flow_run.id
+    try:
+        with _prefect(None) as client:
+            state = client.read_flow_run(run_id).state
+            if state is None or not state.is_running():
+                return False
+            client.set_flow_run_state(run_id, Running(name=name, message=message))
+    except ServiceError:
+        return False
+    return True
 
 
 def _owner(tags: list[str]) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """Score a file with a reward model behind vLLM, which runs for as long as that takes. Order only."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,7 @@ from prefect import runtime
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from pydantic import Field
 
-from flows.console import say
+from flows.console import say, told_while_waiting
 from flows.form import described_flow
 from flows.pipeline import open_store, shown_path
 from rmcore.reporting.html.markdown import escape
@@ -83,7 +84,8 @@ def score(
             tags={"rm.kind": "scores", "rm.model": served.name, "prefect.flow_run_id": str(runtime.flow_run.id)},
             params={"data": data, "model": model, **settings},
         ) as tracker:
-            scored = score_served(store, served, rows, over_length)
+            waiting = partial(told_while_waiting, "score")
+            scored = score_served(store, served, rows, over_length, run=f"score of {served.name}", waiting=waiting)
             table = rewards_table(rows, scored.answer.rewards, scored.answer.num_cut)
             summary = summarise(served, rows, table, scored)
             key = scores_key(summary, rows, **settings)

@@ -70,6 +70,7 @@ def trajectory(config: PipelineConfig) -> dict[str, Any]:
         run_name=run_name,
         tags={"rm.kind": "trajectory", "rm.seed": str(config.seed), "prefect.flow_run_id": str(runtime.flow_run.id)},
         params=flatten(config.model_dump(mode="json")),
+        loggers=config.loggers,
     ) as tracker:
         runs = run_stages(("prepare", "train"), config, store, tracker)
         best_step = _best_step(Path(runs["train"].ref.path))

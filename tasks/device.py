@@ -5,22 +5,22 @@ the cores evenly. Beneath Prefect's limit of the same size there is a file lock 
 holder dies, and it holds between programs that use different Prefect servers.
 """
 
-import json
 import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
 
 import psutil
 
 from rmcore.core.errors import ConfigError
-from rmcore.core.files import write_json
 from rmcore.core.store import Store
+from tasks.holders import holder, noted
 
 SLOTS_VARIABLE = "RM_OPT_DEVICE_SLOTS"
 POLL_SECONDS = 0.2
+DEVICE = "the device"
+"""What is waited for, in the words of all messages."""
 
 
 def visible_gpus() -> list[str]:
@@ -46,10 +46,35 @@ def device_slots() -> int:
     return int(named)
 
 
-def slot_environment(slot: int) -> dict[str, str]:
-    """Make the environment in which a stage in this slot sees one GPU of its own, or its share of the cores."""
+def slots_for(device: str) -> range:
+    """List the slots that a stage may hold: all of them, or where one GPU is named (cuda:1), those of that GPU.
+
+    Slots go round the GPUs. Where there are fewer slots than GPUs, each GPU still has one, so that no two stages of
+    different slots meet on a GPU.
+
+    Raises:
+        ConfigError: there are GPUs, and not so many.
+    """
+    slots, gpus, number = device_slots(), visible_gpus(), _number(device)
+    if number is None or not gpus:
+        return range(slots)
+    if number >= len(gpus):
+        raise ConfigError(
+            f"device={device}, but this process sees {len(gpus)} GPUs, counted from cuda:0; name one of them."
+        )
+    return range(number % slots, slots, len(gpus))
+
+
+def _number(device: str) -> int | None:
+    number = device.partition(":")[2]
+    return int(number) if number else None
+
+
+def slot_environment(slot: int, device: str = "auto") -> dict[str, str]:
+    """Make the environment in which a stage in this slot sees a GPU of its own, the named one if any, or its cores."""
     if gpus := visible_gpus():
-        return {"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]}
+        number = _number(device)
+        return {"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus) if number is None else number]}
     if device_slots() == 1 or "OMP_NUM_THREADS" in os.environ:
         return {}
     cores = psutil.cpu_count(logical=False) or 1
@@ -57,41 +82,45 @@ def slot_environment(slot: int) -> dict[str, str]:
 
 
 @contextmanager
-def device_slot(store: Store, what: str) -> Iterator[int]:
+def device_slot(store: Store, run: str, device: str = "auto") -> Iterator[int]:
     """Hold one slot of the device inside the block; waits until one is free. Gives its number, from 0.
 
-    `what` it is held for is told to those who wait.
+    `run` is the name by which those who wait know the holder, `device` says which of several GPUs is wanted.
     """
     while True:
-        for slot in range(device_slots()):
-            with store.try_lock(lock_name(slot)) as held:
-                if held:
-                    now = datetime.now().astimezone().strftime("%H:%M:%S")
-                    place = _holder_file(store, slot)
-                    write_json(place, {"what": what, "pid": os.getpid(), "since": now})
-                    try:
-                        yield slot
-                    finally:
-                        place.unlink(missing_ok=True)
-                    return
+        with free_device_slot(store, run, device) as slot:
+            if slot is not None:
+                yield slot
+                return
         time.sleep(POLL_SECONDS)
 
 
-def holders(store: Store) -> list[str]:
+@contextmanager
+def free_device_slot(store: Store, run: str, device: str = "auto") -> Iterator[int | None]:
+    """Hold one slot of the device inside the block if one is free now. Gives its number, or None; never waits."""
+    for slot in slots_for(device):
+        with store.try_lock(lock_name(slot)) as held:
+            if held:
+                with noted(store, lock_name(slot), run):
+                    yield slot
+                return
+    yield None
+
+
+def holders(store: Store, device: str = "auto") -> list[str]:
     """Who holds the slots of the device right now, as people read it."""
-    return [_holder(_holder_file(store, slot)) for slot in range(device_slots()) if not store.is_free(lock_name(slot))]
+    return [held for slot in slots_for(device) if (held := holder(store, lock_name(slot)))]
 
 
-def _holder(place: Path) -> str:
-    try:
-        held = json.loads(place.read_text())
-        return f"{held['what']} (process {held['pid']}, since {held['since']})"
-    except (OSError, ValueError, TypeError, KeyError):  # taken this moment, or by an older version
-        return "another run"
+def in_the_way(store: Store, device: str) -> str:
+    """Who keeps a run from the device right now, as people read it; empty where a slot is free."""
+    busy = holders(store, device)
+    return f"{DEVICE}, held by {' and '.join(busy)}" if len(busy) == len(slots_for(device)) else ""
 
 
-def _holder_file(store: Store, slot: int) -> Path:
-    return store.root / ".locks" / f"{lock_name(slot)}.json"
+def as_seen(device: str) -> str:
+    """A device as a stage in its slot names it: pinned to the GPU with that number, it sees no other."""
+    return device.partition(":")[0] if visible_gpus() else device
 
 
 def is_idle(store: Store) -> bool:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 from prefect.exceptions import TerminationSignal
 
@@ -21,15 +22,18 @@ from rmcore.core.store import ArtifactRef, Store
 from rmcore.core.tracking import METRICS_FILE
 from rmcore.stages.registry import Stage, StageCall
 from rmcore.stages.run import DELIBERATE_ERROR, ERROR_FILE, INTERRUPTED
+from rmcore.stages.settings import DeviceSettings, StageSettings
 from rmcore.training.resume import ResumePoint, clear, rewind
-from tasks.device import device_slot, slot_environment
+from tasks.device import as_seen, device_slot, in_the_way, slot_environment
+from tasks.holders import holder, noted
+from tasks.waiting import Wait
 
 Follow = Callable[[Path], AbstractContextManager[None]]
 """Sends a growing metrics.jsonl somewhere while the block runs."""
 Tell = Callable[[str], None]
 """Takes one line for the log of a run; called from a thread of its own."""
 SHARED_TERMINAL = "RM_OPT_SHARED_TERMINAL"
-"""Set where several stages run side by side, whose progress would be mixed up."""
+"""Set where several stages run side by side: each line of progress says whose it is, and none draws a bar."""
 LOG_FILE = "log.txt"
 LOG_TAIL = 15
 SAVING_SECONDS = 30.0
@@ -37,27 +41,42 @@ SAVING_SECONDS = 30.0
 
 
 def execute(
-    store: Store, call: StageCall, follow: Follow, before: Callable[[], None], tell: Tell = lambda line: None
+    store: Store,
+    call: StageCall,
+    follow: Follow,
+    before: Callable[[], None],
+    tell: Tell = lambda line: None,
+    *,
+    run: str | None = None,
+    wait: Wait | None = None,
 ) -> tuple[ArtifactRef, bool]:
     """Give the artifact of a stage, and whether it was made here: from the store if it is whole there, else anew.
 
     Two callers with the same key do the work once: the second waits for the first. `before` is called when nothing is
-    left to wait for. `tell` hears how far the stage is, unless a terminal shows it.
+    left to wait for. `tell` hears how far the stage is. `run` is the name by which others know who computes it, and by
+    which its lines are told from those of others on a terminal that they share. `wait` knows what it waits for.
 
     Raises:
         RmcoreError: whatever the stage refused with, of the same class.
         TrainingError: the stage's process died.
     """
     stage, key = call.stage, call.key
+    run, wait = run or call.slug, wait or Wait()
+    wait.on(lambda: same_stage(store, stage.name, key))
     with store.lock(key):
         if store.status(stage.name, key).state == "valid":
+            wait.end()
             return store.ref(stage.name, key), False
+        device = call.settings.device if isinstance(call.settings, DeviceSettings) else None
+        wait.on(lambda: "" if device is None else in_the_way(store, device))
         with (
-            device_slot(store, f"{stage.name} of {call.slug}") if stage.on_device else nullcontext() as slot,
+            noted(store, key, run),
+            nullcontext() if device is None else device_slot(store, run, device) as slot,
             store.publish(
                 stage.name, call.slug, call.inputs, outcome=stage.outcome, resumable=bool(stage.kept), key=key
             ) as out,
         ):
+            wait.end()
             before()
             if stage.finished and (out / stage.finished).is_file():
                 clear(out)  # an earlier attempt died between the end of its work and here
@@ -67,7 +86,8 @@ def execute(
                 (out / METRICS_FILE).touch()
                 try:
                     with follow(out / METRICS_FILE):
-                        run_child(call, out, {} if slot is None else slot_environment(slot), tell)
+                        pinned = {} if slot is None or device is None else slot_environment(slot, device)
+                        run_child(call, out, pinned, tell, run)
                 except RmcoreError:
                     if not _left(stage, out):  # refused before it began: nothing to resume from
                         shutil.rmtree(out)
@@ -80,10 +100,16 @@ def execute(
         return store.ref(stage.name, key), True
 
 
-def run_child(call: StageCall, out: Path, environment: Mapping[str, str], tell: Tell) -> None:
+def same_stage(store: Store, name: str, key: str) -> str:
+    """Who computes the stage of that key right now, as people read it; empty where nobody does."""
+    computed_by = holder(store, key)
+    return f"the same {name}, which {computed_by} computes" if computed_by else ""
+
+
+def run_child(call: StageCall, out: Path, environment: Mapping[str, str], tell: Tell, run: str) -> None:
     """Run a stage in a process of its own and wait. What it prints goes to a log, its progress to standard error.
 
-    Where that is no terminal, the lines of its progress are told, too.
+    The lines of its progress are told, too: where that is a terminal they are beside its bar.
 
     If it fails, the error names the checkpoints that it had written.
     """
@@ -92,13 +118,13 @@ def run_child(call: StageCall, out: Path, environment: Mapping[str, str], tell: 
         place = Path(folder)
         spec = {
             "stage": stage.name,
-            "settings": call.settings.model_dump(mode="json"),
+            "settings": _as_seen(call.settings),
             "upstream": {name: ref.path for name, ref in call.upstream.items()},
             "out": str(out),
         }
         (place / "spec.json").write_text(json.dumps(spec))
         try:
-            status = _wait_for_child(place, environment, tell)
+            status = _wait_for_child(place, environment, tell, run)
             if status == DELIBERATE_ERROR:
                 raise _stage_error(place / ERROR_FILE)
             if status == INTERRUPTED:
@@ -115,9 +141,14 @@ def run_child(call: StageCall, out: Path, environment: Mapping[str, str], tell: 
             raise
 
 
-def _wait_for_child(place: Path, environment: Mapping[str, str], tell: Tell) -> int:
-    with (place / LOG_FILE).open("w") as log, _progress_told(tell) as terminal:
-        process = ForkedProcess("rmcore.stages.run", place / "spec.json", log, os.environ | environment, terminal)
+def _as_seen(settings: StageSettings) -> dict[str, Any]:
+    given = settings.model_dump(mode="json")
+    return given | ({"device": as_seen(settings.device)} if isinstance(settings, DeviceSettings) else {})
+
+
+def _wait_for_child(place: Path, environment: Mapping[str, str], tell: Tell, run: str) -> int:
+    with (place / LOG_FILE).open("w") as log, _progress_told(tell, run) as shown:
+        process = ForkedProcess("rmcore.stages.run", place / "spec.json", log, os.environ | environment, shown)
         try:
             return process.wait()
         except (KeyboardInterrupt, TerminationSignal):
@@ -133,29 +164,29 @@ def _wait_for_child(place: Path, environment: Mapping[str, str], tell: Tell) -> 
 
 
 @contextmanager
-def _progress_told(tell: Tell) -> Iterator[int]:
-    """Where a child writes its progress: a terminal that is its alone, else a pipe whose lines are told.
+def _progress_told(tell: Tell, run: str) -> Iterator[list[int]]:
+    """Where a child writes its progress: a pipe whose lines are told, and a terminal that is its alone.
 
-    Standard error has the lines, too, unless it is shared.
+    A standard error that is no such terminal has the lines, too; where stages of several runs share it, with the name
+    of the `run` before each.
     """
-    errors = None if SHARED_TERMINAL in os.environ else progress_descriptor()
-    if errors is not None and os.isatty(errors):
-        yield errors
-        return
+    errors = progress_descriptor()
+    is_shared = SHARED_TERMINAL in os.environ
+    has_bar = errors is not None and os.isatty(errors) and not is_shared
     reading, writing = os.pipe()
 
     def relay() -> None:
         with os.fdopen(reading, encoding="utf-8", errors="replace") as lines:
             for line in lines:
-                if errors is not None:
+                if errors is not None and not has_bar:
                     with contextlib.suppress(OSError):  # whoever read it has gone
-                        os.write(errors, line.encode())
+                        os.write(errors, (f"{run}: {line}" if is_shared else line).encode())
                 tell(line.rstrip("\n"))
 
     relaying = threading.Thread(target=relay, name="progress", daemon=True)
     relaying.start()
     try:
-        yield writing
+        yield [errors, writing] if errors is not None and has_bar else [writing]
     finally:
         os.close(writing)
         relaying.join(timeout=1.0)  # a process that outlives the child may hold the other end

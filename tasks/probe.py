@@ -6,6 +6,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from rmcore.config.model import FROM_POLICY
@@ -14,7 +15,7 @@ from rmcore.core.child_process import ForkedProcess
 from rmcore.core.files import exclusive, write_json
 from rmcore.core.store import Store, make_key
 from rmcore.study.estimates import Estimates, SpeedProbe, probe_kind
-from tasks.device import device_slot, holders, slot_environment
+from tasks.device import as_seen, free_device_slot, holders, slot_environment
 
 
 def estimates(store: Store, folder: Path) -> Estimates:
@@ -29,33 +30,51 @@ def estimates(store: Store, folder: Path) -> Estimates:
     return Estimates(store.entries(), probes)
 
 
-def probe_unknown(store: Store, folder: Path, configs: Iterable[PipelineConfig]) -> list[str]:
-    """Time two steps for each kind of training that nothing is known about; why some could not be, one line each.
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """What came of timing two steps of each kind of training that nothing was known about."""
+
+    problems: tuple[str, ...] = ()
+    """Why some could not be timed, one line each."""
+    is_device_held: bool = False
+    """Whether that was because another run held the device."""
+
+
+def probe_unknown(store: Store, folder: Path, configs: Iterable[PipelineConfig]) -> Probed:
+    """Time two steps for each kind of training that nothing is known about.
 
     While another run holds the device nothing is timed: it would wait for hours, or measure both. One that cannot be
     timed (it diverges, say) speaks for itself alone: the next of its kind is tried.
     """
-    known, problems = estimates(store, folder), []
+    known, problems = estimates(store, folder), list[str]()
     unknown: dict[str, list[PipelineConfig]] = {}
     for config in configs:
         if not known.knows(config):
             unknown.setdefault(probe_kind(config), []).append(config)
-    if unknown and (busy := holders(store)):
-        return [f"the device is held by {' and '.join(busy)}, so no speed was measured; ask again when it is free"]
     for name, alike in unknown.items():
         if alike[0].model.name == FROM_POLICY:
             problems.append("the reward model starts from a policy that is not trained yet, so no step can be timed")
             continue
         model = Path(alike[0].model.name).name
-        print(f"measuring two steps of {model}: nothing like it has run here yet", file=sys.stderr)
         for config in _distinct(alike):
-            outcome = _run(store, config)
+            if busy := holders(store):
+                return _held(busy)
+            with free_device_slot(store, f"a probe of {model}'s speed", config.device) as slot:
+                if slot is None:  # taken since it was looked at
+                    return _held(holders(store))
+                print(f"measuring two steps of {model}: nothing like it has run here yet", file=sys.stderr)
+                outcome = _run(config, slot)
             if "probe" in outcome:
                 _remember(folder, name, outcome["probe"])
                 break
         else:
             problems.append(f"{model}: {outcome['error']}")
-    return problems
+    return Probed(tuple(problems))
+
+
+def _held(busy: list[str]) -> Probed:
+    by = " and ".join(busy) or "another run"
+    return Probed((f"the device is held by {by}, so no speed was measured; ask again when it is free",), True)
 
 
 def _distinct(configs: Iterable[PipelineConfig]) -> list[PipelineConfig]:
@@ -68,13 +87,16 @@ def _remember(folder: Path, name: str, probe: dict) -> None:
         write_json(folder / f"{make_key({'kind': name})[:12]}.json", {"kind": name, "probe": probe})
 
 
-def _run(store: Store, config: PipelineConfig) -> dict:
-    with tempfile.TemporaryDirectory(prefix="rm-opt-") as scratch, device_slot(store, "a probe of speed") as slot:
+def _run(config: PipelineConfig, slot: int) -> dict:
+    with tempfile.TemporaryDirectory(prefix="rm-opt-") as scratch:
         out, spec, log = (Path(scratch) / name for name in ("out.json", "spec.json", "log.txt"))
-        record = {"config": config.model_dump(mode="json"), "out": str(out)}
+        seen = config.model_copy(update={"device": as_seen(config.device)})
+        record = {"config": seen.model_dump(mode="json"), "out": str(out)}
         spec.write_text(json.dumps(record | {"started": time.time()}))
         with log.open("w") as output:
-            process = ForkedProcess("rmcore.study.probe", spec, output, os.environ | slot_environment(slot))
+            process = ForkedProcess(
+                "rmcore.study.probe", spec, output, os.environ | slot_environment(slot, config.device)
+            )
             try:
                 status = process.wait()
             finally:  # interrupted, it has nothing to save

@@ -27,6 +27,7 @@ from tasks.device import device_slot, slot_environment
 from tasks.home import home, tracking_address
 from tasks.model_versions import REGISTRY_SCHEME, checkpoint_of
 from tasks.stages import device_limit
+from tasks.waiting import Waiting, untold
 
 if TYPE_CHECKING:
     from rmcore.serving.client import RewardClient
@@ -119,8 +120,18 @@ def short_name(model: str) -> str:
     return "/".join(Path(model.removeprefix(REGISTRY_SCHEME)).parts[-2:])
 
 
-def score_served(store: Store, served: ModelToServe, data: ScoringData, over_length: OverLength) -> Scored:
+def score_served(
+    store: Store,
+    served: ModelToServe,
+    data: ScoringData,
+    over_length: OverLength,
+    *,
+    run: str,
+    waiting: Waiting = untold,
+) -> Scored:
     """Serve the model on a slot of the device, as a Prefect task, and score all rows by it. Nothing runs afterwards.
+
+    `run` and `waiting` are as those of `tasks.stages.run_stage`.
 
     Raises:
         RmcoreError: as `rmcore.serving.server.serve` and `RewardClient.score`.
@@ -129,7 +140,13 @@ def score_served(store: Store, served: ModelToServe, data: ScoringData, over_len
 
     @task(name="score", task_run_name=f"score-{served.name}", cache_policy=NO_CACHE, persist_result=False)
     def score_task() -> None:  # without arguments and result, which Prefect would look through row by row
-        with device_limit(), device_slot(store, "a served reward model") as slot, _environment(slot_environment(slot)):
+        with (
+            waiting() as wait,
+            device_limit(store, wait),
+            device_slot(store, run) as slot,
+            _environment(slot_environment(slot)),
+        ):
+            wait.end()
             scored.append(_serve_and_score(served, data, over_length))
 
     score_task()

@@ -6,7 +6,7 @@ it imports, and a cached result is not looked at again.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +19,16 @@ from prefect.logging import get_run_logger
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.store import ArtifactRef, Store
 from rmcore.stages.registry import stage_call
+from rmcore.stages.settings import DeviceSettings
+from tasks.device import DEVICE, in_the_way
 from tasks.execution import Follow, execute
 from tasks.home import DEVICE_LIMIT
+from tasks.waiting import Wait, Waiting, untold
 
-Waiting = Callable[[], AbstractContextManager[Callable[[], None]]]
-"""Tells people that a stage waits, until what it gives is called."""
+FULL_LIMIT = (
+    f"{DEVICE}: no run of this home holds it any more, but Prefect has given no slot of its limit {DEVICE_LIMIT} yet. "
+    "Another home or machine on the same server may hold them; Prefect's page Concurrency shows it"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +51,9 @@ def run_stage(
     follow: Follow,
     on_interrupt: Callable[[], None] = lambda: None,
     before: Callable[[], None] = lambda: None,
-    waiting: Waiting = lambda: nullcontext(lambda: None),
+    waiting: Waiting = untold,
     label: str = "",
+    run: str | None = None,
     after: Iterable[StageRun] = (),
 ) -> StageRun:
     """Run stage `name` as a Prefect task, or take its artifact from the store.
@@ -58,10 +64,11 @@ def run_stage(
     `on_interrupt` is called on Ctrl-C or SIGTERM, after the stage has cleaned up and before Prefect hears of it, and if
     it returns, again after the device limit is released. `before` is called when the stage has its lock and its slot
     and is about to start, and may refuse with an RmcoreError.
-    `waiting` is entered where something has to run, and what it gives is called when there is nothing to wait for.
+    `waiting` is entered where something has to run, and what it gives knows what the stage waits for. `run` is the name
+    by which others who wait know this run.
     """
     call = stage_call(name, config, upstream)
-    stage, key = call.stage, call.key
+    key = call.key
     store.hold(key)  # before it is looked at: from then on nobody may collect it
     status = store.status(name, key)
     ran: list[bool] = []
@@ -71,16 +78,12 @@ def run_stage(
 
     def work() -> ArtifactRef:
         tell = get_run_logger().info
-        with _told(on_interrupt), waiting() as begun:
-
-            def start() -> None:
-                begun()
-                before()
-
-            limit = device_limit() if stage.on_device else nullcontext()
+        with _told(on_interrupt), waiting() as wait:
+            device = call.settings.device if isinstance(call.settings, DeviceSettings) else None
+            limit = nullcontext() if device is None else device_limit(store, wait, device)
             # Once more inside the limit: its end asks Prefect, which the same Ctrl-C may have ended, and waits minutes.
             with limit, _told(on_interrupt):
-                ref, here = execute(store, call, follow, start, tell)
+                ref, here = execute(store, call, follow, before, tell, run=run, wait=wait)
         ran.append(here)
         return ref
 
@@ -109,7 +112,10 @@ def _told(on_interrupt: Callable[[], None]) -> Iterator[None]:
         raise
 
 
-def device_limit() -> AbstractContextManager[None]:
+@contextmanager
+def device_limit(store: Store, wait: Wait, device: str = "auto") -> Iterator[None]:
     """Hold one slot of Prefect's limit on the device inside the block; waits until one is free."""
+    wait.on(lambda: in_the_way(store, device) or FULL_LIMIT)
     # A server that dies meanwhile must not end the work: the lock beneath still holds the device.
-    return concurrency(DEVICE_LIMIT, occupy=1, strict=True, raise_on_lease_renewal_failure=False)
+    with concurrency(DEVICE_LIMIT, occupy=1, strict=True, raise_on_lease_renewal_failure=False):
+        yield

@@ -12,12 +12,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
 from rmcore.core.errors import RmcoreError, StoreError
+from rmcore.core.loggers import give_lines, open_loggers, require_loggers
+from rmcore.core.tracking import NullTracker, Tracker
 from rmcore.reporting.schema import NextRung, Verdict
 from tasks.comparison_view import comparison_url
 from tasks.home import MLFLOW_PORT, home, tracking_address
@@ -44,10 +47,14 @@ class RunTracker:
         self.record = record
         self.matrix_key: str | None = None
         """Key of the matrix whose comparison view was published."""
+        self.logger_folder: Path | None = None
+        """Folder of what other loggers keep; None without any."""
         self._directory = directory
         self._resume = resume
         self._offline = threading.Event()
         self._run: MlflowRun | None = None
+        self._loggers = ExitStack()
+        self._logger: Tracker = NullTracker()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mlflow")
         self._results: list[Future[Any]] = []
         self._submit(self._open)
@@ -63,6 +70,7 @@ class RunTracker:
         *,
         uid: str | None = None,
         parent_uid: str | None = None,
+        loggers: Sequence[str] = (),
     ) -> Self:
         """Open a run `run_name` in the experiment `rm/<study>` at `$MLFLOW_TRACKING_URI`; returns at once.
 
@@ -78,7 +86,12 @@ class RunTracker:
             params: the flattened configuration, for example `train.lr`; `train.log10_lr` is added to it.
             uid: any text without quotes that names the run for ever; None: a new run each time.
             parent_uid: uid of the run that this one becomes a child of, started before or after it.
+            loggers: names of `rmcore.core.loggers` that get the curves, too; their files are below `$RM_OPT_HOME`.
+
+        Raises:
+            ConfigError: a logger cannot be used.
         """
+        require_loggers(loggers)
         directory = home()
         record = RunRecord(
             study=study,
@@ -92,7 +105,10 @@ class RunTracker:
             record.params["train.log10_lr"] = f"{math.log10(float(params['train.lr'])):.4f}"
         if uid is not None:
             record.uid = uid
-        return cls(record, directory, resume=uid is not None)
+        tracker = cls(record, directory, resume=uid is not None)
+        if loggers:
+            tracker._log_also(loggers, params)
+        return tracker
 
     def __enter__(self) -> Self:
         return self
@@ -176,7 +192,7 @@ class RunTracker:
         name: str,
         key: str,
         gate: Sequence[Mapping[str, Any]],
-        readiness: Mapping[str, Any],
+        readiness: Mapping[str, Any] | None,
         verdict: Verdict,
         next_rung: NextRung | None,
         note: str,
@@ -191,7 +207,8 @@ class RunTracker:
             name: registered model's name.
             key: store key of the checkpoint's artifact.
             gate: checks with `name`, `passed` and `text`; each becomes a tag `rm.gate.<name>`.
-            readiness: record of the original score; its numbers and texts become tags `rm.original_score.<name>`.
+            readiness: record of the original score, or None; its numbers and texts become tags
+                `rm.original_score.<name>`.
             verdict: see rmcore.policy.readiness.verdict, whose `verdict_tags` it becomes.
             next_rung: what would raise it.
             note: the version's description, as `describe` takes it.
@@ -226,6 +243,7 @@ class RunTracker:
 
         def send() -> None:
             if lines := growing.new_lines():
+                give_lines(lines, self._logger)
                 event = {"kind": "send_lines", "lines": lines, "source": growing.path}
                 self._submit(lambda: self._opened().apply(event))
 
@@ -243,6 +261,22 @@ class RunTracker:
             send()
             growing.close()
 
+    def replay(self, path: Path) -> None:
+        """Give the rows of a `metrics.jsonl` that was there already to the other loggers; MLflow has its own way."""
+        give_lines(path.read_bytes().splitlines(), self._logger)
+
+    def _log_also(self, loggers: Sequence[str], params: Mapping[str, Any]) -> None:
+        begun = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
+        folder = self._directory / "loggers" / f"{self.record.run_name}-{begun}"
+        study, run = self.record.study, self.record.run_name
+        try:
+            opened = open_loggers(loggers, study=study, run=run, folder=folder, config=params)
+            self._logger = self._loggers.enter_context(opened)
+        except RmcoreError:
+            self.end("FAILED")
+            raise
+        self.logger_folder = folder
+
     def end(self, status: Status = "FINISHED") -> None:
         """Close the run: waits until everything is sent (or written down as unsynced).
 
@@ -250,6 +284,7 @@ class RunTracker:
         """
         if status == "FINISHED" and any(result.exception() for result in self._results):
             status = "FAILED"
+        self._loggers.close()
         self._tell({"kind": "end", "status": status, "ended_ms": time.time_ns() // 1_000_000})
         self._thread.shutdown()
         for result in self._results:

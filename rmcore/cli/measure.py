@@ -50,10 +50,10 @@ def evaluate(
     pairs = reading.read(data)
     rm = model.load(checkpoint)
     table, cut, metrics = _evaluate(rm, pairs, config, seed)
-    if cut["num_cut_sides"]:
-        print(f"{cut['num_cut_sides']} of {2 * cut['num_pairs']} sides were longer than the limit and were cut")
     for sentence in in_words(metrics):
         print(sentence)
+    if cut["num_cut_sides"]:
+        print(f"{cut['num_cut_sides']} of {2 * cut['num_pairs']} sides were longer than the limit and were cut")
     print_metrics(f"{checkpoint} on {data}", metrics)
     if rewards is not None:
         rewards.parent.mkdir(parents=True, exist_ok=True)
@@ -100,9 +100,10 @@ def readiness(
     more = next_rung(judged["verdict"], config.model_copy(update={"data": DataConfig(source=data)}), checkpoint)
     for check in judged["gate"]:
         print(f"{'pass' if check['passed'] else 'FAIL'}        {check['text']}")
-    for advice in judged["readiness"]["recommendations"]:
-        print(f"advice      {advice}")
-    print(f"v1          {judged['readiness']['overall_score']:.3f}: the original score, no verdict")
+    if (original := judged["readiness"]) is not None:
+        for advice in original["recommendations"]:
+            print(f"advice      {advice}")
+        print(f"v1          {original['overall_score']:.3f}: the original score, no verdict")
     print()
     print_verdict(judged["verdict"], more)
     write_report_json(json_out, {"num_pairs": len(pairs), **judged, "logged_answers": logged, "next_rung": more})

@@ -16,6 +16,7 @@ from rmcore.config.train import TrainConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.files import exclusive, is_free
 from rmcore.core.hardware import HARDWARE
+from rmcore.core.loggers import ManyTrackers, open_loggers, require_loggers
 from rmcore.data.pair import PreferencePair
 
 DATA_FIELDS = (
@@ -86,6 +87,9 @@ def train(
     no_early_stopping: Annotated[
         bool, typer.Option("--no-early-stopping", help="Train to the last step, whatever the validation pairs say.")
     ] = False,
+    logger: Annotated[
+        list[str] | None, typer.Option("--logger", help="Send the curves to tensorboard or wandb, too; repeatable.")
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print steps, tokens, memory and expected time; write nothing.")
     ] = False,
@@ -117,6 +121,7 @@ def train(
             "study": "train",
             "seed": seed,
             "device": device,
+            "loggers": logger or (),
             "data": {
                 "source": _one_source(data, hf_dataset),
                 "eval_source": eval_data,
@@ -137,6 +142,7 @@ def train(
     if dry_run:
         _print_plan(config, *_load(config.data, None))
         return
+    require_loggers(config.loggers)
     _check_free(output_dir)
     pairs, held_out = _load(config.data, output_dir if ranks.is_main else None)
     _train(config, pairs, held_out, output_dir, is_main=ranks.is_main)
@@ -192,12 +198,13 @@ def _train(
     is_main: bool,
 ) -> None:
     from rmcore.core.progress import progress_bar
+    from rmcore.core.store import flatten
     from rmcore.core.tracking import METRICS_FILE, JsonlTracker, NullTracker
     from rmcore.stages.settings import TrainSettings
     from rmcore.stages.train import train_into
     from rmcore.training.resume import rewind
 
-    settings = TrainSettings.of(config)
+    settings, flat = TrainSettings.of(config), flatten(config.model_dump(mode="json"))
     if not is_main:  # writes nothing and says nothing
         train_into(settings, pairs, held_out, output_dir, NullTracker(), lambda done, total, text: None)
         return
@@ -206,9 +213,12 @@ def _train(
         raise ConfigError(f"another process is training into {output_dir}; wait for it, or name another folder.")
     with exclusive(lock), progress_bar("train") as report:
         rewind(output_dir)
+        also = open_loggers(config.loggers, study=config.study, run=output_dir.name, folder=output_dir, config=flat)
         tracker = JsonlTracker(output_dir / METRICS_FILE)
         try:
-            result = train_into(settings, pairs, held_out, output_dir, tracker, report)
+            with also as others:
+                both = ManyTrackers((tracker, others))
+                result = train_into(settings, pairs, held_out, output_dir, both, report)
         finally:
             tracker.close()
     best = "" if result.best_value is None else f", {result.best_metric} {result.best_value:.4f}"

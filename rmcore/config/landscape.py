@@ -24,7 +24,8 @@ class LandscapeConfig(Settings):
     num_pairs: int = Field(default=32, ge=1)
     """Held-out pairs the loss is averaged over, drawn at random."""
     minutes: float | None = Field(default=None, gt=0)
-    """About how long it may take: fewer pairs, then fewer parts, and the record says so; null: no limit."""
+    """About how long it may take: fewer pairs, then fewer parts, and the record says so; null: a minute on a CPU, no
+    limit on a GPU."""
     top_k: int = Field(default=5, ge=1)
     """Eigenvalues reported at each end."""
     lanczos_steps: int = Field(default=20, ge=2)

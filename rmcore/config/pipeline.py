@@ -19,6 +19,10 @@ from rmcore.config.readiness import ReadinessConfig
 from rmcore.config.rlhf import RlhfConfig
 from rmcore.config.train import TrainConfig
 from rmcore.config.validation import StudiedWorld, ValidationConfig
+from rmcore.core.loggers import LoggerName
+
+DEVICES = r"^(auto|cpu|cuda(:\d{1,3})?)$"
+"""What may be named as the device."""
 
 
 class PipelineConfig(Settings):
@@ -28,8 +32,12 @@ class PipelineConfig(Settings):
     """Name of the study: the MLflow experiment is `rm/<study>`."""
     seed: int = Field(default=0, ge=0, lt=2**31)
     """Seeds the head, the data order, the splits and the gold world."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where torch runs; auto takes a GPU where there is one."""
+    device: str = Field(default="auto", pattern=DEVICES)
+    """Where torch runs: auto takes a GPU where there is one; cpu, cuda, or one GPU of several: cuda:1."""
+    skip: tuple[Literal["landscape"], ...] = ()
+    """Stages that are left out: landscape, whose curvature decides nothing."""
+    loggers: tuple[LoggerName, ...] = ()
+    """Where a training's curves go beside MLflow: tensorboard, wandb."""
     data: DataConfig = DataConfig()
     """The preference pairs."""
     model: ModelConfig = ModelConfig()

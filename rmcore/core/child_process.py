@@ -20,7 +20,7 @@ import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -41,6 +41,8 @@ LIBRARIES = (
 )
 LATE = ("RM_OPT_", "CUDA_VISIBLE_DEVICES", "PREFECT_", "MLFLOW_", "PYTEST_")
 """How variables begin that no library reads while it is imported: children that differ in them share a server."""
+MOST_DESCRIPTORS = 5
+"""Of one request: the socket, the pipe, the log, and two to show progress on."""
 WARM = sys.platform == "linux"
 """Elsewhere a process that has loaded such libraries must not continue after a fork: each child imports them anew."""
 
@@ -59,15 +61,15 @@ class ForkedProcess:
         spec: the file that says what to run.
         log: what the child prints.
         environment: all its variables.
-        terminal: descriptor that it may show progress on.
+        progress: descriptors that it shows its progress on.
     """
 
     def __init__(
-        self, module: str, spec: Path, log: IO[str], environment: Mapping[str, str], terminal: int | None = None
+        self, module: str, spec: Path, log: IO[str], environment: Mapping[str, str], progress: Sequence[int] = ()
     ) -> None:
         self._life, theirs = socket.socketpair()
         request, ours = os.pipe()
-        descriptors = [theirs.fileno(), request, log.fileno()] + ([] if terminal is None else [terminal])
+        descriptors = [theirs.fileno(), request, log.fileno(), *progress]
         try:
             _server(environment).send(descriptors)
         finally:
@@ -177,7 +179,7 @@ def serve(control: socket.socket) -> None:
         while True:
             for key, _ in selector.select():
                 if key.fileobj is control:
-                    message, descriptors, _flags, _address = socket.recv_fds(control, 1, 4)
+                    message, descriptors, _flags, _address = socket.recv_fds(control, 1, MOST_DESCRIPTORS)
                     if not message:
                         return
                     pid, waiter = _fork(descriptors, interrupted, [control, ended, wake, *waiters.values()])
@@ -228,7 +230,7 @@ def _tell(waiter: socket.socket, number: int) -> None:
         waiter.sendall(b"%d\n" % number)
 
 
-def _become_child(server: int, interrupted: Any, request: int, log: int, *terminal: int) -> NoReturn:
+def _become_child(server: int, interrupted: Any, request: int, log: int, *progress: int) -> NoReturn:
     """Be the forked process: read what is asked for, run it, end."""
     status = 1
     try:
@@ -242,9 +244,10 @@ def _become_child(server: int, interrupted: Any, request: int, log: int, *termin
         with os.fdopen(request) as pipe:
             asked = json.load(pipe)
         environment = asked["environment"]
-        for descriptor in terminal:
+        for descriptor in progress:
             os.set_inheritable(descriptor, True)
-            environment[PROGRESS_VARIABLE] = str(descriptor)
+        if progress:
+            environment[PROGRESS_VARIABLE] = ",".join(map(str, progress))
         if not WARM:
             command = [sys.executable, "-P", "-m", asked["module"], asked["spec"]]
             os.execve(sys.executable, command, environment)  # noqa: S606 - no shell is wanted

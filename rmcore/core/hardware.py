@@ -1,4 +1,4 @@
-"""Training settings by machine, as fields of TrainConfig: what a preset gives where nothing else was said."""
+"""What the machine decides where nothing else was said: settings of a training, and the time for the curvature."""
 
 from typing import Any
 
@@ -15,3 +15,15 @@ HARDWARE: dict[str, dict[str, Any]] = {
     # To see that everything is wired: no number of it means anything.
     "smoke": {"steps": 6, "eval_every": 3, "log_every": 2, "warmup_steps": 0, "lr": 1e-3, "token_budget": 8192},
 }
+
+CPU_MINUTES = 1.0
+"""Of the curvature on a CPU. Here and not among the settings, whose code is no part of a stage's key."""
+
+
+def curvature_minutes(device_type: str, minutes: float | None) -> float | None:
+    """The limit that holds: `landscape.minutes`, where that is null a minute on a CPU and none elsewhere.
+
+    >>> curvature_minutes("cpu", None), curvature_minutes("cuda", None), curvature_minutes("cpu", 5.0)
+    (1.0, None, 5.0)
+    """
+    return CPU_MINUTES if minutes is None and device_type == "cpu" else minutes

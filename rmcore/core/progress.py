@@ -5,10 +5,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 PROGRESS_VARIABLE = "RM_OPT_PROGRESS_FD"
-"""Names the descriptor to show progress on, where standard error goes to a log."""
+"""Names the descriptors to show progress on, separated by commas, where standard error goes to a log."""
 LINE_SECONDS = 15.0
 """Between the lines of a long work whose standard error is no terminal."""
 Report = Callable[[int, int, str], None]
@@ -27,6 +27,11 @@ def labelled(report: Report, text: str) -> Report:
     return lambda done, total, _: report(done, total, text)
 
 
+def prefixed(report: Report, prefix: str) -> Report:
+    """`report` for a part of the work whose own text follows `prefix`."""
+    return lambda done, total, text: report(done, total, f"{prefix}: {text}")
+
+
 def counting_on(report: Report, number: int, total: int) -> Report:
     """`report` for the part `number`, from 0, of `total` parts of one size, which count as one work."""
     return lambda done, size, text: report(number * size + done, total * size, text)
@@ -41,10 +46,19 @@ def within(report: Report, done: int, total: int, prefix: str) -> Report:
 def progress_bar(description: str) -> Iterator[Report]:
     """Show how far the block is: one bar on a terminal, elsewhere a line every `LINE_SECONDS`, whatever is reported."""
     given = os.environ.get(PROGRESS_VARIABLE)
-    descriptor = progress_descriptor() if given is None else int(given)
-    if descriptor is None:
-        yield silent
-        return
+    descriptors = [progress_descriptor()] if given is None else [int(one) for one in given.split(",")]
+    with ExitStack() as shown:
+        reports = [shown.enter_context(_shown_on(one, description)) for one in descriptors if one is not None]
+
+        def report(done: int, total: int, text: str) -> None:
+            for show in reports:
+                show(done, total, text)
+
+        yield report
+
+
+@contextmanager
+def _shown_on(descriptor: int, description: str) -> Iterator[Report]:
     if not os.isatty(descriptor):
         with progress_lines(description, descriptor, LINE_SECONDS) as report:
             yield report

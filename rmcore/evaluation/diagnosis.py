@@ -249,7 +249,7 @@ def diagnose_outcome(
         over_baseline: the held-out metric `accuracy_over_baseline` with its interval.
         truncation: by split {"num_cut_sides", "num_pairs"}.
     """
-    found = (_undertrained(history), _no_better_than_length(over_baseline), _many_cut(truncation))
+    found = (_undertrained(history), no_better_than_length(over_baseline), _many_cut(truncation))
     return [diagnosis for diagnosis in found if diagnosis is not None]
 
 
@@ -269,7 +269,8 @@ def _undertrained(history: Sequence[Mapping[str, Any]]) -> Diagnosis | None:
     )
 
 
-def _no_better_than_length(over_baseline: Mapping[str, Any]) -> Diagnosis | None:
+def no_better_than_length(over_baseline: Mapping[str, Any]) -> Diagnosis | None:
+    """What the interval of the metric `accuracy_over_baseline` speaks against, where its lower end is not above 0."""
     value, low, high = (over_baseline[name] for name in ("value", "ci_low", "ci_high"))
     if value is None or low is None or low > 0:
         return None

@@ -12,6 +12,7 @@ import pandas as pd
 
 from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import DataError
+from rmcore.core.progress import Report, prefixed, silent
 from rmcore.evaluation import calibration as calib
 from rmcore.evaluation.ranking import (
     SIDE_THRESHOLDS,
@@ -37,6 +38,7 @@ def evaluate_pairs(
     thresholds: Sequence[float] | None = SIDE_THRESHOLDS,
     seed: int = 0,
     beta: float = 1.0,
+    report: Report = silent,
 ) -> dict[str, MetricValue]:
     """Every metric of held-out pairs, with 95 % intervals resampled over prompts.
 
@@ -62,6 +64,7 @@ def evaluate_pairs(
         beta: scale of the reward model's margins (`BradleyTerryRM.beta`): P(chosen preferred) is
             sigmoid(beta * margin) in every metric that is about probabilities. Rewards and margins are given as they
             are.
+        report: of both bootstraps; see `cluster_bootstrap`.
 
     Raises:
         DataError: columns are missing, there is no pair, or a reward is not finite (names the pairs).
@@ -84,7 +87,7 @@ def evaluate_pairs(
         return values
 
     resampled = cluster_bootstrap(
-        compute, table.num_prompts, num_resamples=num_resamples, seed=seed, row_size=table.num_pairs
+        compute, table.num_prompts, num_resamples=num_resamples, seed=seed, row_size=table.num_pairs, report=report
     )
     metrics = {
         name: _mean_value(by_name[name], table, resampled) if name in by_name else _value(name, table, resampled)
@@ -92,7 +95,7 @@ def evaluate_pairs(
     }
     metrics["ece_debiased"] = _calibration_error(table, 1.0, num_bins)
     fit, judge = _temperature_split(rewards, calibration, beta)
-    return metrics | _tempered(fit, judge, num_resamples, num_bins, seed)
+    return metrics | _tempered(fit, judge, num_resamples, num_bins, seed, prefixed(report, "temperature"))
 
 
 def _mean_value(mean: PairMean, table: RewardTable, resampled: Resampled) -> MetricValue:
@@ -146,7 +149,7 @@ def _temperature_split(
 
 
 def _tempered(
-    fit: RewardTable | None, judge: RewardTable | None, num_resamples: int, num_bins: int, seed: int
+    fit: RewardTable | None, judge: RewardTable | None, num_resamples: int, num_bins: int, seed: int, report: Report
 ) -> dict[str, MetricValue]:
     """Fitted temperature over the fitting pairs; the error that it leaves over the judging pairs."""
     if fit is None:
@@ -159,7 +162,7 @@ def _tempered(
             "ece_tempered_debiased": MetricValue(None, None, None, 0, f"no temperature: {reason}"),
         }
     statistic = calib.TemperatureStatistic(fit.log_odds, fit.prompt, fit.num_prompts, temperature)
-    fitted = cluster_bootstrap(statistic, fit.num_prompts, num_resamples=num_resamples, seed=seed)
+    fitted = cluster_bootstrap(statistic, fit.num_prompts, num_resamples=num_resamples, seed=seed, report=report)
     replicates = fitted.replicates.get("temperature")
     metrics = {
         "temperature": metric_value(temperature, replicates, num_prompts=fit.num_prompts, num_pairs=fit.num_pairs)

@@ -16,6 +16,7 @@ from scipy import special
 
 from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ConfigError, DataError
+from rmcore.core.progress import Report, silent
 
 Compute = Callable[[FloatArray], dict[str, FloatArray]]
 """Prompt weights (B, C) -> named statistics (B,), NaN where undefined."""
@@ -54,7 +55,13 @@ class Resampled:
 
 
 def cluster_bootstrap(
-    compute: Compute, num_prompts: int, *, num_resamples: int, seed: int, row_size: int | None = None
+    compute: Compute,
+    num_prompts: int,
+    *,
+    num_resamples: int,
+    seed: int,
+    row_size: int | None = None,
+    report: Report = silent,
 ) -> Resampled:
     """Bootstrap over prompts: a resample draws prompts with replacement, all pairs of a prompt together.
 
@@ -66,6 +73,7 @@ def cluster_bootstrap(
         num_resamples: B.
         seed: of the resampling; results do not depend on the chunking.
         row_size: longest row that `compute` allocates per resample, for example the number of pairs; default C.
+        report: called with the resamples done and all of them after each chunk.
 
     Raises:
         ConfigError: num_prompts or num_resamples is below 1.
@@ -86,6 +94,7 @@ def cluster_bootstrap(
     for start in range(0, num_resamples, rows):
         for name, values in compute(_draw_weights(rng, min(rows, num_resamples - start), num_prompts)).items():
             parts[name].append(values)
+        report(min(start + rows, num_resamples), num_resamples, "resamples")
     return Resampled(point, {name: np.concatenate(chunks) for name, chunks in parts.items()})
 
 

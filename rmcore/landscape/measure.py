@@ -1,7 +1,8 @@
 """Everything that is measured of one model's curvature, as one record: what the stage and the command share.
 
-Within `LandscapeConfig.minutes` the ends and the trace come first, in half of the time, on fewer pairs if needed; then
-the parts, in the order of `PARTS`, each of which is left out where its own pace says that it would end too late.
+Within `LandscapeConfig.minutes` the ends and the trace come first, in half of the time, on fewer pairs if needed (two
+at last, which take as long as they take); then the parts, in the order of `PARTS`, each of which is left out where its
+own pace says that it would end too late.
 """
 
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from rmcore.config.landscape import CurvaturePart, LandscapeConfig
 from rmcore.core.errors import ConfigError
+from rmcore.core.hardware import curvature_minutes
 from rmcore.core.progress import Report, labelled
 from rmcore.landscape.analyzer import AnalyzedSpectrum, hessian_spectrum
 from rmcore.landscape.budget import OutOfTime, TimeBudget
@@ -67,16 +69,20 @@ def measure_curvature(
     """
     if other is not None and "slices" not in config.parts:
         raise ConfigError("another checkpoint is for a line of the slices, which are not asked for: add slices.")
-    budget, asked = TimeBudget(config.minutes), len(sample.pairs)
     hessian = LossHessian.from_loader(model, sample.batches, parameters=config.parameters)
-    try:
-        share = 0.5 if config.parts else 1.0
-        analyzed = _spectrum(hessian, config, seed, budget.kept(labelled(report, "Hessian products"), share))
-    except OutOfTime as late:
-        hessian.release()
-        sample = sample.some(max(FEWEST_PAIRS, int(asked * late.had / late.needed)), seed)
-        hessian = LossHessian.from_loader(model, sample.batches, parameters=config.parameters)
-        analyzed = _spectrum(hessian, config, seed, labelled(report, "Hessian products"))
+    minutes = curvature_minutes(hessian.device.type, config.minutes)
+    budget, asked = TimeBudget(minutes), len(sample.pairs)
+    counted, share = labelled(report, "Hessian products"), 0.5 if config.parts else 1.0
+    while True:
+        num = len(sample.pairs)
+        try:
+            kept = budget.kept(counted, share) if num > FEWEST_PAIRS else counted
+            analyzed = _spectrum(hessian, config, seed, kept)
+            break
+        except OutOfTime as late:
+            hessian.release()
+            sample = sample.some(max(FEWEST_PAIRS, min(num - 1, int(num * late.had / late.needed))), seed)
+            hessian = LossHessian.from_loader(model, sample.batches, parameters=config.parameters)
     assert analyzed.ends is not None  # noqa: S101 - only the cross-check by PyHessian has none; no config asks for it
     left_out = []
     if len(sample.pairs) < asked:
@@ -92,7 +98,7 @@ def measure_curvature(
             left_out.append(f"{part} was left out: {late}")
     record = {"spectrum": analyzed.record.to_dict()} | measured
     if left_out:
-        record["left_out"] = [f"landscape.minutes={config.minutes:g}: {sentence}" for sentence in left_out]
+        record["left_out"] = [f"landscape.minutes={minutes:g}: {sentence}" for sentence in left_out]
     return record
 
 

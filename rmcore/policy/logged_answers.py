@@ -19,6 +19,7 @@ import pandas as pd
 
 from rmcore.core.arrays import FloatArray, IntArray
 from rmcore.core.errors import DataError
+from rmcore.core.progress import Report, prefixed, silent
 from rmcore.data.pair import PreferencePair, prompt_text
 from rmcore.evaluation.uncertainty import MetricValue, cluster_bootstrap, metric_value
 from rmcore.policy.label_strength import Ratings, rate_answers
@@ -72,7 +73,9 @@ def logged_table(pairs: Sequence[PreferencePair], rewards: pd.DataFrame) -> pd.D
     return table.merge(rewards[["pair_id", *_REWARDS]].drop_duplicates("pair_id"), on="pair_id")
 
 
-def logged_answers(table: pd.DataFrame, *, num_resamples: int = 1000, seed: int = 0) -> dict[str, Any] | None:
+def logged_answers(
+    table: pd.DataFrame, *, num_resamples: int = 1000, seed: int = 0, report: Report = silent
+) -> dict[str, Any] | None:
     """How the model's best of k among a prompt's labelled answers does against another of them.
 
     The answers of a prompt are the distinct texts in its pairs, each with one reward and with the strength that the
@@ -88,6 +91,7 @@ def logged_answers(table: pd.DataFrame, *, num_resamples: int = 1000, seed: int 
         table: one row a pair with the columns of `COLUMNS`; target_margin may be null, rewards are logits.
         num_resamples: of the bootstrap over prompts.
         seed: of the bootstrap.
+        report: of the bootstrap of each k.
 
     Returns:
         None where no prompt has `MIN_ANSWERS` connected answers that its labels tell apart. Else JSON-ready:
@@ -123,17 +127,20 @@ def logged_answers(table: pd.DataFrame, *, num_resamples: int = 1000, seed: int 
         "num_loops": sum(rated.num_loops for _, rated in kept),
         "agreement": sum(rated.num_agreeing for _, rated in kept) / num_pairs,
         "strength": "mixed" if len(kinds) > 1 else "annotated margins" if pools[0].annotated else "outcomes",
-        **best_of_logged(pools, num_resamples=num_resamples, seed=seed),
+        **best_of_logged(pools, num_resamples=num_resamples, seed=seed, report=report),
     }
 
 
-def best_of_logged(pools: Sequence[LoggedPool], *, num_resamples: int, seed: int) -> dict[str, Any]:
+def best_of_logged(
+    pools: Sequence[LoggedPool], *, num_resamples: int, seed: int, report: Report = silent
+) -> dict[str, Any]:
     """The choices, best_k and stopped of `logged_answers`.
 
     Args:
         pools: at least one, each with more than two answers that do not all have one strength.
         num_resamples: of the bootstrap over prompts.
         seed: of the bootstrap.
+        report: of each bootstrap.
     """
     strengths = _in_deviations(pools)
     choices: list[dict[str, Any]] = []
@@ -146,7 +153,8 @@ def best_of_logged(pools: Sequence[LoggedPool], *, num_resamples: int, seed: int
             stopped = stopped or f"prompts with more than {k} answers: {num_units}, and a claim needs {MIN_PROMPTS}"
         if choices and not enough:
             return {"choices": choices, "best_k": best_k, "stopped": stopped}
-        choice = _choice([pools[i] for i in entering], [strengths[i] for i in entering], k, num_resamples, seed)
+        of_k = prefixed(report, f"best of {k}")
+        choice = _choice([pools[i] for i in entering], [strengths[i] for i in entering], k, num_resamples, seed, of_k)
         choices.append(choice)
         if stopped is None:
             failed = _failed(choice)
@@ -206,7 +214,7 @@ def _in_deviations(pools: Sequence[LoggedPool]) -> list[FloatArray]:
 
 
 def _choice(
-    pools: Sequence[LoggedPool], strengths: Sequence[FloatArray], k: int, num_resamples: int, seed: int
+    pools: Sequence[LoggedPool], strengths: Sequence[FloatArray], k: int, num_resamples: int, seed: int, report: Report
 ) -> dict[str, Any]:
     """One row: what the best of k does in the prompts that have more than k answers."""
     values = np.array([_of_prompt(pool, strength, k) for pool, strength in zip(pools, strengths, strict=True)])
@@ -223,7 +231,7 @@ def _choice(
     def compute(weights: FloatArray) -> dict[str, FloatArray]:
         return {name: weights @ summed / (weights @ counts) for name, summed in sums.items()}
 
-    drawn = cluster_bootstrap(compute, len(units), num_resamples=num_resamples, seed=seed)
+    drawn = cluster_bootstrap(compute, len(units), num_resamples=num_resamples, seed=seed, report=report)
 
     def value(name: str) -> MetricValue:
         replicates = drawn.replicates.get(name)

@@ -146,16 +146,16 @@ class Results(TypedDict):
     ood_metrics: Mapping[str, Metric] | None
     """Out-of-distribution split, where there is one."""
     context: Sequence[ContextItem]
-    readiness: Readiness
-    """The original score: no verdict, and no part of one."""
+    readiness: Readiness | None
+    """The original score: no verdict, and no part of one. None where no curvature was measured, which it needs."""
     logged: Mapping[str, Any] | None
     """Choosing among logged answers (`rmcore.policy.logged_answers`), where held-out prompts have enough of them."""
     policy: PolicyResults | None
     """Measurements on judged samples of a policy."""
     rlhf: Mapping[str, Any] | None
     """Record of the stage grpo (`rmcore.stages.grpo`), where a policy was trained."""
-    spectrum: Mapping[str, Any]
-    """HessianSpectrum.to_dict()."""
+    spectrum: Mapping[str, Any] | None
+    """HessianSpectrum.to_dict(); None where no curvature was measured."""
     curvature: Mapping[str, Any]
     """Everything measured of the curvature, the spectrum too: `curvature.json` of the landscape stage. Parts may be
     absent."""

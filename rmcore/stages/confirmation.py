@@ -21,7 +21,6 @@ from rmcore.core.tracking import Tracker
 from rmcore.data.gold.prompts import draw_prompt
 from rmcore.data.pair import Prompt, prompt_key, prompt_text
 from rmcore.data.table import read_pairs
-from rmcore.models.loading import pick_device
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.policy.confirmation import OPPONENTS, confirm, smallest_n, verdict_of_confirmation
 from rmcore.policy.judge import Judge, judge_of
@@ -48,7 +47,7 @@ def run(settings: ConfirmationSettings, upstream: Upstream, out: Path, tracker: 
     responses = [rows.tolist() for _, rows in found.groupby("prompt_index", sort=True)["response"]]
     rm = BradleyTerryRM.from_pretrained(
         upstream["train"] / "best",
-        device=pick_device(settings.device).type,
+        device=settings.device,
         trust_remote_code=settings.trust_remote_code,
         render_fn=settings.render_fn,
     )

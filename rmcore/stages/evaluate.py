@@ -14,14 +14,13 @@ import pandas as pd
 
 from rmcore.config.evaluate import EvaluateConfig
 from rmcore.core.files import write_json
-from rmcore.core.progress import Report
+from rmcore.core.progress import Report, prefixed, silent
 from rmcore.core.tracking import Tracker
 from rmcore.data.table import read_pairs
 from rmcore.ensembles.score import score_pairs_table, with_texts
 from rmcore.evaluation.calibration import reliability_bins
 from rmcore.evaluation.report_card import evaluate_pairs, most_confident_mistakes
 from rmcore.evaluation.uncertainty import MetricValue
-from rmcore.models.loading import pick_device
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.reporting.figures.calibration import reliability_diagram_figure
 from rmcore.reporting.figures.context import accuracy_in_context_figure
@@ -42,7 +41,7 @@ def run(settings: EvaluateSettings, upstream: Upstream, out: Path, tracker: Trac
     prepared = upstream["prepare"]
     rm = BradleyTerryRM.from_pretrained(
         upstream["train"] / "best",
-        device=pick_device(settings.device).type,
+        device=settings.device,
         trust_remote_code=settings.trust_remote_code,
         render_fn=settings.render_fn,
     )
@@ -55,14 +54,22 @@ def run(settings: EvaluateSettings, upstream: Upstream, out: Path, tracker: Trac
     tables, cut = {}, {}
     for name, pairs in splits.items():
         if pairs:
-            tables[name], cut[name] = score_pairs_table(rm, pairs, report=report)
+            tables[name], cut[name] = score_pairs_table(rm, pairs, report=prefixed(report, name))
     pd.concat([table.assign(split=name) for name, table in tables.items()]).to_parquet(out / "rewards.parquet")
     metrics = {
-        name: measure(table, settings.evaluate, seed=settings.seed, beta=rm.beta, calibration=tables.get("validation"))
+        name: measure(
+            table,
+            settings.evaluate,
+            seed=settings.seed,
+            beta=rm.beta,
+            calibration=tables.get("validation"),
+            report=prefixed(report, name),
+        )
         for name, table in tables.items()
         if name in ("test", "ood")
     }
-    train_card = measure(tables["train"], settings.evaluate, seed=settings.seed, beta=rm.beta)
+    of_train = prefixed(report, "train")
+    train_card = measure(tables["train"], settings.evaluate, seed=settings.seed, beta=rm.beta, report=of_train)
     metrics["train"] = {name: train_card[name] for name in TRAIN_METRICS}
     ceilings = json.loads((prepared / CEILING_FILE).read_text()) if (prepared / CEILING_FILE).is_file() else {}
     record: dict[str, Any] = {
@@ -80,7 +87,13 @@ def run(settings: EvaluateSettings, upstream: Upstream, out: Path, tracker: Trac
 
 
 def measure(
-    table: pd.DataFrame, config: EvaluateConfig, *, seed: int, beta: float, calibration: pd.DataFrame | None = None
+    table: pd.DataFrame,
+    config: EvaluateConfig,
+    *,
+    seed: int,
+    beta: float,
+    calibration: pd.DataFrame | None = None,
+    report: Report = silent,
 ) -> dict[str, MetricValue]:
     """Every metric of the reward table of a model with this `beta`, under the settings of `config`."""
     return evaluate_pairs(
@@ -91,6 +104,7 @@ def measure(
         thresholds=config.thresholds if config.per_response else None,
         seed=seed,
         beta=beta,
+        report=report,
     )
 
 

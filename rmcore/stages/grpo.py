@@ -111,7 +111,7 @@ def _start(settings: RlhfConfig, upstream: Upstream, judge: Judge | None) -> Sta
 def _local_reward(settings: GrpoSettings, upstream: Upstream, pairs: list[PreferencePair]) -> LocalReward:
     rm = BradleyTerryRM.from_pretrained(
         upstream["train"] / "best",
-        device=pick_device(settings.device).type,
+        device=settings.device,
         trust_remote_code=settings.trust_remote_code,
         render_fn=settings.render_fn,
     )

@@ -16,7 +16,6 @@ from rmcore.data.pair import PreferencePair, prompt_text
 from rmcore.data.table import read_pairs
 from rmcore.landscape.measure import measure_curvature
 from rmcore.landscape.sample import CurvatureSample, draw_positions
-from rmcore.models.loading import pick_device
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.reporting.figures.curvature import draw_curvature
 from rmcore.stages.interface import Upstream
@@ -39,7 +38,7 @@ def run(settings: LandscapeSettings, upstream: Upstream, out: Path, tracker: Tra
     """Measure the curvature on `num_pairs` test pairs."""
     rm = BradleyTerryRM.from_pretrained(
         checkpoint_folder(upstream["train"], settings.landscape.checkpoint),
-        device=pick_device(settings.device).type,
+        device=settings.device,
         trust_remote_code=settings.trust_remote_code,
         render_fn=settings.render_fn,
     )

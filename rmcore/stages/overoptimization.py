@@ -49,7 +49,7 @@ def run(settings: OveroptimizationSettings, upstream: Upstream, out: Path, track
     samples = pd.read_parquet(upstream["samples"] / SAMPLES_FILE)
     rm = BradleyTerryRM.from_pretrained(
         upstream["train"] / "best",
-        device=pick_device(settings.device).type,
+        device=settings.device,
         trust_remote_code=settings.trust_remote_code,
         render_fn=settings.render_fn,
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from rmcore.config.data import DataConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.files import write_json
-from rmcore.core.progress import Report
+from rmcore.core.progress import Report, silent, within
 from rmcore.core.tracking import Tracker
 from rmcore.data.audit import audit
 from rmcore.data.gold.world import generate_pairs, label_ceiling
@@ -27,10 +27,13 @@ Splits = dict[str, list[PreferencePair]]
 
 def run(settings: PrepareSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
     """Read, audit and split the pairs named in `settings.data`."""
-    splits, loaded = load_splits(settings.data, seed=settings.seed)
+    report(0, 3, "reading")
+    splits, loaded = load_splits(settings.data, seed=settings.seed, report=within(report, 0, 3, "reading"))
+    report(1, 3, "writing the splits")
     for name, pairs in splits.items():
         write_pairs(pairs, out / f"{name}.parquet")
     write_rejected([row for one in loaded for row in one.rejected], out / "rejected_rows.jsonl")
+    report(2, 3, "audit of all splits")
     findings = audit(splits, loaded)
     if settings.data.source == "gold":
         ceilings = {name: label_ceiling(pairs) for name, pairs in splits.items()}
@@ -41,7 +44,7 @@ def run(settings: PrepareSettings, upstream: Upstream, out: Path, tracker: Track
     write_json(out / "summary.json", {"metrics": counts})
 
 
-def load_splits(config: DataConfig, *, seed: int) -> tuple[Splits, list[LoadedPairs]]:
+def load_splits(config: DataConfig, *, seed: int, report: Report = silent) -> tuple[Splits, list[LoadedPairs]]:
     """Read all sources and split by prompt: train, validation, test, and ood where the gold world gives one.
 
     Returns:
@@ -51,14 +54,14 @@ def load_splits(config: DataConfig, *, seed: int) -> tuple[Splits, list[LoadedPa
         world = generate_pairs(config.gold, seed)
         splits = _carve(world.pairs[: config.limit], config, seed=seed, test=config.test_fraction)
         return {**splits, "ood": world.ood_pairs[: config.eval_limit]}, []
-    loaded = load_sources(config)
+    loaded = load_sources(config, report)
     if len(loaded) == 1:
         return _carve(loaded[0].pairs, config, seed=seed, test=config.test_fraction), loaded
     splits = _carve(loaded[0].pairs, config, seed=seed, test=0.0)
     return {**splits, "test": loaded[1].pairs}, loaded
 
 
-def load_sources(config: DataConfig) -> list[LoadedPairs]:
+def load_sources(config: DataConfig, report: Report = silent) -> list[LoadedPairs]:
     """Read the training source and, where one is named, the held-out source.
 
     Training pairs whose prompt or conversation is held out are taken out and counted: held-out numbers would flatter a
@@ -79,6 +82,7 @@ def load_sources(config: DataConfig) -> list[LoadedPairs]:
         columns=columns,
         require_complete_pairs=config.require_complete_pairs,
         pairs_per_row=config.pairs_per_row,
+        report=report,
     )
     training = cap_prompts(load(config.source, split=config.split, limit=config.limit), config.pairs_per_prompt)
     if config.eval_source is None and config.eval_split is None:

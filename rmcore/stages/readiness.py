@@ -32,17 +32,18 @@ from rmcore.stages.settings import ReadinessSettings
 
 
 def run(settings: ReadinessSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
-    """Judge from the evaluation's metrics and the landscape's largest eigenvalue."""
+    """Judge from the evaluation's metrics, and compute the original score where the curvature was measured."""
     metrics = json.loads((upstream["evaluate"] / "metrics.json").read_text())["metrics"]
-    spectrum = json.loads((upstream["landscape"] / "spectrum.json").read_text())
-    logged = choose_among_logged(settings, upstream)
+    lambda_max = largest_eigenvalue(upstream)
+    logged = choose_among_logged(settings, upstream, report)
     write_json(out / "logged_answers.json", logged)
     test = {name: entry["value"] for name, entry in metrics["test"].items()}
     train_accuracy = metrics["train"]["pairwise_accuracy"]["value"]
     over_baseline = metrics["test"][OVER_BASELINE]
-    judged = judge(test, train_accuracy, spectrum["lambda_max"], settings.readiness, over_baseline, logged)
+    judged = judge(test, train_accuracy, lambda_max, settings.readiness, over_baseline, logged)
     write_json(out / "readiness.json", judged)
-    shown = {f"ready/{name}": value for name, value in judged["readiness"].items() if name.endswith("_score")}
+    original = judged["readiness"] or {}
+    shown = {f"ready/{name}": value for name, value in original.items() if name.endswith("_score")}
     shown["ready/labels_passed"] = float(judged["verdict"]["status"] == "passes")
     if logged is not None:
         save(logged_answers_figure(logged), out / "figures" / "logged_answers.png")
@@ -51,11 +52,19 @@ def run(settings: ReadinessSettings, upstream: Upstream, out: Path, tracker: Tra
     write_json(out / "summary.json", {"metrics": shown})
 
 
-def choose_among_logged(settings: ReadinessSettings, upstream: Upstream) -> dict[str, Any] | None:
+def largest_eigenvalue(upstream: Upstream) -> float | None:
+    """Read the largest eigenvalue of the loss Hessian; None where it is undefined, or was not measured."""
+    if "landscape" not in upstream:
+        return None
+    value: float | None = json.loads((upstream["landscape"] / "spectrum.json").read_text())["lambda_max"]
+    return value
+
+
+def choose_among_logged(settings: ReadinessSettings, upstream: Upstream, report: Report) -> dict[str, Any] | None:
     """Measure the gain of the best of k among logged held-out answers; None where no prompt has enough of them."""
     rewards = pd.read_parquet(upstream["evaluate"] / "rewards.parquet")
     table = logged_table(read_pairs(upstream["prepare"] / "test.parquet"), rewards[rewards["split"] == "test"])
-    return logged_answers(table, num_resamples=settings.num_resamples, seed=settings.seed)
+    return logged_answers(table, num_resamples=settings.num_resamples, seed=settings.seed, report=report)
 
 
 def judge(
@@ -71,13 +80,14 @@ def judge(
     Args:
         test: held-out metrics by name, as from `evaluate_pairs`.
         train_accuracy: pairwise accuracy on training pairs, for the gap; None fails that check.
-        lambda_max: largest eigenvalue of the loss Hessian.
+        lambda_max: largest eigenvalue of the loss Hessian; None: not measured, so there is no original score.
         config: the weights of the original score.
         over_baseline: the held-out metric of that name, with its interval.
         logged: record of `rmcore.policy.logged_answers`, where there is one.
 
     Returns:
-        {"readiness": record of the original score, "gate": checks, "verdict": see rmcore.policy.readiness.verdict}.
+        {"readiness": record of the original score or None, "gate": checks, "verdict": see
+        rmcore.policy.readiness.verdict}.
 
     Raises:
         DataError: a quantity that the original score needs is undefined.
@@ -89,17 +99,18 @@ def judge(
         "landscape": config.landscape_weight,
     }
     accuracy, ece, variance = test["pairwise_accuracy"], test["ece_debiased"], test["pooled_reward_variance"]
-    if accuracy is None or ece is None or variance is None or lambda_max is None:
+    if accuracy is None or ece is None or variance is None:
         raise DataError(
-            f"readiness needs pairwise_accuracy ({accuracy}), ece_debiased ({ece}), pooled_reward_variance "
-            f"({variance}) and lambda_max ({lambda_max}), and one is undefined; evaluate on more pairs that are not "
-            "all tied."
+            f"readiness needs pairwise_accuracy ({accuracy}), ece_debiased ({ece}) and pooled_reward_variance "
+            f"({variance}), and one is undefined; evaluate on more pairs that are not all tied."
         )
-    report = RLReadinessScorer(weights).compute_score(accuracy, ece, variance, lambda_max)
+    original = None
+    if lambda_max is not None:
+        original = RLReadinessScorer(weights).compute_score(accuracy, ece, variance, lambda_max).to_dict()
     gap = None if train_accuracy is None else train_accuracy - accuracy
     checks = [baseline_check(over_baseline), *validation_gate({**test, "train_test_gap": gap})]
     return {
-        "readiness": report.to_dict(),
+        "readiness": original,
         "gate": [asdict(check) for check in checks],
         "verdict": verdict_on_labels(checks, logged, over_baseline),
     }

@@ -12,6 +12,7 @@ from rmcore.core.progress import Report
 from rmcore.core.tracking import Tracker
 from rmcore.policy.readiness.readiness_v2 import judge_v2
 from rmcore.stages.interface import Upstream
+from rmcore.stages.readiness import largest_eigenvalue
 from rmcore.stages.settings import ReadinessV2Settings
 
 FROM_PAIRS = ("pairwise_accuracy", "length_matched_accuracy", "ece_tempered_debiased")
@@ -21,7 +22,6 @@ def run(settings: ReadinessV2Settings, upstream: Upstream, out: Path, tracker: T
     """Put the parts together and judge."""
     optimized = json.loads((upstream["overoptimization"] / "overoptimization.json").read_text())
     metrics = json.loads((upstream["evaluate"] / "metrics.json").read_text())["metrics"]["test"]
-    spectrum = json.loads((upstream["landscape"] / "spectrum.json").read_text())
     plan = (
         next(
             curve["plan"]
@@ -35,7 +35,9 @@ def run(settings: ReadinessV2Settings, upstream: Upstream, out: Path, tracker: T
     if plan is not None:
         parts |= {"planned_gain": plan["gain"], "planned_fall": plan["fall"], "headroom": plan["headroom"]}
     parts |= {name: metrics[name] for name in FROM_PAIRS if name in metrics}
-    parts["lambda_max"] = {"value": spectrum["lambda_max"], "ci_low": None, "ci_high": None, "num": 0, "reason": None}
+    why = None if "landscape" in upstream else "the curvature was not measured"
+    curvature = {"value": largest_eigenvalue(upstream), "ci_low": None, "ci_high": None, "num": 0, "reason": why}
+    parts["lambda_max"] = curvature
     judged = judge_v2(parts, settings.readiness, optimized["judge"])
     write_json(out / "readiness.json", judged)
     shown = {"ready/gain_probability": judged["readiness"]["probability"]}

@@ -52,9 +52,13 @@ class Stage:
         return f"rmcore.stages.{self.name}"
 
     def needs(self, config: PipelineConfig) -> tuple[str, ...]:
-        """Stages that it reads under a config: its upstream, and the policy where the reward model starts from it."""
+        """Stages that it reads under a config: its upstream, and the policy where the reward model starts from it.
+
+        Not those that are skipped.
+        """
         from_policy = self.name == "train" and of_stage.starts_from_sft(config)
-        return (*self.upstream, "policy") if from_policy else self.upstream
+        upstream = tuple(name for name in self.upstream if name not in config.skip)
+        return (*upstream, "policy") if from_policy else upstream
 
     @property
     def on_device(self) -> bool:
@@ -171,14 +175,17 @@ POLICY = ("policy", "samples", "overoptimization")
 def pipeline_stages(config: PipelineConfig) -> tuple[str, ...]:
     """Stages of a pipeline run in order: with a policy its judged samples decide about readiness."""
     if config.policy is None:
-        return PIPELINE
+        return in_order(PIPELINE, config)
     judged = ("readiness_v2",) if is_judged(config) else ()
     return in_order((*PIPELINE, *POLICY, *judged, *(() if config.rlhf is None else ("grpo",))), config)
 
 
 def in_order(names: Iterable[str], config: PipelineConfig) -> tuple[str, ...]:
-    """Stages in an order in which each comes after what it needs: the policy first where the reward model needs it."""
-    listed = tuple(names)
+    """Stages in an order in which each comes after what it needs: the policy first where the reward model needs it.
+
+    Without those that are skipped.
+    """
+    listed = tuple(name for name in names if name not in config.skip)
     if "train" not in listed or not of_stage.starts_from_sft(config):
         return listed
     rest = [name for name in listed if name != "policy"]

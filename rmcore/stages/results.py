@@ -16,7 +16,7 @@ from rmcore.core.files import read_json_lines
 from rmcore.core.store import ArtifactRef, Store, make_key
 from rmcore.core.tracking import METRICS_FILE
 from rmcore.evaluation.diagnosis import OVER_BASELINE, diagnose, diagnose_outcome
-from rmcore.policy.readiness.verdict import next_rung, verdict_on_policy
+from rmcore.policy.readiness.verdict import next_rung, verdict_on_policy, with_outcome
 from rmcore.reporting.schema import PolicyResults, Results, StageResult, Training
 from rmcore.stages.settings import device_type
 
@@ -50,11 +50,14 @@ def gather_results(
     policy = _policy(refs) if "readiness_v2" in refs else None
     judged = v1 if policy is None else policy["readiness"]
     trained = read_json(refs["grpo"], "rlhf.json") if "grpo" in refs else None
-    verdict = (verdict_on_policy(trained) if trained else None) or judged["verdict"]
     history = read_json_lines(folder["train"] / METRICS_FILE)
     training = _training(folder["train"], evaluation["truncation"])
     cut = {name: training["truncation"][name] for name in ("train", "test")}
-    found = diagnose_outcome(history, evaluation["metrics"]["test"][OVER_BASELINE], cut) + diagnose(history)
+    over_baseline = evaluation["metrics"]["test"][OVER_BASELINE]
+    outcome = diagnose_outcome(history, over_baseline, cut)
+    found = outcome + diagnose(history)
+    reached = (verdict_on_policy(trained) if trained else None) or judged["verdict"]
+    verdict = with_outcome(reached, outcome, over_baseline)
     mistakes = read_mistakes(folder["evaluate"] / "tables" / "most_confident_mistakes.csv").head(NUM_MISTAKES)
     return {
         "study": config.study,
@@ -72,8 +75,8 @@ def gather_results(
         "metrics": evaluation["metrics"]["test"],
         "ood_metrics": evaluation["metrics"].get("ood"),
         "context": evaluation["context"],
-        "spectrum": _read(folder["landscape"] / "spectrum.json"),
-        "curvature": _read(folder["landscape"] / "curvature.json"),
+        "spectrum": _read(folder["landscape"] / "spectrum.json") if "landscape" in folder else None,
+        "curvature": _read(folder["landscape"] / "curvature.json") if "landscape" in folder else {},
         "training": training,
         "audit": _read(folder["prepare"] / "audit.json"),
         "mistakes": mistakes[["pair_id", "prompt", "chosen", "rejected", "margin"]].to_dict("records"),

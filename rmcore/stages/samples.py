@@ -21,7 +21,6 @@ from rmcore.core.tracking import Tracker
 from rmcore.data.gold.world import written_responses
 from rmcore.data.pair import PreferencePair, Prompt, prompt_key, prompt_text
 from rmcore.data.table import read_pairs
-from rmcore.models.loading import pick_device
 from rmcore.policy.judge import judge_of
 from rmcore.policy.policy import Policy
 from rmcore.policy.sampling.sampler import SamplingSettings
@@ -125,7 +124,7 @@ def answers(
         ),
         drawn,
         engine=settings.engine,
-        device=pick_device(settings.device).type,
+        device=settings.device,
         report=report,
     )
     return found.engine, found.rows

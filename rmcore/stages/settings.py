@@ -86,7 +86,8 @@ class DeviceSettings(StageSettings):
     """Settings of a stage that runs a model."""
 
     seed: int
-    device: Literal["auto", "cpu", "cuda"]
+    device: str
+    """See `PipelineConfig.device`. Of several GPUs its number says which, and is no part of the key."""
 
     def named(self) -> dict[str, str]:
         """Whether `device` is a CPU or a GPU."""
@@ -452,9 +453,12 @@ def starts_from_sft(config: PipelineConfig) -> bool:
 
 
 def device_type(name: str) -> str:
-    """Resolve `auto` to cpu or cuda without importing torch: a CUDA build and a visible NVIDIA GPU make cuda."""
+    """Resolve `auto` to cpu or cuda without importing torch: a CUDA build and a visible NVIDIA GPU make cuda.
+
+    Of one GPU of several, the type without its number.
+    """
     if name != "auto":
-        return name
+        return name.partition(":")[0]
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     driver = Path("/proc/driver/nvidia/gpus")
     has_gpu = driver.is_dir() and any(driver.iterdir())

@@ -36,6 +36,7 @@ def run(settings: ValidationSettings, upstream: Upstream, out: Path, tracker: Tr
         conditions=conditions(plan),
         shipped=shipped_fit(),
         seed=settings.seed,
+        report=report,
     )
     write_json(out / "validation.json", found)
     population = {name: found[name] for name in ("num_models", "num_backbones", "optimizer", "min_gain", "verdict")}

@@ -13,9 +13,10 @@ from functools import cached_property
 from typing import Any
 
 from rmcore.config.pipeline import PipelineConfig
+from rmcore.core.hardware import curvature_minutes
 from rmcore.core.store import Entry, canonical_json
 from rmcore.stages.registry import STAGES
-from rmcore.stages.settings import PrepareSettings, TrainSettings
+from rmcore.stages.settings import PrepareSettings, TrainSettings, device_type
 from rmcore.training.resume import FINISHED_FILE
 
 KIND_FIELDS = ("precision", "tf32", "compile", "batching", "packing", "gradient_checkpointing", "pairs_per_step")
@@ -118,7 +119,8 @@ class Estimates:
             # The other parts, which no shipped experiment measures, are not counted.
             products *= 2 if "normalized" in config.landscape.parts else 1
             passes = float(PRODUCT_PASSES * products * config.landscape.num_pairs)
-            most = math.inf if config.landscape.minutes is None else 60 * config.landscape.minutes
+            minutes = curvature_minutes(device_type(config.device), config.landscape.minutes)
+            most = math.inf if minutes is None else 60 * minutes
         else:
             passes = FORWARD_SHARE * (probe.num_scored + min(config.evaluate.train_pairs, probe.num_train))
             most = math.inf

@@ -12,7 +12,7 @@ from flows.rlhf import rlhf
 from flows.run_name import is_made_up
 from flows.score import score
 from flows.trajectory import trajectory
-from rmcore.core.errors import ConfigError
+from rmcore.core.errors import ConfigError, ModelError
 
 CONFIGURED = (pipeline, trajectory, best_of_n, readiness, confirm, readiness_validation, rlhf, active_learning)
 
@@ -49,6 +49,13 @@ def test_a_bad_value_is_refused_in_the_words_of_the_command_line(parameters, sai
 @pytest.mark.parametrize("name", ["upsilon4-moria-nebula", "zeta367-asano", "beta-canis-majoris-cloud", "omega-rigel"])
 def test_a_name_that_prefects_form_has_made_up_is_no_given_one(name):
     assert is_made_up(name)
+
+
+def test_names_of_the_hub_are_asked_for_before_a_form_starts_anything(tmp_path, monkeypatch):
+    monkeypatch.setenv("RM_OPT_HOME", str(tmp_path))
+    with pytest.raises(ModelError, match="owner/model"):
+        pipeline.fn(preset="smoke", model="owner/model")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_name_that_prefects_server_has_made_up_is_no_given_one():

@@ -1,6 +1,7 @@
 """The plan of a matrix: cells, trials, budget and name, without Prefect and without running a cell."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ import pytest
 from experiments.arms import change_config
 from experiments.presets import PRESETS
 from experiments.schema import TUNING_SEED, Experiment
+from flows import cli_runs
 from flows.planning import make_plan, matrix_key, plan_run
 from rmcore.core.errors import ConfigError
 from rmcore.core.store import MANIFEST, Store
@@ -18,6 +20,9 @@ from rmcore.stages.registry import pipeline_stages, stage_call
 from rmcore.study.estimates import SpeedProbe, probe_kind
 from rmcore.study.plan import Cell
 from rmcore.training.resume import FINISHED_FILE
+from tasks import probe
+from tasks.device import device_slot
+from tasks.probe import Probed
 
 ACCURACY = "eval/test_pairwise_accuracy"
 BASE = {
@@ -147,13 +152,28 @@ def test_an_unknown_time_is_refused(plan):
         plan(declare()).check_budget()
 
 
+def test_behind_another_run_nothing_is_measured_or_refused(store, tmp_path, monkeypatch):
+    monkeypatch.setenv("RM_OPT_DEVICE_SLOTS", "1")
+    with device_slot(Store(store.root), "mine-seed0"):
+        found = make_plan(declare(budget_minutes=0.001), store, tmp_path)
+        [problem] = found.probed.problems
+        assert f"held by mine-seed0 (pid {os.getpid()}, since " in problem
+        assert found.seconds is None
+        found.check_budget()  # the run is queued
+        # Taken between the look and the try: the probe does not wait either.
+        monkeypatch.setattr(probe, "holders", lambda store: [])
+        raced = make_plan(declare(), store, tmp_path)
+    assert raced.probed.is_device_held
+    assert not (tmp_path / "throughput").exists()
+
+
 def test_unknown_speeds_are_measured_and_kept(store, tmp_path):
     """Two real probes: one gives a time for all cells of its kind, one is refused as training would be."""
     levels = {"low": {}, "long": {"model.max_seq_len": 4000}}
     experiment = declare(factors=[{"name": "length", "levels": levels}], seeds=[0])
     found = make_plan(experiment, store, tmp_path)
     assert found.seconds is None
-    [problem] = found.problems
+    [problem] = found.probed.problems
     assert "max_seq_len" in problem
     with pytest.raises(ConfigError, match=r"budget_minutes=1000 cannot be kept.*max_seq_len"):
         found.check_budget()
@@ -254,9 +274,9 @@ def test_the_plan_of_a_run_tells_cached_stages_from_those_that_follow_a_change(s
     config = declare().base
     stages = pipeline_stages(config)
     finish(Cell("run", "run", 0, config, stages))
-    whole, problems = plan_run(config, store, tmp_path)
+    whole, probed_now = plan_run(config, store, tmp_path)
     assert [stage.ref is not None for stage in whole.stages] == [True] * len(stages)
-    assert problems == []
+    assert probed_now == Probed()
     changed, _ = plan_run(change_config(config, {"evaluate.num_resamples": 777}), store, tmp_path)
     due = {stage.name: stage for stage in changed.stages if stage.ref is None}
     assert list(due) == ["evaluate", "readiness"]  # curvature reads the training alone
@@ -265,8 +285,32 @@ def test_the_plan_of_a_run_tells_cached_stages_from_those_that_follow_a_change(s
     assert due["evaluate"].seconds is not None
 
 
+def test_the_plan_is_printed_with_every_stage_its_state_and_what_it_would_take(
+    store, tmp_path, finish, probed, monkeypatch, capsys
+):
+    monkeypatch.setenv("RM_OPT_HOME", str(tmp_path))
+    monkeypatch.setattr(cli_runs, "configure_environment", lambda: None)
+    config = declare().base
+    finish(Cell("run", "run", 0, config, pipeline_stages(config)))
+    cli_runs.print_plan(change_config(config, {"evaluate.num_resamples": 777}))
+    said = capsys.readouterr().out
+    rows = {line.split()[0]: " ".join(line.split()[1:]) for line in said.splitlines() if line.strip()}
+    assert rows["train"] == "cached"
+    assert rows["evaluate"].startswith("to run about ")
+    assert "evaluate.num_resamples 1000 -> 777" in rows["evaluate"]
+    assert rows["readiness"].endswith("follows evaluate")
+    assert rows["report"].startswith("each time seconds written anew")
+    assert "rm-" in rows["register"]
+    assert "2 to run, about" in said
+    assert "Nothing was run." in said
+    cli_runs.print_plan(config.model_copy(update={"skip": ("landscape",)}))
+    without = capsys.readouterr().out
+    assert "landscape" not in without
+    assert "1 to run" in without  # readiness, which does without its numbers
+
+
 def test_a_run_that_starts_from_a_policy_to_come_is_planned_without_its_time(store, tmp_path):
-    plan, problems = plan_run(PRESETS["rlhf"], store, tmp_path)
+    plan, found = plan_run(PRESETS["rlhf"], store, tmp_path)
     assert [stage.name for stage in plan.stages] == [*pipeline_stages(PRESETS["rlhf"])]
     assert not any(stage.ref for stage in plan.stages)
-    assert "starts from a policy that is not trained yet" in problems[0]
+    assert "starts from a policy that is not trained yet" in found.problems[0]

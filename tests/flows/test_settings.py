@@ -4,8 +4,9 @@ import pytest
 from pydantic import ValidationError
 
 from experiments.presets import PRESETS
-from flows import cli_common
+from flows import cli_common, cli_experiment
 from flows.cli_common import FlowOptions, run_configured, settings_of
+from flows.cli_experiment import MatrixOptions, run_or_plan
 from flows.settings import changes_of, form_config, load_config
 from rmcore.cli.common import guard
 from rmcore.config.files import parse_yaml
@@ -192,3 +193,12 @@ def test_names_of_the_hub_are_asked_for_before_anything_starts(settings, error, 
     monkeypatch.setattr(cli_common, "prepare_terminal", lambda: None)
     with pytest.raises(error, match=said):
         run_configured(lambda: pytest.fail("the flow was loaded"), "smoke", FlowOptions(set_=settings))
+
+
+@pytest.mark.parametrize("plan", [True, False])
+def test_an_experiment_asks_for_names_of_the_hub_before_anything_starts(plan, monkeypatch, tmp_path):
+    monkeypatch.setenv("RM_OPT_HOME", str(tmp_path))
+    monkeypatch.setattr(cli_experiment, "prepare_terminal", lambda: pytest.fail("the flow was started"))
+    with pytest.raises(ModelError, match="owner/model"):
+        run_or_plan("baseline", "smoke", 1, None, MatrixOptions(model="owner/model", plan=plan), grid=False)
+    assert not list(tmp_path.iterdir())

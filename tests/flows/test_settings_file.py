@@ -5,6 +5,7 @@ import re
 import pytest
 import typer
 import yaml
+from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from experiments.presets import DESCRIBED, PRESETS
@@ -91,8 +92,8 @@ def started(tmp_path, monkeypatch):
     monkeypatch.setattr(
         cli,
         "run_configured",
-        lambda load, preset, given, recorded=None: configs.append(
-            load_config(preset, given.config, given.set_ or [], recorded)
+        lambda load, preset, given, assignments=(), recorded=None: configs.append(
+            load_config(preset, given.config, [*assignments, *(given.set_ or [])], recorded)
         ),
     )
     return configs
@@ -120,6 +121,16 @@ def test_a_preset_or_a_file_that_is_named_wins(started, tmp_path):
     assert "not read: --config is given" in typed("run", "--config", "other.yaml")
     assert started[0] == PRESETS["smoke"]
     assert started[1] == PRESETS["demo"].model_copy(update={"seed": 7})
+
+
+def test_options_of_a_run_are_settings_and_set_has_the_last_word(started):
+    typed("run", "--device", "cuda:1", "--skip", "landscape", "--logger", "wandb", "--logger", "tensorboard")
+    typed("run", "--device", "cuda:1", "--set", "device=cpu")
+    first, second = started
+    assert (first.device, first.skip, first.loggers) == ("cuda:1", ("landscape",), ("wandb", "tensorboard"))
+    assert second.device == "cpu"
+    with pytest.raises(ValidationError, match="device"):
+        typed("run", "--device", "gpu")
 
 
 def test_the_table_of_presets_has_what_they_are(monkeypatch):

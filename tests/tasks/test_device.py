@@ -1,16 +1,29 @@
 """Slots of the device: as many holders as slots, never more, and none left behind by a dead one."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
+from datetime import datetime, timedelta
 
 import pytest
 
 from rmcore.core.errors import ConfigError
 from rmcore.core.store import Store
-from tasks.device import SLOTS_VARIABLE, device_slot, device_slots, holders, is_idle, slot_environment
+from tasks.device import (
+    SLOTS_VARIABLE,
+    as_seen,
+    device_slot,
+    device_slots,
+    free_device_slot,
+    holders,
+    is_idle,
+    slot_environment,
+    slots_for,
+)
+from tasks.holders import clock
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3])
@@ -44,7 +57,7 @@ def test_a_slot_of_a_killed_holder_is_free_again(tmp_path, monkeypatch):
     code = (
         "import sys; from pathlib import Path; from rmcore.core.store import Store\n"
         "from tasks.device import device_slot\n"
-        f"with device_slot(Store(Path({str(tmp_path)!r})), 'train of mine'):\n"
+        f"with device_slot(Store(Path({str(tmp_path)!r})), 'mine-seed0'):\n"
         "    print('held', flush=True); sys.stdin.read()"
     )
     holder = subprocess.Popen(
@@ -53,7 +66,9 @@ def test_a_slot_of_a_killed_holder_is_free_again(tmp_path, monkeypatch):
     assert holder.stdout.readline() == "held\n"
     assert not is_idle(Store(tmp_path))
     [told] = holders(Store(tmp_path))
-    assert told.startswith(f"train of mine (process {holder.pid}, since ")
+    assert re.fullmatch(rf"mine-seed0 \(pid {holder.pid}, since \d\d:\d\d\)", told)
+    with free_device_slot(Store(tmp_path), "a test") as slot:
+        assert slot is None
     holder.send_signal(signal.SIGKILL)
     holder.wait()
     with device_slot(Store(tmp_path), "a test") as slot:
@@ -76,6 +91,24 @@ def test_each_gpu_is_a_slot_of_its_own(monkeypatch):
     assert [slot_environment(slot)["CUDA_VISIBLE_DEVICES"] for slot in range(2)] == ["2", "5"]
 
 
+def test_a_named_gpu_has_the_slots_of_its_own_and_no_two_slots_meet_on_it(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5,7")
+    for slots in (None, "1", "2", "3", "7"):
+        monkeypatch.setenv(SLOTS_VARIABLE, slots) if slots else monkeypatch.delenv(SLOTS_VARIABLE, raising=False)
+        users = {}
+        for device in ("auto", "cuda:0", "cuda:1", "cuda:2"):
+            for slot in slots_for(device):
+                gpu = slot_environment(slot, device)["CUDA_VISIBLE_DEVICES"]
+                assert device == "auto" or gpu == "257"[int(device[-1])]
+                users.setdefault(gpu, set()).add(slot)
+        assert all(len(held) <= -(-int(slots or 3) // 3) for held in users.values()), users
+    assert as_seen("cuda:1") == "cuda"
+    with pytest.raises(ConfigError, match="cuda:3, but this process sees 3 GPUs"):
+        slots_for("cuda:3")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert (list(slots_for("cuda:1")), as_seen("cuda:1")) == (list(range(7)), "cuda:1")  # torch refuses it
+
+
 def test_slots_on_a_cpu_share_the_cores(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -85,3 +118,11 @@ def test_slots_on_a_cpu_share_the_cores(monkeypatch):
     assert slot_environment(0) == {"OMP_NUM_THREADS": "1"}
     monkeypatch.setenv("OMP_NUM_THREADS", "3")  # what the user says stands
     assert slot_environment(0) == {}
+
+
+def test_a_moment_of_another_day_has_its_date():
+    now = datetime.now().astimezone()
+    assert clock(now) == f"{now:%H:%M}"
+    yesterday = now - timedelta(days=1)
+    assert clock(yesterday).startswith(f"{yesterday:%H:%M} on {yesterday.day} {yesterday:%b}")
+    assert clock(now.replace(year=2019, month=3, day=5, hour=4, minute=2)) == "04:02 on 5 Mar 2019"

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from rmcore.config.data import PAIRS_PER_ROW
 from rmcore.core.errors import DataError
 from rmcore.core.files import known_digest, write_json_lines
+from rmcore.core.progress import Report, silent
 from rmcore.data.pair import PreferencePair, prompt_text
 from rmcore.data.readers.columns import USUAL_COLUMNS, ColumnMap
 from rmcore.data.readers.fields import TIES, Reason, RowRejected
@@ -30,6 +31,8 @@ FEWEST_PROMPTS = 20
 """As few as the gold world can be made of (data.gold.num_prompts)."""
 FEW_BAD_ROWS = 0.05
 """Share of rows that are not UTF-8 above which a text file is refused."""
+ROWS_A_REPORT = 1000
+"""Between two reports of how far a source is read."""
 _PROBE_ROWS = 100
 """Rows whose columns together decide the layout: more than one, as JSON rows may each leave out what they lack."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -93,6 +96,7 @@ def load_pairs(
     limit: int | None = None,
     require_complete_pairs: bool = False,
     pairs_per_row: int = PAIRS_PER_ROW,
+    report: Report = silent,
 ) -> LoadedPairs:
     """Read the pairs of a source, in its order.
 
@@ -106,11 +110,13 @@ def load_pairs(
             the same prompt. Rows of which only something else is wrong (equal sides, a bad margin, a line that is not
             JSON) are set aside as ever, and so are ranked answers, which have no sides.
         pairs_per_row: a row of ranked answers that would give more gives so many, drawn at random; see `layouts`.
+        report: called as report(0, 1, "12,000 rows of FILE") on the way: how many there are is known at the end only.
 
     Raises:
         DataError: the source cannot be read, its columns fit no layout, no row gives a pair, or see above.
     """
-    records, layout = _probe(iter_records(source, split=split), source, columns, pairs_per_row)
+    read = _counted(iter_records(source, split=split), source, report)
+    records, layout = _probe(read, source, columns, pairs_per_row)
     sided = layout.name == SIDE_ROWS
     num_over_row_cap = 0
     if sided:
@@ -189,6 +195,13 @@ def iter_records(source: str, *, split: str = "train") -> Iterator[RawRecord]:
     if kind == "file":
         return read_file(Path(source).expanduser())
     return read_folder(Path(source).expanduser(), split) if kind == "folder" else read_hub(source, split)
+
+
+def _counted(records: Iterator[RawRecord], source: str, report: Report) -> Iterator[RawRecord]:
+    for number, record in enumerate(records, start=1):
+        if number % ROWS_A_REPORT == 0:
+            report(0, 1, f"{number:,} rows of {source}")
+        yield record
 
 
 def source_kind(source: str) -> Literal["file", "folder", "hub"]:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from rmcore.core.arrays import FloatArray
+from rmcore.core.progress import Report, silent
 from rmcore.evaluation.uncertainty import Resampled, cluster_bootstrap, metric_value
 from rmcore.policy.readiness.claims import NUM_RESAMPLES
 from rmcore.policy.readiness.readiness_v2 import Condition
@@ -26,11 +27,12 @@ nothing costs the training of a policy, and its discovery."""
 class Clusters:
     """Recipes of a table's rows, drawn together, and the resamples that all intervals of the study are from."""
 
-    def __init__(self, table: pd.DataFrame, seed: int) -> None:
+    def __init__(self, table: pd.DataFrame, seed: int, report: Report = silent) -> None:
         codes, names = pd.factorize(table["recipe"])
         self.names: list[str] = list(names)
         self.of_row: npt.NDArray[np.intp] = codes
         self._seed = seed
+        self._report = report
 
     def bootstrap(self, compute: Callable[[FloatArray], dict[str, FloatArray]]) -> Resampled:
         """Statistics of row weights (B, N), drawn by recipe."""
@@ -40,6 +42,7 @@ class Clusters:
             num_resamples=NUM_RESAMPLES,
             seed=self._seed,
             row_size=len(self.of_row),
+            report=self._report,
         )
 
     def carrying(self, rows: npt.NDArray[np.bool_]) -> int:

@@ -15,6 +15,7 @@ import pandas as pd
 
 from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import DataError
+from rmcore.core.progress import Report, silent
 from rmcore.ensembles.linear_probes import fit_head
 from rmcore.evaluation.uncertainty import Resampled, interval_p, metric_value
 from rmcore.evaluation.verdicts.judgement import holm
@@ -68,6 +69,7 @@ def analyse(
     conditions: Sequence[Condition],
     shipped: Mapping[str, Any],
     seed: int,
+    report: Report = silent,
 ) -> dict[str, Any]:
     """Judge the claims, and measure calibration and operating points.
 
@@ -78,6 +80,7 @@ def analyse(
         conditions: the gates whose operating points are measured.
         shipped: the fit in use, whose probability is tested on models that it never saw.
         seed: of the bootstrap over recipes.
+        report: of the fits that leave a backbone out, and of each bootstrap.
 
     Returns:
         {"num_models", "num_backbones", "num_recipes", "worlds", "claims": verdicts with intervals, "claims_digest",
@@ -95,10 +98,11 @@ def analyse(
             f"{num_worthwhile} of {len(table)} reward models gain {min_gain:g} sd, so there is nothing "
             "to tell apart; change readiness.min_gain, or study other defects."
         )
-    for name, features in FITS.items():
+    for place, (name, features) in enumerate(FITS.items()):
+        report(place, len(FITS), f"fits of {name}")
         table[name] = left_out(table, features)
     table["shipped"] = [probability(_as_components(row), shipped) for row in table.to_dict("records")]
-    clusters = Clusters(table, seed)
+    clusters = Clusters(table, seed, report)
     ranks = _correlations(table, clusters)
     judged = _judge(ranks, clusters, sorted(map(str, table["world"].unique())))
     score = _replaced(judged)

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import SFT, WORLD, PolicyConfig
-from rmcore.evaluation.diagnosis import OVER_BASELINE, GateCheck
+from rmcore.evaluation.diagnosis import OVER_BASELINE, Diagnosis, GateCheck, baseline_check, no_better_than_length
 from rmcore.policy.confirmation import FURTHEST_KL, OPPONENTS, shown_gain, smallest_n
 from rmcore.reporting.schema import NextRung, Verdict
 
@@ -41,8 +41,8 @@ def verdict_on_labels(
     Args:
         checks: on labelled pairs, one or more.
         logged: record of `rmcore.policy.logged_answers`; None where no prompt has answers enough.
-        over_baseline: the metric of that name. Where its interval alone keeps the model from passing, and zero lies
-            within it, the pairs are too few to say, which is another verdict than a failure.
+        over_baseline: the metric of that name. Where zero lies within its interval, the pairs are too few to say, which
+            is another verdict than a failure, whatever other checks make of point values.
     """
     failed = [check for check in checks if not check.passed]
     labels = (
@@ -52,8 +52,11 @@ def verdict_on_labels(
     )
     high = over_baseline["ci_high"]
     status: Literal["passes", "fails", "unclear"] = "fails" if failed else "passes"
-    if [check.name for check in failed] == [OVER_BASELINE] and (high is None or high > 0):
+    others = [check for check in failed if check.name != OVER_BASELINE]
+    if len(others) < len(failed) and (high is None or high > 0):
         status, labels = "unclear", "too few labelled pairs to say whether it knows more than chance and length"
+        if others:
+            labels += f", and {len(others)} of the {len(checks) - 1} other checks on them failed"
     shown, against = f"{_capital(labels)}; no policy was tried on it", []
     if logged is not None and logged["best_k"] is None:
         status, shown = "fails", f"Not shown to pick better answers among logged ones; {labels}"
@@ -76,6 +79,20 @@ def verdict_on_labels(
         "headline": shown,
         "reasons": [*against, *(check.text for check in failed)],
     }
+
+
+def with_outcome(verdict: Verdict, found: Sequence[Diagnosis], over_baseline: Mapping[str, Any]) -> Verdict:
+    """A verdict that names first what speaks against trusting the outcome at all.
+
+    Args:
+        verdict: of any rung.
+        found: by `diagnose_outcome`: under-training, losing to length, too few pairs, texts that were cut.
+        over_baseline: the metric that `found` was given. Its check says the same as the diagnosis and is not repeated.
+    """
+    named = [f"{one.diagnosis}: {one.symptom}; {one.advice}" for one in found]
+    repeated = baseline_check(over_baseline).text if no_better_than_length(over_baseline) in found else None
+    reasons = [*named, *(reason for reason in verdict["reasons"] if reason != repeated)]
+    return {**verdict, "reasons": reasons}
 
 
 def verdict_on_samples(

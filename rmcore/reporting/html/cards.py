@@ -41,9 +41,11 @@ def _metric_card(name: str, metric: Mapping[str, Any] | None) -> Card:
     return Card(spec.label, value, f"95 %: {interval}" if has_interval else interval, spec.definition)
 
 
-def _curvature_card(spectrum: Mapping[str, Any]) -> Card:
+def _curvature_card(spectrum: Mapping[str, Any] | None) -> Card:
     """λmax has an error bound, not an interval of a sample."""
     spec = METRICS["lambda_max"]
+    if spectrum is None:
+        return Card(spec.label, numbers.MISSING, "not measured", spec.definition)
     value = largest_eigenvalue(spectrum)
     if value is None:
         return Card(

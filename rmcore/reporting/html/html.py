@@ -85,7 +85,7 @@ def view(results: Results) -> dict[str, Any]:
         "training": _training_rows(results),
         "truncation": blocks({"texts cut to fit the model": results["training"]["truncation"]}, "texts cut"),
         "curvature": curvature.view(results["curvature"]),
-        "readiness_parts": _readiness_rows(results),
+        "readiness_parts": _readiness_rows(results["readiness"]),
         "logged": logged.logged_section(results["logged"]),
         "policy": policy.section(results["policy"]),
         "rlhf": rlhf.rlhf_section(results["rlhf"]),
@@ -162,8 +162,9 @@ def _training_rows(results: Results) -> list[tuple[str, str]]:
     ]
 
 
-def _readiness_rows(results: Results) -> list[tuple[str, str, str]]:
-    scores: Mapping[str, Any] = results["readiness"]
+def _readiness_rows(scores: Mapping[str, Any] | None) -> list[tuple[str, str, str]]:
+    if scores is None:
+        return []
     parts = [(term.label, numbers.decimal(scores[name]), term.definition) for name, term in glossary.READINESS.items()]
     return [*parts, ("overall", numbers.decimal(scores["overall_score"]), "weighted sum of the parts")]
 

@@ -25,7 +25,7 @@ LONG = {"data": {"gold": {"num_prompts": 200_000, "pairs_per_prompt": 64}}}
 def start(tmp_path):
     """Starts a stage; its output goes to `tmp_path / "log"`."""
 
-    def start(settings=None, stage="prepare", terminal=None, **variables):
+    def start(settings=None, stage="prepare", progress=(), **variables):
         spec = {
             "stage": stage,
             "settings": {"seed": 0, "data": {}} | (settings or {}),
@@ -34,7 +34,7 @@ def start(tmp_path):
         }
         (tmp_path / "spec.json").write_text(json.dumps(spec))
         with (tmp_path / "log").open("w") as log:
-            return ForkedProcess("rmcore.stages.run", tmp_path / "spec.json", log, os.environ | variables, terminal)
+            return ForkedProcess("rmcore.stages.run", tmp_path / "spec.json", log, os.environ | variables, progress)
 
     return start
 
@@ -101,7 +101,7 @@ def test_a_stage_draws_on_the_terminal_that_it_is_given(start):
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    process = start(terminal=theirs)
+    process = start(progress=[theirs])
     os.close(theirs)
     assert process.wait() == 0
     watcher.join(60)

@@ -21,7 +21,9 @@ PAIRS = [PreferencePair(row["prompt"], "ja", "no", row["margin"], {"subset": "α
 @pytest.mark.parametrize("form", FORMATS)
 def test_every_file_format_gives_the_same_pairs(tmp_path, form, packed):
     path = write(ROWS, tmp_path / f"data.{form}{packed}")
-    loaded = load_pairs(str(path))
+    told = []
+    loaded = load_pairs(str(path), report=lambda *at: told.append(at))
+    assert told == [(0, 1, f"1,000 rows of {path}")]
     assert loaded.pairs == PAIRS
     assert (loaded.rejected, loaded.num_rows, loaded.source) == ([], 1200, str(path))
     assert [record.row for record in islice(iter_records(str(path)), 3)] == [1, 2, 3]

@@ -32,6 +32,14 @@ def test_row_order_does_not_matter_and_the_seed_decides(make_rewards):
     assert evaluate_pairs(frame, num_resamples=200, seed=6)["loss"].ci_low != first["loss"].ci_low
 
 
+def test_it_is_told_how_far_both_bootstraps_are(make_rewards):
+    told = {}
+    evaluate_pairs(
+        make_rewards(), num_resamples=30, report=lambda done, total, text: told.update({text: (done, total)})
+    )
+    assert told == {"resamples": (30, 30), "temperature: resamples": (30, 30)}
+
+
 def test_one_prompt_has_values_but_no_intervals(make_rewards):
     metrics = evaluate_pairs(make_rewards(30, 1), num_resamples=100)
     for name, metric in metrics.items():

@@ -1,5 +1,6 @@
 """All parts as one record: each alone as together, comparable between models, and whole as figures and numbers."""
 
+import itertools
 import json
 from types import SimpleNamespace
 
@@ -11,13 +12,22 @@ from torch import nn
 from rmcore.config.landscape import LandscapeConfig
 from rmcore.core.errors import ConfigError
 from rmcore.data.rendering import TokenizedPair, TokenizedSide
+from rmcore.landscape import measure as module
+from rmcore.landscape.budget import TimeBudget
 from rmcore.landscape.measure import PARTS, measure_curvature
 from rmcore.landscape.sample import CurvatureSample
 from rmcore.reporting.html.curvature import view
 from rmcore.stages.landscape import write_curvature
 
 SMALL = LandscapeConfig(
-    num_pairs=8, lanczos_steps=63, trace_probes=2, layer_steps=20, density_vectors=2, slice_points=5, surface_points=3
+    num_pairs=8,
+    minutes=60.0,
+    lanczos_steps=63,
+    trace_probes=2,
+    layer_steps=20,
+    density_vectors=2,
+    slice_points=5,
+    surface_points=3,
 )
 
 
@@ -49,7 +59,21 @@ def test_every_part_is_measured_and_none_changes_another(tiny, sample):
 
 
 def test_a_budget_that_suffices_changes_nothing(tiny, sample):
-    assert measure(tiny, sample, *PARTS, minutes=60.0) == measure(tiny, sample, *PARTS)
+    assert measure(tiny, sample, *PARTS, minutes=60.0) == measure(tiny, sample, *PARTS, minutes=1e9)
+
+
+def test_the_fewer_pairs_are_held_to_the_budget_too(tiny, sample, monkeypatch):
+    """A clock that ticks with each report: fewer pairs are no faster, so four of the eight are too slow as well."""
+    limits = []
+
+    def budget(minutes):
+        limits.append(minutes)
+        return TimeBudget(1.2, clock=itertools.count().__next__)
+
+    monkeypatch.setattr(module, "TimeBudget", budget)
+    record = measure(tiny, sample, "normalized", minutes=None)
+    assert limits == [1.0]  # on a CPU
+    assert record["spectrum"]["num_pairs"] == 2
 
 
 def test_without_time_two_pairs_and_the_ends_are_left_and_the_rest_is_said(tiny, sample):

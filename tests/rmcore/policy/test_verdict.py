@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rmcore.cli.verdict import print_verdict
 from rmcore.config.data import DataConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import PolicyConfig
-from rmcore.evaluation.diagnosis import GateCheck, baseline_check
+from rmcore.evaluation.diagnosis import GateCheck, baseline_check, diagnose_outcome
 from rmcore.policy.readiness.verdict import (
     LOWEST_READY_RUNG,
     PASSED,
@@ -18,6 +19,7 @@ from rmcore.policy.readiness.verdict import (
     verdict_on_labels,
     verdict_on_policy,
     verdict_on_samples,
+    with_outcome,
 )
 from rmcore.reporting.verdict_style import verdict_style
 
@@ -89,16 +91,40 @@ def test_choosing_among_logged_answers_is_said_up_to_the_largest_k_that_was_show
 
 @pytest.mark.parametrize("answers", [None, logged(4)])
 @pytest.mark.parametrize(
-    ("high", "others", "status"), [(0.05, [PASS], "unclear"), (-0.01, [PASS], "fails"), (0.05, [PASS, FAIL], "fails")]
+    ("high", "others", "status"),
+    [(0.05, [PASS], "unclear"), (-0.01, [PASS], "fails"), (0.05, [PASS, FAIL], "unclear"), (-0.01, [FAIL], "fails")],
 )
 def test_too_few_pairs_to_say_is_a_verdict_and_no_failure(answers, high, others, status):
     over = part(0.01, -0.04, high)
     verdict = verdict_on_labels([baseline_check(over), *others], answers, over)
     assert verdict["status"] == status
     assert ("too few labelled pairs to say" in verdict["headline"].lower()) is (status == "unclear")
+    assert ("1 of the 2 other checks on them failed" in verdict["headline"]) is (status == "unclear" and FAIL in others)
     assert verdict["reasons"][0].startswith(
         "accuracy minus that of the better of chance and length: +1.0 points (-4.0 to"
     )
+
+
+def test_what_speaks_against_the_outcome_is_named_first_and_the_same_thing_once(capsys):
+    """75 pairs, 5.3 points above length (-6.7 to +17.3), and a calibration error: nothing hides behind '2 failed'."""
+    over = part(0.053, -0.067, 0.173)
+    history = [{"step": step, "metrics": {"train/loss": 0.7 - 0.002 * step}} for step in range(18)]
+    cut = {"train": {"num_cut_sides": 35, "num_pairs": 104}}
+    labels = verdict_on_labels([baseline_check(over), FAIL], None, over)
+    verdict = with_outcome(labels, diagnose_outcome(history, over, cut), over)
+    starts = [
+        "under-trained: train loss ends at 0.67",
+        "too few held-out pairs to say",
+        "the model judges texts whose end",
+    ]
+    assert len(verdict["reasons"]) == 4
+    for reason, start in zip(verdict["reasons"], [*starts, FAIL.text], strict=True):
+        assert reason.startswith(start)
+    assert with_outcome(labels, [], over) == labels
+    print_verdict(verdict, None)
+    shown = capsys.readouterr().out
+    assert shown.index(starts[0]) < shown.index(starts[1]) < shown.index(FAIL.text)
+    assert "+5.3 points (-6.7 to +17.3)" in shown
 
 
 def test_a_choice_that_may_be_that_of_the_longest_answer_is_told_so():

@@ -1,6 +1,7 @@
 """The stage readiness: what it writes of choosing among logged answers."""
 
 import json
+import shutil
 
 import pandas as pd
 import pytest
@@ -22,8 +23,9 @@ METRICS = {"pairwise_accuracy": 0.8, "ece_debiased": 0.02, "pooled_reward_varian
 def run(tmp_path):
     """The stage on a table of pairs with rewards."""
 
-    def run(table):
-        folders = {name: tmp_path / name for name in ("prepare", "evaluate", "landscape", "out")}
+    def run(table, *, curvature=True):
+        folders = {name: tmp_path / name for name in ("prepare", "evaluate", "out")}
+        folders |= {"landscape": tmp_path / "landscape"} if curvature else {}
         for folder in folders.values():
             folder.mkdir()
         rows = list(table.itertuples())
@@ -37,9 +39,11 @@ def run(tmp_path):
         test["accuracy_over_baseline"] = {"value": 0.2, "ci_low": 0.1, "ci_high": 0.3, "num": len(rows), "reason": None}
         metrics = {"test": test, "train": {"pairwise_accuracy": {"value": 0.85}}}
         (folders["evaluate"] / "metrics.json").write_text(json.dumps({"metrics": metrics}))
-        (folders["landscape"] / "spectrum.json").write_text(json.dumps({"lambda_max": 10.0}))
+        if curvature:
+            (folders["landscape"] / "spectrum.json").write_text(json.dumps({"lambda_max": 10.0}))
         settings = ReadinessSettings.of(PipelineConfig(evaluate=EvaluateConfig(num_resamples=100), seed=3))
-        readiness.run(settings, folders, folders["out"], NullTracker(), lambda done, total, text: None)
+        run.told = []
+        readiness.run(settings, folders, folders["out"], NullTracker(), lambda *told: run.told.append(told))
         return folders["out"]
 
     return run
@@ -55,6 +59,7 @@ def test_logged_answers_are_measured_on_the_held_out_pairs_and_drawn(run):
     assert metrics["ready/logged_win_rate_2"] == found["choices"][0]["win_rate"]
     assert metrics["ready/logged_gain_4"] == found["choices"][1]["gain"]
     assert (out / "figures" / "logged_answers.png").is_file()
+    assert run.told[:2] == [(100, 100, f"best of {k}: resamples") for k in (2, 4)]
 
 
 def test_where_prompts_have_too_few_answers_there_is_nothing(run):
@@ -62,3 +67,18 @@ def test_where_prompts_have_too_few_answers_there_is_nothing(run):
     assert json.loads((out / "logged_answers.json").read_text()) is None
     assert not any("logged" in name for name in json.loads((out / "summary.json").read_text())["metrics"])
     assert not (out / "figures").exists()
+
+
+def test_without_curvature_the_verdict_is_the_same_and_the_original_score_was_not_measured(run, tmp_path):
+    table = logged_sample.table(num_prompts=20)
+    judged = json.loads((run(table, curvature=False) / "readiness.json").read_text())
+    assert judged["readiness"] is None
+    metrics = json.loads((tmp_path / "out" / "summary.json").read_text())["metrics"]
+    assert "ready/overall_score" not in metrics
+    for name in ("prepare", "evaluate", "out"):
+        shutil.rmtree(tmp_path / name)
+    measured = json.loads((run(table) / "readiness.json").read_text())
+    assert measured["readiness"]["landscape_score"] > 0
+    assert {name: judged[name] for name in ("gate", "verdict")} == {
+        name: measured[name] for name in ("gate", "verdict")
+    }

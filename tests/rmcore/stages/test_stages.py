@@ -92,7 +92,8 @@ def base_keys():
 
 ADDRESSES = {"data.source", "data.eval_source", "policy.samples", "policy.judge"}  # their content counts, see below
 OTHER_VALUES = {
-    "device": "cuda", "data.gold.shortcut": "flattery", "model.name": "deberta", "model.lora": LoraSettings(),
+    "device": "cuda:1", "skip": ("landscape",), "loggers": ("wandb",),
+    "data.gold.shortcut": "flattery", "model.name": "deberta", "model.lora": LoraSettings(),
     "model.render_fn": "json:dumps", "train.callbacks": ("curvature",), "train.eval_thresholds": (0.5,),
     "train.batching": "plain", "train.curriculum": "easy_first", "train.curriculum_margins": "predicted",
     "train.optimizer": "sgd", "train.over_length": "drop", "train.precision": "bf16", "train.schedule": "linear",
@@ -110,8 +111,10 @@ CHECKPOINT_STAGES = {"evaluate", "landscape", "overoptimization", "confirmation"
 ON_DEVICE = CHECKPOINT_STAGES | {"train", "policy", "samples", "population", "features", "active_check"}
 STAGES_OF_A_SECTION = {
     "study": set(),
+    "loggers": set(),
     "seed": ON_DEVICE | {"prepare", "readiness", "validation", "active"},
     "device": ON_DEVICE,
+    "skip": {"readiness", "readiness_v2"},  # which do without its numbers
     "data": {"prepare"},
     "model": {"train", "population", "features", "active_check"},
     "train": {"train", "population", "grpo", "active_check"},
@@ -261,5 +264,5 @@ def test_the_original_score_decides_nothing(variance, lambda_max):
 
 
 def test_readiness_without_a_number_it_needs_is_refused():
-    with pytest.raises(DataError, match="lambda_max"):
-        judge(GOOD, 0.9, None, ReadinessConfig(), OVER)
+    with pytest.raises(DataError, match="ece_debiased"):
+        judge(GOOD | {"ece_debiased": None}, 0.9, 1.0, ReadinessConfig(), OVER)

@@ -15,7 +15,9 @@ import websockets.sync.client
 
 from experiments.presets import PRESETS
 from rmcore.core.processes import marked
+from rmcore.core.store import Store
 from rmcore.stages.registry import PIPELINE
+from tasks.device import device_slot
 from tasks.local_services import HOME_MARK
 
 pytestmark = pytest.mark.services
@@ -221,15 +223,24 @@ def lines_of(file):
 
 
 @pytest.mark.parametrize(("asked", "state"), [("cancelled", "CANCELLED"), ("terminated", "CRASHED")])
-def test_an_interrupted_run_ends_as_such_on_its_page_and_so_does_its_stage(services, smoke, asked, state):
+def test_an_interrupted_run_ends_as_such_on_its_page_and_so_does_its_stage(services, smoke, asked, state, monkeypatch):
+    """It is interrupted after it has waited for the device, which its page says as long as it does."""
+    monkeypatch.setenv("RM_OPT_DEVICE_SLOTS", services.environment["RM_OPT_DEVICE_SLOTS"])
     parameters = {
         "preset": "smoke",
         "steps": 5000,
         "study": asked,
         "overrides": {"train.early_stopping_patience": None},
     }
-    started = services.trigger(parameters).raise_for_status().json()
-    place = f"{services.api}/flow_runs/{started['id']}"
+    store = Store(services.home / "store")
+    with device_slot(store, "mine-seed0"), device_slot(store, "ours-seed1"):
+        started = services.trigger(parameters).raise_for_status().json()
+        place = f"{services.api}/flow_runs/{started['id']}"
+        waiting = lambda: services.http.get(place).json()["state_name"] == "Waiting for the device"  # noqa: E731
+        run = services.wait(started["id"], until=waiting)
+    assert run["state_name"] == "Waiting for the device", run["state"]
+    held = rf"held by mine-seed0 \(pid {os.getpid()}, since [\d:]+\) and ours-seed1 "
+    assert re.search(held, run["state"]["message"])
 
     def in_the_middle():
         tags = services.http.get(place).json()["tags"]
@@ -239,13 +250,14 @@ def test_an_interrupted_run_ends_as_such_on_its_page_and_so_does_its_stage(servi
     before = sum(map(lines_of, services.home.glob("store/.wip/train-*/metrics.jsonl")))
     services.wait(started["id"], until=in_the_middle)
     run = services.http.get(place).json()
-    assert run["state_type"] == "RUNNING", run["state"]
+    assert (run["state_type"], run["state_name"]) == ("RUNNING", "Running"), run["state"]
     if asked == "cancelled":
         services.http.post(f"{place}/set_state", json={"state": {"type": "CANCELLING"}}).raise_for_status()
     else:
         [pid] = [tag.removeprefix("rm-pid:") for tag in run["tags"] if tag.startswith("rm-pid:")]
         os.kill(int(pid), signal.SIGTERM)
     assert services.wait(started["id"])["state_type"] == state
+    assert any(re.search(f"train +waiting for the device, {held}", line) for line in services.logs(started["id"]))
     wanted = {"flow_runs": {"id": {"any_": [started["id"]]}}}
     tasks = services.http.post(f"{services.api}/task_runs/filter", json=wanted).raise_for_status().json()
     assert {task["name"]: task["state_type"] for task in tasks} == {"prepare": "COMPLETED", "train": "CRASHED"}

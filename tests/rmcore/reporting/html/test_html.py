@@ -13,6 +13,7 @@ from rmcore.core.errors import DataError
 from rmcore.reporting.figures.style import new_figure, save
 from rmcore.reporting.html.glossary import READINESS_WEAKNESS, WORDS
 from rmcore.reporting.html.html import CAPTIONS, LONGEST_TEXT, shorten, view, write_report
+from rmcore.reporting.html.summary import summary_markdown
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +160,16 @@ def test_missing_parts_are_said_not_hidden(render, tmp_path):
     assert "out of distribution 95 % interval" not in page.text
     assert "None" not in page.text
     assert "nan" not in page.text.lower().split()
+
+
+def test_a_run_that_measured_no_curvature_says_so(render, tmp_path):
+    results = sample.results()
+    results.update(spectrum=None, curvature={}, readiness=None)
+    page = render(results, {}, tmp_path)
+    assert "The ends of the spectrum were not measured." in page.text
+    assert "It was not measured: it needs λmax, and this run measured no curvature." in page.text
+    assert "None" not in page.text
+    assert "not measured" in summary_markdown(results)
 
 
 def test_a_figure_that_is_no_png_is_refused(tmp_path):
