@@ -47,7 +47,7 @@ mutants: $(STAMP) ## Show that the tests notice small wrong changes.
 
 # Pages come from docs/ and from the code; the built ones ask no other server for anything.
 docs: $(STAMP) ## Build the documentation site; open build/site/index.html.
-	@$(BIN)/python docs/pages.py build/docs
+	@PYTHONPATH=tests/support $(BIN)/python docs/pages.py build/docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --config-file docs/mkdocs.yml
 	@echo "documents   build/site/index.html"
 

@@ -91,8 +91,8 @@ def started(tmp_path, monkeypatch):
     monkeypatch.setattr(
         cli,
         "run_configured",
-        lambda load, preset, given, recorded=None: configs.append(
-            load_config(preset, given.config, given.set_ or [], recorded)
+        lambda load, preset, given, assignments, recorded: configs.append(
+            load_config(preset, given.config, [*assignments, *(given.set_ or [])], recorded)
         ),
     )
     return configs
@@ -120,6 +120,18 @@ def test_a_preset_or_a_file_that_is_named_wins(started, tmp_path):
     assert "not read: --config is given" in typed("run", "--config", "other.yaml")
     assert started[0] == PRESETS["smoke"]
     assert started[1] == PRESETS["demo"].model_copy(update={"seed": 7})
+
+
+def test_data_of_ones_own_need_no_preset_and_go_into_any(started):
+    assert f"preset      {OWN_DATA_PRESET}" in typed("run", "--data", "a b.csv")
+    typed("run", "-d", "2024", "--preset", "smoke", "--set", "seed=3")
+    typed("init")
+    assert "rm-opt.yaml" in typed("run", "--data", "pairs.csv")
+    own, smoke, file = started
+    for config, preset, source in ((own, OWN_DATA_PRESET, "a b.csv"), (file, OWN_DATA_PRESET, "pairs.csv")):
+        kept = PRESETS[preset]
+        assert config == kept.model_copy(update={"data": kept.data.model_copy(update={"source": source})})
+    assert (smoke.data.source, smoke.study, smoke.seed) == ("2024", "smoke", 3)
 
 
 def test_the_table_of_presets_has_what_they_are(monkeypatch):
