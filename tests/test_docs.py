@@ -12,14 +12,23 @@ import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import typer
+from typer.testing import CliRunner
 
 import gallery
 import pages
 import reference
+from flows import cli
 from flows.cli import app
+from flows.settings import load_config
 from rmcore.config.pipeline import PipelineConfig
+from rmcore.core.progress import silent
+from rmcore.core.tracking import NullTracker
+from rmcore.data.table import read_pairs
+from rmcore.stages import prepare
+from rmcore.stages.settings import PrepareSettings
 
 WRITTEN = [*sorted(path.relative_to(pages.ROOT).as_posix() for path in (pages.ROOT / "docs").glob("*.md")), "README.md"]
 ROOT = typer.main.get_command(app)
@@ -106,6 +115,49 @@ def test_every_command_and_option_that_a_page_shows_exists(page):
         settings = [value for flag, value in itertools.pairwise(words) if flag == "--set"]
         for setting in settings:
             assert setting.partition("=")[0] in reference.names(), line
+
+
+@pytest.fixture
+def own_pairs(gold_pairs, tmp_path, monkeypatch):
+    """pairs.csv and pairs.parquet in the current folder, as the pages call them; a home of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RM_OPT_HOME", str(tmp_path / "home"))
+    table = pd.DataFrame([{"prompt": p.prompt, "chosen": p.chosen, "rejected": p.rejected} for p in gold_pairs])
+    table.to_csv("pairs.csv", index=False)
+    table.to_parquet("pairs.parquet")
+
+
+def told(*words):
+    """What a command prints; it has to succeed."""
+    outcome = CliRunner().invoke(app, list(words), prog_name="rm-opt", catch_exceptions=False)
+    assert outcome.exit_code == 0, outcome.output
+    return " ".join(outcome.output.split())
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/tutorial.md"])
+def test_the_runs_that_a_page_asks_for_would_train_on_the_file(page, own_pairs, monkeypatch):
+    """Up to the first stage: the settings are allowed, the file is read and split. tests/flows run the stages."""
+    configs = []
+
+    def configured(load, preset, given, assignments, recorded):
+        configs.append(load_config(preset, given.config, [*assignments, *(given.set_ or [])], recorded))
+
+    monkeypatch.setattr(cli, "run_configured", configured)
+    monkeypatch.setattr(cli, "print_reported", lambda outcome: None)
+    lines = [shlex.split(line, comments=True)[1:] for line in commands_shown(page)]
+    runs = [words for words in lines if words[0] == "run" and "--resume" not in words]
+    assert runs
+    for words in runs:
+        told(*words)
+    for number, config in enumerate(configs):
+        assert (config.model.name, config.policy) == ("minilm", None)
+        prepared = Path(f"prepared-{number}")
+        prepared.mkdir()
+        prepare.run(PrepareSettings.of(config), {}, prepared, NullTracker(), silent)
+        assert read_pairs(prepared / "test.parquet")
+    for words in lines:
+        if words[0] == "data":
+            assert "pairs 240" in told(*words)
 
 
 def test_each_page_is_in_the_navigation_and_each_entry_is_a_page():
