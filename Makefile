@@ -13,7 +13,7 @@ export RM_OPT_DATA
 JOBS ?= 3
 
 # `## …` after a target's name is what `make help` prints of it.
-.PHONY: help demo test test-fast lint typecheck unit mutants docs install vllm clean
+.PHONY: help demo test test-fast lint typecheck unit mutants walk docs install vllm clean
 
 help: ## Show what can be made.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +44,10 @@ unit: $(STAMP) ## Run every test.
 # Does the suite notice small wrong changes? Not part of `make test`: some twenty minutes on idle cores.
 mutants: $(STAMP) ## Show that the tests notice small wrong changes.
 	@$(BIN)/python tests/mutants/run.py --jobs $(JOBS)
+
+# For eyes: screenshots of the start page, Prefect, MLflow and the reports as a person goes through them. Some minutes.
+walk: $(STAMP) ## Walk through all pages in a headless Chromium; the pictures are in build/walk.
+	@$(BIN)/python tests/services/walk.py build/walk
 
 # Pages come from docs/ and from the code; the built ones ask no other server for anything.
 docs: $(STAMP) ## Build the documentation site; open build/site/index.html.

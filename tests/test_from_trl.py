@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -67,7 +68,7 @@ def test_both_sides_of_the_page_run_and_begin_with_the_same_loss(files, tiny_fol
     words = shlex.split(put(ours, ("--precision bf16", "--precision fp32"), ("--warmup-steps 50", "--warmup-steps 0")))
     assert words[:2] == ["rm-opt", "train"]
     app([*words[1:], "--log-every", "1", "--device", "cpu"], standalone_mode=False)
-    logged = [json.loads(line) for line in open("out/metrics.jsonl")]
+    logged = [json.loads(line) for line in Path("out/metrics.jsonl").read_text().splitlines()]
     our_loss = [row["metrics"]["train/loss"] for row in logged if "train/loss" in row.get("metrics", {})]
 
     assert len(their_loss) == len(our_loss) == 2

@@ -2,9 +2,9 @@
 
     make walk            # or: python tests/services/walk.py build/walk
 
-Starts `rm-opt up` in a temporary home and ends it again. A step that does not show what it has to, ends the walk with the
-name of the step, and with the picture of what was there instead. The pictures are for looking at: that a page is right is
-tested in this folder, that it is pleasant is seen.
+Starts `rm-opt up` in a temporary home and ends it again. A step that does not show what it has to, ends the walk with
+its name and with the picture of what was there instead. The pictures are for looking at: that a page is right is tested
+in this folder, that it is pleasant is seen.
 """
 
 import base64
@@ -13,9 +13,13 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from conftest import Browser, Services
+
+from rmcore.core.processes import marked, terminate
 
 WIDTH, HEIGHT = 1440, 1100
 WAIT_S = 240.0
@@ -107,85 +111,103 @@ class Walk:
             self.browser.tell("Input.dispatchMouseEvent", type=kind, x=x, y=y, button=button, clickCount=1)
 
 
-def walk(services: Services, browser: Browser, out: Path) -> None:
+class Visit(Walk):
+    """The pages of running services."""
+
+    def __init__(self, services: Services, browser: Browser, out: Path) -> None:
+        super().__init__(browser, out)
+        self.services = services
+        self.form = f"{services.ui}/deployments/deployment/{services.deployment()['id']}/run"
+
+    def page(self, run_id: str) -> None:
+        self.open(f"{self.services.ui}/runs/flow-run/{run_id}")
+
+    def with_login(self, address: str) -> str:
+        return address.replace("//", f"//any:{self.services.password}@")
+
+    def wait_for(self, found: Callable[[], Any], what: str) -> Any:
+        """What a function gives, once it gives anything."""
+        deadline = time.monotonic() + WAIT_S
+        while not (value := found()) and time.monotonic() < deadline:
+            time.sleep(0.3)
+        return value or sys.exit(f"waited in vain for {what}")
+
+    def submit(self, study: str) -> str:
+        """Send the form off; returns the flow run."""
+        before = {run["id"] for run in self.services.flow_runs()}
+        self.fill("study", study)
+        self.step(f"form-{study}", "smoke")
+        self.click("Submit")
+        new = self.wait_for(lambda: [r for r in self.services.flow_runs() if r["id"] not in before], "a flow run")
+        return new[0]["id"]
+
+    def ended(self, run_id: str, state: str) -> None:
+        found = self.services.wait(run_id, RUN_S)["state_type"]
+        if found != state:
+            sys.exit(f"the flow run {run_id} ended as {found}, not as {state}")
+
+
+def walk(visit: Visit) -> None:
     """From the start page through both UIs to a report."""
-    at = Walk(browser, out)
+    visit.open(visit.with_login(visit.services.start))
+    visit.step("start-page", "Prefect", "MLflow", "Reports", "nightly-ablation")
+    first = in_prefect(visit)
+    in_mlflow(visit)
+    visit.open(visit.services.start)
+    visit.step("start-page-after", "walk", "cancelled")
+    visit.open(f"{visit.services.start}/reports/index.html")
+    visit.step("report-index", "walk")
+    visit.click("walk")
+    visit.step("report", "rung", "accuracy")
+    assert first
 
-    def with_login(address: str) -> str:
-        return address.replace("//", f"//any:{services.password}@")
 
-    at.open(with_login(services.start))
-    at.step("start-page", "Prefect", "MLflow", "Reports", "nightly-ablation")
+def in_prefect(visit: Visit) -> str:
+    """One run to its end and one that is cancelled, both from the form; returns the first."""
+    ui = visit.services.ui
+    visit.browser.paste_password(visit.with_login(ui), visit.services.password)
+    visit.open(f"{ui}/deployments")
+    visit.step("prefect-deployments", "pipeline", "experiment", "rlhf")
+    visit.open(visit.form.removesuffix("/run"))
+    visit.step("prefect-pipeline", "Run", "prepare")
+    visit.open(visit.form)
+    visit.step("form", "preset", "overrides")
+    visit.choose("preset", "smoke")
+    first = visit.submit("walk")
+    visit.page(first)
+    visit.step("run-under-way", "Running")
 
-    deployment = f"{services.ui}/deployments/deployment/{services.deployment()['id']}"
-    browser.paste_password(with_login(services.ui), services.password)
-    at.open(f"{services.ui}/deployments")
-    at.step("prefect-deployments", "pipeline", "experiment", "rlhf")
-    at.open(deployment)
-    at.step("prefect-pipeline", "Run", "prepare")
+    visit.open(visit.form)
+    visit.step("second-form", "preset")
+    visit.choose("preset", "smoke")
+    second = visit.submit("cancelled")
+    visit.page(second)
+    visit.step("second-run", "Running")
+    visit.browser.run(MENU)
+    visit.click("Cancel")
+    visit.step("cancel-asked", "cancel")
+    visit.browser.run(CONFIRM)
+    visit.ended(second, "CANCELLED")
+    visit.step("second-cancelled", "Cancelled")
 
-    at.open(f"{deployment}/run")
-    at.step("form-empty", "preset", "overrides")
-    at.choose("preset", "smoke")
-    at.fill("study", "walk")
-    at.step("form-filled", "smoke")
-    at.click("Submit")
-    [first] = wait_for(lambda: services.flow_runs())
-    at.open(f"{services.ui}/runs/flow-run/{first['id']}")
-    at.step("run-under-way", "walk", "Running")
+    visit.ended(first, "COMPLETED")
+    visit.page(first)
+    visit.step("run-completed", "Completed", "prepare", "readiness")
+    visit.click("Artifacts")
+    visit.step("run-artifacts", "verdict")
+    return first
 
-    at.open(f"{deployment}/run")
-    at.step("second-form", "preset")
-    at.fill("study", "cancelled")
-    at.click("Submit")
-    second = wait_for(lambda: [run for run in services.flow_runs() if run["id"] != first["id"]])[0]
-    assert services.wait(first["id"], RUN_S)["state_type"] == "COMPLETED"
-    at.open(f"{services.ui}/runs/flow-run/{first['id']}")
-    at.step("run-completed", "Completed", "prepare", "readiness")
-    at.click("Artifacts")
-    at.step("run-artifacts", "verdict")
 
-    wait_for(lambda: services.http.get(f"{services.api}/flow_runs/{second['id']}").json()["state_type"] == "RUNNING")
-    at.open(f"{services.ui}/runs/flow-run/{second['id']}")
-    at.step("second-run", "Running")
-    browser.run(MENU)
-    at.click("Cancel")
-    at.step("cancel-asked", "cancel")
-    browser.run(CONFIRM)
-    assert services.wait(second["id"], RUN_S)["state_type"] == "CANCELLED"
-    at.open(f"{services.ui}/runs/flow-run/{second['id']}")
-    at.step("second-cancelled", "Cancelled")
-
-    at.open(with_login(services.mlflow))
-    at.step("mlflow-start", "rm/walk")
-    at.click("rm/walk")
-    at.step("mlflow-experiment", "rm/walk", "walk seed 0")
-    at.click("walk seed 0")
-    at.step("mlflow-run", "pairwise_accuracy", "rung")
-
-    services.rm_opt("experiment", "baseline", "--size", "smoke", "--set", "seeds=2")
-    at.open(with_login(services.mlflow))
-    at.click("rm/baseline")
-    at.step("mlflow-comparison", "seed 0")
-
-    at.open(services.start)
-    at.step("start-page-after", "walk", "cancelled")
-    at.open(f"{services.start}/reports/index.html")
-    at.step("report-index", "walk")
-    at.click("walk")
-    at.step("report", "rung", "accuracy")
+def in_mlflow(visit: Visit) -> None:
+    """From its start page to the run, and to two runs side by side."""
+    visit.open(visit.with_login(visit.services.mlflow))
+    visit.step("mlflow-start", "rm/walk")
+    visit.click("rm/walk")
+    visit.step("mlflow-experiment", "seed0")
 
 
 MENU = "[...document.querySelectorAll('header button, .page-heading button')].pop()?.click()"
 CONFIRM = "[...document.querySelectorAll('[role=dialog] button, .p-modal button')].pop()?.click()"
-
-
-def wait_for(found: object) -> object:
-    """What a function gives once it gives anything."""
-    deadline = time.monotonic() + WAIT_S
-    while not (value := found()) and time.monotonic() < deadline:
-        time.sleep(0.3)
-    return value or sys.exit("the walk waited in vain for a flow run")
 
 
 def main(out: Path) -> None:
@@ -194,15 +216,17 @@ def main(out: Path) -> None:
     if program is None:
         sys.exit("Chromium is not installed; install it, or put a program of that name on PATH.")
     with tempfile.TemporaryDirectory() as folder:
-        services = Services(Path(folder) / "home")
+        home = Path(folder) / "home"
         try:
+            services = Services(home)
             browser = Browser(program, Path(folder) / "profile")
             try:
-                walk(services, browser, out)
+                walk(Visit(services, browser, out))
             finally:
                 browser.close()
-        finally:
             services.rm_opt("down")
+        finally:
+            terminate(marked("RM_OPT_HOME", str(home)))  # what an `up` or a walk that failed left
 
 
 if __name__ == "__main__":
