@@ -44,13 +44,24 @@ FIND = """
 FIELD = """
 (label => {{
   const named = [...document.querySelectorAll('label')].find(
-    e => (e.innerText ?? '').trim().split('\\n')[0].trim().toLowerCase() === label.toLowerCase());
-  const held = named?.parentElement?.querySelector('input, textarea, [role=combobox], button');
+    e => [label, label + ' (Optional)'].includes((e.innerText ?? '').trim()));
+  const held = named?.closest('.p-label')?.querySelector('.p-label__header ~ *');
   if (!held) return '';
   held.scrollIntoView({{block: 'center'}});
   const box = held.getBoundingClientRect();
   return JSON.stringify([box.x + Math.min(60, box.width / 2), box.y + box.height / 2]);
 }})({label})
+"""
+CHOOSE = """
+((label, option) => {{
+  const named = [...document.querySelectorAll('label')].find(e => (e.innerText ?? '').trim().startsWith(label));
+  const list = named?.closest('.p-label')?.querySelector('select');
+  const entry = [...(list?.options ?? [])].find(e => e.text.trim() === option);
+  if (!entry) return false;
+  list.value = entry.value;
+  list.dispatchEvent(new Event('change', {{bubbles: true}}));
+  return list.value === entry.value;
+}})({label}, {option})
 """
 
 
@@ -95,9 +106,9 @@ class Walk:
         self.browser.tell("Input.insertText", text=value)
 
     def choose(self, label: str, option: str) -> None:
-        """Open a list and take one of its entries."""
-        self._press(FIELD.format(label=json.dumps(label)), label)
-        self.click(option)
+        """Take an entry of a list; its window is the system's own, which no page can be asked about."""
+        if not self.browser.wait(CHOOSE.format(label=json.dumps(label), option=json.dumps(option)), bool):
+            sys.exit(f"the list {label} has no entry {option}")
 
     def _press(self, expression: str, name: str) -> None:
         place = self.browser.wait(expression, bool)
@@ -122,8 +133,11 @@ class Visit(Walk):
     def page(self, run_id: str) -> None:
         self.open(f"{self.services.ui}/runs/flow-run/{run_id}")
 
-    def with_login(self, address: str) -> str:
-        return address.replace("//", f"//any:{self.services.password}@")
+    def log_in(self, address: str) -> None:
+        """Give the password as a browser's own window would, then open the page without it in its address."""
+        self.open(address.replace("//", f"//any:{self.services.password}@"))
+        self.browser.wait("document.readyState", lambda state: state == "complete")
+        self.open(address)
 
     def wait_for(self, found: Callable[[], Any], what: str) -> Any:
         """What a function gives, once it gives anything."""
@@ -149,9 +163,9 @@ class Visit(Walk):
 
 def walk(visit: Visit) -> None:
     """From the start page through both UIs to a report."""
-    visit.open(visit.with_login(visit.services.start))
+    visit.log_in(visit.services.start)
     visit.step("start-page", "Prefect", "MLflow", "Reports", "nightly-ablation")
-    first = in_prefect(visit)
+    in_prefect(visit)
     in_mlflow(visit)
     visit.open(visit.services.start)
     visit.step("start-page-after", "walk", "cancelled")
@@ -159,13 +173,12 @@ def walk(visit: Visit) -> None:
     visit.step("report-index", "walk")
     visit.click("walk")
     visit.step("report", "rung", "accuracy")
-    assert first
 
 
-def in_prefect(visit: Visit) -> str:
-    """One run to its end and one that is cancelled, both from the form; returns the first."""
+def in_prefect(visit: Visit) -> None:
+    """One run to its end and one that is cancelled, both from the form."""
     ui = visit.services.ui
-    visit.browser.paste_password(visit.with_login(ui), visit.services.password)
+    visit.browser.paste_password(ui, visit.services.password)
     visit.open(f"{ui}/deployments")
     visit.step("prefect-deployments", "pipeline", "experiment", "rlhf")
     visit.open(visit.form.removesuffix("/run"))
@@ -175,18 +188,17 @@ def in_prefect(visit: Visit) -> str:
     visit.choose("preset", "smoke")
     first = visit.submit("walk")
     visit.page(first)
-    visit.step("run-under-way", "Running")
+    visit.step("run-under-way", "Running", "walk-seed0")
 
     visit.open(visit.form)
     visit.step("second-form", "preset")
     visit.choose("preset", "smoke")
     second = visit.submit("cancelled")
     visit.page(second)
-    visit.step("second-run", "Running")
-    visit.browser.run(MENU)
+    visit.step("second-run", "Cancel", "cancelled-seed0")  # its own name, so it has begun
     visit.click("Cancel")
-    visit.step("cancel-asked", "cancel")
-    visit.browser.run(CONFIRM)
+    visit.step("cancel-asked", "Cancel Flow Run")
+    visit.click("Confirm")
     visit.ended(second, "CANCELLED")
     visit.step("second-cancelled", "Cancelled")
 
@@ -195,19 +207,16 @@ def in_prefect(visit: Visit) -> str:
     visit.step("run-completed", "Completed", "prepare", "readiness")
     visit.click("Artifacts")
     visit.step("run-artifacts", "verdict")
-    return first
 
 
 def in_mlflow(visit: Visit) -> None:
-    """From its start page to the run, and to two runs side by side."""
-    visit.open(visit.with_login(visit.services.mlflow))
+    """From its start page to the experiment of the study, and to its run."""
+    visit.log_in(visit.services.mlflow)
     visit.step("mlflow-start", "rm/walk")
     visit.click("rm/walk")
-    visit.step("mlflow-experiment", "seed0")
-
-
-MENU = "[...document.querySelectorAll('header button, .page-heading button')].pop()?.click()"
-CONFIRM = "[...document.querySelectorAll('[role=dialog] button, .p-modal button')].pop()?.click()"
+    visit.step("mlflow-experiment", "walk-seed0")
+    visit.click("walk-seed0")
+    visit.step("mlflow-run", "Verdict")
 
 
 def main(out: Path) -> None:
