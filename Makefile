@@ -13,7 +13,7 @@ export RM_OPT_DATA
 JOBS ?= 3
 
 # `## …` after a target's name is what `make help` prints of it.
-.PHONY: help demo test test-fast lint typecheck unit mutants docs install vllm clean
+.PHONY: help demo test test-fast lint typecheck unit mutants walk docs install vllm clean
 
 help: ## Show what can be made.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,9 +45,13 @@ unit: $(STAMP) ## Run every test.
 mutants: $(STAMP) ## Show that the tests notice small wrong changes.
 	@$(BIN)/python tests/mutants/run.py --jobs $(JOBS)
 
+# For eyes: screenshots of the start page, Prefect, MLflow and the reports as a person goes through them. Some minutes.
+walk: $(STAMP) ## Walk through all pages in a headless Chromium; the pictures are in build/walk.
+	@$(BIN)/python tests/services/walk.py build/walk
+
 # Pages come from docs/ and from the code; the built ones ask no other server for anything.
 docs: $(STAMP) ## Build the documentation site; open build/site/index.html.
-	@$(BIN)/python docs/pages.py build/docs
+	@PYTHONPATH=tests/support $(BIN)/python docs/pages.py build/docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --config-file docs/mkdocs.yml
 	@echo "documents   build/site/index.html"
 

@@ -1,12 +1,13 @@
 """Put the pages of the site together: the written ones, what they link to in the checkout, and the reference.
 
-    python docs/pages.py build/docs && mkdocs build --strict --config-file docs/mkdocs.yml
+    PYTHONPATH=tests/support python docs/pages.py build/docs && mkdocs build --strict --config-file docs/mkdocs.yml
 
 The written pages are read on GitHub, too, so their links are those of the checkout. A page of the checkout that one of
 them leads to comes along, code as a page with its text: so the site is whole without any other place.
 """
 
 import ast
+import json
 import posixpath
 import re
 import shutil
@@ -32,6 +33,7 @@ def assemble(out: Path) -> None:
     Raises:
         FileNotFoundError: a link leads nowhere; the message names the page.
     """
+    import gallery
     import reference
 
     shutil.rmtree(out, ignore_errors=True)
@@ -49,8 +51,8 @@ def assemble(out: Path) -> None:
         if source.suffix == ".png":
             shutil.copy(source, target)
             continue
-        if source.suffix == ".md":
-            text, linked = relinked(source.read_text(), path)
+        if source.suffix in (".md", ".ipynb"):
+            text, linked = relinked(source.read_text() if source.suffix == ".md" else notebook(source), path)
             waiting += linked
             target.write_text(_with_link_to_settings(for_markdown_py(text), path, settings))
         else:
@@ -58,6 +60,8 @@ def assemble(out: Path) -> None:
     shutil.copy(ROOT / HERE / STYLE, out / STYLE)
     (out / "commands.md").write_text(reference.commands_page())
     (out / "settings.md").write_text(reference.settings_page())
+    (out / "figures.md").write_text(gallery.page())
+    gallery.draw(out / gallery.FOLDER)
 
 
 def page_of(path: str) -> str:
@@ -95,6 +99,13 @@ def relinked(text: str, page: str) -> tuple[str, list[str]]:
         return posixpath.relpath(page_of(path), posixpath.dirname(page_of(page)) or ".") + anchor
 
     return outside_fences(text, lambda line: LINK.sub(moved, line)), found
+
+
+def notebook(path: Path) -> str:
+    """A notebook as a page: its texts, and its cells as Python."""
+    cells = json.loads(path.read_text())["cells"]
+    sources = [(cell["cell_type"], "".join(cell["source"])) for cell in cells]
+    return "\n\n".join(text if kind == "markdown" else f"```python\n{text}\n```" for kind, text in sources) + "\n"
 
 
 def outside_fences(text: str, change: Callable[[str], str]) -> str:

@@ -212,7 +212,7 @@ DESCRIBED: dict[str, Preset] = {
         time="1 min",
     ),
     "minilm": Preset(
-        "A pretrained 22 M encoder that needs no hub, for your own pairs: --set data.source=FILE.",
+        "A pretrained 22 M encoder that needs no hub, for your own pairs: --data FILE.",
         PipelineConfig(
             study="minilm",
             model=ModelConfig(name="minilm", max_seq_len=256),

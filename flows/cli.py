@@ -14,6 +14,7 @@ from flows import cli_active, cli_experiment, cli_policy, cli_rlhf, cli_runs, cl
 from flows.cli_common import Flow, FlowOptions, print_reported, run_configured, settings_of
 from flows.hub_names import require_hub_names
 from flows.settings import DEFAULT_PRESET, load_config
+from flows.settings_file import OWN_DATA_PRESET
 from flows.unfinished import recorded_config
 from rmcore.cli import app
 from rmcore.cli.active import app as active_app
@@ -80,6 +81,14 @@ def run(
             autocompletion=cli_start.preset_names,
         ),
     ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            "--data",
+            "-d",
+            help=f"Your pairs: a file, a datasets folder or a hub name; with no preset, that of {OWN_DATA_PRESET}.",
+        ),
+    ] = None,
     resume: Annotated[
         str | None,
         typer.Option(
@@ -105,11 +114,14 @@ def run(
     Its stages: prepare, train, evaluate, landscape, readiness, report, register. Those that are cached are not redone.
     Settings that `rm-opt init` wrote into this folder are read, unless --config or --preset is given.
 
-    Example: rm-opt run --preset minilm --set data.source=pairs.parquet --set study=mine
+    Example: rm-opt run --data pairs.csv --set study=mine
     """
     recorded: PipelineConfig | None = None
     if resume is None:
         given = cli_start.with_found_settings(given, preset)
+        if data is not None and preset is None and given.config is None:
+            preset = OWN_DATA_PRESET  # the demo's policy writes in the gold world, and nowhere else
+            print(f"preset      {preset}: for pairs of your own; `rm-opt presets` lists others")
     elif preset is not None or given.config is not None:
         raise ConfigError(
             "--resume has all settings of a run; leave out --preset and --config, or change one by --set."
@@ -118,7 +130,8 @@ def run(
         recorded = recorded_config(resume, cli_runs.found_runs())
         print(f"settings    of the run {recorded.study}-seed{recorded.seed}")
     lists = {"skip": skip, "loggers": logger}
-    chosen = settings_of({"device": device}) + [f"{name}={json.dumps(value)}" for name, value in lists.items() if value]
+    chosen = settings_of({"data.source": data, "device": device})
+    chosen += [f"{name}={json.dumps(value)}" for name, value in lists.items() if value]
     if plan:
         config = load_config(preset, given.config, [*chosen, *(given.set_ or [])], recorded)
         require_hub_names(config)

@@ -61,9 +61,10 @@ class MatrixPlan:
         if self.due and self.seconds is None and self.probed.is_device_held:
             return
         if self.due and self.seconds is None:
+            why = "; ".join(self.probed.problems) or "nothing like it has run here"
             raise ConfigError(
-                f"budget_minutes={budget:g} cannot be kept: how long this matrix takes is not known "
-                f"({'; '.join(self.probed.problems) or 'nothing like it has run here'}). Correct that and look at --plan."
+                f"budget_minutes={budget:g} cannot be kept: how long this matrix takes is not known ({why}). Correct "
+                "that and look at --plan."
             )
         if self.due and (self.seconds or 0) > 60 * budget:
             raise ConfigError(

@@ -1,16 +1,34 @@
 """The documentation site: its generated pages are complete, its links lead somewhere, its commands exist."""
 
+import ast
+import io
 import itertools
+import json
+import os
 import re
 import shlex
+import subprocess
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
 
+import pandas as pd
 import pytest
 import typer
+from typer.testing import CliRunner
 
+import gallery
 import pages
 import reference
+from flows import cli
 from flows.cli import app
+from flows.settings import load_config
 from rmcore.config.pipeline import PipelineConfig
+from rmcore.core.progress import silent
+from rmcore.core.tracking import NullTracker
+from rmcore.data.table import read_pairs
+from rmcore.stages import prepare
+from rmcore.stages.settings import PrepareSettings
 
 WRITTEN = [*sorted(path.relative_to(pages.ROOT).as_posix() for path in (pages.ROOT / "docs").glob("*.md")), "README.md"]
 ROOT = typer.main.get_command(app)
@@ -99,20 +117,139 @@ def test_every_command_and_option_that_a_page_shows_exists(page):
             assert setting.partition("=")[0] in reference.names(), line
 
 
+@pytest.fixture
+def own_pairs(gold_pairs, tmp_path, monkeypatch):
+    """pairs.csv and pairs.parquet in the current folder, as the pages call them; a home of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RM_OPT_HOME", str(tmp_path / "home"))
+    table = pd.DataFrame([{"prompt": p.prompt, "chosen": p.chosen, "rejected": p.rejected} for p in gold_pairs])
+    table.to_csv("pairs.csv", index=False)
+    table.to_parquet("pairs.parquet")
+
+
+def told(*words):
+    """What a command prints; it has to succeed."""
+    outcome = CliRunner().invoke(app, list(words), prog_name="rm-opt", catch_exceptions=False)
+    assert outcome.exit_code == 0, outcome.output
+    return " ".join(outcome.output.split())
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/tutorial.md"])
+def test_the_runs_that_a_page_asks_for_would_train_on_the_file(page, own_pairs, monkeypatch):
+    """Up to the first stage: the settings are allowed, the file is read and split. tests/flows run the stages."""
+    configs = []
+
+    def configured(load, preset, given, assignments, recorded):
+        configs.append(load_config(preset, given.config, [*assignments, *(given.set_ or [])], recorded))
+
+    monkeypatch.setattr(cli, "run_configured", configured)
+    monkeypatch.setattr(cli, "print_reported", lambda outcome: None)
+    lines = [shlex.split(line, comments=True)[1:] for line in commands_shown(page)]
+    runs = [words for words in lines if words[0] == "run" and "--resume" not in words]
+    assert runs
+    for words in runs:
+        told(*words)
+    for number, config in enumerate(configs):
+        assert (config.model.name, config.policy) == ("minilm", None)
+        prepared = Path(f"prepared-{number}")
+        prepared.mkdir()
+        prepare.run(PrepareSettings.of(config), {}, prepared, NullTracker(), silent)
+        assert read_pairs(prepared / "test.parquet")
+    for words in lines:
+        if words[0] == "data":
+            assert "pairs 240" in told(*words)
+
+
 def test_each_page_is_in_the_navigation_and_each_entry_is_a_page():
     entries = re.findall(r"^ +- [^:]+: (\S+\.md)$", (pages.ROOT / "docs/mkdocs.yml").read_text(), flags=re.MULTILINE)
     written = {pages.page_of(page) for page in WRITTEN if page.startswith("docs/")}
-    assert sorted(entries) == sorted(written | {"commands.md", "settings.md"})
+    assert sorted(entries) == sorted(written | {"commands.md", "settings.md", "figures.md", "tutorial.ipynb.md"})
 
 
-def test_every_figure_is_in_the_gallery():
+def test_every_figure_of_the_results_is_in_the_gallery():
     shown = re.findall(r"!\[[^]]+\]\((\S+\.png)\)", text_of("docs/gallery.md"))
     assert sorted(shown) == sorted(path.name for path in (pages.ROOT / "docs").glob("*.png"))
 
 
-def test_pages_of_the_checkout_come_along_and_links_are_turned(tmp_path):
-    pages.assemble(tmp_path / "site")
-    site = tmp_path / "site"
+def test_the_gallery_draws_what_every_figure_module_has():
+    """Each public function that ends in _figure, found without importing the gallery's own list."""
+    found = set()
+    for module in (pages.ROOT / "rmcore/reporting/figures").glob("*.py"):
+        for node in ast.parse(module.read_text()).body:
+            if isinstance(node, ast.FunctionDef) and re.fullmatch(r"[a-z]\w*_figure", node.name):
+                found.add(node.name)
+    drawn = {node.id for node in ast.walk(ast.parse(text_of("docs/gallery.py"))) if isinstance(node, ast.Name)}
+    assert found - {"new_figure"} <= drawn
+    commands = {" ".join(words) for words, _ in leaves(ROOT)}
+    for one in gallery.SHOWN.values():
+        assert any(f"{one.command} ".startswith(f"{command} ") for command in commands), one.command
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The pages as `make docs` puts them together, beside a copy of the builder's settings."""
+    folder = tmp_path_factory.mktemp("docs")
+    pages.assemble(folder / "build" / "docs")
+    (folder / "docs").mkdir()
+    (folder / "docs" / "mkdocs.yml").write_text(text_of("docs/mkdocs.yml"))
+    return folder / "build" / "docs"
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning(site):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
+    settings = site.parents[1] / "docs" / "mkdocs.yml"
+    done = subprocess.run(
+        [*command, "--config-file", settings],
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    built = site.parent / "site"
+    for page in site.glob("*.md"):
+        assert (built / page.with_suffix(".html").name).is_file()
+    assert "README" not in (built / "index.html").read_text()
+    for name in gallery.SHOWN:
+        picture = built / gallery.FOLDER / f"{name}.png"
+        assert picture.stat().st_size <= 40_000, name
+        assert f"{gallery.FOLDER}/{name}.png" in (built / "figures.html").read_text()
+
+
+def cells():
+    found = json.loads(text_of("docs/tutorial.ipynb"))["cells"]
+    return [("".join(cell["source"]), cell) for cell in found if cell["cell_type"] == "code"]
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_from_its_first_cell_to_its_last(tmp_path, monkeypatch):
+    """In one fresh namespace, as a kernel that was restarted would."""
+    monkeypatch.chdir(tmp_path)
+    names, printed = {}, io.StringIO()
+    with redirect_stdout(printed):
+        for number, (source, _) in enumerate(cells(), start=1):
+            exec(compile(source, f"cell {number}", "exec"), names)
+    assert names["result"].num_steps == 40
+    assert names["margin"] == pytest.approx(float(names["rewards"][0] - names["rewards"][1]), abs=1e-5)
+    accuracy = names["metrics"]["pairwise_accuracy"]
+    assert accuracy.ci_low < accuracy.value < accuracy.ci_high
+    assert names["spectrum"].lambda_max > names["spectrum"].lambda_min
+    assert names["verdict"]["rung"] == 1
+    assert f"rung 1: {names['verdict']['headline']}" in printed.getvalue()
+    assert "No verdict follows from it" in printed.getvalue()
+    assert (Path("out") / "best" / "model.safetensors").is_file()
+
+
+def test_the_notebook_holds_no_outputs_and_its_page_shows_every_cell():
+    page = pages.notebook(pages.ROOT / "docs/tutorial.ipynb")
+    for source, cell in cells():
+        assert (cell["outputs"], cell["execution_count"]) == ([], None)
+        assert f"```python\n{source}\n```" in page
+
+
+@pytest.mark.slow
+def test_pages_of_the_checkout_come_along_and_links_are_turned(site):
     assert "(checkout/rmcore/models/batching.py.md)" in (site / "training.md").read_text()
     assert "def micro_batches" in (site / "checkout/rmcore/models/batching.py.md").read_text()
     assert "| `losses.py` | " in (site / "checkout/rmcore/training/index.md").read_text()

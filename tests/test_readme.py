@@ -1,4 +1,4 @@
-"""The README's promises that can be run: the Python example and the names of commands and settings."""
+"""What the README names is there, and pages that give numbers of the code give the real ones."""
 
 import re
 from pathlib import Path
@@ -8,14 +8,8 @@ import pytest
 README = (Path(__file__).resolve().parents[1] / "README.md").read_text()
 
 
-def test_the_python_example_runs(rm, tmp_path, capsys):
-    rm.save(tmp_path)
-    [example] = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    names = {"checkpoint": tmp_path}
-    exec(compile(example, "README.md", "exec"), names)
-    assert names["report"].band in ("above 0.8", "0.6 to 0.8", "below 0.6")
-    assert len(names["spectrum"].eigenvalues) == 4
-    assert str(names["margin"]) in capsys.readouterr().out
+def test_the_readme_fits_on_two_screens():
+    assert len(README.splitlines()) <= 110
 
 
 def test_every_command_shown_exists():
@@ -102,7 +96,8 @@ def choices(name):
 def test_the_training_table_names_what_there_is():
     from rmcore.core.hardware import HARDWARE
 
-    rows = dict(table(README, "training"))
+    page = (Path(__file__).resolve().parents[1] / "docs" / "training.md").read_text()
+    rows = dict(table(page, "training"))
     optimizers, schedules, _ = rows["optimizers, schedules"].split("; ")
     assert set(optimizers.split(", ")) == choices("optimizer")
     assert set(schedules.split(", ")) == choices("schedule")

@@ -33,6 +33,8 @@ class TrainConfig(Settings):
     """muon: hidden matrices, AdamW for the rest. lion wants a 3 to 10 times smaller lr. sam: AdamW in two passes."""
     sam_rho: float = Field(default=0.05, gt=0)
     """Radius of the ascent step of `sam` (Foret et al. 2021, arXiv:2010.01412)."""
+    adam_beta2: float = Field(default=0.999, ge=0, lt=1)
+    """Decay of the mean squared gradient in adamw, adam, sam and muon's AdamW; OpenRLHF takes 0.95."""
     lr: float = Field(default=5e-6, gt=0)
     """Peak learning rate. Small models want more: 5e-5 for MiniLM, 1e-3 for `tiny`."""
     weight_decay: float = Field(default=0.01, ge=0)

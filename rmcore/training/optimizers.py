@@ -19,8 +19,8 @@ from rmcore.core.errors import ConfigError, TrainingError
 from rmcore.models.head import is_reward_head
 from rmcore.training.muon import Float32Muon
 
-ADAM_BETAS = (0.9, 0.999)
-"""Kingma & Ba 2015, arXiv:1412.6980."""
+ADAM_BETA1 = 0.9
+"""Of the mean of the gradient; that of its square is `adam_beta2`. Kingma & Ba 2015, arXiv:1412.6980."""
 LION_BETAS = (0.9, 0.99)
 """Chen et al. 2023, arXiv:2302.06675, algorithm 2."""
 SGD_MOMENTUM = 0.9
@@ -192,19 +192,19 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> OptimizerSet:
     name, lr, decay = config.optimizer, config.lr, config.weight_decay
     if name == "muon":
         return OptimizerSet(trained, _muon_parts(model, config))
-    groups = decay_groups(trained.values(), decay)
+    groups, betas = decay_groups(trained.values(), decay), (ADAM_BETA1, config.adam_beta2)
     if name == "lion":
         from pytorch_optimizer import Lion
 
         return OptimizerSet(trained, [Lion(groups, lr=lr, betas=LION_BETAS, weight_decouple=True)])
     if name == "adam":
-        return OptimizerSet(trained, [Adam(groups, lr=lr, betas=ADAM_BETAS, fused=True)])
+        return OptimizerSet(trained, [Adam(groups, lr=lr, betas=betas, fused=True)])
     if name == "sgd":
         sharded = any(isinstance(parameter, DTensor) for parameter in trained.values())
         # torch (2.13) has no fused SGD of sharded tensors.
         return OptimizerSet(trained, [SGD(groups, lr=lr, momentum=SGD_MOMENTUM, fused=not sharded)])
     radius = config.sam_rho if name == "sam" else None
-    return OptimizerSet(trained, [AdamW(groups, lr=lr, betas=ADAM_BETAS, fused=True)], ascent_radius=radius)
+    return OptimizerSet(trained, [AdamW(groups, lr=lr, betas=betas, fused=True)], ascent_radius=radius)
 
 
 def decay_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
@@ -259,7 +259,7 @@ def _muon_parts(model: nn.Module, config: TrainConfig) -> list[Optimizer]:
             momentum=MUON_MOMENTUM,
             adjust_lr_fn="match_rms_adamw",
         ),
-        AdamW(decay_groups(rest, config.weight_decay), lr=config.lr, betas=ADAM_BETAS, fused=True),
+        AdamW(decay_groups(rest, config.weight_decay), lr=config.lr, betas=(ADAM_BETA1, config.adam_beta2), fused=True),
     ]
 
 

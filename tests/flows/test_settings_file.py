@@ -133,6 +133,18 @@ def test_options_of_a_run_are_settings_and_set_has_the_last_word(started):
         typed("run", "--device", "gpu")
 
 
+def test_data_of_ones_own_need_no_preset_and_go_into_any(started):
+    assert f"preset      {OWN_DATA_PRESET}" in typed("run", "--data", "a b.csv")
+    typed("run", "-d", "2024", "--preset", "smoke", "--set", "seed=3")
+    typed("init")
+    assert "rm-opt.yaml" in typed("run", "--data", "pairs.csv")
+    own, smoke, file = started
+    for config, preset, source in ((own, OWN_DATA_PRESET, "a b.csv"), (file, OWN_DATA_PRESET, "pairs.csv")):
+        kept = PRESETS[preset]
+        assert config == kept.model_copy(update={"data": kept.data.model_copy(update={"source": source})})
+    assert (smoke.data.source, smoke.study, smoke.seed) == ("2024", "smoke", 3)
+
+
 def test_the_table_of_presets_has_what_they_are(monkeypatch):
     monkeypatch.setenv("COLUMNS", "250")
     shown = typed("presets")

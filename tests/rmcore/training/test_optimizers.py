@@ -173,6 +173,19 @@ def test_each_trains_what_is_trainable_exactly_once(name):
     assert set(held) == {p for p in model.parameters() if p.requires_grad}
 
 
+@pytest.mark.parametrize("name", ["adamw", "adam", "sam", "muon"])
+def test_the_memory_of_squared_gradients_is_as_long_as_asked_for(name):
+    """The second step of Adam's written-out rule, on a parameter that does not decay."""
+    config = configured(name, adam_beta2=0.6, schedule="constant", clip=1e9)
+    model = SmallScorer()
+    train(model, make_optimizer(model, config), config, range(2), loss=lambda model, step: model.score.bias * 3**step)
+    first, second = torch.tensor(1.0), torch.tensor(3.0)
+    mean = (0.9 * 0.1 * first + 0.1 * second) / (1 - 0.9**2)
+    square = (0.6 * 0.4 * first**2 + 0.4 * second**2) / (1 - 0.6**2)
+    moved = config.lr * (1 + mean / square.sqrt())
+    assert (SmallScorer().score.bias - model.score.bias).item() == pytest.approx(float(moved), rel=1e-4)
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_without_gradient_matrices_decay_and_vectors_stay(name):
     model, config = SmallScorer(), configured(name, schedule="constant", weight_decay=0.5)
