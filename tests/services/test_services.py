@@ -34,12 +34,15 @@ deployments:
   - name: trial
     entrypoint: trial.py:trial
     work_pool: {name: rm-opt}
+  - name: waits
+    entrypoint: trial.py:waits
+    work_pool: {name: rm-opt}
 """
 TRIAL_FLOW = '''
-import os, subprocess, sys
+import os, subprocess, sys, time
 from pathlib import Path
-from typing import ClassVar
 from prefect import flow
+from flows.form import described_flow
 
 @flow(name="trial")
 def trial(folder: str):
@@ -47,7 +50,27 @@ def trial(folder: str):
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     lines = [str(child.pid), os.environ["MLFLOW_TRACKING_URI"], os.environ["PREFECT_API_URL"], str(sys.flags.safe_path)]
     Path(folder, "seen").write_text("\\n".join(lines))
+
+@described_flow("waits", "waits", lambda given: "waits")
+def waits(file: str):
+    """Waits for its end."""
+    Path(file).write_text(str(os.getpid()))
+    time.sleep(600)
 '''
+COMMAND = """
+import sys
+from tasks.home import configure_environment
+configure_environment()
+from flows.prefect_api import choose_api
+choose_api()
+from flows.cli_common import prefect_in_use
+from flows.console import quiet_prefect
+sys.path.insert(0, sys.argv[1])
+from trial import waits
+quiet_prefect()
+with prefect_in_use("stages"):
+    waits(file=sys.argv[2])
+"""
 
 
 @pytest.fixture
@@ -114,6 +137,37 @@ def run_deployment(api: str, folder: Path) -> dict:
     return wait_for(ended)
 
 
+def runs_end_with_prefect(home: Path, api: str, root: Path, folder: Path) -> list[str]:
+    """Kill Prefect's server in the middle of a run by the worker and of one by a command; the ids of both runs.
+
+    Neither has come to `open_store`, so what is known of their processes was known before the runs began.
+    """
+    deployment = ask("GET", f"{api}/deployments/name/waits/waits")
+    by_worker, by_command = folder / "by_worker", folder / "by_command"
+    body = {"parameters": {"file": str(by_worker)}}
+    ids = [ask("POST", f"{api}/deployments/{deployment['id']}/create_flow_run", body)["id"]]
+    program = [sys.executable, "-c", COMMAND, str(root), str(by_command)]
+    with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as command:
+        for file in (by_worker, by_command):
+            wait_for(lambda file=file: file.is_file() and file.read_text(), timeout_s=180)
+        worked = psutil.Process(int(by_worker.read_text()))
+        assert int(by_command.read_text()) == command.pid
+        found = ask("POST", f"{api}/flow_runs/filter", {"flow_runs": {"tags": {"all_": [f"rm-pid:{command.pid}"]}}})
+        ids += [run["id"] for run in found]
+        assert len(ids) == 2
+        assert f"rm-pid:{worked.pid}" in ask("GET", f"{api}/flow_runs/{ids[0]}")["tags"]
+        running_services(home)["prefect-server"].process.kill()
+        killed = time.monotonic()
+        _, said = command.communicate(timeout=60)
+    assert not psutil.wait_procs([worked], timeout=60)[1]
+    assert time.monotonic() - killed < 20
+    assert command.returncode == 2
+    ended = f"error: Prefect's server at {api} has ended during the run. Finished stages are stored: "
+    assert said.splitlines() == [f"{ended}run the same command again."]
+    assert (home / "services" / "worker.log").read_text().count(f"{ended}start the run again.") == 1
+    return ids
+
+
 def running_flow(api: str, tags: list[str]) -> str:
     """A flow run that Prefect believes to be running, with the given owner."""
     flow_id = ask("POST", f"{api}/flows/", {"name": "owned"})["id"]
@@ -152,6 +206,8 @@ def test_the_services_run_a_deployment_and_end_without_a_trace(home, project, tm
     states = [ask("GET", f"{api}/flow_runs/{run}")["state_type"] for run in (dead, ours, elsewhere)]
     assert states == ["CRASHED", "RUNNING", "RUNNING"]
 
+    both = runs_end_with_prefect(home, api, project, tmp_path)
+
     # A server that was killed comes back where the others look for it, without being told where that was.
     mlflow = running_services(home)["mlflow-server"].process
     mlflow.kill()
@@ -159,6 +215,8 @@ def test_the_services_run_a_deployment_and_end_without_a_trace(home, project, tm
     again = services.up(root=project)
     assert [service.url for service in again] == [service.url for service in started]
     assert [service.healthy for service in again] == [True] * 4
+    prefect_client.reap_dead_runs(api)
+    assert [ask("GET", f"{api}/flow_runs/{run}")["state_type"] for run in both] == ["CRASHED"] * 2
 
     assert psutil.pid_exists(int(left_behind))
     assert services.down() == ["start-page", "prefect-server", "mlflow-server", "worker"]
@@ -199,7 +257,7 @@ configure_environment()
 from flows.prefect_api import choose_api
 choose_api()
 import httpx
-from prefect import flow, get_client
+from prefect import flow, get_client, runtime
 from flows.cli_common import prefect_in_use
 from flows.console import quiet_prefect
 from flows.prefect_client import ensure_device_limit, reap_dead_runs
@@ -214,6 +272,7 @@ def trial():
     assert reap_dead_runs() == []
     # It listens on loopback, where every user and every page of a browser may ask.
     assert httpx.get(limit).status_code == 401
+    assert f"rm-pid:{os.getpid()}" in runtime.flow_run.tags
     assert httpx.get(limit, headers={"Host": "elsewhere.example"}).status_code == 421
     asked = {"Origin": "http://elsewhere.example", "Access-Control-Request-Method": "GET"}
     assert httpx.options(limit, headers=asked).status_code == 403

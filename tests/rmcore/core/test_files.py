@@ -1,5 +1,6 @@
 """Files and folders that are there whole or as they were before."""
 
+import hashlib
 import json
 import os
 import stat
@@ -131,3 +132,18 @@ def test_what_cannot_be_remembered_is_read_again(large, monkeypatch, case):
         if case == "damaged memory":
             (large.parent / "digests.jsonl").write_text("{\n")
     assert len(reads) == 2
+
+
+@pytest.mark.parametrize(
+    "line", ["[1]", "7", "null", '"text"', "{", "[" * 20_000, '{"path": "PATH", "size": 8, "mtime_ns": 5}']
+)
+def test_a_damaged_memory_of_digests_costs_one_more_read(tmp_path, monkeypatch, line):
+    memory, path = tmp_path / "digests.jsonl", tmp_path / "weights"
+    monkeypatch.setenv(files.DIGESTS_VARIABLE, str(memory))
+    monkeypatch.setattr(files, "REMEMBERED_FROM", 1)
+    path.write_bytes(b"12345678")
+    os.utime(path, ns=(5, 5))
+    memory.write_text(line.replace("PATH", str(path.resolve())) + "\n")
+    digest = hashlib.sha256(b"12345678").hexdigest()
+    assert files.known_digest(path) == files.known_digest(path) == digest
+    assert json.loads(memory.read_text().splitlines()[-1])["sha256"] == digest
