@@ -170,13 +170,19 @@ def _oscillating(history: Sequence[Mapping[str, Any]]) -> Diagnosis | None:
 
 @dataclass(frozen=True, slots=True)
 class GateCheck:
-    """One condition of the gate; `value` is None where it was not measured, which does not pass."""
+    """One condition of the gate.
+
+    value: None where it was not measured, which does not pass.
+    unclear: the threshold lies within the interval of the error, so that it does not pass, and more pairs might show
+        that it does.
+    """
 
     name: str
     value: float | None
     threshold: float
     passed: bool
     text: str
+    unclear: bool = False
 
 
 ECE = "ece_debiased"
@@ -220,12 +226,13 @@ def validation_gate(values: Mapping[str, float | None]) -> list[GateCheck]:
             checks.append(GateCheck(name, None, threshold, False, text))
             continue
         passed = value > threshold if side == "above" else value < threshold
-        shown = f"{value:.3f},"
+        shown, unclear = f"{value:.3f},", False
         if name == ECE:
             point, low = (max(0.0, values.get(part) or 0.0) for part in (ECE, f"{ECE}_ci_low"))
+            unclear = not passed and low < threshold
             shown = f"{point:.3f} (95 %: {low:.3f} to {value:.3f}), upper end"
         text = f"{label}: {shown} {'' if passed else 'not '}{side} {threshold:g}"
-        checks.append(GateCheck(name, float(value), threshold, passed, text))
+        checks.append(GateCheck(name, float(value), threshold, passed, text, unclear))
     return checks
 
 

@@ -35,14 +35,13 @@ deployments:
     entrypoint: trial.py:trial
     work_pool: {name: rm-opt}
   - name: waits
-    entrypoint: trial.py:waits
+    entrypoint: waits.py:waits
     work_pool: {name: rm-opt}
 """
 TRIAL_FLOW = '''
-import os, subprocess, sys, time
+import os, subprocess, sys
 from pathlib import Path
 from prefect import flow
-from flows.form import described_flow
 
 @flow(name="trial")
 def trial(folder: str):
@@ -50,6 +49,11 @@ def trial(folder: str):
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     lines = [str(child.pid), os.environ["MLFLOW_TRACKING_URI"], os.environ["PREFECT_API_URL"], str(sys.flags.safe_path)]
     Path(folder, "seen").write_text("\\n".join(lines))
+'''
+WAITING_FLOW = '''
+import os, time
+from pathlib import Path
+from flows.form import described_flow
 
 @described_flow("waits", "waits", lambda given: "waits")
 def waits(file: str):
@@ -66,7 +70,7 @@ choose_api()
 from flows.cli_common import prefect_in_use
 from flows.console import quiet_prefect
 sys.path.insert(0, sys.argv[1])
-from trial import waits
+from waits import waits
 quiet_prefect()
 with prefect_in_use("stages"):
     waits(file=sys.argv[2])
@@ -91,7 +95,12 @@ def project(tmp_path):
     root.mkdir()
     (root / "prefect.yaml").write_text(PREFECT_YAML)
     (root / "trial.py").write_text(TRIAL_FLOW)
+    (root / "waits.py").write_text(WAITING_FLOW)
     return root
+
+
+ENGINE_SECONDS = 300.0
+"""Until the worker has started a run's process: a quarter of a minute, and over a minute on busy cores."""
 
 
 def free_ports(num_ports: int) -> list[int]:
@@ -134,7 +143,7 @@ def run_deployment(api: str, folder: Path) -> dict:
         current = ask("GET", f"{api}/flow_runs/{run['id']}")
         return current if current["state_type"] in ("COMPLETED", "FAILED", "CRASHED") else None
 
-    return wait_for(ended)
+    return wait_for(ended, ENGINE_SECONDS)
 
 
 def runs_end_with_prefect(home: Path, api: str, root: Path, folder: Path) -> list[str]:
@@ -149,7 +158,7 @@ def runs_end_with_prefect(home: Path, api: str, root: Path, folder: Path) -> lis
     program = [sys.executable, "-c", COMMAND, str(root), str(by_command)]
     with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as command:
         for file in (by_worker, by_command):
-            wait_for(lambda file=file: file.is_file() and file.read_text(), timeout_s=180)
+            wait_for(lambda file=file: file.is_file() and file.read_text(), ENGINE_SECONDS)
         worked = psutil.Process(int(by_worker.read_text()))
         assert int(by_command.read_text()) == command.pid
         found = ask("POST", f"{api}/flow_runs/filter", {"flow_runs": {"tags": {"all_": [f"rm-pid:{command.pid}"]}}})

@@ -18,10 +18,12 @@ from typing import Any, Literal
 
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import SFT, WORLD, PolicyConfig
-from rmcore.evaluation.diagnosis import OVER_BASELINE, GateCheck
+from rmcore.evaluation.diagnosis import ECE, OVER_BASELINE, GateCheck
 from rmcore.policy.confirmation import FURTHEST_KL, OPPONENTS, shown_gain, smallest_n
 from rmcore.reporting.html.schema import NextRung, Verdict
 
+ASKED = {OVER_BASELINE: "knows more than chance and length", ECE: "is calibrated"}
+"""What the checks ask that decide by an interval, as a verdict says it."""
 PASSED = ("ready", "gained")
 """Statuses that speak for a model: what the registry's alias `ready` asks for, on `LOWEST_READY_RUNG` or above."""
 LOWEST_READY_RUNG = 3
@@ -41,8 +43,9 @@ def verdict_on_labels(
     Args:
         checks: on labelled pairs, one or more.
         logged: record of `rmcore.policy.logged_answers`; None where no prompt has answers enough.
-        over_baseline: the metric of that name. Where its interval alone keeps the model from passing, and zero lies
-            within it, the pairs are too few to say, which is another verdict than a failure.
+        over_baseline: the metric of that name. Where its interval, or that of the calibration error, alone keeps the
+            model from passing, and the threshold lies within it, the pairs are too few to say, which is another verdict
+            than a failure.
     """
     failed = [check for check in checks if not check.passed]
     labels = (
@@ -52,8 +55,12 @@ def verdict_on_labels(
     )
     high = over_baseline["ci_high"]
     status: Literal["passes", "fails", "unclear"] = "fails" if failed else "passes"
-    if [check.name for check in failed] == [OVER_BASELINE] and (high is None or high > 0):
-        status, labels = "unclear", "too few labelled pairs to say whether it knows more than chance and length"
+    is_open = {check.name: check.unclear for check in failed}
+    if OVER_BASELINE in is_open:
+        is_open[OVER_BASELINE] = high is None or high > 0
+    if failed and all(is_open.values()):
+        asked = " and ".join(ASKED[name] for name in is_open)
+        status, labels = "unclear", f"too few labelled pairs to say whether it {asked}"
     shown, against = f"{_capital(labels)}; no policy was tried on it", []
     if logged is not None and logged["best_k"] is None:
         status, shown = "fails", f"Not shown to pick better answers among logged ones; {labels}"

@@ -98,6 +98,10 @@ def test_the_calibration_error_is_judged_by_the_upper_end_of_its_interval():
         changed = PASSING | {"ece_debiased": value, "ece_debiased_ci_high": high}
         check = next(check for check in validation_gate(changed) if check.name == "ece_debiased")
         assert (check.passed, check.value, check.text.split(": ", 1)[1]) == (high < 0.15, high, said)
+        assert check.unclear is (high > 0.15)
+    shown = PASSING | {"ece_debiased": 0.3, "ece_debiased_ci_low": 0.2, "ece_debiased_ci_high": 0.4}
+    check = next(check for check in validation_gate(shown) if check.name == "ece_debiased")
+    assert (check.passed, check.unclear) == (False, False)
 
 
 @pytest.mark.parametrize(
