@@ -113,13 +113,16 @@ def prefect_in_use(results: str) -> Iterator[None]:
     Raises:
         ServiceError: Prefect's API failed.
     """
+    from prefect import tags
     from prefect.exceptions import PrefectException
 
     from flows.prefect_api import end_without_server
+    from flows.prefect_client import run_owner_tags
 
     advice = f"Finished {results} are stored: run the same command again."
     try:
-        with end_without_server(advice):
+        # A run that has its owner from the start can be ended by the next one, whenever this process is killed.
+        with end_without_server(advice), tags(*run_owner_tags()):
             yield
     except (httpx.HTTPError, PrefectException) as error:
         raise ServiceError(f"Prefect's API failed during the run ({error}). {advice}") from error

@@ -5,7 +5,9 @@ page of each run shows what was chosen, and what follows from it stands in an ar
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from typing import Annotated, Any
@@ -13,12 +15,15 @@ from typing import Annotated, Any
 import yaml
 from prefect import Flow, flow, runtime
 from prefect.artifacts import create_markdown_artifact
+from prefect.context import TagsContext
 from prefect.logging import get_run_logger
 from prefect.utilities.callables import parameter_schema
 from pydantic import MISSING, BaseModel, ValidationError, WithJsonSchema
 
 from experiments.presets import DESCRIBED, PRESETS
 from flows.hub_names import require_hub_names
+from flows.prefect_api import end_without_server
+from flows.prefect_client import claim_loaded_run, is_owner_tag
 from flows.run_name import named
 from flows.settings import EPOCHS, OPTIONAL_GROUPS, STEPS, changes_of, form_config
 from rmcore.cli.common import describe_validation
@@ -126,10 +131,11 @@ def configured_flow(
             bound = signature.bind(**given)
             bound.apply_defaults()
             config = form.config(bound.arguments)
-            if runtime.flow_run.id is not None:
-                _show(form, bound.arguments[PRESET_FIELD], config)
-            require_hub_names(config)
-            return body(config, **{one.name: bound.arguments[one.name] for one in own})
+            with _flow_run():
+                if runtime.flow_run.id is not None:
+                    _show(form, bound.arguments[PRESET_FIELD], config)
+                require_hub_names(config)
+                return body(config, **{one.name: bound.arguments[one.name] for one in own})
 
         run.__signature__ = signature  # type: ignore[attr-defined]
         text = description(body, picture, form.presets)
@@ -138,6 +144,7 @@ def configured_flow(
         without = [one.replace(default=MISSING if one.default is None else one.default) for one in fields]
         made.__signature__ = inspect.Signature([*without[:-1], *own, without[-1]])  # type: ignore[attr-defined]
         made.parameters = parameter_schema(made)
+        claim_loaded_run()
         return made
 
     return decorate
@@ -156,12 +163,32 @@ def described_flow(
     """
 
     def decorate(body: Callable[..., Outcome]) -> Flow[..., Outcome]:
+        @wraps(body)
+        def run(*args: Any, **given: Any) -> Outcome:
+            with _flow_run():
+                return body(*args, **given)
+
         made: Flow[..., Outcome] = flow(
             name=name, description=description(body, picture), flow_run_name=named(run_name), **options
-        )(body)
+        )(run)
+        claim_loaded_run()
         return made
 
     return decorate
+
+
+@contextmanager
+def _flow_run() -> Iterator[None]:
+    """Wrap a flow run in what all have in common, whoever starts them: it ends with Prefect's server.
+
+    Whose process it is, is said of the run, and of none of its tasks.
+    """
+    if runtime.flow_run.id is None or "PREFECT_API_URL" not in os.environ:
+        yield
+        return
+    inherited = {tag for tag in TagsContext.get().current_tags if not is_owner_tag(tag)}
+    with end_without_server("Finished stages are stored: start the run again."), TagsContext(current_tags=inherited):
+        yield
 
 
 def description(body: Callable[..., Any], picture: str, presets: tuple[str, ...] = ()) -> str:

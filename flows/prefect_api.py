@@ -28,6 +28,7 @@ REFUSALS_OF_A_DEAD_SERVER = 3
 
 
 _embedded: EmbeddedPrefect | None = None
+_is_watched = False
 
 
 def choose_api() -> None:
@@ -63,11 +64,15 @@ def end_without_server(advice: str) -> Iterator[None]:
     """End this process with one sentence, and `advice`, if Prefect's server goes away during the block.
 
     A flow cannot continue without it, and Prefect's client would try for minutes and log a traceback for each attempt.
-    An embedded server is waited for first.
+    An embedded server is waited for first. Inside another such block there is nothing to do: its advice holds.
 
     Raises:
         ServiceError: the embedded server did not start.
     """
+    global _is_watched  # noqa: PLW0603 - one API a process, as Prefect has it
+    if _is_watched:
+        yield
+        return
     api = httpx.URL(os.environ["PREFECT_API_URL"])
     if _embedded is not None and _embedded.api == api:
         with progress_bar("Prefect"):
@@ -82,9 +87,11 @@ def end_without_server(advice: str) -> Iterator[None]:
     was_there = api_is_embedded()
     watch = (api, advice, asked_to_end, was_there)
     threading.Thread(target=_watch, args=watch, name="prefect-watch", daemon=True).start()
+    _is_watched = True
     try:
         yield
     finally:
+        _is_watched = False
         if hears_signals:
             signal.set_wakeup_fd(before)
         asking.close()  # its other end becomes readable, which ends the watch

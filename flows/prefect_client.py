@@ -1,9 +1,12 @@
 """Questions to Prefect's API beside running flows: the device limit, the worker's pool, and runs that died."""
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from json import JSONDecodeError
+from uuid import UUID
 
 import httpx
 from prefect import runtime
@@ -127,6 +130,22 @@ def worker_is_online(api: str) -> bool:
 def run_owner_tags() -> list[str]:
     """Prefect tags that name this process, by which `reap_dead_runs` sees that its run has died with it."""
     return [f"{OWNER_PREFIX}{name}:{value}" for name, value in this_process().items()]
+
+
+@cache
+def claim_loaded_run() -> None:
+    """Tag the flow run that a worker started this process for, before Prefect calls it running.
+
+    Called when a flow is defined, which Prefect's engine waits for: a process that is killed from then on is known as
+    the run's. In all other processes nothing happens, also in children that inherit the engine's environment.
+    """
+    started_as = sys.modules["__main__"].__spec__
+    if started_as is None or started_as.name != "prefect.engine":
+        return
+    run_id = UUID(sys.argv[1] if len(sys.argv) > 1 else os.environ["PREFECT__FLOW_RUN_ID"])
+    with suppress(ServiceError), _prefect(None) as client:  # it is tried again when the flow begins
+        kept = [tag for tag in client.read_flow_run(run_id).tags if not is_owner_tag(tag)]
+        client.update_flow_run(run_id, tags=[*kept, *run_owner_tags()])
 
 
 def is_owner_tag(tag: str) -> bool:

@@ -10,14 +10,17 @@ point here), must come from no other page, and must carry the password. Prefect 
 its UI asks for it; MLflow's own login wants a user database, so the guard asks.
 """
 
+import asyncio
 import base64
 import hmac
 import os
 import socket
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from rmcore.core.files import exclusive
 from rmcore.core.processes import die_with_parent
 from tasks.home import default_artifact_root, default_tracking_uri, home
 from tasks.local_services import EMBEDDED_PREFECT, HOST, MLFLOW_SERVER, PREFECT_SERVER, START_PAGE, password
@@ -87,10 +90,24 @@ class Guard:
         return scheme.lower() == "basic" and hmac.compare_digest(secret, (self._secret or "").encode())
 
 
+def migrate_prefect() -> None:
+    """Make or update the tables of Prefect's database, one process at a time.
+
+    Prefect's own lock is for the threads of a process, and each migration is a transaction of its own: of several
+    servers that meet a fresh database at once, one makes what another has made, and dies.
+    """
+    from prefect.server.database import provide_database_interface
+
+    with exclusive(Path(os.environ["PREFECT_HOME"]) / "prefect.db.lock"):
+        asyncio.run(provide_database_interface().create_db())
+
+
 def prefect_app(address: str) -> Guard:
     """Prefect's server; it finds its password in PREFECT_SERVER_API_AUTH_STRING."""
+    os.environ["PREFECT_SERVER_DATABASE_MIGRATE_ON_START"] = "false"  # read at import
     from prefect.server.api.server import create_app
 
+    migrate_prefect()
     return Guard(create_app(final=True), address)
 
 

@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
 from rmcore.core.errors import DataError
 from rmcore.core.files import write_text
 
@@ -32,12 +34,18 @@ MAX_VALUE_CHARS = 5000
 """MLflow refuses tags over 8,000 and version tags over 5,000 characters."""
 
 
+SHOWN_CHARS = 300
+"""Of what is wrong with a record."""
+
+
 @dataclass
 class RunRecord:
     """One run from its name to its end. `uid` finds it again in MLflow; `events` are in the order they happened.
 
     `parent_uid` is the uid of the run that this one is a child of; None for a run of its own.
     """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
     study: str
     run_name: str
@@ -114,10 +122,11 @@ def read_record(path: Path) -> RunRecord:
         DataError: the file is not a record.
     """
     try:
-        return RunRecord(**json.loads(path.read_text(encoding="utf-8")))
-    except (json.JSONDecodeError, TypeError) as error:
+        return TypeAdapter(RunRecord).validate_json(path.read_bytes(), strict=True)
+    except (OSError, ValidationError) as error:
+        reason = str(error).replace("\n", " ")[:SHOWN_CHARS]
         raise DataError(
-            f"{path} is not a run record ({error}): it was edited or cut short, so this run cannot be sent to MLflow. "
+            f"{path} is not a run record ({reason}): it was edited or cut short, so this run cannot be sent to MLflow. "
             "Its metrics are still in the store; remove the file."
         ) from error
 

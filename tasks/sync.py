@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rmcore.core.errors import ServiceError
+from rmcore.core.errors import DataError, ServiceError
 from rmcore.core.files import exclusive
 from tasks.local_services import MLFLOW_SERVER, mlflow_login, password, running_services
 from tasks.mlflow_client import in_one_line
@@ -29,11 +29,18 @@ def sync_pending(directory: Path, tracking_uri: str | None = None) -> list[str]:
 
     Raises:
         ServiceError: MLflow still fails; the runs not sent yet stay.
+        DataError: records are damaged; they are named and stay, all others were sent.
     """
     sent: list[str] = []
+    waiting: dict[Path, RunRecord] = {}
+    damaged: list[str] = []
     failures: list[str] = []
     with exclusive(directory / "unsynced.lock"):
-        waiting = {path: read_record(path) for path in unsynced_folder(directory).glob("*.json")}
+        for path in sorted(unsynced_folder(directory).glob("*.json")):
+            try:
+                waiting[path] = read_record(path)
+            except DataError as error:
+                damaged.append(str(error))
         for path, record in sorted(waiting.items(), key=lambda item: _order(item[1])):
             target = tracking_uri or record.tracking_uri
             try:
@@ -49,7 +56,10 @@ def sync_pending(directory: Path, tracking_uri: str | None = None) -> list[str]:
             f"MLflow still fails for {len(failures)} of {len(waiting)} waiting runs ({'; '.join(failures[:3])}); they "
             f"stay in {unsynced_folder(directory)}, {len(sent)} were sent. Start MLflow (`rm-opt up` for the local "
             "one) and run `rm-opt sync` again, with --to ADDRESS if it has moved."
+            + "".join(f" And {reason}" for reason in damaged)
         )
+    if damaged:
+        raise DataError(f"{len(damaged)} waiting records are damaged, {len(sent)} runs were sent. {' '.join(damaged)}")
     return sent
 
 

@@ -52,6 +52,8 @@ class RunTracker:
         self._directory = directory
         self._resume = resume
         self._offline = threading.Event()
+        self._unsaved = False
+        """Whether it was said that the record cannot be written."""
         self._run: MlflowRun | None = None
         self._loggers = ExitStack()
         self._logger: Tracker = NullTracker()
@@ -370,7 +372,18 @@ class RunTracker:
                     in_one_line(error),
                     self.record.path(self._directory),
                 )
-        self.record.save(self._directory)
+        try:
+            self.record.save(self._directory)
+        except OSError as error:  # a full disk, above all; what was computed must not be lost with it
+            if not self._unsaved:
+                self._unsaved = True
+                logger.warning(
+                    "The record of run %s cannot be written (%s), so MLflow may never get what it has missed. The "
+                    "outcomes are in the store: make room, and run the same command again, which computes nothing "
+                    "twice and sends them.",
+                    self.record.run_name,
+                    in_one_line(error),
+                )
         return None
 
 

@@ -66,8 +66,8 @@ def ingest(labels: Path, pool: Sequence[PreferencePair], out: Path) -> Ingested:
         out: pairs with pair_id, prompt, chosen, rejected; made where it is missing.
 
     Raises:
-        DataError: a column is missing; an id is unknown, twice in the CSV or in `out` already; a text differs from the
-            pool's; or `preferred` is something else. Nothing is written then.
+        DataError: a column is missing or there twice; an id is unknown, twice in the CSV or in `out` already; a text
+            differs from the pool's; or `preferred` is something else. Nothing is written then.
     """
     rows = _read(labels)
     known = {pair.pair_id: pair for pair in pool}
@@ -95,10 +95,14 @@ def _read(labels: Path) -> list[dict[str, str]]:
     try:
         with labels.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets write a byte order mark
             reader = csv.DictReader(file)
-            missing = [name for name in COLUMNS if name not in (reader.fieldnames or [])]
+            names = list(reader.fieldnames or [])
+            missing = [name for name in COLUMNS if name not in names]
+            repeated = [name for name in COLUMNS if names.count(name) > 1]
             rows = [] if missing else [{name: row[name] or "" for name in COLUMNS} for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{labels} cannot be read as CSV in UTF-8 ({error}); save it so.") from error
+    if repeated:
+        raise DataError(f"{labels} has the column {repeated[0]!r} twice: which one is meant is unknown. Remove one.")
     if missing:
         raise DataError(f"{labels} lacks the columns {', '.join(missing)}; fill in the file that was proposed.")
     return [row | {"preferred": row["preferred"].strip().lower()} for row in rows]

@@ -61,12 +61,12 @@ def propose(
             f"{len(checkpoint)} checkpoints and --heads {heads}: several checkpoints are members already."
         )
     done = {pair.pair_id for pair in known}
-    rest = [pair for pair in read_pairs(pool, layout) if pair.pair_id not in done]
     model = make_members(checkpoint, heads, known, device, render_fn, seed)
+    rest = model.members.readable([pair for pair in read_pairs(pool, layout) if pair.pair_id not in done])
     with progress_bar("pool") as report:
         view = look(rest, model, report=report)
     if known and acquisition == "d-optimal":
-        view = replace(view, labelled=look(known, model))
+        view = replace(view, labelled=look(model.members.readable(known), model))
     chosen = select(view, k, ACQUISITIONS[acquisition](seed), max_per_prompt=max_per_prompt)
     write_proposal([rest[index] for index in chosen], out, seed=seed)
     print(f"{len(chosen)} of {len(rest)} unlabelled pairs by {acquisition}: {out}")

@@ -133,9 +133,11 @@ def make_members(
     from rmcore.core.progress import progress_bar
     from rmcore.ensembles.features import pair_features
     from rmcore.ensembles.linear_probes import bootstrap_heads
+    from rmcore.ensembles.score import readable_pairs
     from rmcore.models.reward_model import BradleyTerryRM
 
     rm = BradleyTerryRM.from_pretrained(checkpoints[0], device=device, render_fn=render_fn)
+    pairs = readable_pairs(rm, pairs)
     with progress_bar("features") as report:
         chosen, rejected = pair_features(rm, pairs, report=report)
     fitted = bootstrap_heads(chosen - rejected, [pair.prompt_id for pair in pairs], num_heads, seed)
@@ -157,8 +159,8 @@ def _measure(
     from rmcore.reporting.figures.style import save
 
     groups = {INSIDE: parts["test"]} | ({} if outside is None else {OUTSIDE: outside})
-    sides = {name: _Sides.of(pairs) for name, pairs in groups.items()}
-    _score(made, _Sides.of(parts["calibrate"]), share)
+    sides = {name: _Sides.of(made.members.readable(pairs)) for name, pairs in groups.items()}
+    _score(made, _Sides.of(made.members.readable(parts["calibrate"])), share)
     assert made.calibration is not None  # noqa: S101 - just calibrated
     threshold = made.calibration.threshold
     found = {name: _score(made, one) for name, one in sides.items()}

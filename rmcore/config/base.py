@@ -5,6 +5,8 @@ from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
+MAX_WHOLE = 2**53
+"""Largest size of a whole number in settings: up to it all of them are exact as JSON's double-precision numbers."""
 Threshold = Annotated[float, Field(gt=0, lt=1)]
 
 
@@ -12,6 +14,17 @@ class Settings(BaseModel):
     """Base of all settings: immutable, no unknown keys, field help from the docstring under each field."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _whole_numbers_are_exact(cls, value: Any) -> Any:
+        """A number of steps of 31 digits would end as an overflow somewhere else, or in an hour's loop."""
+        if _holds_huge(value):
+            raise ValueError(
+                f"a whole number beyond {MAX_WHOLE:,} is given, which no setting needs, and JSON and the forms of a "
+                "browser no longer hold exactly; write a smaller one"
+            )
+        return value
 
     @field_validator("*", mode="before")
     @classmethod
@@ -29,6 +42,14 @@ class Settings(BaseModel):
 def _types(annotation: Any) -> set[Any]:
     """All types that an annotation names; what models have in them is theirs to check."""
     return {annotation} if not get_args(annotation) else set().union(*map(_types, get_args(annotation)))
+
+
+def _holds_huge(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_holds_huge, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(_holds_huge, value))
+    return isinstance(value, int) and abs(value) > MAX_WHOLE
 
 
 def _holds_truth(given: Any) -> bool:

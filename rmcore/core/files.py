@@ -46,7 +46,7 @@ def known_digest(path: Path) -> str:
         return file_digest(path)
     state = {"path": str(path.resolve()), "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
     for row in reversed(_remembered(Path(memory))):
-        if {name: row.get(name) for name in state} == state:
+        if {name: row.get(name) for name in state} == state and isinstance(row.get("sha256"), str):
             return str(row["sha256"])
     digest = file_digest(path)
     if time.time_ns() - stat.st_mtime_ns > SETTLED_NS:
@@ -56,11 +56,15 @@ def known_digest(path: Path) -> str:
 
 
 def _remembered(memory: Path) -> list[dict[str, Any]]:
+    rows: list[Any]
     try:
-        return read_json_lines(memory)
-    except ValueError:  # a line was cut by a crash, and another one written after it
-        memory.unlink(missing_ok=True)
-        return []
+        rows = read_json_lines(memory)
+    except (ValueError, RecursionError):  # a line was cut by a crash, and another one written after it
+        rows = [None]
+    if all(isinstance(row, dict) for row in rows):
+        return rows
+    memory.unlink(missing_ok=True)
+    return []
 
 
 def fsync_folder(path: Path) -> None:

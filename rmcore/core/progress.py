@@ -22,6 +22,11 @@ def silent(done: int, total: int, text: str) -> None:
     """Take a report and show nothing."""
 
 
+def tell_left_out(count: int, what: str, first: str, reader: str = "this model") -> None:
+    """Say on stderr how many of the data a model cannot read, with the first one and its reason."""
+    print(f"warning: {count} {what} cannot be read by {reader} and are left out; {first}", file=sys.stderr)
+
+
 def labelled(report: Report, text: str) -> Report:
     """`report` for a part of the work that is called `text` here, whatever it calls itself."""
     return lambda done, total, _: report(done, total, text)

@@ -406,7 +406,7 @@ def _read_manifest(folder: Path) -> dict[str, Any] | None:
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
         return manifest if isinstance(manifest, dict) and manifest == sealed(manifest) else None
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):  # the last: nested deeper than JSON can be read
         return None
 
 

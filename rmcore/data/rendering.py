@@ -195,20 +195,30 @@ class Renderer:
         Raises:
             DataError: there are pairs, and none can be read.
         """
-        found = self.try_sides(_sides(pairs))
         readable = Readable([], [], [])
-        for pair, chosen, rejected in zip(pairs, found[::2], found[1::2], strict=True):
-            if isinstance(chosen, TokenizedSide) and isinstance(rejected, TokenizedSide):
+        for pair, found in zip(pairs, self.try_pairs(pairs), strict=True):
+            if isinstance(found, TokenizedPair):
                 readable.pairs.append(pair)
-                readable.tokenized.append(_pair(pair, chosen, rejected))
+                readable.tokenized.append(found)
             else:
-                reason = str(chosen if isinstance(chosen, DataError) else rejected)
-                readable.dropped.append(DroppedPair(pair.pair_id, reason, {"chosen": 0, "rejected": 0}))
+                readable.dropped.append(found)
         if readable.dropped and not readable.pairs:
             raise DataError(
                 f"none of the {len(pairs)} pairs can be read as this model reads text: {readable.dropped[0].reason}"
             )
         return readable
+
+    def try_pairs(self, pairs: Sequence[PreferencePair]) -> list[TokenizedPair | DroppedPair]:
+        """Tokenize pairs, with the reason in the place of one that cannot be read."""
+        found = self.try_sides(_sides(pairs))
+        result: list[TokenizedPair | DroppedPair] = []
+        for pair, chosen, rejected in zip(pairs, found[::2], found[1::2], strict=True):
+            if isinstance(chosen, TokenizedSide) and isinstance(rejected, TokenizedSide):
+                result.append(_pair(pair, chosen, rejected))
+            else:
+                reason = str(chosen if isinstance(chosen, DataError) else rejected)
+                result.append(DroppedPair(pair.pair_id, reason, {"chosen": 0, "rejected": 0}))
+        return result
 
     def tokenize_sides(self, sides: Sequence[tuple[Prompt, str]]) -> list[TokenizedSide]:
         """Tokenize (prompt, completion) sides; order is kept.
@@ -327,7 +337,7 @@ class Renderer:
     def _spans(self, encoded: "BatchEncoding", index: int) -> list[tuple[int, int]]:
         """Which characters of a text its tokens stand for."""
         if not self.tokenizer.is_fast:
-            raise ModelError(
+            raise DataError(
                 f"a side is longer than max_seq_len={self.rendering.max_seq_len} and this tokenizer is a slow one, "
                 "which does not say where the prompt ends; use its fast version or raise max_seq_len."
             )
@@ -344,9 +354,10 @@ def _pair(pair: PreferencePair, chosen: TokenizedSide, rejected: TokenizedSide) 
 
 def _or_raise(sides: Sequence[TokenizedSide | DataError]) -> list[TokenizedSide]:
     result: list[TokenizedSide] = []
-    for side in sides:
+    for place, side in enumerate(sides):
         if isinstance(side, DataError):
-            raise side
+            many = sum(isinstance(one, DataError) for one in sides)
+            raise DataError(f"{many} of {len(sides)} sides cannot be read; side {place}, from 0: {side}") from side
         result.append(side)
     return result
 

@@ -1,5 +1,6 @@
 """Rows of one prompt and one response each: what is scored where there is nothing to compare."""
 
+import sys
 from dataclasses import dataclass
 from itertools import islice
 
@@ -34,7 +35,8 @@ def load_responses(source: str, *, split: str = "train", limit: int | None = Non
     """
     rows: list[tuple[str, str]] = []
     num_rows = 0
-    for record in islice(iter_records(source, split=split), limit):
+    most = None if limit is None else min(limit, sys.maxsize)  # islice takes no larger number
+    for record in islice(iter_records(source, split=split), most):
         fields = record.fields or {}
         is_side = "pair_id" in fields and ("role" in fields or "label" in fields)
         if not rows and fields and ("response" not in fields or is_side):

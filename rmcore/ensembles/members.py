@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ModelError
 from rmcore.core.progress import Report, counting_on, silent
-from rmcore.data.pair import Prompt
+from rmcore.data.pair import PreferencePair, Prompt
 from rmcore.data.rendering import TokenizedSide
 from rmcore.ensembles.features import features, head_of
+from rmcore.ensembles.score import readable_pairs
 from rmcore.models.reward_model import BradleyTerryRM
 
 
@@ -92,6 +93,17 @@ class Members:
         """Names of the M members, for messages."""
         return [self.backbones[which].names[place] for which, place in self._order]
 
+    def readable(self, pairs: Sequence[PreferencePair]) -> list[PreferencePair]:
+        """The pairs that every member can read; the others are counted and said on stderr.
+
+        Raises:
+            DataError: there are pairs, and none can be read.
+        """
+        kept = list(pairs)
+        for shared in self.backbones:
+            kept = readable_pairs(shared.rm, kept)
+        return kept
+
     def rewards(self, prompts: Sequence[Prompt], responses: Sequence[str], *, report: Report = silent) -> FloatArray:
         """Raw rewards of N responses by each member: (M, N), in logits.
 
@@ -101,6 +113,7 @@ class Members:
             report: told of the sides done, over all backbones.
 
         Raises:
+            DataError: a response cannot be read; `readable` leaves such pairs out.
             ModelError: a reward is not finite; the message names the member.
             ValueError: the lists differ in length.
         """

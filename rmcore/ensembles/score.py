@@ -1,14 +1,13 @@
 """Rewards of many pairs as a table: what evaluation, comparison and `rm-opt score` start from."""
 
-import sys
 from collections.abc import Sequence
 
 import pandas as pd
 
 from rmcore.core.errors import DataError
-from rmcore.core.progress import Report, labelled, silent
+from rmcore.core.progress import Report, labelled, silent, tell_left_out
 from rmcore.data.pair import PreferencePair, prompt_text
-from rmcore.data.rendering import TokenizedSide, count_cut
+from rmcore.data.rendering import DroppedPair, TokenizedSide, count_cut
 from rmcore.models.reward_model import BradleyTerryRM, refuse_not_finite
 
 
@@ -29,8 +28,7 @@ def score_pairs_table(
     read = rm.renderer.tokenize_readable(pairs)
     pairs, tokenized = read.pairs, read.tokenized
     if read.dropped:
-        first = read.dropped[0]
-        _tell_left_out(len(read.dropped), "pairs", f"pair {first.pair_id}: {first.reason}")
+        _tell_dropped(read.dropped)
     sides = [side for pair in tokenized for side in (pair.chosen, pair.rejected)]
 
     rewards = rm.score_sides(sides, report=labelled(report, "sides scored")).astype("float64")
@@ -83,7 +81,7 @@ def score_responses_table(
     if unreadable and len(unreadable) == len(rows):
         raise DataError(f"none of the {len(rows)} rows can be read as this model reads text; {unreadable[0]}")
     if unreadable:
-        _tell_left_out(len(unreadable), "rows", unreadable[0])
+        tell_left_out(len(unreadable), "rows", unreadable[0])
     numbers = [place for place, side in enumerate(found, 1) if isinstance(side, TokenizedSide)]
     sides = [side for side in found if isinstance(side, TokenizedSide)]
     rows = [rows[number - 1] for number in numbers]
@@ -93,5 +91,17 @@ def score_responses_table(
     return pd.DataFrame({"prompt": [row[0] for row in rows], "response": [row[1] for row in rows], "reward": rewards})
 
 
-def _tell_left_out(count: int, what: str, first: str) -> None:
-    print(f"warning: {count} {what} cannot be read by this model and are left out; {first}", file=sys.stderr)
+def readable_pairs(rm: BradleyTerryRM, pairs: Sequence[PreferencePair]) -> list[PreferencePair]:
+    """The pairs that the model can read; the others are counted and said on stderr.
+
+    Raises:
+        DataError: there are pairs, and none can be read.
+    """
+    read = rm.renderer.tokenize_readable(pairs)
+    if read.dropped:
+        _tell_dropped(read.dropped)
+    return read.pairs
+
+
+def _tell_dropped(dropped: Sequence[DroppedPair]) -> None:
+    tell_left_out(len(dropped), "pairs", f"pair {dropped[0].pair_id}: {dropped[0].reason}")

@@ -170,44 +170,69 @@ def _oscillating(history: Sequence[Mapping[str, Any]]) -> Diagnosis | None:
 
 @dataclass(frozen=True, slots=True)
 class GateCheck:
-    """One condition of the gate; `value` is None where it was not measured, which does not pass."""
+    """One condition of the gate.
+
+    value: None where it was not measured, which does not pass.
+    unclear: the threshold lies within the interval of the error, so that it does not pass, and more pairs might show
+        that it does.
+    """
 
     name: str
     value: float | None
     threshold: float
     passed: bool
     text: str
+    unclear: bool = False
 
 
+ECE = "ece_debiased"
 _GATE = (
     ("pairwise_accuracy", "above", 0.60, "held-out pairwise accuracy"),
     ("margin_p50", "above", 0.0, "median held-out margin"),
     ("negative_margin_rate", "below", 0.40, "share of negative margins"),
-    ("ece_debiased", "below", 0.15, "calibration error (ECE)"),
+    (ECE, "below", 0.15, "calibration error (ECE)"),
     ("train_test_gap", "below", 0.15, "train accuracy minus test accuracy"),
 )
 
 
+def gate_values(test: Mapping[str, Mapping[str, Any]]) -> dict[str, float | None]:
+    """Point values of held-out metrics by name, with the ends of the interval that the gate decides by.
+
+    Args:
+        test: metrics as `evaluate_pairs` gives them, as records.
+    """
+    values = {name: metric["value"] for name, metric in test.items()}
+    return values | {f"{ECE}_{end}": test.get(ECE, {}).get(end) for end in ("ci_low", "ci_high")}
+
+
 def validation_gate(values: Mapping[str, float | None]) -> list[GateCheck]:
-    """The gate before scaling up, on point values; all must pass.
+    """The gate before scaling up, on point values and, of the calibration error, an end of its interval; all must pass.
 
     Accuracy > 60 %, median margin > 0, negative-margin rate < 40 %, ECE < 0.15, train-test gap < 15 points. (Its sixth
     condition compares LoRA with full fine-tuning, so it needs two runs and is not part of this gate.)
 
+    Of few pairs an ECE says little: what counts is the upper end of the debiased value's interval, which covers.
+
     Args:
-        values: pairwise_accuracy, margin_p50, negative_margin_rate, ece_debiased as from `evaluate_pairs`, and
-            train_test_gap as a fraction. A missing, None or non-finite value does not pass.
+        values: pairwise_accuracy, margin_p50, negative_margin_rate, ece_debiased, ece_debiased_ci_low and
+            ece_debiased_ci_high as from `gate_values`, and train_test_gap as a fraction. A missing, None or non-finite
+            value does not pass.
     """
     checks = []
     for name, side, threshold, label in _GATE:
-        value = values.get(name)
+        value = values.get(f"{ECE}_ci_high" if name == ECE else name)
         if value is None or not math.isfinite(value):
             text = f"{label}: not measured; it has to be {side} {threshold:g}"
             checks.append(GateCheck(name, None, threshold, False, text))
             continue
         passed = value > threshold if side == "above" else value < threshold
-        text = f"{label}: {value:.3f}, {'' if passed else 'not '}{side} {threshold:g}"
-        checks.append(GateCheck(name, float(value), threshold, passed, text))
+        shown, unclear = f"{value:.3f},", False
+        if name == ECE:
+            point, low = (max(0.0, values.get(part) or 0.0) for part in (ECE, f"{ECE}_ci_low"))
+            unclear = not passed and low < threshold
+            shown = f"{point:.3f} (95 %: {low:.3f} to {value:.3f}), upper end"
+        text = f"{label}: {shown} {'' if passed else 'not '}{side} {threshold:g}"
+        checks.append(GateCheck(name, float(value), threshold, passed, text, unclear))
     return checks
 
 

@@ -21,8 +21,12 @@ CURVATURE_TOKEN_BUDGET = 4096
 
 def draw_positions(num_available: int, num_pairs: int, seed: int) -> list[int]:
     """Positions of `num_pairs` of `num_available` pairs, by `seed` alone, ascending; all where there are fewer."""
-    drawn = np.random.default_rng(seed).permutation(num_available)[:num_pairs]
-    return sorted(drawn.tolist())
+    return sorted(random_order(num_available, seed)[:num_pairs])
+
+
+def random_order(num_available: int, seed: int) -> list[int]:
+    """All positions in the order in which `seed` draws them."""
+    return list(np.random.default_rng(seed).permutation(num_available).tolist())
 
 
 def group_prompts(prompts: Sequence[str], max_groups: int) -> list[list[int]]:

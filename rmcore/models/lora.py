@@ -67,23 +67,40 @@ def read_base(folder: Path) -> AdapterBase:
     """Read which base the adapter in `folder` was trained on; of an adapter made elsewhere only the name is known.
 
     Raises:
-        ModelError: no base is named.
+        ModelError: no base is named, or the file that names it is damaged.
     """
     if (folder / BASE_FILE).is_file():
-        try:
-            return AdapterBase(**json.loads((folder / BASE_FILE).read_text()))
-        except (ValueError, TypeError) as error:
-            raise ModelError(
-                f"{folder / BASE_FILE} is damaged ({error}), so the adapter's base is not known; restore it from the "
-                "folder it was trained into."
-            ) from error
-    name = json.loads((folder / ADAPTER_CONFIG).read_text()).get("base_model_name_or_path")
+        known = _read_object(folder / BASE_FILE)
+        kinds = {name: type(value) for name, value in known.items()}
+        if kinds != {"name": str, "seed": int, "fingerprint": str} or abs(known["seed"]) >= 2**63:
+            raise _damaged(folder / BASE_FILE, "it does not hold a name, a seed of 64 bits and a fingerprint")
+        return AdapterBase(**known)
+    name = _read_object(folder / ADAPTER_CONFIG).get("base_model_name_or_path")
+    if name is not None and not isinstance(name, str):
+        raise _damaged(folder / ADAPTER_CONFIG, f"base_model_name_or_path is {name!r}"[:200])
     if not name:
         raise ModelError(
             f"the adapter {folder} names no base model, and without one it is nothing; write the folder of its base "
             f"as base_model_name_or_path into {ADAPTER_CONFIG}."
         )
     return AdapterBase(name, 0, "")
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise _damaged(path, str(error)) from error
+    if not isinstance(found, dict):
+        raise _damaged(path, "it is no JSON object")
+    return found
+
+
+def _damaged(path: Path, why: str) -> ModelError:
+    return ModelError(
+        f"{path} is damaged ({why}), so the adapter's base is not known; restore it from the folder it was trained "
+        "into."
+    )
 
 
 def fingerprint(model: nn.Module, fresh: frozenset[str]) -> str:
@@ -222,7 +239,7 @@ def load_adapter(loaded: Backbone, folder: Path, base: AdapterBase) -> "PeftMode
             adapted = PeftModel.from_pretrained(
                 loaded.model, str(folder), is_trainable=True, config=LoraConfig.from_pretrained(str(folder))
             )
-        except UserWarning as error:
+        except Exception as error:  # PEFT raises whatever a damaged file makes it trip over
             raise ModelError(
                 f"the adapter {folder} does not fit its base {base.name} ({error}); restore the adapter's files."
             ) from error

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import snapshot_download
-from jinja2 import TemplateError
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from rmcore.config.model import TINY_SIZES
 from rmcore.core.errors import DataError, ModelError
+from rmcore.core.progress import tell_left_out
 from rmcore.data.control_tokens import ControlTokens, texts_of
 from rmcore.data.pair import Prompt, prompt_messages, prompt_text
 from rmcore.models.loading import guard, load_tokenizer, max_positions, quiet_libraries, read_config, resolve_model
@@ -112,26 +112,59 @@ class Policy:
             DataError: a prompt leaves no such room within the policy's positions, or the chat template refuses it.
             ModelError: the tokenizer knows tokens that the model does not.
         """
-        rendered = [self.prompt_ids(prompt) for prompt in prompts]
+        found = self.try_fitting_ids(prompts, max_new_tokens)
+        rendered: list[list[int]] = []
+        for place, ids in enumerate(found):
+            if isinstance(ids, DataError):
+                many = sum(isinstance(one, DataError) for one in found)
+                raise DataError(f"{many} of {len(prompts)} prompts cannot be answered; prompt {place}: {ids}") from ids
+            rendered.append(ids)
+        return rendered
+
+    def readable_ids(self, prompts: Sequence[Prompt], max_new_tokens: int) -> dict[int, list[int]]:
+        """Token ids of the prompts that the policy can answer, by their places; the others are said on stderr.
+
+        Raises:
+            DataError: there are prompts, and none can be answered.
+            ModelError: see `fitting_ids`.
+        """
+        found = self.try_fitting_ids(prompts, max_new_tokens)
+        errors = [f"prompt {place}: {ids}" for place, ids in enumerate(found) if isinstance(ids, DataError)]
+        if errors and len(errors) == len(found):
+            raise DataError(f"none of the {len(found)} prompts can be answered; {errors[0]}")
+        if errors:
+            tell_left_out(len(errors), "prompts", errors[0], reader=f"the policy {self.name}")
+        return {place: ids for place, ids in enumerate(found) if not isinstance(ids, DataError)}
+
+    def try_fitting_ids(self, prompts: Sequence[Prompt], max_new_tokens: int) -> list[list[int] | DataError]:
+        """Token ids as `fitting_ids` gives them, with the error in the place of a prompt that cannot be answered.
+
+        Raises:
+            ModelError: the tokenizer knows tokens that the model does not.
+        """
+        found = [self._try_ids(prompt) for prompt in prompts]
         vocab_size = self.config.get_text_config().vocab_size
-        largest = max((max(ids) for ids in rendered), default=0)
+        largest = max((max(ids) for ids in found if isinstance(ids, list)), default=0)
         if largest >= vocab_size:
             raise ModelError(
                 f"the tokenizer of {self.name} gives token {largest}, and the model knows {vocab_size} tokens: they do "
                 "not belong together. Restore the tokenizer that the policy was trained with."
             )
         positions = max_positions(self.config)
-        room = None if positions is None else positions - max_new_tokens
-        too_long = [] if room is None else [index for index, ids in enumerate(rendered) if len(ids) > room]
-        if too_long:
-            first = too_long[0]
-            raise DataError(
-                f"{len(too_long)} of {len(prompts)} prompts are too long for {self.name}, which has {positions} "
-                f"positions and needs {max_new_tokens} for the response. The first is prompt {first} "
-                f"({shown(prompt_text(prompts[first]))}, {len(rendered[first])} tokens). Drop them, or lower "
-                "max_new_tokens."
-            )
-        return rendered
+        for place, ids in enumerate(found):
+            if positions is not None and isinstance(ids, list) and len(ids) > positions - max_new_tokens:
+                found[place] = DataError(
+                    f"{shown(prompt_text(prompts[place]))} of {len(ids)} tokens is too long for {self.name}, which has "
+                    f"{positions} positions and needs {max_new_tokens} for the response. Drop it, or lower "
+                    "max_new_tokens."
+                )
+        return found
+
+    def _try_ids(self, prompt: Prompt) -> list[int] | DataError:
+        try:
+            return self.prompt_ids(prompt)
+        except DataError as error:
+            return error
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of a response, without special tokens. Half a character, as a cut may leave it, becomes U+FFFD."""
@@ -184,7 +217,7 @@ class TextReader:
         messages = [message._asdict() for message in prompt_messages(prompt)]
         try:
             return str(self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
-        except TemplateError as error:
+        except Exception as error:  # a template is a program, and fails as it likes
             raise DataError(
                 f"the policy's chat template refuses a dialogue with the roles {[one['role'] for one in messages]} "
                 f"({error}); drop such prompts."

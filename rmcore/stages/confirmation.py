@@ -16,7 +16,7 @@ import pandas as pd
 from rmcore.config.data import GoldConfig
 from rmcore.core.errors import ConfigError, DataError, ModelError
 from rmcore.core.files import append_json_lines, read_json_lines, write_json
-from rmcore.core.progress import Report
+from rmcore.core.progress import Report, tell_left_out
 from rmcore.core.tracking import Tracker
 from rmcore.data.gold.prompts import draw_prompt
 from rmcore.data.pair import Prompt, prompt_key, prompt_text
@@ -44,13 +44,14 @@ def run(settings: ConfirmationSettings, upstream: Upstream, out: Path, tracker: 
     n = smallest_n(settings.planned_kl)
     prompts = _fresh_prompts(settings, upstream["prepare"])
     _, found = answers(settings, prompts, n + OPPONENTS, upstream["policy"], out / "drawn.jsonl", report)
-    responses = [rows.tolist() for _, rows in found.groupby("prompt_index", sort=True)["response"]]
+    answered = {int(place): rows.tolist() for place, rows in found.groupby("prompt_index", sort=True)["response"]}
     rm = BradleyTerryRM.from_pretrained(
         upstream["train"] / "best",
         device=settings.device,
         trust_remote_code=settings.trust_remote_code,
         render_fn=settings.render_fn,
     )
+    prompts, responses = _readable(rm, [(prompts[place], pool) for place, pool in answered.items()])
     table = _judged(rm, judge, n, prompts, responses, out / "judged.jsonl", report)
     table.to_parquet(out / "served.parquet")
     record: dict[str, Any] = {
@@ -70,6 +71,29 @@ def run(settings: ConfirmationSettings, upstream: Upstream, out: Path, tracker: 
     record["verdict"] = verdict_of_confirmation(record)
     write_json(out / RECORD_FILE, record)
     write_json(out / "summary.json", {"metrics": {f"policy/served_{k}": v for k, v in record["gold"].items()}})
+
+
+def _readable(rm: BradleyTerryRM, answered: Sequence[tuple[Prompt, list[str]]]) -> tuple[list[Prompt], list[list[str]]]:
+    """The prompts whose responses the reward model can all read: of no others can the best one be named.
+
+    Raises:
+        DataError: too few are left.
+    """
+    kept, errors = [], []
+    for prompt, pool in answered:
+        bad = [side for side in rm.renderer.try_sides([(prompt, text) for text in pool]) if isinstance(side, DataError)]
+        if bad:
+            errors.append(f"{prompt_text(prompt)[:60]!r}: {bad[0]}")
+        else:
+            kept.append((prompt, pool))
+    if errors and len(kept) < FEWEST_PROMPTS:
+        raise DataError(
+            f"the reward model can read all responses to {len(kept)} of {len(answered)} prompts, and at least "
+            f"{FEWEST_PROMPTS} are needed; the first that it cannot read is to {errors[0]}"
+        )
+    if errors:
+        tell_left_out(len(errors), "prompts and their responses", f"the first is {errors[0]}")
+    return [prompt for prompt, _ in kept], [pool for _, pool in kept]
 
 
 def _judged(

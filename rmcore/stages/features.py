@@ -14,6 +14,7 @@ from rmcore.core.tracking import Tracker
 from rmcore.data.pair import PreferencePair
 from rmcore.data.table import read_pairs, write_pairs
 from rmcore.ensembles.features import head_of, pair_features
+from rmcore.ensembles.score import readable_pairs
 from rmcore.models.loading import pick_device
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.stages.interface import Upstream
@@ -26,8 +27,8 @@ PART = 512
 
 def run(settings: FeaturesSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
     """Run the backbone over the prepared splits."""
-    pairs = read_splits(upstream["prepare"])
     rm = BradleyTerryRM.new(settings.model, seed=settings.seed, device=pick_device(settings.device))
+    pairs = readable_pairs(rm, read_splits(upstream["prepare"]))
     parts = []
     for number, start in enumerate(range(0, len(pairs), PART)):
         report(start, len(pairs), "pairs")

@@ -10,12 +10,13 @@ from typing import Any
 from rmcore.config.landscape import LandscapeConfig
 from rmcore.core.errors import DataError
 from rmcore.core.files import write_json
-from rmcore.core.progress import Report
+from rmcore.core.progress import Report, tell_left_out
 from rmcore.core.tracking import Tracker
 from rmcore.data.pair import PreferencePair, prompt_text
+from rmcore.data.rendering import DroppedPair, TokenizedPair
 from rmcore.data.table import read_pairs
 from rmcore.landscape.measure import measure_curvature
-from rmcore.landscape.sample import CurvatureSample, draw_positions
+from rmcore.landscape.sample import CurvatureSample, random_order
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.reporting.figures.curvature import draw_curvature
 from rmcore.stages.interface import Upstream
@@ -66,9 +67,32 @@ def checkpoint_folder(trained: Path, name: str) -> Path:
 def draw_sample(
     rm: BradleyTerryRM, pairs: Sequence[PreferencePair], config: LandscapeConfig, *, seed: int
 ) -> CurvatureSample:
-    """`config.num_pairs` of `pairs`, drawn by `seed`, as the model reads them."""
-    drawn = [pairs[position] for position in draw_positions(len(pairs), config.num_pairs, seed)]
-    return CurvatureSample(rm.renderer.tokenize_pairs(drawn), [prompt_text(pair.prompt) for pair in drawn], rm.pad_id)
+    """`config.num_pairs` of `pairs`, drawn by `seed` among those that the model can read.
+
+    A drawn pair that it cannot read, which an evaluation leaves out as well, makes way for the next one and is said on
+    stderr.
+
+    Raises:
+        DataError: there are no pairs, or none can be read.
+    """
+    order = random_order(len(pairs), seed)
+    read: dict[int, TokenizedPair] = {}
+    dropped: list[DroppedPair] = []
+    tried = 0
+    while len(read) < config.num_pairs and tried < len(order):
+        some = order[tried : tried + config.num_pairs - len(read)]  # tokenize no more of a large file than is measured
+        tried += len(some)
+        for position, found in zip(some, rm.renderer.try_pairs([pairs[place] for place in some]), strict=True):
+            if isinstance(found, TokenizedPair):
+                read[position] = found
+            else:
+                dropped.append(found)
+    if dropped and not read:
+        raise DataError(f"none of the {len(pairs)} pairs can be read as this model reads text: {dropped[0].reason}")
+    if dropped:
+        tell_left_out(len(dropped), "drawn pairs", f"pair {dropped[0].pair_id}: {dropped[0].reason}")
+    kept = sorted(read)
+    return CurvatureSample([read[one] for one in kept], [prompt_text(pairs[one].prompt) for one in kept], rm.pad_id)
 
 
 def write_curvature(record: Mapping[str, Any], out: Path) -> None:

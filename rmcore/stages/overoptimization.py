@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report, labelled
 from rmcore.core.tracking import Tracker
-from rmcore.data.pair import Prompt, prompt_key
+from rmcore.data.pair import Prompt, prompt_key, prompt_text
 from rmcore.data.table import read_pairs
 from rmcore.models.loading import guard, pick_device
 from rmcore.models.reward_model import BradleyTerryRM
@@ -56,16 +56,17 @@ def run(settings: OveroptimizationSettings, upstream: Upstream, out: Path, track
     training = read_pairs(upstream["prepare"] / "train.parquet")[:MEMBER_PAIRS]
     asked = samples.assign(prompt=_prompts(upstream["prepare"], samples))
     scored = score_samples(rm, asked, training, num_members=settings.num_members, seed=settings.seed, report=report)
-    table = samples.assign(reward=scored.rewards, length=samples["response"].str.len())
+    asked = scored.samples.assign(reward=scored.rewards)
+    table = asked.assign(prompt=asked["prompt"].map(prompt_text), length=asked["response"].str.len())
     table.drop(columns=["prompt", "response"]).to_parquet(out / "rewards.parquet")
     record: dict[str, Any] = {
         "num_cut": scored.num_cut,
+        "num_unreadable": scored.num_unreadable,
         "best_of_n": _choices(table),
         "judge": settings.judge,
     }
     _write_chosen(table, out / "tables")
     if settings.gradient_prompts:
-        asked = asked.assign(reward=scored.rewards)
         record |= _gradient(settings, policy_place(settings.name, upstream["policy"]), asked, report)
     if np.isfinite(table["gold"]).all():
         record |= _judged(settings, table, scored, out / "figures")

@@ -147,7 +147,6 @@ def _backbone_rows(
     rows = rows_of(
         recipe,
         seen,
-        material.test,
         material.samples,
         measured_prompts=settings.validation.measured_prompts,
         planned_kl=settings.planned_kl,

@@ -21,7 +21,7 @@ from rmcore.core.files import write_json
 from rmcore.core.progress import Report
 from rmcore.core.tracking import Tracker
 from rmcore.data.table import read_pairs
-from rmcore.evaluation.diagnosis import OVER_BASELINE, baseline_check, validation_gate
+from rmcore.evaluation.diagnosis import OVER_BASELINE, baseline_check, gate_values, validation_gate
 from rmcore.policy.logged_answers import logged_answers, logged_table
 from rmcore.policy.readiness.original_score import RLReadinessScorer
 from rmcore.policy.readiness.verdict import verdict_on_labels
@@ -37,7 +37,7 @@ def run(settings: ReadinessSettings, upstream: Upstream, out: Path, tracker: Tra
     lambda_max = largest_eigenvalue(upstream)
     logged = choose_among_logged(settings, upstream, report)
     write_json(out / "logged_answers.json", logged)
-    test = {name: entry["value"] for name, entry in metrics["test"].items()}
+    test = gate_values(metrics["test"])
     train_accuracy = metrics["train"]["pairwise_accuracy"]["value"]
     over_baseline = metrics["test"][OVER_BASELINE]
     judged = judge(test, train_accuracy, lambda_max, settings.readiness, over_baseline, logged)
@@ -78,7 +78,7 @@ def judge(
     """Checks, verdict and the original score from point values.
 
     Args:
-        test: held-out metrics by name, as from `evaluate_pairs`.
+        test: held-out metrics by name, as from `gate_values`.
         train_accuracy: pairwise accuracy on training pairs, for the gap; None fails that check.
         lambda_max: largest eigenvalue of the loss Hessian; None: not measured, so there is no original score.
         config: the weights of the original score.

@@ -20,7 +20,7 @@ from rmcore.core.files import read_json_lines
 from rmcore.core.metrics import CELL_METRICS, METRICS
 from rmcore.core.tracking import METRICS_FILE
 from rmcore.evaluation.calibration import BinnedCalibration
-from rmcore.evaluation.diagnosis import Diagnosis, GateCheck, diagnose, validation_gate
+from rmcore.evaluation.diagnosis import Diagnosis, GateCheck, diagnose, gate_values, validation_gate
 from rmcore.evaluation.ranking import PairMean, mean_statistic, pair_means
 from rmcore.evaluation.rewards import RewardTable
 from rmcore.evaluation.uncertainty import cluster_bootstrap
@@ -187,8 +187,8 @@ def first_reaching(history: Sequence[Mapping[str, Any]], target: float) -> tuple
 
 
 def _gate(metrics: Mapping[str, Any]) -> list[GateCheck]:
-    """The gate before scaling up, on this cell's point values by split."""
-    values = {name: entry["value"] for name, entry in metrics["test"].items()}
+    """The gate before scaling up, on this cell's values by split."""
+    values = gate_values(metrics["test"])
     accuracy, trained = values["pairwise_accuracy"], metrics["train"]["pairwise_accuracy"]["value"]
     gap = None if accuracy is None or trained is None else trained - accuracy
     return validation_gate({**values, "train_test_gap": gap})

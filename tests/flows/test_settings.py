@@ -9,6 +9,8 @@ from flows.cli_common import FlowOptions, run_configured, settings_of
 from flows.cli_experiment import MatrixOptions, run_or_plan
 from flows.settings import changes_of, form_config, load_config
 from rmcore.cli.common import guard
+from rmcore.config.base import MAX_WHOLE, Settings, _types
+from rmcore.config.data import DataConfig
 from rmcore.config.files import parse_yaml
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError, DataError, ModelError
@@ -202,3 +204,27 @@ def test_an_experiment_asks_for_names_of_the_hub_before_anything_starts(plan, mo
     with pytest.raises(ModelError, match="owner/model"):
         run_or_plan("baseline", "smoke", 1, None, MatrixOptions(model="owner/model", plan=plan), grid=False)
     assert not list(tmp_path.iterdir())
+
+
+def every_whole_number():
+    """(settings, field) of every setting that takes a whole number, somewhere in its value."""
+    kinds = Settings.__subclasses__()
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    return [
+        (kind, name) for kind in kinds for name, field in kind.model_fields.items() if int in _types(field.annotation)
+    ]
+
+
+@pytest.mark.parametrize(("kind", "name"), every_whole_number(), ids=lambda one: getattr(one, "__name__", one))
+def test_no_setting_takes_a_whole_number_that_nothing_can_count(kind, name):
+    for huge in (10**30, -(10**30), [10**30], {"a": 10**30}):
+        with pytest.raises(ValidationError) as refused:
+            kind.model_validate({name: huge})
+        assert name in {error["loc"][0] for error in refused.value.errors()}
+
+
+def test_the_largest_whole_number_is_one_that_json_holds():
+    assert DataConfig(pairs_per_row=MAX_WHOLE).pairs_per_row == MAX_WHOLE == int(float(MAX_WHOLE))
+    with pytest.raises(ValidationError, match="a whole number beyond 9,007,199,254,740,992"):
+        DataConfig(pairs_per_row=MAX_WHOLE + 1)

@@ -34,11 +34,13 @@ deployments:
   - name: trial
     entrypoint: trial.py:trial
     work_pool: {name: rm-opt}
+  - name: waits
+    entrypoint: waits.py:waits
+    work_pool: {name: rm-opt}
 """
 TRIAL_FLOW = '''
 import os, subprocess, sys
 from pathlib import Path
-from typing import ClassVar
 from prefect import flow
 
 @flow(name="trial")
@@ -48,6 +50,31 @@ def trial(folder: str):
     lines = [str(child.pid), os.environ["MLFLOW_TRACKING_URI"], os.environ["PREFECT_API_URL"], str(sys.flags.safe_path)]
     Path(folder, "seen").write_text("\\n".join(lines))
 '''
+WAITING_FLOW = '''
+import os, time
+from pathlib import Path
+from flows.form import described_flow
+
+@described_flow("waits", "waits", lambda given: "waits")
+def waits(file: str):
+    """Waits for its end."""
+    Path(file).write_text(str(os.getpid()))
+    time.sleep(600)
+'''
+COMMAND = """
+import sys
+from tasks.home import configure_environment
+configure_environment()
+from flows.prefect_api import choose_api
+choose_api()
+from flows.cli_common import prefect_in_use
+from flows.console import quiet_prefect
+sys.path.insert(0, sys.argv[1])
+from waits import waits
+quiet_prefect()
+with prefect_in_use("stages"):
+    waits(file=sys.argv[2])
+"""
 
 
 @pytest.fixture
@@ -68,7 +95,12 @@ def project(tmp_path):
     root.mkdir()
     (root / "prefect.yaml").write_text(PREFECT_YAML)
     (root / "trial.py").write_text(TRIAL_FLOW)
+    (root / "waits.py").write_text(WAITING_FLOW)
     return root
+
+
+ENGINE_SECONDS = 300.0
+"""Until the worker has started a run's process: a quarter of a minute, and over a minute on busy cores."""
 
 
 def free_ports(num_ports: int) -> list[int]:
@@ -111,7 +143,38 @@ def run_deployment(api: str, folder: Path) -> dict:
         current = ask("GET", f"{api}/flow_runs/{run['id']}")
         return current if current["state_type"] in ("COMPLETED", "FAILED", "CRASHED") else None
 
-    return wait_for(ended)
+    return wait_for(ended, ENGINE_SECONDS)
+
+
+def runs_end_with_prefect(home: Path, api: str, root: Path, folder: Path) -> list[str]:
+    """Kill Prefect's server in the middle of a run by the worker and of one by a command; the ids of both runs.
+
+    Neither has come to `open_store`, so what is known of their processes was known before the runs began.
+    """
+    deployment = ask("GET", f"{api}/deployments/name/waits/waits")
+    by_worker, by_command = folder / "by_worker", folder / "by_command"
+    body = {"parameters": {"file": str(by_worker)}}
+    ids = [ask("POST", f"{api}/deployments/{deployment['id']}/create_flow_run", body)["id"]]
+    program = [sys.executable, "-c", COMMAND, str(root), str(by_command)]
+    with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as command:
+        for file in (by_worker, by_command):
+            wait_for(lambda file=file: file.is_file() and file.read_text(), ENGINE_SECONDS)
+        worked = psutil.Process(int(by_worker.read_text()))
+        assert int(by_command.read_text()) == command.pid
+        found = ask("POST", f"{api}/flow_runs/filter", {"flow_runs": {"tags": {"all_": [f"rm-pid:{command.pid}"]}}})
+        ids += [run["id"] for run in found]
+        assert len(ids) == 2
+        assert f"rm-pid:{worked.pid}" in ask("GET", f"{api}/flow_runs/{ids[0]}")["tags"]
+        running_services(home)["prefect-server"].process.kill()
+        killed = time.monotonic()
+        _, said = command.communicate(timeout=60)
+    assert not psutil.wait_procs([worked], timeout=60)[1]
+    assert time.monotonic() - killed < 20
+    assert command.returncode == 2
+    ended = f"error: Prefect's server at {api} has ended during the run. Finished stages are stored: "
+    assert said.splitlines() == [f"{ended}run the same command again."]
+    assert (home / "services" / "worker.log").read_text().count(f"{ended}start the run again.") == 1
+    return ids
 
 
 def running_flow(api: str, tags: list[str]) -> str:
@@ -152,6 +215,8 @@ def test_the_services_run_a_deployment_and_end_without_a_trace(home, project, tm
     states = [ask("GET", f"{api}/flow_runs/{run}")["state_type"] for run in (dead, ours, elsewhere)]
     assert states == ["CRASHED", "RUNNING", "RUNNING"]
 
+    both = runs_end_with_prefect(home, api, project, tmp_path)
+
     # A server that was killed comes back where the others look for it, without being told where that was.
     mlflow = running_services(home)["mlflow-server"].process
     mlflow.kill()
@@ -159,6 +224,8 @@ def test_the_services_run_a_deployment_and_end_without_a_trace(home, project, tm
     again = services.up(root=project)
     assert [service.url for service in again] == [service.url for service in started]
     assert [service.healthy for service in again] == [True] * 4
+    prefect_client.reap_dead_runs(api)
+    assert [ask("GET", f"{api}/flow_runs/{run}")["state_type"] for run in both] == ["CRASHED"] * 2
 
     assert psutil.pid_exists(int(left_behind))
     assert services.down() == ["start-page", "prefect-server", "mlflow-server", "worker"]
@@ -199,7 +266,7 @@ configure_environment()
 from flows.prefect_api import choose_api
 choose_api()
 import httpx
-from prefect import flow, get_client
+from prefect import flow, get_client, runtime
 from flows.cli_common import prefect_in_use
 from flows.console import quiet_prefect
 from flows.prefect_client import ensure_device_limit, reap_dead_runs
@@ -214,6 +281,7 @@ def trial():
     assert reap_dead_runs() == []
     # It listens on loopback, where every user and every page of a browser may ask.
     assert httpx.get(limit).status_code == 401
+    assert f"rm-pid:{os.getpid()}" in runtime.flow_run.tags
     assert httpx.get(limit, headers={"Host": "elsewhere.example"}).status_code == 421
     asked = {"Origin": "http://elsewhere.example", "Access-Control-Request-Method": "GET"}
     assert httpx.options(limit, headers=asked).status_code == 403

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from rmcore.core.errors import ServiceError, StoreError
+from full_disk import largest_file
+from rmcore.core.errors import DataError, ServiceError, StoreError
 from rmcore.core.tracking import METRICS_FILE, JsonlTracker
 from tasks import home as home_module
 from tasks.mlflow_client import connect
@@ -187,10 +188,30 @@ def test_a_file_gone_before_the_sync_is_named_and_the_rest_sent(home, monkeypatc
         tell_everything(tracker, artifact)
         tracker.log_file(report, "")
     report.unlink()
+    (whole,) = unsynced_folder(home).iterdir()
+    for name, content in (
+        ("a", b"\xff"),
+        ("z", whole.read_bytes().replace(b'"started_ms": ', b'"started_ms": "x", "b": ')),
+    ):
+        (unsynced_folder(home) / f"{name}.json").write_bytes(content)  # in the way of no other
     database = home_module.default_tracking_uri(home)
-    sync_pending(home, database)
+    with pytest.raises(DataError, match=r"2 waiting records are damaged, 1 runs were sent\. .*/a\.json .*/z\.json"):
+        sync_pending(home, database)
     assert_complete(connect(database), artifact)
     assert f"{report} is gone" in caplog.text
+    assert sorted(path.name for path in unsynced_folder(home).iterdir()) == ["a.json", "z.json"]
+
+
+def test_a_record_that_the_disk_has_no_room_for_ends_no_run(home, monkeypatch, caplog):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    with largest_file(64), start() as tracker:
+        tracker.log_metrics({"eval/a": 0.5})
+        tracker.set_tags({"rm.kind": "cell"})
+    assert tracker.pending
+    said = [record.getMessage() for record in caplog.records if "cannot be written" in record.getMessage()]
+    assert len(said) == 1
+    assert "run the same command again" in said[0]
+    assert list(unsynced_folder(home).iterdir()) == []
 
 
 def test_a_missing_artifact_is_an_error_not_an_outage(home, tmp_path):

@@ -2,6 +2,9 @@
 
 import asyncio
 import base64
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -87,3 +90,34 @@ def test_mlflows_page_chooses_model_training_first_and_nothing_else_is_touched()
         assert body == b"<html><head><title></title></head></html>"
         assert len(asked) == 3
     assert mlflow_page("/", content=(b"no page",))[1] == b"no page"
+
+
+MIGRATE = """
+from tasks.home import configure_environment
+configure_environment()
+import prefect.server.database
+from tasks.guarded_server import migrate_prefect
+print("imported", flush=True)
+input()
+migrate_prefect()
+"""
+
+
+@pytest.mark.services
+def test_servers_that_meet_a_fresh_database_at_once_all_start(tmp_path):
+    """They wait for each other after their imports, so that they begin within milliseconds."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", MIGRATE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True, env=clean | {"RM_OPT_HOME": str(tmp_path / "home")},
+        )
+        for _ in range(3)
+    ]  # fmt: skip
+    for process in started:
+        assert process.stdout.readline() == "imported\n", process.communicate()[1]
+    for process in started:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    ended = [(process.communicate()[1], process.returncode) for process in started]
+    assert [code for _, code in ended] == [0, 0, 0], ended

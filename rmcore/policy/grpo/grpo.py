@@ -157,8 +157,10 @@ def _rows(policy: Policy, prompts: Sequence[Prompt], max_new_tokens: int) -> Any
             f"{policy.name}, which TRL would read as the token; they are not trained on",
             file=sys.stderr,
         )
+    readable = policy.readable_ids([prompts[place] for place in places], max_new_tokens)
+    ids = list(readable.values())
+    places = [places[one] for one in readable]
     prompts = [prompts[place] for place in places]
-    ids = policy.fitting_ids(prompts, max_new_tokens)
     if policy.tokenizer.chat_template:
         asked: list[Any] = [[message._asdict() for message in prompt_messages(prompt)] for prompt in prompts]
         read: Any = policy.tokenizer.apply_chat_template(asked[:1], add_generation_prompt=True, return_dict=True)

@@ -11,6 +11,7 @@ from rmcore.data.pair import PreferencePair, Prompt
 from rmcore.ensembles.agreement import Aggregation, Calibration, aggregate, calibration_of, disagreement
 from rmcore.ensembles.features import features, head_of, pair_features
 from rmcore.ensembles.linear_probes import bootstrap_heads
+from rmcore.ensembles.score import readable_pairs
 from rmcore.models.reward_model import BradleyTerryRM, refuse_not_finite
 from rmcore.policy.sampling.rollouts import rollout_texts
 from rmcore.serving.scorer import Rollout
@@ -74,19 +75,27 @@ class LocalReward:
         self.refit(training, version)
 
     def refit(self, training: Sequence[PreferencePair], version: int) -> None:
-        """Fit the members anew on the present backbone, which is from now on called `version`."""
+        """Fit the members anew on the present backbone, which is from now on called `version`.
+
+        Pairs that the model cannot read are left out, counted and said on stderr.
+        """
+        training, held_out = readable_pairs(self.rm, training), readable_pairs(self.rm, self._held_out)
         chosen, rejected = pair_features(self.rm, training)
         ids = [pair.prompt_id for pair in training]
         self._heads = bootstrap_heads(chosen - rejected, ids, self._num_members, self._seed)
-        usual = pair_features(self.rm, self._held_out)
+        usual = pair_features(self.rm, held_out)
         raw = np.concatenate([self._heads @ side.T for side in usual], axis=1)
-        prompts = [pair.prompt for pair in self._held_out] * 2
+        prompts = [pair.prompt for pair in held_out] * 2
         names = [f"head {number}" for number in range(self._num_members)]
         self.calibration = calibration_of(raw, prompts, USUAL_SHARE, names)
         self.version = version
 
     def look(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> ScoredResponses:
-        """Score N responses, whose texts may be empty, in one pass of the backbone; too long ones are cut."""
+        """Score N responses, whose texts may be empty, in one pass of the backbone; too long ones are cut.
+
+        Raises:
+            DataError: one cannot be read; a policy cannot be trained on a reward that is not there.
+        """
         sides = self.rm.renderer.tokenize_sides(list(zip(prompts, responses, strict=True)))
         found = features(self.rm, sides).astype(np.float64)
         head = head_of(self.rm)

@@ -191,10 +191,12 @@ class _Run(TrainerCallback):
         policy, meter = self.plan.policy, self.plan.meter
 
         def sample(prompts: Sequence[Prompt]) -> list[list[str]]:
-            ids = policy.fitting_ids(prompts, meter.max_new_tokens)
-            drawn = draw(model, policy, [row for row in ids for _ in range(2)], meter.sampling, self.seed + step)
+            ids = policy.readable_ids(prompts, meter.max_new_tokens)
+            asked = [row for row in ids.values() for _ in range(2)]
+            drawn = draw(model, policy, asked, meter.sampling, self.seed + step)
             texts = [policy.decode([token for token in row if token not in policy.stop_ids]) for row in drawn]
-            return [texts[first : first + 2] for first in range(0, len(texts), 2)]
+            pools = {place: texts[2 * number : 2 * number + 2] for number, place in enumerate(ids)}
+            return [pools.get(place, []) for place in range(len(prompts))]
 
         started = time.perf_counter()
         done = refresher(sample, step, self.folder / f"refresh_{step}", self.seed)

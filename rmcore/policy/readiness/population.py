@@ -18,6 +18,7 @@ from rmcore.core.progress import Report
 from rmcore.data.gold.world import shortcut_amount
 from rmcore.data.pair import PreferencePair
 from rmcore.ensembles.features import features, head_of, pair_features
+from rmcore.ensembles.score import readable_pairs
 from rmcore.evaluation.report_card import evaluate_pairs
 from rmcore.evaluation.uncertainty import MetricValue
 from rmcore.models.reward_model import BradleyTerryRM
@@ -37,6 +38,7 @@ class BackboneFeatures:
 
     training: of the pairs that heads are fitted on.
     test: features of the chosen and the rejected sides of the test pairs, (2, P, D).
+    test_pairs: those P pairs, all that the model can read.
     samples: (N, D) of the policy's samples.
     own_head: (D,) that the backbone was trained with.
     beta: scale of that head's margins; that of fitted heads is 1.
@@ -44,6 +46,7 @@ class BackboneFeatures:
 
     training: HeadData
     test: FloatArray
+    test_pairs: Sequence[PreferencePair]
     samples: FloatArray
     own_head: FloatArray
     beta: float = 1.0
@@ -57,8 +60,15 @@ def backbone_features(
     shortcut: Shortcut,
     report: Report,
 ) -> BackboneFeatures:
-    """Run the backbone once over everything; `shortcut` is that of the world, which some heads prefer."""
+    """Run the backbone once over everything; `shortcut` is that of the world, which some heads prefer.
+
+    Pairs that the model cannot read are left out, counted and said on stderr.
+
+    Raises:
+        DataError: a sample cannot be read: backbones are compared on the same ones.
+    """
     head = head_of(rm)
+    training, test = readable_pairs(rm, training), readable_pairs(rm, test)
     report(0, 3, "training pairs")
     fitted = pair_features(rm, training)
     more = [shortcut_amount(shortcut, pair.chosen) - shortcut_amount(shortcut, pair.rejected) for pair in training]
@@ -69,6 +79,7 @@ def backbone_features(
     return BackboneFeatures(
         HeadData(fitted[0] - fitted[1], np.sign(more).astype(np.int64)),
         judged,
+        test,
         features(rm, sides).astype(np.float64),
         head.weight.detach().double().cpu().numpy()[0],
         rm.beta,
@@ -78,7 +89,6 @@ def backbone_features(
 def rows_of(
     backbone: BackboneRecipe,
     seen: BackboneFeatures,
-    test: Sequence[PreferencePair],
     samples: pd.DataFrame,
     *,
     measured_prompts: int,
@@ -94,7 +104,7 @@ def rows_of(
         members = [_again(recipe, seen.training, rng) for _ in range(NUM_MEMBERS)]
         row: dict[str, Any] = {"recipe": backbone.recipe, "backbone": backbone.name, "head": recipe.name}
         row |= {"backbone_defect": backbone.defect, "head_defect": recipe.defect}
-        row |= _on_pairs(seen, head, test, seed, beta=seen.beta if recipe is own else 1.0)
+        row |= _on_pairs(seen, head, seed, beta=seen.beta if recipe is own else 1.0)
         row |= _on_samples(seen, head, members, samples, measured_prompts, planned_kl, seed)
         rows.append(row)
     return pd.DataFrame(rows)
@@ -107,20 +117,18 @@ def _again(recipe: HeadRecipe, data: HeadData, rng: np.random.Generator) -> Floa
     return (heads()[0] if recipe.name == "own" else recipe).fit(again, rng)
 
 
-def _on_pairs(
-    seen: BackboneFeatures, head: FloatArray, test: Sequence[PreferencePair], seed: int, *, beta: float
-) -> dict[str, Any]:
+def _on_pairs(seen: BackboneFeatures, head: FloatArray, seed: int, *, beta: float) -> dict[str, Any]:
     """Measure on labelled pairs: accuracy, calibration, the original score with the curvature of the head."""
     chosen, rejected = seen.test @ head
     table = pd.DataFrame(
         {
-            "pair_id": [pair.pair_id for pair in test],
-            "prompt_id": [pair.prompt_id for pair in test],
+            "pair_id": [pair.pair_id for pair in seen.test_pairs],
+            "prompt_id": [pair.prompt_id for pair in seen.test_pairs],
             "subset": None,
             "reward_chosen": chosen,
             "reward_rejected": rejected,
-            "chosen_chars": [len(pair.chosen) for pair in test],
-            "rejected_chars": [len(pair.rejected) for pair in test],
+            "chosen_chars": [len(pair.chosen) for pair in seen.test_pairs],
+            "rejected_chars": [len(pair.rejected) for pair in seen.test_pairs],
         }
     )
     card = evaluate_pairs(table, num_resamples=NUM_RESAMPLES, seed=seed, beta=beta)

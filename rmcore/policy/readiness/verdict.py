@@ -18,10 +18,19 @@ from typing import Any, Literal
 
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import SFT, WORLD, PolicyConfig
-from rmcore.evaluation.diagnosis import OVER_BASELINE, Diagnosis, GateCheck, baseline_check, no_better_than_length
+from rmcore.evaluation.diagnosis import (
+    ECE,
+    OVER_BASELINE,
+    Diagnosis,
+    GateCheck,
+    baseline_check,
+    no_better_than_length,
+)
 from rmcore.policy.confirmation import FURTHEST_KL, OPPONENTS, shown_gain, smallest_n
 from rmcore.reporting.schema import NextRung, Verdict
 
+ASKED = {OVER_BASELINE: "knows more than chance and length", ECE: "is calibrated"}
+"""What the checks ask that decide by an interval, as a verdict says it."""
 PASSED = ("ready", "gained")
 """Statuses that speak for a model: what the registry's alias `ready` asks for, on `LOWEST_READY_RUNG` or above."""
 LOWEST_READY_RUNG = 3
@@ -42,7 +51,8 @@ def verdict_on_labels(
         checks: on labelled pairs, one or more.
         logged: record of `rmcore.policy.logged_answers`; None where no prompt has answers enough.
         over_baseline: the metric of that name. Where zero lies within its interval, the pairs are too few to say, which
-            is another verdict than a failure, whatever other checks make of point values.
+            is another verdict than a failure, whatever other checks make of point values. So they are where only the
+            calibration error fails and its interval holds the threshold.
     """
     failed = [check for check in checks if not check.passed]
     labels = (
@@ -52,11 +62,15 @@ def verdict_on_labels(
     )
     high = over_baseline["ci_high"]
     status: Literal["passes", "fails", "unclear"] = "fails" if failed else "passes"
-    others = [check for check in failed if check.name != OVER_BASELINE]
-    if len(others) < len(failed) and (high is None or high > 0):
-        status, labels = "unclear", "too few labelled pairs to say whether it knows more than chance and length"
-        if others:
-            labels += f", and {len(others)} of the {len(checks) - 1} other checks on them failed"
+    is_open = {check.name: check.unclear for check in failed}
+    if OVER_BASELINE in is_open:
+        is_open[OVER_BASELINE] = high is None or high > 0
+    undecided = [name for name, unclear in is_open.items() if unclear]
+    if failed and (len(undecided) == len(failed) or OVER_BASELINE in undecided):
+        asked = " and ".join(ASKED[name] for name in undecided)
+        status, labels = "unclear", f"too few labelled pairs to say whether it {asked}"
+        if others := len(failed) - len(undecided):
+            labels += f", and {others} of the {len(checks) - len(undecided)} other checks on them failed"
     shown, against = f"{_capital(labels)}; no policy was tried on it", []
     if logged is not None and logged["best_k"] is None:
         status, shown = "fails", f"Not shown to pick better answers among logged ones; {labels}"

@@ -1,24 +1,47 @@
 """Scored samples of a policy as a file: one row a sample, a prompt in common, one reward column a judge."""
 
+import sys
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import DataError
+from rmcore.data.readers.files import RawRecord
 from rmcore.data.readers.sources import iter_records
 
 
 def read_samples(path: Path) -> pd.DataFrame:
-    """Rows of a file: Parquet, CSV, JSON or JSONL, also compressed; a row that is no record is left out.
+    """Rows of a file: Parquet, CSV, JSON or JSONL, also compressed.
+
+    A row that is no record, or names a key twice, is left out; how many, why and which is first is said on stderr.
 
     Raises:
         DataError: the file is missing, of another kind, cannot be read or holds no row.
     """
-    rows = [record.fields for record in iter_records(str(path)) if record.fields is not None]
+    rows: list[dict[str, Any]] = []
+    bad: list[RawRecord] = []
+    for record in iter_records(str(path)):
+        if record.fields is None:
+            bad.append(record)
+        else:
+            rows.append(record.fields)
+    reasons = ", ".join(
+        f"{why}: {count}" for why, count in Counter(str(record.problem) for record in bad).most_common()
+    )
     if not rows:
-        raise DataError(f"{path} holds no row that can be read; write it again, one row a sample.")
+        raise DataError(
+            f"{path} holds no row that can be read ({reasons or 'it has none'}); write it again, one row a sample."
+        )
+    if bad:
+        print(
+            f"warning: {len(bad)} of {len(bad) + len(rows)} rows of {path} are left out ({reasons}); the first is row "
+            f"{bad[0].row}",
+            file=sys.stderr,
+        )
     return pd.DataFrame(rows)
 
 

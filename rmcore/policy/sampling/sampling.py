@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -29,7 +29,8 @@ EngineName = Literal["auto", "vllm", "generate"]
 class SampleSet:
     """Samples of P prompts, S of each.
 
-    rows: P x S rows, by prompt and sample: prompt_index, sample, response, num_tokens, finished (see `Sample`).
+    rows: P x S rows, by prompt and sample: prompt_index, sample, response, num_tokens, finished (see `Sample`). Prompts
+        that cannot be answered have none.
     engine: what drew them, `vllm` or `generate`.
     """
 
@@ -59,6 +60,8 @@ def draw_samples(
 ) -> SampleSet:
     """Draw the samples of all prompts; those that `out` holds already are not drawn again.
 
+    A prompt that the policy's template refuses or that is too long for it has no samples; how many is said on stderr.
+
     Args:
         policy: what answers.
         prompts: P of them; each may be a dialogue.
@@ -69,7 +72,7 @@ def draw_samples(
         report: called with the prompts done, all of them and a text; vLLM calls it from another thread.
 
     Raises:
-        DataError: no prompts, one that is too long (before anything is drawn), or `out` holds something else.
+        DataError: no prompts, none that can be answered (before anything is drawn), or `out` holds something else.
         ConfigError: vLLM is asked for and not there, or refuses the temperature.
         ModelError: the policy cannot be loaded, or its weights are broken.
         ServingError: vLLM did not start or died too often; the message says what is stored.
@@ -78,7 +81,7 @@ def draw_samples(
         raise DataError("draw_samples got no prompts: there is nothing to answer. Pass at least one.")
     place = pick_device(device)
     sampler = choose_sampler(engine, place)
-    prompt_ids = policy.fitting_ids(prompts, settings.max_new_tokens)
+    prompt_ids = policy.readable_ids(prompts, settings.max_new_tokens)
     determined_by = {
         "policy": policy.digest(),
         "prompts": _prompts_digest(prompts),
@@ -88,22 +91,22 @@ def draw_samples(
         **asdict(settings),
     }
     with open_samples(out, determined_by, num_samples=settings.num_samples) as file:
-        missing = {index: ids for index, ids in enumerate(prompt_ids) if index not in file.stored}
+        missing = {index: ids for index, ids in prompt_ids.items() if index not in file.stored}
 
         def keep(samples: Sequence[Sample]) -> None:
             file.append(samples)
-            report(len(file.stored), len(prompts), "prompts sampled")
+            report(len(file.stored), len(prompt_ids), "prompts sampled")
 
-        report(len(file.stored), len(prompts), "prompts sampled")
+        report(len(file.stored), len(prompt_ids), "prompts sampled")
         if missing:
             try:
                 sampler.draw(policy, missing, settings, keep)
             except ServingError as error:
                 raise ServingError(
-                    f"{error}\nThe samples of {len(file.stored)} of {len(prompts)} prompts are stored in {out}; the "
+                    f"{error}\nThe samples of {len(file.stored)} of {len(prompt_ids)} prompts are stored in {out}; the "
                     "same call continues with the others."
                 ) from error
-        return SampleSet(_frame(file, len(prompts)), sampler.name)
+        return SampleSet(_frame(file, prompt_ids), sampler.name)
 
 
 def choose_sampler(engine: EngineName, device: torch.device) -> Sampler:
@@ -127,6 +130,6 @@ def _prompts_digest(prompts: Sequence[Prompt]) -> str:
     return hashlib.sha256(json.dumps(dialogues).encode()).hexdigest()
 
 
-def _frame(file: SampleFile, num_prompts: int) -> pd.DataFrame:
-    rows: list[dict[str, Any]] = [asdict(sample) for index in range(num_prompts) for sample in file.stored[index]]
+def _frame(file: SampleFile, prompts: Iterable[int]) -> pd.DataFrame:
+    rows: list[dict[str, Any]] = [asdict(sample) for index in prompts for sample in file.stored[index]]
     return pd.DataFrame(rows)

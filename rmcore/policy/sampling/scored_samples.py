@@ -7,11 +7,13 @@ import numpy as np
 import pandas as pd
 
 from rmcore.core.arrays import FloatArray
-from rmcore.core.errors import ModelError
-from rmcore.core.progress import Report, labelled
-from rmcore.data.pair import PreferencePair
+from rmcore.core.errors import DataError, ModelError
+from rmcore.core.progress import Report, labelled, tell_left_out
+from rmcore.data.pair import PreferencePair, prompt_text
+from rmcore.data.rendering import TokenizedSide
 from rmcore.ensembles.features import features, head_of, pair_features
 from rmcore.ensembles.linear_probes import bootstrap_heads
+from rmcore.ensembles.score import readable_pairs
 from rmcore.models.reward_model import BradleyTerryRM
 
 
@@ -19,14 +21,18 @@ from rmcore.models.reward_model import BradleyTerryRM
 class ScoredSamples:
     """Rewards of N samples in logits.
 
+    samples: the N rows: all that were given, but for prompts with a sample that the reward model cannot read.
     rewards: (N,) by the reward model.
     members: (M, N) by heads on its backbone, each fitted on prompts of the training pairs drawn with replacement.
     num_cut: samples longer than the reward model reads.
+    num_unreadable: samples that it cannot read, whose prompts are left out.
     """
 
+    samples: pd.DataFrame
     rewards: FloatArray
     members: FloatArray
     num_cut: int
+    num_unreadable: int
 
 
 def score_samples(
@@ -40,22 +46,26 @@ def score_samples(
 ) -> ScoredSamples:
     """Score samples in one pass through the backbone; whatever differs only in the head is a matrix product.
 
+    A sample that the reward model cannot read has no reward. Its prompt is left out with all samples, since those that
+    are left of it are no longer a draw of the policy; how many is said on stderr. So are unreadable training pairs.
+
     Args:
         rm: the reward model.
-        samples: columns prompt and response; an empty response is scored as such. Only text reaches the reward model,
-            so the policy may have another tokenizer.
+        samples: columns prompt_id, prompt and response; an empty response is scored as such. Only text reaches the
+            reward model, so the policy may have another tokenizer.
         training_pairs: what the member heads are fitted on.
         num_members: M.
         seed: of the members' draws.
         report: progress.
 
     Raises:
+        DataError: each prompt has a sample that cannot be read.
         ModelError: a reward is not finite, or rewards are not linear in anything (see `head_of`).
     """
     head = head_of(rm)
     weight = head.weight.detach().double().cpu().numpy()[0]
     bias = 0.0 if head.bias is None else float(head.bias.detach())
-    sides = rm.renderer.tokenize_sides(list(zip(samples["prompt"], samples["response"], strict=True)))
+    samples, sides, num_unreadable = _readable(rm, samples)
     found = features(rm, sides, report=labelled(report, "samples scored")).astype(np.float64)
     rewards = found @ weight + bias
     broken = np.flatnonzero(~np.isfinite(rewards))
@@ -66,6 +76,28 @@ def score_samples(
             f"{row['prompt'][:60]!r} with {row['response'][:60]!r}. The reward model's weights are broken or overflow; "
             "evaluate it before a policy is optimised against it."
         )
+    training_pairs = readable_pairs(rm, training_pairs)
     both = pair_features(rm, training_pairs, report=labelled(report, "pairs read"))
     heads = bootstrap_heads(both[0] - both[1], [pair.prompt_id for pair in training_pairs], num_members, seed)
-    return ScoredSamples(rewards, heads @ found.T, sum(side.num_cut > 0 for side in sides))
+    num_cut = sum(side.num_cut > 0 for side in sides)
+    return ScoredSamples(samples, rewards, heads @ found.T, num_cut, num_unreadable)
+
+
+def _readable(rm: BradleyTerryRM, samples: pd.DataFrame) -> tuple[pd.DataFrame, list[TokenizedSide], int]:
+    """The samples of prompts whose samples can all be read, their tokens, and how many samples cannot be read."""
+    found = rm.renderer.try_sides(list(zip(samples["prompt"], samples["response"], strict=True)))
+    errors = [(place, side) for place, side in enumerate(found) if isinstance(side, DataError)]
+    if not errors:
+        return samples, [side for side in found if isinstance(side, TokenizedSide)], 0
+    bad = samples["prompt_id"].isin(samples["prompt_id"].iloc[[place for place, _ in errors]]).to_numpy()
+    place, reason = errors[0]
+    first = f"that {prompt_text(samples['prompt'].iloc[place])[:60]!r} is answered with: {reason}"
+    if bad.all():
+        raise DataError(
+            f"{len(errors)} of {len(found)} samples cannot be read as the reward model reads text, at least one of "
+            f"each prompt; the first is {first}"
+        )
+    prompts = samples["prompt_id"][bad].nunique()
+    tell_left_out(len(errors), f"samples, with all others of their {prompts} prompts,", f"the first is {first}")
+    kept = [side for side, left in zip(found, bad, strict=True) if isinstance(side, TokenizedSide) and not left]
+    return samples[~bad].reset_index(drop=True), kept, len(errors)

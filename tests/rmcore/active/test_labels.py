@@ -121,3 +121,12 @@ def test_a_file_that_may_hold_labels_is_not_written_over(pool, tmp_path):
     path = write_proposal(pool, tmp_path / "to_label.csv", seed=0)
     with pytest.raises(DataError, match="is there already"):
         write_proposal(pool, path, seed=0)
+
+
+def test_a_column_that_stands_twice_is_refused(pool, tmp_path):
+    """A spreadsheet in which somebody has copied a column holds two answers, and which one counts is unknown."""
+    path = write_proposal(pool, tmp_path / "a.csv", seed=0)
+    lines = path.read_text().replace("preferred", "preferred,preferred", 1)
+    path.write_text(lines)
+    with pytest.raises(DataError, match=r"has the column 'preferred' twice"):
+        ingest(path, pool, tmp_path / "out.jsonl")

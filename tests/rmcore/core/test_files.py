@@ -1,5 +1,6 @@
 """Files and folders that are there whole or as they were before."""
 
+import hashlib
 import json
 import os
 import stat
@@ -140,3 +141,18 @@ def test_a_pipe_that_a_user_names_is_written_to_and_stays_a_pipe():
     os.close(write_end)
     with open(read_end, encoding="utf-8") as pipe:
         assert json.loads(pipe.read()) == {"step": 1}
+
+
+@pytest.mark.parametrize(
+    "line", ["[1]", "7", "null", '"text"', "{", "[" * 20_000, '{"path": "PATH", "size": 8, "mtime_ns": 5}']
+)
+def test_a_damaged_memory_of_digests_costs_one_more_read(tmp_path, monkeypatch, line):
+    memory, path = tmp_path / "digests.jsonl", tmp_path / "weights"
+    monkeypatch.setenv(files.DIGESTS_VARIABLE, str(memory))
+    monkeypatch.setattr(files, "REMEMBERED_FROM", 1)
+    path.write_bytes(b"12345678")
+    os.utime(path, ns=(5, 5))
+    memory.write_text(line.replace("PATH", str(path.resolve())) + "\n")
+    digest = hashlib.sha256(b"12345678").hexdigest()
+    assert files.known_digest(path) == files.known_digest(path) == digest
+    assert json.loads(memory.read_text().splitlines()[-1])["sha256"] == digest

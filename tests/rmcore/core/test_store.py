@@ -327,3 +327,14 @@ def test_an_unfinished_folder_is_kept_for_the_next_attempt_and_an_old_manifest_i
         assert again == out
         assert (again / "state").read_text() == "half"
     assert store.status("train", make_key(inputs)).state == "valid"
+
+
+@pytest.mark.parametrize("content", [b"[" * 20_000, b'{"files": ' * 20_000, b"\xff", b"[]", b"null"])
+def test_a_manifest_that_cannot_be_read_is_damage_for_whoever_looks(store, content):
+    key = publish(store, {"lr": 1})
+    manifest = store.find("train", key) / MANIFEST
+    manifest.write_bytes(content)
+    assert store.manifest("train", key) is None
+    assert store.status("train", key).state == "corrupt"
+    assert [damage is not None for _, damage in store.verify()] == [True]
+    assert store.entries() == []

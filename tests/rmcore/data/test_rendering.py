@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
 from rmcore.core.errors import DataError, ModelError
 from rmcore.data.pair import Message, PreferencePair, is_blank
@@ -263,3 +263,11 @@ def test_a_pair_that_cannot_be_read_is_set_aside_with_its_reason_and_the_others_
         renderer.tokenize_pairs([*good, system])
     with pytest.raises(DataError, match=r"none of the 2 pairs can be read .*no system turn"):
         renderer.tokenize_readable([system, system])
+
+
+def test_a_side_that_a_slow_tokenizer_cannot_cut_is_set_aside_and_the_others_are_read():
+    renderer = Renderer(ByT5Tokenizer(), Rendering("plain", 40))
+    good, long = PreferencePair("hi", "a", "b"), PreferencePair("hi", "a" * 90, "b", pair_id="long")
+    read = renderer.tokenize_readable([long, good])
+    assert read.pairs == [good]
+    assert [(one.pair_id, "this tokenizer is a slow one" in one.reason) for one in read.dropped] == [("long", True)]

@@ -47,3 +47,8 @@ def test_pairs_are_not_taken_for_responses(tmp_path, row):
 def test_a_file_without_one_usable_row_is_refused(tmp_path):
     with pytest.raises(DataError, match="none of the 4 rows"):
         load_responses(written(tmp_path, UNUSABLE))
+
+
+@pytest.mark.parametrize("limit", [2, 2**63, 10**30])
+def test_a_limit_larger_than_any_file_is_none(tmp_path, limit):
+    assert len(load_responses(written(tmp_path, USABLE), limit=limit).rows) == 2

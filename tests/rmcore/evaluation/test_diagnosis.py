@@ -78,15 +78,30 @@ PASSING = {
     "pairwise_accuracy": 0.7,
     "margin_p50": 0.4,
     "negative_margin_rate": 0.3,
-    "ece_debiased": 0.05,
+    "ece_debiased": -0.01,
+    "ece_debiased_ci_low": 0.0,
+    "ece_debiased_ci_high": 0.05,
     "train_test_gap": 0.02,
 }
 
 
 def test_the_gate_passes_a_good_model_and_reports_each_condition():
     checks = validation_gate(PASSING)
-    assert [check.name for check in checks] == list(PASSING)
+    assert [check.name for check in checks] == [name for name in PASSING if "_ci_" not in name]
     assert all(check.passed for check in checks)
+
+
+def test_the_calibration_error_is_judged_by_the_upper_end_of_its_interval():
+    """A point value below the threshold, of too few pairs, shows nothing; what is shown is never below zero."""
+    for value, high, said in ((0.05, 0.2, "0.050 (95 %: 0.000 to 0.200), upper end not below 0.15"),
+                              (-0.01, 0.1, "0.000 (95 %: 0.000 to 0.100), upper end below 0.15")):  # fmt: skip
+        changed = PASSING | {"ece_debiased": value, "ece_debiased_ci_high": high}
+        check = next(check for check in validation_gate(changed) if check.name == "ece_debiased")
+        assert (check.passed, check.value, check.text.split(": ", 1)[1]) == (high < 0.15, high, said)
+        assert check.unclear is (high > 0.15)
+    shown = PASSING | {"ece_debiased": 0.3, "ece_debiased_ci_low": 0.2, "ece_debiased_ci_high": 0.4}
+    check = next(check for check in validation_gate(shown) if check.name == "ece_debiased")
+    assert (check.passed, check.unclear) == (False, False)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +116,8 @@ def test_the_gate_passes_a_good_model_and_reports_each_condition():
 )
 def test_each_threshold_is_strict_and_what_is_not_measured_fails(name, edge, inside):
     for value, passed in ((edge, False), (inside, True), (None, False), (math.nan, False)):
-        checks = {check.name: check for check in validation_gate(PASSING | {name: value})}
+        decisive = "ece_debiased_ci_high" if name == "ece_debiased" else name
+        checks = {check.name: check for check in validation_gate(PASSING | {decisive: value})}
         assert checks[name].passed is passed
         assert all(check.passed for other, check in checks.items() if other != name)
     missing = {check.name: check for check in validation_gate({})}[name]

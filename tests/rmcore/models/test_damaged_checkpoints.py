@@ -3,6 +3,7 @@
 import json
 import shutil
 import struct
+import subprocess
 from contextlib import suppress
 
 import pytest
@@ -10,7 +11,9 @@ import torch
 from transformers import Qwen2Config, Qwen2ForSequenceClassification
 
 from full_disk import largest_file
+from rmcore.config.model import LoraSettings, ModelConfig
 from rmcore.core.errors import DataError, ModelError, RmcoreError, StoreError
+from rmcore.models.lora import ADAPTER_CONFIG, ADAPTER_FOLDER, ADAPTER_WEIGHTS, BASE_FILE
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.models.tiny import tiny_tokenizer
 from rmcore.models.weight_index import INDEX_FILE
@@ -18,6 +21,7 @@ from rmcore.training.checkpoint import save_checkpoint
 
 PROMPTS, RESPONSES = ["What is 2 + 2?", "Hello"], ["It is 4.", "no"]
 GONE = object()
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +120,50 @@ def test_a_field_of_the_wrong_kind_is_refused_or_does_not_matter(whole, rewards,
     only_named(folder, rewards)
 
 
+@pytest.fixture(scope="module")
+def adapter(whole, tmp_path_factory):
+    """An adapter on that model, with PEFT's files and our record of its base."""
+    rm = BradleyTerryRM.new(ModelConfig(name=str(whole), max_seq_len=32, lora=LoraSettings(rank=2)), seed=0, device=CPU)
+    folder = tmp_path_factory.mktemp("lora") / "best"
+    save_checkpoint(rm, folder)
+    return folder / ADAPTER_FOLDER
+
+
+@pytest.fixture(scope="module")
+def adapted(adapter):
+    return rewards_of(adapter)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("file", [ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_FILE])
+def test_a_damaged_file_of_an_adapter_is_refused_or_does_not_matter(adapter, adapted, tmp_path, file, damage):
+    folder = tmp_path / "adapter"
+    shutil.copytree(adapter, folder)
+    DAMAGES[damage](folder / file)
+    only_named(folder, adapted)
+
+
+@pytest.mark.parametrize("value", ODD)
+@pytest.mark.parametrize("field", ["base_model_name_or_path", "peft_type", "r", "target_modules", "modules_to_save"])
+def test_a_field_of_an_adapter_made_elsewhere_is_refused_or_does_not_matter(adapter, adapted, tmp_path, field, value):
+    folder = tmp_path / "adapter"
+    shutil.copytree(adapter, folder)
+    (folder / BASE_FILE).unlink()
+    changed = json.loads((folder / ADAPTER_CONFIG).read_text()) | {field: ODD[value]}
+    (folder / ADAPTER_CONFIG).write_text(json.dumps({name: one for name, one in changed.items() if one is not GONE}))
+    only_named(folder, adapted)
+
+
+@pytest.mark.parametrize("value", ODD)
+@pytest.mark.parametrize("field", ["name", "seed", "fingerprint"])
+def test_a_field_of_the_record_of_a_base_is_refused_or_does_not_matter(adapter, adapted, tmp_path, field, value):
+    folder = tmp_path / "adapter"
+    shutil.copytree(adapter, folder)
+    changed = json.loads((folder / BASE_FILE).read_text()) | {field: ODD[value]}
+    (folder / BASE_FILE).write_text(json.dumps({name: one for name, one in changed.items() if one is not GONE}))
+    only_named(folder, adapted)
+
+
 @pytest.mark.parametrize(
     "template",
     [
@@ -197,3 +245,26 @@ def test_a_full_disk_is_named_and_leaves_the_checkpoint_before_it(whole, tmp_pat
     with largest_file(limit), pytest.raises((StoreError, OSError), match=r"could not be written|File too large"):
         save_checkpoint(rm, tmp_path / "best")
     assert [path.name for path in tmp_path.rglob("*")] == ["best", "before"]
+
+
+@pytest.fixture
+def few_inodes(tmp_path):
+    """A file system with room for bytes and for few files more; making one takes a superuser who may mount."""
+    place = tmp_path / "few"
+    place.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "nr_inodes=6", "tmpfs", str(place)], capture_output=True, text=True, check=False
+    )
+    if made.returncode:
+        pytest.skip(f"no file system of few inodes can be mounted here: {made.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_disk_without_inodes_is_named_and_leaves_the_checkpoint_before_it(whole, few_inodes):
+    rm = BradleyTerryRM.from_pretrained(whole, device="cpu")
+    (few_inodes / "best").mkdir()
+    (few_inodes / "best" / "before").touch()
+    with pytest.raises((StoreError, OSError), match=r"could not be written|No space left"):
+        save_checkpoint(rm, few_inodes / "best")
+    assert sorted(path.name for path in few_inodes.rglob("*")) == ["before", "best"]

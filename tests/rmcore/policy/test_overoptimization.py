@@ -11,6 +11,7 @@ from flows.cli import app
 from rmcore.cli.common import guard
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.policy.overoptimization import _fit, overoptimization
+from rmcore.policy.sampling.samples import read_samples
 from rmcore.reporting.figures.overoptimization import finding, overoptimization_figure
 
 METHODS = ["best_of_n", "kl_optimum"]
@@ -194,3 +195,16 @@ def test_a_wrong_call_is_one_message(samples, tmp_path, capsys, change, words):
     call = ["--samples", samples, "--proxy", "reward", "--gold", "judge", "--out", tmp_path, *change]
     assert run("overoptimize", *call) == 2
     assert words in capsys.readouterr().err
+
+
+def test_rows_of_samples_that_cannot_be_read_are_counted_with_their_reasons(tmp_path, capsys):
+    path = tmp_path / "samples.jsonl"
+    path.write_text('{"prompt": "a", "r": 1}\n{"prompt": "a", "r": 2, "r": 3}\n[1]\n{"prompt": "b", "r": 4}\n')
+    assert read_samples(path)["r"].tolist() == [1, 4]
+    said = capsys.readouterr().err
+    assert f"2 of 4 rows of {path} are left out" in said
+    assert "a key stands twice: 1" in said
+    assert "the first is row 2" in said
+    path.write_text('{"r": 2, "r": 3}\n')
+    with pytest.raises(DataError, match=r"no row that can be read \(a key stands twice: 1\)"):
+        read_samples(path)

@@ -94,9 +94,18 @@ def test_a_template_says_alone_what_stands_before_the_text_and_never_two_bos(ope
     assert words == [*(["<s>"] if opening else []), "user", ":", "one", "Response", ":"]
 
 
-def test_a_dialogue_that_the_template_refuses_is_said():
-    tokenizer = word_tokenizer("$A", "{{ raise_exception('roles must alternate') }}")
-    with pytest.raises(DataError, match=r"roles \['user', 'user'\] \(roles must alternate\)"):
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ 1 / 0 }}", "division by zero"),
+        ("{{ messages[9]['content'] }}", "no element 9"),
+        ("{{ 'a' + 1 }}", "can only concatenate str"),
+    ],
+)
+def test_a_dialogue_that_the_template_refuses_is_said(template, reason):
+    tokenizer = word_tokenizer("$A", template)
+    with pytest.raises(DataError, match=rf"roles \['user', 'user'\] .*{reason}"):
         TextReader(tokenizer).prompt_ids((Message("user", "one"), Message("user", "two")))
 
 
@@ -107,7 +116,7 @@ def test_room_for_the_response_is_all_that_is_asked_for(policy, num_tokens):
     if num_tokens <= room:
         assert policy.fitting_ids([prompt], num_tokens) == [policy.prompt_ids(prompt)]
     else:
-        with pytest.raises(DataError, match=r"1 of 2 prompts are too long .* 1024 positions .* prompt 1 \('one one"):
+        with pytest.raises(DataError, match=r"1 of 2 prompts cannot .* prompt 1: 'one one.* too long .* 1024"):
             policy.fitting_ids(["", prompt], num_tokens)
     with pytest.raises(DataError):
         policy.fitting_ids([prompt], room + 1)

@@ -46,12 +46,12 @@ IS_MEASURED = np.arange(len(SAMPLES)) < 10 * SIZE
 
 def seen_with(own_head, beta=1.0):
     training = HeadData(TRAINING_SIDES[0] - TRAINING_SIDES[1], LONGER)
-    return BackboneFeatures(training, TEST_SIDES, SAMPLE_FEATURES, np.asarray(own_head), beta)
+    return BackboneFeatures(training, TEST_SIDES, TEST, SAMPLE_FEATURES, np.asarray(own_head), beta)
 
 
 def rows(samples=SAMPLES, own_head=TRUTH, backbone=CLEAN, beta=1.0, **changes):
     settings = {"measured_prompts": 10, "planned_kl": 1.0, "seed": 0} | changes
-    return rows_of(backbone, seen_with(own_head, beta), TEST, samples, **settings).set_index("head")
+    return rows_of(backbone, seen_with(own_head, beta), samples, **settings).set_index("head")
 
 
 @pytest.fixture(scope="module")

@@ -53,6 +53,18 @@ def test_every_prompt_has_its_samples(policy, tmp_path):
     assert told[4:] == [(3, 3, "prompts sampled")]
 
 
+def test_a_prompt_that_cannot_be_answered_is_left_out_and_said_and_the_others_keep_their_samples(
+    policy, uninterrupted, tmp_path, capfd
+):
+    long = "one " * 2000
+    found = draw(policy, tmp_path / "s.jsonl", prompts=[*PROMPTS, long])
+    assert found.rows.equals(uninterrupted[0])
+    assert "1 prompts cannot be read by the policy" in (said := capfd.readouterr().err)
+    assert "prompt 3: 'one one" in said
+    with pytest.raises(DataError, match=r"none of the 1 prompts can be answered; prompt 0: 'one one"):
+        draw(policy, tmp_path / "t.jsonl", prompts=[long])
+
+
 @pytest.mark.slow
 @given(data=st.data())
 @settings(max_examples=30)

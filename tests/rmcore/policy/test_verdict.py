@@ -11,7 +11,7 @@ from rmcore.cli.verdict import print_verdict
 from rmcore.config.data import DataConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import PolicyConfig
-from rmcore.evaluation.diagnosis import GateCheck, baseline_check, diagnose_outcome
+from rmcore.evaluation.diagnosis import ECE, GateCheck, baseline_check, diagnose_outcome
 from rmcore.policy.readiness.verdict import (
     LOWEST_READY_RUNG,
     PASSED,
@@ -25,6 +25,7 @@ from rmcore.reporting.verdict_style import verdict_style
 
 PASS = GateCheck("a", 0.7, 0.6, True, "a: 0.7, above 0.6")
 FAIL = GateCheck("b", 0.1, 0.6, False, "b: 0.1, not above 0.6")
+OPEN = GateCheck(ECE, 0.2, 0.15, False, "ECE: 0.1 (0.05 to 0.2), upper end not below 0.15", unclear=True)
 PLAN = {"plan": "a KL of 3 nats by best-of-n", "judge": "the gold world", "parts": {}}
 checks = st.lists(st.sampled_from([PASS, FAIL]), min_size=1, max_size=6)
 
@@ -92,7 +93,15 @@ def test_choosing_among_logged_answers_is_said_up_to_the_largest_k_that_was_show
 @pytest.mark.parametrize("answers", [None, logged(4)])
 @pytest.mark.parametrize(
     ("high", "others", "status"),
-    [(0.05, [PASS], "unclear"), (-0.01, [PASS], "fails"), (0.05, [PASS, FAIL], "unclear"), (-0.01, [FAIL], "fails")],
+    [
+        (0.05, [PASS], "unclear"),
+        (-0.01, [PASS], "fails"),
+        (0.05, [PASS, FAIL], "unclear"),
+        (0.05, [PASS, OPEN], "unclear"),
+        (-0.01, [OPEN], "fails"),
+        (-0.01, [FAIL], "fails"),
+        (0.05, [OPEN, FAIL], "unclear"),
+    ],
 )
 def test_too_few_pairs_to_say_is_a_verdict_and_no_failure(answers, high, others, status):
     over = part(0.01, -0.04, high)
@@ -125,6 +134,12 @@ def test_what_speaks_against_the_outcome_is_named_first_and_the_same_thing_once(
     shown = capsys.readouterr().out
     assert shown.index(starts[0]) < shown.index(starts[1]) < shown.index(FAIL.text)
     assert "+5.3 points (-6.7 to +17.3)" in shown
+
+
+def test_too_few_pairs_to_say_whether_a_model_is_calibrated_is_no_failure_either():
+    verdict = verdict_on_labels([PASS, OPEN], None, OVER)
+    assert (verdict["status"], verdict["reasons"]) == ("unclear", [OPEN.text])
+    assert verdict["headline"].startswith("Too few labelled pairs to say whether it is calibrated;")
 
 
 def test_a_choice_that_may_be_that_of_the_longest_answer_is_told_so():

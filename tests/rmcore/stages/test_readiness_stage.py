@@ -36,6 +36,7 @@ def run(tmp_path):
         splits = pd.concat([other.assign(split="validation"), rewards.assign(split="test")])
         splits.to_parquet(folders["evaluate"] / "rewards.parquet")
         test = {name: {"value": value} for name, value in (METRICS | {"negative_margin_rate": 0.2}).items()}
+        test["ece_debiased"] |= {"ci_low": 0.0, "ci_high": 0.05}
         test["accuracy_over_baseline"] = {"value": 0.2, "ci_low": 0.1, "ci_high": 0.3, "num": len(rows), "reason": None}
         metrics = {"test": test, "train": {"pairwise_accuracy": {"value": 0.85}}}
         (folders["evaluate"] / "metrics.json").write_text(json.dumps({"metrics": metrics}))

@@ -133,9 +133,10 @@ def test_a_cost_that_was_not_measured_is_absent(write_cell, make_rewards):
 
 def test_the_gate_is_judged_on_this_cell(measure, make_rewards):
     card = {"pairwise_accuracy": 0.7, "margin_p50": 1.0, "negative_margin_rate": 0.3, "ece_debiased": 0.1}
-    good = measure("a", 0, make_rewards(), test_card={name: {"value": value} for name, value in card.items()})
+    ends = {"ci_low": 0.0, "ci_high": 0.12}
+    good = measure("a", 0, make_rewards(), test_card={name: {"value": value} | ends for name, value in card.items()})
     assert all(check.passed for check in good.gate)
-    bad = {name: {"value": value} for name, value in (card | {"pairwise_accuracy": 0.59}).items()}
+    bad = {name: {"value": value} | ends for name, value in (card | {"pairwise_accuracy": 0.59}).items()}
     failed = {check.name for check in measure("b", 0, make_rewards(), test_card=bad).gate if not check.passed}
     # train accuracy is 0.8 in both
     assert failed == {"pairwise_accuracy", "train_test_gap"}

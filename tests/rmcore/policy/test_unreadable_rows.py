@@ -1,0 +1,86 @@
+"""A pair or a sample that a reward model cannot read is left out with its reason, and is in the way of no other."""
+
+from collections import Counter
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from rmcore.config.landscape import LandscapeConfig
+from rmcore.core.errors import DataError
+from rmcore.core.progress import silent
+from rmcore.data.pair import Message, PreferencePair, prompt_key
+from rmcore.data.rendering import Renderer, Rendering
+from rmcore.ensembles.members import Members
+from rmcore.ensembles.score import readable_pairs
+from rmcore.landscape.sample import draw_positions
+from rmcore.policy.grpo.local_reward import LocalReward
+from rmcore.policy.sampling.scored_samples import score_samples
+from rmcore.stages.landscape import draw_sample
+
+SYSTEM = (Message("system", "be brief"), Message("user", "hi"))
+BAD = PreferencePair(SYSTEM, "c", "d", pair_id="bad")
+
+
+@pytest.fixture
+def strict(rm):
+    """Its template refuses a system turn, and loses what a response thinks aloud."""
+    rm.tokenizer.chat_template = (
+        "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('no system turn') }}{% endif %}"
+        "{{ m['role'] + ': ' + m['content'] | replace('THOUGHT', '') }}\n{% endfor %}"
+    )
+    rm.renderer = Renderer(rm.tokenizer, Rendering("chat", 128))
+    return rm
+
+
+def test_a_curvature_is_drawn_among_the_pairs_that_can_be_read(strict, gold_pairs, capfd):
+    config = LandscapeConfig(num_pairs=3)
+    good, drawn = gold_pairs[:6], Counter()
+    for seed in range(12):
+        sample = draw_sample(strict, [BAD, *good], config, seed=seed)
+        assert len(sample.pairs) == 3
+        drawn.update(pair.pair_id for pair in sample.pairs)
+        if 0 not in draw_positions(7, 3, seed):
+            assert capfd.readouterr().err == ""
+        else:
+            assert "1 drawn pairs cannot be read by this model and are left out; pair bad" in capfd.readouterr().err
+        plain = draw_sample(strict, good, config, seed=seed)
+        assert [pair.pair_id for pair in plain.pairs] == [good[i].pair_id for i in draw_positions(6, 3, seed)]
+    assert set(drawn) == {pair.pair_id for pair in good}
+    assert len(draw_sample(strict, [*good, BAD], LandscapeConfig(num_pairs=9), seed=0).pairs) == 6
+    with pytest.raises(DataError, match=r"none of the 2 pairs can be read .*no system turn"):
+        draw_sample(strict, [BAD, BAD], config, seed=0)
+
+
+def test_pairs_are_left_out_with_a_count_and_a_reason(strict, gold_pairs, capfd):
+    good = gold_pairs[:4]
+    assert readable_pairs(strict, [*good, BAD]) == good
+    assert capfd.readouterr().err.startswith("warning: 1 pairs cannot be read by this model and are left out; pair bad")
+    members = Members()
+    members.add(strict, "one")
+    assert members.readable([BAD, *good]) == good
+    reward = LocalReward(strict, [BAD, *gold_pairs[:60]], [*gold_pairs[60:120], BAD], num_members=3, seed=0)
+    with pytest.raises(DataError, match="1 of 2 sides cannot be read; side 1, from 0: the chat template refuses"):
+        reward.look(["hi", SYSTEM], ["a", "b"])
+
+
+def test_a_sample_without_a_reward_takes_its_prompt_out_aloud(strict, gold_pairs, capfd):
+    prompts = ["one", "two", "three"]
+    table = pd.DataFrame([(prompt_key(p), p, f"{p} {n}") for p in prompts for n in range(4)])
+    table.columns = ["prompt_id", "prompt", "response"]
+    options = {"num_members": 2, "seed": 0, "report": silent}
+    whole = score_samples(strict, table, gold_pairs[:60], **options)
+    assert whole.samples.equals(table)
+    assert whole.num_unreadable == 0
+    table.loc[5, "response"] = "THOUGHT of two"
+    found = score_samples(strict, table, [*gold_pairs[:60], BAD], **options)
+    kept = table["prompt"] != "two"
+    assert found.num_unreadable == 1
+    assert found.samples.equals(table[kept].reset_index(drop=True))
+    np.testing.assert_allclose(found.rewards, whole.rewards[kept], rtol=1e-6)
+    np.testing.assert_allclose(found.members, whole.members[:, kept], rtol=1e-4)
+    said = capfd.readouterr().err
+    assert "1 samples, with all others of their 1 prompts, cannot be read by this model" in said
+    assert "that 'two' is answered with: the chat template dropped or rewrote" in said
+    with pytest.raises(DataError, match=r"4 of 4 samples cannot be read .*at least one of each prompt"):
+        score_samples(strict, table.iloc[4:8].assign(response="THOUGHT"), gold_pairs[:60], **options)
