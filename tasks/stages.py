@@ -8,15 +8,17 @@ it imports, and a cached result is not looked at again.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from prefect import task
+from prefect.cache_policies import NO_CACHE
 from prefect.concurrency.sync import concurrency
 from prefect.context import TaskRunContext
 from prefect.exceptions import TerminationSignal
 from prefect.logging import get_run_logger
 
 from rmcore.config.pipeline import PipelineConfig
+from rmcore.core.progress import share_of
 from rmcore.core.store import ArtifactRef, Store
 from rmcore.stages.registry import stage_call
 from tasks.execution import Follow, execute
@@ -24,6 +26,7 @@ from tasks.home import DEVICE_LIMIT
 
 Waiting = Callable[[], AbstractContextManager[Callable[[], None]]]
 """Tells people that a stage waits, until what it gives is called."""
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,7 @@ def run_stage(
     waiting: Waiting = lambda: nullcontext(lambda: None),
     label: str = "",
     after: Iterable[StageRun] = (),
+    progress: Callable[[float], None] = lambda share: None,
 ) -> StageRun:
     """Run stage `name` as a Prefect task, or take its artifact from the store.
 
@@ -59,6 +63,7 @@ def run_stage(
     it returns, again after the device limit is released. `before` is called when the stage has its lock and its slot
     and is about to start, and may refuse with an RmcoreError.
     `waiting` is entered where something has to run, and what it gives is called when there is nothing to wait for.
+    `progress` hears which share of it is done, as often as its log does.
     """
     call = stage_call(name, config, upstream)
     stage, key = call.stage, call.key
@@ -70,7 +75,13 @@ def run_stage(
         return key
 
     def work() -> ArtifactRef:
-        tell = get_run_logger().info
+        log = get_run_logger().info
+
+        def tell(line: str) -> None:
+            log(line)
+            if (share := share_of(line)) is not None:
+                progress(share)
+
         with _told(on_interrupt), waiting() as begun:
 
             def start() -> None:
@@ -98,6 +109,30 @@ def run_stage(
     handed = stage_task(wait_for=[run.handed for run in after])
     damage = status.damage if any(ran) else ""
     return StageRun(store.ref(name, key), cached=not any(ran), damage=damage, handed=handed)
+
+
+@dataclass(frozen=True, slots=True)
+class Step(Generic[Found]):
+    """A part of a flow that is no stage: what came of it, and what Prefect knows its task by."""
+
+    found: Found
+    handed: str
+
+
+def run_step(name: str, work: Callable[[], Found], after: Iterable[Any]) -> Step[Found]:
+    """Do a part of a flow that is no stage, such as its report, as a Prefect task, which the run's page draws.
+
+    It has an edge from each of `after`: what tasks handed on, or futures.
+    """
+    found: list[Found] = []
+
+    @task(name=name, cache_policy=NO_CACHE, persist_result=False)
+    def step_task() -> str:
+        found.append(work())
+        return f"{name} is done"  # a new object, which stands for this task alone
+
+    handed = step_task(wait_for=list(after))
+    return Step(found[0], handed)
 
 
 @contextmanager

@@ -49,14 +49,27 @@ def verdict_note(
     # Two blanks break the line: what MLflow shows of a long description is its first three or four.
     lines += [f"**Rung {verdict['rung']} of 4**: {plain(verdict['evidence'])}  "]
     lines += [plain(shown), ""] if shown else [""]
-    there = [f"[{plain(name)}]({_address(link)})" for name, link in links.items()] + [plain(place) for place in places]
-    lines += [" · ".join(there), ""] if there else []
+    lines += _where(links, places)
     if verdict["reasons"]:
         lines += ["**What speaks against it**", "", bullets(plain(reason) for reason in verdict["reasons"]), ""]
     if more is not None:
         lines += [f"**What would give a stronger verdict** (rung {more['rung']}): {plain(more['evidence'])}", ""]
         lines += [f"    {' '.join(more['command'].splitlines())}", "", f"It costs {plain(more['cost'])}."]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def run_note(headline: str, links: Mapping[str, str], places: Sequence[str] = (), shown: str = "") -> str:
+    """The description of a run that ends in no verdict of the ladder: what it came to, its numbers, where things are.
+
+    Arguments as of `verdict_note`.
+    """
+    lines = [f"### {plain(headline)}", "", *([plain(shown), ""] if shown else []), *_where(links, places)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _where(links: Mapping[str, str], places: Sequence[str]) -> list[str]:
+    there = [f"[{plain(name)}]({_address(link)})" for name, link in links.items()] + [plain(place) for place in places]
+    return [" · ".join(there), ""] if there else []
 
 
 def in_run(note: str, files: str) -> str:
@@ -86,13 +99,13 @@ def summary_numbers(results: Results) -> dict[str, float]:
     }
 
 
-def numbers_line(results: Results) -> str:
-    """The same for people, in one line with intervals."""
+def numbers_line(metrics: Mapping[str, Metric]) -> str:
+    """The same of the numbers on held-out pairs, for people: in one line with intervals."""
     parts = []
     for name in _SUMMARY:
-        if name not in results["metrics"]:
+        if name not in metrics:
             continue
-        value, interval, has_interval = metric_texts(name, results["metrics"][name])
+        value, interval, has_interval = metric_texts(name, metrics[name])
         parts.append(f"{metric_spec(name).label} {value}" + (f" ({interval})" if has_interval else ""))
     return " · ".join(parts)
 

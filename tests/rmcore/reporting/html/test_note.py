@@ -104,7 +104,7 @@ def test_numbers_are_said_in_a_line_and_kept_in_a_table():
     results = sample.results()
     results["metrics"] = {"pairwise_accuracy": sample.metric(0.75, 0.125)}
     results["ood_metrics"] = {"loss": sample.metric(None, reason="not measured")}
-    assert plain(numbers_line(results)) == "pairwise accuracy 75.0 % (62.5 to 87.5 %)"
+    assert plain(numbers_line(results["metrics"])) == "pairwise accuracy 75.0 % (62.5 to 87.5 %)"
     assert number_rows(results) == [
         {"split": "test", "metric": "pairwise_accuracy", "value": 0.75, "ci_low": 0.625, "ci_high": 0.875, "num": 1200},
         {"split": "out of distribution", "metric": "loss", "value": None, "ci_low": None, "ci_high": None, "num": 1200},
