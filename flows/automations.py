@@ -6,6 +6,9 @@ process that `up` starts inherits it, and Prefect keeps it encrypted, in a block
 Without the variable nothing is made, as an automation that tells nobody would only look like one, and what an earlier
 `up` made stays. Each can be turned off on Prefect's page of automations; `up` leaves that switch as it is.
 
+Prefect's server handles the events of a run in their order. Where its database was locked over one of them, it tells of
+the next a quarter of an hour later: a server that is very busy may be that late.
+
 A message is JSON with a `text`, which Slack, Mattermost and others show, and beside it what programs read.
 """
 

@@ -37,7 +37,7 @@ from rmcore.reporting.html.experiment import write_experiment_report
 from rmcore.reporting.html.experiment_schema import ArmResult, ExperimentResults, HypothesisResult, Registration, Tuned
 from rmcore.reporting.html.experiment_summary import experiment_markdown
 from rmcore.reporting.html.index import write_index
-from rmcore.reporting.html.note import numbers_line, run_note
+from rmcore.reporting.html.note import experiment_note, numbers_line, run_note
 from rmcore.reporting.html.schema import Metric
 from rmcore.stages.results import read_json, run_key
 from rmcore.study.cells import GAP, TEST_METRICS, Measured, read_cell
@@ -280,7 +280,7 @@ class Matrix:
         shown = {name: address for name, address in views.items() if address is not None}
         headline = f"{tally(results['hypotheses'])}. {results['question']}"
         tracker.describe(run_note(headline, links | shown, others))
-        tracker.describe_experiment(run_note(f"{results['title']}: {tally(results['hypotheses'])}", shown))
+        tracker.describe_experiment(experiment_note(f"{results['title']}: {tally(results['hypotheses'])}", shown))
 
     def _varied(self) -> list[str]:
         """Settings in which the arms differ, as MLflow names them."""

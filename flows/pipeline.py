@@ -24,15 +24,23 @@ from flows.progress import Progress, shown_progress
 from flows.unfinished import unfinished
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError, ServiceError
-from rmcore.core.files import write_json
+from rmcore.core.files import read_json_lines, write_json
 from rmcore.core.processes import terminate_children
 from rmcore.core.progress import below_the_echo
 from rmcore.core.store import ArtifactRef, Store, flatten
+from rmcore.core.tracking import METRICS_FILE
 from rmcore.policy.grpo.rlhf_requirements import require_rlhf
 from rmcore.policy.readiness.verdict import verdict_tags
 from rmcore.reporting.html.html import write_report
 from rmcore.reporting.html.index import write_index
-from rmcore.reporting.html.note import RUN_FILES, number_rows, numbers_line, summary_numbers, verdict_note
+from rmcore.reporting.html.note import (
+    RUN_FILES,
+    number_rows,
+    numbers_line,
+    summary_curves,
+    summary_numbers,
+    verdict_note,
+)
 from rmcore.reporting.html.schema import Results
 from rmcore.reporting.html.summary import summary_markdown
 from rmcore.stages.registry import STAGES, in_order, is_judged, pipeline_stages
@@ -292,6 +300,8 @@ def _track(
 ) -> str | None:
     """Send what belongs to the whole run and register the model; the registry version, None while MLflow is away."""
     tracker.log_file(report, REPORT_FOLDER)
+    for step, values in summary_curves(read_json_lines(Path(refs["train"].path) / METRICS_FILE)).items():
+        tracker.log_metrics(values, step)
     tracker.log_metrics(summary_numbers(results))
     tracker.log_table(number_rows(results), "numbers")
     note = verdict_note(results["verdict"], results["next_rung"], *places(report), numbers_line(results["metrics"]))

@@ -203,8 +203,8 @@ class _Starter:
         prefect_client.ensure_device_limit(api)
         prefect_client.ensure_work_pool(api)
         self._start(WORKER, environment, None)
+        self._deploy(root, environment)  # which takes as long as the worker does
         self._wait(WORKER, lambda: prefect_client.worker_is_online(api))
-        self._deploy(root, environment)
         if webhook is None:
             self.tell(f"webhook         none; {WEBHOOK_VARIABLE} names one, to hear of runs that fail")
         else:

@@ -126,7 +126,7 @@ def run_step(name: str, work: Callable[[], Found], after: Iterable[Any]) -> Step
     """
     found: list[Found] = []
 
-    @task(name=name, cache_policy=NO_CACHE, persist_result=False)
+    @task(name=name, task_run_name=name, cache_policy=NO_CACHE, persist_result=False)
     def step_task() -> str:
         found.append(work())
         return f"{name} is done"  # a new object, which stands for this task alone

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rmcore.core.metrics import CELL_METRICS
-from rmcore.reporting.html.note import RUN_FILES, run_note, verdict_note
+from rmcore.reporting.html.note import RUN_FILES, experiment_note, verdict_note
 from tasks.comparison_view import VIEW_TAG, charts_state, publish_view, saved_view, table_state
 from tasks.local_services import basic_authorization, password
 from tasks.mlflow_client import connect
@@ -36,7 +36,7 @@ def matrix(server):
     with RunTracker.start("demo", "optimizers", {"rm.kind": "matrix"}, {}, uid=MATRIX) as tracker:
         assert tracker.comparison_url is None
         publish_view(tracker, matrix_key=MATRIX, params=PARAMS, metrics=METRICS, with_interval=METRICS[:1])
-        tracker.describe_experiment(run_note("Optimizers", {"Cells side by side": str(tracker.comparison_url)}))
+        tracker.describe_experiment(experiment_note("Optimizers", {"Side by side": str(tracker.comparison_url)}))
         for arm, seed, accuracy in (("muon", 0, 0.71875), ("muon", 2, 0.734375), ("lion", 0, 0.703125)):
             send_cell(MATRIX, arm, seed, accuracy)
         send_cell("ba9876543210", "another", 7, 0.5)
@@ -97,7 +97,7 @@ def test_a_view_published_again_replaces_the_old_one(matrix, server):
         pass
     tags = client.get_experiment_by_name("rm/demo").tags
     assert tags.items() >= EXPERIMENT_TAGS.items()
-    assert "Cells side by side" in tags["mlflow.note.content"]
+    assert tags["mlflow.note.content"] == f"[Side by side]({matrix.comparison_url}) · Optimizers\n"
     views = [json.loads(value) for name, value in tags.items() if name.startswith(VIEW_TAG)]
     assert sorted(view["name"] for view in views) == ["optimizers: charts", "optimizers: table"]
 
