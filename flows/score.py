@@ -14,8 +14,9 @@ from pydantic import Field
 
 from flows.console import say
 from flows.form import described_flow
-from flows.pipeline import open_store, shown_path
+from flows.pipeline import open_store, places, shown_path
 from rmcore.reporting.html.markdown import escape
+from rmcore.reporting.html.note import run_note
 from tasks.served_scoring import (
     OverLength,
     model_to_serve,
@@ -27,6 +28,7 @@ from tasks.served_scoring import (
     summarise,
     write_scores,
 )
+from tasks.stages import run_step
 from tasks.tracking import RunTracker
 
 STUDY = "scores"
@@ -75,7 +77,8 @@ def score(
     store = open_store()
     store.hold_around(model)
     with model_to_serve(model) as served:
-        rows = read_data(data, split, limit)
+        read = run_step("read", lambda: read_data(data, split, limit), [])
+        rows = read.found
         settings = {"split": split, "limit": limit, "over_length": over_length}
         with RunTracker.start(
             study=STUDY,
@@ -83,15 +86,22 @@ def score(
             tags={"rm.kind": "scores", "rm.model": served.name, "prefect.flow_run_id": str(runtime.flow_run.id)},
             params={"data": data, "model": model, **settings},
         ) as tracker:
-            scored = score_served(store, served, rows, over_length)
-            table = rewards_table(rows, scored.answer.rewards, scored.answer.num_cut)
-            summary = summarise(served, rows, table, scored)
-            key = scores_key(summary, rows, **settings)
-            folder = write_scores(table, summary, key)
-            tracker.log_dataset(name=Path(data).name, fingerprint=rows.digest, source=data, num_rows=len(table))
-            tracker.log_metrics({METRICS[name]: summary[name] for name in METRICS if summary[name] is not None})
-            tracker.log_file(folder / "summary.json", "")
-            tracker.set_tags({"rm.key": key, "rm.checkpoint_digest": summary["checkpoint_digest"]})
+            answered = run_step("score", lambda: score_served(store, served, rows, over_length), [read.handed])
+            scored = answered.found
+
+            def write() -> tuple[dict[str, Any], Path]:
+                table = rewards_table(rows, scored.answer.rewards, scored.answer.num_cut)
+                summary = summarise(served, rows, table, scored)
+                key = scores_key(summary, rows, **settings)
+                folder = write_scores(table, summary, key)
+                tracker.log_dataset(name=Path(data).name, fingerprint=rows.digest, source=data, num_rows=len(table))
+                tracker.log_metrics({METRICS[name]: summary[name] for name in METRICS if summary[name] is not None})
+                tracker.log_file(folder / "summary.json", "")
+                tracker.set_tags({"rm.key": key, "rm.checkpoint_digest": summary["checkpoint_digest"]})
+                tracker.describe(run_note(f"{len(table)} rows of {Path(data).name} scored", *places(None)))
+                return summary, folder
+
+            summary, folder = run_step("write", write, [answered.handed]).found
     rewards = str(folder / "rewards.parquet")
     say(f"{summary['num_rows']} rows scored at {summary['rows_per_second']:.1f} a second  {shown_path(rewards)}")
     create_markdown_artifact(markdown=scores_markdown(summary), description=f"Rewards: {rewards}")
