@@ -9,12 +9,13 @@ from tasks.home import configure_environment, home
 configure_environment()  # before Prefect and MLflow read their settings
 
 # ruff: noqa: E402
+from flows.automations import tell_study
 from flows.form import Form, configured_flow, presets_for
-from flows.policy import finish, run_chain
+from flows.pipeline import REPORT_FILE
+from flows.policy import Telling, run_chain
 from rmcore.active.analysis import claims_of
 from rmcore.config.active import ActiveConfig
 from rmcore.config.pipeline import PipelineConfig
-from rmcore.core.files import write_text
 from rmcore.core.store import ArtifactRef
 from rmcore.reporting.html.active import active_markdown
 from rmcore.reporting.html.active_page import write_active_report
@@ -22,7 +23,6 @@ from rmcore.stages.requirements import required_active
 from rmcore.stages.results import figures, read_json
 from rmcore.study.registration import register
 
-REPORT_FILE = "report.html"
 STUDY = ("prepare", "features", "active")
 
 
@@ -69,16 +69,16 @@ def active_learning(config: PipelineConfig) -> dict[str, Any]:
         checked = {} if study.check is None else {"check": read_json(refs["active_check"], "check.json")}
         return read_json(refs["active"], "active.json") | {"registration": registration} | checked
 
-    def report(refs: Mapping[str, ArtifactRef], folder: Path) -> Path:
-        settings = config.model_dump(mode="json")
-        return write_active_report(found(refs), figures(refs), folder / REPORT_FILE, config=settings)
+    def write(refs: Mapping[str, ArtifactRef], folder: Path) -> Path:
+        results, settings = found(refs), config.model_dump(mode="json")
+        (folder / "summary.md").write_text(active_markdown(results), encoding="utf-8")
+        return write_active_report(results, figures(refs), folder / REPORT_FILE, config=settings)
 
     stages = STUDY if study.check is None else (*STUDY, "active_check")
-    chain = run_chain(config, stages, kind="active", report=report)
-    results = found(chain.refs)
-    markdown = active_markdown(results)
-    write_text(chain.folder / "summary.md", markdown, durable=False)
-    return finish(chain, results, markdown) | {"report": str(chain.folder / REPORT_FILE)}
+    telling = Telling(found, active_markdown, lambda results: str(results["headline"]), write)
+    chain = run_chain(config, stages, telling, kind="active")
+    tell_study(f"active-{config.study}", chain.claims(), str(chain.results["headline"]), chain.report)
+    return chain.outcome()
 
 
 def _frozen(config: PipelineConfig, study: ActiveConfig) -> dict[str, Any]:

@@ -106,6 +106,16 @@ def shown_row(row: Row) -> list[str]:
     ]
 
 
+def trajectory_headline(rows: Sequence[Row]) -> str:
+    """From where to where the curvature went, at margins of one size where that was measured."""
+    if not rows:
+        return "No checkpoint was kept, so nothing was measured"
+    name = "lambda_max_normalized" if "hessian/lambda_max_normalized" in rows[0]["metrics"] else "lambda_max"
+    what = "λmax at margins of 1" if name.endswith("normalized") else "λmax"
+    first, last = (numbers.decimal(table_row(row).get(name)) for row in (rows[0], rows[-1]))
+    return f"{what} went from {first} at step {rows[0]['step']} to {last} at step {rows[-1]['step']}"
+
+
 def trajectory_markdown(run_name: str, rows: Sequence[Row]) -> str:
     """The table with what it must not be read as, for Prefect's artifact view."""
     found = table(HEADINGS, map(shown_row, rows), right=range(len(HEADINGS)))

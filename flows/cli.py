@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -160,11 +161,12 @@ def up(
 ) -> None:
     """Start Prefect, its worker and MLflow on this machine only, and deploy the flows.
 
-    Their start page has links to both UIs, all reports, what runs, and a switch for each schedule.
+    Their start page has links to both UIs, all reports, what runs, and a switch for each schedule. With a web address
+    in RM_OPT_WEBHOOK_URL, messages are posted there: a run failed, waits for half an hour, a study was decided.
     """
     from flows import services
 
-    _print_services(services.up(prefect_port, mlflow_port, start_port))
+    _print_services(services.up(prefect_port, mlflow_port, start_port, tell=partial(print, flush=True)))
 
 
 @app.command()

@@ -147,7 +147,7 @@ def print_places(outcome: dict[str, Any]) -> None:
     for name in FIGURES:
         if name in outcome["figures"]:
             print(f"figure      {shown_path(outcome['figures'][name])}")
-    if "report" in outcome:
+    if outcome["report"] is not None:
         print(f"report      {shown_path(outcome['report'])}")
     print(f"record      {shown_path(outcome['folder'])}")
 

@@ -12,7 +12,7 @@ configure_environment()  # before Prefect and MLflow read their settings
 
 # ruff: noqa: E402
 from prefect import runtime
-from prefect.artifacts import create_link_artifact, create_markdown_artifact
+from prefect.artifacts import create_link_artifact
 from prefect.exceptions import TerminationSignal
 from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import Field
@@ -20,28 +20,34 @@ from pydantic import Field
 from experiments.library import SHIPPED, Shared, load_experiment, restrict
 from experiments.schema import Experiment
 from experiments.sizes import Size
+from flows.automations import tell_study
 from flows.console import say
 from flows.form import described_flow
 from flows.hub_names import require_hub_names
 from flows.matrix import MatrixRunner, Outcome
-from flows.pipeline import leave_embedded, link_report, open_store
+from flows.pipeline import REPORT_FILE, REPORT_FOLDER, leave_embedded, log_pairs, open_store, places, show_on_page
 from flows.planning import MatrixPlan, frozen, make_plan, matrix_key
 from flows.results import command, gather
 from rmcore.core.errors import TrainingError
 from rmcore.core.files import write_json, write_text
 from rmcore.core.store import ArtifactRef, Store, flatten, make_key
 from rmcore.reporting.experiment_schema import ArmResult, ExperimentResults, HypothesisResult, Registration, Tuned
+from rmcore.reporting.figures.arms import declared_colours
+from rmcore.reporting.figures.claims import tally
 from rmcore.reporting.figures.experiment import draw_experiment
 from rmcore.reporting.html.experiment import write_experiment_report
 from rmcore.reporting.html.experiment_summary import experiment_markdown
 from rmcore.reporting.html.index import write_index
+from rmcore.reporting.html.note import experiment_note, numbers_line, run_note
 from rmcore.reporting.schema import Metric
-from rmcore.stages.results import run_key
-from rmcore.study.cells import GAP, Measured, read_cell
+from rmcore.stages.results import read_json, run_key
+from rmcore.study.cells import GAP, TEST_METRICS, Measured, read_cell
 from rmcore.study.plan import Cell, folders
 from rmcore.study.registration import register
 from tasks.comparison_view import publish_view
 from tasks.device import device_slots
+from tasks.model_training import RUN_COLOUR
+from tasks.stages import run_step
 from tasks.tracking import RunTracker
 
 DERIVED = (GAP, "train/stop_share", "train/steps_to_target", "cost/seconds_to_target")
@@ -52,7 +58,7 @@ ExperimentChoice = Annotated[str, Field(json_schema_extra={"enum": list(SHIPPED)
 @described_flow(
     "experiment",
     """
-    register the claims ──> plan the cells ──> tune, where declared ──> missing cells ──> judge ──> report
+    register the claims ──> trials, where a setting is tuned ──> cells ──> judge ──> report
     a cell is one arm under one seed: prepare ──> train ──> evaluate (──> landscape, readiness where a claim needs them)
     """,
     lambda given: f"{given['experiment']}-{given['size']}",
@@ -133,6 +139,7 @@ class Matrix:
         self.study = f"{self.declared.name}-{self.declared.size}"
         self.measured: dict[str, Measured] = {}
         self.trials: dict[str, Outcome] = {}
+        self.colours = declared_colours([arm.name for arm in self.declared.arms()], self.declared.control)
         self.started = time.monotonic()
 
     def run(self, plan: MatrixPlan) -> dict[str, Any]:
@@ -158,31 +165,39 @@ class Matrix:
             uid=self.key,
         ) as tracker:
             tracker.log_file(Path(self.registration["path"]), "registration")
+            tracker.watch_machine()
             try:
-                outcomes, tuned = self._run_cells(plan)
+                outcomes, tuned, handed = self._run_cells(plan)
             except (KeyboardInterrupt, TerminationSignal):
                 leave_embedded(tracker)
                 raise
-            results = gather(self, plan, outcomes, tuned)
-            report = self._report(tracker, results)
+            judged = run_step("judge", lambda: gather(self, plan, outcomes, tuned), handed)
+            results = judged.found
+            report = run_step("report", lambda: self._report(tracker, results, outcomes), [judged.handed]).found
+        verdicts = {one["name"]: one["verdict"] for one in results["hypotheses"]}
+        failed = [label for label, outcome in outcomes.items() if outcome.error]
+        tell_study(self.study, verdicts, tally(results["hypotheses"]), report, failed)
         return self._outcome(outcomes, results, report, tracker)
 
-    def _run_cells(self, plan: MatrixPlan) -> tuple[dict[str, Outcome], Mapping[str, Tuned]]:
-        """The trials, then the cells under what the trials chose."""
+    def _run_cells(self, plan: MatrixPlan) -> tuple[dict[str, Outcome], Mapping[str, Tuned], list[Any]]:
+        """Run the trials, then the cells under what the trials chose; the last is what the cells handed on."""
         runner = MatrixRunner(self.study, self.store, self._start_tracker, self._finish_tracker)
         if not plan.trials:
-            return runner.run(plan.cells), {}
-        self.trials = runner.run(plan.trials)
+            return runner.run(plan.cells, "cells"), {}, runner.handed
+        self.trials = runner.run(plan.trials, "trials")
+        after: dict[str, list[Any]] = {}
+        for trial, future in zip(plan.trials, runner.handed, strict=True):
+            after.setdefault(trial.cell.arm, []).append(future)
         failed = {label: outcome.error for label, outcome in self.trials.items() if outcome.error}
         resolved = make_plan(self.declared, self.store, home(), measure=False, failed=frozenset(failed))
-        done = runner.run([cell for cell in resolved.cells if not cell.waits_for])
+        done = runner.run([cell for cell in resolved.cells if not cell.waits_for], "cells", after)
         for cell in (plan.cell for plan in resolved.cells if plan.waits_for):
             first = next(outcome.error for outcome in self.trials.values() if outcome.cell.arm == cell.arm)
             done[cell.label] = Outcome(cell, {}, f"every trial of its tuning failed: {first}", computed=False)
-        return done, resolved.tuned
+        return done, resolved.tuned, runner.handed or [one for futures in after.values() for one in futures]
 
     def _start_tracker(self, cell: Cell, refs: dict[str, ArtifactRef]) -> RunTracker:
-        return RunTracker.start(
+        tracker = RunTracker.start(
             self.study,
             cell.label,
             {
@@ -190,15 +205,22 @@ class Matrix:
                 "rm.matrix": self.key,
                 "rm.arm": cell.arm,
                 "rm.seed": str(cell.seed),
+                RUN_COLOUR: self.colours[cell.arm],
                 **({"rm.key": run_key(refs)} if refs else {}),
             },
             flatten(cell.config.model_dump(mode="json")),
             uid=f"{self.key}-{make_key({'cell': cell.label})[:12]}",
             parent_uid=self.key,
         )
+        if not refs:  # it is computed, now
+            tracker.watch_machine()
+        return tracker
 
     def _finish_tracker(self, tracker: RunTracker, cell: Cell, refs: dict[str, ArtifactRef]) -> None:
         tracker.set_tags({"rm.key": run_key(refs)})
+        log_pairs(tracker, cell.config, refs["prepare"])
+        part = f"{cell.label}: a {'cell' if cell.trial is None else 'trial'} of {self.study}, {self.declared.title}"
+        tracker.describe(run_note(part, *places(None), numbers_line(_card(refs)) if "evaluate" in refs else ""))
         if cell.trial is None:
             found = read_cell(
                 cell.arm,
@@ -210,30 +232,61 @@ class Matrix:
             self.measured[cell.label] = found
             tracker.log_metrics({name: found.samples[name].value for name in DERIVED if name in found.samples})
 
-    def _report(self, tracker: RunTracker, results: ExperimentResults) -> Path:
+    def _report(self, tracker: RunTracker, results: ExperimentResults, outcomes: Mapping[str, Outcome]) -> Path:
         """Figures, report, MLflow's tables and links, and the summary on the flow run's page."""
-        publish_view(tracker, matrix_key=self.key, params=self._varied(), metrics=list(self.declared.metrics))
+        claimed = {one.metric for one in self.declared.hypotheses}
+        publish_view(
+            tracker,
+            matrix_key=self.key,
+            params=self._varied(),
+            metrics=list(self.declared.metrics),
+            with_interval=[name for name in self.declared.metrics if name in claimed and has_interval(name)],
+        )
         results["mlflow_url"] = tracker.comparison_url
         folder = home() / "reports" / f"{self.study}-{self.key}"
         figures = draw_experiment(results, folder / "figures")
-        report = write_experiment_report(results, figures, folder / "report.html")
+        report = write_experiment_report(results, figures, folder / REPORT_FILE)
         markdown = experiment_markdown(results)
         write_text(folder / "summary.md", markdown, durable=False)
         write_json(folder / "summary.json", results)
         write_index(folder.parent)
+        self._track(tracker, results, outcomes, figures, report)
+        show_on_page(markdown, report, tracker.url)
+        if results["mlflow_url"] is not None:
+            create_link_artifact(link=results["mlflow_url"], link_text="The cells side by side in MLflow")
+        return report
+
+    def _track(
+        self,
+        tracker: RunTracker,
+        results: ExperimentResults,
+        outcomes: Mapping[str, Outcome],
+        figures: Mapping[str, Path],
+        report: Path,
+    ) -> None:
+        """Send what belongs to the whole matrix, and describe it and its experiment."""
         for figure in figures.values():
             tracker.log_file(figure, "figures")
-        tracker.log_file(report, "report")
+        tracker.log_file(report, REPORT_FOLDER)
         tracker.log_table([_arm_row(arm) for arm in results["arms"]], "arms")
         if results["hypotheses"]:
             tracker.log_table([dict(one) for one in results["hypotheses"]], "hypotheses")
         tracker.log_metrics(summary_metrics(results))
         tracker.set_tags({f"rm.verdict.{one['name']}": one["verdict"] for one in results["hypotheses"]})
-        create_markdown_artifact(markdown=markdown, description=f"Report: {report}")
-        link_report(report)
-        if results["mlflow_url"] is not None:
-            create_link_artifact(link=results["mlflow_url"], link_text="The cells side by side in MLflow")
-        return report
+        prepared = {
+            outcome.refs["prepare"].digest: outcome for outcome in outcomes.values() if "prepare" in outcome.refs
+        }
+        for outcome in prepared.values():  # arms and seeds mostly share their pairs
+            log_pairs(tracker, outcome.cell.config, outcome.refs["prepare"])
+        links, others = places(report)
+        views = {
+            "Cells side by side": tracker.comparison_url,
+            "Charts of the cells": tracker.comparison_charts_url,
+        }
+        shown = {name: address for name, address in views.items() if address is not None}
+        headline = f"{tally(results['hypotheses'])}. {results['question']}"
+        tracker.describe(run_note(headline, links | shown, others))
+        tracker.describe_experiment(experiment_note(f"{results['title']}: {tally(results['hypotheses'])}", shown))
 
     def _varied(self) -> list[str]:
         """Settings in which the arms differ, as MLflow names them."""
@@ -254,6 +307,17 @@ class Matrix:
             "computed": [label for label, outcome in (self.trials | outcomes).items() if outcome.computed],
             "failed": [label for label, outcome in outcomes.items() if outcome.error],
         }
+
+
+def has_interval(metric: str) -> bool:
+    """Whether a cell's run has the metric with its interval: what is measured on held-out pairs does."""
+    return metric in TEST_METRICS
+
+
+def _card(refs: Mapping[str, ArtifactRef]) -> Mapping[str, Metric]:
+    """The numbers of a cell on its held-out pairs, by name."""
+    found: Mapping[str, Metric] = read_json(refs["evaluate"], "metrics.json")["metrics"]["test"]
+    return found
 
 
 def _arm_row(arm: ArmResult) -> dict[str, Any]:

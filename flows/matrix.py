@@ -2,18 +2,20 @@
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from prefect import task
+from prefect import allow_failure, task
 from prefect.cache_policies import NO_CACHE
 from prefect.exceptions import TerminationSignal
 from prefect.futures import PrefectConcurrentFuture, PrefectFuture
 
 from flows.console import say, say_notices, told_while_waiting
+from flows.progress import Progress, shown_progress
 from rmcore.core.child_process import terminate_forked
 from rmcore.core.errors import RmcoreError, TrainingError
 from rmcore.core.store import ArtifactRef, Store
@@ -47,11 +49,20 @@ class MatrixRunner:
 
     def __init__(self, study: str, store: Store, start: StartTracker, finish: FinishTracker) -> None:
         self.study, self.store, self.start, self.finish = study, store, start, finish
+        self.handed: list[Any] = []
+        """Futures of the cells that ran last: a step after them waits for these, whatever became of them."""
         self._stopping = threading.Event()
         self._errors: dict[str, str] = {}
 
-    def run(self, plans: Sequence[CellPlan]) -> dict[str, Outcome]:
+    def run(
+        self, plans: Sequence[CellPlan], what: str, after: Mapping[str, Sequence[Any]] | None = None
+    ) -> dict[str, Outcome]:
         """Run the cells and give the outcome of each, by label, in the given order.
+
+        Args:
+            plans: the cells.
+            what: what they are called together.
+            after: by arm, what was `handed` on by the trials that chose its settings.
 
         Raises:
             KeyboardInterrupt: after Ctrl-C, when the stages that were running have saved and ended.
@@ -61,10 +72,11 @@ class MatrixRunner:
             os.environ[SHARED_TERMINAL] = "1"
         futures: dict[str, PrefectFuture[Outcome]] = {}
         try:
-            for plan in plans:
-                futures[plan.cell.label] = self._submit(plan)
-            for future in futures.values():
-                future.wait()
+            with shown_progress(what, len(plans)) as progress:
+                for plan in plans:
+                    futures[plan.cell.label] = self._submit(plan, progress, (after or {}).get(plan.cell.arm, ()))
+                for future in futures.values():
+                    future.wait()
         except (KeyboardInterrupt, TerminationSignal):
             self._stopping.set()
             # A terminal has asked them already; a signal to this process alone has not.
@@ -72,11 +84,12 @@ class MatrixRunner:
             threads = [one.wrapped_future for one in futures.values() if isinstance(one, PrefectConcurrentFuture)]
             wait(threads, timeout=SAVING_SECONDS)
             raise
+        self.handed = [allow_failure(future) for future in futures.values()]
         return {plan.cell.label: self._outcome(plan.cell, futures[plan.cell.label]) for plan in plans}
 
-    def _submit(self, plan: CellPlan) -> PrefectFuture[Outcome]:
+    def _submit(self, plan: CellPlan, progress: Progress, after: Sequence[Any]) -> PrefectFuture[Outcome]:
         as_task = task(name="cell", task_run_name=plan.cell.label, cache_policy=NO_CACHE, persist_result=False)
-        return as_task(self._run).submit(plan)
+        return as_task(self._run).submit(plan, progress, wait_for=list(after), return_state=False)
 
     def _outcome(self, cell: Cell, future: PrefectFuture[Outcome]) -> Outcome:
         """The task's result, or why it has none: also for what no stage of ours refuses, such as a server that died."""
@@ -87,12 +100,13 @@ class MatrixRunner:
         say(f"{cell.label:<24} failed: {error}")
         return Outcome(cell, {}, error, computed=False)
 
-    def _run(self, plan: CellPlan) -> Outcome:
+    def _run(self, plan: CellPlan, progress: Progress) -> Outcome:
         cell = plan.cell
         try:
             if plan.state != "cached":  # what another cell or another flow has made since it was planned is there now
                 plan = Planner(self.store, Estimates((), {})).plan(cell)
-            outcome = self._take(plan) if plan.state == "cached" else self._compute(cell)
+            with progress.part(cell.label) as hear:
+                outcome = self._take(plan) if plan.state == "cached" else self._compute(cell, hear)
         except RmcoreError as error:
             self._errors[cell.label] = str(error)
             raise
@@ -107,12 +121,13 @@ class MatrixRunner:
             self.finish(tracker, plan.cell, plan.refs)
         return Outcome(plan.cell, plan.refs, None, computed=False)
 
-    def _compute(self, cell: Cell) -> Outcome:
+    def _compute(self, cell: Cell, hear: Callable[[float], None]) -> Outcome:
         refs: dict[str, ArtifactRef] = {}
         runs: dict[str, StageRun] = {}
         ran = False
         with self.start(cell, {}) as tracker:
-            for name in cell.stages:
+            for place, name in enumerate(cell.stages):
+                hear(place / len(cell.stages))
                 self._check_going_on(name)
                 done = run_stage(
                     self.store,
@@ -125,6 +140,7 @@ class MatrixRunner:
                     label=f"{name} of {cell.label}",
                     run=f"{cell.label} of {self.study}",
                     after=[runs[needed] for needed in STAGES[name].needs(cell.config) if needed in runs],
+                    progress=partial(_hear_part, hear, place, len(cell.stages)),
                 )
                 runs[name] = done
                 if done.damage:
@@ -140,3 +156,7 @@ class MatrixRunner:
     def _check_going_on(self, stage: str) -> None:
         if self._stopping.is_set():
             raise TrainingError(f"stopped before stage {stage}; the same command resumes from there.")
+
+
+def _hear_part(hear: Callable[[float], None], place: int, number: int, share: float) -> None:
+    hear((place + share) / number)

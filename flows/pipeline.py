@@ -22,10 +22,11 @@ from flows.console import say, say_notices, told_while_waiting
 from flows.form import FIELDS, Form, configured_flow, presets_for
 from flows.prefect_api import api_is_embedded
 from flows.prefect_client import ensure_device_limit, free_leaked_device, is_owner_tag, reap_dead_runs, run_owner_tags
+from flows.progress import Progress, shown_progress
 from flows.unfinished import unfinished
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError, ServiceError
-from rmcore.core.files import write_json
+from rmcore.core.files import read_json_lines, write_json
 from rmcore.core.processes import terminate_children
 from rmcore.core.progress import below_the_echo, progress_bar
 from rmcore.core.store import ArtifactRef, Store, flatten
@@ -34,20 +35,28 @@ from rmcore.policy.grpo.rlhf_requirements import require_rlhf
 from rmcore.policy.readiness.verdict import verdict_tags
 from rmcore.reporting.html.html import write_report
 from rmcore.reporting.html.index import write_index
-from rmcore.reporting.html.note import RUN_FILES, number_rows, numbers_line, summary_numbers, verdict_note
+from rmcore.reporting.html.note import (
+    RUN_FILES,
+    number_rows,
+    numbers_line,
+    summary_curves,
+    summary_numbers,
+    verdict_note,
+)
 from rmcore.reporting.html.summary import summary_markdown
-from rmcore.reporting.schema import NextRung, Results, Verdict
+from rmcore.reporting.schema import Results
 from rmcore.stages.registry import STAGES, in_order, is_judged, pipeline_stages
-from rmcore.stages.results import figures, gather_results, run_key
+from rmcore.stages.results import figures, gather_results, read_json, run_key
 from rmcore.stages.run import INTERRUPTED
 from rmcore.stages.settings import GrpoSettings
 from tasks.device import is_idle
 from tasks.local_services import START_PAGE_VARIABLE
-from tasks.stages import StageRun, run_stage
+from tasks.stages import StageRun, run_stage, run_step
 from tasks.tracking import RunTracker
 
 REPORT_FOLDER = "report"
 """Folder of the report among a run's files in MLflow."""
+REPORT_FILE = "report.html"
 FORM = Form(
     "demo",
     FIELDS,
@@ -55,7 +64,7 @@ FORM = Form(
     presets_for("run"),
 )
 PICTURE = """
-prepare ──> train ─┬─> evaluate ──┬─> readiness ──> report, MLflow, registered model
+prepare ──> train ─┬─> evaluate ──┬─> readiness ──> report ──> register: MLflow, model
                    └─> landscape ─┘
 with a policy, whose samples are judged:
 policy ──> samples ──> overoptimization ──> readiness_v2 ──> grpo, where rlhf is set
@@ -110,14 +119,21 @@ def run_pipeline(
         refs = {name: run.ref for name, run in runs.items()}
         cached = {name: run.cached for name, run in runs.items()}
         folder = home() / "reports" / f"{run_name}-{run_key(refs)[:12]}"
-        with timed_step("report", str(folder)):
+
+        def tell() -> tuple[Results, Path]:
             results = gather_results(config, store, refs, cached, run_name=run_name)
-            report = write_report(results, figures(refs), folder / "report.html")
+            report = write_report(results, figures(refs), folder / REPORT_FILE)
             write_json(folder / "summary.json", results)
             write_index(folder.parent)
+            return results, report
+
+        with timed_step("report", str(folder)):
+            told = run_step("report", tell, last_of(runs, config))
+        results, report = told.found
         with timed_step("register", f"rm-{config.study} in MLflow, with what the run found"):
-            version = _track(tracker, config, refs, cached, results, report)
-    _describe(results, report, tracker.url)
+            track = partial(_track, tracker, config, refs, cached, results, report)
+            version = run_step("register", track, [told.handed]).found
+    show_on_page(summary_markdown(results), report, tracker.url)
     return {
         "results": results,
         "report": str(report),
@@ -195,17 +211,39 @@ def run_stages(
     runs: dict[str, StageRun] = {}
     before = dict(earlier or {})
     refs = {name: run.ref for name, run in before.items()} | dict(given or {})
-    for name in in_order(names, config):
-        upstream = {needed: refs[needed] for needed in STAGES[name].needs(config)}
-        after = [before[needed] for needed in upstream if needed in before]
-        runs[name] = run_and_say(store, name, config, upstream, tracker, label=f"{name}{suffix}", after=after)
-        before[name] = runs[name]
-        if runs[name].cached:  # one that ran was followed
-            tracker.replay(Path(runs[name].ref.path) / METRICS_FILE)
-        say_notices(name, Path(runs[name].ref.path))
-        refs[name] = runs[name].ref
-        tracker.log_artifact_folder(Path(runs[name].ref.path), name)
+    ordered = list(in_order(names, config))
+    with shown_progress(f"stages{suffix}", len(ordered)) as progress:
+        for name in ordered:
+            upstream = {needed: refs[needed] for needed in STAGES[name].needs(config)}
+            after = [before[needed] for needed in upstream if needed in before]
+            runs[name] = run_and_say(
+                store, name, config, upstream, tracker, label=f"{name}{suffix}", after=after, progress=progress
+            )
+            before[name] = runs[name]
+            if runs[name].cached:  # one that ran was followed
+                tracker.replay(Path(runs[name].ref.path) / METRICS_FILE)
+            say_notices(name, Path(runs[name].ref.path))
+            refs[name] = runs[name].ref
+            tracker.log_artifact_folder(Path(runs[name].ref.path), name)
+    if "prepare" in refs:
+        log_pairs(tracker, config, refs["prepare"])
     return runs
+
+
+def last_of(runs: Mapping[str, StageRun], config: PipelineConfig) -> list[str]:
+    """What the tasks of those stages handed on whose artifacts no other stage of `runs` reads."""
+    read = {needed for name in runs for needed in STAGES[name].needs(config)}
+    return [run.handed for name, run in runs.items() if name not in read]
+
+
+def log_pairs(tracker: RunTracker, config: PipelineConfig, prepared: ArtifactRef) -> None:
+    """Name the pairs of a run as its data set in MLflow, with the digest of what was prepared of them."""
+    tracker.log_dataset(
+        name=Path(config.data.source).name,
+        fingerprint=prepared.digest,
+        source=config.data.source,
+        num_rows=read_json(prepared, "audit.json")["num_pairs"],
+    )
 
 
 def run_and_say(
@@ -215,27 +253,30 @@ def run_and_say(
     upstream: Mapping[str, ArtifactRef],
     tracker: RunTracker,
     *,
+    progress: Progress,
     label: str | None = None,
     after: Iterable[StageRun] = (),
 ) -> StageRun:
     """Run one stage, or take it from the store, and say which; `label` stands for it where one stage runs often.
 
-    `after` are the runs of this flow whose artifacts it reads.
+    `after` are the runs of this flow whose artifacts it reads; it is a part of what `progress` shows.
     """
     shown = label or name
     interrupted = partial(leave_embedded, tracker)
-    run = run_stage(
-        store,
-        name,
-        config,
-        upstream,
-        tracker.follow,
-        on_interrupt=interrupted,
-        waiting=partial(told_while_waiting, shown),
-        label=shown,
-        run=tracker.record.run_name,
-        after=after,
-    )
+    with progress.part(shown) as hear:
+        run = run_stage(
+            store,
+            name,
+            config,
+            upstream,
+            tracker.follow,
+            on_interrupt=interrupted,
+            waiting=partial(told_while_waiting, shown),
+            label=shown,
+            run=tracker.record.run_name,
+            after=after,
+            progress=hear,
+        )
     if run.damage:
         say(f"{shown:<10} stored artifact was damaged and made again: {run.damage}")
     seconds = (store.manifest(name, run.ref.key) or {}).get("wall_seconds", 0.0)
@@ -271,16 +312,12 @@ def _track(
     report: Path,
 ) -> str | None:
     """Send what belongs to the whole run and register the model; the registry version, None while MLflow is away."""
-    tracker.log_dataset(
-        name=Path(config.data.source).name,
-        fingerprint=refs["prepare"].digest,
-        source=config.data.source,
-        num_rows=results["audit"]["num_pairs"],
-    )
     tracker.log_file(report, REPORT_FOLDER)
+    for step, values in summary_curves(read_json_lines(Path(refs["train"].path) / METRICS_FILE)).items():
+        tracker.log_metrics(values, step)
     tracker.log_metrics(summary_numbers(results))
     tracker.log_table(number_rows(results), "numbers")
-    note = described(results["verdict"], results["next_rung"], report, numbers_line(results))
+    note = verdict_note(results["verdict"], results["next_rung"], *places(report), numbers_line(results["metrics"]))
     tracker.describe(note)
     tracker.set_tags(
         {
@@ -301,19 +338,19 @@ def _track(
     )
 
 
-def described(verdict: Verdict, more: NextRung | None, report: Path | None = None, shown: str = "") -> str:
-    """Describe this flow run in MLflow where it ends in a verdict; `report` is logged in `REPORT_FOLDER`.
+def places(report: Path | None) -> tuple[dict[str, str], list[str]]:
+    """List where this flow run is shown, for its description in MLflow: links by what they are called, other places.
 
-    `shown` are its main numbers in a line.
+    `report` is logged in `REPORT_FOLDER`.
     """
-    links, places = {}, [f"Prefect flow run {runtime.flow_run.id}"]
+    links, others = {}, [f"Prefect flow run {runtime.flow_run.id}"]
     if report is not None:
         links["Report"] = f"{RUN_FILES}{REPORT_FOLDER}/{report.name}"
-        places.insert(0, str(report))
+        others.insert(0, str(report))
     if not api_is_embedded():
         links["Flow run in Prefect"] = str(runtime.flow_run.ui_url)
-        places.pop()
-    return verdict_note(verdict, more, links, places, shown)
+        others.pop()
+    return links, others
 
 
 def link_report(report: Path) -> None:
@@ -324,9 +361,9 @@ def link_report(report: Path) -> None:
         create_link_artifact(link=f"{start}/{place}", link_text="Report")
 
 
-def _describe(results: Results, report: Path, mlflow_url: str | None) -> None:
+def show_on_page(markdown: str, report: Path, mlflow_url: str | None) -> None:
     """Leave a readable summary and links on the flow run's page."""
-    create_markdown_artifact(markdown=summary_markdown(results), description=f"Report: {report}")
+    create_markdown_artifact(markdown=markdown, description=f"Report: {report}")
     link_report(report)
     if mlflow_url is not None and mlflow_url.startswith("http"):
         create_link_artifact(link=mlflow_url, link_text="This run in MLflow")

@@ -1,7 +1,8 @@
 """Flows about a policy: best-of-n by a reward model, readiness v2, and the study that tests it. Order only."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,11 +12,20 @@ configure_environment()  # before Prefect and MLflow read their settings
 
 # ruff: noqa: E402
 from prefect import runtime
-from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from pydantic import Field
 
+from flows.automations import tell_study
 from flows.form import Form, configured_flow, described_flow, presets_for
-from flows.pipeline import REPORT_FOLDER, described, open_store, require_judge, run_stages
+from flows.pipeline import (
+    REPORT_FILE,
+    REPORT_FOLDER,
+    last_of,
+    open_store,
+    places,
+    require_judge,
+    run_stages,
+    show_on_page,
+)
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.validation import StudiedWorld
 from rmcore.core.errors import ConfigError
@@ -28,12 +38,15 @@ from rmcore.policy.grpo.defects import backbones
 from rmcore.policy.readiness.claims import frozen_claims
 from rmcore.policy.readiness.verdict import next_rung, verdict_on_served, verdict_tags
 from rmcore.reporting.html.index import write_index
+from rmcore.reporting.html.note import run_note, verdict_note
 from rmcore.reporting.html.policy import (
+    best_of_n_headline,
     best_of_n_markdown,
     confirmation_markdown,
     curves_markdown,
     readiness_markdown,
 )
+from rmcore.reporting.html.text_page import write_text_report
 from rmcore.reporting.html.validation import validation_markdown
 from rmcore.stages.interface import POPULATIONS
 from rmcore.stages.registry import POLICY, pipeline_stages
@@ -41,7 +54,7 @@ from rmcore.stages.requirements import required_policy, required_validation
 from rmcore.stages.results import figures, read_json, run_key
 from rmcore.study.registration import register
 from tasks.checkpoints import given_checkpoint, trained_key
-from tasks.stages import StageRun
+from tasks.stages import StageRun, run_step
 from tasks.tracking import RunTracker
 
 OF_THE_MODEL = {"data": "data.source", "model": "model.name", "steps": "train.steps", "policy": "policy.name"}
@@ -54,8 +67,20 @@ CONFIRMATION = ("prepare", "train", "policy", "confirmation")
 POPULATION = ("prepare", "policy", "samples", "population")
 WriteReport = Callable[[Mapping[str, ArtifactRef], Path], Path]
 """Given the artifacts by stage and the run's folder, writes its report and gives the file."""
-Judge = Callable[[Mapping[str, ArtifactRef]], dict[str, Any]]
-"""Given the artifacts by stage, a record with its `verdict` of the ladder and the `next_rung`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """How a chain of stages tells what it found."""
+
+    results: Callable[[Mapping[str, ArtifactRef]], dict[str, Any]]
+    """Gives the record of the run, from the artifacts by stage."""
+    markdown: Callable[[dict[str, Any]], str]
+    """Gives the record as people read it on the flow run's page."""
+    headline: Callable[[dict[str, Any]], str] | None = None
+    """Gives it in one sentence; None where the record has a `verdict` of the ladder and the `next_rung`."""
+    write: WriteReport | None = None
+    """Writes its report; None: the Markdown with the figures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,34 +93,40 @@ class Chain:
     folder: Path
     """Folder of the run, below the home's reports."""
     runs: dict[str, StageRun]
+    results: dict[str, Any]
+    report: Path | None
+    """None where nothing was to be told of it."""
 
-    def outcome(self, results: dict[str, Any]) -> dict[str, Any]:
+    def claims(self) -> dict[str, str]:
+        """Give the verdict on each claim of a study."""
+        return {claim["name"]: claim["verdict"] for claim in self.results["claims"]}
+
+    def outcome(self, **more: Any) -> dict[str, Any]:
         """Make the outcome that a flow returns."""
         shown = {name: str(path) for name, path in figures(self.refs).items()}
         return {
-            "results": results,
+            "results": self.results,
             "figures": shown,
             "folder": str(self.folder),
+            "report": None if self.report is None else str(self.report),
             "executed": self.executed,
             "mlflow_url": self.mlflow_url,
-        }
+        } | more
 
 
 def run_chain(
     config: PipelineConfig,
     names: Sequence[str],
+    telling: Telling | None,
     *,
     kind: str,
     checkpoint: str | None = None,
     earlier: Mapping[str, StageRun] | None = None,
     suffix: str = "",
-    report: WriteReport | None = None,
-    judged: Judge | None = None,
 ) -> Chain:
-    """Run the stages `names` with tracking.
+    """Run the stages `names` with tracking, and tell what they found: in a report, in MLflow, on the flow run's page.
 
-    `checkpoint` stands in for the stage train; for `earlier` and `suffix` see `run_stages`; what `report` writes
-    is tracked beside the artifacts, and the verdict that `judged` gives as tags.
+    `checkpoint` stands in for the stage train; for `earlier` and `suffix` see `run_stages`.
     """
     store = open_store()
     if checkpoint is not None:
@@ -118,17 +149,44 @@ def run_chain(
         key = run_key(refs)
         cached = [name for name, run in runs.items() if run.cached]
         tracker.set_tags({"rm.key": key, "rm.cache": ",".join(cached) or "none"})
-        if judged is not None:
-            found = judged(refs)
-            tracker.set_tags(verdict_tags(found["verdict"], found["next_rung"]))
-            tracker.describe(described(found["verdict"], found["next_rung"]))
-            if found["verdict"]["rung"] == 4 and (trained := _trained(refs, checkpoint, store)) is not None:
-                tracker.confirm_model(trained, found["verdict"])
         folder = home() / "reports" / f"{run_name}-{key[:12]}"
-        if report is not None:
-            tracker.log_file(report(refs, folder), REPORT_FOLDER)
+        results: dict[str, Any] = {}
+        report = None
+        if telling is None:
+            tracker.describe(run_note(f"{run_name}: a part of a study", *places(None)))
+        else:
+            told = partial(_tell, telling, refs, folder, tracker)
+            results, report = run_step("report", told, last_of(runs, config)).found
+            verdict = results.get("verdict")
+            if isinstance(verdict, dict) and verdict.get("rung") == 4:
+                trained = _trained(refs, checkpoint, store)
+                if trained is not None:
+                    tracker.confirm_model(trained, results["verdict"])
     executed = [name for name, run in runs.items() if not run.cached]
-    return Chain(refs, executed, tracker.url, folder, runs)
+    if telling is not None and report is not None:
+        show_on_page(telling.markdown(results), report, tracker.url)
+    return Chain(refs, executed, tracker.url, folder, runs, results, report)
+
+
+def _tell(
+    telling: Telling, refs: Mapping[str, ArtifactRef], folder: Path, tracker: RunTracker
+) -> tuple[dict[str, Any], Path]:
+    """Write record and report, and describe the run in MLflow."""
+    results = telling.results(refs)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "summary.json", results)
+    if telling.write is None:
+        report = write_text_report(folder.name, telling.markdown(results), figures(refs), folder / REPORT_FILE)
+    else:
+        report = telling.write(refs, folder)
+    write_index(folder.parent)
+    tracker.log_file(report, REPORT_FOLDER)
+    if telling.headline is None:
+        tracker.set_tags(verdict_tags(results["verdict"], results["next_rung"]))
+        tracker.describe(verdict_note(results["verdict"], results["next_rung"], *places(report)))
+    else:
+        tracker.describe(run_note(telling.headline(results), *places(report)))
+    return results, report
 
 
 def _trained(refs: Mapping[str, ArtifactRef], checkpoint: str | None, store: Store) -> str | None:
@@ -158,18 +216,22 @@ def best_of_n(config: PipelineConfig, checkpoint: str | None = None) -> dict[str
         checkpoint: a reward model that is there already, in place of a training: a checkpoint folder.
 
     Returns:
-        {"results": {"sampling", "overoptimization"}, "figures": paths by name, "folder", "executed", "mlflow_url"}.
+        {"results": {"sampling", "overoptimization"}, "figures": paths by name, "folder", "report": HTML file,
+        "executed", "mlflow_url"}.
 
     Raises:
         ConfigError: the config has no policy.
     """
     required_policy(config)
-    chain = run_chain(config, BEST_OF_N, kind="best-of-n", checkpoint=checkpoint)
-    results = {
-        "sampling": read_json(chain.refs["samples"], "sampling.json"),
-        "overoptimization": read_json(chain.refs["overoptimization"], "overoptimization.json"),
-    }
-    return finish(chain, results, best_of_n_markdown(results))
+
+    def found(refs: Mapping[str, ArtifactRef]) -> dict[str, Any]:
+        return {
+            "sampling": read_json(refs["samples"], "sampling.json"),
+            "overoptimization": read_json(refs["overoptimization"], "overoptimization.json"),
+        }
+
+    telling = Telling(found, best_of_n_markdown, best_of_n_headline)
+    return run_chain(config, BEST_OF_N, telling, kind="best-of-n", checkpoint=checkpoint).outcome()
 
 
 @configured_flow(
@@ -198,7 +260,7 @@ def readiness(config: PipelineConfig, checkpoint: str | None = None) -> dict[str
         checkpoint: a reward model that is there already, in place of a training: a checkpoint folder.
 
     Returns:
-        {"results": the judgement, "figures": paths by name, "folder", "executed", "mlflow_url"}.
+        {"results": the judgement, "figures": paths by name, "folder", "report": HTML file, "executed", "mlflow_url"}.
 
     Raises:
         ConfigError: the config has no policy, or no judge for its samples.
@@ -211,9 +273,8 @@ def readiness(config: PipelineConfig, checkpoint: str | None = None) -> dict[str
         place = checkpoint or str(Path(refs["train"].path) / "best")
         return found | {"next_rung": next_rung(found["verdict"], config, place)}
 
-    chain = run_chain(config, pipeline_stages(config), kind="readiness", checkpoint=checkpoint, judged=judged)
-    results = judged(chain.refs)
-    return finish(chain, results, readiness_markdown(results))
+    telling = Telling(judged, readiness_markdown)
+    return run_chain(config, pipeline_stages(config), telling, kind="readiness", checkpoint=checkpoint).outcome()
 
 
 @configured_flow(
@@ -240,8 +301,8 @@ def confirm(config: PipelineConfig, checkpoint: str | None = None) -> dict[str, 
         checkpoint: a reward model that is there already, in place of a training: a checkpoint folder.
 
     Returns:
-        {"results": the stage's record with its verdict of the ladder, "figures", "folder", "executed",
-        "mlflow_url"}.
+        {"results": the stage's record with its verdict of the ladder, "figures", "folder", "report": HTML file,
+        "executed", "mlflow_url"}.
 
     Raises:
         ConfigError: the config has no policy, only samples of one, or no judge for what it answers.
@@ -259,9 +320,8 @@ def confirm(config: PipelineConfig, checkpoint: str | None = None) -> dict[str, 
         found = read_json(refs["confirmation"], "confirmation.json")
         return found | {"verdict": verdict_on_served(found), "next_rung": None}
 
-    chain = run_chain(config, CONFIRMATION, kind="confirm", checkpoint=checkpoint, judged=judged)
-    results = judged(chain.refs)
-    return finish(chain, results, confirmation_markdown(results))
+    telling = Telling(judged, confirmation_markdown)
+    return run_chain(config, CONFIRMATION, telling, kind="confirm", checkpoint=checkpoint).outcome()
 
 
 @configured_flow(
@@ -294,8 +354,8 @@ def readiness_validation(config: PipelineConfig, world: StudiedWorld | None = No
         world: compute the population of this world alone and judge nothing, so that two processes share the work.
 
     Returns:
-        {"results": the study's record with its registration, "figures": paths by name, "folder", "executed",
-        "mlflow_url"}.
+        {"results": the study's record with its registration, "figures": paths by name, "folder", "report": HTML file or
+        None, "executed", "mlflow_url"}.
 
     Raises:
         ConfigError: the config has no policy or no study, its data have no known truth, or the study has no such world.
@@ -310,15 +370,20 @@ def readiness_validation(config: PipelineConfig, world: StudiedWorld | None = No
     for role, shortcut in zip(POPULATIONS, study.worlds, strict=True):
         if world in (None, shortcut):
             chain = run_chain(
-                config.in_world(shortcut), POPULATION, kind=f"validation-{shortcut}", suffix=f" in {shortcut}"
+                config.in_world(shortcut), POPULATION, None, kind=f"validation-{shortcut}", suffix=f" in {shortcut}"
             )
             populations[role] = chain.runs["population"]
             executed += [f"{name} in {shortcut}" for name in chain.executed]
     if world is not None:
-        return replace(chain, executed=executed).outcome({"world": world, "registration": registration})
-    chain = run_chain(config, ("validation",), kind="validation", earlier=populations)
-    results = read_json(chain.refs["validation"], "validation.json") | {"registration": registration}
-    return finish(replace(chain, executed=[*executed, *chain.executed]), results, validation_markdown(results))
+        return chain.outcome(results={"world": world, "registration": registration}, executed=executed)
+
+    def found(refs: Mapping[str, ArtifactRef]) -> dict[str, Any]:
+        return read_json(refs["validation"], "validation.json") | {"registration": registration}
+
+    telling = Telling(found, validation_markdown, lambda results: str(results["verdict"]))
+    chain = run_chain(config, ("validation",), telling, kind="validation", earlier=populations)
+    tell_study(f"readiness-{config.study}", chain.claims(), str(chain.results["verdict"]), chain.report)
+    return chain.outcome(executed=[*executed, *chain.executed])
 
 
 def _frozen(config: PipelineConfig) -> dict[str, Any]:
@@ -356,7 +421,7 @@ def overoptimize(
         study: MLflow experiment is rm/STUDY.
 
     Returns:
-        {"results": the curves by proxy, "figures": paths by proxy, "mlflow_url"}.
+        {"results": the curves by proxy, "figures": paths by proxy, "report": HTML file, "mlflow_url"}.
 
     Raises:
         DataError: the file or a column cannot be read.
@@ -368,7 +433,8 @@ def overoptimize(
         tags={"rm.kind": "overoptimize", "prefect.flow_run_id": str(runtime.flow_run.id)},
         params={"samples": samples, "gold": gold, "proxies": ",".join(proxies), "max_n": str(max_n)},
     ) as tracker:
-        found, drawn = curves_of_file(
+        curves = partial(
+            curves_of_file,
             Path(samples),
             prompt=prompt,
             gold=gold,
@@ -378,24 +444,26 @@ def overoptimize(
             num_resamples=1000,
             seed=0,
         )
-        for file in drawn.values():
-            tracker.log_file(file, "figures")
-        write_json(folder / "overoptimization.json", found)
-        tracker.log_file(folder / "overoptimization.json", "")
-    create_markdown_artifact(markdown=curves_markdown(found), description=f"Figures: {folder}")
+        computed = run_step("curves", curves, [])
+        found, drawn = computed.found
+
+        def tell() -> Path:
+            for file in drawn.values():
+                tracker.log_file(file, "figures")
+            write_json(folder / "overoptimization.json", found)
+            tracker.log_file(folder / "overoptimization.json", "")
+            written = write_text_report(
+                f"overoptimize-{Path(samples).stem}", curves_markdown(found), drawn, folder / REPORT_FILE
+            )
+            tracker.log_file(written, REPORT_FOLDER)
+            tracker.describe(run_note(f"Proxy and gold reward of {Path(samples).name} against KL", *places(written)))
+            return written
+
+        report = run_step("report", tell, [computed.handed]).found
+    show_on_page(curves_markdown(found), report, tracker.url)
     return {
         "results": found,
         "figures": {name: str(path) for name, path in drawn.items()},
+        "report": str(report),
         "mlflow_url": tracker.url,
     }
-
-
-def finish(chain: Chain, results: dict[str, Any], markdown: str) -> dict[str, Any]:
-    """Write the record, and leave a readable summary and a link on the flow run's page."""
-    chain.folder.mkdir(parents=True, exist_ok=True)
-    write_json(chain.folder / "summary.json", results)
-    write_index(chain.folder.parent)
-    create_markdown_artifact(markdown=markdown, description=f"Record: {chain.folder}")
-    if chain.mlflow_url is not None and chain.mlflow_url.startswith("http"):
-        create_link_artifact(link=chain.mlflow_url, link_text="This run in MLflow")
-    return chain.outcome(results)

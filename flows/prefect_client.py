@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from json import JSONDecodeError
@@ -11,7 +11,13 @@ from uuid import UUID
 import httpx
 from prefect import runtime
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate, WorkPoolCreate, WorkPoolUpdate
+from prefect.client.schemas.actions import (
+    ArtifactCreate,
+    ArtifactUpdate,
+    GlobalConcurrencyLimitUpdate,
+    WorkPoolCreate,
+    WorkPoolUpdate,
+)
 from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.states import Crashed, Running
@@ -35,7 +41,7 @@ JOB_TEMPLATE = {
 
 
 @contextmanager
-def _prefect(api: str | None) -> Iterator[SyncPrefectClient]:
+def prefect_at(api: str | None) -> Iterator[SyncPrefectClient]:
     """Prefect's client of an API, or of the one that this process's flows use; how it fails, in our words.
 
     The client asks a busy server again by itself (503: its SQLite file is locked by another request).
@@ -89,7 +95,7 @@ def ensure_device_limit(api: str | None = None) -> None:
         ServiceError: Prefect does not answer.
     """
     slots = device_slots()
-    with _prefect(api) as client, suppress(ObjectAlreadyExists):  # another run made it in the same moment
+    with prefect_at(api) as client, suppress(ObjectAlreadyExists):  # another run made it in the same moment
         client.upsert_global_concurrency_limit_by_name(DEVICE_LIMIT, slots)
 
 
@@ -101,7 +107,7 @@ def free_leaked_device(device_is_free: bool) -> None:
             (Someone who has the slot and not yet the lock loses the slot, and is still held back by the lock.)
     """
     if device_is_free:
-        with _prefect(None) as client:
+        with prefect_at(None) as client:
             client.update_global_concurrency_limit(DEVICE_LIMIT, GlobalConcurrencyLimitUpdate(active_slots=0))
 
 
@@ -111,7 +117,7 @@ def ensure_work_pool(api: str) -> None:
     Raises:
         ServiceError: Prefect does not answer.
     """
-    with _prefect(api) as client:
+    with prefect_at(api) as client:
         try:
             found = client.read_work_pool(WORK_POOL)
         except ObjectNotFound:
@@ -123,7 +129,7 @@ def ensure_work_pool(api: str) -> None:
 
 def worker_is_online(api: str) -> bool:
     """Whether a worker polls our work pool."""
-    with _prefect(api) as client:
+    with prefect_at(api) as client:
         return any(worker.status == "ONLINE" for worker in client.read_workers_for_work_pool(WORK_POOL))
 
 
@@ -143,7 +149,7 @@ def claim_loaded_run() -> None:
     if started_as is None or started_as.name != "prefect.engine":
         return
     run_id = UUID(sys.argv[1] if len(sys.argv) > 1 else os.environ["PREFECT__FLOW_RUN_ID"])
-    with suppress(ServiceError), _prefect(None) as client:  # it is tried again when the flow begins
+    with suppress(ServiceError), prefect_at(None) as client:  # it is tried again when the flow begins
         kept = [tag for tag in client.read_flow_run(run_id).tags if not is_owner_tag(tag)]
         client.update_flow_run(run_id, tags=[*kept, *run_owner_tags()])
 
@@ -166,7 +172,7 @@ def reap_dead_runs(api: str | None = None) -> list[str]:
     """
     running = {"state": {"type": {"any_": ["RUNNING", "CANCELLING"]}}}
     mine = {"tags": {"all_": [f"{OWNER_PREFIX}{HOST}:{this_process()[HOST]}"]}}
-    with _prefect(api) as client:
+    with prefect_at(api) as client:
         runs = client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate({**running, **mine}))
         dead = [run for run in runs if has_died(_owner(run.tags))]
         for run in dead:
@@ -191,7 +197,7 @@ def show_state(name: str, message: str | None = None) -> bool:
     """
     run_id = runtime.flow_run.id
     try:
-        with _prefect(None) as client:
+        with prefect_at(None) as client:
             state = client.read_flow_run(run_id).state
             if state is None or not state.is_running():
                 return False
@@ -203,3 +209,22 @@ def show_state(name: str, message: str | None = None) -> bool:
 
 def _owner(tags: list[str]) -> dict[str, str]:
     return dict(tag.removeprefix(OWNER_PREFIX).split(":", 1) for tag in tags if is_owner_tag(tag))
+
+
+def progress_bar(flow_run_id: str) -> Callable[[float, str], None]:
+    """A bar on the page of a flow run: what to call with the percent done and what to write beside it.
+
+    From any thread: it asks by a client of its own, not by the one that the flow's end closes. What is given may raise
+    ServiceError.
+    """
+    made: list[UUID] = []
+
+    def draw(percent: float, text: str) -> None:
+        with prefect_at(os.environ["PREFECT_API_URL"]) as client:
+            if made:
+                client.update_artifact(made[0], ArtifactUpdate(data=percent, description=text))
+            else:
+                bar = ArtifactCreate(type="progress", data=percent, description=text, flow_run_id=UUID(flow_run_id))
+                made.append(client.create_artifact(bar).id)
+
+    return draw

@@ -11,7 +11,7 @@ from prefect.artifacts import create_markdown_artifact
 
 from flows.form import Form, configured_flow, presets_for
 from flows.pipeline import require_judge, run_pipeline
-from flows.policy import finish, run_chain
+from flows.policy import Telling, run_chain
 from rmcore.config.model import FROM_POLICY
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
@@ -85,6 +85,9 @@ def rlhf(config: PipelineConfig, mode: Mode = "full", checkpoint: str | None = N
         outcome = run_pipeline(config, kind="rlhf", run_name=run_name)
         create_markdown_artifact(markdown=rlhf_markdown(outcome["results"]["rlhf"]), description="Policy")
         return outcome
-    chain = run_chain(config, POLICY_ONLY, kind="rlhf", checkpoint=checkpoint)
-    record = read_json(chain.refs["grpo"], "rlhf.json")
-    return finish(chain, record, rlhf_markdown(record))
+    telling = Telling(
+        lambda refs: read_json(refs["grpo"], "rlhf.json"),
+        rlhf_markdown,
+        lambda record: str(record["verdict"]["headline"]),
+    )
+    return run_chain(config, POLICY_ONLY, telling, kind="rlhf", checkpoint=checkpoint).outcome()

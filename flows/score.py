@@ -15,8 +15,9 @@ from pydantic import Field
 
 from flows.console import say, told_while_waiting
 from flows.form import described_flow
-from flows.pipeline import open_store, shown_path
+from flows.pipeline import open_store, places, shown_path
 from rmcore.reporting.html.markdown import escape
+from rmcore.reporting.html.note import run_note
 from tasks.served_scoring import (
     OverLength,
     model_to_serve,
@@ -28,6 +29,7 @@ from tasks.served_scoring import (
     summarise,
     write_scores,
 )
+from tasks.stages import run_step
 from tasks.tracking import RunTracker
 
 STUDY = "scores"
@@ -76,7 +78,8 @@ def score(
     store = open_store()
     store.hold_around(model)
     with model_to_serve(model) as served:
-        rows = read_data(data, split, limit)
+        read = run_step("read", lambda: read_data(data, split, limit), [])
+        rows = read.found
         settings = {"split": split, "limit": limit, "over_length": over_length}
         with RunTracker.start(
             study=STUDY,
@@ -85,15 +88,24 @@ def score(
             params={"data": data, "model": model, **settings},
         ) as tracker:
             waiting = partial(told_while_waiting, "score")
-            scored = score_served(store, served, rows, over_length, run=f"score of {served.name}", waiting=waiting)
-            table = rewards_table(rows, scored.answer.rewards, scored.answer.num_cut)
-            summary = summarise(served, rows, table, scored)
-            key = scores_key(summary, rows, **settings)
-            folder = write_scores(table, summary, key)
-            tracker.log_dataset(name=Path(data).name, fingerprint=rows.digest, source=data, num_rows=len(table))
-            tracker.log_metrics({METRICS[name]: summary[name] for name in METRICS if summary[name] is not None})
-            tracker.log_file(folder / "summary.json", "")
-            tracker.set_tags({"rm.key": key, "rm.checkpoint_digest": summary["checkpoint_digest"]})
+            name = f"score of {served.name}"
+            score = partial(score_served, store, served, rows, over_length, run=name, waiting=waiting)
+            answered = run_step("score", score, [read.handed])
+            scored = answered.found
+
+            def write() -> tuple[dict[str, Any], Path]:
+                table = rewards_table(rows, scored.answer.rewards, scored.answer.num_cut)
+                summary = summarise(served, rows, table, scored)
+                key = scores_key(summary, rows, **settings)
+                folder = write_scores(table, summary, key)
+                tracker.log_dataset(name=Path(data).name, fingerprint=rows.digest, source=data, num_rows=len(table))
+                tracker.log_metrics({METRICS[name]: summary[name] for name in METRICS if summary[name] is not None})
+                tracker.log_file(folder / "summary.json", "")
+                tracker.set_tags({"rm.key": key, "rm.checkpoint_digest": summary["checkpoint_digest"]})
+                tracker.describe(run_note(f"{len(table)} rows of {Path(data).name} scored", *places(None)))
+                return summary, folder
+
+            summary, folder = run_step("write", write, [answered.handed]).found
     rewards = str(folder / "rewards.parquet")
     say(f"{summary['num_rows']} rows scored at {summary['rows_per_second']:.1f} a second  {shown_path(rewards)}")
     create_markdown_artifact(markdown=scores_markdown(summary), description=f"Rewards: {rewards}")

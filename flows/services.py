@@ -16,11 +16,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import psutil
 
-from rmcore.core.errors import ServiceError
+from rmcore.core.errors import ConfigError, ServiceError
 from rmcore.core.files import exclusive
 from rmcore.core.processes import marked, owner_of, runs, tail, terminate
 from tasks.home import (
@@ -29,6 +30,7 @@ from tasks.home import (
     QUIET_ENVIRONMENT,
     SAFE_ENVIRONMENT,
     START_PORT,
+    WEBHOOK_VARIABLE,
     home,
     make_home,
     project_root,
@@ -88,6 +90,21 @@ def _answers(service: Service) -> bool:
         return False
 
 
+def webhook_address() -> str | None:
+    """The address that messages are posted to; None where none is named.
+
+    Raises:
+        ConfigError: it is no address of the web. The message does not hold it.
+    """
+    address = os.environ.get(WEBHOOK_VARIABLE) or None
+    if address is not None and (urlsplit(address).scheme not in ("http", "https") or not urlsplit(address).netloc):
+        raise ConfigError(
+            f"{WEBHOOK_VARIABLE} is no address that can be posted to (it is not shown: it is a secret). It begins with "
+            "https:// or http:// and a host."
+        )
+    return address
+
+
 def up(
     prefect_port: int | None = None,
     mlflow_port: int | None = None,
@@ -95,6 +112,7 @@ def up(
     *,
     root: Path | None = None,
     timeout_s: float = 180.0,
+    tell: Callable[[str], None] = lambda line: None,
 ) -> list[ServiceStatus]:
     """Start what is not running yet, deploy `prefect.yaml`, and wait until everything answers.
 
@@ -104,9 +122,10 @@ def up(
         start_port: port of the start page; default 4300, or where it runs already.
         root: project folder that holds prefect.yaml; default: the checkout.
         timeout_s: how long each service may take to answer.
+        tell: hears a line when a service begins to start and when it is ready.
 
     Raises:
-        ConfigError: the home cannot be made.
+        ConfigError: the home cannot be made, or the webhook is no address.
         ServiceError: a port is taken, prefect.yaml is missing, or something did not start (what this call started is
             ended again).
     """
@@ -115,16 +134,17 @@ def up(
         raise ServiceError(
             f"{root} has no prefect.yaml: there is nothing to deploy. Run this in a checkout of the project."
         )
+    webhook = webhook_address()
     make_home(home())
     with exclusive(services_folder(home()) / "lock"):
-        starter = _Starter(home(), timeout_s)
+        starter = _Starter(home(), timeout_s, tell)
         ports = {
             START_PAGE: starter.port(START_PAGE, start_port, START_PORT, "--start-port"),
             PREFECT_SERVER: starter.port(PREFECT_SERVER, prefect_port, PREFECT_PORT, "--prefect-port"),
             MLFLOW_SERVER: starter.port(MLFLOW_SERVER, mlflow_port, MLFLOW_PORT, "--mlflow-port"),
         }
         try:
-            starter.start_all(ports, root)
+            starter.start_all(ports, root, webhook)
         except BaseException:  # Ctrl-C too: no half-started set stays behind
             _end(starter.started)
             raise
@@ -134,9 +154,12 @@ def up(
 class _Starter:
     """Starts services one by one."""
 
-    def __init__(self, directory: Path, timeout_s: float) -> None:
+    def __init__(self, directory: Path, timeout_s: float, tell: Callable[[str], None]) -> None:
         self.directory = directory
         self.timeout_s = timeout_s
+        self.tell = tell
+        self.began = time.monotonic()
+        self.ready: set[str] = set()
         self.running = running_services(directory)
         self.known = known_addresses(directory)
         self.started: list[Service] = []
@@ -163,8 +186,8 @@ class _Starter:
                 ) from error
         return port
 
-    def start_all(self, ports: dict[str, int], root: Path) -> None:
-        """Start what does not run, in an order that lets slow starts overlap."""
+    def start_all(self, ports: dict[str, int], root: Path, webhook: str | None) -> None:
+        """Start what does not run, in an order that lets slow starts overlap; messages go to `webhook`."""
         urls = {name: f"http://{HOST}:{port}" for name, port in ports.items()}
         environment = self._environment(urls)
         for name in (*QUIET_ENVIRONMENT, "PREFECT_HOME", "PREFECT_API_AUTH_STRING"):
@@ -172,7 +195,7 @@ class _Starter:
         self._start(PREFECT_SERVER, environment, urls[PREFECT_SERVER])
         self._start(MLFLOW_SERVER, environment, urls[MLFLOW_SERVER])
         self._start(START_PAGE, environment, urls[START_PAGE])
-        from flows import prefect_client  # imports Prefect, which takes seconds: the servers start meanwhile
+        from flows import automations, prefect_client  # imports Prefect, for seconds: the servers start meanwhile
 
         self._wait(PREFECT_SERVER, lambda: _answers(self.running[PREFECT_SERVER]))
         api = f"{urls[PREFECT_SERVER]}/api"
@@ -180,16 +203,22 @@ class _Starter:
         prefect_client.ensure_device_limit(api)
         prefect_client.ensure_work_pool(api)
         self._start(WORKER, environment, None)
+        self._deploy(root, environment)  # which takes as long as the worker does
         self._wait(WORKER, lambda: prefect_client.worker_is_online(api))
-        self._deploy(root, environment)
+        if webhook is None:
+            self.tell(f"webhook         none; {WEBHOOK_VARIABLE} names one, to hear of runs that fail")
+        else:
+            names = automations.deploy_automations(api, webhook)
+            self.tell(f"webhook         {len(names)} automations post to it; each has a switch in Prefect")
         for name in (MLFLOW_SERVER, START_PAGE):
             self._wait(name, partial(_answers, self.running[name]))
 
     def _environment(self, urls: dict[str, str]) -> dict[str, str]:
         secret = password(self.directory)
+        inherited = {name: value for name, value in os.environ.items() if name != WEBHOOK_VARIABLE}
         return {
             **QUIET_ENVIRONMENT,
-            **os.environ,
+            **inherited,
             **SAFE_ENVIRONMENT,
             "RM_OPT_HOME": str(self.directory),
             "PREFECT_HOME": str(self.directory / "prefect"),
@@ -211,6 +240,7 @@ class _Starter:
         if name in self.running:
             return
         port = [] if url is None else [url.rpartition(":")[2]]
+        self.tell(f"{name:<15} starting")
         with log_file(self.directory, name).open("wb") as output:
             child = subprocess.Popen(
                 [sys.executable, *COMMANDS[name], *port],
@@ -232,23 +262,39 @@ class _Starter:
                 raise ServiceError(f"{name} ended while starting. {tail(log)}")
             if time.monotonic() > deadline:
                 raise ServiceError(f"{name} did not answer within {self.timeout_s:.0f} s. {tail(log)}")
-            time.sleep(POLL_SECONDS)
+            self._pause()
+        self._say_ready(name)
+
+    def _pause(self) -> None:
+        """Wait for a moment, and say which servers have become ready meanwhile."""
+        time.sleep(POLL_SECONDS)
+        for service in self.started:
+            if service.url is not None and service.name not in self.ready and _answers(service):
+                self._say_ready(service.name)
+
+    def _say_ready(self, name: str) -> None:
+        if name not in self.ready and name in [service.name for service in self.started]:
+            self.tell(f"{name:<15} ready after {time.monotonic() - self.began:.0f} s")
+        self.ready.add(name)
 
     def _deploy(self, root: Path, environment: dict[str, str]) -> None:
         log = services_folder(self.directory) / "deploy.log"
         command = [sys.executable, "-P", "-m", "prefect", "--no-prompt", "deploy", "--all"]
+        began = time.monotonic()
+        self.tell(f"{'flows':<15} deploying")
         with log.open("wb") as output:
-            done = subprocess.run(
-                command,
-                check=False,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                cwd=root,
+            done = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment, cwd=root
             )
+            try:
+                while done.poll() is None:
+                    self._pause()
+            finally:
+                done.kill()
+                done.wait()
         if done.returncode:
             raise ServiceError(f"{root / 'prefect.yaml'} could not be deployed. {tail(log)}")
+        self.tell(f"{'flows':<15} deployed in {time.monotonic() - began:.0f} s")
 
 
 def down() -> list[str]:

@@ -11,7 +11,6 @@ configure_environment()  # before Prefect and MLflow read their settings
 # ruff: noqa: E402
 import pandas as pd
 from prefect import runtime
-from prefect.artifacts import create_link_artifact, create_markdown_artifact
 
 from flows.checkpoints import (
     Row,
@@ -20,16 +19,28 @@ from flows.checkpoints import (
     read_metrics,
     require_checkpoints,
     table_row,
+    trajectory_headline,
     trajectory_markdown,
 )
 from flows.form import FIELDS, Form, configured_flow, presets_for
-from flows.pipeline import open_store, run_and_say, run_stages
+from flows.pipeline import (
+    REPORT_FILE,
+    REPORT_FOLDER,
+    open_store,
+    places,
+    run_and_say,
+    run_stages,
+    show_on_page,
+)
+from flows.progress import shown_progress
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.store import Store, flatten
 from rmcore.reporting.figures.style import save
 from rmcore.reporting.figures.trajectory import curvature_trajectory_figure
+from rmcore.reporting.html.note import run_note
+from rmcore.reporting.html.text_page import write_text_report
 from rmcore.stages.results import run_key
-from tasks.stages import StageRun
+from tasks.stages import StageRun, run_step
 from tasks.tracking import RunTracker
 
 FORM = Form(
@@ -41,7 +52,7 @@ FORM = Form(
 PICTURE = """
 prepare ──> train ─┬─> landscape of step 25
                    ├─> landscape of step 50
-                   └─> … of each checkpoint that train.save_every keeps ──> table, figure
+                   └─> … of each checkpoint that train.save_every keeps ──> report: table, figure
 """
 
 
@@ -57,7 +68,8 @@ def trajectory(config: PipelineConfig) -> dict[str, Any]:
 
     Returns:
         {"results": {"run_name", "best_step", "checkpoints": rows in the order of steps}, "figure": path, "table": path,
-        "mlflow_url": address or None, "executed": what was computed: stages, and step_N of each one measured}.
+        "report": HTML file, "mlflow_url": address or None, "executed": what was computed: stages, and step_N of each
+        one measured}.
 
     Raises:
         ConfigError: train.save_every is not set.
@@ -72,19 +84,27 @@ def trajectory(config: PipelineConfig) -> dict[str, Any]:
         params=flatten(config.model_dump(mode="json")),
         loggers=config.loggers,
     ) as tracker:
+        tracker.watch_machine()
         runs = run_stages(("prepare", "train"), config, store, tracker)
         best_step = _best_step(Path(runs["train"].ref.path))
         measured = _measure(config, store, tracker, runs)
         rows = [history_row(step, metrics) for step, metrics in measured.items()]
-        figure, table = _write(run_name, runs, rows, best_step)
-        _track(tracker, runs, measured, rows, (figure, table))
-    create_markdown_artifact(markdown=trajectory_markdown(run_name, rows), description=f"Figure: {figure}")
-    if tracker.url is not None and tracker.url.startswith("http"):
-        create_link_artifact(link=tracker.url, link_text="This run in MLflow")
+        markdown = trajectory_markdown(run_name, rows)
+
+        def tell() -> tuple[Path, Path, Path]:
+            figure, table = _write(run_name, runs, rows, best_step)
+            report = write_text_report(run_name, markdown, {figure.stem: figure}, figure.with_name(REPORT_FILE))
+            _track(tracker, runs, measured, rows, (figure, table), report)
+            return figure, table, report
+
+        after = [run.handed for name, run in runs.items() if name not in ("prepare", "train")]
+        figure, table, report = run_step("report", tell, after).found
+    show_on_page(markdown, report, tracker.url)
     return {
         "results": {"run_name": run_name, "best_step": best_step, "checkpoints": rows},
         "figure": str(figure),
         "table": str(table),
+        "report": str(report),
         "mlflow_url": tracker.url,
         "executed": [name for name, run in runs.items() if not run.cached],
     }
@@ -99,12 +119,17 @@ def _measure(
 ) -> dict[int, dict[str, float]]:
     """Run the landscape stage once for each checkpoint, noting it in `runs`; the numbers by step."""
     measured = {}
-    for one in kept_checkpoints(runs["train"].ref):
-        upstream = {"prepare": runs["prepare"].ref, "train": one.trained}
-        after = [runs["prepare"], runs["train"]]
-        run = run_and_say(store, "landscape", one.settings(config), upstream, tracker, label=one.name, after=after)
-        runs[one.name] = run
-        measured[one.step] = read_metrics(Path(run.ref.path))
+    after = [runs["prepare"], runs["train"]]
+    kept = kept_checkpoints(runs["train"].ref)
+    with shown_progress("checkpoints", len(kept)) as progress:
+        for one in kept:
+            upstream = {"prepare": runs["prepare"].ref, "train": one.trained}
+            settings = one.settings(config)
+            run = run_and_say(
+                store, "landscape", settings, upstream, tracker, label=one.name, after=after, progress=progress
+            )
+            runs[one.name] = run
+            measured[one.step] = read_metrics(Path(run.ref.path))
     return measured
 
 
@@ -123,13 +148,16 @@ def _track(
     measured: dict[int, dict[str, float]],
     rows: list[Row],
     files: tuple[Path, Path],
+    report: Path,
 ) -> None:
-    """Send each checkpoint's numbers at its step, the table and the figure."""
+    """Send each checkpoint's numbers at its step, the table, the figure and the report."""
     for step, metrics in measured.items():
         tracker.log_metrics(metrics, step)
     tracker.log_table([table_row(row) for row in rows], "checkpoints")
     for file in files:
         tracker.log_file(file, "trajectory")
+    tracker.log_file(report, REPORT_FOLDER)
+    tracker.describe(run_note(trajectory_headline(rows), *places(report)))
     tracker.set_tags(
         {
             "rm.key": run_key({name: run.ref for name, run in runs.items()}),

@@ -48,7 +48,14 @@ class MatrixTracker(Protocol):
         """Set tags of the experiment that the matrix's run belongs to."""
 
 
-def publish_view(tracker: MatrixTracker, *, matrix_key: str, params: Sequence[str], metrics: Sequence[str]) -> None:
+def publish_view(
+    tracker: MatrixTracker,
+    *,
+    matrix_key: str,
+    params: Sequence[str],
+    metrics: Sequence[str],
+    with_interval: Sequence[str] = (),
+) -> None:
     """Save the two views of a matrix in the tracker's experiment; sets `tracker.comparison_url`. Returns at once.
 
     Args:
@@ -56,8 +63,9 @@ def publish_view(tracker: MatrixTracker, *, matrix_key: str, params: Sequence[st
         matrix_key: value of the cells' tag `rm.matrix`.
         params: logged parameters that vary between cells, as columns in this order, for example `train.lr`.
         metrics: the experiment's metrics, at least one, the main one first.
+        with_interval: those of them whose interval stands beside them in the table.
     """
-    table = table_state(matrix_key, params, metrics)
+    table = table_state(matrix_key, params, metrics, with_interval)
     charts = charts_state(matrix_key, params, metrics)
     name = tracker.record.run_name
     tracker.set_experiment_tags(
@@ -92,13 +100,17 @@ def saved_view(name: str, state: dict[str, Any]) -> str:
     return json.dumps({"name": name, "createdAt": now_ms, "updatedAt": now_ms, "state": f"deflate;{packed}"})
 
 
-def table_state(matrix_key: str, params: Sequence[str], metrics: Sequence[str]) -> dict[str, Any]:
+def table_state(
+    matrix_key: str, params: Sequence[str], metrics: Sequence[str], with_interval: Sequence[str] = ()
+) -> dict[str, Any]:
     """State of the runs page that shows a matrix's cells as a table: metrics, varying settings, arm and seed.
 
     Metrics come first, because the run's name, pinned on the left, tells arm and seed already. Nothing else is shown
     but what the page always shows: when a run was made and how long it took to send.
     """
-    named = [("metrics", name) for name in metrics] + [("params", name) for name in params]
+    ends = {name: (f"{name}_ci_low", f"{name}_ci_high") for name in with_interval}
+    columns = [column for name in metrics for column in (name, *ends.get(name, ()))]
+    named = [("metrics", name) for name in columns] + [("params", name) for name in params]
     named += [("tags", "rm.arm"), ("tags", "rm.seed")]
     widths = {_column(kind, name): _width(kind, name) for kind, name in named}
     return {

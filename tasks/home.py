@@ -25,6 +25,8 @@ from tasks.local_services import (
 START_PORT = 4300
 PREFECT_PORT = 4200
 MLFLOW_PORT = 5000
+WEBHOOK_VARIABLE = "RM_OPT_WEBHOOK_URL"
+"""Environment variable with the address that `rm-opt up` has messages posted to (flows/automations.py): a secret."""
 DEVICE_LIMIT = "rm-device"
 """Prefect's global concurrency limit of which a stage takes a slot while it uses the device (tasks/device.py)."""
 HOME_FOLDERS = (

@@ -127,6 +127,9 @@ class MlflowRun:
             return self._experiment(study, tracking_uri)
         if experiment.lifecycle_stage == "deleted":
             self.client.restore_experiment(experiment.experiment_id)
+        for tag, value in EXPERIMENT_TAGS.items():  # one that an older version made, or a person, may lack it
+            if experiment.tags.get(tag) != value:
+                self.client.set_experiment_tag(experiment.experiment_id, tag, value)
         return str(experiment.experiment_id)
 
     def _send_params(self, params: Mapping[str, str]) -> None:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 ADDRESS_PARAMETER = "workflowType=machine_learning"
 EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
+RUN_COLOUR = "mlflow.runColor"
+"""Tag with the colour that MLflow's tables and charts give a run, `#rrggbb`; without it, one of a hash of its id."""
 DEFAULTS = {"mlflow.workflowType_v1": "machine_learning", "mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": True}
 """Settings that MLflow's page keeps in the browser: the mode, and that its assistant need not open by itself."""
 CHOOSE = (

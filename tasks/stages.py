@@ -8,15 +8,17 @@ it imports, and a cached result is not looked at again.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from prefect import task
+from prefect.cache_policies import NO_CACHE
 from prefect.concurrency.sync import concurrency
 from prefect.context import TaskRunContext
 from prefect.exceptions import TerminationSignal
 from prefect.logging import get_run_logger
 
 from rmcore.config.pipeline import PipelineConfig
+from rmcore.core.progress import share_of
 from rmcore.core.store import ArtifactRef, Store
 from rmcore.stages.registry import stage_call
 from rmcore.stages.settings import DeviceSettings
@@ -29,6 +31,7 @@ FULL_LIMIT = (
     f"{DEVICE}: no run of this home holds it any more, but Prefect has given no slot of its limit {DEVICE_LIMIT} yet. "
     "Another home or machine on the same server may hold them; Prefect's page Concurrency shows it"
 )
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,7 @@ def run_stage(
     label: str = "",
     run: str | None = None,
     after: Iterable[StageRun] = (),
+    progress: Callable[[float], None] = lambda share: None,
 ) -> StageRun:
     """Run stage `name` as a Prefect task, or take its artifact from the store.
 
@@ -65,7 +69,7 @@ def run_stage(
     it returns, again after the device limit is released. `before` is called when the stage has its lock and its slot
     and is about to start, and may refuse with an RmcoreError.
     `waiting` is entered where something has to run, and what it gives knows what the stage waits for. `run` is the name
-    by which others who wait know this run.
+    by which others who wait know this run. `progress` hears which share of it is done, as often as its log does.
     """
     call = stage_call(name, config, upstream)
     key = call.key
@@ -77,7 +81,13 @@ def run_stage(
         return key
 
     def work() -> ArtifactRef:
-        tell = get_run_logger().info
+        log = get_run_logger().info
+
+        def tell(line: str) -> None:
+            log(line)
+            if (share := share_of(line)) is not None:
+                progress(share)
+
         with _told(on_interrupt), waiting() as wait:
             device = call.settings.device if isinstance(call.settings, DeviceSettings) else None
             limit = nullcontext() if device is None else device_limit(store, wait, device)
@@ -101,6 +111,30 @@ def run_stage(
     handed = stage_task(wait_for=[run.handed for run in after])
     damage = status.damage if any(ran) else ""
     return StageRun(store.ref(name, key), cached=not any(ran), damage=damage, handed=handed)
+
+
+@dataclass(frozen=True, slots=True)
+class Step(Generic[Found]):
+    """A part of a flow that is no stage: what came of it, and what Prefect knows its task by."""
+
+    found: Found
+    handed: str
+
+
+def run_step(name: str, work: Callable[[], Found], after: Iterable[Any]) -> Step[Found]:
+    """Do a part of a flow that is no stage, such as its report, as a Prefect task, which the run's page draws.
+
+    It has an edge from each of `after`: what tasks handed on, or futures.
+    """
+    found: list[Found] = []
+
+    @task(name=name, task_run_name=name, cache_policy=NO_CACHE, persist_result=False)
+    def step_task() -> str:
+        found.append(work())
+        return f"{name} is done"  # a new object, which stands for this task alone
+
+    handed = step_task(wait_for=list(after))
+    return Step(found[0], handed)
 
 
 @contextmanager

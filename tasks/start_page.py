@@ -20,7 +20,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from rmcore.reporting.html.index import run_row
+from rmcore.reporting.html.index import FILE, run_row, write_index
 from rmcore.reporting.html.page import render_page
 from rmcore.reporting.runs import read_runs
 from tasks.local_services import basic_authorization, password
@@ -62,7 +62,7 @@ class Prefect:
         return [
             {
                 "name": deployment["name"],
-                "about": deployment["description"] or "",
+                "about": (deployment["description"] or "").partition("\n\n")[0],
                 "address": f"{self.ui}/deployments/deployment/{quote(deployment['id'])}",
                 "when": _when(schedule["schedule"]),
                 "is_active": schedule["active"],
@@ -86,11 +86,14 @@ def start_page_app(directory: Path) -> Starlette:
 
     def start(request: Request) -> Response:
         runs = read_runs(reports)
+        if runs and not (reports / FILE).is_file():  # of a home that an older version filled
+            write_index(reports)
         values: dict[str, Any] = {
             "home": str(directory),
             "prefect": prefect.ui,
             "mlflow": os.environ["MLFLOW_TRACKING_URI"],
             "num_reports": len(runs),
+            "all_reports": f"{REPORTS_PATH}/{FILE}",
             "rows": [run_row(run, REPORTS_PATH) for run in runs[:NEWEST_REPORTS]],
         }
         try:

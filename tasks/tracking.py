@@ -25,7 +25,7 @@ from rmcore.reporting.schema import NextRung, Verdict
 from tasks.comparison_view import comparison_url
 from tasks.home import MLFLOW_PORT, home, tracking_address
 from tasks.mlflow_client import in_one_line, without_login
-from tasks.mlflow_run import MlflowRun
+from tasks.mlflow_run import NOTE_TAG, MlflowRun
 from tasks.model_training import ADDRESS_PARAMETER
 from tasks.model_versions import alias_moves, confirmation_tags, judgement_tags
 from tasks.run_identity import reap_dead_runs
@@ -175,6 +175,10 @@ class RunTracker:
     def describe(self, note: str) -> None:
         """Set the run's description: Markdown by `rmcore.reporting.html.note`, with links to files of the run."""
         self._tell({"kind": "note", "text": note})
+
+    def describe_experiment(self, note: str) -> None:
+        """Set the description of the whole experiment, which its page shows above its runs."""
+        self.set_experiment_tags({NOTE_TAG: note})
 
     def log_artifact_folder(self, folder: Path, stage: str) -> None:
         """Send what the stage's artifact at `folder` holds: summary metrics, figures, tables, metrics by step.

@@ -140,7 +140,7 @@ json.dump({"runs": found, "versions": len(versions), "candidate": candidate}, sy
         assert run["tags"]["rm.cache"] == cache
         assert run["tags"]["mlflow.note.content"].startswith("### ")
         assert "**Rung 1 of 4**: labelled pairs" in run["tags"]["mlflow.note.content"]
-        assert run["metrics"]["at_a_glance/rung"] == 1
+        assert 0 <= run["metrics"]["at_a_glance/validation_accuracy"] <= 1
         assert run["metrics"]["at_a_glance/accuracy"] == cards["pairwise_accuracy"]["value"]
         assert "numbers.json" in run["artifacts"]
         assert run["metrics"]["eval/test_pairwise_accuracy"] == pytest.approx(cards["pairwise_accuracy"]["value"])

@@ -4,12 +4,15 @@ is started once for all of them."""
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
@@ -235,13 +238,49 @@ class Patient(httpx.HTTPTransport):
         return answer
 
 
+class Webhook:
+    """A receiver of messages on this machine, whose address holds a secret."""
+
+    def __init__(self):
+        self.messages = []
+        messages = self.messages
+
+        class Receiver(BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                messages.append((self.path, self.headers["Content-Type"], json.loads(body)))
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *_):
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.secret = "hook-5ecret-0f-this-test"
+        self.address = f"http://127.0.0.1:{self.server.server_port}/{self.secret}"
+
+    def of(self, event):
+        """The messages about one kind of event."""
+        return [message for _, _, message in list(self.messages) if message["event"] == event]
+
+    def close(self):
+        self.server.shutdown()
+        self.server.server_close()
+
+
 class Services:
     """Both servers and the worker, started by the command line in a home of their own."""
 
     def __init__(self, home):
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
         self.home = home
-        self.environment = inherited | {"RM_OPT_HOME": str(home), "RM_OPT_DEVICE_SLOTS": "2"}
+        self.webhook = Webhook()
+        self.environment = inherited | {
+            "RM_OPT_HOME": str(home),
+            "RM_OPT_DEVICE_SLOTS": "2",
+            "RM_OPT_WEBHOOK_URL": self.webhook.address,
+        }
         prefect_port, mlflow_port, start_port = free_port(), free_port(), free_port()
         self.ui, self.mlflow = f"http://127.0.0.1:{prefect_port}", f"http://127.0.0.1:{mlflow_port}"
         self.api = f"{self.ui}/api"
@@ -298,9 +337,27 @@ class Services:
 
     def artifacts(self, run_id):
         """What a flow run left to read on its page."""
+        return [artifact["data"] for artifact in self._artifacts(run_id) if artifact["type"] == "markdown"]
+
+    def bars(self, run_id):
+        """How far a flow run's page says that it is: percent and words of each bar, in the order they were made."""
+        made = sorted(self._artifacts(run_id), key=lambda artifact: artifact["created"])
+        return [(one["data"], one["description"]) for one in made if one["type"] == "progress"]
+
+    def _artifacts(self, run_id):
         filtered = {"artifacts": {"flow_run_id": {"any_": [run_id]}}}
-        answer = self.http.post(f"{self.api}/artifacts/filter", json=filtered).raise_for_status()
-        return [artifact["data"] for artifact in answer.json()]
+        return self.http.post(f"{self.api}/artifacts/filter", json=filtered).raise_for_status().json()
+
+    def edges(self, run_id):
+        """The graph on a flow run's page: what comes right before each node, by their names."""
+        graph = self.http.get(f"{self.api}/flow_runs/{run_id}/graph-v2").raise_for_status().json()
+        names = {key: node["label"] for key, node in graph["nodes"]}
+        return {node["label"]: {names[parent["id"]] for parent in node["parents"]} for _, node in graph["nodes"]}
+
+    def report(self, run_id):
+        """The one report that a flow run's page links to, as the start page serves it."""
+        [link] = re.findall(rf"{re.escape(self.start)}/reports/[^)\s]+", " ".join(self.artifacts(run_id)))
+        return self.http.get(link).raise_for_status().text
 
 
 @pytest.fixture(scope="session")
@@ -311,5 +368,6 @@ def services(tmp_path_factory):
         yield started
         assert "worker" in started.rm_opt("down")
         assert started.rm_opt("status").count("not running") == 4
+        started.webhook.close()
     finally:
         terminate(marked("RM_OPT_HOME", str(home)))  # what an `up` that failed may have left

@@ -5,10 +5,11 @@ import json
 import pytest
 
 from rmcore.core.metrics import CELL_METRICS
-from rmcore.reporting.html.note import RUN_FILES, verdict_note
+from rmcore.reporting.html.note import RUN_FILES, experiment_note, verdict_note
 from tasks.comparison_view import VIEW_TAG, charts_state, publish_view, saved_view, table_state
 from tasks.local_services import basic_authorization, password
 from tasks.mlflow_client import connect
+from tasks.model_training import EXPERIMENT_TAGS, RUN_COLOUR
 from tasks.tracking import RunTracker
 
 pytestmark = pytest.mark.services
@@ -16,13 +17,15 @@ pytestmark = pytest.mark.services
 MATRIX = "0123456789ab"
 METRICS = ["eval/test_pairwise_accuracy", "calib/test_ece_debiased", "cost/train_seconds"]
 WINDOW = "2600,2400"  # the table holds only the columns that fit
+COLOURS = {"muon": "#0072b2", "lion": "#d55e00", "another": "#000000"}
 PARAMS = ["train.optimizer", "train.lr"]
 
 
 def send_cell(matrix_key, arm, seed, accuracy):
-    tags = {"rm.kind": "cell", "rm.matrix": matrix_key, "rm.arm": arm, "rm.seed": str(seed)}
+    tags = {"rm.kind": "cell", "rm.matrix": matrix_key, "rm.arm": arm, "rm.seed": str(seed), RUN_COLOUR: COLOURS[arm]}
     params = {"train.optimizer": arm, "train.lr": 0.02, "data.source": "not-shown.jsonl"}
     with RunTracker.start("demo", f"{arm} seed {seed}", tags, params, parent_uid=matrix_key) as cell:
+        cell.log_metrics({f"{METRICS[0]}_ci_low": accuracy - 0.25, f"{METRICS[0]}_ci_high": accuracy + 0.25})
         cell.log_metrics({METRICS[0]: accuracy, METRICS[1]: 0.0625, METRICS[2]: 32.5, "calib/noise": 0.1234567})
         cell.log_metrics({"train/loss": 0.6875}, step=1)
 
@@ -32,7 +35,8 @@ def matrix(server):
     """A matrix with three cells, and a cell of another one beside it."""
     with RunTracker.start("demo", "optimizers", {"rm.kind": "matrix"}, {}, uid=MATRIX) as tracker:
         assert tracker.comparison_url is None
-        publish_view(tracker, matrix_key=MATRIX, params=PARAMS, metrics=METRICS)
+        publish_view(tracker, matrix_key=MATRIX, params=PARAMS, metrics=METRICS, with_interval=METRICS[:1])
+        tracker.describe_experiment(experiment_note("Optimizers", {"Side by side": str(tracker.comparison_url)}))
         for arm, seed, accuracy in (("muon", 0, 0.71875), ("muon", 2, 0.734375), ("lion", 0, 0.703125)):
             send_cell(MATRIX, arm, seed, accuracy)
         send_cell("ba9876543210", "another", 7, 0.5)
@@ -46,11 +50,26 @@ def test_the_links_show_the_cells_with_their_columns_and_charts(browse, matrix):
         f'col-id="{kind}.`{name}`"' for kind, names in (("params", PARAMS), ("metrics", METRICS)) for name in names
     ]
     columns += ['col-id="tags.`rm.arm`"', 'col-id="tags.`rm.seed`"']
-    expected = [*cells, *columns, *METRICS, "0.71875", "0.734375", "0.703125", "0.0625", "32.5", "optimizers: table"]
+    columns += [f'col-id="metrics.`{METRICS[0]}_ci_{end}`"' for end in ("low", "high")]
+    expected = [
+        *cells,
+        *columns,
+        *METRICS,
+        "0.71875",
+        "0.46875",
+        "0.96875",
+        "0.734375",
+        "0.703125",
+        "0.0625",
+        "32.5",
+        "optimizers: table",
+    ]
     table = browse(matrix.comparison_url, WINDOW, expected)
     assert [text for text in expected if text not in table] == []
     unwanted = ["another seed 7", "not-shown.jsonl", "0.1234567", "does not exist"]
     assert [text for text in unwanted if text in table] == []
+    assert "rgb(0, 114, 178)" in table  # an arm's colour beside its cells
+    assert "rgb(213, 94, 0)" in table
 
     expected = [
         *cells,
@@ -70,7 +89,15 @@ def test_a_view_published_again_replaces_the_old_one(matrix, server):
     with RunTracker.start("demo", "optimizers", {"rm.kind": "matrix"}, {}, uid=MATRIX) as again:
         publish_view(again, matrix_key=MATRIX, params=PARAMS, metrics=METRICS[:1])
         assert again.comparison_url == matrix.comparison_url
-    tags = connect(server.url).get_experiment_by_name("rm/demo").tags
+    client = connect(server.url)
+    experiment = client.get_experiment_by_name("rm/demo")
+    for name in EXPERIMENT_TAGS:  # as an older version left it
+        client.delete_experiment_tag(experiment.experiment_id, name)
+    with RunTracker.start("demo", "later", {}, {}):
+        pass
+    tags = client.get_experiment_by_name("rm/demo").tags
+    assert tags.items() >= EXPERIMENT_TAGS.items()
+    assert tags["mlflow.note.content"] == f"[Side by side]({matrix.comparison_url}) · Optimizers\n"
     views = [json.loads(value) for name, value in tags.items() if name.startswith(VIEW_TAG)]
     assert sorted(view["name"] for view in views) == ["optimizers: charts", "optimizers: table"]
 

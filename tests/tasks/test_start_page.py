@@ -34,8 +34,9 @@ def test_where_prefect_does_not_answer_the_page_says_so_and_shows_the_rest(home,
     assert "http://127.0.0.1:5000" in page.text
     assert "<script" not in page.text
     assert "&lt;b&gt;" in page.text
-    [address] = [word.split('"')[1] for word in page.text.split("<a ") if word.startswith('href="/reports/')]
+    address, all_of_them = [word.split('"')[1] for word in page.text.split("<a ") if word.startswith('href="/reports/')]
     assert client.get(address).text == "<!doctype html>the report"
+    assert "mine &lt;b&gt;" in client.get(all_of_them).text
 
 
 def test_nothing_of_a_home_is_handed_out_but_reports(home, client):

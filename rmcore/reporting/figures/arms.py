@@ -46,6 +46,12 @@ def looks(arms: Sequence[Mapping[str, Any]], metric: str, better: bool | None) -
     return found
 
 
+def declared_colours(arms: Sequence[str], control: str) -> dict[str, str]:
+    """The colour of each arm by name before anything is measured: what `looks` gives unless there are many."""
+    others = [name for name in arms if name != control]
+    return {control: CONTROL_COLOUR} | {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(others)}
+
+
 def short(name: str, longest: int = _LONGEST) -> str:
     """The name, its middle left out where it is long: names of one family often differ at the ends."""
     return name if len(name) <= longest else f"{name[: longest // 2]}…{name[-(longest - longest // 2 - 1) :]}"

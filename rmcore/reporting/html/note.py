@@ -6,7 +6,7 @@ MLflow's page renders descriptions as GitHub does and lets images, frames and li
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rmcore.core.metrics import metric_spec
@@ -21,6 +21,7 @@ RUN_FILES = "run:"
 """Beginning of an address that names a file of the run described here; the tracker knows where the file is."""
 _SPECIAL = re.compile(r"[&<>\\`*_\[\]{}#|~@]|:(?=\S)|(?<=www)\.|^[-+=]|^\d+[.)](?=\s)", re.IGNORECASE)
 _SUMMARY = ("pairwise_accuracy", "accuracy_over_baseline", "ece_debiased")
+_CURVES = {"eval/pairwise_accuracy": "validation_accuracy", "eval/loss": "validation_loss"}
 _NOTHING: Metric = {"value": None, "ci_low": None, "ci_high": None, "num": 0, "reason": "not measured"}
 
 
@@ -50,14 +51,32 @@ def verdict_note(
     # Two blanks break the line: what MLflow shows of a long description is its first three or four.
     lines += [f"**Rung {verdict['rung']} of 4**: {plain(verdict['evidence'])}  "]
     lines += [plain(shown), ""] if shown else [""]
-    there = [f"[{plain(name)}]({_address(link)})" for name, link in links.items()] + [plain(place) for place in places]
-    lines += [" · ".join(there), ""] if there else []
+    lines += _where(links, places)
     if verdict["reasons"]:
         lines += ["**What speaks against it**", "", bullets(plain(reason) for reason in verdict["reasons"]), ""]
     if more is not None:
         lines += [f"**What would give a stronger verdict** (rung {more['rung']}): {plain(more['evidence'])}", ""]
         lines += [f"    {' '.join(more['command'].splitlines())}", "", f"It costs {plain(more['cost'])}."]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def run_note(headline: str, links: Mapping[str, str], places: Sequence[str] = (), shown: str = "") -> str:
+    """The description of a run that ends in no verdict of the ladder: what it came to, its numbers, where things are.
+
+    Arguments as of `verdict_note`.
+    """
+    lines = [f"### {plain(headline)}", "", *([plain(shown), ""] if shown else []), *_where(links, places)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def experiment_note(headline: str, links: Mapping[str, str]) -> str:
+    """The description of an experiment, whose page shows its first line until it is opened: so the links come first."""
+    return " · ".join([*(f"[{plain(name)}]({_address(link)})" for name, link in links.items()), plain(headline)]) + "\n"
+
+
+def _where(links: Mapping[str, str], places: Sequence[str]) -> list[str]:
+    there = [f"[{plain(name)}]({_address(link)})" for name, link in links.items()] + [plain(place) for place in places]
+    return [" · ".join(there), ""] if there else []
 
 
 def in_run(note: str, files: str) -> str:
@@ -67,9 +86,10 @@ def in_run(note: str, files: str) -> str:
 
 
 def summary_numbers(results: Results) -> dict[str, float]:
-    """The eight numbers of a run that are looked at first: accuracy, what it is over the baseline, calibration, rung.
+    """The numbers of a run that are looked at first: accuracy, what it is over the baseline, calibration.
 
-    What was not measured is left out. Their group sorts before all others.
+    Six at most, so that they make one group of eight with the two of `summary_curves`; what was not measured is left
+    out. Their group sorts before all others.
     """
     accuracy, over, ece = (results["metrics"].get(name, _NOTHING) for name in _SUMMARY)
     found = {
@@ -79,21 +99,33 @@ def summary_numbers(results: Results) -> dict[str, float]:
         "accuracy_over_baseline": over["value"],
         "accuracy_over_baseline_ci_low": over["ci_low"],
         "ece_debiased": ece["value"],
-        "num_pairs": accuracy["num"] or None,
-        "rung": results["verdict"]["rung"],
     }
     return {
         f"{GROUP}/{name}": float(value) for name, value in found.items() if value is not None and math.isfinite(value)
     }
 
 
-def numbers_line(results: Results) -> str:
-    """The same for people, in one line with intervals."""
+def summary_curves(history: Iterable[Mapping[str, Any]]) -> dict[int, dict[str, float]]:
+    """By step, accuracy and loss on the validation pairs, which stand beside `summary_numbers` as charts.
+
+    `history` are the rows of a training's `metrics.jsonl`.
+    """
+    found: dict[int, dict[str, float]] = {}
+    for row in history:
+        values = {shown: row["metrics"].get(name) for name, shown in _CURVES.items()}
+        known = {f"{GROUP}/{shown}": float(value) for shown, value in values.items() if value is not None}
+        if known:
+            found.setdefault(int(row["step"]), {}).update(known)
+    return found
+
+
+def numbers_line(metrics: Mapping[str, Metric]) -> str:
+    """The same of the numbers on held-out pairs, for people: in one line with intervals."""
     parts = []
     for name in _SUMMARY:
-        if name not in results["metrics"]:
+        if name not in metrics:
             continue
-        value, interval, has_interval = metric_texts(name, results["metrics"][name])
+        value, interval, has_interval = metric_texts(name, metrics[name])
         parts.append(f"{metric_spec(name).label} {value}" + (f" ({interval})" if has_interval else ""))
     return " · ".join(parts)
 

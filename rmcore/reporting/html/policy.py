@@ -109,6 +109,13 @@ def best_of_n_findings(results: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def best_of_n_headline(results: Mapping[str, Any]) -> str:
+    """What choosing the best of the most samples by this reward model comes to, in one sentence."""
+    *_, (n, kl, _, reward, gold) = best_of_n_rows(results)
+    judged = "nobody judged" if gold == "-" else f"gold gain {gold} sd within prompts"
+    return f"Best of {n}, {kl} nats from the policy: reward {reward}, {judged}"
+
+
 def best_of_n_markdown(results: Mapping[str, Any]) -> str:
     """The table and the findings."""
     return titled_table("Best-of-n", BEST_OF_N_HEADINGS, best_of_n_rows(results), best_of_n_findings(results))

@@ -52,6 +52,11 @@ def test_the_study_runs_from_its_form_and_shows_in_mlflow(services, run):
     assert all(0 <= value <= 1 for _, value in by_labels)
     [told] = [text for text in services.artifacts(run["id"]) if "paired seeds" in text]
     assert "Registration 1" in told
+    assert "What was claimed, and what came of it" in services.report(run["id"])
+    assert services.edges(run["id"]) == {
+        "prepare": set(), "features": {"prepare"}, "active": {"features"}, "report": {"active"},
+    }  # fmt: skip
+    assert "report/report.html" in tags["mlflow.note.content"]
     [registered] = (services.home / "registrations" / "active-labels").glob("0001-*.json")
     claims = json.loads(registered.read_text())["frozen"]["claims"]
     assert "d-optimal > 40%" in [claim["name"] for claim in claims]

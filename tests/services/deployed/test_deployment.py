@@ -6,6 +6,9 @@ import os
 import re
 import signal
 import stat
+import subprocess
+import sys
+import time
 from datetime import UTC, datetime, timedelta
 
 import httpx
@@ -66,16 +69,81 @@ def test_what_was_chosen_shows_on_the_page_of_the_run(services, finished):
 
 
 def test_the_graph_of_a_run_has_its_stages_as_nodes_and_what_each_reads_as_edges(services, finished):
-    graph = services.http.get(f"{services.api}/flow_runs/{finished['id']}/graph-v2").raise_for_status().json()
-    names = {key: node["label"] for key, node in graph["nodes"]}
-    edges = {node["label"]: {names[parent["id"]] for parent in node["parents"]} for _, node in graph["nodes"]}
-    assert edges == {
+    assert services.edges(finished["id"]) == {
         "prepare": set(),
         "train": {"prepare"},
         "evaluate": {"prepare", "train"},
         "landscape": {"prepare", "train"},
         "readiness": {"prepare", "evaluate", "landscape"},
+        "report": {"readiness"},
+        "register": {"report"},
     }
+    assert services.bars(finished["id"]) == [(100, "5 of 5 stages done")]
+
+
+def wait_for(condition, timeout_s=120):
+    deadline = time.monotonic() + timeout_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "timed out"
+        time.sleep(0.5)
+    return found
+
+
+def test_a_run_that_fails_or_waits_is_told_to_the_webhook(services):
+    """The runs are made by hand, in the states that runs of flows come into."""
+    flow = services.deployment()["flow_id"]
+    place = f"{services.api}/automations"
+    found = services.http.post(f"{place}/filter", json={}).raise_for_status().json()
+    shipped = {one["name"].removeprefix("rm-opt: "): one for one in found}
+    assert set(shipped) == {"a run failed", "a run waits", "a study was decided"}
+    waits = shipped["a run waits"]
+    assert waits["trigger"]["within"] == 30 * 60
+    soon = {name: waits[name] for name in ("name", "description", "enabled", "actions")}
+    soon |= {"trigger": waits["trigger"] | {"within": 10}}
+    services.http.put(f"{place}/{waits['id']}", json=soon).raise_for_status()
+
+    def put(name, kind, state=None):
+        made = {"type": kind, "name": state or kind.title(), "message": 'for "a" <reason>'}
+        body = {"flow_id": flow, "name": name, "state": made}
+        services.http.post(f"{services.api}/flow_runs/", json=body).raise_for_status()
+
+    def told():
+        failed = [one for one in services.webhook.of("failed") if one["run"].startswith("failed")]
+        waiting = {one["run"].split()[0] for one in services.webhook.of("waits")}
+        return failed if waiting >= {"late", "queued"} else []
+
+    # A server that is busy may take a quarter of an hour to tell of one run, so there is another a while later.
+    for attempt in range(5):
+        put(f"failed {attempt}", "FAILED")
+        put(f"late {attempt}", "SCHEDULED", "Late")
+        put(f"queued {attempt}", "RUNNING", "Waiting for the device")
+        deadline = time.monotonic() + 30
+        while not (failed := told()) and time.monotonic() < deadline:
+            time.sleep(0.5)
+        if failed:
+            break
+    assert failed, services.webhook.messages
+    assert failed[0]["text"] == f'Run {failed[0]["run"]} ended as Failed: for "a" <reason>'
+    assert failed[0]["address"].startswith(f"{services.ui}/runs/flow-run/")
+    assert {(path, kind) for path, kind, _ in services.webhook.messages} == {
+        (f"/{services.webhook.secret}", "application/json")
+    }
+    renewed = deploy_automations_again(services)
+    assert [(one["id"], one["trigger"]["within"]) for one in renewed if one["id"] == waits["id"]] == [
+        (waits["id"], 30 * 60)
+    ]
+    assert len(renewed) == 3
+
+
+def deploy_automations_again(services):
+    """What a second `rm-opt up` does."""
+    script = (
+        "import sys; from tasks.home import configure_environment; configure_environment(); "
+        "from flows.automations import deploy_automations; deploy_automations(*sys.argv[1:])"
+    )
+    command = [sys.executable, "-c", script, services.api, services.webhook.address]
+    subprocess.run(command, env=services.environment, check=True, capture_output=True, timeout=120)
+    return services.http.post(f"{services.api}/automations/filter", json={}).raise_for_status().json()
 
 
 def test_the_log_of_a_run_has_a_line_for_each_stage(services, finished):
@@ -108,8 +176,7 @@ def test_a_run_triggered_through_the_api_is_complete_in_mlflow_and_described_in_
     artifacts = services.artifacts(finished["id"])
     assert "Verdict on rung 1 of 4: labelled pairs" in next(text for text in artifacts if "Verdict on" in text)
     assert any(run["info"]["run_id"] in text for text in artifacts)
-    [report] = re.findall(rf"{re.escape(services.start)}/reports/[^)\s]+", " ".join(artifacts))
-    assert services.http.get(report).text.startswith("<!doctype html>")
+    assert services.report(finished["id"]).startswith("<!doctype html>")
 
 
 ELSEWHERE = {"Origin": "http://127.0.0.1:9"}
@@ -179,10 +246,12 @@ def test_the_password_is_in_its_file_and_in_no_command_line_log_or_record(servic
     ours = marked(HOME_MARK, str(services.home))
     assert len(ours) >= 3
     assert not [process.cmdline() for process in ours if services.password in " ".join(process.cmdline())]
-    secret = services.password.encode()
+    secret, hook = services.password.encode(), services.webhook.secret.encode()
     written = [path for path in services.home.rglob("*") if path.is_file() and path != file]
-    assert not [path for path in written if secret in path.read_bytes()]
+    assert not [path for path in written if secret in (content := path.read_bytes()) or hook in content]
+    assert not [process.pid for process in ours if services.webhook.secret in str(process.environ())]
     assert services.password not in services.printed
+    assert services.webhook.secret not in services.printed
     assert str(file) in services.printed
 
 
@@ -296,6 +365,18 @@ def test_a_trajectory_triggered_through_the_api_has_each_step_in_mlflow_and_runs
         assert [int(point["step"]) for point in answer["metrics"]] == STEPS, name
     [description] = [text for text in services.artifacts(run["id"]) if "margins of 1" in text]
     assert "falls merely because margins grow" in description
+    assert services.edges(run["id"]) == {
+        "prepare": set(),
+        "train": {"prepare"},
+        "step_8": {"prepare", "train"},
+        "step_10": {"prepare", "train"},
+        "report": {"step_8", "step_10"},
+    }
+    assert services.bars(run["id"]) == [(100, "2 of 2 stages done"), (100, "2 of 2 checkpoints done")]
+    assert "falls merely because margins grow" in services.report(run["id"])
+    assert "at step 8 to" in tags["mlflow.note.content"]
+    assert "report/report.html" in tags["mlflow.note.content"]
+    assert tracked["inputs"]["dataset_inputs"][0]["dataset"]["name"] == "gold"
 
     before = {path: path.read_bytes() for path in services.home.glob("store/[!.]*/*/MANIFEST.json")}
     (tmp_path / "same.yaml").write_text(json.dumps(config))
@@ -337,6 +418,19 @@ def trained(services):
 
 def test_a_matrix_started_in_the_ui_a_command_and_a_schedule_share_their_cells(services, matrix, tmp_path):
     assert matrix["state_type"] == "COMPLETED", matrix["state"]
+    edges = services.edges(matrix["id"])
+    cells = {name for name in edges if name.endswith("seed 0") and " of " not in name}
+    assert len(cells) == 2
+    assert edges["judge"] == cells
+    assert edges["report"] == {"judge"}
+    [part] = services.bars(matrix["id"])
+    assert part == (100, "2 of 2 cells done")
+    runs = {run["info"]["run_name"]: run for run in services.mlflow_runs("baseline-smoke")}
+    for name, run in runs.items():
+        tags = {tag["key"]: tag["value"] for tag in run["data"]["tags"]}
+        assert run["inputs"]["dataset_inputs"], name
+        assert tags["mlflow.note.content"].startswith("### "), name
+        assert ("mlflow.runColor" in tags) is (tags["rm.kind"] == "cell")
     before = trained(services)
     assert len(before) >= 2
     services.rm_opt("experiment", "baseline", "--seeds", 1, "--summary", tmp_path / "summary.json")
@@ -356,6 +450,10 @@ def test_a_matrix_started_in_the_ui_a_command_and_a_schedule_share_their_cells(s
     assert services.wait(run["id"])["state_type"] == "COMPLETED"
     services.http.delete(f"{place}/schedules/{created['id']}").raise_for_status()
     assert trained(services) == before
+    told = wait_for(lambda: services.webhook.of("decided"))[0]
+    assert told["study"] == "baseline-smoke"
+    assert told["verdicts"] == {one["name"]: one["verdict"] for one in outcome["results"]["hypotheses"]}
+    assert "claim" in told["text"]
 
 
 def test_the_schedules_that_are_shipped_are_paused(services):

@@ -27,6 +27,12 @@ def files(services, study, folder):
     return {file.path for file in connect(services.tracking).list_artifacts(run["info"]["run_id"], folder)}
 
 
+def described(services, study):
+    """The description of the one MLflow run of a study."""
+    [run] = services.mlflow_runs(study)
+    return {tag["key"]: tag["value"] for tag in run["data"]["tags"]}["mlflow.note.content"]
+
+
 def are_pngs(figures):
     return all(Path(path).read_bytes().startswith(b"\x89PNG") for path in figures.values())
 
@@ -41,7 +47,18 @@ def test_best_of_n_and_readiness_share_their_samples_and_show_in_mlflow(services
     }
     [told] = [text for text in services.artifacts(run["id"]) if "Best-of-n" in text]
     assert "samples of 8 prompts" in told
+    assert services.edges(run["id"]) == {
+        "prepare": set(), "train": {"prepare"}, "policy": {"prepare"}, "samples": {"prepare", "policy"},
+        "overoptimization": {"prepare", "train", "policy", "samples"}, "report": {"overoptimization"},
+    }  # fmt: skip
+    assert "samples of 8 prompts" in services.report(run["id"])
+    note = described(services, "chosen")
+    assert "Best of 8" in note
+    assert "report/report.html" in note
     run, made = drawn["readiness"]
+    assert services.edges(run["id"])["report"] == {"readiness", "readiness_v2"}
+    assert "report/report.html" in described(services, "judged")
+    assert "Rung 3 of 4" in described(services, "judged")
     assert made == ["readiness_v2"]
     [told] = [text for text in services.artifacts(run["id"]) if "checks on samples of the policy" in text]
     assert "FAIL" in told  # six steps of training are not enough for any policy
@@ -176,6 +193,8 @@ def test_overoptimize_draws_a_curve_for_each_proxy_of_a_file(services, tmp_path)
     found = files(services, "file", "figures")
     assert found == {"figures/overoptimization_good.png", "figures/overoptimization_bad.png"}
     [told] = [text for text in services.artifacts(run["id"]) if "Over-optimisation" in text]
+    assert services.edges(run["id"]) == {"curves": set(), "report": {"curves"}}
+    assert "falls from the start" in services.report(run["id"])
     assert "falls from the start" in next(line for line in told.splitlines() if "bad, best-of-n" in line)
 
 
@@ -193,4 +212,8 @@ def test_a_policy_is_trained_from_the_form_and_its_curves_are_in_mlflow(services
     assert {"policy/kl", "policy/gold", "policy/reward_seed0", "policy/weight_version_seed0"} <= metrics.keys()
     assert {"policy/trained_gold_ci_low", "cost/rlhf_tokens_per_second"} <= metrics.keys()
     [told] = [text for text in services.artifacts(run["id"]) if "win rate" in text and "GRPO" in text]
+    edges = services.edges(run["id"])
+    assert edges["grpo"] >= {"policy", "train"}
+    assert "grpo" in edges["report"]
+    assert edges["register"] == {"report"}
     assert "the gold world" in told

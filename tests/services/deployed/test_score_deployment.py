@@ -61,6 +61,7 @@ def test_a_registered_model_scores_pairs_as_pytorch_does_and_nothing_of_vllm_sta
     run, seen = score(services, model="models:/rm-from-ui@candidate", data=str(prepared), limit=NUM_PAIRS)
     assert len(seen) > 2, "an HTTP app, the supervisor and vLLM"
     assert not still_running(seen)
+    assert services.edges(run["id"]) == {"read": set(), "score": {"read"}, "write": {"score"}}
     [folder] = services.home.glob("scores/rm-from-ui-1-*")
     table = pd.read_parquet(folder / "rewards.parquet")
     pairs = read_pairs(prepared)[:NUM_PAIRS]

@@ -28,6 +28,7 @@ def test_in_a_browser_a_schedule_is_turned_on_and_off(services, browse):
     page = browse(address, "1280,1600", ["nightly-ablation", "Reports"])
     assert f'href="{services.ui}/deployments"' in page
     assert f'href="{services.mlflow}"' in page
+    assert "register the claims" not in page  # of a schedule the first sentence
     for is_on in (True, False):
         browse.run(f"{ROW}.querySelector('button').click()")
         offered = f"turn {'off' if is_on else 'on'}"
