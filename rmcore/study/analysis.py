@@ -10,8 +10,9 @@ import numpy as np
 from rmcore.core.arrays import FloatArray
 from rmcore.core.metrics import bands
 from rmcore.evaluation.uncertainty import sign_flip_test
-from rmcore.evaluation.verdicts.estimate import Estimate, SeedSample, estimate_over_seeds
+from rmcore.evaluation.verdicts.estimate import Estimate, SeedSample, estimate_over_seeds, variance_prior
 from rmcore.evaluation.verdicts.judgement import Claim, judge
+from rmcore.evaluation.verdicts.moderation import RatioPrior
 from rmcore.reporting.html.experiment_schema import HypothesisResult
 from rmcore.reporting.html.schema import Metric
 from rmcore.study.cells import SHARES, Measured, prompt_scores
@@ -105,7 +106,31 @@ def _estimate(one: Mapping[str, Any], cells: Cells, seeds: Sequence[int]) -> Est
         return _missing(f"{len(seeds) - len(both)} of {len(seeds)} declared seeds failed")
     combined = [_combine(arm, versus, one["metric"], one["comparison"]) for arm, versus in both]
     what = one["metric"] if one["comparison"] == "difference" else f"{one['metric']} as a ratio of positive numbers"
-    return _over_seeds(combined, both, len(seeds), what)
+    return _over_seeds(combined, both, len(seeds), what, _prior(cells, seeds, one["metric"], one["comparison"]))
+
+
+def _prior(cells: Cells, seeds: Sequence[int], metric: str, comparison: str) -> RatioPrior | None:
+    """What all arms that have every seed say about the seeds' part of a difference, or a log ratio, of two of them."""
+    whole = {arm for arm, _ in cells if all((arm, seed) in cells for seed in seeds)}
+    found = [[cells[arm, seed] for seed in seeds] for arm in sorted(whole)]
+    if len({cell.prompts for of_arm in found for cell in of_arm}) != 1:
+        return None
+    samples = [[_on_scale(cell.samples.get(metric), comparison) for cell in of_arm] for of_arm in found]
+    arms = [[one for one in of_arm if one is not None] for of_arm in samples]
+    if any(len(of_arm) < len(seeds) for of_arm in arms):
+        return None
+    return variance_prior(arms, num_prompts=min(cell.test.num_prompts for [cell, *_] in found if cell.test is not None))
+
+
+def _on_scale(sample: SeedSample | None, comparison: str) -> SeedSample | None:
+    """A sample with replicates on the scale that two of them are subtracted on; None where it has none there."""
+    if sample is None or sample.replicates is None:
+        return None
+    if comparison == "difference":
+        return sample
+    if sample.value <= 0:
+        return None
+    return SeedSample(math.log(sample.value), _log_ratio(sample.replicates, np.ones_like(sample.replicates)))
 
 
 def _level(cells: Cells, arm: str, seeds: Sequence[int], metric: str) -> Estimate:
@@ -157,7 +182,11 @@ def _log_ratio(ours: FloatArray, theirs: FloatArray) -> FloatArray:
 
 
 def _over_seeds(
-    samples: Sequence[SeedSample | None], cells: Sequence[tuple[Measured, ...]], num_declared: int, what: str
+    samples: Sequence[SeedSample | None],
+    cells: Sequence[tuple[Measured, ...]],
+    num_declared: int,
+    what: str,
+    prior: RatioPrior | None = None,
 ) -> Estimate:
     """Estimate from one sample a seed and the cells, one or two, that each of them is made of."""
     defined = [sample for sample in samples if sample is not None]
@@ -175,6 +204,7 @@ def _over_seeds(
         defined,
         num_prompts=min(table.num_prompts for table in tables) if all(resampled) else None,
         prompts_shared=len({tuple(cell.prompts for cell in of_seed) for of_seed in cells}) == 1,
+        prior=prior,
     )
     if len(defined) == num_declared:
         return estimate
