@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +22,7 @@ from experiments.schema import Experiment
 from experiments.sizes import Size
 from flows.console import say
 from flows.form import described_flow
+from flows.looks import cells_of_look, end_of_looks, judged, register_look
 from flows.matrix import MatrixRunner, Outcome
 from flows.pipeline import leave_embedded, link_report, open_store
 from flows.planning import MatrixPlan, frozen, make_plan, matrix_key
@@ -36,6 +37,7 @@ from rmcore.reporting.html.experiment_summary import experiment_markdown
 from rmcore.reporting.html.index import write_index
 from rmcore.reporting.html.schema import Metric
 from rmcore.stages.results import run_key
+from rmcore.study.analysis import Cells
 from rmcore.study.cells import GAP, Measured, read_cell
 from rmcore.study.plan import Cell, folders
 from rmcore.study.registration import register
@@ -67,6 +69,8 @@ def experiment(
     model: str | None = None,
     data: str | None = None,
     epochs: Annotated[float | None, Field(gt=0)] = None,
+    looks: list[Annotated[int, Field(ge=2, le=100)]] | None = None,
+    take: Annotated[int | None, Field(ge=1)] = None,
 ) -> dict[str, Any]:
     """Compare recipes for reward models on pre-registered hypotheses; only cells that are missing run.
 
@@ -82,6 +86,9 @@ def experiment(
         model: a folder, a hub name, tiny, minilm, deberta or llama, for all arms; left out, that of the size.
         data: a file or hub name of preference pairs, some of which are held out; left out, those of the size.
         epochs: passes over the training pairs; left out, as the size says.
+        looks: numbers of seeds after which the claims are judged, for example 5, 8, 12, 20: a decided claim gets no
+            further seeds; left out, as declared.
+        take: at most so many looks in this run, for a schedule that takes one a night; left out, until all is decided.
 
     Returns:
         {"results": everything the report shows, "report": path, "mlflow_url" and "mlflow_charts_url": the
@@ -93,14 +100,22 @@ def experiment(
     """
     shared: Shared = {"model": model, "data": data, "epochs": epochs}
     declared = restrict(
-        load_experiment(experiment, size), arms=arms, seeds=seeds, grid=grid, budget_minutes=budget_minutes, **shared
+        load_experiment(experiment, size),
+        arms=arms,
+        seeds=seeds,
+        grid=grid,
+        budget_minutes=budget_minutes,
+        looks=looks,
+        **shared,
     )
     store = open_store()
     plan = make_plan(declared, store, home())
-    plan.check_budget()
+    replace(plan, cells=tuple(cells_of_look(declared, plan.cells, 1, ()))).check_budget()
     registration = register(home() / "registrations" / f"{declared.name}-{declared.size}", frozen(declared))
-    said = command(declared, experiment, arms=arms, seeds=seeds, grid=grid, budget=budget_minutes, **shared)
-    outcome = Matrix(declared, store, registration, said).run(plan)
+    said = command(
+        declared, experiment, arms=arms, seeds=seeds, grid=grid, budget=budget_minutes, looks=looks, **shared
+    )
+    outcome = Matrix(declared, store, registration, said, take).run(plan)
     if outcome["failed"]:
         raise FailedCellsError(outcome)
     return outcome
@@ -125,6 +140,8 @@ class Matrix:
     store: Store
     registration: Registration
     command: str
+    take: int | None = None
+    """At most so many new looks."""
 
     def __post_init__(self) -> None:
         self.key = matrix_key(self.declared, self.registration["hash"])
@@ -132,12 +149,15 @@ class Matrix:
         self.measured: dict[str, Measured] = {}
         self.trials: dict[str, Outcome] = {}
         self.started = time.monotonic()
+        self.looks_taken = 0
+        self.expected: float | None = 0.0
 
     def run(self, plan: MatrixPlan) -> dict[str, Any]:
         """Tune, run what is missing, judge and report."""
         say(f"registration {self.registration['hash'][:12]} of {self.registration['frozen_at']}")
         expected = "" if plan.seconds is None else f", about {plan.seconds / 60:.0f} min"
-        say(f"{len(plan.cells)} cells and {len(plan.trials)} trials, {len(plan.due)} to run{expected}")
+        most = "at most " if self.declared.looks else ""
+        say(f"{most}{len(plan.cells)} cells and {len(plan.trials)} trials, {len(plan.due)} to run{expected}")
         with RunTracker.start(
             self.study,
             f"{self.study} {self.registration['hash'][:8]}",
@@ -157,7 +177,7 @@ class Matrix:
             except (KeyboardInterrupt, TerminationSignal):
                 leave_embedded(tracker)
                 raise
-            results = gather(self, plan, outcomes, tuned)
+            results = gather(self, outcomes, tuned)
             report = self._report(tracker, results)
         return self._outcome(outcomes, results, report, tracker)
 
@@ -165,15 +185,51 @@ class Matrix:
         """The trials, then the cells under what the trials chose."""
         runner = MatrixRunner(self.store, self._start_tracker, self._finish_tracker)
         if not plan.trials:
-            return runner.run(plan.cells), {}
+            return self._run_looks(runner, plan), {}
         self.trials = runner.run(plan.trials)
         failed = {label: outcome.error for label, outcome in self.trials.items() if outcome.error}
         resolved = make_plan(self.declared, self.store, home(), measure=False, failed=frozenset(failed))
-        done = runner.run([cell for cell in resolved.cells if not cell.waits_for])
-        for cell in (plan.cell for plan in resolved.cells if plan.waits_for):
-            first = next(outcome.error for outcome in self.trials.values() if outcome.cell.arm == cell.arm)
-            done[cell.label] = Outcome(cell, {}, f"every trial of its tuning failed: {first}", computed=False)
-        return done, resolved.tuned
+        return self._run_looks(runner, resolved), resolved.tuned
+
+    def _run_looks(self, runner: MatrixRunner, plan: MatrixPlan) -> dict[str, Outcome]:
+        """The cells of one look after the other, as long as a claim is open, a look is left and the budget lasts."""
+        done: dict[str, Outcome] = {}
+        number, still_open, new = 0, tuple(one.name for one in self.declared.hypotheses), 0
+        for number in range(1, len(self.declared.when()) + 1):
+            of_look = cells_of_look(self.declared, plan.cells, number, still_open)
+            due = replace(plan, trials=(), cells=tuple(one for one in of_look if one.cell.label not in done))
+            if number > 1 and due.due and (why := self._enough(due, new)):
+                say(why)
+                break
+            self.expected = None if None in (self.expected, due.seconds) else (self.expected or 0) + (due.seconds or 0)
+            done |= runner.run([one for one in due.cells if not one.waits_for])
+            for cell in (one.cell for one in due.cells if one.waits_for):
+                first = next(outcome.error for outcome in self.trials.values() if outcome.cell.arm == cell.arm)
+                done[cell.label] = Outcome(cell, {}, f"every trial of its tuning failed: {first}", computed=False)
+            self.looks_taken = number
+            taken = judged(self.declared, self.cells(done), number)
+            new += register_look(self.declared, self.registration, number, taken)
+            still_open = taken.open
+            if not still_open:
+                break
+        end_of_looks(self.declared, self.looks_taken, taken)
+        return done
+
+    def _enough(self, due: MatrixPlan, new: int) -> str | None:
+        """Why this run takes no further look, whose cells are `due`; None where it does."""
+        later = f"the next needs {len(due.due)} cells; the same command takes it later"
+        if self.take is not None and new >= self.take:
+            return f"{new} new look{'s' if new > 1 else ''} taken, as asked for; {later}"
+        left = 60 * self.declared.budget_minutes - (time.monotonic() - self.started)
+        if due.seconds is not None and due.seconds > left:
+            needed = f"another look would take about {due.seconds / 60:.0f} min"
+            return f"{needed}, {max(left, 0) / 60:.0f} are left of the budget; {later}"
+        return None
+
+    def cells(self, outcomes: Mapping[str, Outcome]) -> Cells:
+        """What was measured of the cells that did not fail, by arm and seed."""
+        finished = [cell for label, cell in self.measured.items() if label in outcomes and not outcomes[label].error]
+        return {(cell.arm, cell.seed): cell for cell in finished}
 
     def _start_tracker(self, cell: Cell, refs: dict[str, ArtifactRef]) -> RunTracker:
         return RunTracker.start(

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from json import JSONDecodeError
+from uuid import UUID
 
 import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
@@ -161,3 +162,16 @@ def reap_dead_runs(api: str | None = None) -> list[str]:
 
 def _owner(tags: list[str]) -> dict[str, str]:
     return dict(tag.removeprefix(OWNER_PREFIX).split(":", 1) for tag in tags if is_owner_tag(tag))
+
+
+def pause_schedules(deployment: str) -> int:
+    """Switch off every active schedule of a deployment; how many there were.
+
+    Raises:
+        ServiceError: Prefect does not answer or refuses.
+    """
+    with _prefect(None) as client:
+        active = [one for one in client.read_deployment_schedules(UUID(deployment)) if one.active]
+        for schedule in active:
+            client.update_deployment_schedule(UUID(deployment), schedule.id, active=False)
+    return len(active)

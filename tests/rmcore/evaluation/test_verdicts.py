@@ -11,7 +11,7 @@ from scipy import stats
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.evaluation.uncertainty import percentile_interval, t_interval
 from rmcore.evaluation.verdicts.estimate import SeedSample, estimate_over_seeds, shared_variances
-from rmcore.evaluation.verdicts.judgement import Claim, holm, judge
+from rmcore.evaluation.verdicts.judgement import ONE_LOOK, Claim, holm, judge
 
 NUM_PROMPTS = 50
 
@@ -271,7 +271,7 @@ def around(centre):
     ],
 )
 def test_a_verdict_is_the_side_of_the_interval(centre, direction, verdict, said):
-    judgement = judge({"H1": (Claim("H1", direction, 0.02), around(centre))})["H1"]
+    judgement = judge({"H1": (Claim("H1", direction, 0.02), [around(centre)])}, ONE_LOOK)["H1"]
     assert judgement.verdict == verdict
     assert said in judgement.reason
     assert judgement.p == judgement.p_holm == around(centre).p_value(0.02)
@@ -280,28 +280,28 @@ def test_a_verdict_is_the_side_of_the_interval(centre, direction, verdict, said)
 
 def test_holm_takes_back_what_one_claim_alone_would_have_supported():
     claim, unknown = Claim("gain", "above", 0.0), estimated([SeedSample(0.4, None)], num_prompts=None)
-    alone = judge({"gain": (claim, around(0.05))})["gain"]
+    alone = judge({"gain": (claim, [around(0.05)])}, ONE_LOOK)["gain"]
     assert (alone.verdict, alone.p) == ("supported", pytest.approx(0.0377, abs=1e-4))
     # A claim that could not be tested was registered all the same, and counts.
-    both = judge({"gain": (claim, around(0.05)), "lost": (Claim("lost", "above", 0.0), unknown)})
+    both = judge({"gain": (claim, [around(0.05)]), "lost": (Claim("lost", "above", 0.0), [unknown])}, ONE_LOOK)
     assert both["gain"].verdict == "inconclusive"
     assert both["gain"].p_holm == pytest.approx(2 * alone.p)
     assert "but not after Holm's correction over 2 hypotheses" in both["gain"].reason
     assert both["gain"].smallest_detectable == around(0).smallest_detectable(alpha=0.025)
     assert (both["lost"].verdict, both["lost"].p, both["lost"].p_holm) == ("inconclusive", None, None)
     assert "No interval: one seed" in both["lost"].reason
-    sure = judge({"gain": (claim, around(0.2)), "lost": (claim, unknown)})["gain"]
+    sure = judge({"gain": (claim, [around(0.2)]), "lost": (claim, [unknown])}, ONE_LOOK)["gain"]
     assert sure.verdict == "supported"
     assert "also after Holm's correction over 2 hypotheses" in sure.reason
 
 
 def test_stricter_alpha_speaks_of_its_own_interval():
-    judged = judge({"H": (Claim("H", "above", 0.0), around(0.05))}, alpha=0.01)["H"]
+    judged = judge({"H": (Claim("H", "above", 0.0), [around(0.05)])}, ONE_LOOK, alpha=0.01)["H"]
     assert judged.verdict == "inconclusive"
     assert "The 99 % interval includes" in judged.reason
 
 
 def test_judge_of_nothing_and_of_impossible_rates():
-    assert judge({}) == {}
+    assert judge({}, ONE_LOOK) == {}
     with pytest.raises(ConfigError, match="alpha=5"):
-        judge({}, alpha=5)
+        judge({}, ONE_LOOK, alpha=5)
