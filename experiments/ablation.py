@@ -1,7 +1,7 @@
 """Ablation: what each part of the recipe adds, from nothing (A1) to everything (A5)."""
 
 from experiments.schema import Changes, Experiment, Factor, Hypothesis
-from experiments.sizes import BUDGET_MINUTES, NOTHING, SEEDS, Size, base
+from experiments.sizes import BUDGET_MINUTES, LOOKS, NOTHING, SEEDS, Size, base
 
 ACCURACY = "eval/test_pairwise_accuracy"
 GAP = "eval/train_test_gap"
@@ -39,6 +39,7 @@ def experiment(size: Size) -> Experiment:
         factors=(Factor(name="recipe", levels=recipes(size)),),
         control="A1",
         seeds=SEEDS[size],
+        looks=LOOKS[size],
         metrics=(
             ACCURACY,
             ECE,

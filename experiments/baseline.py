@@ -1,7 +1,7 @@
 """Baseline: the whole recipe against the loop that one writes by hand in an afternoon."""
 
 from experiments.schema import Experiment, Factor, Hypothesis
-from experiments.sizes import BUDGET_MINUTES, NOTHING, SEEDS, Size, base
+from experiments.sizes import BUDGET_MINUTES, LOOKS, NOTHING, SEEDS, Size, base
 
 
 def experiment(size: Size) -> Experiment:
@@ -18,6 +18,7 @@ def experiment(size: Size) -> Experiment:
         factors=(Factor(name="loop", levels={"plain": NOTHING | {"train.batching": "plain"}, "full": {}}),),
         control="plain",
         seeds=SEEDS[size],
+        looks=LOOKS[size],
         metrics=(
             accuracy,
             "calib/test_ece_debiased",

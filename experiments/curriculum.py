@@ -3,7 +3,7 @@
 from typing import Any
 
 from experiments.schema import Experiment, Factor, Hypothesis
-from experiments.sizes import BUDGET_MINUTES, SEEDS, Size, base
+from experiments.sizes import BUDGET_MINUTES, LOOKS, SEEDS, Size, base
 
 MARGINS: dict[Size, dict[str, Any]] = {
     "smoke": {"curriculum_margins": "predicted"},
@@ -38,6 +38,7 @@ def experiment(size: Size) -> Experiment:
         ),
         control="random",
         seeds=SEEDS[size],
+        looks=LOOKS[size],
         metrics=(accuracy, "calib/test_ece_debiased", "eval/train_test_gap", "eval/test_loss", "cost/train_seconds"),
         hypotheses=(
             Hypothesis(

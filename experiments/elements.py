@@ -67,10 +67,22 @@ class Hypothesis(Declared):
     """The arm that the claim is about."""
     versus: ArmName | None = None
     """Arm that it is compared with; left out, the control."""
-    direction: Literal["above", "below"]
-    """On which side of the threshold the claim puts the value."""
+    direction: Literal["above", "below", "within"]
+    """On which side of the threshold the claim puts the value. within: between minus the threshold and it, or of a
+    ratio between one over it and it: that arm and versus are as good as equal."""
     threshold: float
     """In units of the metric; for a ratio a plain number."""
+
+    @model_validator(mode="after")
+    def _equality_has_a_width(self) -> Self:
+        if self.direction == "within" and self.comparison == "level":
+            raise ValueError("direction: within is of a difference or a ratio; a level lies above or below")
+        if self.direction == "within" and self.threshold <= (1.0 if self.comparison == "ratio" else 0.0):
+            raise ValueError(
+                f"threshold: within {self.threshold:g} holds nothing; give the largest difference that does not matter "
+                "(above 0), or of a ratio the largest factor (above 1)"
+            )
+        return self
 
 
 class Tuning(Declared):

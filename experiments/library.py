@@ -58,10 +58,12 @@ def restrict(
     model: str | None = None,
     data: str | None = None,
     epochs: float | None = None,
+    looks: Sequence[int] | None = None,
 ) -> Experiment:
     """The same experiment with some of its arms, other seeds, the full grid, another budget, or on something else.
 
-    Fewer seeds are the first of the declared ones, more are those and the smallest others.
+    Fewer seeds are the first of the declared ones, more are those and the smallest others; looks end at the last of
+    them. Looks that are given bring their number of seeds along.
 
     Hypotheses about arms that are left out are left out too. If the control is, the first arm named takes its place.
     Arms stay in declared order, so that the same choice is the same registration. A grid stays what it is.
@@ -74,7 +76,14 @@ def restrict(
         pydantic.ValidationError: what is left is no experiment.
     """
     changed = experiment.model_dump()
+    if looks is not None and seeds is not None:
+        raise ConfigError("looks say how many seeds there are: leave the number of seeds out.")
+    if looks:
+        seeds = max(looks)
+        changed["looks"] = tuple(looks)
     if seeds is not None:
+        earlier = tuple(look for look in changed["looks"] if look < seeds)
+        changed["looks"] = (*earlier, seeds) if earlier else ()
         spare = (seed for seed in range(seeds + len(experiment.seeds)) if seed not in experiment.seeds)
         changed["seeds"] = tuple(islice(chain(experiment.seeds, spare), seeds))
     if budget_minutes is not None:
@@ -84,6 +93,8 @@ def restrict(
         changed |= _as_grid(experiment)
     if arms is not None:
         changed |= _with_arms(experiment, arms)
+    if not changed["hypotheses"]:
+        changed["looks"] = ()
     return Experiment.model_validate(changed)
 
 

@@ -1,7 +1,7 @@
 """LoRA: low-rank adapters against full fine-tuning, each at its own best learning rate."""
 
 from experiments.schema import Experiment, Factor, Hypothesis, Tuning
-from experiments.sizes import BUDGET_MINUTES, SEEDS, Size, base
+from experiments.sizes import BUDGET_MINUTES, LOOKS, SEEDS, Size, base
 
 FULL_RANGE = {"smoke": (3e-4, 3e-3), "small": (2e-5, 5e-4), "paper": (1e-6, 3e-5)}
 """Learning rates of full fine-tuning; adapters start at zero and want about ten times more (Hu et al. 2021)."""
@@ -30,6 +30,7 @@ def experiment(size: Size) -> Experiment:
         ),
         control="full",
         seeds=SEEDS[size],
+        looks=LOOKS[size],
         metrics=(
             accuracy,
             "calib/test_ece_debiased",

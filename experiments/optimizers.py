@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from experiments.schema import Experiment, Factor, Hypothesis, Tuning
-from experiments.sizes import BUDGET_MINUTES, SEEDS, Size, base
+from experiments.sizes import BUDGET_MINUTES, LOOKS, SEEDS, Size, base
 
 RELATIVE_RANGES = {
     "adam": (0.2, 5.0),
@@ -50,6 +50,7 @@ def experiment(size: Size) -> Experiment:
         factors=(Factor(name="optimizer", levels={name: {"train.optimizer": name} for name in RELATIVE_RANGES}),),
         control=CONTROL,
         seeds=SEEDS[size],
+        looks=LOOKS[size],
         metrics=(
             accuracy,
             "calib/test_ece_debiased",

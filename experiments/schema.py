@@ -43,6 +43,9 @@ class Experiment(Declared):
     """The arm that others are compared with."""
     seeds: tuple[Annotated[int, Field(ge=0, lt=2**31)], ...] = Field(min_length=1)
     """Replicates of every arm: each seeds head, data order and split. No factor."""
+    looks: tuple[Annotated[int, Field(ge=2)], ...] = ()
+    """Numbers of seeds after which the claims are judged, rising to that of all seeds: a claim that is decided, or is
+    hardly to be decided any more, gets no further seeds. Left out, they are judged once, with all seeds."""
     metrics: tuple[str, ...] = Field(min_length=1)
     """Metrics reported of each cell, the main one first: names of `rmcore.core.metrics.CELL_METRICS`."""
     hypotheses: tuple[Hypothesis, ...] = ()
@@ -58,6 +61,12 @@ class Experiment(Declared):
     def _seeds_differ(self) -> Self:
         if len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"seeds: {list(self.seeds)} repeats a seed, which would count one run twice")
+        if self.looks and (list(self.looks) != sorted(set(self.looks)) or self.looks[-1] != len(self.seeds)):
+            raise ValueError(
+                f"looks: {list(self.looks)} rise to no {len(self.seeds)}, the number of seeds; the last look is at all"
+            )
+        if self.looks and not self.hypotheses:
+            raise ValueError("looks: there is no hypothesis to look at; leave them out")
         if self.tuning is not None and TUNING_SEED in self.seeds:
             raise ValueError(f"seeds: {TUNING_SEED} is the seed of the tuning trials")
         return self
@@ -174,6 +183,17 @@ class Experiment(Declared):
         """The name that an arm goes by, `name` being its own or one that was merged into it."""
         return next(arm.name for arm in self.arms() if name in (arm.name, *arm.merged))
 
+    def claims(self) -> list[dict[str, Any]]:
+        """The hypotheses by the names that their arms go by."""
+        return [
+            one.model_dump() | {"arm": self.arm_name(one.arm), "versus": one.versus and self.arm_name(one.versus)}
+            for one in self.hypotheses
+        ]
+
+    def when(self) -> tuple[int, ...]:
+        """The numbers of seeds after which it is judged: the looks, or all seeds."""
+        return self.looks or (len(self.seeds),)
+
     def stages(self) -> list[str]:
         """The stages that a cell runs, in order: no more than the metrics need."""
         needed = {CELL_METRICS[metric].stage for metric in self.metrics}
@@ -182,7 +202,9 @@ class Experiment(Declared):
     def frozen(self) -> dict[str, Any]:
         """Gather what is pre-registered: all that decides a verdict, and nothing that only says how it is run."""
         arms = [{"name": arm.name, "changes": _without_places(arm.changes)} for arm in self.arms()]
-        record = self.model_dump(mode="json", include={"name", "size", "question", "seeds", "metrics", "hypotheses"})
+        record = self.model_dump(
+            mode="json", include={"name", "size", "question", "seeds", "looks", "metrics", "hypotheses"}
+        )
         tuning = None if self.tuning is None else self.tuning.model_dump(mode="json")
         base = self.base.model_dump(mode="json", exclude={"study", "seed", "device"})
         for name in ("source", "eval_source"):

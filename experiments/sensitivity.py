@@ -36,7 +36,7 @@ def experiment(size: Size) -> Experiment:
         ),
         design="one_at_a_time",
         control="base",
-        seeds=SEEDS[size],
+        seeds=SEEDS[size][:3],  # nothing is claimed, so nothing is looked at again
         metrics=(accuracy, "calib/test_ece_debiased", "eval/train_test_gap", "train/stop_share", "cost/train_seconds"),
         budget_minutes=BUDGET_MINUTES[size],
     )

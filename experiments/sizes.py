@@ -18,7 +18,9 @@ from rmcore.config.train import TrainConfig
 from rmcore.core.errors import ConfigError
 
 Size = Literal["smoke", "small", "paper"]
-SEEDS: dict[Size, tuple[int, ...]] = {"smoke": (0, 1, 2), "small": (0, 1, 2), "paper": (0, 1, 2)}
+SEEDS: dict[Size, tuple[int, ...]] = {"smoke": (0, 1, 2), "small": tuple(range(20)), "paper": (0, 1, 2)}
+LOOKS: dict[Size, tuple[int, ...]] = {"smoke": (), "small": (5, 8, 12, 20), "paper": ()}
+"""Seeds after which claims are judged: what five show needs no more, and what twenty hardly can gets none beyond."""
 BUDGET_MINUTES: dict[Size, float] = {"smoke": 30, "small": 120, "paper": 2880}
 PARTS: tuple[CurvaturePart, ...] = ("normalized",)
 """Curvature of a cell: the ends and the trace, and the same at margins of equal size, so that arms compare."""

@@ -83,6 +83,10 @@ def experiment(
     grid: Annotated[
         bool, typer.Option("--grid", help="Every combination of levels instead of one factor at a time.")
     ] = False,
+    looks: Annotated[
+        str | None, typer.Option(help="Seeds after which claims are judged, such as 5,8,12,20: what is decided stops.")
+    ] = None,
+    take: Annotated[int | None, typer.Option(min=1, help="Take at most so many new looks; default: all.")] = None,
 ) -> int:
     """Compare recipes on pre-registered hypotheses; only missing cells run.
 
@@ -93,7 +97,19 @@ def experiment(
     chosen = None if arms is None else [arm.strip() for arm in arms.split(",") if arm.strip()]
     if size is not None and name not in SHIPPED:
         raise ConfigError(f"--size {size} is for the shipped experiments; {name} says itself what it runs on.")
-    return run_or_plan(name, size or "smoke", seeds, chosen, given, grid=grid)
+    return run_or_plan(name, size or "smoke", seeds, chosen, given, grid=grid, looks=_numbers(looks), take=take)
+
+
+def _numbers(looks: str | None) -> list[int] | None:
+    """The looks of a command line.
+
+    Raises:
+        ConfigError: they are no whole numbers.
+    """
+    try:
+        return None if looks is None else [int(number) for number in looks.split(",")]
+    except ValueError:
+        raise ConfigError(f"--looks {looks}: numbers of seeds with commas between them, such as 5,8,12,20.") from None
 
 
 @options()
@@ -142,11 +158,21 @@ def compare(
 
 
 def run_or_plan(
-    name: str, size: Size, seeds: int | None, arms: Sequence[str] | None, given: MatrixOptions, *, grid: bool
+    name: str,
+    size: Size,
+    seeds: int | None,
+    arms: Sequence[str] | None,
+    given: MatrixOptions,
+    *,
+    grid: bool,
+    looks: Sequence[int] | None = None,
+    take: int | None = None,
 ) -> int:
     """Show the plan, or run what is missing; 1 where a cell failed, else 0."""
     budget, summary, shared = given.budget, given.summary, given.shared()
-    declared = restrict(load_experiment(name, size), arms=arms, seeds=seeds, grid=grid, budget_minutes=budget, **shared)
+    declared = restrict(
+        load_experiment(name, size), arms=arms, seeds=seeds, grid=grid, budget_minutes=budget, looks=looks, **shared
+    )
     require_hub_names(*(arm.config for arm in declared.arms()))
     if given.plan:
         from rmcore.core.store import Store
@@ -158,7 +184,9 @@ def run_or_plan(
     if summary is not None:
         summary.parent.mkdir(parents=True, exist_ok=True)
         summary.touch()  # a path that cannot be written is refused before hours are spent
-    outcome = run_matrix(name, size, seeds, arms, shared, grid=grid, budget=budget, ends_with_server=True)
+    outcome = run_matrix(
+        name, size, seeds, arms, shared, grid=grid, budget=budget, looks=looks, take=take, ends_with_server=True
+    )
     print_outcome(outcome)
     if summary is not None:
         write_text(summary, json.dumps(outcome, indent=1) + "\n")
@@ -174,6 +202,8 @@ def run_matrix(
     *,
     grid: bool = False,
     budget: float | None = None,
+    looks: Sequence[int] | None = None,
+    take: int | None = None,
     ends_with_server: bool = False,
 ) -> dict[str, Any]:
     """Run what is missing of an experiment in this process; what `flows.experiment.experiment` gives.
@@ -194,9 +224,9 @@ def run_matrix(
     quiet_prefect()
     try:
         with prefect_in_use("cells") if ends_with_server else nullcontext():
-            outcome: dict[str, Any] = flow(
-                name, size, seeds, None if arms is None else list(arms), grid, budget, **shared
-            )
+            chosen = None if arms is None else list(arms)
+            at = None if looks is None else list(looks)
+            outcome: dict[str, Any] = flow(name, size, seeds, chosen, grid, budget, looks=at, take=take, **shared)
     except FailedCellsError as error:
         return error.outcome
     return outcome

@@ -1,8 +1,8 @@
 """An experiment: register, plan, tune, run the cells, judge, report. Order only."""
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +24,7 @@ from flows.automations import tell_study
 from flows.console import say
 from flows.form import described_flow
 from flows.hub_names import require_hub_names
+from flows.looks import cells_of_look, end_of_looks, judged, register_look
 from flows.matrix import MatrixRunner, Outcome
 from flows.pipeline import REPORT_FILE, REPORT_FOLDER, leave_embedded, log_pairs, open_store, places, show_on_page
 from flows.planning import MatrixPlan, frozen, make_plan, matrix_key
@@ -41,6 +42,7 @@ from rmcore.reporting.html.index import write_index
 from rmcore.reporting.html.note import experiment_note, numbers_line, run_note
 from rmcore.reporting.schema import Metric
 from rmcore.stages.results import read_json, run_key
+from rmcore.study.analysis import Cells
 from rmcore.study.cells import GAP, TEST_METRICS, Measured, read_cell
 from rmcore.study.plan import Cell, folders
 from rmcore.study.registration import register
@@ -74,6 +76,8 @@ def experiment(
     model: str | None = None,
     data: str | None = None,
     epochs: Annotated[float | None, Field(gt=0)] = None,
+    looks: list[Annotated[int, Field(ge=2, le=100)]] | None = None,
+    take: Annotated[int | None, Field(ge=1)] = None,
 ) -> dict[str, Any]:
     """Compare recipes for reward models on pre-registered hypotheses; only cells that are missing run.
 
@@ -89,6 +93,9 @@ def experiment(
         model: a folder, a hub name, tiny, minilm, deberta or llama, for all arms; left out, that of the size.
         data: a file or hub name of preference pairs, some of which are held out; left out, those of the size.
         epochs: passes over the training pairs; left out, as the size says.
+        looks: numbers of seeds after which the claims are judged, for example 5, 8, 12, 20: a decided claim gets no
+            further seeds; left out, as declared.
+        take: at most so many looks in this run, for a schedule that takes one a night; left out, until all is decided.
 
     Returns:
         {"results": everything the report shows, "report": path, "mlflow_url" and "mlflow_charts_url": the
@@ -100,15 +107,23 @@ def experiment(
     """
     shared: Shared = {"model": model, "data": data, "epochs": epochs}
     declared = restrict(
-        load_experiment(experiment, size), arms=arms, seeds=seeds, grid=grid, budget_minutes=budget_minutes, **shared
+        load_experiment(experiment, size),
+        arms=arms,
+        seeds=seeds,
+        grid=grid,
+        budget_minutes=budget_minutes,
+        looks=looks,
+        **shared,
     )
     require_hub_names(*(arm.config for arm in declared.arms()))
     store = open_store()
     plan = make_plan(declared, store, home())
-    plan.check_budget()
+    replace(plan, cells=tuple(cells_of_look(declared, plan.cells, 1, ()))).check_budget()
     registration = register(home() / "registrations" / f"{declared.name}-{declared.size}", frozen(declared))
-    said = command(declared, experiment, arms=arms, seeds=seeds, grid=grid, budget=budget_minutes, **shared)
-    outcome = Matrix(declared, store, registration, said).run(plan)
+    said = command(
+        declared, experiment, arms=arms, seeds=seeds, grid=grid, budget=budget_minutes, looks=looks, **shared
+    )
+    outcome = Matrix(declared, store, registration, said, take).run(plan)
     if outcome["failed"]:
         raise FailedCellsError(outcome)
     return outcome
@@ -133,6 +148,8 @@ class Matrix:
     store: Store
     registration: Registration
     command: str
+    take: int | None = None
+    """At most so many new looks."""
 
     def __post_init__(self) -> None:
         self.key = matrix_key(self.declared, self.registration["hash"])
@@ -141,6 +158,9 @@ class Matrix:
         self.trials: dict[str, Outcome] = {}
         self.colours = declared_colours([arm.name for arm in self.declared.arms()], self.declared.control)
         self.started = time.monotonic()
+        self.looks_taken = 0
+        self.still_open = tuple(one.name for one in self.declared.hypotheses)
+        self.expected: float | None = 0.0
 
     def run(self, plan: MatrixPlan) -> dict[str, Any]:
         """Tune, run what is missing, judge and report."""
@@ -150,7 +170,8 @@ class Matrix:
         if plan.probed.is_device_held:
             say(f"so budget_minutes={self.declared.budget_minutes:g} is not checked; the cells wait for the device")
         expected = "" if plan.seconds is None else f", about {plan.seconds / 60:.0f} min"
-        say(f"{len(plan.cells)} cells and {len(plan.trials)} trials, {len(plan.due)} to run{expected}")
+        most = "at most " if self.declared.looks else ""
+        say(f"{most}{len(plan.cells)} cells and {len(plan.trials)} trials, {len(plan.due)} to run{expected}")
         with RunTracker.start(
             self.study,
             f"{self.study} {self.registration['hash'][:8]}",
@@ -171,30 +192,76 @@ class Matrix:
             except (KeyboardInterrupt, TerminationSignal):
                 leave_embedded(tracker)
                 raise
-            judged = run_step("judge", lambda: gather(self, plan, outcomes, tuned), handed)
-            results = judged.found
-            report = run_step("report", lambda: self._report(tracker, results, outcomes), [judged.handed]).found
-        verdicts = {one["name"]: one["verdict"] for one in results["hypotheses"]}
-        failed = [label for label, outcome in outcomes.items() if outcome.error]
-        tell_study(self.study, verdicts, tally(results["hypotheses"]), report, failed)
+            found = run_step("judge", lambda: gather(self, outcomes, tuned), handed)
+            results = found.found
+            report = run_step("report", lambda: self._report(tracker, results, outcomes), [found.handed]).found
+        if not self.still_open:
+            verdicts = {one["name"]: one["verdict"] for one in results["hypotheses"]}
+            failed = [label for label, outcome in outcomes.items() if outcome.error]
+            tell_study(self.study, verdicts, tally(results["hypotheses"]), report, failed)
         return self._outcome(outcomes, results, report, tracker)
 
     def _run_cells(self, plan: MatrixPlan) -> tuple[dict[str, Outcome], Mapping[str, Tuned], list[Any]]:
         """Run the trials, then the cells under what the trials chose; the last is what the cells handed on."""
         runner = MatrixRunner(self.study, self.store, self._start_tracker, self._finish_tracker)
         if not plan.trials:
-            return runner.run(plan.cells, "cells"), {}, runner.handed
+            outcomes, handed = self._run_looks(runner, plan, {})
+            return outcomes, {}, handed
         self.trials = runner.run(plan.trials, "trials")
         after: dict[str, list[Any]] = {}
         for trial, future in zip(plan.trials, runner.handed, strict=True):
             after.setdefault(trial.cell.arm, []).append(future)
         failed = {label: outcome.error for label, outcome in self.trials.items() if outcome.error}
         resolved = make_plan(self.declared, self.store, home(), measure=False, failed=frozenset(failed))
-        done = runner.run([cell for cell in resolved.cells if not cell.waits_for], "cells", after)
-        for cell in (plan.cell for plan in resolved.cells if plan.waits_for):
-            first = next(outcome.error for outcome in self.trials.values() if outcome.cell.arm == cell.arm)
-            done[cell.label] = Outcome(cell, {}, f"every trial of its tuning failed: {first}", computed=False)
-        return done, resolved.tuned, runner.handed or [one for futures in after.values() for one in futures]
+        outcomes, handed = self._run_looks(runner, resolved, after)
+        return outcomes, resolved.tuned, handed
+
+    def _run_looks(
+        self, runner: MatrixRunner, plan: MatrixPlan, after: Mapping[str, Sequence[Any]]
+    ) -> tuple[dict[str, Outcome], list[Any]]:
+        """Run the cells of one look after the other: as long as a claim is open, a look is left and the budget lasts.
+
+        The last of what is given is what the cells handed on.
+        """
+        done: dict[str, Outcome] = {}
+        handed: list[Any] = []
+        new = 0
+        for number in range(1, len(self.declared.when()) + 1):
+            of_look = cells_of_look(self.declared, plan.cells, number, self.still_open)
+            due = replace(plan, trials=(), cells=tuple(one for one in of_look if one.cell.label not in done))
+            if number > 1 and due.due and (why := self._enough(due, new)):
+                say(why)
+                return done, handed
+            self.expected = None if None in (self.expected, due.seconds) else (self.expected or 0) + (due.seconds or 0)
+            done |= runner.run([one for one in due.cells if not one.waits_for], "cells", after)
+            handed += runner.handed
+            for cell in (one.cell for one in due.cells if one.waits_for):
+                first = next(outcome.error for outcome in self.trials.values() if outcome.cell.arm == cell.arm)
+                done[cell.label] = Outcome(cell, {}, f"every trial of its tuning failed: {first}", computed=False)
+            self.looks_taken = number
+            taken = judged(self.declared, self.cells(done), number)
+            new += register_look(self.declared, self.registration, number, taken)
+            self.still_open = taken.open
+            if not self.still_open:
+                break
+        end_of_looks(self.declared)
+        return done, handed or [one for futures in after.values() for one in futures]
+
+    def _enough(self, due: MatrixPlan, new: int) -> str | None:
+        """Say why this run takes no further look, whose cells are `due`; None where it does."""
+        later = f"the next needs {len(due.due)} cells; the same command takes it later"
+        if self.take is not None and new >= self.take:
+            return f"{new} new look{'s' if new > 1 else ''} taken, as asked for; {later}"
+        left = 60 * self.declared.budget_minutes - (time.monotonic() - self.started)
+        if due.seconds is not None and due.seconds > left:
+            needed = f"another look would take about {due.seconds / 60:.0f} min"
+            return f"{needed}, {max(left, 0) / 60:.0f} are left of the budget; {later}"
+        return None
+
+    def cells(self, outcomes: Mapping[str, Outcome]) -> Cells:
+        """Give what was measured of the cells that did not fail, by arm and seed."""
+        finished = [cell for label, cell in self.measured.items() if label in outcomes and not outcomes[label].error]
+        return {(cell.arm, cell.seed): cell for cell in finished}
 
     def _start_tracker(self, cell: Cell, refs: dict[str, ArtifactRef]) -> RunTracker:
         tracker = RunTracker.start(

@@ -228,3 +228,16 @@ def progress_bar(flow_run_id: str) -> Callable[[float, str], None]:
                 made.append(client.create_artifact(bar).id)
 
     return draw
+
+
+def pause_schedules(deployment: str) -> int:
+    """Switch off every active schedule of a deployment; how many there were.
+
+    Raises:
+        ServiceError: Prefect does not answer or refuses.
+    """
+    with prefect_at(None) as client:
+        active = [one for one in client.read_deployment_schedules(UUID(deployment)) if one.active]
+        for schedule in active:
+            client.update_deployment_schedule(UUID(deployment), schedule.id, active=False)
+    return len(active)

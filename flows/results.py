@@ -10,8 +10,8 @@ from typing import Protocol
 from experiments.arms import Arm, shown_changes
 from experiments.library import SHIPPED
 from experiments.schema import Experiment
+from flows.looks import judged, seeds_by_arm
 from flows.matrix import Outcome
-from flows.planning import MatrixPlan
 from rmcore.core.metrics import CELL_METRICS, CURVES
 from rmcore.core.store import Store
 from rmcore.reporting.experiment_schema import (
@@ -25,7 +25,7 @@ from rmcore.reporting.experiment_schema import (
     Tuned,
 )
 from rmcore.stages.results import environment, run_key
-from rmcore.study.analysis import Cells, arm_bands, arm_metrics, judge_hypotheses
+from rmcore.study.analysis import Cells, arm_bands, arm_metrics
 from rmcore.study.cells import Measured
 from tasks.device import device_slots
 
@@ -37,25 +37,23 @@ class Matrix(Protocol):
     store: Store
     registration: Registration
     command: str
-    measured: dict[str, Measured]
-    """The finished cells, by their labels."""
     trials: dict[str, Outcome]
+    looks_taken: int
+    expected: float | None
+    """Seconds that what has run was expected to take; None: unknown."""
     started: float
     """Seconds of the monotonic clock when the run began."""
 
+    def cells(self, outcomes: Mapping[str, Outcome]) -> Cells:
+        """Give what was measured of the cells that did not fail."""
 
-def gather(
-    matrix: Matrix, plan: MatrixPlan, outcomes: Mapping[str, Outcome], tuned: Mapping[str, Tuned]
-) -> ExperimentResults:
+
+def gather(matrix: Matrix, outcomes: Mapping[str, Outcome], tuned: Mapping[str, Tuned]) -> ExperimentResults:
     """Judge the hypotheses and describe every arm and cell."""
     declared = matrix.declared
     arms = declared.arms()
-    finished = {label: cell for label, cell in matrix.measured.items() if outcomes[label].error is None}
-    measured: Cells = {(cell.arm, cell.seed): cell for cell in finished.values()}
-    hypotheses = [
-        one.model_dump() | {"arm": declared.arm_name(one.arm), "versus": one.versus and declared.arm_name(one.versus)}
-        for one in declared.hypotheses
-    ]
+    measured = matrix.cells(outcomes)
+    seeds = seeds_by_arm(declared, {label: (one.cell.arm, one.cell.seed) for label, one in outcomes.items()})
     control = declared.arm_name(declared.control)
     return {
         "name": declared.name,
@@ -64,15 +62,19 @@ def gather(
         "question": declared.question,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "control": control,
-        "seeds": list(declared.seeds),
+        "seeds": list(declared.seeds[: declared.when()[matrix.looks_taken - 1]]),
+        "looks": list(declared.when()),
+        "looks_taken": matrix.looks_taken,
         "metrics": {name: _info(name) for name in declared.metrics},
         "registration": matrix.registration,
-        "hypotheses": judge_hypotheses(hypotheses, measured, declared.seeds, control=control),
-        "arms": [_arm(arm, declared, control, measured, tuned.get(arm.name)) for arm in arms],
-        "cells": [_cell(outcome, finished.get(label), matrix) for label, outcome in outcomes.items()],
-        "curves": {metric: _curves(metric, list(finished.values())) for metric in CURVES},
+        "hypotheses": judged(declared, measured, matrix.looks_taken).results,
+        "arms": [_arm(arm, declared, control, measured, seeds[arm.name], tuned.get(arm.name)) for arm in arms],
+        "cells": [
+            _cell(outcome, measured.get((outcome.cell.arm, outcome.cell.seed)), matrix) for outcome in outcomes.values()
+        ],
+        "curves": {metric: _curves(metric, list(measured.values())) for metric in CURVES},
         "notes": _notes(matrix, arms, outcomes, tuned),
-        "cost": _cost(matrix, plan, outcomes),
+        "cost": _cost(matrix, outcomes),
         "command": matrix.command,
         "base": declared.base.model_dump(mode="json"),
         "environment": environment(declared.base.device),
@@ -91,6 +93,7 @@ def command(
     model: str | None = None,
     data: str | None = None,
     epochs: float | None = None,
+    looks: Sequence[int] | None = None,
 ) -> str:
     """The command line that runs the same matrix."""
     words = ["rm-opt", "experiment", named]
@@ -108,6 +111,8 @@ def command(
         words += ["--data", data]
     if epochs is not None:
         words += ["--epochs", str(epochs)]
+    if looks is not None:
+        words += ["--looks", ",".join(map(str, looks))]
     return shlex.join([*words, *(["--grid"] if grid else [])])
 
 
@@ -116,8 +121,10 @@ def _info(name: str) -> MetricInfo:
     return {"label": spec.cell_label or spec.label, "unit": spec.unit, "higher_is_better": spec.higher_is_better}
 
 
-def _arm(arm: Arm, declared: Experiment, control: str, measured: Cells, tuned: Tuned | None) -> ArmResult:
-    metrics = arm_metrics(measured, arm.name, declared.seeds, declared.metrics)
+def _arm(
+    arm: Arm, declared: Experiment, control: str, measured: Cells, seeds: Sequence[int], tuned: Tuned | None
+) -> ArmResult:
+    metrics = arm_metrics(measured, arm.name, seeds, declared.metrics)
     base = declared.base.model_copy(update={"study": declared.name})
     return {
         "name": arm.name,
@@ -195,14 +202,14 @@ def _made_before(store: Store, outcome: Outcome, frozen_at: str) -> bool:
     return "created" in manifest and manifest["created"] < datetime.fromisoformat(frozen_at).timestamp()
 
 
-def _cost(matrix: Matrix, plan: MatrixPlan, outcomes: Mapping[str, Outcome]) -> Cost:
+def _cost(matrix: Matrix, outcomes: Mapping[str, Outcome]) -> Cost:
     unique: dict[str, float] = {}
     for outcome in (*matrix.trials.values(), *outcomes.values()):
         unique |= _seconds(matrix.store, outcome)
     failed = sum(outcome.error is not None for outcome in outcomes.values())
     computed = sum(outcome.computed and outcome.error is None for outcome in outcomes.values())
     return {
-        "estimated_seconds": plan.seconds,
+        "estimated_seconds": matrix.expected,
         "measured_seconds": sum(unique.values()),
         "run_seconds": time.monotonic() - matrix.started,
         "num_computed": computed,

@@ -23,7 +23,7 @@ from scipy.optimize import isotonic_regression
 from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.evaluation.verdicts.estimate import Estimate, SeedSample, estimate_over_seeds
-from rmcore.evaluation.verdicts.judgement import Claim, Judgement, judge
+from rmcore.evaluation.verdicts.judgement import ONE_LOOK, Claim, Judgement, judge
 
 MIN_SEEDS = 10
 """Paired seeds below which no saving is claimed."""
@@ -188,5 +188,5 @@ def judge_savings(claims: Sequence[SavingClaim], savings: Mapping[str, Saving]) 
             reason = f"{found.num_seeds} seeds, and below {MIN_SEEDS} no saving is claimed"
         known = found.log_ratio if found.num_seeds >= MIN_SEEDS else None
         estimate = known or Estimate(0.0, None, None, found.num_seeds, None, "", reason, None)
-        estimates[claim.name] = (Claim(claim.name, "above", -math.log1p(-claim.threshold)), estimate)
-    return judge(estimates)
+        estimates[claim.name] = (Claim(claim.name, "above", -math.log1p(-claim.threshold)), [estimate])
+    return judge(estimates, ONE_LOOK)

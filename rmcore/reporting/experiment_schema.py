@@ -80,6 +80,20 @@ class CellResult(TypedDict):
     """Folder of each stage's artifact."""
 
 
+class LookResult(TypedDict):
+    """One claim at one look."""
+
+    num_seeds: int
+    value: float | None
+    ci_low: float | None
+    """Of the 95 % interval over all looks, at the level that this look may spend."""
+    ci_high: float | None
+    p: float | None
+    """Two-sided, of this look alone."""
+    p_looks: float | None
+    """Over this look and those before it."""
+
+
 class HypothesisResult(TypedDict):
     """One pre-registered claim and what became of it."""
 
@@ -91,7 +105,8 @@ class HypothesisResult(TypedDict):
     """Whether the claim is about arm minus versus, arm over versus, or the arm alone."""
     arm: str
     versus: str | None
-    direction: Literal["above", "below"]
+    direction: Literal["above", "below", "within"]
+    """within: between minus the threshold and the threshold (of a ratio: between one over it and it)."""
     threshold: float
     value: float | None
     ci_low: float | None
@@ -112,6 +127,10 @@ class HypothesisResult(TypedDict):
     """One sentence: why this verdict."""
     method: str
     """How the interval was made."""
+    looks: Sequence[LookResult]
+    """Every look that was taken at it, in order; one where the experiment is judged once."""
+    closed: str | None
+    """Why no further look is taken at it; None: it is open, or all looks are taken."""
 
 
 class Registration(TypedDict):
@@ -162,6 +181,9 @@ class ExperimentResults(TypedDict):
     """ISO time with zone."""
     control: str
     seeds: Sequence[int]
+    looks: Sequence[int]
+    """Numbers of seeds after which it is judged, as registered; the last is that of all seeds."""
+    looks_taken: int
     metrics: Mapping[str, MetricInfo]
     """The reported metrics, the first one being the main one."""
     registration: Registration

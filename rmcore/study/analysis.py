@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,14 +10,22 @@ import numpy as np
 from rmcore.core.arrays import FloatArray
 from rmcore.core.metrics import bands
 from rmcore.evaluation.uncertainty import sign_flip_test
-from rmcore.evaluation.verdicts.estimate import Estimate, SeedSample, estimate_over_seeds
-from rmcore.evaluation.verdicts.judgement import Claim, judge
-from rmcore.reporting.experiment_schema import HypothesisResult
+from rmcore.evaluation.verdicts.estimate import Estimate, SeedSample, estimate_over_seeds, variance_prior
+from rmcore.evaluation.verdicts.judgement import Claim, Judgement, Looks, chance_to_decide, judge
+from rmcore.evaluation.verdicts.moderation import RatioPrior
+from rmcore.reporting.experiment_schema import HypothesisResult, LookResult
 from rmcore.reporting.schema import Metric
 from rmcore.study.cells import SHARES, Measured, prompt_scores
 
 Cells = Mapping[tuple[str, int], Measured]
 """Measured cells by arm and seed; a failed cell is absent."""
+Priors = dict[tuple[str, str], RatioPrior | None]
+"""What the arms say about the seeds' part, by metric and comparison: it is the same for all claims of one look."""
+ALPHA = 0.05
+"""Familywise error rate of an experiment's verdicts, over all looks."""
+FUTILITY = 0.1
+"""A claim that the last look is less likely to decide than this is closed; below the usual 0.2 of clinical trials,
+because a look that turns out to have been needless costs seeds only."""
 
 
 def arm_metrics(cells: Cells, arm: str, seeds: Sequence[int], metrics: Sequence[str]) -> dict[str, Metric]:
@@ -30,56 +38,161 @@ def arm_bands(metrics: Mapping[str, Metric]) -> dict[str, str]:
     return bands({name: entry["value"] for name, entry in metrics.items()})
 
 
+@dataclass(frozen=True, slots=True)
+class LooksTaken:
+    """The claims of an experiment after the looks that were taken at them."""
+
+    results: list[HypothesisResult]
+    open: tuple[str, ...]
+    """Claims that the next look is for; empty where all are closed, or no look is left."""
+
+
+def resolve(hypotheses: Sequence[Mapping[str, Any]], control: str) -> list[dict[str, Any]]:
+    """Each claim with what its arm is compared with: `versus`, the control where that is None, nothing for a level."""
+    return [{**one, "versus": None if one["comparison"] == "level" else one["versus"] or control} for one in hypotheses]
+
+
 def judge_hypotheses(
-    hypotheses: Sequence[Mapping[str, Any]], cells: Cells, seeds: Sequence[int], *, control: str
-) -> list[HypothesisResult]:
-    """The verdict of each hypothesis, all of them sharing one error rate.
+    hypotheses: Sequence[Mapping[str, Any]],
+    cells: Cells,
+    seeds: Sequence[int],
+    *,
+    control: str,
+    looks: Sequence[int] = (),
+    taken: int | None = None,
+    futility: float = FUTILITY,
+) -> LooksTaken:
+    """The verdict of each hypothesis, all of them and all looks sharing one error rate.
+
+    A claim is closed, and its arms are not trained under further seeds for it, once it is decided, once a seed that it
+    needs has failed, or once the last look is less likely than `futility` to decide it. Closing for futility cannot
+    make a wrong verdict likelier, so nothing is paid for it. What is open after a look is a function of the cells under
+    the seeds of that look alone: a study that was killed decides the same as one that was not.
 
     Args:
         hypotheses: as declared: name, claim, metric, comparison, arm, versus, direction, threshold.
         cells: what was measured.
         seeds: the declared seeds, in order.
         control: what an arm is compared with where `versus` is None.
+        looks: numbers of seeds after which the claims are judged, the last that of all seeds; left out, judged once.
+        taken: how many of them have been taken; left out, all.
+        futility: least chance that the last look decides a claim, for it to stay open.
     """
-    resolved = [
-        {**one, "versus": None if one["comparison"] == "level" else one["versus"] or control} for one in hypotheses
+    plan = Looks(tuple(looks) or (len(seeds),))
+    number_taken = len(plan.num_seeds) if taken is None else taken
+    resolved = resolve(hypotheses, control)
+    claims = {one["name"]: _claim(one) for one in resolved}
+    estimates: dict[str, list[Estimate]] = {name: [] for name in claims}
+    closed: dict[str, str] = {}
+    judgements: dict[str, Judgement] = {}
+    for number in plan.num_seeds[:number_taken] if resolved else ():
+        priors: Priors = {}
+        for one in resolved:
+            if one["name"] not in closed:
+                estimates[one["name"]].append(_estimate(one, cells, seeds[:number], priors))
+        judgements = judge({name: (claims[name], estimates[name]) for name in claims}, plan)
+        for one in resolved:
+            name = one["name"]
+            if name in closed or len(estimates[name]) == len(plan.num_seeds):
+                continue
+            failed = _failed(one, cells, seeds[:number])
+            why = failed or _closes(claims[name], estimates[name], judgements[name], plan, futility)
+            if why:
+                closed[name] = f"look {len(estimates[name])}: {why}"
+    if not judgements:
+        return LooksTaken([], tuple(claims))
+    results = [
+        _result(one, claims[name], estimates[name], judgements[name], plan, cells, seeds, closed.get(name))
+        for name, one in ((one["name"], one) for one in resolved)
     ]
-    estimates = {one["name"]: _estimate(one, cells, seeds) for one in resolved}
-    claims = {one["name"]: (_claim(one), estimates[one["name"]]) for one in resolved}
-    judgements = judge(claims) if claims else {}
-    results: list[HypothesisResult] = []
-    for one in resolved:
-        estimate, judgement = estimates[one["name"]], judgements[one["name"]]
-        shown = math.exp if one["comparison"] == "ratio" else float
-        results.append(
-            {
-                "name": one["name"],
-                "claim": one["claim"],
-                "metric": one["metric"],
-                "comparison": one["comparison"],
-                "arm": one["arm"],
-                "versus": one["versus"],
-                "direction": one["direction"],
-                "threshold": one["threshold"],
-                "value": None if math.isnan(estimate.value) else shown(estimate.value),
-                "ci_low": None if estimate.ci_low is None else shown(estimate.ci_low),
-                "ci_high": None if estimate.ci_high is None else shown(estimate.ci_high),
-                "num_seeds": estimate.num_seeds,
-                "num_prompts": estimate.num_prompts,
-                "p": judgement.p,
-                "p_holm": judgement.p_holm,
-                "sign_flip_p": _sign_flip(one, cells, seeds),
-                "smallest_detectable": _detectable(one, judgement.smallest_detectable),
-                "verdict": judgement.verdict,
-                "reason": judgement.reason,
-                "method": estimate.method,
-            }
-        )
-    return results
+    is_last = number_taken == len(plan.num_seeds)
+    return LooksTaken(results, () if is_last else tuple(name for name in claims if name not in closed))
+
+
+def _closes(
+    claim: Claim, estimates: Sequence[Estimate], judgement: Judgement, looks: Looks, futility: float
+) -> str | None:
+    """Why no further look is worth taking at a claim; None where one is."""
+    if judgement.verdict != "inconclusive":
+        return "decided"
+    # Its own p alone: where other claims are decided later, Holm asks less of it than it does now.
+    chance = chance_to_decide(claim, estimates, looks, alpha=ALPHA)
+    if chance < futility:
+        return f"only {100 * chance:.2g} % likely to be decided by {looks.num_seeds[-1]} seeds"
+    return None
+
+
+def _failed(one: Mapping[str, Any], cells: Cells, seeds: Sequence[int]) -> str | None:
+    """That seeds failed which a claim needs; None where none did."""
+    arms = [arm for arm in (one["arm"], one["versus"]) if arm is not None]
+    failed = sum(any((arm, seed) not in cells for arm in arms) for seed in seeds)
+    return f"{failed} of {len(seeds)} declared seeds failed" if failed else None
+
+
+def _result(
+    one: Mapping[str, Any],
+    claim: Claim,
+    estimates: Sequence[Estimate],
+    judgement: Judgement,
+    looks: Looks,
+    cells: Cells,
+    seeds: Sequence[int],
+    closed: str | None,
+) -> HypothesisResult:
+    estimate = estimates[-1]
+    low, high = _shown(one, *(judgement.interval or (None, None)))
+    return {
+        "name": one["name"],
+        "claim": one["claim"],
+        "metric": one["metric"],
+        "comparison": one["comparison"],
+        "arm": one["arm"],
+        "versus": one["versus"],
+        "direction": one["direction"],
+        "threshold": one["threshold"],
+        "value": _shown(one, estimate.value)[0],
+        "ci_low": low,
+        "ci_high": high,
+        "num_seeds": estimate.num_seeds,
+        "num_prompts": estimate.num_prompts,
+        "p": judgement.p,
+        "p_holm": judgement.p_holm,
+        "sign_flip_p": _sign_flip(one, cells, seeds[: looks.num_seeds[len(estimates) - 1]]),
+        "smallest_detectable": _detectable(one, judgement.smallest_detectable),
+        "verdict": judgement.verdict,
+        "reason": judgement.reason,
+        "method": estimate.method,
+        "looks": [_look(one, claim, estimates[:number], looks) for number in range(1, len(estimates) + 1)],
+        "closed": closed,
+    }
+
+
+def _shown(one: Mapping[str, Any], *values: float | None) -> list[float | None]:
+    """Values as they are reported: ratios in place of their logarithms, levels of shares within [0, 1], no NaN."""
+    found = [None if value is None or math.isnan(value) else value for value in values]
+    if one["comparison"] == "ratio":
+        return [None if value is None else math.exp(value) for value in found]
+    if one["comparison"] == "level" and one["metric"] in SHARES:
+        return [None if value is None else min(max(value, 0.0), 1.0) for value in found]
+    return found
+
+
+def _look(one: Mapping[str, Any], claim: Claim, estimates: Sequence[Estimate], looks: Looks) -> LookResult:
+    estimate = estimates[-1]
+    interval = None if estimate.spread is None else estimate.interval(looks.level(ALPHA, estimates))
+    low, high = _shown(one, *(interval or (None, None)))
+    return {
+        "num_seeds": looks.num_seeds[len(estimates) - 1],
+        "value": _shown(one, estimate.value)[0],
+        "ci_low": low,
+        "ci_high": high,
+        "p": claim.p_value(estimate),
+        "p_looks": looks.p_value(claim, estimates),
+    }
 
 
 def _claim(one: Mapping[str, Any]) -> Claim:
-    ratio = one["comparison"] == "ratio"
+    ratio = one["comparison"] == "ratio"  # within 1.1 is between 1 / 1.1 and 1.1
     threshold = math.log(one["threshold"]) if ratio else one["threshold"]
     return Claim(one["name"], one["direction"], threshold)
 
@@ -88,24 +201,47 @@ def _detectable(one: Mapping[str, Any], distance: float | None) -> float | None:
     """In units of the metric; of a ratio, the distance of the ratio from its threshold on the claimed side."""
     if distance is None or one["comparison"] != "ratio":
         return distance
-    sign = 1 if one["direction"] == "above" else -1
+    sign = -1 if one["direction"] == "below" else 1
     return abs(one["threshold"] * math.expm1(sign * distance))
 
 
-def _estimate(one: Mapping[str, Any], cells: Cells, seeds: Sequence[int]) -> Estimate:
-    if one["comparison"] == "level":
-        failed = sum((one["arm"], seed) not in cells for seed in seeds)
-        if failed:
-            return _missing(f"{failed} of {len(seeds)} declared seeds failed")
-        return _level(cells, one["arm"], seeds, one["metric"])
-    pairs = [(cells.get((one["arm"], seed)), cells.get((one["versus"], seed))) for seed in seeds]
-    both = [(arm, versus) for arm, versus in pairs if arm is not None and versus is not None]
-    if len(both) < len(seeds):
+def _estimate(one: Mapping[str, Any], cells: Cells, seeds: Sequence[int], priors: Priors) -> Estimate:
+    if failed := _failed(one, cells, seeds):
         # Who survived may have survived because of what is asked: no verdict rests on the survivors.
-        return _missing(f"{len(seeds) - len(both)} of {len(seeds)} declared seeds failed")
+        return _missing(failed)
+    if one["comparison"] == "level":
+        return _level(cells, one["arm"], seeds, one["metric"])
+    both = [(cells[one["arm"], seed], cells[one["versus"], seed]) for seed in seeds]
     combined = [_combine(arm, versus, one["metric"], one["comparison"]) for arm, versus in both]
     what = one["metric"] if one["comparison"] == "difference" else f"{one['metric']} as a ratio of positive numbers"
-    return _over_seeds(combined, both, len(seeds), what)
+    kind = (one["metric"], one["comparison"])
+    if kind not in priors:
+        priors[kind] = _prior(cells, seeds, *kind)
+    return _over_seeds(combined, both, len(seeds), what, priors[kind])
+
+
+def _prior(cells: Cells, seeds: Sequence[int], metric: str, comparison: str) -> RatioPrior | None:
+    """What all arms that have every seed say about the seeds' part of a difference, or a log ratio, of two of them."""
+    whole = {arm for arm, _ in cells if all((arm, seed) in cells for seed in seeds)}
+    found = [[cells[arm, seed] for seed in seeds] for arm in sorted(whole)]
+    if len({cell.prompts for of_arm in found for cell in of_arm}) != 1:
+        return None
+    samples = [[_on_scale(cell.samples.get(metric), comparison) for cell in of_arm] for of_arm in found]
+    arms = [[one for one in of_arm if one is not None] for of_arm in samples]
+    if any(len(of_arm) < len(seeds) for of_arm in arms):
+        return None
+    return variance_prior(arms, num_prompts=min(cell.test.num_prompts for [cell, *_] in found if cell.test is not None))
+
+
+def _on_scale(sample: SeedSample | None, comparison: str) -> SeedSample | None:
+    """A sample with replicates on the scale that two of them are subtracted on; None where it has none there."""
+    if sample is None or sample.replicates is None:
+        return None
+    if comparison == "difference":
+        return sample
+    if sample.value <= 0:
+        return None
+    return SeedSample(math.log(sample.value), _log_ratio(sample.replicates, np.ones_like(sample.replicates)))
 
 
 def _level(cells: Cells, arm: str, seeds: Sequence[int], metric: str) -> Estimate:
@@ -157,7 +293,11 @@ def _log_ratio(ours: FloatArray, theirs: FloatArray) -> FloatArray:
 
 
 def _over_seeds(
-    samples: Sequence[SeedSample | None], cells: Sequence[tuple[Measured, ...]], num_declared: int, what: str
+    samples: Sequence[SeedSample | None],
+    cells: Sequence[tuple[Measured, ...]],
+    num_declared: int,
+    what: str,
+    prior: RatioPrior | None = None,
 ) -> Estimate:
     """Estimate from one sample a seed and the cells, one or two, that each of them is made of."""
     defined = [sample for sample in samples if sample is not None]
@@ -175,6 +315,7 @@ def _over_seeds(
         defined,
         num_prompts=min(table.num_prompts for table in tables) if all(resampled) else None,
         prompts_shared=len({tuple(cell.prompts for cell in of_seed) for of_seed in cells}) == 1,
+        prior=prior,
     )
     if len(defined) == num_declared:
         return estimate

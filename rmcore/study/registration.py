@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rmcore.core.errors import StoreError
-from rmcore.core.files import exclusive, write_json
+from rmcore.core.files import exclusive, read_json_lines, write_json, write_text
 from rmcore.core.store import canonical_json, flatten, make_key
 from rmcore.reporting.experiment_schema import Registration
 
@@ -46,6 +46,38 @@ def register(folder: Path, frozen: Mapping[str, Any]) -> Registration:
         }
         write_json(_path(folder, number, digest), record)
     return _summary(record, folder)
+
+
+def record_look(registration: Registration, look: Mapping[str, Any]) -> bool:
+    """Write down a look as it is taken, once; whether it is new.
+
+    Args:
+        registration: what the look is at.
+        look: {"num_seeds", "open": names of claims that stay open, "claims": each claim's name, verdict and numbers}.
+
+    Raises:
+        StoreError: the look was taken before and decided otherwise.
+    """
+    file = Path(registration["path"]).with_suffix(".looks.jsonl")
+    with exclusive(file.with_suffix(".lock")):
+        taken = read_json_lines(file)
+        for known in taken:
+            if known["num_seeds"] == look["num_seeds"]:
+                if _decisions(known) != _decisions(look):
+                    raise StoreError(
+                        f"the look at {look['num_seeds']} seeds of {known['taken_at']} came out as "
+                        f"{_decisions(known)}, and now as {_decisions(look)}: its cells are not those of then, so what "
+                        f"it spent of the error rate was spent on others. Restore the store, or remove {file} and say "
+                        "that you did."
+                    )
+                return False
+        row = {**look, "taken_at": datetime.now(UTC).isoformat(timespec="seconds")}
+        write_text(file, "".join(json.dumps(one) + "\n" for one in (*taken, row)))
+    return True
+
+
+def _decisions(look: Mapping[str, Any]) -> dict[str, str]:
+    return {one["name"]: one["verdict"] + (" (open)" if one["name"] in look["open"] else "") for one in look["claims"]}
 
 
 def read_registration(path: Path) -> dict[str, Any]:

@@ -4,6 +4,10 @@ A seed's number has two errors: another seed would have trained another model, a
 other questions. Where every seed has prompts of its own, both are in the spread over seeds. Where all seeds are
 measured on the same prompts, which is the rule, the prompt error is the same for all of them: no number of seeds shows
 it, and the more the seeds agree, the less a t interval over seeds alone covers, down to nothing.
+
+Then an answer's error has three parts: of the seed, of the prompt, and of both together (this model on this prompt,
+the largest of the three as a rule). The spread over seeds holds the first and the third, the spread over prompts the
+second and the third; the third is estimated by itself and counted once.
 """
 
 from collections.abc import Sequence
@@ -15,14 +19,18 @@ from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.evaluation.verdicts.intervals import (
     Component,
+    ModeratedComponent,
     PercentileInterval,
     TInterval,
     smallest_detectable,
     spread_variance,
 )
-
-BOOTSTRAP_FROM_SEEDS = 8
-"""A percentile bootstrap over fewer seeds has too few distinct resamples, and Student's t is the better guess."""
+from rmcore.evaluation.verdicts.moderation import (
+    MODERATED_BELOW_SEEDS,
+    MODERATED_FROM_ARMS,
+    RatioPrior,
+    fit_ratios,
+)
 
 _NO_SPREAD = "one seed and nothing resampled: the spread cannot be estimated. Run more seeds"
 _ONE_PROMPT = "only one prompt: its pairs are not independent, so the spread over prompts cannot be estimated"
@@ -80,26 +88,21 @@ def estimate_over_seeds(
     *,
     num_prompts: int | None,
     prompts_shared: bool,
-    num_resamples: int = 10_000,
-    seed: int = 0,
+    prior: RatioPrior | None = None,
 ) -> Estimate:
     """Mean over seeds with an interval for new seeds and new prompts.
 
-    2 to 7 seeds, own prompts each: t interval over seeds with variance A = s^2 / S and S - 1 degrees of freedom; the
-    prompt error is inside s^2.
+    Own prompts, or nothing resampled: t interval over seeds with variance A = s^2 / S and S - 1 degrees of freedom; the
+    prompt error, if there is one, is inside s^2.
 
-    2 to 7 seeds, shared prompts: A for the seeds, and B for the prompts: the variance over replicates of the mean over
-    seeds, times C / (C - 1) (see `percentile_interval`), with C - 1 degrees of freedom. Their half-widths are combined
-    by MOVER. Satterthwaite's degrees of freedom for A + B would undercover: where s happens to be small among 3 seeds,
-    they give the seeds' part the prompts' many degrees of freedom (simulated coverage down to 92 %). The part of
-    the error that belongs to one seed and one prompt together, such as the noise of single answers, is both in A and in
-    B, which makes the interval slightly too wide.
+    Shared prompts: A for the seeds, with the part of seed and prompt together; and for the prompts B - E. B is the
+    variance over replicates of the mean over seeds, times C / (C - 1) (see `percentile_interval`), with C - 1 degrees
+    of freedom, and E its part of seed and prompt together, which A has already (`shared_variances`). The half-widths
+    are combined by MOVER. Satterthwaite's degrees of freedom for the sum would undercover: where s happens to be small
+    among 3 seeds, they give the seeds' part the prompts' many degrees of freedom (simulated coverage down to 92 %).
+    A bootstrap over seeds and prompts counts E up to three times.
 
-    8 seeds or more: bootstrap with the expanded percentile interval for S clusters, or C if there are fewer prompts
-    than seeds. Shared prompts: a resample draws seeds and, with one replicate index for all of them, prompts
-    (pigeonhole bootstrap; it counts the part of seed and prompt together up to three times, which makes it wider than
-    needed). Own prompts: a drawn seed brings its prompts along; to draw those again would count their error twice and
-    widen the interval by up to a factor of 1.4.
+    With a prior, fewer than five seeds: A is moderated by what the other arms' seeds show (`RatioPrior.moderate`).
 
     One seed: the interval over prompts alone. No replicates: seeds alone. A spread of exactly zero is a sign of too few
     observations (no training of three stopped early), and no interval is given.
@@ -108,35 +111,83 @@ def estimate_over_seeds(
         samples: one a seed, in any order.
         num_prompts: C, the prompts behind each seed's replicates; None where the quantity has none.
         prompts_shared: whether all seeds were measured on the same prompts. Without replicates it does not matter.
-        num_resamples: of the bootstrap over seeds. The expanded tails for 8 seeds hold 0.6 % of the resamples: 10,000
-            leave 57 there, while with 2,000 the luck of the draw costs coverage.
-        seed: of that bootstrap.
+        prior: from `variance_prior` of all arms of the experiment, for a difference between two of them.
 
     Raises:
         DataError: no samples, values that are not finite, or replicates that do not fit together.
         ConfigError: replicates without num_prompts.
     Source:
         Zou and Donner 2008, Statistics in Medicine 27(10) (MOVER). Owen 2007, The pigeonhole bootstrap, Annals of
-        Applied Statistics 1(2) (shared prompts). Field and Welsh 2007, Bootstrapping clustered data, JRSS B 69(3) (own
+        Applied Statistics 1(2) (the three parts). Field and Welsh 2007, Bootstrapping clustered data, JRSS B 69(3) (own
         prompts). Miller 2024, Adding error bars to evals, arXiv:2411.00640 (prompts as clusters, paired differences).
     """
     _check(samples, num_prompts, prompts_shared)
-    ordered = sorted(samples, key=_order)  # the bootstrap draws positions, and seeds must have no order
+    ordered = sorted(samples, key=_order)  # seeds have no order, to the last digit
     values = np.array([sample.value for sample in ordered])
     replicates = [sample.replicates for sample in ordered if sample.replicates is not None]
     # Own prompts need no replicates: their error is in the spread over seeds, except where there is one seed only.
     crossed = np.stack(replicates) if replicates and (prompts_shared or len(values) == 1) else None
-    spread = _spread(values, crossed, num_prompts or 0, num_resamples, seed)
+    spread = _spread(values, crossed, num_prompts or 0, prior)
     limits = spread if isinstance(spread, str) else _limits(spread)
-    method = _method(len(values), num_prompts, shared=prompts_shared, resampled=bool(replicates))
+    moderated = isinstance(spread, TInterval) and isinstance(spread.components[0], ModeratedComponent)
+    method = _method(len(values), num_prompts, shared=prompts_shared, resampled=bool(replicates), moderated=moderated)
     centre = _mean(values)
     if isinstance(spread, str) or isinstance(limits, str):
         return Estimate(centre, None, None, len(values), num_prompts, method, str(limits), None)
     return Estimate(centre, *limits, len(values), num_prompts, method, None, spread)
 
 
+def variance_prior(arms: Sequence[Sequence[SeedSample]], *, num_prompts: int) -> RatioPrior | None:
+    """What all arms of an experiment say about the variance over seeds of a difference between two of them.
+
+    Each arm is taken as its difference from the mean of all arms under the same seed, so what a seed does to all of
+    them alike (the same weights to begin with, the same order) drops out, as it does from a difference.
+
+    Args:
+        arms: for each arm one sample a seed, the same seeds in the same order, all with replicates over the same
+            prompts.
+        num_prompts: C behind the replicates.
+
+    Returns:
+        None where there is nothing to borrow: fewer than three arms, one seed or five and more, or an arm whose answers
+        do not differ by seed and prompt at all.
+    """
+    num_seeds = min((len(arm) for arm in arms), default=0)
+    if len(arms) < MODERATED_FROM_ARMS or not 1 < num_seeds < MODERATED_BELOW_SEEDS:
+        return None
+    values = np.array([[sample.value for sample in arm] for arm in arms])  # (A, S)
+    crossed = np.array([[sample.replicates for sample in arm] for arm in arms], dtype=np.float64)  # (A, S, B)
+    crossed = crossed[:, :, ~np.isnan(crossed).any(axis=(0, 1))]
+    ratios = []
+    for own, replicates in zip(values - values.mean(axis=0), crossed - crossed.mean(axis=0), strict=True):
+        _, noise = shared_variances(replicates, num_prompts)
+        if not 0 < noise < np.inf:
+            return None
+        ratios.append(_seed_component(own).variance / noise)
+    return fit_ratios(ratios, num_seeds - 1)
+
+
+def shared_variances(crossed: FloatArray, num_prompts: int) -> tuple[float, float]:
+    """B, the variance of the mean over seeds that comes from prompts, and E, its part of seed and prompt together.
+
+    With variances p of the prompt's part and e of seed and prompt together, both for the whole set of prompts, the mean
+    over seeds has B = p + e / S and one seed has p + e, so E = e / S = (mean over seeds of theirs - B) / (S - 1).
+    E is at least 0 and at most B.
+
+    Args:
+        crossed: (S, B) replicates of each seed, drawn with common prompt weights, none of them NaN.
+        num_prompts: C; both carry the factor C / (C - 1) that a bootstrap's variance lacks.
+    """
+    correction = num_prompts / (num_prompts - 1)
+    of_mean = spread_variance(crossed.mean(axis=0)) * correction
+    if len(crossed) == 1 or not np.isfinite(of_mean):
+        return of_mean, 0.0
+    of_one = float(np.mean([spread_variance(row) for row in crossed])) * correction
+    return of_mean, min(max((of_one - of_mean) / (len(crossed) - 1), 0.0), of_mean)
+
+
 def _spread(
-    values: FloatArray, crossed: FloatArray | None, num_prompts: int, num_resamples: int, seed: int
+    values: FloatArray, crossed: FloatArray | None, num_prompts: int, prior: RatioPrior | None
 ) -> TInterval | PercentileInterval | str:
     """Compute what the interval is made of, or say why there is none.
 
@@ -144,28 +195,21 @@ def _spread(
         values: (S,) of the seeds.
         crossed: (S, B) replicates with common prompt weights; None where the spread over seeds says everything.
         num_prompts: C behind `crossed`.
-        num_resamples: of the bootstrap over seeds.
-        seed: of that bootstrap.
+        prior: what other arms say about the variance over seeds.
     """
     if crossed is None:
-        return _over_seeds(values, num_resamples, seed)
-    num_seeds, centre = len(values), _mean(values)
-    bootstrap = num_seeds >= BOOTSTRAP_FROM_SEEDS
-    replicates = _defined(_draw(crossed, num_resamples, seed) if bootstrap else crossed.mean(axis=0))
-    if num_prompts < 2 or len(replicates) < 2:
+        return _NO_SPREAD if len(values) == 1 else TInterval(_mean(values), (_seed_component(values),))
+    centre, defined = _mean(values), crossed[:, ~np.isnan(crossed).any(axis=0)]
+    if num_prompts < 2 or defined.shape[1] < 2:
         return _ONE_PROMPT if num_prompts < 2 else _UNBOUNDED
-    if num_seeds == 1 or bootstrap:
-        return PercentileInterval(centre, replicates, min(num_prompts, num_seeds) if bootstrap else num_prompts)
-    over_prompts = Component(spread_variance(replicates) * num_prompts / (num_prompts - 1), num_prompts - 1)
-    return TInterval(centre, (_seed_component(values), over_prompts))
-
-
-def _over_seeds(values: FloatArray, num_resamples: int, seed: int) -> TInterval | PercentileInterval | str:
     if len(values) == 1:
-        return _NO_SPREAD
-    if len(values) < BOOTSTRAP_FROM_SEEDS or np.ptp(values) == 0:
-        return TInterval(_mean(values), (_seed_component(values),))
-    return PercentileInterval(_mean(values), _draw(values[:, None], num_resamples, seed), len(values))
+        return PercentileInterval(centre, defined[0], num_prompts)
+    of_prompts, together = shared_variances(defined, num_prompts)
+    over_prompts = Component(of_prompts - together, num_prompts - 1)
+    over_seeds = _seed_component(values)
+    if prior is None or together == 0 or len(values) >= MODERATED_BELOW_SEEDS:
+        return TInterval(centre, (over_seeds, over_prompts))
+    return TInterval(centre, (prior.moderate(over_seeds, together), over_prompts))
 
 
 def _seed_component(values: FloatArray) -> Component:
@@ -178,20 +222,6 @@ def _limits(spread: TInterval | PercentileInterval) -> tuple[float, float] | str
     if bounds is None or not np.isfinite(bounds).all():
         return _UNBOUNDED
     return _CONSTANT if bounds[0] == bounds[1] else bounds
-
-
-def _draw(crossed: FloatArray, num_resamples: int, seed: int) -> FloatArray:
-    """(num_resamples,) means of S drawn seeds, all under one drawn replicate of the prompts: (S, B) -> (R,)."""
-    num_seeds, num_replicates = crossed.shape
-    rng = np.random.default_rng(seed)
-    seeds = rng.integers(num_seeds, size=(num_resamples, num_seeds))
-    prompts = rng.integers(num_replicates, size=(num_resamples, 1))
-    drawn: FloatArray = crossed[seeds, prompts].mean(axis=1)
-    return drawn
-
-
-def _defined(replicates: FloatArray) -> FloatArray:
-    return replicates[~np.isnan(replicates)]
 
 
 def _mean(values: FloatArray) -> float:
@@ -223,18 +253,16 @@ def _check(samples: Sequence[SeedSample], num_prompts: int | None, prompts_share
         )
 
 
-def _method(num_seeds: int, num_prompts: int | None, *, shared: bool, resampled: bool) -> str:
+def _method(num_seeds: int, num_prompts: int | None, *, shared: bool, resampled: bool, moderated: bool) -> str:
     if num_seeds == 1:
         if not resampled:
             return "One seed; no interval."
         return f"One seed; bootstrap over {num_prompts} prompts. The spread over seeds is not in it."
-    bootstrap = num_seeds >= BOOTSTRAP_FROM_SEEDS
-    mean = f"Mean of {num_seeds} seeds; "
     if resampled and shared:
-        if bootstrap:
-            return f"{mean}two-level bootstrap over seeds and the {num_prompts} prompts that they share."
-        return f"{mean}Student t over seeds with a bootstrap over the {num_prompts} prompts that they share (MOVER)."
-    over_seeds = f"{mean}{'bootstrap' if bootstrap else 'Student t interval'} over seeds"
+        moderation = ", their variance moderated by the other arms'," if moderated else ""
+        over_prompts = f"with a bootstrap over the {num_prompts} prompts that they share (MOVER)"
+        return f"Mean of {num_seeds} seeds; Student t over seeds{moderation} {over_prompts}."
+    over_seeds = f"Mean of {num_seeds} seeds; Student t interval over seeds"
     if resampled:
         return f"{over_seeds}, each with prompts of its own."
     return f"{over_seeds}." if num_prompts is None else f"{over_seeds}. The spread over prompts is not in it."

@@ -1,5 +1,8 @@
 """The two kinds of interval of an estimate, at any level, with the p values that invert them.
 
+A `TInterval` is what seeds give: a sum of independent errors, each with a variance that was estimated. A
+`PercentileInterval` is what one seed gives: bootstrap replicates over prompts.
+
 Verdicts need more than one level: Holm's correction compares p values with alpha / k. An interval is therefore kept as
 what it is made of, and `bounds(alpha)` and `p_value(threshold)` are two readings of the same thing: the threshold is
 outside the 1 - alpha interval exactly where p < alpha.
@@ -18,6 +21,7 @@ from rmcore.core.errors import ConfigError
 from rmcore.evaluation.uncertainty import percentile_interval
 
 _LOG_SMALLEST_P = -230.0  # p below 1e-100 is given as 0; beyond it t quantiles of one degree of freedom overflow
+_MOST_DF = 1e6  # a normal error, to six digits
 _POWER_GRID = 100  # midpoints a component: power is then known to about 0.001
 
 
@@ -27,6 +31,50 @@ class Component(NamedTuple):
     variance: float
     df: float
     """Degrees of freedom of the variance's estimate."""
+
+    def half(self, alpha: float) -> float:
+        """Half of the width of the 1 - alpha interval of this error alone."""
+        return -float(special.stdtrit(self.df, alpha / 2)) * math.sqrt(self.variance)
+
+
+@dataclass(frozen=True, slots=True)
+class ModeratedComponent:
+    """A variance that borrows from others of its kind without knowing how alike they are: a mixture of t errors.
+
+    Args:
+        weights: (M,) how likely each state of the world is, summing to 1.
+        variances: (M,) the variance's estimate in each of them.
+        dfs: (M,) its degrees of freedom in each of them.
+    """
+
+    weights: FloatArray
+    variances: FloatArray
+    dfs: FloatArray
+
+    @property
+    def variance(self) -> float:
+        """Mean over the mixture."""
+        return float(self.weights @ self.variances)
+
+    @property
+    def df(self) -> float:
+        """Degrees of freedom of the one t error with `variance` whose 95 % interval is as wide as the mixture's."""
+        ratio = self.half(0.05) / math.sqrt(self.variance)
+        if ratio <= -special.stdtrit(_MOST_DF, 0.025):
+            return _MOST_DF
+        return float(optimize.brentq(lambda df: -special.stdtrit(df, 0.025) - ratio, 0.5, _MOST_DF))
+
+    def half(self, alpha: float) -> float:
+        """Half of the width of the 1 - alpha interval: where the mixture's two tails hold alpha together."""
+        deviations = np.sqrt(self.variances)
+
+        def excess(half: float) -> float:
+            return float(self.weights @ (2 * special.stdtr(self.dfs, -half / deviations))) - alpha
+
+        # Every state's own half-width bounds the mixture's from one side.
+        halves = -special.stdtrit(self.dfs, alpha / 2) * deviations
+        low, high = float(halves.min()), float(halves.max())
+        return high if high - low <= 1e-12 * high else float(optimize.brentq(excess, low, high, xtol=1e-12 * high))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +91,7 @@ class TInterval:
     """
 
     centre: float
-    components: Sequence[Component]
+    components: Sequence[Component | ModeratedComponent]
 
     def bounds(self, alpha: float) -> tuple[float, float]:
         """Ends of the 1 - alpha interval."""
@@ -68,15 +116,14 @@ class TInterval:
 class PercentileInterval:
     """Expanded percentile interval of bootstrap replicates, as `rmcore.evaluation.uncertainty.percentile_interval`.
 
-    Order statistics end at the most extreme replicate, and few seeds ask for tails far beyond it: 10,000 resamples of 8
-    seeds reach alpha = 0.010. Below that the interval is the t interval with the bootstrap's standard error, and at
-    least the range of the replicates. Without this, 8 seeds would get p = 0 wherever all of them are on one side of the
-    threshold, or nothing would ever pass Holm's correction.
+    Order statistics end at the most extreme replicate. Beyond it the interval is the t interval with the bootstrap's
+    standard error, and at least the range of the replicates. Without this p would be 0 wherever all replicates are on
+    one side of the threshold, or nothing would ever pass Holm's correction.
 
     Args:
         centre: the estimate.
-        replicates: (B,) of the bootstrap, at least two, none of them NaN.
-        num_clusters: of what was drawn: seeds, or prompts where there is one seed. It sets the expansion.
+        replicates: (B,) of the bootstrap over prompts, at least two, none of them NaN.
+        num_clusters: the prompts that were drawn. It sets the expansion.
 
     Source:
         Hesterberg 2015, arXiv:1411.5279: "expanded percentile interval", and "t interval with bootstrap standard error"
@@ -130,12 +177,14 @@ def spread_variance(values: FloatArray) -> float:
     return float(values.var(ddof=1)) if np.ptp(values) else 0.0  # a rounded mean would leave 1e-34
 
 
-def half_width(components: Sequence[Component], alpha: float) -> float:
+def half_width(components: Sequence[Component | ModeratedComponent], alpha: float) -> float:
     """Half of the width of the 1 - alpha interval of the sum of the components' errors."""
-    return math.sqrt(sum(variance * float(special.stdtrit(df, alpha / 2)) ** 2 for variance, df in components))
+    return math.hypot(*(component.half(alpha) for component in components))
 
 
-def smallest_detectable(components: Sequence[Component], *, alpha: float, power: float) -> float | None:
+def smallest_detectable(
+    components: Sequence[Component | ModeratedComponent], *, alpha: float, power: float
+) -> float | None:
     """Distance from the threshold at which the two-sided test rejects on the true side with the wanted power.
 
     The components are taken as the true variances; that the next experiment estimates each of them anew, with a
@@ -150,11 +199,12 @@ def smallest_detectable(components: Sequence[Component], *, alpha: float, power:
             f"smallest_detectable got alpha={alpha:g}, power={power:g}: a test that rejects less often where there is "
             "an effect than where there is none has no smallest effect. Pass 0 < alpha < power < 1."
         )
-    deviation = math.sqrt(sum(variance for variance, _ in components))
+    deviation = math.sqrt(sum(component.variance for component in components))
     if deviation == 0 or math.isinf(deviation):
         return 0.0 if deviation == 0 else None
     squares = np.zeros(1)  # of the half-widths that may come out, one entry a combination of the components' quantiles
-    for variance, df in components:
+    for component in components:
+        variance, df = component.variance, component.df
         seen = variance * 2 * special.gammaincinv(df / 2, (np.arange(_POWER_GRID) + 0.5) / _POWER_GRID) / df
         squares = np.add.outer(squares, special.stdtrit(df, alpha / 2) ** 2 * seen).ravel()
     halves = np.sqrt(squares)

@@ -52,7 +52,7 @@ def _value(rows: pd.DataFrame, name: str, num_resamples: int, seed: int) -> dict
     if num_seeds == 1:
         value, replicates = samples[0].value, samples[0].replicates
         return metric_value(value, replicates, num_prompts=num_prompts, num_pairs=num_prompts).to_dict()
-    found = estimate_over_seeds(samples, num_prompts=num_prompts, prompts_shared=True, seed=seed)
+    found = estimate_over_seeds(samples, num_prompts=num_prompts, prompts_shared=True)
     return MetricValue(found.value, found.ci_low, found.ci_high, num_seeds, found.reason).to_dict()
 
 

@@ -30,9 +30,20 @@ def subject(hypothesis: Mapping[str, Any]) -> str:
 
 
 def claimed(hypothesis: Mapping[str, Any], unit: str) -> str:
-    """The side of the threshold: `above +1.0 points`."""
+    """The side of the threshold: `above +1.0 points`, or the two ends: `within −1.0 points and +1.0 points`."""
+    if hypothesis["direction"] == "within":
+        low, high = (compared(border, unit, hypothesis["comparison"]) for border in borders(hypothesis))
+        return f"within {low} and {high}"
     threshold = compared(hypothesis["threshold"], unit, hypothesis["comparison"])
     return f"{hypothesis['direction']} {threshold}"
+
+
+def borders(hypothesis: Mapping[str, Any]) -> list[float]:
+    """Where what is claimed ends: the threshold, or both ends of a claim that two arms are as good as equal."""
+    threshold = float(hypothesis["threshold"])
+    if hypothesis["direction"] != "within":
+        return [threshold]
+    return [1 / threshold, threshold] if hypothesis["comparison"] == "ratio" else [-threshold, threshold]
 
 
 def tally(hypotheses: Sequence[Mapping[str, Any]]) -> str:

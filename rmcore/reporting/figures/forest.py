@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from rmcore.reporting.experiment_schema import HypothesisResult, MetricInfo
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.figures.claims import VERDICTS, claimed, subject, tally
+from rmcore.reporting.figures.claims import VERDICTS, borders, claimed, subject, tally
 from rmcore.reporting.figures.quantities import axis_label, estimate, tick_text
 from rmcore.reporting.figures.style import GREEN, INK, LABEL, MUTED, SMALL, dress, headline, new_figure, shared_legend
 
@@ -58,9 +58,12 @@ def _panel(ax: Axes, item: HypothesisResult, info: MetricInfo | None, claim: Seq
     ax.xaxis.label.set_fontsize(SMALL)
     ax.xaxis.set_major_locator(MaxNLocator(nbins=8, min_n_ticks=3, steps=[1, 2, 2.5, 5, 10]))
     ax.xaxis.set_major_formatter(FuncFormatter(tick_text(unit, comparison)))
-    threshold = item["threshold"]
-    ax.axvspan(threshold, high if item["direction"] == "above" else low, color=GREEN, alpha=0.13, linewidth=0)
-    ax.axvline(threshold, color=INK, linewidth=1.4, label="threshold")
+    ends = borders(item)
+    if len(ends) == 1:
+        ends.append(high if item["direction"] == "above" else low)
+    ax.axvspan(ends[0], ends[1], color=GREEN, alpha=0.13, linewidth=0)
+    for border in borders(item):
+        ax.axvline(border, color=INK, linewidth=1.4, label="threshold")
     if comparison in _NEUTRAL and low < _NEUTRAL[comparison] < high:
         ax.axvline(_NEUTRAL[comparison], color=MUTED, linewidth=1.1, linestyle=":")
     _mark(ax, drawn, colour, marker)
@@ -85,7 +88,7 @@ def _mark(ax: Axes, drawn: Mapping[str, float | None], colour: str, marker: str)
 
 def _limits(item: HypothesisResult, drawn: Mapping[str, float | None]) -> tuple[float, float]:
     """An axis that holds value, interval, threshold and, unless far away, the point of no difference."""
-    inside = [value for value in (*drawn.values(), numbers.finite(item["threshold"])) if value is not None]
+    inside = [value for value in (*drawn.values(), *map(numbers.finite, borders(item))) if value is not None]
     low, high = min(inside), max(inside)
     neutral = _NEUTRAL.get(item["comparison"])
     if neutral is not None:

@@ -27,6 +27,8 @@ TEMPLATE = "experiment.html.j2"
 CAPTIONS = {
     "forest_plot": "Each claim on its own scale. A claim is supported when its whole interval lies in the shaded side, "
     "refuted when all of it lies outside, and inconclusive when it holds the threshold.",
+    "looks": "Each look adds seeds. Its interval is wider than that of a single look would be, so that all looks "
+    "together err in 5 %. A claim that was closed got no further seeds.",
     "arm_intervals": "Means and intervals of each arm alone. The claims are judged on paired differences, which are "
     "surer than two intervals side by side: overlap here does not mean that there is no difference.",
     "tradeoff": "Accuracy against what it costs and against how far the model's confidence can be believed.",
@@ -122,6 +124,7 @@ def _answer(item: HypothesisResult, info: MetricInfo) -> dict[str, Any]:
         "bounds": f"95 %: {bounds}" if bounds else "no interval",
         "claimed": f"claimed: {claimed(item, info['unit'])}",
         "reason": item["reason"],
+        "closed": item["closed"],
         "over": over if prompts is None else f"{over}, {numbers.count(prompts)} prompts",
         "tests": [(name, numbers.decimal(p), meaning) for name, p, meaning in tests if numbers.finite(p) is not None],
         "method": item["method"],

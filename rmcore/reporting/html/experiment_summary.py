@@ -18,7 +18,9 @@ def experiment_markdown(results: ExperimentResults) -> str:
     frozen = f"Registration {registration['number']}, `{_code(registration['hash'][:12])}`, frozen "
     lines += [frozen + escape(registration["frozen_at"]) + "."]
     lines += [f"- changed since the one before: {escape(change)}" for change in registration["changes"]]
-    lines += ["", f"**{escape(tally(results['hypotheses']))}.**", ""]
+    looks = results["looks"]
+    after = f", after {results['looks_taken']} of {len(looks)} looks" if len(looks) > 1 else ""
+    lines += ["", f"**{escape(tally(results['hypotheses']) + after)}.**", ""]
     lines += [*_verdicts(results), *_arms(results), _cost(results), ""]
     lines += [*(f"- {escape(note)}" for note in results["notes"]), *([""] if results["notes"] else [])]
     lines += [f"Run again: `{_code(results['command'])}`"]
@@ -53,7 +55,8 @@ def _verdicts(results: ExperimentResults) -> list[str]:
         value, bounds = measured(item, info["unit"])
         seen = f"{value} ({bounds or 'no interval'}): {info['label']}, {subject(item)}"
         claim, words = f"{item['name']}: {item['claim']}", VERDICTS[item["verdict"]].words
-        rows.append((claim, words, seen, claimed(item, info["unit"]), item["reason"]))
+        why = item["reason"] + (f" Closed at {item['closed']}." if item["closed"] else "")
+        rows.append((claim, words, seen, claimed(item, info["unit"]), why))
     return [text_table(headings, rows), ""]
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ def hypothesis(**changes):
 
 
 def judged(cells, *hypotheses, seeds=SEEDS):
-    found = judge_hypotheses(hypotheses or [hypothesis()], cells, seeds, control="old")
+    found = judge_hypotheses(hypotheses or [hypothesis()], cells, seeds, control="old").results
     json.dumps(found, allow_nan=False)
     return found if len(hypotheses) > 1 else found[0]
 
@@ -242,7 +243,7 @@ def test_holm_counts_every_hypothesis_also_those_without_a_value():
 
 
 def test_no_hypothesis_no_verdict():
-    assert judge_hypotheses([], {}, SEEDS, control="old") == []
+    assert judge_hypotheses([], {}, SEEDS, control="old").results == []
 
 
 @pytest.mark.parametrize("metric", sorted(SHARES))
@@ -269,7 +270,8 @@ def test_clipping_changes_neither_p_nor_verdict():
         for metric in (ACCURACY, SPEED)
     )
     assert number["ci_high"] > 1
-    assert {**share, "metric": SPEED, "ci_high": number["ci_high"]} == number
+    unclipped = {"metric": SPEED, "ci_high": number["ci_high"], "looks": number["looks"]}
+    assert share | unclipped == number
 
 
 def test_a_debiased_error_below_zero_reads_as_none():
@@ -290,3 +292,81 @@ def test_bands_are_of_the_means():
         GAP: {"value": None, "ci_low": None, "ci_high": None, "num": 0, "reason": "no"},
     }
     assert arm_bands(metrics) == {"eval accuracy": "acceptable"}
+
+
+def growing(effect, num_seeds=20, sd=0.02):
+    """Speeds of two arms, the new one better by `effect` a seed with the given spread."""
+    rng = np.random.default_rng(7)
+    old = 10 + rng.normal(0, 0.5, num_seeds)
+    return {"old": old.tolist(), "new": (old + effect + rng.normal(0, sd, num_seeds)).tolist()}
+
+
+LOOKS = (5, 8, 12, 20)
+
+
+def looked(cells, *hypotheses, taken=None, seeds=range(20)):
+    return judge_hypotheses(
+        hypotheses or [hypothesis(metric=SPEED)], cells, list(seeds), control="old", looks=LOOKS, taken=taken
+    )
+
+
+def test_a_claim_that_is_decided_is_closed_and_later_seeds_change_nothing():
+    cells = timed(growing(0.2))
+    first = looked(cells, taken=1)
+    assert first.open == ()
+    [found] = first.results
+    assert (found["verdict"], found["num_seeds"], found["closed"]) == ("supported", 5, "look 1: decided")
+    assert looked(cells, taken=4).results == first.results
+    only_five = {key: cell for key, cell in cells.items() if key[1] < 5}
+    assert looked(only_five, taken=1).results == first.results
+
+
+def test_what_the_last_look_hardly_decides_is_closed_and_what_may_be_decided_is_not():
+    speeds = growing(0.0, sd=0.2)
+    apart = np.subtract(speeds["new"], speeds["old"])[:12]
+    error = apart.std(ddof=1) / np.sqrt(12)
+    claims = [
+        hypothesis(name=name, metric=SPEED, threshold=apart.mean() - distance * error)
+        for name, distance in (("at the value", 0.0), ("nearly decided", 2.0))
+    ]
+    taken = looked(timed(speeds), *claims, taken=3)
+    assert taken.open == ("nearly decided",)
+    closed = taken.results[0]
+    assert closed["verdict"] == "inconclusive"
+    assert re.fullmatch(r"look [23]: only .* likely to be decided by 20 seeds", closed["closed"])
+    early = looked(timed(speeds), claims[0], taken=1)
+    assert early.open == ("at the value",)  # three quarters of the seeds may still move it
+
+
+def test_an_interval_over_looks_is_wider_than_that_of_one_look():
+    cells = timed(growing(0.06, sd=0.1))
+    declared = [hypothesis(metric=SPEED)]
+    [at_looks] = judge_hypotheses(declared, cells, list(range(20)), control="old", looks=LOOKS, futility=0.0).results
+    [at_once] = judge_hypotheses(declared, cells, list(range(20)), control="old").results
+    half = {name: one["ci_high"] - one["ci_low"] for name, one in (("looks", at_looks), ("once", at_once))}
+    assert [look["num_seeds"] for look in at_looks["looks"]] == list(LOOKS)
+    assert half["once"] < half["looks"] < 1.4 * half["once"]
+    assert at_looks["p"] > at_once["p"]
+
+
+def test_a_seed_that_failed_closes_its_claims_only():
+    cells = timed(growing(0.1, sd=0.3) | {"third": growing(0.1, sd=0.3)["new"]})
+    del cells["new", 3]
+    taken = looked(cells, hypothesis(metric=SPEED), hypothesis(name="H2", metric=SPEED, arm="third"), taken=1)
+    assert taken.results[0]["closed"] == "look 1: 1 of 5 declared seeds failed"
+    assert taken.open == ("H2",)
+
+
+def test_arms_may_be_claimed_to_be_as_good_as_equal():
+    equal, other = timed(growing(0.0, sd=0.02)), timed(growing(0.5, sd=0.02))
+    within = hypothesis(metric=SPEED, direction="within", threshold=0.1)
+    verdicts = [judged(cells, within, seeds=range(8))["verdict"] for cells in (equal, other)]
+    assert verdicts == ["supported", "refuted"]
+    unsure = judged(timed(growing(0.0, sd=0.5)), within, seeds=range(8))
+    assert unsure["verdict"] == "inconclusive"
+    assert "includes -0.1 or 0.1" in unsure["reason"]
+    ratio = judged(
+        equal, hypothesis(metric=SPEED, comparison="ratio", direction="within", threshold=1.02), seeds=range(8)
+    )
+    assert ratio["verdict"] == "supported"
+    assert 1 / 1.02 < ratio["ci_low"] < 1 < ratio["ci_high"] < 1.02

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rmcore.core.errors import StoreError
 from rmcore.core.store import make_key
-from rmcore.study.registration import describe_changes, read_registration, register
+from rmcore.study.registration import describe_changes, read_registration, record_look, register
 
 CLAIM = {"name": "H1", "metric": "accuracy", "threshold": 0.03}
 OTHER = {"name": "H2", "metric": "ece", "threshold": 0.1}
@@ -132,3 +132,24 @@ def test_processes_that_register_at_once_get_one_registration(tmp_path):
         worker.join()
     assert all(one == registrations[0] for one in registrations)
     assert len(list((tmp_path / "r").glob("*.json"))) == 1
+
+
+def look(verdict, *, still_open=("H2",), num_seeds=5, value=0.1):
+    claims = [
+        {"name": "H1", "verdict": verdict, "value": value},
+        {"name": "H2", "verdict": "inconclusive", "value": 0.0},
+    ]
+    return {"num_seeds": num_seeds, "open": list(still_open), "claims": claims}
+
+
+def test_a_look_is_written_down_once_and_may_not_come_out_otherwise_later(tmp_path):
+    registration = register(tmp_path, DECLARED)
+    assert record_look(registration, look("supported"))
+    assert not record_look(registration, look("supported", value=0.1000001))  # another machine's last digits
+    assert record_look(registration, look("supported", still_open=(), num_seeds=8))
+    for other in (look("refuted"), look("supported", still_open=())):
+        with pytest.raises(StoreError, match="its cells are not those of then"):
+            record_look(registration, other)
+    assert register(tmp_path, DECLARED) == registration  # a look is no registration
+    other = register(tmp_path, with_threshold(0.2))
+    assert record_look(other, look("refuted"))

@@ -1,0 +1,99 @@
+"""The looks of an experiment: how the interval of each claim shrank as seeds were added, and where it was closed."""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from rmcore.reporting.experiment_schema import HypothesisResult, MetricInfo
+from rmcore.reporting.figures.claims import VERDICTS, borders, subject
+from rmcore.reporting.figures.quantities import axis_label, tick_text
+from rmcore.reporting.figures.style import GREEN, INK, MUTED, SMALL, dress, headline, new_figure, shared_legend
+
+_WIDTH, _ROW = 10.0, 2.7  # inches
+_COLUMNS = 2
+_CLAIM = 58  # characters of a line of a claim
+
+
+def looks_figure(
+    hypotheses: Sequence[HypothesisResult], metrics: Mapping[str, MetricInfo], looks: Sequence[int]
+) -> Figure:
+    """One panel a claim: its value and 95 % interval at each look against the number of seeds.
+
+    Args:
+        hypotheses: at least one, each with the looks that were taken at it.
+        metrics: what the hypotheses' metrics are.
+        looks: the registered numbers of seeds.
+    """
+    num_rows = -(-len(hypotheses) // _COLUMNS)
+    figure = new_figure(_WIDTH, 1.0 + num_rows * _ROW)
+    axes = figure.subplots(num_rows, _COLUMNS, squeeze=False).ravel()
+    for ax, item in zip(axes, hypotheses, strict=False):
+        _panel(ax, item, metrics.get(item["metric"]), looks)
+    for ax in axes[len(hypotheses) :]:
+        ax.set_axis_off()
+    taken = max(len(item["looks"]) for item in hypotheses)
+    decided = sum(item["verdict"] != "inconclusive" for item in hypotheses)
+    headline(figure, f"{decided} of {len(hypotheses)} claims decided after {taken} of {len(looks)} looks")
+    shared_legend(figure, 4, side="left", handles=_key())
+    return figure
+
+
+def _panel(ax: Axes, item: HypothesisResult, info: MetricInfo | None, looks: Sequence[int]) -> None:
+    unit, label = (info["unit"], info["label"]) if info else ("", item["metric"])
+    comparison = item["comparison"]
+    words, colour, marker = VERDICTS[item["verdict"]]
+    dress(ax, title="", x="seeds", y=textwrap.fill(axis_label(f"{label}, {subject(item)}", unit, comparison), 26))
+    title = "\n".join(textwrap.wrap(f"{item['name']}: {item['claim']}", _CLAIM))
+    ax.set_title(title, loc="left", fontsize=SMALL, color=INK, pad=16)
+    ax.annotate(
+        f"{words}{_why(item)}", (0, 1), (0, 4), xycoords="axes fraction", textcoords="offset points", color=colour,
+        fontsize=SMALL, va="bottom",
+    )  # fmt: skip
+    ax.yaxis.label.set_fontsize(SMALL)
+    for look in item["looks"]:
+        value, low, high = look["value"], look["ci_low"], look["ci_high"]
+        if value is None:
+            continue
+        if low is not None and high is not None:
+            ax.plot([look["num_seeds"]] * 2, [low, high], color=colour, linewidth=3, alpha=0.75, solid_capstyle="butt")
+        face = "white" if low is None else colour
+        ax.plot([look["num_seeds"]], [value], marker, color=colour, markersize=7, markerfacecolor=face)
+    low, high = ax.get_ylim()
+    claimed = borders(item)
+    pad = 0.08 * (max(high, *claimed) - min(low, *claimed))
+    ends = min(low, *claimed) - pad, max(high, *claimed) + pad
+    ax.set_ylim(*ends)
+    inside = (
+        claimed
+        if len(claimed) == 2
+        else ([claimed[0], ends[1]] if item["direction"] == "above" else [ends[0], claimed[0]])
+    )
+    ax.axhspan(inside[0], inside[1], color=GREEN, alpha=0.13, linewidth=0)
+    for border in claimed:
+        ax.axhline(border, color=INK, linewidth=1.2)
+    ax.set_xlim(0, looks[-1] * 1.06)
+    ax.set_xticks(list(looks))
+    ax.yaxis.set_major_locator(MaxNLocator(nbins=6, min_n_ticks=3, steps=[1, 2, 2.5, 5, 10]))
+    ax.yaxis.set_major_formatter(FuncFormatter(tick_text(unit, comparison)))
+    closed = item["looks"][-1]["num_seeds"]
+    if closed < looks[-1] and item["closed"]:
+        ax.axvspan(closed + 0.02 * looks[-1], looks[-1] * 1.06, color=MUTED, alpha=0.1, linewidth=0)
+
+
+def _why(item: HypothesisResult) -> str:
+    closed = item["closed"]
+    return "" if closed is None else f" · {closed}"
+
+
+def _key() -> list[Line2D | Patch]:
+    return [
+        Line2D([], [], color=INK, marker="o", linewidth=3, alpha=0.75, label="95 % interval over all looks so far"),
+        Line2D([], [], color=INK, linewidth=1.2, label="threshold, fixed before"),
+        Patch(color=GREEN, alpha=0.2, label="what the claim names"),
+        Patch(color=MUTED, alpha=0.15, label="closed: no further seeds"),
+    ]
