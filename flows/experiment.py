@@ -240,7 +240,7 @@ class Matrix:
                 done[cell.label] = Outcome(cell, {}, f"every trial of its tuning failed: {first}", computed=False)
             self.looks_taken = number
             taken = judged(self.declared, self.cells(done), number)
-            new += register_look(self.declared, self.registration, number, taken)
+            new += register_look(self.declared, self.registration, self.key, number, taken)
             self.still_open = taken.open
             if not self.still_open:
                 break

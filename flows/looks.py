@@ -40,14 +40,14 @@ def cells_of_look(
     return [plan for plan in plans if plan.cell.seed in seeds and plan.cell.arm in arms]
 
 
-def register_look(declared: Experiment, registration: Registration, number: int, taken: LooksTaken) -> bool:
+def register_look(declared: Experiment, registration: Registration, key: str, number: int, taken: LooksTaken) -> bool:
     """Write a look down and say what it decided; whether it is new."""
     if not declared.looks:
         return False
     num_seeds = declared.looks[number - 1]
     kept = ("name", "verdict", "value", "ci_low", "ci_high", "p", "p_holm", "closed")
     claims = [{name: one[name] for name in kept} for one in taken.results]  # type: ignore[literal-required]
-    is_new = record_look(registration, {"num_seeds": num_seeds, "open": list(taken.open), "claims": claims})
+    is_new = record_look(registration, key, {"num_seeds": num_seeds, "open": list(taken.open), "claims": claims})
     say(f"look {number} of {len(declared.looks)}, {num_seeds} seeds: {_told(taken.results, taken.open)}")
     return is_new
 

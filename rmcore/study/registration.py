@@ -48,17 +48,18 @@ def register(folder: Path, frozen: Mapping[str, Any]) -> Registration:
     return _summary(record, folder)
 
 
-def record_look(registration: Registration, look: Mapping[str, Any]) -> bool:
+def record_look(registration: Registration, key: str, look: Mapping[str, Any]) -> bool:
     """Write down a look as it is taken, once; whether it is new.
 
     Args:
         registration: what the look is at.
+        key: of the matrix: another version of the code makes other cells, so its looks are its own.
         look: {"num_seeds", "open": names of claims that stay open, "claims": each claim's name, verdict and numbers}.
 
     Raises:
         StoreError: the look was taken before and decided otherwise.
     """
-    file = Path(registration["path"]).with_suffix(".looks.jsonl")
+    file = Path(registration["path"]).with_suffix(f".{key}.looks.jsonl")
     with exclusive(file.with_suffix(".lock")):
         taken = read_json_lines(file)
         for known in taken:
