@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,11 +20,13 @@ from flows.cli_common import prefect_in_use, prepare_terminal
 from flows.cli_compare import compare_runs
 from flows.cli_runs import run_names
 from flows.hub_names import require_hub_names
-from flows.planning import MatrixPlan, make_plan
+from flows.planning import LookPlan, MatrixPlan, make_plan, plan_looks
 from rmcore.cli.common import shown_numbers
 from rmcore.cli.options import options
 from rmcore.core.errors import ConfigError
 from rmcore.core.files import write_text
+from rmcore.core.metrics import CELL_METRICS
+from rmcore.reporting.figures.quantities import distance
 from rmcore.study.plan import total_seconds
 from tasks.home import home
 
@@ -178,8 +180,10 @@ def run_or_plan(
         from rmcore.core.store import Store
 
         found = make_plan(declared, Store(home() / "store"), home())
+        looked = plan_looks(found)
         print_plan(found)
-        found.check_budget()
+        print_looks(found, looked)
+        replace(found, cells=next((look.cells for look in looked if look.taken is None), ())).check_budget()
         return 0
     if summary is not None:
         summary.parent.mkdir(parents=True, exist_ok=True)
@@ -248,6 +252,28 @@ def print_plan(plan: MatrixPlan) -> None:
         console.print(f"[yellow]time unknown:[/] {escape(problem)}")
     total = "nothing to run" if not plan.due else f"{len(plan.due)} to run, about {_duration(plan.seconds)}"
     console.print(f"{total}; budget {declared.budget_minutes:g} min; shared stages run once")
+
+
+def print_looks(plan: MatrixPlan, looks: Sequence[LookPlan]) -> None:
+    """Show what each look needs, what those that are taken have decided, and what can be seen of open claims."""
+    declared = plan.experiment
+    if not declared.hypotheses:
+        return
+    if declared.looks:
+        for number, look in enumerate(looks, 1):
+            due = [one for one in look.cells if one.state != "cached"]
+            needed = f"{len(due)} cells to run, about {_duration(total_seconds(due))}" if due else "cached"
+            most = "" if look.taken or number == 1 else "at most "
+            print(f"look {number}      {look.num_seeds} seeds: {most}{needed}")
+    taken = next((look.taken for look in reversed(looks) if look.taken), None)
+    if taken is None:
+        print("claims      the smallest effect that can be seen is known when the cells of the first look are there")
+        return
+    for one in taken.results:
+        info = CELL_METRICS[one["metric"]]
+        seen = distance(one["smallest_detectable"], info.unit, one["comparison"])
+        state = "open" if one["name"] in taken.open else one["closed"] or "all seeds"
+        print(f"{one['name']:<11} {one['verdict']:<13} {state}; smallest effect seen so far {seen} from the threshold")
 
 
 def print_outcome(outcome: dict[str, Any]) -> None:

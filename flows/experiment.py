@@ -24,10 +24,10 @@ from flows.automations import tell_study
 from flows.console import say
 from flows.form import described_flow
 from flows.hub_names import require_hub_names
-from flows.looks import cells_of_look, end_of_looks, judged, register_look
+from flows.looks import end_of_looks, register_look
 from flows.matrix import MatrixRunner, Outcome
 from flows.pipeline import REPORT_FILE, REPORT_FOLDER, leave_embedded, log_pairs, open_store, places, show_on_page
-from flows.planning import MatrixPlan, frozen, make_plan, matrix_key
+from flows.planning import MatrixPlan, cells_of_look, frozen, judged, make_plan, matrix_key
 from flows.results import command, gather
 from rmcore.core.errors import TrainingError
 from rmcore.core.files import write_json, write_text

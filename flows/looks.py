@@ -1,6 +1,6 @@
-"""The looks of an experiment: which cells the next one needs, what it decided, and when there is none left."""
+"""The looks of an experiment as they are taken: written down, told, and ended where there is none left."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from prefect import runtime
 
@@ -8,36 +8,8 @@ from experiments.schema import Experiment
 from flows.console import say
 from flows.prefect_client import pause_schedules
 from rmcore.reporting.experiment_schema import HypothesisResult, Registration
-from rmcore.study.analysis import Cells, LooksTaken, judge_hypotheses, resolve
-from rmcore.study.plan import CellPlan
+from rmcore.study.analysis import LooksTaken
 from rmcore.study.registration import record_look
-
-
-def judged(declared: Experiment, cells: Cells, taken: int) -> LooksTaken:
-    """The claims after the first `taken` looks."""
-    control = declared.arm_name(declared.control)
-    return judge_hypotheses(
-        declared.claims(), cells, declared.seeds, control=control, looks=declared.looks, taken=taken
-    )
-
-
-def cells_of_look(
-    declared: Experiment, plans: Sequence[CellPlan], number: int, still_open: Sequence[str]
-) -> list[CellPlan]:
-    """The cells that a look needs: of all arms at the first one, then of those that an open claim is about.
-
-    Args:
-        declared: the experiment.
-        plans: all of its cells.
-        number: of the look, from 1.
-        still_open: claims that are open after the look before.
-    """
-    seeds = set(declared.seeds[: declared.when()[number - 1]])
-    if number == 1:
-        return [plan for plan in plans if plan.cell.seed in seeds]
-    claims = resolve(declared.claims(), declared.arm_name(declared.control))
-    arms = {one[side] for one in claims if one["name"] in still_open for side in ("arm", "versus")}
-    return [plan for plan in plans if plan.cell.seed in seeds and plan.cell.arm in arms]
 
 
 def register_look(declared: Experiment, registration: Registration, key: str, number: int, taken: LooksTaken) -> bool:
@@ -61,12 +33,6 @@ def end_of_looks(declared: Experiment) -> None:
     paused = pause_schedules(deployment) if deployment else 0
     if paused:
         say(f"paused {paused} schedule{'s' if paused > 1 else ''} of this deployment: there is nothing left to look at")
-
-
-def seeds_by_arm(declared: Experiment, labels: Mapping[str, tuple[str, int]]) -> dict[str, list[int]]:
-    """The seeds under which each arm was to run, in declared order, from the (arm, seed) of what ran."""
-    ran = set(labels.values())
-    return {arm.name: [seed for seed in declared.seeds if (arm.name, seed) in ran] for arm in declared.arms()}
 
 
 def _told(results: Sequence[HypothesisResult], still_open: Sequence[str]) -> str:

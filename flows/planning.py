@@ -1,6 +1,6 @@
 """The plan of a run or an experiment: its stages or cells, what of them is there, and what the rest would take."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,10 @@ from rmcore.core.store import Store, make_key
 from rmcore.reporting.experiment_schema import Tuned
 from rmcore.stages.registry import STAGES, pipeline_stages, stage_code
 from rmcore.stages.settings import PrepareSettings
-from rmcore.study.cells import NUM_BINS, NUM_RESAMPLES
+from rmcore.study.analysis import Cells, LooksTaken, judge_hypotheses, resolve
+from rmcore.study.cells import NUM_BINS, NUM_RESAMPLES, Measured, read_cell
 from rmcore.study.estimates import CELL_STAGES
-from rmcore.study.plan import Cell, CellPlan, Planner, total_seconds
+from rmcore.study.plan import Cell, CellPlan, Planner, folders, total_seconds
 from rmcore.study.tuning import choose, trial_score
 from tasks.device import visible_gpus
 from tasks.probe import Probed, estimates, probe_unknown
@@ -124,6 +125,78 @@ def _resolve(experiment: Experiment, arms: list[Arm], planner: Planner, failed: 
         waits = _waits_for(experiment, arm, tuned)
         cells += [planner.plan(cell, waits_for=waits) for cell in arm_cells(experiment, arm, tuned.get(arm.name))]
     return MatrixPlan(experiment, tuple(cells), trials, tuned)
+
+
+def judged(declared: Experiment, cells: Cells, taken: int) -> LooksTaken:
+    """Judge the claims after the first `taken` looks."""
+    control = declared.arm_name(declared.control)
+    return judge_hypotheses(
+        declared.claims(), cells, declared.seeds, control=control, looks=declared.looks, taken=taken
+    )
+
+
+def cells_of_look(
+    declared: Experiment, plans: Sequence[CellPlan], number: int, still_open: Sequence[str]
+) -> list[CellPlan]:
+    """Give the cells that a look needs: of all arms at the first one, then of those that an open claim is about.
+
+    Args:
+        declared: the experiment.
+        plans: all of its cells.
+        number: of the look, from 1.
+        still_open: claims that are open after the look before.
+    """
+    seeds = set(declared.seeds[: declared.when()[number - 1]])
+    if number == 1:
+        return [plan for plan in plans if plan.cell.seed in seeds]
+    claims = resolve(declared.claims(), declared.arm_name(declared.control))
+    arms = {one[side] for one in claims if one["name"] in still_open for side in ("arm", "versus")}
+    return [plan for plan in plans if plan.cell.seed in seeds and plan.cell.arm in arms]
+
+
+def seeds_by_arm(declared: Experiment, labels: Mapping[str, tuple[str, int]]) -> dict[str, list[int]]:
+    """List the seeds under which each arm was to run, in declared order, from the (arm, seed) of what ran."""
+    ran = set(labels.values())
+    return {arm.name: [seed for seed in declared.seeds if (arm.name, seed) in ran] for arm in declared.arms()}
+
+
+@dataclass(frozen=True, slots=True)
+class LookPlan:
+    """One look of an experiment, as far as it is known before it is taken."""
+
+    num_seeds: int
+    cells: tuple[CellPlan, ...]
+    """All that it needs, of claims that are open after the looks before, or may be."""
+    taken: LooksTaken | None
+    """Outcome where all of its cells, and those of the looks before, are in the store."""
+
+
+def plan_looks(plan: MatrixPlan) -> list[LookPlan]:
+    """Plan every look: those whose cells are all there with their outcome, the others as if no claim were closed."""
+    declared = plan.experiment
+    measured: dict[tuple[str, int], Measured] = {}
+    looks: list[LookPlan] = []
+    still_open = tuple(one.name for one in declared.hypotheses)
+    known = True
+    for number, num_seeds in enumerate(declared.when(), 1):
+        cells = tuple(cells_of_look(declared, plan.cells, number, still_open))
+        known = known and all(one.state == "cached" for one in cells)
+        if known:
+            for one in cells:
+                cell = one.cell
+                if (cell.arm, cell.seed) not in measured:
+                    target = declared.target_accuracy
+                    measured[cell.arm, cell.seed] = read_cell(
+                        cell.arm, cell.seed, folders(one.refs), declared.metrics, target_accuracy=target
+                    )
+            taken = judged(declared, measured, number)
+            still_open = taken.open
+            looks.append(LookPlan(num_seeds, cells, taken))
+            if not still_open:
+                break
+        else:
+            looks.append(LookPlan(num_seeds, cells, None))
+    return looks
 
 
 def arm_cells(experiment: Experiment, arm: Arm, tuned: Tuned | None) -> list[Cell]:

@@ -10,8 +10,8 @@ from typing import Protocol
 from experiments.arms import Arm, shown_changes
 from experiments.library import SHIPPED
 from experiments.schema import Experiment
-from flows.looks import judged, seeds_by_arm
 from flows.matrix import Outcome
+from flows.planning import judged, seeds_by_arm
 from rmcore.core.metrics import CELL_METRICS, CURVES
 from rmcore.core.store import Store
 from rmcore.reporting.experiment_schema import (
