@@ -11,6 +11,8 @@ RM_OPT_DATA ?= $(abspath $(wildcard ../shared/data))
 export RM_OPT_DATA
 # One more than the cores of the smallest machine: tests with servers wait for them half of the time.
 JOBS ?= 3
+# Hundreds of processes import the same modules: compiled once, whatever the shell says of bytecode.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile
 
 # `## …` after a target's name is what `make help` prints of it.
 .PHONY: help demo test test-fast lint typecheck unit mutants walk docs install vllm clean
@@ -25,7 +27,7 @@ test: lint typecheck unit ## Run lint, type check, import rules and every test.
 
 # What an edit is tried with: no server, no training of more than a moment.
 test-fast: $(STAMP) ## Run the tests that start no server and train for no more than a moment.
-	@OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile -m "not services and not slow"
+	@$(PYTEST) -m "not services and not slow"
 
 lint: $(STAMP) ## Run ruff and the import rules.
 	@$(BIN)/ruff check .
@@ -39,7 +41,7 @@ typecheck: $(STAMP) ## Run mypy.
 # servers. Servers take free ports and homes of their own, so two such groups may run side by side. tests/conftest.py
 # puts what waits for servers first, so that the other process computes meanwhile.
 unit: $(STAMP) ## Run every test.
-	@OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+	@$(PYTEST) --no-loadscope-reorder
 
 # Does the suite notice small wrong changes? Not part of `make test`: some twenty minutes on idle cores.
 mutants: $(STAMP) ## Show that the tests notice small wrong changes.

@@ -337,7 +337,7 @@ class Matrix:
         tracker.log_file(report, REPORT_FOLDER)
         tracker.log_table([_arm_row(arm) for arm in results["arms"]], "arms")
         if results["hypotheses"]:
-            tracker.log_table([dict(one) for one in results["hypotheses"]], "hypotheses")
+            tracker.log_table([_claim_row(one) for one in results["hypotheses"]], "hypotheses")
         tracker.log_metrics(summary_metrics(results))
         tracker.set_tags({f"rm.verdict.{one['name']}": one["verdict"] for one in results["hypotheses"]})
         prepared = {
@@ -385,6 +385,10 @@ def _card(refs: Mapping[str, ArtifactRef]) -> Mapping[str, Metric]:
     """The numbers of a cell on its held-out pairs, by name."""
     found: Mapping[str, Metric] = read_json(refs["evaluate"], "metrics.json")["metrics"]["test"]
     return found
+
+
+def _claim_row(one: HypothesisResult) -> dict[str, Any]:
+    return {name: value for name, value in one.items() if name != "looks"} | {"num_looks": len(one["looks"])}
 
 
 def _arm_row(arm: ArmResult) -> dict[str, Any]:

@@ -26,6 +26,11 @@ SERVER_ENVIRONMENT = {
     # As for Prefect's own embedded server: no UI, and only the services that runs cannot do without.
     "PREFECT_UI_ENABLED": "0",
     "PREFECT__SERVER_EPHEMERAL": "1",
+    # Nothing of ours is kept in Prefect's blocks. To remember which were registered is to hash them all at each start.
+    "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false",
+    "PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",
+    # Automations are made in the UI, for the server that `rm-opt up` starts.
+    "PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "false",
 }
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import settings
 
 # A test's time depends on who else uses the two cores; what is drawn does not depend on the day.
-settings.register_profile("project", deadline=None, derandomize=True)
+settings.register_profile("project", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("project")
 
 SERVICES_TIMEOUT_S = 900.0
@@ -93,6 +93,15 @@ def gold_pairs():
     from rmcore.data.gold.world import generate_pairs
 
     return generate_pairs(GoldConfig(num_prompts=120, pairs_per_prompt=2), seed=0).pairs
+
+
+@pytest.fixture(scope="session")
+def databases(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home that holds Prefect's and MLflow's databases without any run, made once for all processes of the tests."""
+    from used_homes import make_databases
+
+    own = tmp_path_factory.getbasetemp()
+    return make_databases(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own)
 
 
 @pytest.fixture(scope="session")

@@ -25,6 +25,7 @@ def test_the_command_line_begins_without_what_few_commands_need():
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
 
 
-def test_a_cached_run_pays_for_no_torch():
-    program = "import sys, rmcore.stages.registry, rmcore.core.store; sys.exit('torch' in sys.modules)"
+def test_a_cached_run_pays_for_no_torch_and_no_drawing():
+    modules = "rmcore.stages.registry, rmcore.core.store, rmcore.reporting.html.html, rmcore.reporting.html.summary"
+    program = f"import sys, {modules}; sys.exit(' '.join(sys.modules.keys() & {{'torch', 'matplotlib'}}) or 0)"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

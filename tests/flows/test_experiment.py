@@ -1,4 +1,7 @@
-"""A matrix as a user runs it: real Prefect and MLflow on files, each command in a process of its own."""
+"""A matrix as a user runs it: real Prefect and MLflow on files, each command in a process of its own.
+
+Those that are ended by a signal have a Prefect server of their own, the others share one.
+"""
 
 import json
 import os
@@ -14,6 +17,8 @@ import pytest
 import yaml
 
 from rmcore.core.processes import marked, runs, terminate
+from used_homes import begin
+from warm_commands import WarmCommands
 
 pytestmark = pytest.mark.services
 DECLARED = {
@@ -58,10 +63,16 @@ DECLARED = {
 
 
 class Place:
-    """An empty home and a declared experiment."""
+    """A home without any run and a declared experiment.
 
-    def __init__(self, folder):
-        self.home, self.folder = folder / "home", folder
+    Args:
+        folder: an empty one.
+        databases: what the home begins with, see `used_homes`.
+        prefect_server: environment of commands that share a Prefect server.
+    """
+
+    def __init__(self, folder, databases, prefect_server):
+        self.home, self.folder = begin(folder / "home", databases), folder
         self.file = self.declare(DECLARED)
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
         self.environment = inherited | {"RM_OPT_HOME": str(self.home), "OMP_NUM_THREADS": "1"}
@@ -69,6 +80,8 @@ class Place:
         self.environment |= {
             "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "600"
         }  # many tests may share the cores
+        self.beside_server = self.environment | prefect_server
+        self.warm = WarmCommands()
 
     def declare(self, declared):
         file = self.folder / f"{declared['name']}.yaml"
@@ -85,10 +98,10 @@ class Place:
         )  # fmt: skip
 
     def rm_opt(self, *arguments):
-        process = self.start(*arguments)
-        output, errors = process.communicate(timeout=900)
+        done = self.warm.run(arguments, self.beside_server)
+        output, errors = done.stdout, done.stderr
         assert "Traceback" not in output + errors, output + errors
-        return process.returncode, output, errors
+        return done.returncode, output, errors
 
     def experiment(self, file=None):
         out = self.home / "summary.json"
@@ -105,9 +118,10 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    place = Place(tmp_path_factory.mktemp("matrix"))
+def place(tmp_path_factory, databases, prefect_server):
+    place = Place(tmp_path_factory.mktemp("matrix"), databases, prefect_server)
     yield place
+    place.warm.close()
     terminate(marked("RM_OPT_HOME", str(place.home)))  # what a test that failed may have left
 
 

@@ -51,6 +51,8 @@ def test_a_preset_comes_first_and_everything_else_last(flow):
         ({"lr": -1}, r"train\.lr: Input should be greater than 0 \(given: -1\)"),
         ({"preset": "demp"}, "Did you mean 'demo'"),
         ({"overrides": {"study": "a b"}}, "study: String should match"),
+        ({"overrides": {"train.optimizer": "adamm"}}, r"train\.optimizer: Input should be 'adamw'"),
+        ({"overrides": {"train": {"lrr": 1}}}, "Did you mean 'lr'"),
     ],
 )
 def test_a_bad_value_is_refused_in_the_words_of_the_command_line(parameters, said):

@@ -1,6 +1,7 @@
 """The whole pipeline as a user runs it: real Prefect and MLflow on files, each run in a process of its own.
 
-Works in a copy of the packages, so that a test can change a stage's code.
+Works in a copy of the packages, so that a test can change a stage's code. A run is a program started anew, with a
+Prefect server of its own, or where neither matters one forked from what has imported all, beside a server of the tests.
 """
 
 import json
@@ -18,31 +19,45 @@ import psutil
 import pytest
 
 from rmcore.core.processes import marked, terminate
+from used_homes import begin
+from warm_commands import WarmCommands
 
 pytestmark = pytest.mark.services
 ROOT = Path(__file__).resolve().parents[2]
 STAGES = ["prepare", "train", "evaluate", "landscape", "readiness"]
 PATIENT = {"PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "600"}
 """Many tests may share the cores."""
-SMOKE = ["--preset", "smoke", "--set", "evaluate.num_resamples=100"]
+SMOKE = ["--preset", "smoke", "--set", "evaluate.num_resamples=100", "--set", "landscape.parts=[]"]
+"""All stages; all parts of the curvature are measured by tests/services/deployed, from the form."""
 
 
 class Workplace:
-    """A copy of the code and an empty home."""
+    """A copy of the code and a home without any run.
 
-    def __init__(self, folder: Path):
-        self.code, self.home = folder / "code", folder / "home"
+    Args:
+        folder: an empty one.
+        databases: what the home begins with, see `used_homes`.
+        prefect_server: environment of commands that share a Prefect server.
+    """
+
+    def __init__(self, folder: Path, databases: Path, prefect_server: dict[str, str]):
+        self.code, self.home = folder / "code", begin(folder / "home", databases)
         for package in ("rmcore", "tasks", "flows", "experiments"):
             shutil.copytree(ROOT / package, self.code / package, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ROOT / "pyproject.toml", self.code)
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
         self.environment = inherited | {"PYTHONPATH": str(self.code), "RM_OPT_HOME": str(self.home)} | PATIENT
+        self.server = prefect_server
+        self.beside_server = self.environment | prefect_server
+        self.warm = WarmCommands()
 
-    def rm_opt(self, *arguments, check=True, **environment):
-        command = [sys.executable, "-c", "from flows.cli import main; main()", *map(str, arguments)]
-        done = subprocess.run(
-            command, cwd=self.code, env=self.environment | environment, capture_output=True, text=True, timeout=900
-        )
+    def rm_opt(self, *arguments, check=True, anew=False, **environment):
+        if anew:
+            command = [sys.executable, "-c", "from flows.cli import main; main()", *map(str, arguments)]
+            environment = self.environment | environment
+            done = subprocess.run(command, cwd=self.code, env=environment, capture_output=True, text=True, timeout=900)
+        else:
+            done = self.warm.run(arguments, self.beside_server | environment, self.code)
         assert "Traceback" not in done.stdout + done.stderr, done.stdout + done.stderr
         if check:
             assert done.returncode == 0, done.stdout + done.stderr
@@ -51,23 +66,24 @@ class Workplace:
     def manifests(self):
         return {path: path.read_bytes() for path in self.home.glob("store/[!.]*/*/MANIFEST.json")}
 
-    def run(self, *changes, **environment):
+    def run(self, *changes, anew=False, **environment):
         """Run the smoke pipeline; which stages wrote a manifest, the summary and the finished process."""
         before, out = self.manifests(), self.home / "summary.json"
-        done = self.rm_opt("run", *SMOKE, *changes, "--summary", out, **environment)
+        done = self.rm_opt("run", *SMOKE, *changes, "--summary", out, anew=anew, **environment)
         written = {path.parent.parent.name for path, text in self.manifests().items() if before.get(path) != text}
         return [name for name in STAGES if name in written], json.loads(out.read_text()), done
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    place = Workplace(tmp_path_factory.mktemp("pipeline"))
+def place(tmp_path_factory, databases, prefect_server):
+    place = Workplace(tmp_path_factory.mktemp("pipeline"), databases, prefect_server)
     try:
-        executed, summary, done = place.run()
+        executed, summary, done = place.run(anew=True)
         assert executed == summary["executed"] == STAGES
         assert [line for line in done.stderr.splitlines() if " so far" not in line] == []  # but how far a long stage is
         yield place
     finally:
+        place.warm.close()
         terminate(marked("RM_OPT_HOME", str(place.home)))  # what a test that failed may have left
 
 
@@ -179,7 +195,7 @@ def test_a_change_in_a_stages_code_runs_it_again_and_neither_a_comment_nor_how_i
         module.write_text(text + "\n# a comment\n")
         assert place.run("--set", "train.resume_every_seconds=7", "--set", "train.log_every=1")[0] == []
         module.write_text(text + "\nUNUSED = 1\n")
-        assert place.run()[0] == ["readiness"]
+        assert place.run(anew=True, **place.server)[0] == ["readiness"]
     finally:
         module.write_text(text)
 
@@ -188,7 +204,7 @@ def test_services_that_do_not_answer_do_not_stop_a_run(place, finished):
     dead = "http://127.0.0.1:9"
     executed, _, done = place.run(
         "--set", "readiness.accuracy_weight=0.3", "--set", "readiness.calibration_weight=0.3",
-        MLFLOW_TRACKING_URI=dead, PREFECT_API_URL=f"{dead}/api",
+        anew=True, MLFLOW_TRACKING_URI=dead, PREFECT_API_URL=f"{dead}/api",
     )  # fmt: skip
     assert executed == ["readiness"]
     assert "rm-opt sync" in done.stderr
@@ -294,7 +310,7 @@ def test_a_run_that_is_ended_again_and_again_goes_on_where_it_was(place, finishe
     place.rm_opt("store", "gc", "--keep", 9)
     assert list(place.home.glob("store/.wip/*")) == [unfinished]  # someone works on it
     training.end(signal.SIGKILL)
-    executed, summary, done = place.run(*ARGUMENTS)
+    executed, summary, done = place.run(*ARGUMENTS, anew=True)  # beside the database of the runs before
     assert executed == STAGES[1:]
     trained = artifact(summary, "train")
     record = json.loads((trained / "training.json").read_text())

@@ -33,14 +33,11 @@ EQUIVALENT = {
     "single pairs": {"token_budget": 130},
     "middling micro-batches": {"token_budget": 260},
     "checkpointing": {"gradient_checkpointing": True},
-    "padded": {"packing": False},
     "padded, single pairs": {"packing": False, "token_budget": 130},
     "padded, checkpointing": {"packing": False, "gradient_checkpointing": True},
     "worker processes": {"num_workers": 2},
-    "no callbacks": {"callbacks": []},
-    "kept checkpoints": {"save_every": 2, "keep_top_k": 3},
-    "states saved at every step": {"resume_every_seconds": 0},
-    "no dropout to switch off": {"dropout": True},
+    "no callbacks, no dropout to switch off": {"callbacks": [], "dropout": True},
+    "kept checkpoints, states saved at every step": {"save_every": 2, "keep_top_k": 3, "resume_every_seconds": 0},
 }
 
 

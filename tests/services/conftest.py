@@ -25,6 +25,8 @@ from rmcore.core.tracking import METRICS_FILE, JsonlTracker
 from tasks import home as home_module
 from tasks.local_services import basic_authorization
 from tasks.mlflow_client import connect
+from used_homes import begin
+from warm_commands import WarmCommands
 
 CHROMIUM_FLAGS = [
     "--headless",
@@ -106,11 +108,9 @@ def browse(tmp_path):
 
 
 @pytest.fixture(scope="session")
-def migrated_database(tmp_path_factory):
-    """A database with MLflow's tables, made once: the migrations take 5 s."""
-    path = tmp_path_factory.mktemp("database") / "mlflow.db"
-    connect(f"sqlite:///{path}").search_experiments()
-    return path
+def migrated_database(databases):
+    """A database with MLflow's tables."""
+    return databases / "mlflow" / "mlflow.db"
 
 
 @pytest.fixture
@@ -287,6 +287,7 @@ class Services:
         self.start = f"http://127.0.0.1:{start_port}"
         ports = ("--prefect-port", prefect_port, "--mlflow-port", mlflow_port, "--start-port", start_port)
         self.printed = self.rm_opt("up", *ports)
+        self.warm = WarmCommands()
         self.password = (home / "services" / "password").read_text().strip()
         self.http = httpx.Client(timeout=60, headers=basic_authorization(self.password), transport=Patient())
         """Speaks to both servers as their owner."""
@@ -296,6 +297,11 @@ class Services:
     def rm_opt(self, *arguments):
         command = [sys.executable, "-c", "from flows.cli import main; main()", *map(str, arguments)]
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def flow_command(self, *arguments):
+        done = self.warm.run(arguments, self.environment)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -361,11 +367,12 @@ class Services:
 
 
 @pytest.fixture(scope="session")
-def services(tmp_path_factory):
-    home = tmp_path_factory.mktemp("home")
+def services(tmp_path_factory, databases):
+    home = begin(tmp_path_factory.mktemp("services") / "home", databases)
     try:
         started = Services(home)
         yield started
+        started.warm.close()
         assert "worker" in started.rm_opt("down")
         assert started.rm_opt("status").count("not running") == 4
         started.webhook.close()

@@ -25,6 +25,7 @@ from tasks.local_services import HOME_MARK, basic_authorization, mlflow_login, p
 from tasks.run_owner import this_machine
 from tasks.run_record import RunRecord
 from tasks.sync import sync_pending
+from used_homes import begin
 
 pytestmark = pytest.mark.services
 
@@ -87,6 +88,12 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setenv("RM_OPT_HOME", str(directory))
     yield directory
     services.down()
+
+
+@pytest.fixture
+def used_home(home, databases):
+    """Our home with Prefect's database in it, which takes ten seconds to make."""
+    return begin(home, databases)
 
 
 @pytest.fixture
@@ -331,8 +338,8 @@ with prefect_in_use("stages"):
 """
 
 
-def test_a_server_that_ends_as_the_run_begins_is_missed_too(home):
-    environment = {**os.environ, "RM_OPT_HOME": str(home)}
+def test_a_server_that_ends_as_the_run_begins_is_missed_too(used_home):
+    environment = {**os.environ, "RM_OPT_HOME": str(used_home)}
     with subprocess.Popen(
         [sys.executable, "-c", AT_ONCE], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as run:
@@ -348,8 +355,8 @@ def test_a_server_that_ends_as_the_run_begins_is_missed_too(home):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_the_embedded_server_ends_with_whoever_started_it(home, number):
-    environment = {**os.environ, "RM_OPT_HOME": str(home)}
+def test_the_embedded_server_ends_with_whoever_started_it(used_home, number):
+    environment = {**os.environ, "RM_OPT_HOME": str(used_home)}
     with subprocess.Popen([sys.executable, "-c", AT_ONCE], env=environment, stdout=subprocess.PIPE, text=True) as run:
         assert run.stdout.readline() == "ready\n"
         [server] = psutil.Process(run.pid).children()

@@ -1,11 +1,7 @@
 """Choosing among logged answers: the win rate of the model's best of k, between the longest answer and the best one."""
 
 from collections.abc import Mapping
-from typing import Any
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from typing import TYPE_CHECKING, Any
 
 from rmcore.reporting.figures.numbers import bound, finite, percent, with_interval
 from rmcore.reporting.figures.style import (
@@ -20,13 +16,19 @@ from rmcore.reporting.figures.style import (
     percent_ticks,
 )
 
+if TYPE_CHECKING:  # a report needs the words and numbers of this module, and draws nothing
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-def logged_answers_figure(found: Mapping[str, Any]) -> Figure:
+
+def logged_answers_figure(found: Mapping[str, Any]) -> "Figure":
     """Win rate against k with 95 % intervals over prompts, the labels' own choice and the longest answer beside it.
 
     Args:
         found: record of `rmcore.policy.logged_answers.logged_answers`.
     """
+    from matplotlib.ticker import MaxNLocator
+
     figure = new_figure(9.5, 4.6)
     ax = figure.subplots()
     choices = found["choices"]
@@ -74,7 +76,7 @@ def _prompts(num: int) -> str:
     return f"{num:,} prompt{'' if num == 1 else 's'}"
 
 
-def _line(ax: Axes, values: list[Mapping[str, Any]], shift: float, colour: str, marker: str, label: str) -> None:
+def _line(ax: "Axes", values: list[Mapping[str, Any]], shift: float, colour: str, marker: str, label: str) -> None:
     """Values with their intervals, a little beside the others so that both can be seen."""
     at = [place + shift for place in range(len(values))]
     for x, value in zip(at, values, strict=True):

@@ -2,19 +2,21 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from rmcore.reporting.figures.numbers import bound
 from rmcore.reporting.figures.style import BLUE, MUTED, ORANGE, SMALL, dress, headline, legend, new_figure
 
+if TYPE_CHECKING:  # a report needs the words and numbers of this module, and draws nothing
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 NAMES = {"best_of_n": "best-of-n", "kl_optimum": "KL-regularised optimum"}
 
 
-def overoptimization_figure(name: str, curves: Sequence[Mapping[str, Any]]) -> Figure:
+def overoptimization_figure(name: str, curves: Sequence[Mapping[str, Any]]) -> "Figure":
     """One panel a method: both rewards with 95 % intervals over prompts, and the fit to the gold reward.
 
     Args:
@@ -50,7 +52,7 @@ def _at(curve: Mapping[str, Any], point: Mapping[str, Any]) -> str:
     return f"n = {point['setting']:.0f}" if curve["method"] == "best_of_n" else f"KL {point['kl']:.2g} nats"
 
 
-def _panel(ax: Axes, curve: Mapping[str, Any]) -> None:
+def _panel(ax: "Axes", curve: Mapping[str, Any]) -> None:
     points = curve["points"]
     distance = np.array([math.sqrt(max(point["kl"], 0.0)) for point in points])
     for key, colour, marker in (("proxy", BLUE, "s"), ("gold", ORANGE, "o")):
@@ -71,7 +73,7 @@ def _panel(ax: Axes, curve: Mapping[str, Any]) -> None:
             ax.annotate(text, place, xycoords=("data", "axes fraction"), fontsize=SMALL - 1, color=MUTED, ha="center")
 
 
-def _draw_fit(ax: Axes, curve: Mapping[str, Any], distance: np.ndarray[Any, Any]) -> None:
+def _draw_fit(ax: "Axes", curve: Mapping[str, Any], distance: np.ndarray[Any, Any]) -> None:
     """The form that leaves less."""
     fit = min(curve["fits"], key=lambda one: one["error"])
     d = np.linspace(1e-3, float(distance.max()), 200)

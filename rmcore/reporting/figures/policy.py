@@ -1,11 +1,9 @@
 """Expected effects of optimising a policy: disagreement along best-of-n, and readiness against the true gain."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from rmcore.core.metrics import METRICS
 from rmcore.reporting.figures.numbers import bound, decimal
@@ -21,6 +19,10 @@ from rmcore.reporting.figures.style import (
     new_figure,
     shared_legend,
 )
+
+if TYPE_CHECKING:  # a report needs the words and numbers of this module, and draws nothing
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 AGGREGATIONS = {
     "reward_model": "reward model alone",
@@ -41,7 +43,7 @@ SCORES = {
 }
 
 
-def disagreement_by_gain_figure(along: Sequence[Mapping[str, Any]], conservative: Mapping[str, Any]) -> Figure:
+def disagreement_by_gain_figure(along: Sequence[Mapping[str, Any]], conservative: Mapping[str, Any]) -> "Figure":
     """Draw how members disagree on what best-of-n picks, and the gold gain of conservative rewards at the largest n.
 
     Args:
@@ -74,7 +76,7 @@ def disagreement_by_gain_figure(along: Sequence[Mapping[str, Any]], conservative
     return figure
 
 
-def readiness_against_gain_figure(found: Mapping[str, Any], models: Sequence[Mapping[str, Any]]) -> Figure:
+def readiness_against_gain_figure(found: Mapping[str, Any], models: Sequence[Mapping[str, Any]]) -> "Figure":
     """Two scores against the realised gain, one point a reward model, and every score's rank correlation with it.
 
     Args:
@@ -96,7 +98,7 @@ def readiness_against_gain_figure(found: Mapping[str, Any], models: Sequence[Map
     return figure
 
 
-def reliability_figure(found: Mapping[str, Any], names: Mapping[str, str]) -> Figure:
+def reliability_figure(found: Mapping[str, Any], names: Mapping[str, str]) -> "Figure":
     """How often models gained against the probability that was said, with intervals; on the diagonal it is true.
 
     The area of a dot is the number of models that it stands for: a probability that was said of two models is not
@@ -129,7 +131,7 @@ def reliability_figure(found: Mapping[str, Any], names: Mapping[str, str]) -> Fi
     return figure
 
 
-def _scatter(ax: Axes, models: Sequence[Mapping[str, Any]], score: str, gain: str, least: float) -> None:
+def _scatter(ax: "Axes", models: Sequence[Mapping[str, Any]], score: str, gain: str, least: float) -> None:
     for index, world in enumerate(dict.fromkeys(str(row["world"]) for row in models)):
         chosen = [row for row in models if row["world"] == world]
         ax.scatter(
@@ -141,7 +143,7 @@ def _scatter(ax: Axes, models: Sequence[Mapping[str, Any]], score: str, gain: st
     dress(ax, title=f"{SCORES[score]} and what {method} gained", x=SCORES[score], y="gold gain (sd within prompts)")
 
 
-def _intervals(ax: Axes, names: Sequence[str], values: Sequence[Mapping[str, Any]]) -> None:
+def _intervals(ax: "Axes", names: Sequence[str], values: Sequence[Mapping[str, Any]]) -> None:
     """A dot and its interval a row, the first one on top."""
     for place, value in enumerate(values):
         low, high = bound(value, "ci_low"), bound(value, "ci_high")

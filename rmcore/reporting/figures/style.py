@@ -7,17 +7,18 @@ Colours are from Okabe and Ito's palette (jfly.uni-koeln.de/color), distinguisha
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.axis import Axis
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
 
 from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import DataError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
 
 DPI = 144
 BLUE, ORANGE, GREEN, PINK = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
@@ -27,18 +28,20 @@ TITLE, LABEL, SMALL = 11.5, 10.0, 9.0
 _CHARS_PER_INCH = 9.0  # of a bold title at TITLE points
 
 
-def new_figure(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float) -> "Figure":
     """An empty white figure, size in inches."""
+    from matplotlib.figure import Figure  # a second, which whoever reads a cached run's records need not pay
+
     return Figure(figsize=(width, height), dpi=DPI, layout="constrained", facecolor="white")
 
 
-def headline(figure: Figure, title: str) -> None:
+def headline(figure: "Figure", title: str) -> None:
     """The message of the figure, wrapped to its width."""
     lines = textwrap.wrap(title, max(16, int(figure.get_figwidth() * _CHARS_PER_INCH)))
     figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=TITLE, fontweight="bold", color=INK)
 
 
-def dress(ax: Axes, *, title: str, x: str, y: str) -> None:
+def dress(ax: "Axes", *, title: str, x: str, y: str) -> None:
     """Small title over the panel, axis labels and the common look."""
     ax.set_title(title, loc="left", fontsize=SMALL, color=MUTED, pad=6)
     ax.set_xlabel(x, fontsize=LABEL, color=INK)
@@ -52,7 +55,7 @@ def dress(ax: Axes, *, title: str, x: str, y: str) -> None:
         ax.spines[side].set_color(GRID)
 
 
-def legend(ax: Axes, **options: Any) -> None:
+def legend(ax: "Axes", **options: Any) -> None:
     """A legend in the common style, placed where it hides least unless `loc` says otherwise."""
     key = ax.legend(fontsize=SMALL, frameon=True, framealpha=0.9, edgecolor=GRID, labelcolor=INK, **options)
     for handle in key.legend_handles:
@@ -61,7 +64,7 @@ def legend(ax: Axes, **options: Any) -> None:
 
 
 def shared_legend(
-    figure: Figure,
+    figure: "Figure",
     columns: int,
     *,
     side: str = "center",
@@ -77,12 +80,14 @@ def shared_legend(
         figure.legend(handles=handles, loc=place, **style)
 
 
-def percent_ticks(axis: Axis) -> None:
+def percent_ticks(axis: "Axis") -> None:
     """Fractions of an axis as whole percentages."""
+    from matplotlib.ticker import FuncFormatter
+
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.0f} %"))
 
 
-def note(ax: Axes, message: str) -> None:
+def note(ax: "Axes", message: str) -> None:
     """A sentence in the middle of a panel that has nothing to draw."""
     ax.text(0.5, 0.5, textwrap.fill(message, 42), transform=ax.transAxes, ha="center", va="center", color=MUTED)
     ax.grid(visible=False)
@@ -90,7 +95,7 @@ def note(ax: Axes, message: str) -> None:
     ax.set_yticks([])
 
 
-def save(figure: Figure, out: Path) -> Path:
+def save(figure: "Figure", out: Path) -> Path:
     """Write `figure` as PNG to `out`, making its folder; the same figure gives the same bytes. Returns `out`."""
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out, format="png", dpi=DPI, metadata={"Software": None})

@@ -4,8 +4,6 @@ The commands run in the same home as the worker, so that what a form has compute
 """
 
 import json
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,10 +65,7 @@ class Command:
             file = self.folder / "config.yaml"
             file.write_text(config.model_dump_json())
             words += ["--config", str(file)]
-        done = subprocess.run(
-            [sys.executable, "-c", "from flows.cli import main; main()", *words],
-            cwd=self.folder, env=self.services.environment, capture_output=True, text=True, timeout=600,
-        )  # fmt: skip
+        done = self.services.warm.run(words, self.services.environment, self.folder, timeout=600)
         assert "Traceback" not in done.stdout + done.stderr, done.stdout + done.stderr
         if check:
             told = [line for line in done.stderr.splitlines() if " so far" not in line]  # how far a long stage is

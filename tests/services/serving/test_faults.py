@@ -1,5 +1,6 @@
 """What becomes of a server whose parts die, and what is refused before it starts."""
 
+import asyncio
 import json
 import os
 import shutil
@@ -20,7 +21,7 @@ from rmcore.models.lora_targets import make_lora_config
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.serving.parity import BF16_TOLERANCE
 from rmcore.serving.process import RewardServer
-from rmcore.serving.server import ServeSettings
+from rmcore.serving.server import ServeSettings, serve
 
 pytestmark = pytest.mark.services
 
@@ -91,6 +92,11 @@ def test_an_adapter_is_served_with_its_base_also_in_bf16_and_a_killed_program_le
     assert answer.rewards != world.close(truth)  # it did compute in bf16
 
 
+def serve_here(settings):
+    """What the server's process does, in this one, which has imported everything: for what is refused at once."""
+    asyncio.run(serve(settings, lambda address: pytest.fail(f"it serves at {address}")))
+
+
 def test_a_model_with_two_labels_is_refused_before_vllm_starts(vllm, checkpoint, tmp_path):
     folder = tmp_path / "two"
     shutil.copytree(checkpoint, folder)
@@ -98,7 +104,7 @@ def test_a_model_with_two_labels_is_refused_before_vllm_starts(vllm, checkpoint,
     config["id2label"], config["label2id"] = {"0": "bad", "1": "good"}, {"bad": 0, "good": 1}
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match="label"):
-        RewardServer(ServeSettings(str(folder), port=0, vllm=vllm), log=tmp_path / "log").__enter__()
+        serve_here(ServeSettings(str(folder), port=0, vllm=vllm))
 
 
 def program(path: Path, script: str) -> str:
@@ -128,13 +134,14 @@ def test_a_vllm_that_does_not_start_shows_the_end_of_its_log(checkpoint, tmp_pat
         RewardServer(settings, log=tmp_path / "log").__enter__()
 
 
-@pytest.mark.parametrize("named", ["/no/such/python", "rm-opt-no-such-program"])
-def test_a_vllm_that_is_not_there_is_said_before_anything_is_loaded(checkpoint, named):
-    with pytest.raises(ConfigError, match="is no program"), RewardServer(ServeSettings(str(checkpoint), vllm=named)):
+def test_a_vllm_that_is_not_there_is_said_before_anything_is_loaded(checkpoint):
+    with pytest.raises(ConfigError, match="is no program"):
+        serve_here(ServeSettings(str(checkpoint), vllm="/no/such/python"))
+    settings = ServeSettings(str(checkpoint), vllm="rm-opt-no-such-program")  # and who started the process hears of it
+    with pytest.raises(ConfigError, match="is no program"), RewardServer(settings):
         pass
 
 
 def test_beyond_loopback_a_token_is_asked_for(checkpoint, vllm):
-    settings = ServeSettings(str(checkpoint), host="0.0.0.0", vllm=vllm)  # noqa: S104
-    with pytest.raises(ConfigError, match="RM_OPT_TOKEN"), RewardServer(settings):
-        pass
+    with pytest.raises(ConfigError, match="RM_OPT_TOKEN"):
+        serve_here(ServeSettings(str(checkpoint), host="0.0.0.0", vllm=vllm))  # noqa: S104

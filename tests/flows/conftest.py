@@ -1,0 +1,27 @@
+"""A Prefect server that the commands of these tests share, where its start is not what they are about."""
+
+import pytest
+
+from tasks.embedded_prefect import TIMEOUT_VARIABLE, EmbeddedPrefect
+from tasks.home import QUIET_ENVIRONMENT, SAFE_ENVIRONMENT
+from used_homes import begin
+
+
+@pytest.fixture(scope="session")
+def prefect_server(tmp_path_factory, databases):
+    """Its address and login, as environment of a command."""
+    secret = "of-the-tests"
+    settings = {
+        **QUIET_ENVIRONMENT,
+        **SAFE_ENVIRONMENT,
+        "PREFECT_HOME": str(begin(tmp_path_factory.mktemp("server") / "home", databases) / "prefect"),
+        "PREFECT_SERVER_API_AUTH_STRING": secret,
+        TIMEOUT_VARIABLE: "600",  # many tests may share the cores
+    }
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in settings.items():
+            patched.setenv(name, value)
+        server = EmbeddedPrefect()
+        server.wait()
+    yield {"PREFECT_API_URL": server.api, "PREFECT_API_AUTH_STRING": secret}
+    server.end()
