@@ -315,3 +315,35 @@ def test_an_arm_whose_trials_fail_says_so_and_a_failed_trial_does_not_decide(pla
     assert record["inputs"]["config"]["train"]["lr"] == tuned["chosen"] == tuned["trials"][0]["value"]
     [hypothesis] = outcome["results"]["hypotheses"]
     assert hypothesis["verdict"] == "inconclusive"
+
+
+def test_a_study_takes_one_look_a_run_until_none_is_left_and_stands_by_what_it_saw(place, finished):
+    """A claim of equality that three seeds would hardly show is closed at once; the other one gets all of its seeds."""
+    first = DECLARED["hypotheses"][0]
+    within = first | {"name": "H2", "direction": "within", "threshold": 0.01}
+    declared = json.loads(json.dumps(DECLARED)) | {"name": "looked", "seeds": [0, 1, 2], "looks": [2, 3]}
+    declared["hypotheses"] = [first, within]
+    for level in ("same", "diverging"):
+        del declared["factors"][0]["levels"][level]
+    file, out = place.declare(declared), place.home / "looked.json"
+
+    def look(*options):
+        status, output, errors = place.rm_opt("experiment", file, "--summary", out, *options)
+        return status, json.loads(out.read_text() or "null"), output + errors
+
+    status, outcome, said = look("--take", 1)
+    assert (status, outcome["computed"], outcome["results"]["looks_taken"]) == (0, [], 1)  # its cells were there
+    assert "1 new look taken, as asked for; the next needs 2 cells" in said
+    assert {one["name"]: one["closed"] is None for one in outcome["results"]["hypotheses"]} == {"H1": True, "H2": False}
+    status, outcome, said = look()
+    assert (status, outcome["computed"]) == (0, ["small seed 2", "large seed 2"])
+    assert [len(one["looks"]) for one in outcome["results"]["hypotheses"]] == [2, 1]
+    assert "no look is left" in said
+    [record] = place.home.glob("registrations/looked-custom/*.looks.jsonl")
+    looks = [json.loads(line) for line in record.read_text().splitlines()]
+    assert [(one["num_seeds"], one["open"]) for one in looks] == [(2, ["H1"]), (3, [])]
+    looks[0]["claims"][0]["verdict"] = "refuted"
+    record.write_text("".join(json.dumps(one) + "\n" for one in looks))
+    status, _, said = look()
+    assert status == 2
+    assert "its cells are not those of then" in said
