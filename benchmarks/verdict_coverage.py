@@ -18,10 +18,10 @@ from functools import partial
 import numpy as np
 
 from rmcore.evaluation.verdicts.estimate import SeedSample, estimate_over_seeds, variance_prior
-from rmcore.evaluation.verdicts.judgement import Claim, Looks, judge
+from rmcore.evaluation.verdicts.judgement import Looks
 
 NUM_PROMPTS, NUM_REPLICATES = 100, 200
-LOOKS = Looks((5, 8, 12, 20))
+LOOKS, ALPHA = Looks((5, 8, 12, 20)), 0.05
 SEED_SPREADS = {
     "seeds differ by nothing of their own": np.zeros,
     "seed 0.4": lambda arms: np.full(arms, 0.4),
@@ -84,12 +84,13 @@ def false_alarms(trials: int, spread: str, prompt: float) -> tuple[float, float]
             ]
             for name, arm in zip("BCDE", arms[1:], strict=True)
         }
+        # Holm decides any claim at all exactly where one is decided at its strictest step, a quarter of alpha.
         decided = alone = False
-        for look in range(1, len(LOOKS.num_seeds) + 1):
-            seen = {name: (Claim(name, "above", 0.0), found[:look]) for name, found in taken.items()}
-            decided |= any(one.verdict != "inconclusive" for one in judge(seen, LOOKS).values())
-            newest = {name: (Claim(name, "above", 0.0), found[look - 1 : look]) for name, found in taken.items()}
-            alone |= any(one.verdict != "inconclusive" for one in judge(newest, Looks((1,))).values())
+        for estimates in taken.values():
+            for look, newest in enumerate(estimates, 1):
+                p = newest.p_value(0.0)
+                decided |= p <= LOOKS.level(ALPHA / len(taken), estimates[:look])
+                alone |= p <= ALPHA / len(taken)
         wrong, naive = wrong + decided, naive + alone
     return wrong / trials, naive / trials
 

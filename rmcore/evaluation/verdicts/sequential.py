@@ -10,7 +10,7 @@ increments in its information 1 / variance, whatever part of the variance is the
 
 import math
 from collections.abc import Sequence
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 from scipy import optimize, special
@@ -19,13 +19,13 @@ from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ConfigError
 from rmcore.evaluation.verdicts.estimate import Estimate
 
-_GRID = 401  # points of the region where no look has ended it; levels are then right to four digits
+_GRID = 201  # points of the region where no look has ended it: at most half of the least news apart
 _LEAST_NEWS = 0.05  # standard deviation of a look's news, of the whole estimate's: less is taken as this much
 _SMALLEST_ALPHA = 1e-12
 
 
 def information(estimate: Estimate, num_seeds: Sequence[int]) -> list[float]:
-    """1 / variance that the estimate has, or would have, with each number of seeds; relative, the last one is 1.
+    """Give 1 / variance that the estimate would have with each number of seeds; relative, the last one is 1.
 
     Args:
         estimate: from as many seeds as it says; its variance over seeds falls with their number, that over prompts does
@@ -40,7 +40,7 @@ def information(estimate: Estimate, num_seeds: Sequence[int]) -> list[float]:
 
 
 def look_levels(alpha: float, shares: Sequence[float], information: Sequence[float]) -> list[float]:
-    """The two-sided level of each look, so that up to look i a true claim is rejected with probability alpha shares[i].
+    """Give each look's two-sided level: up to look i a true claim is rejected with probability alpha shares[i].
 
     Args:
         alpha: error rate of all looks together.
@@ -54,6 +54,11 @@ def look_levels(alpha: float, shares: Sequence[float], information: Sequence[flo
         Lan and DeMets 1983, Discrete sequential boundaries for clinical trials, Biometrika 70(3); Kim and DeMets 1987,
         Biometrika 74(1); Armitage, McPherson and Rowe 1969, JRSS A 132(2) (the recursion).
     """
+    return list(_levels(alpha, tuple(shares), tuple(information)))
+
+
+@lru_cache(maxsize=10_000)  # each look asks for those before it again
+def _levels(alpha: float, shares: tuple[float, ...], information: tuple[float, ...]) -> tuple[float, ...]:
     steps = np.diff([0.0, *shares])
     if len(shares) != len(information) or (steps <= 0).any() or shares[-1] > 1 or (np.diff(information) < 0).any():
         raise ConfigError(
@@ -80,7 +85,7 @@ def look_levels(alpha: float, shares: Sequence[float], information: Sequence[flo
         apart = (reached[:, None] - places) / news  # (G, G)
         density = (np.exp(-(apart**2) / 2) @ weights) / (news * math.sqrt(2 * math.pi))
         places = reached
-    return levels
+    return tuple(levels)
 
 
 def sequential_p(p_values: Sequence[float], shares: Sequence[float], information: Sequence[float]) -> float:
