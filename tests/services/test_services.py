@@ -179,7 +179,8 @@ def runs_end_with_prefect(home: Path, api: str, root: Path, folder: Path) -> lis
     assert time.monotonic() - killed < 20
     assert command.returncode == 2
     ended = f"error: Prefect's server at {api} has ended during the run. Finished stages are stored: "
-    assert said.splitlines() == [f"{ended}run the same command again."]
+    assert said.splitlines()[-1] == f"{ended}run the same command again."
+    assert all(line.startswith("Prefect ") for line in said.splitlines()[:-1])  # how long it took to start
     assert (home / "services" / "worker.log").read_text().count(f"{ended}start the run again.") == 1
     return ids
 
@@ -318,10 +319,12 @@ def test_the_embedded_server_is_ours_alone_and_a_run_ends_with_it(home):
         finally:
             run.kill()
     assert (line, run.returncode) == ("ready\n", 2), said
-    assert said.splitlines() == [
-        f"error: Prefect's server at {said.split()[4]} has ended during the run. Finished stages are stored: run the "
+    *waiting, error = said.splitlines()
+    assert all(line.startswith("Prefect ") for line in waiting)  # how long a busy machine takes to start it
+    assert error == (
+        f"error: Prefect's server at {error.split()[4]} has ended during the run. Finished stages are stored: run the "
         "same command again."
-    ]
+    )
     assert time.monotonic() - killed < 20
 
 
