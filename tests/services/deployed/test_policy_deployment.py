@@ -102,7 +102,10 @@ def test_a_run_with_a_policy_is_judged_by_its_samples_and_reported_with_them(com
         "prepare", "train", "evaluate", "landscape", "readiness", "policy", "samples", "overoptimization",
         "readiness_v2",
     ]  # fmt: skip
-    assert found["policy"]["readiness"]["verdict"] == found["verdict"]
+    on_samples = found["policy"]["readiness"]["verdict"]
+    assert {**found["verdict"], "reasons": on_samples["reasons"]} == on_samples
+    # What speaks against the whole outcome, such as a training of few steps, is named before what the samples say.
+    assert found["verdict"]["reasons"][-len(on_samples["reasons"]) :] == on_samples["reasons"]
     assert found["readiness"]["version"] == "v1"  # kept beside it
     assert found["verdict"]["headline"] in Path(outcome["report"]).read_text()
 
