@@ -442,8 +442,8 @@ def test_a_matrix_started_in_the_ui_a_command_and_a_schedule_share_their_cells(s
     assert services.wait(run["id"])["state_type"] == "COMPLETED"
     services.http.delete(f"{place}/schedules/{created['id']}").raise_for_status()
     assert trained(services) == before
-    told = wait_for(lambda: services.webhook.of("decided"))[0]
-    assert told["study"] == "baseline-smoke"
+    # Studies of labels, which other tests of these services run, are decided, too.
+    told = wait_for(lambda: [one for one in services.webhook.of("decided") if one["study"] == "baseline-smoke"])[0]
     assert told["verdicts"] == {one["name"]: one["verdict"] for one in outcome["results"]["hypotheses"]}
     assert "claim" in told["text"]
 
