@@ -305,7 +305,7 @@ def test_the_plan_is_printed_with_every_stage_its_state_and_what_it_would_take(
     assert "Nothing was run." in said
     cli_runs.print_plan(config.model_copy(update={"skip": ("landscape",)}))
     without = capsys.readouterr().out
-    assert "landscape" not in without
+    assert not [line for line in without.splitlines() if line.split()[:1] == ["landscape"]]
     assert "1 to run" in without  # readiness, which does without its numbers
 
 
