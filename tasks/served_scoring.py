@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
-from prefect import task
-from prefect.cache_policies import NO_CACHE
 
 from rmcore.core.files import atomic_file, exclusive, write_json
 from rmcore.core.store import KEY_LENGTH, Store, make_key
@@ -129,28 +127,21 @@ def score_served(
     run: str,
     waiting: Waiting = untold,
 ) -> Scored:
-    """Serve the model on a slot of the device, as a Prefect task, and score all rows by it. Nothing runs afterwards.
+    """Serve the model on a slot of the device and score all rows by it. Nothing runs afterwards.
 
     `run` and `waiting` are as those of `tasks.stages.run_stage`.
 
     Raises:
         RmcoreError: as `rmcore.serving.server.serve` and `RewardClient.score`.
     """
-    scored: list[Scored] = []
-
-    @task(name="score", task_run_name=f"score-{served.name}", cache_policy=NO_CACHE, persist_result=False)
-    def score_task() -> None:  # without arguments and result, which Prefect would look through row by row
-        with (
-            waiting() as wait,
-            device_limit(store, wait),
-            device_slot(store, run) as slot,
-            _environment(slot_environment(slot)),
-        ):
-            wait.end()
-            scored.append(_serve_and_score(served, data, over_length))
-
-    score_task()
-    return scored[0]
+    with (
+        waiting() as wait,
+        device_limit(store, wait),
+        device_slot(store, run) as slot,
+        _environment(slot_environment(slot)),
+    ):
+        wait.end()
+        return _serve_and_score(served, data, over_length)
 
 
 def _serve_and_score(served: ModelToServe, data: ScoringData, over_length: OverLength) -> Scored:
