@@ -120,8 +120,8 @@ def test_pooled_degrees_of_freedom_undercover_where_three_seeds_matter():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_seeds", [2, 3])
-@pytest.mark.parametrize("unlike", [0.1, 0.5], ids=["alike", "one arm unlike the others"])
-def test_intervals_with_a_variance_borrowed_from_other_arms_cover(num_seeds, unlike):
+@pytest.mark.parametrize(("unlike", "at_most"), [(0.1, 0.85), (0.5, 1.0)], ids=["alike", "one arm unlike the others"])
+def test_intervals_with_a_variance_borrowed_from_other_arms_cover(num_seeds, unlike, at_most):
     """Four arms whose seeds scatter alike, or one of which scatters five times as much.
 
     Covered are an experiment's differences on the whole: that of the arm unlike the others is covered less often, as
@@ -147,4 +147,5 @@ def test_intervals_with_a_variance_borrowed_from_other_arms_cover(num_seeds, unl
             halves["moderated"].append(found.ci_high - found.ci_low)
             halves["own"].append(own.ci_high - own.ci_low)
     assert hits / (3 * trials) >= 0.94
-    assert np.median(halves["moderated"]) < 0.85 * np.median(halves["own"])
+    # What alike arms say of one another shortens intervals; arms that are not alike say little, and lengthen none.
+    assert np.median(halves["moderated"]) < at_most * np.median(halves["own"])
