@@ -221,10 +221,13 @@ def test_credit_that_is_normalised_already_is_refused(policy, tmp_path):
         trainer(policy, Scorer(len), tmp_path, credit=credit)
 
 
-def test_a_prompt_without_room_is_refused_before_anything_is_drawn(policy, tmp_path):
-    scorer = Scorer(len)
-    with pytest.raises(DataError, match="prompt 1"):
-        make_grpo_with_rm(policy, ["short", "word " * 2000], scorer, out=tmp_path, device="cpu")
+def test_a_prompt_without_room_is_left_out_before_anything_is_drawn(policy, tmp_path, capsys):
+    scorer, endless = Scorer(len), "word " * 2000
+    one = make_grpo_with_rm(policy, ["short", endless], scorer, out=tmp_path, settings=SMALL, device="cpu")
+    assert one.train_dataset["place"] == [0]
+    assert "1 prompts cannot be read by the policy" in capsys.readouterr().err
+    with pytest.raises(DataError, match="none of the 1 prompts can be answered; prompt 0"):
+        make_grpo_with_rm(policy, [endless], scorer, out=tmp_path, settings=SMALL, device="cpu")
     assert scorer.calls == 0
 
 
