@@ -244,11 +244,12 @@ def test_weights_that_are_missing_are_not_made_up(tmp_path):
         draw(Policy.load(folder), tmp_path / "s")
 
 
-def test_a_prompt_that_is_too_long_is_said_before_anything_is_drawn(policy, tmp_path):
-    with pytest.raises(DataError, match="prompt 3"):
-        draw(policy, tmp_path / "s", prompts=[*PROMPTS, "long " * 1000])
-    with pytest.raises(DataError, match="no prompts"):
-        draw(policy, tmp_path / "s", prompts=[])
+def test_a_prompt_that_is_too_long_is_said_and_where_all_are_nothing_is_drawn(policy, tmp_path, capsys):
+    draw(policy, tmp_path / "drawn", prompts=[PROMPTS[0], "long " * 1000])
+    assert "1 prompts cannot be read by the policy" in capsys.readouterr().err
+    for prompts, said in ((["long " * 1000], "none of the 1 prompts can be answered"), ([], "no prompts")):
+        with pytest.raises(DataError, match=said):
+            draw(policy, tmp_path / "s", prompts=prompts)
     assert not (tmp_path / "s").exists()
 
 
