@@ -246,7 +246,12 @@ def test_the_best_that_labelled_pairs_allow_is_that_their_checks_passed():
     [
         ({"pairwise_accuracy": 0.55}, 0.6, 10.0, "pairwise_accuracy"),
         ({"margin_p50": -0.1}, 0.9, 10.0, "margin_p50"),
-        ({"ece_debiased_ci_high": 0.2}, 0.9, 10.0, "ece_debiased"),
+        (
+            {"ece_debiased": 0.2, "ece_debiased_ci_low": 0.16, "ece_debiased_ci_high": 0.25},
+            0.9,
+            10.0,
+            "ece_debiased",
+        ),
         ({}, 1.0 + 0.06, 10.0, "train_test_gap"),
         ({}, None, 10.0, "train_test_gap"),
     ],
