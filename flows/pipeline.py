@@ -231,7 +231,7 @@ def run_stages(
 
 
 def last_of(runs: Mapping[str, StageRun], config: PipelineConfig) -> list[str]:
-    """What the tasks of those stages handed on whose artifacts no other stage of `runs` reads."""
+    """Give what the tasks of those stages handed on whose artifacts no other stage of `runs` reads."""
     read = {needed for name in runs for needed in STAGES[name].needs(config)}
     return [run.handed for name, run in runs.items() if name not in read]
 

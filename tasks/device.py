@@ -20,7 +20,7 @@ from tasks.holders import holder, noted
 SLOTS_VARIABLE = "RM_OPT_DEVICE_SLOTS"
 POLL_SECONDS = 0.2
 DEVICE = "the device"
-"""What is waited for, in the words of all messages."""
+"""The device, in the words of all messages."""
 
 
 def visible_gpus() -> list[str]:

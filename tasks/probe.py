@@ -32,7 +32,7 @@ def estimates(store: Store, folder: Path) -> Estimates:
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """What came of timing two steps of each kind of training that nothing was known about."""
+    """Outcome of timing two steps of each kind of training that nothing was known about."""
 
     problems: tuple[str, ...] = ()
     """Why some could not be timed, one line each."""

@@ -35,7 +35,7 @@ MAX_VALUE_CHARS = 5000
 
 
 SHOWN_CHARS = 300
-"""Of what is wrong with a record."""
+"""Longest text of what is wrong with a record."""
 
 
 @dataclass

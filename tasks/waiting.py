@@ -1,10 +1,10 @@
-"""What a stage waits for right now, set where it waits and asked by whoever tells people, from another thread."""
+"""The thing that a stage waits for right now, set where it waits and asked by whoever tells people, from another thread."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 Reason = Callable[[], str]
-"""What is in the way right now, as people read it; empty where nothing is."""
+"""Says what is in the way right now, as people read it; empty where nothing is."""
 
 
 class Wait:
@@ -25,7 +25,7 @@ class Wait:
 
     @property
     def reason(self) -> str:
-        """What it waits for right now; empty for nothing."""
+        """Say what it waits for right now; empty for nothing."""
         return self._reason()
 
 

@@ -22,7 +22,7 @@ from rmcore.config.validation import StudiedWorld, ValidationConfig
 from rmcore.core.loggers import LoggerName
 
 DEVICES = r"^(auto|cpu|cuda(:\d{1,3})?)$"
-"""What may be named as the device."""
+"""Names of devices that are allowed."""
 
 
 class PipelineConfig(Settings):

@@ -42,7 +42,7 @@ LIBRARIES = (
 LATE = ("RM_OPT_", "CUDA_VISIBLE_DEVICES", "PREFECT_", "MLFLOW_", "PYTEST_")
 """How variables begin that no library reads while it is imported: children that differ in them share a server."""
 MOST_DESCRIPTORS = 5
-"""Of one request: the socket, the pipe, the log, and two to show progress on."""
+"""Descriptors of one request: the socket, the pipe, the log, and two to show progress on."""
 WARM = sys.platform == "linux"
 """Elsewhere a process that has loaded such libraries must not continue after a fork: each child imports them anew."""
 

@@ -1,4 +1,4 @@
-"""What the machine decides where nothing else was said: settings of a training, and the time for the curvature."""
+"""Choices that the machine makes where nothing else was said: settings of a training, and the time for the curvature."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ HARDWARE: dict[str, dict[str, Any]] = {
 }
 
 CPU_MINUTES = 1.0
-"""Of the curvature on a CPU. Here and not among the settings, whose code is no part of a stage's key."""
+"""Minutes of the curvature on a CPU. Here and not among the settings, whose code is no part of a stage's key."""
 
 
 def curvature_minutes(device_type: str, minutes: float | None) -> float | None:

@@ -295,7 +295,7 @@ def _undertrained(history: Sequence[Mapping[str, Any]]) -> Diagnosis | None:
 
 
 def no_better_than_length(over_baseline: Mapping[str, Any]) -> Diagnosis | None:
-    """What the interval of the metric `accuracy_over_baseline` speaks against, where its lower end is not above 0."""
+    """Say what the interval of `accuracy_over_baseline` speaks against, where its lower end is not above 0."""
     value, low, high = (over_baseline[name] for name in ("value", "ci_low", "ci_high"))
     if value is None or low is None or low > 0:
         return None

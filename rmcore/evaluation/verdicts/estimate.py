@@ -138,7 +138,7 @@ def estimate_over_seeds(
 
 
 def variance_prior(arms: Sequence[Sequence[SeedSample]], *, num_prompts: int) -> RatioPrior | None:
-    """What all arms of an experiment say about the variance over seeds of a difference between two of them.
+    """Gather what all arms of an experiment say about the variance over seeds of a difference between two of them.
 
     Each arm is taken as its difference from the mean of all arms under the same seed, so what a seed does to all of
     them alike (the same weights to begin with, the same order) drops out, as it does from a difference.
