@@ -1,4 +1,4 @@
-"""The thing that a stage waits for right now, set where it waits and asked by whoever tells people, from another thread."""
+"""The thing that a stage waits for right now: set where it waits, asked from another thread by whoever tells people."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext

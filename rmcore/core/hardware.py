@@ -1,4 +1,4 @@
-"""Choices that the machine makes where nothing else was said: settings of a training, and the time for the curvature."""
+"""Choices that the machine makes where nothing else was said: a training's settings, and the curvature's time."""
 
 from typing import Any
 

@@ -86,7 +86,7 @@ class LookResult(TypedDict):
     num_seeds: int
     value: float | None
     ci_low: float | None
-    """Of the 95 % interval over all looks, at the level that this look may spend."""
+    """Lower end of the 95 % interval over all looks, at the level that this look may spend."""
     ci_high: float | None
     p: float | None
     """Two-sided, of this look alone."""

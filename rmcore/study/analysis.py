@@ -20,7 +20,7 @@ from rmcore.study.cells import SHARES, Measured, prompt_scores
 Cells = Mapping[tuple[str, int], Measured]
 """Measured cells by arm and seed; a failed cell is absent."""
 Priors = dict[tuple[str, str], RatioPrior | None]
-"""What the arms say about the seeds' part, by metric and comparison: it is the same for all claims of one look."""
+"""The arms' word on the seeds' part, by metric and comparison: it is the same for all claims of one look."""
 ALPHA = 0.05
 """Familywise error rate of an experiment's verdicts, over all looks."""
 FUTILITY = 0.1
@@ -221,7 +221,7 @@ def _estimate(one: Mapping[str, Any], cells: Cells, seeds: Sequence[int], priors
 
 
 def _prior(cells: Cells, seeds: Sequence[int], metric: str, comparison: str) -> RatioPrior | None:
-    """What all arms that have every seed say about the seeds' part of a difference, or a log ratio, of two of them."""
+    """Say what all arms that have every seed say about the seeds' part of a difference, or a log ratio, of two of them."""
     whole = {arm for arm, _ in cells if all((arm, seed) in cells for seed in seeds)}
     found = [[cells[arm, seed] for seed in seeds] for arm in sorted(whole)]
     if len({cell.prompts for of_arm in found for cell in of_arm}) != 1:

@@ -48,7 +48,7 @@ class Looks:
 
     @property
     def shares(self) -> list[float]:
-        """Of the error rate that may be spent up to each look: of the seeds."""
+        """Shares of the error rate that may be spent up to each look: of the seeds."""
         return [number / self.num_seeds[-1] for number in self.num_seeds]
 
     def level(self, alpha: float, estimates: Sequence[Estimate]) -> float:

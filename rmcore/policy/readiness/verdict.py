@@ -30,7 +30,7 @@ from rmcore.policy.confirmation import FURTHEST_KL, OPPONENTS, shown_gain, small
 from rmcore.reporting.schema import NextRung, Verdict
 
 ASKED = {OVER_BASELINE: "knows more than chance and length", ECE: "is calibrated"}
-"""What the checks ask that decide by an interval, as a verdict says it."""
+"""Questions of the checks that decide by an interval, as a verdict says it."""
 PASSED = ("ready", "gained")
 """Statuses that speak for a model: what the registry's alias `ready` asks for, on `LOWEST_READY_RUNG` or above."""
 LOWEST_READY_RUNG = 3

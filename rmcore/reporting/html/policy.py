@@ -110,7 +110,7 @@ def best_of_n_findings(results: Mapping[str, Any]) -> list[str]:
 
 
 def best_of_n_headline(results: Mapping[str, Any]) -> str:
-    """What choosing the best of the most samples by this reward model comes to, in one sentence."""
+    """Say what choosing the best of the most samples by this reward model comes to, in one sentence."""
     *_, (n, kl, _, reward, gold) = best_of_n_rows(results)
     judged = "nobody judged" if gold == "-" else f"gold gain {gold} sd within prompts"
     return f"Best of {n}, {kl} nats from the policy: reward {reward}, {judged}"
