@@ -221,7 +221,7 @@ def _estimate(one: Mapping[str, Any], cells: Cells, seeds: Sequence[int], priors
 
 
 def _prior(cells: Cells, seeds: Sequence[int], metric: str, comparison: str) -> RatioPrior | None:
-    """Say what all arms that have every seed say about the seeds' part of a difference, or a log ratio, of two of them."""
+    """Say what the arms that have every seed show of the seeds' part of a difference, or a log ratio, of two."""
     whole = {arm for arm, _ in cells if all((arm, seed) in cells for seed in seeds)}
     found = [[cells[arm, seed] for seed in seeds] for arm in sorted(whole)]
     if len({cell.prompts for of_arm in found for cell in of_arm}) != 1:

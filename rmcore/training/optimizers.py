@@ -20,7 +20,7 @@ from rmcore.models.head import is_reward_head
 from rmcore.training.muon import Float32Muon
 
 ADAM_BETA1 = 0.9
-"""Part of the mean of the gradient; that of its square is `adam_beta2`. Kingma & Ba 2015, arXiv:1412.6980."""
+"""Decay of the mean of the gradient; that of its square is `adam_beta2`. Kingma & Ba 2015, arXiv:1412.6980."""
 LION_BETAS = (0.9, 0.99)
 """Chen et al. 2023, arXiv:2302.06675, algorithm 2."""
 SGD_MOMENTUM = 0.9
