@@ -16,6 +16,7 @@ from flows.policy import Telling, run_chain
 from rmcore.active.analysis import claims_of
 from rmcore.config.active import ActiveConfig
 from rmcore.config.pipeline import PipelineConfig
+from rmcore.core.files import write_text
 from rmcore.core.store import ArtifactRef
 from rmcore.reporting.html.active import active_markdown
 from rmcore.reporting.html.active_page import write_active_report
@@ -71,7 +72,7 @@ def active_learning(config: PipelineConfig) -> dict[str, Any]:
 
     def write(refs: Mapping[str, ArtifactRef], folder: Path) -> Path:
         results, settings = found(refs), config.model_dump(mode="json")
-        (folder / "summary.md").write_text(active_markdown(results), encoding="utf-8")
+        write_text(folder / "summary.md", active_markdown(results), durable=False)
         return write_active_report(results, figures(refs), folder / REPORT_FILE, config=settings)
 
     stages = STUDY if study.check is None else (*STUDY, "active_check")

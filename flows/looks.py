@@ -18,7 +18,7 @@ def register_look(declared: Experiment, registration: Registration, key: str, nu
         return False
     num_seeds = declared.looks[number - 1]
     kept = ("name", "verdict", "value", "ci_low", "ci_high", "p", "p_holm", "closed")
-    claims = [{name: one[name] for name in kept} for one in taken.results]  # type: ignore[literal-required]
+    claims = [{name: value for name, value in one.items() if name in kept} for one in taken.results]
     is_new = record_look(registration, key, {"num_seeds": num_seeds, "open": list(taken.open), "claims": claims})
     say(f"look {number} of {len(declared.looks)}, {num_seeds} seeds: {_told(taken.results, taken.open)}")
     return is_new

@@ -20,7 +20,7 @@ from rmcore.study.cells import SHARES, Measured, prompt_scores
 Cells = Mapping[tuple[str, int], Measured]
 """Measured cells by arm and seed; a failed cell is absent."""
 Priors = dict[tuple[str, str], RatioPrior | None]
-"""The arms' word on the seeds' part, by metric and comparison: it is the same for all claims of one look."""
+"""Prior of the seeds' part of a difference, by metric and comparison: the same for all claims of one look."""
 ALPHA = 0.05
 """Familywise error rate of an experiment's verdicts, over all looks."""
 FUTILITY = 0.1
@@ -90,7 +90,7 @@ def judge_hypotheses(
         for one in resolved:
             if one["name"] not in closed:
                 estimates[one["name"]].append(_estimate(one, cells, seeds[:number], priors))
-        judgements = judge({name: (claims[name], estimates[name]) for name in claims}, plan)
+        judgements = judge({name: (claims[name], estimates[name]) for name in claims}, plan, alpha=ALPHA)
         for one in resolved:
             name = one["name"]
             if name in closed or len(estimates[name]) == len(plan.num_seeds):

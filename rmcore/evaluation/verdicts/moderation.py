@@ -32,7 +32,7 @@ _SMALLEST_RATIO = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class RatioPrior:
-    """The arms' word on a ratio of the seed variance to the noise of seed and prompt together.
+    """Posterior, from all arms, of the ratio of the seed variance to the noise of seed and prompt together.
 
     Each of M states of the world says: ratios scatter around `scales` like an inverse chi-square with `dfs` degrees of
     freedom.
