@@ -27,7 +27,7 @@ from flows.hub_names import require_hub_names
 from flows.looks import end_of_looks, register_look
 from flows.matrix import MatrixRunner, Outcome
 from flows.pipeline import REPORT_FILE, REPORT_FOLDER, leave_embedded, log_pairs, open_store, places, show_on_page
-from flows.planning import MatrixPlan, cells_of_look, frozen, judged, make_plan, matrix_key
+from flows.planning import MatrixPlan, cells_of_look, frozen, judged, make_plan, matrix_key, measured_cell
 from flows.results import command, gather
 from rmcore.core.errors import TrainingError
 from rmcore.core.files import write_json, write_text
@@ -42,9 +42,9 @@ from rmcore.reporting.html.index import write_index
 from rmcore.reporting.html.note import experiment_note, numbers_line, run_note
 from rmcore.reporting.schema import Metric
 from rmcore.stages.results import read_json, run_key
-from rmcore.study.analysis import Cells
-from rmcore.study.cells import GAP, TEST_METRICS, Measured, read_cell
-from rmcore.study.plan import Cell, folders
+from rmcore.study.analysis import Cells, LooksTaken
+from rmcore.study.cells import GAP, TEST_METRICS, Measured
+from rmcore.study.plan import Cell
 from rmcore.study.registration import register
 from tasks.comparison_view import publish_view
 from tasks.device import device_slots
@@ -159,7 +159,7 @@ class Matrix:
         self.colours = declared_colours([arm.name for arm in self.declared.arms()], self.declared.control)
         self.started = time.monotonic()
         self.looks_taken = 0
-        self.still_open = tuple(one.name for one in self.declared.hypotheses)
+        self.taken = LooksTaken([], tuple(one.name for one in self.declared.hypotheses))
         self.expected: float | None = 0.0
 
     def run(self, plan: MatrixPlan) -> dict[str, Any]:
@@ -195,7 +195,7 @@ class Matrix:
             found = run_step("judge", lambda: gather(self, outcomes, tuned), handed)
             results = found.found
             report = run_step("report", lambda: self._report(tracker, results, outcomes), [found.handed]).found
-        if not self.still_open:
+        if not self.taken.open:
             verdicts = {one["name"]: one["verdict"] for one in results["hypotheses"]}
             failed = [label for label, outcome in outcomes.items() if outcome.error]
             tell_study(self.study, verdicts, tally(results["hypotheses"]), report, failed)
@@ -227,7 +227,7 @@ class Matrix:
         handed: list[Any] = []
         new = 0
         for number in range(1, len(self.declared.when()) + 1):
-            of_look = cells_of_look(self.declared, plan.cells, number, self.still_open)
+            of_look = cells_of_look(self.declared, plan.cells, number, self.taken.open)
             due = replace(plan, trials=(), cells=tuple(one for one in of_look if one.cell.label not in done))
             if number > 1 and due.due and (why := self._enough(due, new)):
                 say(why)
@@ -239,10 +239,9 @@ class Matrix:
                 first = next(outcome.error for outcome in self.trials.values() if outcome.cell.arm == cell.arm)
                 done[cell.label] = Outcome(cell, {}, f"every trial of its tuning failed: {first}", computed=False)
             self.looks_taken = number
-            taken = judged(self.declared, self.cells(done), number)
-            new += register_look(self.declared, self.registration, self.key, number, taken)
-            self.still_open = taken.open
-            if not self.still_open:
+            self.taken = judged(self.declared, self.cells(done), number)
+            new += register_look(self.declared, self.registration, self.key, number, self.taken)
+            if not self.taken.open:
                 break
         end_of_looks(self.declared)
         return done, handed or [one for futures in after.values() for one in futures]
@@ -289,13 +288,7 @@ class Matrix:
         part = f"{cell.label}: a {'cell' if cell.trial is None else 'trial'} of {self.study}, {self.declared.title}"
         tracker.describe(run_note(part, *places(None), numbers_line(_card(refs)) if "evaluate" in refs else ""))
         if cell.trial is None:
-            found = read_cell(
-                cell.arm,
-                cell.seed,
-                folders(refs),
-                self.declared.metrics,
-                target_accuracy=self.declared.target_accuracy,
-            )
+            found = measured_cell(self.declared, cell, refs)
             self.measured[cell.label] = found
             tracker.log_metrics({name: found.samples[name].value for name in DERIVED if name in found.samples})
 

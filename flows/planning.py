@@ -1,6 +1,6 @@
 """The plan of a run or an experiment: its stages or cells, what of them is there, and what the rest would take."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from experiments.schema import TUNING_SEED, Experiment
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.fingerprints import code_digests
-from rmcore.core.store import Store, make_key
+from rmcore.core.store import ArtifactRef, Store, make_key
 from rmcore.reporting.experiment_schema import Tuned
 from rmcore.stages.registry import STAGES, pipeline_stages, stage_code
 from rmcore.stages.settings import PrepareSettings
@@ -127,6 +127,12 @@ def _resolve(experiment: Experiment, arms: list[Arm], planner: Planner, failed: 
     return MatrixPlan(experiment, tuple(cells), trials, tuned)
 
 
+def measured_cell(declared: Experiment, cell: Cell, refs: Mapping[str, ArtifactRef]) -> Measured:
+    """Read what a finished cell measured of what the experiment reports."""
+    target = declared.target_accuracy
+    return read_cell(cell.arm, cell.seed, folders(refs), declared.metrics, target_accuracy=target)
+
+
 def judged(declared: Experiment, cells: Cells, taken: int) -> LooksTaken:
     """Judge the claims after the first `taken` looks."""
     control = declared.arm_name(declared.control)
@@ -154,9 +160,9 @@ def cells_of_look(
     return [plan for plan in plans if plan.cell.seed in seeds and plan.cell.arm in arms]
 
 
-def seeds_by_arm(declared: Experiment, labels: Mapping[str, tuple[str, int]]) -> dict[str, list[int]]:
-    """List the seeds under which each arm was to run, in declared order, from the (arm, seed) of what ran."""
-    ran = set(labels.values())
+def seeds_by_arm(declared: Experiment, cells: Iterable[Cell]) -> dict[str, list[int]]:
+    """List the seeds under which each arm was to run, in declared order, from the cells that were run."""
+    ran = {(cell.arm, cell.seed) for cell in cells}
     return {arm.name: [seed for seed in declared.seeds if (arm.name, seed) in ran] for arm in declared.arms()}
 
 
@@ -182,13 +188,9 @@ def plan_looks(plan: MatrixPlan) -> list[LookPlan]:
         cells = tuple(cells_of_look(declared, plan.cells, number, still_open))
         known = known and all(one.state == "cached" for one in cells)
         if known:
-            for one in cells:
-                cell = one.cell
+            for cell, refs in ((one.cell, one.refs) for one in cells):
                 if (cell.arm, cell.seed) not in measured:
-                    target = declared.target_accuracy
-                    measured[cell.arm, cell.seed] = read_cell(
-                        cell.arm, cell.seed, folders(one.refs), declared.metrics, target_accuracy=target
-                    )
+                    measured[cell.arm, cell.seed] = measured_cell(declared, cell, refs)
             taken = judged(declared, measured, number)
             still_open = taken.open
             looks.append(LookPlan(num_seeds, cells, taken))

@@ -11,7 +11,7 @@ from experiments.arms import Arm, shown_changes
 from experiments.library import SHIPPED
 from experiments.schema import Experiment
 from flows.matrix import Outcome
-from flows.planning import judged, seeds_by_arm
+from flows.planning import seeds_by_arm
 from rmcore.core.metrics import CELL_METRICS, CURVES
 from rmcore.core.store import Store
 from rmcore.reporting.experiment_schema import (
@@ -25,7 +25,7 @@ from rmcore.reporting.experiment_schema import (
     Tuned,
 )
 from rmcore.stages.results import environment, run_key
-from rmcore.study.analysis import Cells, arm_bands, arm_metrics
+from rmcore.study.analysis import Cells, LooksTaken, arm_bands, arm_metrics
 from rmcore.study.cells import Measured
 from tasks.device import device_slots
 
@@ -39,6 +39,8 @@ class Matrix(Protocol):
     command: str
     trials: dict[str, Outcome]
     looks_taken: int
+    taken: LooksTaken
+    """The claims after these looks."""
     expected: float | None
     """Seconds that what has run was expected to take; None: unknown."""
     started: float
@@ -53,7 +55,7 @@ def gather(matrix: Matrix, outcomes: Mapping[str, Outcome], tuned: Mapping[str, 
     declared = matrix.declared
     arms = declared.arms()
     measured = matrix.cells(outcomes)
-    seeds = seeds_by_arm(declared, {label: (one.cell.arm, one.cell.seed) for label, one in outcomes.items()})
+    seeds = seeds_by_arm(declared, (outcome.cell for outcome in outcomes.values()))
     control = declared.arm_name(declared.control)
     return {
         "name": declared.name,
@@ -67,7 +69,7 @@ def gather(matrix: Matrix, outcomes: Mapping[str, Outcome], tuned: Mapping[str, 
         "looks_taken": matrix.looks_taken,
         "metrics": {name: _info(name) for name in declared.metrics},
         "registration": matrix.registration,
-        "hypotheses": judged(declared, measured, matrix.looks_taken).results,
+        "hypotheses": matrix.taken.results,
         "arms": [_arm(arm, declared, control, measured, seeds[arm.name], tuned.get(arm.name)) for arm in arms],
         "cells": [
             _cell(outcome, measured.get((outcome.cell.arm, outcome.cell.seed)), matrix) for outcome in outcomes.values()
