@@ -293,11 +293,11 @@ SHOWN = {
     ),
     "ensemble_disagreement": Shown(
         lambda: disagreement_by_gain_figure(
-            POLICY["overoptimization"]["disagreement"], POLICY["overoptimization"]["careful"]
+            POLICY["overoptimization"]["disagreement"], POLICY["overoptimization"]["conservative"]
         ),
         "best-of-n",
         "Left: rising with n means that search finds answers that members do not agree on. Right: whether a more "
-        "careful reward would have gained more gold; overlapping intervals are no difference.",
+        "conservative reward would have gained more gold; overlapping intervals are no difference.",
     ),
     "disagreement": Shown(
         _disagreement,

@@ -35,7 +35,7 @@ WEBHOOK = "rm-opt-webhook"
 LONGEST_WAIT = timedelta(minutes=30)
 _WAITING = ("Late", "Pending", "AwaitingConcurrencySlot", "Waiting for the device")
 """States in which a run that is due does nothing. One that is scheduled for later is Scheduled, and not waited for."""
-_GOES_ON = ("Running", "Completed", "Failed", "Crashed", "Cancelling", "Cancelled")
+_BEGUN = ("Running", "Completed", "Failed", "Crashed", "Cancelling", "Cancelled")
 _FLOW_RUN = ResourceSpecification.model_validate({"prefect.resource.id": "prefect.flow-run.*"})
 _STUDY = ResourceSpecification.model_validate({"prefect.resource.id": "rm-opt.study.*"})
 _OF_RUN = '"run": {{ flow_run.name | tojson }}, "address": {{ flow_run | ui_url | tojson }}}'
@@ -140,7 +140,7 @@ def automations(webhook: UUID, longest_wait: timedelta = LONGEST_WAIT) -> list[A
             EventTrigger(
                 match=_FLOW_RUN,
                 after={f"prefect.flow-run.{state}" for state in _WAITING},
-                expect={f"prefect.flow-run.{state}" for state in _GOES_ON},
+                expect={f"prefect.flow-run.{state}" for state in _BEGUN},
                 for_each={"prefect.resource.id"},
                 posture=Posture.Proactive,
                 within=longest_wait,

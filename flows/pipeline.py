@@ -146,7 +146,7 @@ def run_pipeline(
 
 @contextmanager
 def timed_step(name: str, place: str) -> Iterator[None]:
-    """Say how long a step after the stages took, and while it takes long, on standard error, that it goes on."""
+    """Say how long a step after the stages took, and while it takes long, on standard error, how long so far."""
     began = time.monotonic()
     with progress_bar(name):
         yield

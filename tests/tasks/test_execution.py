@@ -16,14 +16,17 @@ from tasks.execution import SHARED_TERMINAL, _progress_told, execute
 from tasks.waiting import Wait
 
 
+def follow_nothing(path):
+    return nullcontext()
+
+
 def test_of_callers_at_the_same_time_one_does_the_work_and_the_others_get_it(tmp_path):
     store = Store(tmp_path)
     config = PipelineConfig(data=DataConfig(gold=GoldConfig(num_prompts=40)))
     asked, began = stage_call("prepare", config, {}), []
 
     def call(_):
-        follow = lambda path: nullcontext()  # noqa: E731
-        return execute(store, asked, follow, lambda: began.append(1))
+        return execute(store, asked, follow_nothing, lambda: began.append(1))
 
     with ThreadPoolExecutor(3) as pool:
         answers = list(pool.map(call, range(3)))
@@ -37,16 +40,15 @@ def test_who_computes_the_same_stage_is_named_to_those_who_wait(tmp_path):
     store = Store(tmp_path)
     config = PipelineConfig(data=DataConfig(gold=GoldConfig(num_prompts=40)))
     asked, wait, began, named = stage_call("prepare", config, {}), Wait(), threading.Event(), threading.Event()
-    follow = lambda path: nullcontext()  # noqa: E731
 
     def begin():
         began.set()
         assert named.wait(60)
 
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(execute, store, asked, follow, begin, run="mine-seed0")
+        first = pool.submit(execute, store, asked, follow_nothing, begin, run="mine-seed0")
         assert began.wait(60)
-        second = pool.submit(execute, store, asked, follow, lambda: None, wait=wait)
+        second = pool.submit(execute, store, asked, follow_nothing, lambda: None, wait=wait)
         while not wait.reason:
             assert not second.done()
         reason = wait.reason

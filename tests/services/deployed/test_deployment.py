@@ -299,7 +299,10 @@ def test_an_interrupted_run_ends_as_such_on_its_page_and_so_does_its_stage(servi
     with device_slot(store, "mine-seed0"), device_slot(store, "ours-seed1"):
         started = services.trigger(parameters).raise_for_status().json()
         place = f"{services.api}/flow_runs/{started['id']}"
-        waiting = lambda: services.http.get(place).json()["state_name"] == "Waiting for the device"  # noqa: E731
+
+        def waiting():
+            return services.http.get(place).json()["state_name"] == "Waiting for the device"
+
         run = services.wait(started["id"], until=waiting)
     assert run["state_name"] == "Waiting for the device", run["state"]
     held = rf"held by mine-seed0 \(pid {os.getpid()}, since [\d:]+\) and ours-seed1 "
