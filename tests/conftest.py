@@ -17,6 +17,8 @@ SERVICES_TIMEOUT_S = 900.0
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("DO_NOT_TRACK", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Tables are as wide as the place where the tests run says; a narrow one breaks rows that tests read.
+os.environ["COLUMNS"] = "160"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
