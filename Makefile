@@ -23,7 +23,9 @@ help: ## Show what can be made.
 demo: $(STAMP) ## Run the whole pipeline on a built-in world: a verdict and a report.
 	@$(BIN)/rm-opt run --preset demo
 
-test: lint typecheck unit ## Run lint, type check, import rules and every test.
+test: ## Run lint, type check, import rules and every test.
+	@$(MAKE) --no-print-directory --jobs 2 lint typecheck
+	@$(MAKE) --no-print-directory unit
 
 # What an edit is tried with: no server, no training of more than a moment.
 test-fast: $(STAMP) ## Run the tests that start no server and train for no more than a moment.

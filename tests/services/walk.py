@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import yaml
 from conftest import Browser, Services
 
 from rmcore.core.processes import marked, terminate
@@ -63,6 +64,33 @@ CHOOSE = """
   return list.value === entry.value;
 }})({label}, {option})
 """
+COMPARED = {
+    "name": "rates",
+    "title": "Two learning rates",
+    "question": "Does a larger learning rate order more pairs as the labels do?",
+    "base": {
+        "data": {"gold": {"num_prompts": 60, "pairs_per_prompt": 2}, "validation_fraction": 0.2},
+        "model": {"name": "tiny", "max_seq_len": 256},
+        "train": {"steps": 12, "warmup_steps": 0, "pairs_per_step": 8, "eval_every": 4, "token_budget": 8192},
+        "evaluate": {"num_resamples": 100, "train_pairs": 10},
+    },
+    "factors": [{"name": "lr", "levels": {"small": {"train.lr": 1e-4}, "large": {"train.lr": 1e-3}}}],
+    "control": "small",
+    "seeds": [0, 1],
+    "metrics": ["eval/test_pairwise_accuracy", "calib/test_ece_debiased", "cost/train_seconds"],
+    "hypotheses": [
+        {
+            "name": "H1",
+            "claim": "The larger rate is more accurate by over a point.",
+            "metric": "eval/test_pairwise_accuracy",
+            "comparison": "difference",
+            "arm": "large",
+            "direction": "above",
+            "threshold": 0.01,
+        }
+    ],
+}
+"""A small experiment, whose cells are compared in MLflow."""
 
 
 class Walk:
@@ -167,6 +195,7 @@ def walk(visit: Visit) -> None:
     visit.step("start-page", "Prefect", "MLflow", "Reports", "nightly-ablation")
     in_prefect(visit)
     in_mlflow(visit)
+    compared(visit)
     visit.open(visit.services.start)
     visit.step("start-page-after", "walk", "cancelled")
     visit.open(f"{visit.services.start}/reports/index.html")
@@ -217,6 +246,23 @@ def in_mlflow(visit: Visit) -> None:
     visit.step("mlflow-experiment", "walk-seed0")
     visit.click("walk-seed0")
     visit.step("mlflow-run", "Verdict")
+
+
+def compared(visit: Visit) -> None:
+    """The cells of an experiment side by side, from its own page in MLflow."""
+    declared = visit.services.home / "rates.yaml"
+    declared.write_text(yaml.safe_dump(COMPARED))
+    visit.services.flow_command("experiment", declared)
+    visit.open(visit.services.mlflow)
+    visit.step("mlflow-two-studies", "rm/rates")
+    visit.click("rm/rates-custom")
+    visit.step("mlflow-matrix", "Cells side by side")
+    visit.click("Cells side by side")
+    visit.step("mlflow-table", "small seed 0", "large seed 1", "train.lr")
+    visit.open(visit.services.mlflow)
+    visit.click("rm/rates-custom")
+    visit.click("Charts of the cells")
+    visit.step("mlflow-charts", "test_pairwise_accuracy")
 
 
 def main(out: Path) -> None:
