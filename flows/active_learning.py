@@ -13,7 +13,7 @@ from flows.automations import tell_study
 from flows.form import Form, configured_flow, presets_for
 from flows.pipeline import REPORT_FILE
 from flows.policy import Telling, run_chain
-from rmcore.active.analysis import claims_of
+from rmcore.active.efficiency import claims_of
 from rmcore.config.active import ActiveConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.files import write_text

@@ -2,6 +2,7 @@ import pkgutil
 import subprocess
 import sys
 
+import flows
 import rmcore
 
 PROGRAM = """
@@ -28,4 +29,10 @@ def test_the_command_line_begins_without_what_few_commands_need():
 def test_a_cached_run_pays_for_no_torch_and_no_drawing():
     modules = "rmcore.stages.registry, rmcore.core.store, rmcore.reporting.html.html, rmcore.reporting.html.summary"
     program = f"import sys, {modules}; sys.exit(' '.join(sys.modules.keys() & {{'torch', 'matplotlib'}}) or 0)"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+def test_a_flow_pays_for_no_torch_before_a_stage_of_it_runs():
+    modules = ", ".join(f"flows.{module.name}" for module in pkgutil.iter_modules(flows.__path__))
+    program = f"import sys, {modules}; sys.exit(' '.join(sys.modules.keys() & {{'torch', 'transformers'}}) or 0)"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

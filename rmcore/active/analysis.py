@@ -8,22 +8,14 @@ import numpy as np
 from rmcore.active.efficiency import (
     Curve,
     Saving,
-    SavingClaim,
+    claims_of,
     judge_savings,
-    registered_claims,
     saving,
     targets_between,
 )
 from rmcore.active.study import Records
 from rmcore.config.active import ActiveConfig
 from rmcore.evaluation.verdicts.estimate import SeedSample, estimate_over_seeds
-
-
-def claims_of(config: ActiveConfig) -> list[SavingClaim]:
-    """List the claims that are registered before the study runs."""
-    return registered_claims(
-        config.acquisitions, noise=config.noise[0], share=config.claimed_target, claimed=config.claimed_saving
-    )
 
 
 def analyse(records: Records, config: ActiveConfig) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import isotonic_regression
 
+from rmcore.config.active import ActiveConfig
 from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.evaluation.verdicts.estimate import Estimate, SeedSample, estimate_over_seeds
@@ -171,6 +172,13 @@ def registered_claims(acquisitions: Sequence[str], *, noise: float, share: float
         if name != "random"
         for threshold in sorted({claimed, 0.0}, reverse=True)
     ]
+
+
+def claims_of(config: ActiveConfig) -> list[SavingClaim]:
+    """List the claims that are registered before the study runs."""
+    return registered_claims(
+        config.acquisitions, noise=config.noise[0], share=config.claimed_target, claimed=config.claimed_saving
+    )
 
 
 def judge_savings(claims: Sequence[SavingClaim], savings: Mapping[str, Saving]) -> dict[str, Judgement]:

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from rmcore.active.analysis import analyse, claims_of
+from rmcore.active.analysis import analyse
 from rmcore.active.differences import CachedDifferences
+from rmcore.active.efficiency import claims_of
 from rmcore.active.labellers import HiddenLabels, NoisyLabels
 from rmcore.active.study import draw_splits, label_counts, seed_record
 from rmcore.config.active import ActiveConfig

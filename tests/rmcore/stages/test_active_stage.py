@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from experiments.presets import PRESETS
-from rmcore.active.analysis import claims_of
+from rmcore.active.efficiency import claims_of
 from rmcore.config.active import ActiveConfig
 from rmcore.config.data import DataConfig, GoldConfig
 from rmcore.config.pipeline import PipelineConfig
