@@ -37,7 +37,11 @@ LIBRARIES = (
     "pandas",
     "pyarrow.parquet",
     "scipy.stats",
+    "scipy.optimize",
     "pydantic",
+    "matplotlib.axes",
+    "matplotlib.backends.backend_agg",
+    "rich.progress",
 )
 LATE = ("RM_OPT_", "CUDA_VISIBLE_DEVICES", "PREFECT_", "MLFLOW_", "PYTEST_")
 """How variables begin that no library reads while it is imported: children that differ in them share a server."""
@@ -136,7 +140,13 @@ class _ForkServer:
             )
 
     def runs(self) -> bool:
-        return self._process.poll() is None
+        """Whether the other end is open. Asked of the socket: a fork of who started it may ask, too."""
+        try:
+            return bool(self._control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))  # it never sends: this is its end
+        except BlockingIOError:
+            return True
+        except ConnectionError:
+            return False
 
     def send(self, descriptors: list[int]) -> None:
         socket.send_fds(self._control, [b"\n"], descriptors)
@@ -146,6 +156,11 @@ def terminate_forked() -> None:
     """Ask all forked children of this process to save and end; whoever waits for them continues waiting."""
     for process in list(_running):
         process.terminate()
+
+
+def start_server(environment: Mapping[str, str]) -> None:
+    """Start the server for children with these variables, unless it runs: forks of this process share it."""
+    _server(environment)
 
 
 def _server(environment: Mapping[str, str]) -> _ForkServer:

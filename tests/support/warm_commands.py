@@ -75,8 +75,11 @@ if __name__ == "__main__":
     import importlib
     import threading
 
+    from rmcore.core import child_process
+
     for name in SLOW:
         importlib.import_module(name)
+    child_process.start_server(os.environ)  # one for the stages of all commands
     assert threading.enumerate() == [threading.main_thread()], "no fork with threads"
     words = serve()
     if words is not None:

@@ -70,6 +70,24 @@ def test_stages_share_a_server_unless_a_library_would_have_read_another_variable
         assert process.wait() == -signal.SIGKILL
 
 
+def test_forks_of_a_process_share_the_server_that_it_started(start, tmp_path):
+    fork_server.start_server(os.environ)
+    here = server_of(start(LONG))
+    reading, writing = os.pipe()
+    if (pid := os.fork()) == 0:
+        status = 1
+        try:
+            process = start()
+            os.write(writing, str(server_of(process).pid).encode())
+            status = process.wait()
+        finally:
+            os._exit(status)
+    os.close(writing)
+    with os.fdopen(reading) as told:
+        assert int(told.read()) == here.pid
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
 def test_all_stages_of_a_process_can_be_asked_to_end(start, tmp_path):
     process = start(LONG)
     while not (tmp_path / "out").is_dir():  # it has begun, so it has its handler of signals
