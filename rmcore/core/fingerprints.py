@@ -7,6 +7,8 @@ and reports are redrawn from the numbers. What else a stage imports and its key 
 
 import ast
 import hashlib
+import os
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -19,6 +21,7 @@ WITHOUT_EFFECT = (
     "rmcore.reporting",
     "rmcore.stages.settings",
 )
+_PACKAGE_FILE = "__init__.py"
 
 
 def code_digests(module: str, hidden: tuple[str, ...] = (), root: Path | None = None) -> dict[str, str]:
@@ -29,36 +32,37 @@ def code_digests(module: str, hidden: tuple[str, ...] = (), root: Path | None = 
         hidden: modules and packages that are not digested, nor what only they import.
         root: folder that holds the package; default, where this file is installed.
     """
-    base = root or Path(__file__).resolve().parents[2]
+    base = str(root or Path(__file__).resolve().parents[2])
     digests: dict[str, str] = {}
-    seen: set[str] = set()  # also what turns out to be no module: most imported names are classes and functions
+    files: dict[str, tuple[str, int] | None] = {}
     todo = [module]
     without = (*WITHOUT_EFFECT, *hidden)
+    prefixes = tuple(f"{left_out}." for left_out in without)
     while todo:
         name = todo.pop()
-        if name in seen or any(name == left_out or name.startswith(f"{left_out}.") for left_out in without):
+        if name in files or name in without or name.startswith(prefixes):
             continue
-        seen.add(name)
-        path = _module_file(name, base)
-        if path is None:
-            continue
-        digest, imports = _read_module(path, path.stat().st_mtime_ns)
-        digests[name] = digest
-        todo.extend(imports)
+        # Most imported names are classes and functions: only of a package may one be a module, which needs a look.
+        parent = files.get(name.rpartition(".")[0])
+        files[name] = None if parent is not None and not parent[0].endswith(_PACKAGE_FILE) else _module_file(name, base)
+        if (found := files[name]) is not None:
+            digests[name], imports = _read_module(*found)
+            todo.extend(reversed(imports))
     return dict(sorted(digests.items()))
 
 
-def _module_file(name: str, base: Path) -> Path | None:
-    stem = base.joinpath(*name.split("."))
-    for path in (stem.with_suffix(".py"), stem / "__init__.py"):
-        if path.is_file():
-            return path
+def _module_file(name: str, base: str) -> tuple[str, int] | None:
+    """Path and modification time of a module's file; None where it is none. Strings, as plans ask a thousand times."""
+    stem = os.path.join(base, *name.split("."))
+    for path in (f"{stem}.py", os.path.join(stem, _PACKAGE_FILE)):
+        with suppress(FileNotFoundError, NotADirectoryError):
+            return path, os.stat(path).st_mtime_ns
     return None
 
 
 @cache
-def _read_module(path: Path, modified_ns: int) -> tuple[str, tuple[str, ...]]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+def _read_module(path: str, modified_ns: int) -> tuple[str, tuple[str, ...]]:
+    tree = ast.parse(Path(path).read_text(encoding="utf-8"))
     imports: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -1,9 +1,11 @@
-"""A training of `tiny` in float64 as torchrun starts it: python sharded_training.py FOLDER STOP_AT [changes as JSON].
+"""A training of `tiny` in float64 as torchrun starts it: python sharded_training.py SPEC.json.
 
-Writes the loss of every step and the trained model. Stops as by Ctrl-C after STOP_AT steps, if that is not 0.
+The spec is [folder, stop_at, changes]. Writes the loss of every step and the trained model. Stops as by Ctrl-C after
+`stop_at` steps, if that is not 0.
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -61,5 +63,14 @@ def main(folder: Path, stop_at: int, changes: dict) -> None:
             (folder / "rows.json").write_text(json.dumps({"rows": trainer.at.rows, "result": result.to_dict()}))
 
 
+def run_from_file(spec: str) -> int:
+    """As `rmcore.core.child_process` runs a module: the variables that torchrun would set are part of the spec."""
+    folder, stop_at, changes, *variables = json.loads(Path(spec).read_text())
+    for more in variables:
+        os.environ.update(more)
+    main(Path(folder), stop_at, changes)
+    return 0
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3]) if len(sys.argv) > 3 else {})
+    sys.exit(run_from_file(sys.argv[1]))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,22 +11,42 @@ import numpy as np
 import pytest
 import torch
 
+from rmcore.core.child_process import ForkedProcess
+
 pytestmark = pytest.mark.slow
 
 PROGRAM = Path(__file__).with_name("sharded_training.py")
 
 
-def run(folder, processes, stop_at=0, **changes):
+@pytest.fixture(scope="module")
+def environment():
+    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{Path.cwd()}:{PROGRAM.parent}"}
+
+
+def run(folder, processes, environment, stop_at=0, **changes):
+    """In processes that torchrun starts but for its imports: forked from one that has loaded torch."""
     folder.mkdir(exist_ok=True)
-    arguments = [str(PROGRAM), str(folder), str(stop_at), json.dumps(changes)]
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes > 1 else []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    started = []
+    for rank in range(processes):
+        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "MASTER_ADDR": "127.0.0.1"}
+        variables = {name: str(value) for name, value in (place | {"MASTER_PORT": port}).items()}
+        spec, log = folder / f"spec{rank}.json", folder / f"log{rank}"
+        spec.write_text(json.dumps([str(folder), stop_at, changes, variables if processes > 1 else {}]))
+        with log.open("w") as told:
+            started.append((ForkedProcess(PROGRAM.stem, spec, told, environment), log))
+    for process, log in started:
+        assert process.wait(timeout=300) == 0, log.read_text()[-3000:]
+
+
+def run_by_torchrun(folder, environment):
+    (folder / "spec.json").write_text(json.dumps([str(folder), 0, {}]))
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
-        [sys.executable, *launcher, *arguments],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd()},
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+        [*launcher, PROGRAM, folder / "spec.json"], env=environment, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr[-3000:]
-    return done.stderr
 
 
 def outcome(folder):
@@ -39,9 +60,9 @@ def losses(told):
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory):
+def alone(tmp_path_factory, environment):
     folder = tmp_path_factory.mktemp("alone")
-    run(folder, 1)
+    run(folder, 1, environment)
     return outcome(folder)
 
 
@@ -61,8 +82,8 @@ def assert_follows(folder, alone):
     return told
 
 
-def test_two_processes_follow_the_trajectory_of_one(tmp_path, alone):
-    run(tmp_path, 2)
+def test_two_processes_follow_the_trajectory_of_one(tmp_path, alone, environment):
+    run_by_torchrun(tmp_path, environment)
     told = assert_follows(tmp_path, alone)
     assert told["result"]["num_processes"] == 2
     assert told["result"]["num_pairs"] == alone[0]["result"]["num_pairs"]
@@ -75,11 +96,12 @@ def test_two_processes_follow_the_trajectory_of_one(tmp_path, alone):
         torch.testing.assert_close(tensor, alone[1][name], rtol=1e-5, atol=1e-5)
 
 
-def test_a_training_goes_on_with_another_number_of_processes_twice(tmp_path, alone):
+def test_a_training_goes_on_with_another_number_of_processes_twice(tmp_path, alone, environment):
     """With checkpointing and another budget, which change the trajectory as little."""
     changes = {"gradient_checkpointing": True, "token_budget": 1200}
-    run(tmp_path, 2, stop_at=8, **changes)
-    assert "resumed from step 7 of 20" in run(tmp_path, 1, stop_at=14, **changes)
+    run(tmp_path, 2, environment, stop_at=8, **changes)
+    run(tmp_path, 1, environment, stop_at=14, **changes)
     assert not (tmp_path / "rows.json").exists()
-    assert "resumed from step 13 of 20" in run(tmp_path, 2, **changes)
-    assert_follows(tmp_path, alone)
+    run(tmp_path, 2, environment, **changes)
+    told = assert_follows(tmp_path, alone)
+    assert told["result"]["resumed_from"] == [7, 13]
