@@ -51,7 +51,7 @@ mutants: $(STAMP) ## Show that the tests notice small wrong changes.
 
 # For eyes: screenshots of the start page, Prefect, MLflow and the reports as a person goes through them. Some minutes.
 walk: $(STAMP) ## Walk through all pages in a headless Chromium; the pictures are in build/walk.
-	@$(BIN)/python tests/services/walk.py build/walk
+	@PYTHONPATH=tests/support $(BIN)/python tests/services/walk.py build/walk
 
 # Pages come from docs/ and from the code; the built ones ask no other server for anything.
 docs: $(STAMP) ## Build the documentation site; open build/site/index.html.

@@ -18,7 +18,7 @@ from rmcore.stages import population, validation
 from rmcore.stages.interface import POPULATIONS
 from rmcore.stages.settings import PopulationSettings, ValidationSettings
 
-STUDY = ValidationConfig(num_backbones=3, steps=3, measured_prompts=4)
+STUDY = ValidationConfig(num_backbones=2, steps=3, measured_prompts=4)
 CONFIG = changed(
     PRESETS["validation-smoke"],
     device="cpu",
