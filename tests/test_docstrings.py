@@ -25,6 +25,7 @@ def test_fragments_of_modules_classes_functions_and_attributes_are_found():
     assert fragments(source) == [1, 3, 5]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", ["rmcore", "tasks", "flows", "experiments"])
 def test_docstrings_are_statements(package):
     found = [

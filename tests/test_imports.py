@@ -2,6 +2,8 @@ import pkgutil
 import subprocess
 import sys
 
+import pytest
+
 import flows
 import rmcore
 
@@ -14,12 +16,14 @@ sys.exit(f"rmcore loads {sorted(loaded)}" if loaded else 0)
 """
 
 
+@pytest.mark.slow
 def test_every_rmcore_module_imports_without_an_orchestrator():
     names = [module.name for module in pkgutil.walk_packages(rmcore.__path__, "rmcore.")]
     assert len(names) > 50
     subprocess.run([sys.executable, "-c", PROGRAM, *names], check=True, timeout=120)
 
 
+@pytest.mark.slow
 def test_the_command_line_begins_without_what_few_commands_need():
     heavy = "torch transformers matplotlib jinja2 prefect mlflow"
     program = f"import sys, flows.cli; sys.exit(' '.join(sys.modules.keys() & set('{heavy}'.split())) or 0)"

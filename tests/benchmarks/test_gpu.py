@@ -89,6 +89,7 @@ def units_of(out):
     return [(one.get("unit"), one["status"]) for one in records_of(out)]
 
 
+@pytest.mark.slow
 def test_a_unit_that_fails_stops_no_other_and_is_tried_again_alone(tmp_path, monkeypatch, gpu_run):
     monkeypatch.syspath_prepend(str(tmp_path))
     write_part(
@@ -115,6 +116,7 @@ def test_a_unit_that_fails_stops_no_other_and_is_tried_again_alone(tmp_path, mon
     assert len(units_of(tmp_path)) == 5
 
 
+@pytest.mark.slow
 def test_a_part_that_hangs_is_ended_with_all_it_started_and_what_hung_comes_last(tmp_path, monkeypatch, gpu_run):
     monkeypatch.syspath_prepend(str(tmp_path))
     write_part(

@@ -65,6 +65,7 @@ def test_one_at_a_time_has_the_base_and_each_level_alone():
         assert arm.config == base.model_copy(update={"train": train})
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from([1e-4, 2e-4, 1e-3]), min_size=1, max_size=8))
 def test_equal_arms_are_one_with_all_their_names(rates):
     levels = {f"arm{number}": {"train.lr": rate} for number, rate in enumerate(rates)}

@@ -221,6 +221,7 @@ def test_what_is_a_grid_stays_as_it_is():
     assert restrict(ablation, grid=True) == ablation
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "size"), EVERY)
 def test_a_declaration_can_be_kept_in_a_file(name, size, tmp_path):
     experiment = load_experiment(name, size)

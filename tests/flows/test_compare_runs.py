@@ -18,6 +18,8 @@ from flows.cli_compare import changed_settings
 from rmcore.core.errors import ConfigError
 from rmcore.reporting.runs import read_runs
 
+pytestmark = pytest.mark.slow
+
 
 def rewards(right, prompts=40):
     """Held-out pairs, two a prompt, the first `right` of which are ranked the right way round; and training pairs."""

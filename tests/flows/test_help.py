@@ -34,6 +34,7 @@ def said(*words, monkeypatch):
     return outcome.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", EVERY, ids=" ".join)
 def test_every_page_fits_on_a_screen(path, monkeypatch):
     page = said(*path, "--help", monkeypatch=monkeypatch)
@@ -42,6 +43,7 @@ def test_every_page_fits_on_a_screen(path, monkeypatch):
     assert max(map(len, page.splitlines())) <= 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", LEAVES, ids=" ".join)
 def test_the_whole_help_has_every_option_and_the_page_counts_the_others(path, monkeypatch):
     whole, page = said(*path, "--help-all", monkeypatch=monkeypatch), said(*path, "--help", monkeypatch=monkeypatch)

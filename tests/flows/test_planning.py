@@ -92,6 +92,7 @@ def finish(store):
     return finished
 
 
+@pytest.mark.slow
 def test_planning_needs_no_orchestrator():
     program = "import sys, flows.planning; print(sorted({'prefect', 'mlflow', 'torch'} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -9,6 +9,8 @@ import report_sample
 from flows import cli, cli_runs
 from rmcore.core.errors import ConfigError
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def reports(tmp_path, monkeypatch):

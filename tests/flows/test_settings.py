@@ -147,6 +147,7 @@ ODD_VALUES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", ["seed", "train", "train.lr", "study"])
 @pytest.mark.parametrize("value", ODD_VALUES)
 @pytest.mark.parametrize("in_file", [False, True], ids=["--set", "file"])

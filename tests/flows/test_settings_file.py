@@ -157,6 +157,7 @@ def test_the_table_of_presets_has_what_they_are(monkeypatch):
     assert "4,000" in shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DESCRIBED)
 def test_presets_are_started_by_commands_that_there_are(name):
     command = typer.main.get_command(cli.app)

@@ -28,6 +28,8 @@ from rmcore.stages.registry import stage_call
 from rmcore.stages.run import run_stage
 from rmcore.stages.settings import LandscapeSettings
 
+pytestmark = pytest.mark.slow
+
 SMOKE = PRESETS["smoke"]
 CONFIG = SMOKE.model_copy(
     update={

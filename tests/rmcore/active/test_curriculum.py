@@ -17,6 +17,7 @@ anything = st.lists(st.floats(-30, 30), min_size=1, max_size=40)
 schedules = st.sampled_from(SCHEDULES)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=80)
 @given(bounded | anything, schedules, st.integers(0, 9), st.integers(0, 4), st.data())
 def test_an_epoch_holds_every_pair_once_and_part_of_it_is_its_beginning(margins, schedule, seed, epoch, data):

@@ -29,6 +29,7 @@ def record(acquisition, seed=0):
     return check_record(PAIRS, HiddenLabels(PAIRS), retrainer(seed), STUDY, acquisition=acquisition)
 
 
+@pytest.mark.slow
 def test_each_choice_starts_alike_and_trains_at_every_label_count():
     random, optimal = record("random"), record("d-optimal")
     assert random["num_labels"] == optimal["num_labels"] == [8, 16, 24]

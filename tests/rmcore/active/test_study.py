@@ -48,6 +48,7 @@ def test_label_counts_rise_to_the_whole_pool(growth, num_pool):
     assert label_counts(SMALL.model_copy(update={"max_labels": 9}), num_pool)[-1] == 9
 
 
+@pytest.mark.slow
 def test_all_functions_start_and_end_alike_and_validation_labels_count():
     found = record()
     assert found["num_labels"][0] == 8 + 6
@@ -61,6 +62,7 @@ def test_all_functions_start_and_end_alike_and_validation_labels_count():
     assert record(noise=0.25)["accuracy"] != found["accuracy"]
 
 
+@pytest.mark.slow
 def test_the_analysis_of_a_study_has_every_curve_saving_and_verdict():
     records = {noise: [record(noise=noise, seed=seed) for seed in (0, 1)] for noise in SMALL.noise}
     found = analyse(records, SMALL)

@@ -112,6 +112,7 @@ def test_evaluate_writes_values_with_intervals(checkpoint, files):
     assert "[" in done.stdout
 
 
+@pytest.mark.slow
 def test_evaluate_takes_beta_from_the_checkpoint(checkpoint, files, tmp_path):
     """No option names it; the rewards that are written stay raw."""
     shutil.copytree(checkpoint, tmp_path / "model")
@@ -145,6 +146,7 @@ def test_analyze_and_readiness_write_their_records(checkpoint, files):
     assert record["next_rung"]["command"] in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "part"), [("ggn", "gauss_newton"), ("density", "density"), ("noise", "noise")])
 def test_analyze_prints_and_writes_the_part_that_was_asked_for(checkpoint, files, kind, part):
     out = files / f"{kind}.json"
@@ -180,6 +182,7 @@ def test_score_keeps_order_and_agrees_between_pairs_and_responses(checkpoint, fi
     assert rewards == pytest.approx(scored.reward_chosen[:10].tolist(), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_diff_is_the_first_model_minus_the_second(checkpoint, tiny_folder, files):
     out = files / "diff.json"
     rm_opt("diff", checkpoint, tiny_folder, "--data", files / "test.parquet", "--json", out)
@@ -269,6 +272,7 @@ def test_bad_input_is_one_clear_error(broken, unusable, tmp_path, arguments, sai
     assert not (tmp_path / "out" / "best").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command", [["score", "--out", "{d}/rewards.parquet"], ["evaluate", "--json", "{d}/numbers.json"]]
 )

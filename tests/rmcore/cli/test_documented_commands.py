@@ -16,6 +16,8 @@ from rmcore.data.pair import PreferencePair
 from rmcore.data.table import write_pairs
 from rmcore.models.reward_model import BradleyTerryRM
 
+pytestmark = pytest.mark.slow
+
 AS_WRITTEN = """
     --model Qwen/Qwen2.5-0.5B --hf-dataset stanfordnlp/SHP --hf-split train --limit 5000 --steps 1000 --batch-size 16
     --micro-token-budget 8192 --max-seq-len 1024 --lr 5e-6 --weight-decay 0.01 --warmup-steps 50 --lr-scheduler cosine

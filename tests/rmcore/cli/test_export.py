@@ -46,6 +46,7 @@ def run(capsys, *arguments):
     return status, said.out, said.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-4), ("bfloat16", 2**-5)])
 @pytest.mark.parametrize("source", ["adapter", "merged"])
 def test_an_export_is_a_plain_folder_with_the_same_rewards(source, dtype, bound, with_lora, tmp_path, capsys):

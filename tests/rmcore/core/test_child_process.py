@@ -97,6 +97,7 @@ def test_all_stages_of_a_process_can_be_asked_to_end(start, tmp_path):
     assert process.wait() == INTERRUPTED
 
 
+@pytest.mark.slow
 def test_a_stage_ends_with_its_server_and_the_next_one_has_another(start):
     process = start(LONG)
     server, stage = server_of(process), psutil.Process(process._pid)

@@ -1,3 +1,5 @@
+import pytest
+
 from rmcore.core.fingerprints import code_digests
 from rmcore.stages.registry import STAGES
 
@@ -62,6 +64,7 @@ def test_a_circle_of_imports_ends(tmp_path):
     assert set(package(tmp_path, a="import rmcore.b", b="import rmcore.a")()) == {"rmcore.a", "rmcore.b"}
 
 
+@pytest.mark.slow
 def test_real_stages_depend_on_what_they_run_and_not_on_each_other():
     train = code_digests("rmcore.stages.train", STAGES["train"].hidden)
     assert {"rmcore.stages.train", "rmcore.training.step", "rmcore.training.losses", "rmcore.data.rendering"} <= set(

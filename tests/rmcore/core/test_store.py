@@ -43,6 +43,7 @@ def store(tmp_path):
     return Store(tmp_path / "store")
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.text(), JSON, max_size=4))
 def test_a_key_does_not_depend_on_the_order_of_names(inputs):
     reversed_order = dict(reversed(list(inputs.items())))

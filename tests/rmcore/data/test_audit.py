@@ -123,6 +123,7 @@ def test_an_empty_split_can_be_described_and_printed():
     assert "validation: 0 pairs" in format_audit(result)
 
 
+@pytest.mark.slow
 def test_public_data_has_its_known_length_bias_and_no_leakage(data_folder):
     folder = data_folder
     train, test = (load_pairs(str(folder / f"alpacaeval_{name}.parquet")) for name in ("train", "test"))

@@ -127,6 +127,7 @@ def squeezed(text):
     return "".join(text.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MAKERS)
 @given(data=st.data())
 @settings(max_examples=25)

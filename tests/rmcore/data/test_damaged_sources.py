@@ -156,6 +156,7 @@ DAMAGE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "change"), DAMAGE.values(), ids=DAMAGE.keys())
 def test_a_damaged_file_is_a_data_error_that_names_it(tmp_path, name, change):
     path = damaged(tmp_path, name, change)
@@ -176,6 +177,7 @@ def test_missing_and_unknown_files(tmp_path):
         load_pairs(str(tmp_path / "data.pkl"))
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(
     st.binary(max_size=200),

@@ -42,6 +42,7 @@ pairs = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(st.lists(pairs, min_size=1, max_size=6), st.sampled_from(FORMS))
 def test_any_pairs_read_again_as_they_were(tmp_path_factory, written, form):
@@ -53,6 +54,7 @@ def test_any_pairs_read_again_as_they_were(tmp_path_factory, written, form):
     assert loaded.rejected == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", sorted(path.name for path in FIXTURES.iterdir()))
 def test_every_recognised_file_converts_to_the_pairs_it_gives(tmp_path, name, form):

@@ -341,6 +341,7 @@ def damaged(value, data):
     return data.draw(values)
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.data())
 def test_a_damaged_row_gives_pairs_or_is_refused(data):

@@ -58,6 +58,7 @@ def num_flattering(text):
 # --- prompts -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @given(seed=seeds, ood=st.booleans())
 def test_every_drawn_prompt_is_read_back(seed, ood):
     prompt, task = drawn(seed, ood)
@@ -236,6 +237,7 @@ def test_the_smallest_world_and_many_pairs_a_prompt():
     assert len(world.pairs) == len(texts(world.pairs)) == 20 * 64
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_world_in_processes_with_other_hash_seeds():
     script = (
         "import hashlib, json; from rmcore.config.data import GoldConfig\n"
@@ -262,6 +264,7 @@ def test_another_seed_gives_other_prompts_and_label_settings_leave_the_texts_alo
     assert any(pair.metadata["flipped"] for pair in noisy.pairs)
 
 
+@pytest.mark.slow
 @settings(max_examples=6, deadline=None)
 @given(temperature=st.sampled_from([0.5, 1.0, 3.0]), flip_rate=st.sampled_from([0.0, 0.2]), seed=st.integers(0, 50))
 def test_label_frequencies_follow_bradley_terry(temperature, flip_rate, seed):
@@ -278,6 +281,7 @@ def test_label_frequencies_follow_bradley_terry(temperature, flip_rate, seed):
     assert abs(flipped - flip_rate * len(pairs)) <= 5 * math.sqrt(len(pairs) * flip_rate * (1 - flip_rate))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flip_rate", [0.0, 0.2])
 @pytest.mark.parametrize("length_bias", [0.5, 1.0])
 def test_biased_annotators_name_the_longer_response_that_often(flip_rate, length_bias):
@@ -296,6 +300,7 @@ def test_biased_annotators_name_the_longer_response_that_often(flip_rate, length
     assert abs(agrees.sum() - probability.sum()) <= 4 * spread + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flip_rate", [0.0, 0.2])
 def test_the_ceiling_matches_drawn_labels(flip_rate):
     pairs = generate_pairs(GoldConfig(flip_rate=flip_rate), seed=4).pairs
@@ -351,6 +356,7 @@ def test_the_shortcut_goes_with_gold_in_training_and_not_in_the_tail(seed, short
     assert correlation(world.ood_pairs, feature) < 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_without_a_shortcut_flattery_is_unrelated_and_length_nearly_so(seed):
     pairs = full_world("none", seed).pairs
@@ -358,6 +364,7 @@ def test_without_a_shortcut_flattery_is_unrelated_and_length_nearly_so(seed):
     assert abs(correlation(pairs, len)) < 0.15  # complete answers are a little longer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_default_world_is_neither_trivial_nor_hopeless(seed):
     pairs = full_world("length", seed).pairs

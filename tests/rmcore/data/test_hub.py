@@ -12,6 +12,8 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 COMMIT = "c0ffee" * 6 + "abcd"
 FILES = {"train.csv": b"prompt,chosen,rejected\np,a,b\nq,a,b\n"}
 CODE = """

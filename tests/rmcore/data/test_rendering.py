@@ -220,6 +220,7 @@ def test_cut_sides_are_counted():
 WORD_TEXTS = st.lists(st.sampled_from(WORDS), max_size=12).map(" ".join)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("special", [CAUSAL, ENCODER])
 @given(sides=st.lists(st.tuples(WORD_TEXTS, WORD_TEXTS), min_size=1, max_size=8))
 def test_many_sides_together_have_the_tokenizers_own_ids_of_each_rendered_text(special, sides):

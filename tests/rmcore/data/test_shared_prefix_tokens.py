@@ -64,6 +64,7 @@ def ids_of_both(renderer: Renderer, prompt: str, a: str, b: str) -> tuple[list[i
     return first.ids, second.ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "form"), KINDS)
 @given(prompt=TEXTS, a=TEXTS, b=TEXTS)
 @settings(max_examples=150)

@@ -17,6 +17,7 @@ ROWS, FORMATS, write = sample.ROWS, sample.FORMATS, sample.write
 PAIRS = [PreferencePair(row["prompt"], "ja", "no", row["margin"], {"subset": "α"}) for row in ROWS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packed", ["", ".gz"])
 @pytest.mark.parametrize("form", FORMATS)
 def test_every_file_format_gives_the_same_pairs(tmp_path, form, packed):
@@ -157,6 +158,7 @@ def test_folder_digest_follows_names_and_content(tmp_path):
     assert len(set(digests)) == 4
 
 
+@pytest.mark.slow
 def test_public_data_has_its_known_counts(data_folder):
     folder = data_folder
     alpaca = load_pairs(str(folder / "alpacaeval_train.parquet"))

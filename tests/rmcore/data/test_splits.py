@@ -38,6 +38,7 @@ def test_every_pair_is_in_one_split_in_order_and_no_prompt_in_two(numbers, seed)
     assert splits["validation"] or len(set(numbers)) == 2
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.integers(100, 300), st.permutations(range(100)), st.integers(0, 5))
 def test_a_prompt_stays_where_it_is_when_pairs_are_added_or_reordered(num_more, order, seed):
@@ -98,6 +99,7 @@ def test_turns_of_a_conversation_stay_together(cuts, seed):
     assert sum(map(len, talks)) == len(set.union(*talks)) == len({talk for talk, *_ in cuts})
 
 
+@pytest.mark.slow
 def test_public_dialogues_are_split_by_their_first_user_turn(data_folder, monkeypatch):
     pairs = load_pairs(str(data_folder / "hh_harmless_base_test.jsonl.gz")).pairs
     assert num_turns_of_training_dialogues(split_by_prompt(pairs, fractions=FRACTIONS, seed=0)) == 0

@@ -91,6 +91,7 @@ def raw_rewards(rng, num_prompts, *, members=4, size=4):
     return offset + scale * (common + noise), [str(number) for number in prompt], (offset, scale)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.8, 0.95])
 def test_of_new_responses_like_the_calibrated_ones_one_minus_share_is_flagged(share):
     rng = np.random.default_rng(0)
@@ -134,6 +135,7 @@ def test_as_many_of_the_calibrated_are_above_as_the_order_statistic_leaves(num_p
     assert (disagreement(found.apply(raw)) > found.threshold).sum() == num_above
 
 
+@pytest.mark.slow
 def test_a_calibrated_ensemble_knows_what_is_usual(models, gold_pairs):
     ensemble = RewardModelEnsemble(models)
     with pytest.raises(ConfigError, match="no threshold"):
@@ -194,6 +196,7 @@ def test_what_cannot_be_calibrated_is_refused(rm, models, gold_pairs):
         RewardModelEnsemble.from_heads(rm, np.ones((2, 3)))
 
 
+@pytest.mark.slow
 def test_a_saved_ensemble_is_the_same_elsewhere(checkpoints, tmp_path, gold_pairs):
     ensemble = RewardModelEnsemble.from_checkpoints(checkpoints, device="cpu")
     assert len(ensemble.members.backbones) == 2

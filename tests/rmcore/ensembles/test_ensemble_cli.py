@@ -16,6 +16,8 @@ from rmcore.ensembles.ensemble import RewardModelEnsemble
 from rmcore.ensembles.features import head_of
 from rmcore.models.reward_model import BradleyTerryRM
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def home(tiny_folder, tmp_path_factory):

@@ -65,6 +65,7 @@ def linear(rm, found):
     return found @ head.weight.detach().numpy()[0] + bias
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packed", [True, False], ids=["packed", "padded"])
 def test_features_times_the_head_are_the_rewards(packed, reward_model, gold_pairs):
     reward_model.allow_packing = packed
@@ -77,6 +78,7 @@ def test_features_times_the_head_are_the_rewards(packed, reward_model, gold_pair
     assert np.ptp(rewards) > 1e-3
 
 
+@pytest.mark.slow
 def test_the_budget_and_the_path_do_not_change_features(reward_model, gold_pairs):
     sides, done = sides_of(reward_model, gold_pairs[:12]), []
     once = features(reward_model, sides)

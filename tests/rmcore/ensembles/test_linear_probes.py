@@ -28,6 +28,7 @@ def objective(head, x, weights, l2, label_smoothing):
     return torch.stack(losses) @ weights + l2 / 2 * ((scale * head) ** 2).sum()
 
 
+@pytest.mark.slow
 @given(
     seed=st.integers(0, 1000),
     shape=st.sampled_from([(40, 3), (60, 12), (10, 30)]),

@@ -85,6 +85,7 @@ def test_auc_is_the_quadratic_count_with_ties_half(pairs):
     assert statistics(frame)["roc_auc"] == pytest.approx(wins / len(pairs) ** 2)
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 3), min_size=6, max_size=6).filter(any), st.integers(0, 50))
 @settings(
     max_examples=30,
@@ -150,6 +151,7 @@ def test_moments_survive_a_large_common_offset(make_rewards):
         assert after[name] == pytest.approx(before[name], rel=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chosen_longer", [0.3, 0.5, 0.75])
 def test_a_model_of_length_alone_is_seldom_shown_to_know_more(chosen_longer):
     """It is the baseline, or, where that has turned by chance, worse: any claim is an error."""

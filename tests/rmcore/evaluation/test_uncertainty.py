@@ -30,6 +30,7 @@ def mean_interval(values, prompt, num_prompts, seed):
     return percentile_interval(resampled.replicates["mean"], num_prompts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_prompts", [12, 60])
 def test_cluster_intervals_cover_and_pair_intervals_do_not(num_prompts):
     rng = np.random.default_rng(num_prompts)

@@ -13,6 +13,8 @@ from scipy import stats
 
 from rmcore.evaluation.verdicts.estimate import SeedSample, estimate_over_seeds, variance_prior
 
+pytestmark = pytest.mark.slow
+
 TRUTH = 0.02
 BLOCK = 100  # experiments that share prompt sizes and bootstrap weights
 

@@ -67,6 +67,7 @@ spectra = st.lists(st.floats(-100, 100, allow_nan=False, allow_subnormal=False),
 property_test = settings(max_examples=40, deadline=None, derandomize=True)
 
 
+@pytest.mark.slow
 @property_test
 @given(spectrum=spectra, num_steps=st.integers(2, 40), seed=st.integers(0, 99))
 def test_the_area_is_one_and_moments_are_those_of_the_start_vectors(spectrum, num_steps, seed):
@@ -174,6 +175,7 @@ def test_error_bars_hold_what_few_steps_get_wrong(num_steps):
         assert abs(found.effective_rank - rank) <= found.effective_rank_standard_error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_steps", [12, 20, 30])
 def test_averaged_rules_are_closer_than_gauss_rules_at_the_kink(num_steps):
     generator = torch.Generator().manual_seed(0)
@@ -198,6 +200,7 @@ def test_averaged_rules_are_exact_to_the_degree_that_laurie_gives(num_steps):
         assert rule(lambda nodes, power=degree: nodes**power) == pytest.approx(moment, abs=1e-9)
 
 
+@pytest.mark.slow
 @property_test
 @given(spectrum=st.lists(st.floats(1e-3, 100), min_size=2, max_size=40), steps=st.integers(2, 40))
 def test_a_positive_semidefinite_matrix_has_no_negative_mass(spectrum, steps):

@@ -76,6 +76,7 @@ def test_it_is_positive_semidefinite(architecture, seed, scale, temperature, tow
         assert vector @ image > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_its_rank_is_at_most_the_number_of_pairs_and_no_eigenvalue_is_negative(architecture):
     rows = exact_models.draw_rows(3, seed=5)
@@ -86,6 +87,7 @@ def test_its_rank_is_at_most_the_number_of_pairs_and_no_eigenvalue_is_negative(a
     assert values[3:].abs().max() < 1e-13 * values[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("temperature", [1.0, 5.0])
 def test_it_is_the_hessian_in_a_linear_head_and_nowhere_else(architecture, temperature):

@@ -87,6 +87,7 @@ def test_the_spectrum_is_that_of_the_dense_matrix(tiny, rows, temperature):
     assert (spectrum.num_pairs, spectrum.num_parameters, spectrum.num_gradients) == (9, len(dense), 9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_a_qwen_has_the_spectrum_of_its_dense_matrix_and_of_lanczos(make_qwen, rows, attention):
     qwen = make_qwen(attention).double()
@@ -117,6 +118,7 @@ def test_long_float32_rows_are_multiplied_to_a_millionth(num_columns, num_rows, 
     assert (found - exact).abs().max() <= 1e-6 * num_columns
 
 
+@pytest.mark.slow
 @reuse_fixtures
 @given(extra=st.integers(0, 12), partial=st.integers(0, 503))
 def test_the_memory_changes_the_number_of_gradients_and_nothing_else(tiny, rows, extra, partial):
@@ -148,6 +150,7 @@ def cuts(total: int) -> st.SearchStrategy[list[int]]:
     )
 
 
+@pytest.mark.slow
 @reuse_fixtures
 @given(sizes=cuts(9), padding=st.integers(0, 3))
 def test_neither_the_cut_into_micro_batches_nor_padding_matters(tiny, rows, world, sizes, padding):

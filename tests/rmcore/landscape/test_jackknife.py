@@ -36,6 +36,7 @@ def test_at_most_fifty_groups_are_deleted(tiny, world):
     assert spectrum == gauss_newton_spectrum(tiny, [rows], prompts=[str(number) for number in range(120)])
 
 
+@pytest.mark.slow
 def test_intervals_cover_where_whole_prompts_are_deleted_and_not_where_pairs_are():
     """Pairs of a prompt share the size of their gradients: the trace has the error of 20 draws, not of 60."""
     rng = np.random.default_rng(0)

@@ -121,6 +121,7 @@ def test_graphs_are_kept_where_four_times_the_room_is_there(memory, operator_cla
     assert kept_bytes(operator_class, model, micro_batches) > 0.9 * needed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operator_class", OPERATORS)
 @pytest.mark.parametrize(
     ("keep_graphs", "free", "passes"),
@@ -158,6 +159,7 @@ def test_nothing_stays_taken_once_the_operator_is_gone(memory, operator_class, k
     assert allocated.live_bytes() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operator_class", OPERATORS)
 def test_release_frees_the_graphs_and_the_next_product_is_the_same(memory, operator_class):
     model, micro_batches = situation("many rows")
@@ -174,6 +176,7 @@ def test_release_frees_the_graphs_and_the_next_product_is_the_same(memory, opera
 # Weights that change between products.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operator_class", OPERATORS)
 @pytest.mark.parametrize("parameters", ["all", "head"])
 @pytest.mark.parametrize("keep_graphs", [False, None, True])

@@ -71,6 +71,7 @@ def test_extremes_of_a_block_are_those_of_its_dense_diagonal_block(architecture,
         assert block["lambda_min"] == pytest.approx(float(values[0]), abs=1e-4 * scale)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operator_class", OPERATORS)
 def test_traces_add_up_to_the_total_trace_of_the_same_probes(operator_class):
     operator = operator_class(model_of("qwen2"), [ROWS])
@@ -92,6 +93,7 @@ def test_traces_add_up_to_the_total_trace_of_the_same_probes(operator_class):
         assert sum(members) == pytest.approx(block["trace"], abs=1e-12 * scale)
 
 
+@pytest.mark.slow
 def test_traces_are_unbiased_and_their_errors_calibrated(tiny, rows, truth):
     """Every block and every tensor, over many seeds; and the t interval covers as often as it should on the whole."""
     operator = LossHessian(tiny, [rows])
@@ -133,6 +135,7 @@ def test_blocks_and_tensors_are_named_as_the_model_names_them():
     assert (found.num_pairs, found.reasons) == (12, {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("subset", ["model.layers.1.self_attn", ("model.layers.0", "head"), "embeddings"])
 def test_a_part_of_the_model_is_cut_into_its_own_blocks_only(subset):
     """A block holds what the operator is over, even where that is a part of a layer."""

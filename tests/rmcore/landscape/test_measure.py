@@ -47,6 +47,7 @@ def measure(model, sample, *parts, **settings):
     return measure_curvature(model, sample, config, seed=1, report=lambda *at: None)
 
 
+@pytest.mark.slow
 def test_every_part_is_measured_and_none_changes_another(tiny, sample):
     together = measure(tiny, sample, *PARTS)
     assert set(together) == {"spectrum", *PARTS}
@@ -58,6 +59,7 @@ def test_every_part_is_measured_and_none_changes_another(tiny, sample):
         assert json.dumps(alone[part]) == json.dumps(together[part]), part
 
 
+@pytest.mark.slow
 def test_a_budget_that_suffices_changes_nothing(tiny, sample):
     assert measure(tiny, sample, *PARTS, minutes=60.0) == measure(tiny, sample, *PARTS, minutes=1e9)
 
@@ -90,6 +92,7 @@ def test_without_time_two_pairs_and_the_ends_are_left_and_the_rest_is_said(tiny,
     assert record["spectrum"] == alone["spectrum"]
 
 
+@pytest.mark.slow
 def test_the_parts_agree_where_they_measure_the_same(tiny, sample):
     record = measure(tiny, sample, *PARTS)
     top = record["spectrum"]["lambda_max"]
@@ -116,6 +119,7 @@ class Scaled(nn.Module):
         return SimpleNamespace(logits=self.inner(**rows).logits * self.factor)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [0.1, 10.0])
 def test_at_margins_of_size_1_the_scale_of_the_rewards_does_not_matter(tiny, sample, factor):
     plain, scaled = (measure(model, sample, "normalized") for model in (tiny, Scaled(tiny, factor)))
@@ -139,6 +143,7 @@ def test_another_checkpoint_needs_slices(tiny, sample):
         measure_curvature(tiny, sample, config, seed=0, report=lambda *at: None, other=tiny)
 
 
+@pytest.mark.slow
 def test_the_artifact_holds_the_record_its_numbers_and_its_figures(tiny, sample, tmp_path):
     record = measure(tiny, sample, *PARTS)
     write_curvature(record, tmp_path)

@@ -29,6 +29,7 @@ def ends_of(model, sample):
     return hessian_spectrum(LossHessian(model, sample.batches), num_steps=63, trace_probes=2)[:2]
 
 
+@pytest.mark.slow
 def test_values_are_those_of_the_whole_sample(tiny):
     sample = draw_sample(7, 2)
     spectrum, ends = ends_of(tiny, sample)
@@ -41,6 +42,7 @@ def test_values_are_those_of_the_whole_sample(tiny):
     assert (noise["num_pairs"], noise["num_prompts"], noise["num_groups"]) == (14, 7, 7)
 
 
+@pytest.mark.slow
 def test_the_error_is_the_spread_over_samples_of_prompts(tiny):
     """Fixed directions, so that nothing but the draw of the prompts moves the forms."""
     _, ends = ends_of(tiny, draw_sample(40, seed=99))

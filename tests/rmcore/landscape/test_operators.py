@@ -29,6 +29,7 @@ def partitions(total: int) -> st.SearchStrategy[list[int]]:
     return cuts.map(lambda chosen: [b - a for a, b in zip([0, *sorted(chosen)], [*sorted(chosen), total], strict=True)])
 
 
+@pytest.mark.slow
 @reuse_fixtures
 @given(sizes=partitions(9), seed=st.integers(0, 1000))
 def test_any_cut_into_micro_batches_gives_the_true_gradient_and_product(tiny, rows, world, sizes, seed):

@@ -58,6 +58,7 @@ def test_a_layer_is_that_layer_and_not_those_whose_number_starts_alike(kind, ind
     assert found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MAKERS)
 def test_every_parameter_is_chosen_by_its_own_name(kind):
     named = dict(deep(kind).named_parameters())
@@ -181,6 +182,7 @@ def test_integer_parameters_are_refused_and_left_out_of_all(parameters):
     assert "score.weight" not in select_parameters(model, "all")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "compiled",
     [
@@ -197,6 +199,7 @@ def test_compiled_models_are_refused(compiled):
         reward_module(compiled(exact_models.make_model("llama")))
 
 
+@pytest.mark.slow
 def test_a_compiled_forward_that_cannot_be_seen_before_is_refused_at_the_first_product(tiny):
     tiny.forward = torch.compile(tiny.forward, backend="aot_eager")
     operator = LossGaussNewton(tiny, [ROWS])
@@ -236,6 +239,7 @@ def test_measuring_sets_the_state_and_puts_it_back(fails):
     assert {name: p.requires_grad for name, p in model.named_parameters()} == flags
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make", [exact_models.make_lora, lambda: exact_models.make_model("bert")], ids=["lora", "bert"]
 )

@@ -44,6 +44,7 @@ def partitions(total):
 # The truth.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_truth_is_float64_throughout_and_not_degenerate(architecture):
     """A cast to float32 anywhere would show as asymmetry of about 1e-7."""
@@ -80,6 +81,7 @@ def test_margins_loss_and_gradient_are_those_of_the_function(architecture, world
     assert relative_error(operator.gradient(), torch.func.grad(loss)(function.flat)) < ROUNDING
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["qwen2", "bert"])
 @pytest.mark.parametrize("beta", [0.25, 3.0])
 def test_the_curvature_of_a_reward_model_is_that_of_the_loss_it_was_trained_with(architecture, beta):
@@ -136,6 +138,7 @@ def test_the_float32_model_that_is_used_in_practice_has_the_same_extremes(archit
     assert np.allclose(found.eigenvalues, values[[-1, 0]], rtol=1e-4, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["qwen2", "llama"])
 def test_casts_to_float32_inside_a_float64_model_cost_less_than_the_promised_accuracy(architecture):
     values = torch.linalg.eigvalsh(truth_of(architecture)).numpy()
@@ -192,6 +195,7 @@ def test_products_are_linear_and_of_nothing_nothing(operator_class):
     assert operator.products(images[:0]).shape == (0, operator.num_parameters)
 
 
+@pytest.mark.slow
 @few
 @given(scale=st.floats(1e-3, 1e3), seed=seeds)
 @pytest.mark.parametrize("operator_class", OPERATORS)

@@ -73,6 +73,7 @@ def test_too_few_steps_are_not_called_converged(tiny, rows):
     assert not HessianAnalyzer(tiny).compute_spectrum([rows], num_steps=2, seed=1).converged
 
 
+@pytest.mark.slow
 def test_power_iteration_agrees_with_full_in_magnitude_order(tiny, rows, truth):
     values = torch.linalg.eigvalsh(truth).numpy()
     largest = values[np.argsort(-np.abs(values))][:2]
@@ -186,6 +187,7 @@ def test_bad_settings_are_refused(tiny, rows, world):
         analyzer.compute_spectrum([rows], "full")
 
 
+@pytest.mark.slow
 def test_pyhessian_agrees_and_leaves_gradients_alone(world, rows):
     pytest.importorskip("pyhessian", reason="PyHessian is optional")
     torch.manual_seed(1)

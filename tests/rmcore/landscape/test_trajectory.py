@@ -39,6 +39,7 @@ def evaluation(model, pairs, pad_id=0):
 # The numbers.
 
 
+@pytest.mark.slow
 def test_both_ends_trace_and_margins_match_the_dense_hessian_of_the_sample(tiny, world):
     pairs = draw_pairs([(3, 5), (6, 2), (4, 4), (2, 6), (5, 5), (3, 3)])
     callback = CurvatureCallback(num_pairs=4, lanczos_steps=63, trace_probes=400, seed=1)
@@ -163,6 +164,7 @@ def train(make_qwen, build, callback, num_steps=4):
     return model.state_dict(), measured
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [plain, checkpointing, lora])
 def test_a_training_with_it_ends_in_the_same_bits_as_one_without(make_qwen, build):
     without, _ = train(make_qwen, build, lambda at: {})

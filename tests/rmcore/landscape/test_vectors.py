@@ -23,6 +23,7 @@ def test_norm_and_products_of_long_vectors_are_exact_to_float32(vector):
     assert dots(vector[None], vector[None]) == [dot(vector, vector)]
 
 
+@pytest.mark.slow
 def test_the_eigenvalue_of_a_long_matrix_of_rank_one_is_exact(vector):
     """H = 3 u u^T: three Lanczos steps see all of it."""
     unit = vector / norm(vector)

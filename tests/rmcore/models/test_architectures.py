@@ -24,6 +24,8 @@ from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.models.tiny import tiny_tokenizer
 from rmcore.training.loop import Trainer
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 MAX_SEQ_LEN = 96
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}

@@ -92,6 +92,7 @@ CASES += [("chat_template.jinja", damage) for damage in ("cut", "garbage")]
 CASES += [("tokenizer.json", damage) for damage in ("empty", "cut", "garbage", "list", "null", "number", "object")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("file", "damage"), CASES)
 def test_a_damaged_file_is_refused_or_does_not_matter(whole, rewards, tmp_path, file, damage):
     folder = tmp_path / "model"
@@ -110,6 +111,7 @@ FIELDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", ODD)
 @pytest.mark.parametrize(("file", "field"), [(file, field) for file, fields in FIELDS.items() for field in fields])
 def test_a_field_of_the_wrong_kind_is_refused_or_does_not_matter(whole, rewards, tmp_path, file, field, value):
@@ -134,6 +136,7 @@ def adapted(adapter):
     return rewards_of(adapter)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("file", [ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_FILE])
 def test_a_damaged_file_of_an_adapter_is_refused_or_does_not_matter(adapter, adapted, tmp_path, file, damage):
@@ -143,6 +146,7 @@ def test_a_damaged_file_of_an_adapter_is_refused_or_does_not_matter(adapter, ada
     only_named(folder, adapted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", ODD)
 @pytest.mark.parametrize("field", ["base_model_name_or_path", "peft_type", "r", "target_modules", "modules_to_save"])
 def test_a_field_of_an_adapter_made_elsewhere_is_refused_or_does_not_matter(adapter, adapted, tmp_path, field, value):

@@ -73,6 +73,7 @@ DEBERTA_LAYERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "expected"),
     [

@@ -93,6 +93,7 @@ def results(function, tensors):
     return [output, *torch.autograd.grad((output * weight).sum(), tensors)]
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(GROUPS, st.booleans(), st.sampled_from([(2, 2), (4, 2), (4, 1)]), st.sampled_from([None, 0.7]))
 def test_attention_by_sequence_is_attention_under_the_dense_mask(groups, causal, heads, scaling):
@@ -105,6 +106,7 @@ def test_attention_by_sequence_is_attention_under_the_dense_mask(groups, causal,
         torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared_key_heads", [True, False], ids=["enable_gqa", "torch_2.11"])
 @settings(max_examples=60)
 @given(GROUPS, st.booleans(), st.sampled_from([(2, 2), (4, 2), (4, 1)]), st.sampled_from([None, 0.7]))
@@ -162,6 +164,7 @@ def test_a_term_that_is_not_computed_is_refused(term):
         packed_attention(SimpleNamespace(), *draw(2, 2, 2), None, packing=plan, **{term: torch.ones(1)})
 
 
+@pytest.mark.slow
 def test_dropout_of_attention_weights_is_computed_by_sequence_and_refused_by_the_varlen_kernel():
     tensors = [tensor.detach() for tensor in draw(4, 2, 2)]
     groups = [[[1, 1, 0], [1, 1, 1]]]

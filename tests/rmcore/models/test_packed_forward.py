@@ -173,6 +173,7 @@ def test_the_weights_make_order_and_distant_tokens_matter(name):
             assert (rewards_of(model, pad_rows([other], pad_id=PAD)) - base).abs() > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_bfloat16_is_as_near_to_the_truth_packed_as_padded(name):
     model = build(name)
@@ -188,6 +189,7 @@ def test_bfloat16_is_as_near_to_the_truth_packed_as_padded(name):
         assert 0 < error(found, names) < 1.5 * error(padded, names)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_many_answers_to_one_prompt_in_any_arrangement(name):
     model = build(name, dtype=torch.float64).eval()
@@ -200,6 +202,7 @@ def test_many_answers_to_one_prompt_in_any_arrangement(name):
             torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_pad_token_in_a_text_means_what_it_means_to_the_model(name):
     """Causal classes read the last token that is not the pad token, RoBERTa does not count it as a position.

@@ -78,6 +78,7 @@ def reward_model(model: Any, tiny_folder: Any) -> BradleyTerryRM:
     return BradleyTerryRM(model, tokenizer, Rendering("plain", LONGEST))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
 def test_it_is_padded_with_the_reason_and_the_right_rewards(name, tiny_folder, capsys):
     """At the usual small initialisation, where positions change a reward least."""
@@ -114,6 +115,7 @@ WINDOWED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WINDOWED)
 def test_a_window_shorter_than_a_side_is_refused_and_a_longer_one_packed_exactly(name):
     """24 tokens are more than the trial sees: only the configuration can tell."""
@@ -197,6 +199,7 @@ ACCEPTED: dict[str, Callable[[], hf.PretrainedConfig]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_what_the_trial_accepts_is_exact_with_weights_grown_tenfold(name):
     """The trial ran on small weights, where a mistake shows least; training may make them large."""

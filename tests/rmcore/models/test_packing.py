@@ -132,6 +132,7 @@ def test_groups_hold_each_side_once_within_the_limit(sides, most):
         assert len(group) == 1 or group_tokens([sides[index] for index in group], CAUSAL) <= most
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(st.lists(SIDE, min_size=1, max_size=8), st.integers(1, 40))
 def test_no_other_cut_of_the_sorted_sides_saves_more(sides, most):

@@ -33,6 +33,7 @@ def test_beta_survives_saving_and_loading(saved, tmp_path):
     assert load(tmp_path / "again").beta == 0.25
 
 
+@pytest.mark.slow
 def test_beta_survives_adapters_their_merge_and_export(saved, tmp_path):
     rm = BradleyTerryRM.new(ModelConfig(name=str(saved), max_seq_len=96, lora=LoraSettings()), seed=0, device=CPU)
     rm.beta = 0.25

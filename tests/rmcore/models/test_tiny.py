@@ -49,6 +49,7 @@ def tokenizer(folder):
     return AutoTokenizer.from_pretrained(folder)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_bytes_in_another_process(folder, tmp_path):
     script = (
         "import sys, pathlib; from rmcore.models.tiny import build_tiny; build_tiny(pathlib.Path(sys.argv[1]), seed=0)"

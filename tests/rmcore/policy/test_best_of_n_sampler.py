@@ -36,6 +36,7 @@ def sampler(policy, rewards, n=6, **options):
     return BestOfNSampler(policy, rewards, n, max_new_tokens=8, engine="generate", device="cpu", **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("use_chat_template", [True, False])
 def test_the_answer_is_the_best_of_n_by_the_models_own_rewards(policy, use_chat_template):
     settings = ModelConfig(name="tiny", max_seq_len=96, use_chat_template=use_chat_template)

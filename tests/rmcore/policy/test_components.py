@@ -103,6 +103,7 @@ def test_a_perfect_choice_wins_n_of_n_plus_1_whatever_the_size_of_the_pool(size)
     assert values(JudgedPools(pools, [-pool for pool in pools], pools))["win_rate_16"] == pytest.approx(1 / 17)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [4, 16])
 def test_skill_is_near_1_for_the_judges_own_reward_and_near_0_for_a_blind_one(n):
     pools = world(1, num_prompts=200, size=60)
@@ -167,6 +168,7 @@ def test_the_signal_share_of_members_that_agree_up_to_scale_and_level_is_1():
     assert with_members(np.concatenate([signal, -signal], axis=1)) == pytest.approx(-1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.7])
 @pytest.mark.parametrize("num_members", [2, 5])
 def test_the_signal_share_of_signal_and_noise_is_its_share_of_the_variance(share, num_members):

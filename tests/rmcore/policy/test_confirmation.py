@@ -24,6 +24,7 @@ def served(rng, num_prompts, n, quality):
     return gold[np.arange(num_prompts), best], gold[:, n:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quality", [0.0, 0.6, -0.4])
 def test_intervals_cover_the_true_gain(quality):
     rng = np.random.default_rng(5)

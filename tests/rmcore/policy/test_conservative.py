@@ -75,6 +75,7 @@ def test_differences_are_of_the_gains_and_everything_is_json(seed):
     json.dumps(found, allow_nan=False)
 
 
+@pytest.mark.slow
 @given(seed=seeds)
 def test_members_that_are_the_reward_model_gain_what_it_gains(seed):
     rewards, _, gold = world(seed)
@@ -86,6 +87,7 @@ def test_members_that_are_the_reward_model_gain_what_it_gains(seed):
     assert disagreements(rewards, members) == pytest.approx([0, 0, 0, 0])
 
 
+@pytest.mark.slow
 @given(seed=seeds, scale=st.floats(0.01, 100))
 def test_neither_levels_nor_scales_matter(seed, scale):
     rewards, members, gold = world(seed)

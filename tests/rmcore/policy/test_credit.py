@@ -102,6 +102,7 @@ def test_credit_follows_its_rollout_wherever_it_stands(assigner, metas, random):
     assert assigner.assign([rollouts(metas)[index] for index in order]) == [credits[index] for index in order]
 
 
+@pytest.mark.slow
 @given(METAS, st.integers(0, 8))
 @pytest.mark.parametrize("assigner", ASSIGNERS, ids=lambda assigner: repr(assigner)[:60])
 def test_a_raw_credit_does_not_depend_on_the_other_rollouts(assigner, metas, cut):

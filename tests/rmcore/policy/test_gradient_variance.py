@@ -59,6 +59,7 @@ def truth(examples, rewards):
     return float(np.var(advantages[:, None] * gradients(examples), axis=0, ddof=1).sum())
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(seed=seeds, num=st.integers(3, 8))
 def test_the_variance_is_the_trace_of_the_covariance(seed, num):
@@ -70,6 +71,7 @@ def test_the_variance_is_the_trace_of_the_covariance(seed, num):
     assert found.product == pytest.approx(np.var(rewards, ddof=1) * norms.mean(), rel=1e-4)
 
 
+@pytest.mark.slow
 @settings(max_examples=10)
 @given(seed=seeds, num=st.integers(3, 8), scale=st.floats(0.1, 10), level=st.floats(-5, 5))
 def test_the_bound_holds_always_and_scales_as_the_variance_does(seed, num, scale, level):
@@ -82,6 +84,7 @@ def test_the_bound_holds_always_and_scales_as_the_variance_does(seed, num, scale
         assert getattr(moved, name) == pytest.approx(scale**2 * getattr(found, name), rel=1e-6)
 
 
+@pytest.mark.slow
 @settings(max_examples=10)
 @given(seed=seeds, half=st.integers(2, 4))
 def test_where_all_advantages_have_one_size_the_product_is_the_bound(seed, half):

@@ -31,6 +31,8 @@ from rmcore.policy.judge import GoldJudge
 from rmcore.policy.policy import Policy
 from rmcore.policy.policy_weights import load_weights
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = ["What is 2 + 2?", "What is 2 + 3?", (Message("user", "Hi"), Message("assistant", "?"), Message("user", "A"))]
 SMALL = RlhfConfig(steps=2, prompts_per_step=2, group_size=4, measure_every=1, learning_rate=1e-3)
 

@@ -107,6 +107,7 @@ def test_turning_all_labels_turns_the_win_rate_whatever_the_design():
         assert one["gain"]["value"] == pytest.approx(-other["gain"]["value"])
 
 
+@pytest.mark.slow
 def test_scale_and_offset_of_rewards_and_margins_and_the_order_of_the_rows_do_not_matter():
     data = table(0.7)
     found = logged_answers(data, num_resamples=100)
@@ -150,6 +151,7 @@ def test_labels_that_go_round_in_a_circle_are_left_out_and_counted():
     assert (found["num_undecided"], found["num_left_out"], found["num_prompts"]) == (1, 0, 40)
 
 
+@pytest.mark.slow
 def test_margins_count_only_where_all_pairs_of_a_prompt_have_one_that_agrees_with_its_label():
     kinds = {"annotated margins": lambda margin: margin, "outcomes": lambda margin: margin * np.nan}
     for kind, change in kinds.items():
@@ -239,6 +241,7 @@ def test_pairs_meet_their_rewards_and_those_without_are_left_out():
     assert found["prompt_id"].tolist() == [pairs[0].prompt_id, pairs[2].prompt_id]
 
 
+@pytest.mark.slow
 def test_intervals_hold_the_truth_as_often_as_they_say():
     """250 samples of 25 prompts; the truth is that of the population, from 3,000 of its prompts."""
     rng = np.random.default_rng(0)
@@ -255,6 +258,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say():
         assert abs(count / num - 0.95) < 4 * np.sqrt(0.95 * 0.05 / num) + 0.01, (key, count / num)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["normal", "one winner"])
 def test_a_model_that_knows_nothing_is_seldom_believed(kind):
     """The chance of any claim over all k, at the fewest prompts that allow one; 2.5 % is what a single test has."""

@@ -27,6 +27,7 @@ def world(seed: int, flaw: float, num_prompts: int = 120, size: int = 64):
     return list(proxy), list(gold)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_flawed_proxy_turns_and_a_good_one_does_not(method):
     good = overoptimization(*world(0, 0.0), method=method)
@@ -58,6 +59,7 @@ def test_a_gold_reward_that_falls_is_called_turned():
     assert "turns: highest at n = " in finding(curve.to_dict())
 
 
+@pytest.mark.slow
 def test_intervals_cover_the_gain_that_theory_gives():
     """Proxy and gold correlate by rho: the gold gain of best-of-n is rho times that of the proxy."""
     rho, covered, num_trials = 0.6, 0, 60
@@ -138,6 +140,7 @@ def test_what_cannot_be_judged_is_refused(spoil, error, words):
         overoptimization(proxy, gold)
 
 
+@pytest.mark.slow
 def test_the_figure_says_what_was_found():
     curves = [overoptimization(*world(0, 0.8), method=method, num_resamples=100).to_dict() for method in METHODS]
     figure = overoptimization_figure("rm", curves)
@@ -165,6 +168,7 @@ def run(*arguments) -> int:
     return guard(lambda: app([*map(str, arguments)], standalone_mode=False))
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_figure_a_proxy_and_the_record(samples, tmp_path, capsys):
     out = tmp_path / "curves"
     proxies = ["--proxy", "reward", "--proxy", "other model"]
@@ -181,6 +185,7 @@ def test_the_command_writes_a_figure_a_proxy_and_the_record(samples, tmp_path, c
     assert record["proxies"]["other model"][0]["points"][-1]["setting"] == 16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -37,6 +37,7 @@ def test_without_a_plan_there_is_none_and_the_curve_is_the_same():
     assert replace(with_plan, plan=None) == plain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 @settings(max_examples=20)
 @given(share=st.floats(0.001, 0.999))
@@ -52,6 +53,7 @@ def test_the_gain_lies_on_the_line_between_the_points_around_it(method, share):
     assert found.gain.value == pytest.approx(np.interp(math.sqrt(kl), distance, gains), abs=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_at_a_point_of_the_curve_the_gain_is_that_of_the_point(method):
     proxy = pools(2)
@@ -64,6 +66,7 @@ def test_at_a_point_of_the_curve_the_gain_is_that_of_the_point(method):
             assert (gain.ci_low, gain.ci_high) == pytest.approx((point.gold.ci_low, point.gold.ci_high))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_beyond_the_samples_no_gain_is_made_up(method):
     proxy = pools(3)
@@ -85,6 +88,7 @@ def test_a_gold_that_falls_from_the_start_has_no_headroom(method):
     assert plan.gain.ci_high < 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("kl", [0.5, 2.0, BEST_OF_64])
 def test_a_gold_that_is_the_proxy_has_all_headroom(method, kl):
@@ -112,6 +116,7 @@ def test_the_headroom_is_the_distance_of_the_turn_over_the_planned_distance():
     assert peaks[0] < peaks[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_fall_before_the_plan_is_shown_and_one_behind_it_is_none(method):
     proxy = pools(9)
@@ -131,6 +136,7 @@ def test_a_gold_that_falls_from_the_start_falls_by_all_of_its_gain(method):
     assert plan.fall == plan.gain
 
 
+@pytest.mark.slow
 def test_a_gold_that_levels_off_is_seldom_shown_to_fall():
     """Of 100 such golds a fall was shown in five, where a fitted peak before the plan was shown in 22."""
     shown, draws = 0, 60
@@ -142,6 +148,7 @@ def test_a_gold_that_levels_off_is_seldom_shown_to_fall():
     assert stats.binomtest(shown, draws, 0.05, alternative="greater").pvalue > 0.001
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(factor=st.floats(1.0, 4.0))
 def test_a_plan_of_more_has_less_headroom(factor):

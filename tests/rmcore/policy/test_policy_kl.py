@@ -42,6 +42,7 @@ def log_probability(model, response, temperature):
     return float(torch.log_softmax(logits, -1)[torch.arange(len(response)), list(response)].sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_its_expectation_is_the_kl(temperature):
     policy, reference = new_model(0), new_model(1)

@@ -79,6 +79,7 @@ def test_there_is_a_row_for_each_head_and_the_one_it_was_trained_with(table):
     assert list(table.index[table["length_correlation"].isna()]) == ["own"]  # nothing is left of it beside the gold
 
 
+@pytest.mark.slow
 def test_a_row_names_the_kinds_of_defect_of_backbone_and_head(table):
     defective = rows(backbone=BackboneRecipe("noise_again", "label_noise", again="noise"), own_head=TRUTH)
     assert set(defective["backbone_defect"]) == {"label_noise"}
@@ -103,6 +104,7 @@ def test_the_true_head_gains_and_its_opposite_loses(table, against, method):
     assert own["pairwise_accuracy"] > 0.75
 
 
+@pytest.mark.slow
 def test_the_beta_of_the_trained_head_is_part_of_what_labelled_pairs_tell(table):
     """Four times the head with a quarter of the beta is the same model but for the unit of its rewards."""
     same = rows(own_head=4 * TRUTH, beta=0.25)
@@ -134,6 +136,7 @@ def changed(where):
     return SAMPLES.assign(gold=SAMPLES["gold"] + np.where(where, noise, 0.0))
 
 
+@pytest.mark.slow
 def test_what_the_scores_see_and_what_is_gained_are_of_different_prompts(table):
     realised = of_gain(table)
     measured = [name for name in table.columns if name not in realised]
@@ -146,11 +149,13 @@ def test_what_the_scores_see_and_what_is_gained_are_of_different_prompts(table):
     assert (other_unseen["best_of_n_gain"] != table["best_of_n_gain"]).all()
 
 
+@pytest.mark.slow
 def test_a_seed_gives_one_table(table):
     pd.testing.assert_frame_equal(rows(), table)
     assert (rows(seed=1).loc["noise_35"] != table.loc["noise_35"]).any()
 
 
+@pytest.mark.slow
 def test_a_plan_beyond_the_samples_leaves_the_planned_gain_open_and_not_the_gain():
     far = rows(planned_kl=3.0)
     assert far[[f"{method}_planned_gain" for method in METHODS]].isna().all(axis=None)

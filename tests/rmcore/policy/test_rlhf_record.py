@@ -26,6 +26,7 @@ def covered(intervals):
     return np.mean([one["ci_low"] <= TRUTH <= one["ci_high"] for one in intervals])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_seeds", [3, 5, 10])
 @pytest.mark.parametrize(("prompt_sd", "seed_sd"), [(0.8, 0.05), (0.05, 0.8)], ids=["prompts", "seeds"])
 def test_an_interval_over_seeds_knows_that_they_answer_the_same_prompts(num_seeds, prompt_sd, seed_sd):

@@ -220,6 +220,7 @@ def test_empty_responses_are_kept_and_counted(policy, tmp_path):
     assert found.num_cut == (~found.rows["finished"]).sum()
 
 
+@pytest.mark.slow
 def test_a_prompts_samples_come_in_chunks_that_memory_holds(policy, tmp_path, monkeypatch):
     one, three = SamplingSettings(50, max_new_tokens=1), SamplingSettings(50, max_new_tokens=3)
     whole = [draw(policy, tmp_path / f"whole-{n}", settings=s).rows for n, s in enumerate((one, three))]

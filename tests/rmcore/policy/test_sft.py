@@ -120,6 +120,7 @@ def test_the_loss_of_a_step_is_the_mean_over_its_response_tokens(model):
     assert other == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_what_can_be_memorised_is_and_the_answer_depends_on_the_prompt():
     model, examples = new_model(), drawn(6)
     losses, mean = tune(model, examples, epochs=80)
@@ -135,6 +136,7 @@ def weights(model):
     return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
 
 
+@pytest.mark.slow
 def test_a_seed_gives_one_training_and_another_seed_another_whatever_torch_drew_before():
     examples = [Example(one.prompt * 10, one.response * 10) for one in drawn(180)]  # several steps a pass
     found = []

@@ -144,6 +144,7 @@ def test_a_gain_that_the_parts_share_makes_the_composed_score_the_one():
     assert found["fit"]["features"] == list(COMPOSED)
 
 
+@pytest.mark.slow
 def test_a_measured_gain_that_tells_more_becomes_the_score():
     found = judged(planted(wins=1.0, measured=1.8, shared=0.1, num_recipes=40))
     assert verdicts(found)["S2"] == "supported"
@@ -151,6 +152,7 @@ def test_a_measured_gain_that_tells_more_becomes_the_score():
     assert found["fit"]["features"] == ["planned_gain"]
 
 
+@pytest.mark.slow
 def test_what_holds_in_one_world_only_replaces_nothing():
     table = planted(wins=1.0, num_recipes=40)
     other = planted(7, accuracy=0.6, wins=0.6, num_recipes=40)
@@ -223,6 +225,7 @@ def test_a_weighted_rank_correlation_is_that_of_the_repeated_rows():
     assert (spearman(np.zeros(40), second, weights) == 0).all()
 
 
+@pytest.mark.slow
 def test_the_interval_of_the_difference_covers_the_truth():
     """Simulated: populations whose recipes differ, each with the interval of H1's difference of rho."""
 
@@ -249,6 +252,7 @@ def with_worth(table):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("features", FITS.values())
 def test_no_model_is_predicted_from_one_that_shares_a_kind_of_defect(features):
     table = with_worth(planted(wins=1.0))

@@ -124,6 +124,7 @@ def test_the_report_of_an_experiment_and_its_summary(matrix):
     assert not [line for line in markdown.splitlines() if "A5 full" in line and NEGATIVE.search(line)]
 
 
+@pytest.mark.slow
 def test_figures(matrix):
     row = {"bin_low": 0.5, "bin_high": 0.6, "mean_confidence": 0.55, "count": 9}
     bins = pd.DataFrame([row | {"accuracy": 0.56, "accuracy_low": 0.5, "accuracy_high": 0.6}])

@@ -21,6 +21,7 @@ def refusal(status, field=None):
     return status, {"error": "invalid", "message": f"refused {field} here.", "field": field}
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(
     lengths=st.lists(st.integers(1, 4), max_size=14),
@@ -109,6 +110,7 @@ def test_one_connection_serves_all_calls_that_follow_each_other(server):
     assert server.num_connections == 1
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(batch_size=st.integers(1, 5), bad=st.integers(0, 12))
 def test_a_field_is_named_by_its_place_in_the_callers_list(running_server, ask, batch_size, bad):
@@ -123,6 +125,7 @@ def test_a_field_is_named_by_its_place_in_the_callers_list(running_server, ask, 
             ask(server.address, lambda c: c.score(rows(13)), batch_size=batch_size)
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(batch_size=st.integers(1, 5), bad=st.integers(0, 12))
 def test_an_input_without_a_form_is_named_before_anything_is_sent(running_server, ask, batch_size, bad):
@@ -158,6 +161,7 @@ def test_a_lone_input_or_a_wrong_setting_is_refused(server, ask):
     assert server.seen == []
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(num_old=st.integers(0, 9), batch_size=st.integers(1, 4), max_concurrency=st.integers(1, 4))
 def test_an_update_that_goes_by_leaves_an_answer_of_one_version(

@@ -63,6 +63,7 @@ def test_a_server_that_died_and_is_back_gives_right_answers(server, ask):
     assert list(answer.rewards) == list(map(server.reward, rows(12)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "error"),
     [(status, RequestError) for status in (400, 401, 403, 404, 409, 413, 422)]
@@ -82,6 +83,7 @@ def test_a_refusal_that_is_no_reward_server_s_is_shown(server, ask):
         ask(server.address, lambda c: c.version())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [

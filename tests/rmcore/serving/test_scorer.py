@@ -25,6 +25,7 @@ def text_of(steps):
     return "".join(step.prompt + step.completion for step in steps)
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(st.lists(STEPS, max_size=7), st.integers(1, 4))
 def test_every_rollout_gets_the_reward_of_its_own_steps(running_server, all_steps, batch_size):

@@ -94,6 +94,7 @@ def model(request, tmp_path):
     return kind, save_model(tmp_path / "model", kind, shard, dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "modes", [["full"], ["head_only"], ["lora"], ["head_only", "lora", "full", "head_only"]], ids="-".join
 )
@@ -129,6 +130,7 @@ def test_an_update_brings_its_beta_and_leaves_the_served_one_alone(tmp_path):
 NAMES = ["a", "b", "c", "d", "score.weight"]
 
 
+@pytest.mark.slow
 @settings(max_examples=40)  # each update is synced to disk
 @given(
     files=st.lists(st.integers(0, 2), min_size=5, max_size=5),
@@ -158,6 +160,7 @@ def test_files_without_travelled_tensors_are_the_same_files(tmp_path):
     assert len(before & server.inodes()) == len(before) - len(touched)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", Mode)
 @pytest.mark.parametrize("shard", ["5GB", "4KB"])
 def test_only_a_first_partial_update_rewrites_a_file(tmp_path, monkeypatch, first, shard):

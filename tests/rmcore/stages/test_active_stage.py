@@ -65,6 +65,7 @@ def test_features_are_those_of_the_backbone_in_the_order_of_the_pairs(chain):
     assert not list(chain["features"].glob("part_*"))
 
 
+@pytest.mark.slow
 def test_a_cut_off_pass_goes_on_with_the_pieces_that_are_there(chain, tmp_path, monkeypatch):
     monkeypatch.setattr(features_stage, "PART", 50)
     original, passes = features_stage.pair_features, []
@@ -99,6 +100,7 @@ def test_the_study_writes_curves_savings_verdicts_and_figures(chain, found):
     }
 
 
+@pytest.mark.slow
 def test_seeds_that_are_done_are_not_run_again_and_the_outcome_is_the_same(chain, tmp_path):
     for place in sorted(chain["active"].glob("seed_*.json"))[:3]:
         shutil.copy(place, tmp_path)
@@ -109,6 +111,7 @@ def test_seeds_that_are_done_are_not_run_again_and_the_outcome_is_the_same(chain
     assert (tmp_path / "active.json").read_bytes() == (chain["active"] / "active.json").read_bytes()
 
 
+@pytest.mark.slow
 def test_hidden_labels_of_a_file_are_what_is_learned(chain, tmp_path):
     pairs = read_pairs(chain["features"] / "pairs.parquet")
     write_pairs(pairs, tmp_path / "pairs.parquet")

@@ -15,6 +15,8 @@ from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.stages.registry import STAGES
 from rmcore.stages.run import run_stage
 
+pytestmark = pytest.mark.slow
+
 FEW = policy_chain.changed(policy={"fresh_prompts": 12}, readiness={"planned_kl": 0.5})
 
 

@@ -109,6 +109,7 @@ def test_how_long_a_step_waits_is_no_part_of_the_key_and_what_it_learns_is(chain
     assert len(set(different)) == len(different)
 
 
+@pytest.mark.slow
 def test_a_judge_of_ones_own_labels_and_judges(chain, tmp_path, monkeypatch):
     (tmp_path / "short.py").write_text("def judge(prompt, response):\n    return -float(len(response))\n")
     monkeypatch.chdir(tmp_path)
@@ -124,6 +125,7 @@ def test_a_judge_of_ones_own_labels_and_judges(chain, tmp_path, monkeypatch):
     assert inputs != again
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", ["'good'", "float('nan')", "True", "None"])
 def test_a_judge_that_gives_no_number_is_named(chain, tmp_path, monkeypatch, value):
     (tmp_path / "odd.py").write_text(f"def judge(prompt, response):\n    return {value}\n")
@@ -133,6 +135,7 @@ def test_a_judge_that_gives_no_number_is_named(chain, tmp_path, monkeypatch, val
         run_alone(chain, tmp_path / "out", changed(CONFIG, policy={"judge": "odd:judge"}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("aggregate", ["mean", "worst_case", "uncertainty_weighted"])
 def test_members_may_give_the_reward(chain, tmp_path, aggregate):
     config = changed(CONFIG, rlhf={"aggregate": aggregate, "num_seeds": 1, "refresh_every": None, "steps": 2})
@@ -141,6 +144,7 @@ def test_members_may_give_the_reward(chain, tmp_path, aggregate):
     assert all(math.isfinite(point["proxy"]["value"]) for point in record["curve"])
 
 
+@pytest.mark.slow
 def test_an_attempt_that_was_cut_off_after_a_seed_does_not_train_it_again(chain, folder, tmp_path, monkeypatch):
     from rmcore.stages import grpo
 

@@ -79,6 +79,7 @@ def chain(tmp_path_factory, pairs_file, reward_model, policy):
     return Chain(Store(folder / "store"), config, {"train": given_checkpoint(str(reward_model), folder / "given")})
 
 
+@pytest.mark.slow
 def test_between_policy_and_reward_model_only_text_travels(chain, policy, reward_model):
     samples = pd.read_parquet(chain.folder("samples") / "samples.parquet")
     assert len(samples) == 25
@@ -105,6 +106,7 @@ def test_where_nobody_judges_there_is_what_needs_no_judge_and_nothing_else(chain
     assert (sampling["num_judged"], sampling["mean_gold"]) == (0, None)
 
 
+@pytest.mark.slow
 def test_without_a_judge_readiness_v2_fails_every_part_that_needs_one(chain):
     judged = json.loads((chain.folder("readiness_v2") / "readiness.json").read_text())
     assert judged["verdict"]["status"] == "not_ready"
@@ -210,6 +212,7 @@ def with_file(chain, table, path, **policy):
     return chain.with_config(policy=settings, readiness={"planned_kl": 0.3})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
 def test_judged_samples_of_a_file_take_the_place_of_sampling(chain, tmp_path, suffix):
     table = judged_rows()

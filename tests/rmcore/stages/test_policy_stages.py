@@ -168,6 +168,7 @@ def by_the_world(chain):
     return chain.with_config(policy={"name": "world", "samples_per_prompt": 18}, readiness={"planned_kl": 1.0})
 
 
+@pytest.mark.slow
 def test_the_worlds_writer_is_a_policy_that_costs_no_model(by_the_world):
     assert by_the_world.all() == ["readiness", "policy", "samples", "overoptimization", "readiness_v2"]
     assert not (by_the_world.folder("policy") / "model").exists()
@@ -182,6 +183,7 @@ def test_the_worlds_writer_is_a_policy_that_costs_no_model(by_the_world):
     assert judged["readiness"]["parts"]["planned_gain"]["ci_low"] is not None
 
 
+@pytest.mark.slow
 def test_the_worlds_writer_draws_from_what_a_policy_is_fine_tuned_on():
     """The same distribution: gold rewards of both have the same mean, up to the noise of these many."""
     prompts = sorted({prompt for prompt, _ in demonstrations("length", 400, seed=3, without=set())})
@@ -234,6 +236,7 @@ def test_a_reward_model_without_opinion_is_refused_where_judged_and_a_record_whe
     assert "parts" not in record
 
 
+@pytest.mark.slow
 def test_a_judge_without_opinion_is_named(chain, samples, tmp_path):
     flat = with_samples(samples.assign(gold=1.0), tmp_path / "samples")
     with pytest.raises(ConfigError, match="the gold rewards: every prompt's samples have one and the same reward"):

@@ -18,6 +18,8 @@ from rmcore.stages import population, validation
 from rmcore.stages.interface import POPULATIONS
 from rmcore.stages.settings import PopulationSettings, ValidationSettings
 
+pytestmark = pytest.mark.slow
+
 STUDY = ValidationConfig(num_backbones=2, steps=3, measured_prompts=4)
 CONFIG = changed(
     PRESETS["validation-smoke"],

@@ -70,6 +70,7 @@ def test_where_prompts_have_too_few_answers_there_is_nothing(run):
     assert not (out / "figures").exists()
 
 
+@pytest.mark.slow
 def test_without_curvature_the_verdict_is_the_same_and_the_original_score_was_not_measured(run, tmp_path):
     table = logged_sample.table(num_prompts=20)
     judged = json.loads((run(table, curvature=False) / "readiness.json").read_text())

@@ -170,6 +170,7 @@ STAGES_OF_A_SETTING = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", sorted(flatten(BASE.model_dump()).keys() - ADDRESSES))
 def test_each_setting_enters_the_keys_of_the_stages_it_affects(setting):
     """A setting either changes some stage's key, or is only a name or a way of running."""

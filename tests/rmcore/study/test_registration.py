@@ -65,6 +65,7 @@ records = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(records, records)
 @example({"base": {"lr": 1}}, {"base": {"lr": True}})
 def test_what_differs_has_a_line_and_nothing_else_does(before, after):

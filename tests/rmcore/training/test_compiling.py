@@ -8,6 +8,8 @@ import torch._inductor.config as inductor
 from rmcore.models.packing.rows import PaddedRows
 from rmcore.training.compiling import CompiledForward
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def small_folder(tiny_folder, tmp_path_factory):

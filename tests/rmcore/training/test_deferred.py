@@ -204,11 +204,13 @@ def reads_by_step(start, folder, **changes):
     return {step: now - before for step, (before, now) in enumerate(itertools.pairwise(totals), 2)}
 
 
+@pytest.mark.slow
 def test_the_host_reads_nothing_between_logged_steps(tmp_path, start, deferred):
     reads = reads_by_step(start, tmp_path, steps=7, log_every=3, held_out=[])
     assert {step for step, count in reads.items() if count} == {3, 6, 7}
 
 
+@pytest.mark.slow
 def test_what_cannot_skip_is_read_at_every_step(tmp_path, start, deferred):
     """And so the counting above can fail."""
     reads = reads_by_step(start, tmp_path, steps=4, log_every=4, held_out=[], optimizer="lion")

@@ -31,6 +31,7 @@ def undisturbed(tmp_path, start):
     return start(tmp_path / "undisturbed").run()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "step"), [(signal.SIGINT, 3), (signal.SIGTERM, 4)])
 def test_an_interrupted_training_goes_on_to_the_same_bits(tmp_path, start, undisturbed, number, step, capfd):
     folder = tmp_path / "interrupted"
@@ -53,6 +54,7 @@ def test_an_interrupted_training_goes_on_to_the_same_bits(tmp_path, start, undis
     assert resumed.rows() == undisturbed.rows()
 
 
+@pytest.mark.slow
 @SIGNALS
 def test_a_signal_in_the_last_step_is_heard_too(tmp_path, start, number):
     """Whoever stops a pipeline does not want its next stage, even if this one was just about to end."""
@@ -63,6 +65,7 @@ def test_a_signal_in_the_last_step_is_heard_too(tmp_path, start, number):
     assert (tmp_path / "step_6").is_dir()
 
 
+@pytest.mark.slow
 def test_a_signal_as_training_stops_early_costs_no_further_step(tmp_path, start):
     hopeless = {"lr": 1e-12, "steps": 50, "eval_every": 1, "early_stopping_patience": 3}
     with pytest.raises(KeyboardInterrupt):
@@ -82,6 +85,7 @@ def test_a_second_signal_later_ends_at_once():
             signal.raise_signal(signal.SIGTERM)
 
 
+@pytest.mark.slow
 def test_a_signal_while_something_is_printed_does_no_harm():
     """A handler may not use the buffered stream that it interrupts: that is a RuntimeError in the middle of a step."""
     program = (

@@ -44,6 +44,7 @@ def weights(folder):
     return load_file(folder / "model.safetensors")
 
 
+@pytest.mark.slow
 def test_same_seed_same_weights(tmp_path, gold_pairs):
     for name in ("a", "b"):
         run(tmp_path / name, gold_pairs[:20], gold_pairs[20:30])
@@ -51,6 +52,7 @@ def test_same_seed_same_weights(tmp_path, gold_pairs):
     assert all(torch.equal(first[key], second[key]) for key in first)
 
 
+@pytest.mark.slow
 def test_a_training_gives_its_beta_to_the_model_its_checkpoints_and_its_evaluations(tmp_path, gold_pairs):
     trainer, _, tracker = run(tmp_path / "run", gold_pairs[:20], gold_pairs[20:30], beta=0.25, keep_top_k=1)
     assert trainer.rm.beta == 0.25
@@ -63,6 +65,7 @@ def test_a_training_gives_its_beta_to_the_model_its_checkpoints_and_its_evaluati
     assert best["eval/ece"] == expected["ece"]
 
 
+@pytest.mark.slow
 def test_the_token_budget_does_not_change_the_trajectory(tmp_path, gold_pairs):
     losses = []
     for budget in (192, 4096):
@@ -71,6 +74,7 @@ def test_the_token_budget_does_not_change_the_trajectory(tmp_path, gold_pairs):
     np.testing.assert_allclose(losses[0], losses[1], rtol=2e-4)
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_has_the_rewards_of_the_best_evaluation(tmp_path, gold_pairs):
     held_out = gold_pairs[20:60]
     trainer, result, tracker = run(tmp_path, gold_pairs[:20], held_out, steps=8)
@@ -97,6 +101,7 @@ def test_head_only_moves_the_head_and_nothing_else(start, gold_pairs, tmp_path):
     assert torch.equal(saved["score.weight"], training.rm.model.score.weight)
 
 
+@pytest.mark.slow
 def test_head_only_has_the_gradient_of_full_training_at_the_head(start, tmp_path):
     """The first logged gradient norm would differ, but SGD's first step of the head cannot."""
     heads = []
@@ -125,6 +130,7 @@ def test_without_held_out_pairs_nothing_is_evaluated_and_best_is_last(tmp_path, 
     }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"batching": "plain"}], ids=str)
 def test_where_no_step_is_chosen_the_last_one_is_kept_and_evaluations_still_run(tmp_path, gold_pairs, changes):
     held_out = gold_pairs[20:60]
@@ -139,6 +145,7 @@ def test_where_no_step_is_chosen_the_last_one_is_kept_and_evaluations_still_run(
     assert trainer.best_rewards_split == "validation"
 
 
+@pytest.mark.slow
 def test_choosing_no_step_changes_no_weight(tmp_path, gold_pairs):
     for name in ("last", "eval/loss"):
         folder = tmp_path / name.replace("/", "_")
@@ -174,6 +181,7 @@ def test_training_stops_when_the_metric_no_longer_improves(tmp_path, gold_pairs)
     assert "did not improve for 3 evaluations" in result.stop_reason
 
 
+@pytest.mark.slow
 def test_it_learns(tmp_path, gold_pairs):
     _, _, tracker = run(tmp_path, gold_pairs[:8], [], steps=16, lr=3e-3, pairs_per_step=8)
     losses = [values["train/loss"] for _, values in tracker.rows]
@@ -237,6 +245,7 @@ def test_a_run_that_blows_up_keeps_the_last_good_checkpoint(tmp_path, gold_pairs
     assert (tmp_path / "metrics.csv").is_file()
 
 
+@pytest.mark.slow
 def test_the_stage_writes_the_documented_files(tmp_path, gold_pairs):
     config = PipelineConfig.model_validate({"model": {"name": "tiny", "max_seq_len": 96}, "train": TRAIN})
     tracker = JsonlTracker(tmp_path / METRICS_FILE)
@@ -251,12 +260,14 @@ def test_the_stage_writes_the_documented_files(tmp_path, gold_pairs):
     assert sum(distribution["histogram"]["counts"]) == distribution["num"] == 10
 
 
+@pytest.mark.slow
 def test_bf16_training_keeps_float32_weights(tmp_path, gold_pairs):
     _, result, _ = run(tmp_path, gold_pairs[:20], gold_pairs[20:30], precision="bf16")
     assert np.isfinite(result.best_value)
     assert {value.dtype for value in weights(tmp_path / "best").values()} == {torch.float32}
 
 
+@pytest.mark.slow
 def test_checkpointing_changes_memory_and_not_the_result(tmp_path, gold_pairs):
     losses = [
         [v["train/loss"] for _, v in run(tmp_path / str(on), gold_pairs[:20], [], gradient_checkpointing=on)[2].rows]
@@ -265,6 +276,7 @@ def test_checkpointing_changes_memory_and_not_the_result(tmp_path, gold_pairs):
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_memory_is_logged_with_the_training_metrics_where_asked_for(tmp_path, gold_pairs):
     names = {"cost/host_mib", "cost/host_peak_mib"}
     _, _, tracker = run(tmp_path / "on", gold_pairs[:20], gold_pairs[20:30], profile_memory=True)

@@ -140,6 +140,7 @@ def test_margins_nobody_asked_for_are_left_aside():
     assert PairLoss()(chosen, rejected, torch.tensor([5.0, 26.0])) == PairLoss()(chosen, rejected)
 
 
+@pytest.mark.slow
 def test_compiled_whole_it_gives_the_same_loss_and_gradient_for_any_number_of_pairs():
     torch._dynamo.reset()
 

@@ -87,6 +87,7 @@ def same_bits(first, second):
     return all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @settings(max_examples=6)
 @given(stop=st.integers(0, 8))
@@ -339,6 +340,7 @@ def one_rank():
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "muon"])
 def test_a_sharded_training_saves_whole_tensors_and_goes_on_from_them(one_rank, name):
     config = configured(name)

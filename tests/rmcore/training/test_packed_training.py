@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ADAPTED = {"lora": {"rank": 4}}
 TEN = {"steps": 10, "eval_every": 10, "token_budget": 512}
 

@@ -35,6 +35,7 @@ def trained_bytes(rm):
     return sum(parameter.nbytes for parameter in rm.model.parameters() if parameter.requires_grad)
 
 
+@pytest.mark.slow
 def test_it_holds_gradients_and_moments_and_some_activations(tmp_path, start):
     training = start(tmp_path)
     assert peak(training) > 3 * trained_bytes(training.rm)  # AdamW: a gradient and two moments
@@ -162,6 +163,7 @@ def test_several_processes_on_a_cpu_are_not_measured(rm, gold_pairs):
     assert progress.peak_training_bytes is None
 
 
+@pytest.mark.slow
 def test_the_stage_tells_it(tmp_path, gold_pairs):
     train = {"steps": 2, "pairs_per_step": 4, "lr": 1e-3}
     config = PipelineConfig.model_validate({"model": {"name": "tiny", "max_seq_len": 96}, "train": train})

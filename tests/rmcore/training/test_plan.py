@@ -4,6 +4,8 @@ import pytest
 
 from rmcore.training.plan import _computed_tokens
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("changes", [{}, {"packing": False}, {"batching": "plain"}], ids=str)
 def test_planned_tokens_are_those_of_the_training(tmp_path, start, changes):

@@ -13,6 +13,8 @@ from rmcore.core.errors import ConfigError
 from rmcore.training.resume import find_resume_point
 from rmcore.training.state import load_state
 
+pytestmark = pytest.mark.slow
+
 LORA = {"lora": {"dropout": 0.3}}  # frozen weights, adapters and random numbers all matter
 
 

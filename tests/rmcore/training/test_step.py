@@ -41,6 +41,7 @@ def gradient(model, batches):
     return sums, torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
 
 
+@pytest.mark.slow
 @given(st.permutations(range(NUM_PAIRS)), st.sets(st.integers(1, NUM_PAIRS - 1), max_size=4))
 @settings(max_examples=8)
 def test_loss_and_gradient_do_not_depend_on_cut_or_order(model_and_pairs, order, cuts):
@@ -53,6 +54,7 @@ def test_loss_and_gradient_do_not_depend_on_cut_or_order(model_and_pairs, order,
     torch.testing.assert_close(grad, expected, rtol=1e-4, atol=1e-6)  # float32 inside Qwen2's norms and softmax
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 3, 5, 8])
 def test_the_ranks_shares_add_up_to_the_same_gradient(model_and_pairs, world):
     """What the ranks compute apart, idle micro-batches included, is together what one process computes."""

@@ -51,6 +51,7 @@ def run_steps(stepper, num=3):
     return [result for result, _ in stepper.results()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adamw", "sam"])
 def test_halving_leads_to_the_trajectory_of_the_small_budget(rm, gold_pairs, capsys, optimizer):
     other, begin = copy.deepcopy(rm), copy.deepcopy(rm.model)

@@ -12,6 +12,7 @@ def rewards(rm, pairs):
     return rm.score_chunk(sides, [range(len(sides))])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["minilm", "tiny"])
 def test_a_models_own_dropout_is_off_inside_and_back_after(name, gold_pairs):
     rm = BradleyTerryRM.new(ModelConfig(name=name, max_seq_len=64), seed=0, device=torch.device("cpu"))

@@ -49,6 +49,7 @@ def train(settings, pairs, place):
     return BradleyTerryRM.from_pretrained(place / "best", device="cpu").model.state_dict()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("margins", ["annotated", "predicted"])
 @pytest.mark.parametrize("curriculum", ["easy_first", "hard_first"])
 def test_steps_hold_every_pair_once_an_epoch(rm, curriculum, margins):
@@ -69,6 +70,7 @@ def test_margins_decide_what_comes_early(rm):
     assert easy > hard
 
 
+@pytest.mark.slow
 def test_a_curriculum_trains_on_its_own_order_and_none_on_the_usual_one(tmp_path, monkeypatch):
     seen = []
     original = Trainer.__init__

@@ -58,6 +58,7 @@ def test_savings_have_intervals_and_what_is_censored_is_written():
     assert (low, high) == (1.5, -0.5)
 
 
+@pytest.mark.slow
 def test_nothing_reached_at_all_is_still_a_figure(tmp_path):
     everything = {(name, share) for name in NAMES for share in (0.5, 0.8)}
     place = save(label_savings_figure(study(missing=everything)), tmp_path / "savings.png")

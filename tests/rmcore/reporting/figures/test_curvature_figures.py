@@ -56,6 +56,7 @@ def test_files_are_pngs_of_the_expected_size(tmp_path):
     assert heights[0] < heights[1]  # a row more, a strip more
 
 
+@pytest.mark.slow
 def test_density_draws_mean_band_and_ends_and_says_the_share(draw):
     record = sample.density()
     figure = draw(density_figure(record))
@@ -75,6 +76,7 @@ def test_density_draws_mean_band_and_ends_and_says_the_share(draw):
     assert "λmax 12.30" in texts(figure)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(st.integers(2, 10**11), st.floats(1e-6, 1e3))
 def test_a_single_eigenvalue_of_any_number_stands_out_of_the_axis(size, width):
@@ -165,6 +167,7 @@ def test_extremes_of_blocks_have_their_residuals_and_unknown_ones_are_left_out(d
     assert title_of(figure) == "The sharpest block is a.2 (λmax 5.000)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tensors", "blocks", "words"),
     [
@@ -186,6 +189,7 @@ def test_short_names_never_make_two_blocks_alike(names):
     assert all(name.endswith(cut) for name, cut in zip(names, short, strict=True))
 
 
+@pytest.mark.slow
 def test_both_spectra_share_axes_and_keep_every_eigenvalue(draw):
     spectrum, gauss_newton = sample.spectrum(), sample.gauss_newton()
     figure = draw(hessian_and_gauss_newton_figure(spectrum, gauss_newton))
@@ -205,6 +209,7 @@ def test_both_spectra_share_axes_and_keep_every_eigenvalue(draw):
     assert "λmin −0.400" in title_of(figure)
 
 
+@pytest.mark.slow
 def test_each_matrix_has_errors_of_its_own_kind(draw):
     spectrum, gauss_newton = sample.spectrum(), sample.gauss_newton()
     left, right = draw(hessian_and_gauss_newton_figure(spectrum, gauss_newton)).axes
@@ -219,6 +224,7 @@ def test_each_matrix_has_errors_of_its_own_kind(draw):
     assert not segments(right)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("hessian", "curved"),
     [([0.0], [0.0]), ([], [3.0]), ([1.0], []), ([5.0, -1e-30], [1e-20, 0.0]), ([-2.0, -3.0], [4.0])],

@@ -106,6 +106,7 @@ def test_forest_has_a_panel_a_claim_on_its_own_scale(draw):
     assert [units[0], units[1], units[3]] == ["percentage points)", "%)", "ratio)"]
 
 
+@pytest.mark.slow
 def test_forest_texts_do_not_cover_one_another(draw):
     figure = draw(forest_plot_figure(RESULTS["hypotheses"] * 3, INFOS))
     figure.draw_without_rendering()
@@ -121,6 +122,7 @@ def test_a_claim_without_value_is_drawn_as_a_sentence(draw):
     assert bare["metric"] in figure.axes[0].get_xlabel()
 
 
+@pytest.mark.slow
 def test_arm_intervals_show_means_seeds_and_the_control(draw):
     metrics = list(sample.LEVELS)
     figure = draw(arm_intervals_figure(RESULTS["arms"], RESULTS["cells"], metrics, INFOS))
@@ -164,6 +166,7 @@ def test_tradeoff_shares_the_accuracy_axis_and_names_every_arm(draw):
             assert point == [arm["metrics"][other]["value"], arm["metrics"][MAIN[0]]["value"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_arms", "seed"), [(2, 0), (MOST, 1), (MOST, 2), (24, 3)])
 def test_labels_in_the_tradeoff_do_not_cover_one_another(num_arms, seed):
     arms, cells, _ = matrix(num_arms, seed)
@@ -202,6 +205,7 @@ def test_spread_keeps_order_and_distance(wanted, gap):
         assert found == pytest.approx(wanted)  # nothing moves without need
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_arms", [1, MOST, 14])
 def test_learning_curves_name_their_arms_apart(draw, num_arms):
     arms, _, curves = matrix(num_arms)
@@ -216,6 +220,7 @@ def test_learning_curves_name_their_arms_apart(draw, num_arms):
     draw(figure)
 
 
+@pytest.mark.slow
 def test_learning_curves_draw_every_seed_and_the_mean_of_all_of_them(draw):
     metric = "eval/pairwise_accuracy"
     curves = RESULTS["curves"]

@@ -59,6 +59,7 @@ def test_smoothing_keeps_a_straight_line_straight_inside_and_a_constant_constant
     assert np.allclose(figure.axes[2].lines[1].get_ydata()[10:-10], np.arange(200)[10:-10])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rows",
     [
@@ -82,6 +83,7 @@ def test_series_orders_by_step_and_drops_nulls():
     assert values.tolist() == [2.0, 4.0]
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.floats(-1e6, 1e6, allow_subnormal=False).map(lambda v: round(v, 3)), min_size=1, max_size=80))
 def test_margin_bars_hold_every_pair_and_zero_is_an_edge(margins):
@@ -118,6 +120,7 @@ def test_ties_are_on_neither_side_of_the_margin_histogram(draw):
         assert said in written.replace("\u00a0", " ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num", [1, 7])
 @pytest.mark.parametrize("scale", [0.0, 1.0, 1e12])
 def test_reward_figures_of_few_equal_or_huge_rewards(draw, num, scale):
@@ -176,6 +179,7 @@ def test_reliability_without_pairs_intervals_or_columns(draw):
         reliability_diagram_figure(bins().drop(columns="accuracy_low"), ECE)
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.floats(-1e8, 1e8, allow_subnormal=False), min_size=1, max_size=20))
 def test_all_eigenvalues_are_inside_the_axes_and_sorted(values):
@@ -187,6 +191,7 @@ def test_all_eigenvalues_are_inside_the_axes_and_sorted(values):
     assert low <= min(values) <= max(values) <= high
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("values", [(), (0.0, 0.0), (2.0,), (1e6, 3.0, 1e-9, -1e-4, -500.0)])
 def test_odd_spectra(draw, values):
     assert title_of(draw(eigenvalues_figure(spectrum(values, None))))

@@ -18,6 +18,8 @@ from rmcore.reporting.figures.runs import runs_figure
 from rmcore.reporting.figures.style import DPI, save
 from rmcore.reporting.figures.training import series, training_curves_figure
 
+pytestmark = pytest.mark.slow
+
 history, rewards, bins, spectrum, item = sample.history, sample.rewards, sample.bins, sample.spectrum, sample.item
 ECE, CONTEXT = sample.ECE, sample.CONTEXT
 RUNS = {"one-seed0-abcd": history(), "two-seed0-1234": history(30), "not evaluated": history(9, evaluated=False)}

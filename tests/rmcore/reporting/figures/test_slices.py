@@ -78,6 +78,7 @@ def drawn(ax, label):
     return np.array(found.get_xdata()).tolist(), np.array(found.get_ydata()).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("draw", "record", "inches"),
     [
@@ -179,6 +180,7 @@ def test_points_left_out_are_counted_and_their_place_is_kept(draw):
     assert ax.get_xlim() == (-0.4, 0.4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("record", [{"lines": [line(), WITHOUT, line()], "sam": SAM.to_dict()}, MANY, plane()])
 def test_no_text_leaves_the_figure_or_overlaps_a_title(record):
     figure = slices_figure(record) if "lines" in record else surface_figure(record)
@@ -232,6 +234,7 @@ def test_rows_of_the_surface_are_the_second_direction(draw):
 HOLES = tuple(tuple(None if x + y > 1.2 else 0.5 + x**2 for x in AXIS) for y in AXIS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("record", "title"),
     [

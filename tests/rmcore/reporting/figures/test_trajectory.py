@@ -22,6 +22,7 @@ def points(ax, label):
     return np.array(line.get_xdata()).tolist(), np.array(line.get_ydata()).tolist()
 
 
+@pytest.mark.slow
 def test_file_is_a_png_of_the_expected_size(tmp_path):
     pixels = imread(save(curvature_trajectory_figure(HISTORY, best_step=300), tmp_path / "deep" / "figure.png"))
     assert pixels.shape[:2] == pytest.approx((4.4 * DPI, 11.0 * DPI), abs=1)
@@ -55,6 +56,7 @@ def test_titles_units_and_the_kept_step():
     assert all(points(ax, "kept checkpoint")[0] == [300, 300] for ax in figure.axes)
 
 
+@pytest.mark.slow
 def test_a_fourth_panel_where_the_curvature_at_margins_of_size_1_was_measured(draw):
     """Only at checkpoints; a step without it leaves a gap."""
     measured = [
@@ -80,6 +82,7 @@ def test_margins_that_were_not_measured_are_said_to_be_missing(draw):
     assert "landscape.parts" in margins.texts[0].get_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rows", "title"),
     [

@@ -150,6 +150,7 @@ def test_undefined_numbers_and_intervals_give_their_reason(render):
     assert "nan" not in page.text.lower().split()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", TRACES)
 def test_a_part_that_is_absent_leaves_nothing_behind(render, part):
     whole = sample.curvature()
@@ -162,6 +163,7 @@ def test_a_part_that_is_absent_leaves_nothing_behind(render, part):
     assert "None" not in page.text
 
 
+@pytest.mark.slow
 def test_each_part_can_stand_beside_the_spectrum_alone_or_be_all_there_is(render):
     whole = sample.curvature()
     for part, held in whole.items():
@@ -192,6 +194,7 @@ def test_pairs_are_enough_within_ten_percent_and_uncounted_where_the_sign_is_uns
     assert row.relative == numbers.percent(error / value)
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=60))
 def test_any_text_stays_text(render, text):

@@ -19,6 +19,8 @@ from rmcore.reporting.html.experiment import write_experiment_report
 from rmcore.reporting.html.experiment_summary import experiment_markdown
 from rmcore.reporting.html.glossary import EXPERIMENT_WORDS
 
+pytestmark = pytest.mark.slow
+
 
 def flat(text: str) -> str:
     return " ".join(text.split())

@@ -103,6 +103,7 @@ def test_every_gate_check_and_the_rest_of_the_record_are_shown(page):
         assert " ".join(text.split()) in page.text
 
 
+@pytest.mark.slow
 def test_configuration_reads_back(parse, figures, tmp_path):
     raw = write_report(sample.results(), {}, tmp_path / "r.html").read_text(encoding="utf-8")
     listing = parse(raw.split("<pre>", 1)[1].split("</pre>", 1)[0])
@@ -115,6 +116,7 @@ def test_all_mistakes_are_shown_and_folded(page):
     assert "open" not in [name for tag, name, _ in page.attributes if tag == "details"]
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=60))
 def test_any_text_stays_text(render, tmp_path_factory, text):

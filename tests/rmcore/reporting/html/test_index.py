@@ -75,6 +75,7 @@ def test_other_runs_say_what_they_have(reports, record, headline, status):
     assert (run.headline, run.status, run.accuracy, run.seconds, run.report) == (headline, status, None, None, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ['{"a"', "[1]", '{"created": "yesterday"}', '{"created": 3}', ""])
 def test_a_record_that_cannot_be_read_hides_no_other(reports, text):
     lay(reports, "broken", text)
@@ -85,6 +86,7 @@ def test_a_record_that_cannot_be_read_hides_no_other(reports, text):
     assert "cannot be read" in write_index(reports).read_text()
 
 
+@pytest.mark.slow
 def test_the_newest_comes_first_and_nothing_is_no_error(reports):
     assert read_runs(reports) == []
     for name, day in (("b", "02"), ("a", "03"), ("c", "01")):
@@ -92,6 +94,7 @@ def test_the_newest_comes_first_and_nothing_is_no_error(reports):
     assert [run.name for run in read_runs(reports)] == ["a", "b", "c"]
 
 
+@pytest.mark.slow
 def test_names_are_as_short_as_they_can_be_typed(reports):
     names = ["demo-seed0-aaaa11111111", "demo-seed0-aaaa22222222", "demo-seed0-bbbb33333333", "mine", "mine-seed1"]
     short = short_names(names)
@@ -102,6 +105,7 @@ def test_names_are_as_short_as_they_can_be_typed(reports):
     assert all(find_run(runs, short[name]).name == name for name in names)
 
 
+@pytest.mark.slow
 def test_a_run_is_found_by_its_key_too(reports):
     for name in ("demo-seed0-aaaa11111111", "demo-seed0-bbbb22222222", "mine"):
         lay(reports, name, pipeline())
@@ -110,6 +114,7 @@ def test_a_run_is_found_by_its_key_too(reports):
         find_run(read_runs(reports), "2222")
 
 
+@pytest.mark.slow
 def test_a_name_that_is_none_or_several_is_refused(reports):
     with pytest.raises(ConfigError, match="nothing was run yet"):
         find_run([], "demo")

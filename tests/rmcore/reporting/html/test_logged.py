@@ -59,6 +59,7 @@ def test_the_finding_holds_the_model_against_the_longest_answer(ends, said):
     assert f"Up to k = {record['best_k']} the model picks better answers among logged ones" in finding(record)
 
 
+@pytest.mark.slow
 def test_no_claim_is_no_claim(page):
     record = logged_sample.record(0.0)
     assert finding(record).startswith("It is not certain")

@@ -17,6 +17,7 @@ def page(parse, tmp_path):
     return render
 
 
+@pytest.mark.slow
 def test_the_section_shows_parts_choices_and_findings(page):
     results = policy_sample.judged(sample.results())
     text = page(results).section("policy")
@@ -41,6 +42,7 @@ def test_without_a_policy_there_is_no_section(page):
     assert "readiness v2" not in html.text
 
 
+@pytest.mark.slow
 def test_the_verdict_names_its_rung_and_follows_from_its_checks(page):
     good, bad = (policy_sample.judged(sample.results(), quality) for quality in (3.0, 0.0))
     assert "verdict on rung 3 of 4: samples of the policy, judged by the <gold> world" in page(good).text

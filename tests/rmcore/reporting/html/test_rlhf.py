@@ -18,6 +18,8 @@ from rmcore.reporting.html.rlhf import (
     stop_rows,
 )
 
+pytestmark = pytest.mark.slow
+
 make = sample.rlhf_sample.record
 KINDS = {
     "whole": {},

@@ -1,5 +1,6 @@
 """Any nested record becomes tables in which every leaf is found."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,6 +26,7 @@ def string_leaves(value) -> list[str]:
     return [value] if isinstance(value, str) else []
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.dictionaries(KEYS, RECORDS, max_size=5))
 def test_every_text_leaf_is_shown_and_tables_are_rectangular(record):
