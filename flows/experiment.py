@@ -12,7 +12,6 @@ configure_environment()  # before Prefect and MLflow read their settings
 
 # ruff: noqa: E402
 from prefect import runtime
-from prefect.artifacts import create_link_artifact
 from prefect.exceptions import TerminationSignal
 from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import Field
@@ -26,7 +25,16 @@ from flows.form import described_flow
 from flows.hub_names import require_hub_names
 from flows.looks import end_of_looks, register_look
 from flows.matrix import MatrixRunner, Outcome
-from flows.pipeline import REPORT_FILE, REPORT_FOLDER, leave_embedded, log_pairs, open_store, places, show_on_page
+from flows.pipeline import (
+    REPORT_FILE,
+    REPORT_FOLDER,
+    leave_embedded,
+    link_on_page,
+    log_pairs,
+    open_store,
+    places,
+    show_on_page,
+)
 from flows.planning import MatrixPlan, cells_of_look, frozen, judged, make_plan, matrix_key, measured_cell
 from flows.results import command, gather
 from rmcore.core.errors import TrainingError
@@ -313,7 +321,7 @@ class Matrix:
         self._track(tracker, results, outcomes, figures, report)
         show_on_page(markdown, report, tracker.url)
         if results["mlflow_url"] is not None:
-            create_link_artifact(link=results["mlflow_url"], link_text="The cells side by side in MLflow")
+            link_on_page(results["mlflow_url"], "The cells side by side in MLflow")
         return report
 
     def _track(

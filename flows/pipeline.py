@@ -358,15 +358,20 @@ def link_report(report: Path) -> None:
     start = os.environ.get(START_PAGE_VARIABLE)
     if start is not None and report.is_relative_to(home() / "reports"):
         place = quote(report.relative_to(home()).as_posix())
-        create_link_artifact(link=f"{start}/{place}", link_text="Report")
+        link_on_page(f"{start}/{place}", "Report")
 
 
 def show_on_page(markdown: str, report: Path, mlflow_url: str | None) -> None:
-    """Leave a readable summary and links on the flow run's page."""
-    create_markdown_artifact(markdown=markdown, description=f"Report: {report}")
+    """Leave a readable summary, called by its first line, and links on the flow run's page."""
+    create_markdown_artifact(markdown=markdown, description=markdown.partition("\n")[0].lstrip("# "))
     link_report(report)
     if mlflow_url is not None and mlflow_url.startswith("http"):
-        create_link_artifact(link=mlflow_url, link_text="This run in MLflow")
+        link_on_page(mlflow_url, "This run in MLflow")
+
+
+def link_on_page(address: str, name: str) -> None:
+    """Leave a link on the flow run's page; its card there shows the description alone."""
+    create_link_artifact(link=address, link_text=name, description=name)
 
 
 def shown_path(path: str) -> str:

@@ -10,12 +10,12 @@ configure_environment()  # before Prefect and MLflow read their settings
 
 # ruff: noqa: E402
 from prefect import runtime
-from prefect.artifacts import create_link_artifact, create_markdown_artifact
+from prefect.artifacts import create_markdown_artifact
 from pydantic import Field
 
 from flows.console import say, told_while_waiting
 from flows.form import described_flow
-from flows.pipeline import open_store, places, shown_path
+from flows.pipeline import link_on_page, open_store, places, shown_path
 from rmcore.reporting.html.markdown import escape
 from rmcore.reporting.html.note import run_note
 from tasks.served_scoring import (
@@ -110,7 +110,7 @@ def score(
     say(f"{summary['num_rows']} rows scored at {summary['rows_per_second']:.1f} a second  {shown_path(rewards)}")
     create_markdown_artifact(markdown=scores_markdown(summary), description=f"Rewards: {rewards}")
     if tracker.url is not None and tracker.url.startswith("http"):
-        create_link_artifact(link=tracker.url, link_text="This run in MLflow")
+        link_on_page(tracker.url, "This run in MLflow")
     return {"results": summary, "rewards": rewards, "mlflow_url": tracker.url}
 
 

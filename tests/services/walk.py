@@ -237,7 +237,7 @@ def in_prefect(visit: Visit) -> None:
     visit.page(first)
     visit.step("run-completed", "Completed", "prepare", "readiness")
     visit.click("Artifacts")
-    visit.step("run-artifacts", "verdict")
+    visit.step("run-artifacts", "Report", "This run in MLflow", "pairs")
 
 
 def in_mlflow(visit: Visit) -> None:
