@@ -78,7 +78,7 @@ DESCRIBED: dict[str, Preset] = {
             train=TrainConfig(lr=1e-3, steps=150, eval_every=50, warmup_steps=20, token_budget=8192),
             evaluate=EvaluateConfig(train_pairs=300),
             landscape=LandscapeConfig(
-                num_pairs=16, lanczos_steps=12, trace_probes=4, density_vectors=2, layer_steps=4, slice_points=11
+                num_pairs=8, lanczos_steps=12, trace_probes=4, density_vectors=2, layer_steps=4, slice_points=7
             ),
             policy=PolicyConfig(name="world"),
         ),

@@ -76,6 +76,7 @@ COMPARED = {
     },
     "factors": [{"name": "lr", "levels": {"small": {"train.lr": 1e-4}, "large": {"train.lr": 1e-3}}}],
     "control": "small",
+    "budget_minutes": 30,
     "seeds": [0, 1],
     "metrics": ["eval/test_pairwise_accuracy", "calib/test_ece_debiased", "cost/train_seconds"],
     "hypotheses": [
