@@ -6,12 +6,13 @@ import numpy as np
 import numpy.typing as npt
 
 from rmcore.active.curriculum import CurriculumSampler, Schedule, predicted_margins
-from rmcore.config.train import TrainConfig, planned_steps
+from rmcore.config.train import TrainConfig
 from rmcore.core.errors import DataError
 from rmcore.data.pair import PreferencePair
 from rmcore.data.rendering import TokenizedPair
 from rmcore.ensembles.features import features
 from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.training.length import planned_steps
 from rmcore.training.ranks import Ranks
 
 

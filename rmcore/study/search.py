@@ -22,7 +22,7 @@ from rmcore.study.objectives import Objective, Scores, higher_is_better
 from rmcore.study.registration import describe_changes
 from rmcore.study.rungs import REDUCTION, WORSE_LEVEL, Rungs, is_promoted, worse_p
 from rmcore.study.sampler import ReproducibleSampler
-from rmcore.study.search_space import Space
+from rmcore.study.search_space import Space, value_of
 from rmcore.training.length import planned_steps
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -46,7 +46,6 @@ class Trial:
     """One trial in hand: its settings, and the rungs that are behind it."""
 
     number: int
-    drawn: dict[str, Any]
     config: PipelineConfig
     """Of the whole training, without rungs."""
     rungs: Rungs
@@ -54,9 +53,9 @@ class Trial:
     done: int = 0
     """Rungs that are reported."""
 
-    def rung_config(self) -> PipelineConfig:
-        """Settings of the rung that is to run next."""
-        return self.rungs.config(self.config, self.done)
+    def rung_config(self, back: int = 0) -> PipelineConfig:
+        """Settings of the rung that is to run next, or of one so many before it."""
+        return self.rungs.config(self.config, self.done - back)
 
     @property
     def label(self) -> str:
@@ -105,7 +104,11 @@ class Search:
         self.higher = higher_is_better(objective)
 
     def take_up(self) -> list[Trial]:
-        """Take up the trials that an earlier run of this search left in the midst of their rungs, oldest first."""
+        """Take up the trials that an earlier run of this search left in the midst of their rungs, oldest first.
+
+        Raises:
+            TrialError: as `ask`.
+        """
         left = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
         return [self._in_hand(optuna.trial.Trial(self.study, one._trial_id)) for one in left]
 
@@ -120,20 +123,15 @@ class Search:
     def _in_hand(self, handle: optuna.Trial) -> Trial:
         if handle.number == 0:  # the defaults, of which only what lies in the space was drawn
             drawn = self.space.drawn_of(self.base)
-            for name in drawn:
-                Space({name: self.space.settings[name]}).suggest(handle)
-            config = self.base
+            Space({name: self.space.settings[name] for name in drawn}).suggest(handle)
         else:
             drawn = self.space.suggest(handle)
-            try:
-                config = self.space.config(self.base, drawn)
-            except ConfigError as error:
-                self._fail(handle, str(error))
-                raise TrialError(handle.number, str(error)) from None
-        steps = planned_steps(config.train, self.num_pairs)
-        config = config.model_copy(update={"train": config.train.model_copy(update={"steps": steps})})
-        done = len(self._frozen(handle).intermediate_values)
-        return Trial(handle.number, drawn, config, Rungs.of(steps), handle, done)
+        try:
+            config, rungs = self._config(handle.number, drawn)
+        except ConfigError as error:
+            self._fail(handle, str(error))
+            raise TrialError(handle.number, str(error)) from None
+        return Trial(handle.number, config, rungs, handle, len(self._frozen(handle).intermediate_values))
 
     def report(self, trial: Trial, scores: Scores, *, seconds: float, train_seconds: float) -> None:
         """Tell how a rung of a trial ended; what is written last makes it so.
@@ -197,6 +195,33 @@ class Search:
     def records(self) -> list[TrialRecord]:
         """All trials that were begun, in order."""
         return [_record(one) for one in self.study.get_trials(deepcopy=False) if one.state != TrialState.WAITING]
+
+    def settings_of(self, number: int) -> dict[str, Any]:
+        """The searched settings that a trial ran under; of the defaults, those that the space has."""
+        one = self.study.get_trials(deepcopy=False)[number]
+        if number == 0:
+            return {name: value_of(self.base, name) for name in self.space.settings}
+        return self.space.values({name: one.params[name] for name in self.space.settings if name in one.params})
+
+    def whole_config(self, number: int) -> PipelineConfig:
+        """Settings of a trial's training in one piece: what its last rung ended as.
+
+        Raises:
+            ConfigError: they do not fit together.
+        """
+        one = self.study.get_trials(deepcopy=False)[number]
+        config, rungs = self._config(number, dict(one.params))
+        return rungs.config(config, len(rungs.ends) - 1)
+
+    def ends_of(self, number: int) -> tuple[int, ...]:
+        """Steps at which the rungs of a trial end."""
+        return self._config(number, dict(self.study.get_trials(deepcopy=False)[number].params))[1].ends
+
+    def _config(self, number: int, drawn: Mapping[str, Any]) -> tuple[PipelineConfig, Rungs]:
+        config = self.base if number == 0 else self.space.config(self.base, drawn)
+        steps = planned_steps(config.train, self.num_pairs)
+        config = config.model_copy(update={"train": config.train.model_copy(update={"steps": steps})})
+        return config, Rungs.of(steps)
 
     @property
     def num_finished(self) -> int:

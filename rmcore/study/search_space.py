@@ -182,7 +182,7 @@ def default_space(base: PipelineConfig) -> Space:
     """
     train = base.train
     optimizers = tuple(dict.fromkeys((train.optimizer, "adamw", "muon", "lion")))
-    relative = {name: OPTIMIZER_SCALE[name] / OPTIMIZER_SCALE[train.optimizer] for name in optimizers}
+    relative: dict[str, float] = {name: OPTIMIZER_SCALE[name] / OPTIMIZER_SCALE[train.optimizer] for name in optimizers}
     scale: dict[str, dict[str, float]] = {"train.optimizer": relative}
     length: Choices | Range = Range(0.5 * train.epochs, 3 * train.epochs, log=True)
     name = "train.epochs"

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rmcore.config.train import TrainConfig, planned_steps
+from rmcore.config.train import TrainConfig
 from rmcore.core.errors import TrainingError
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report, silent
@@ -36,6 +36,7 @@ from rmcore.training.callbacks import Callback, Evaluation
 from rmcore.training.checkpoint import CheckpointWriter, repair_interrupted
 from rmcore.training.compiling import CompiledForward
 from rmcore.training.feed import make_feed, steps_from
+from rmcore.training.length import planned_steps
 from rmcore.training.memory import memory_metrics, peak_memory_bytes
 from rmcore.training.optimizers import set_learning_rate
 from rmcore.training.peak_memory import PeakMeter

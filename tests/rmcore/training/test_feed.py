@@ -10,11 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmcore.config.train import TrainConfig, planned_steps
+from rmcore.config.train import TrainConfig
 from rmcore.core.errors import ConfigError, TrainingError
 from rmcore.data.rendering import TokenizedPair, TokenizedSide
 from rmcore.models.batching import micro_batches
 from rmcore.training.feed import make_feed, steps_from
+from rmcore.training.length import planned_steps
 from rmcore.training.ranks import ALONE, Ranks
 
 CPU = torch.device("cpu")
