@@ -139,7 +139,7 @@ def tune(
             "space": chosen.to_dict(),
             "objective": objective,
         }
-        earlier = earlier_best(tuning, name, chosen, base.model.name, higher=higher)
+        earlier = earlier_best(tuning, name, chosen, base, higher=higher)
         with open_search(
             tuning / name,
             base,

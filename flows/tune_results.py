@@ -84,8 +84,8 @@ def gather_tuning(
         "seeds": [one.seed for one in defaults],
         "space": run.space.to_dict(),
         "trials": rows,
-        "winner": _arm_row(rows[best.number], winner, found, 0, higher),
-        "defaults": _arm_row(rows[0], defaults, found, 1, higher),
+        "winner": _arm_row(rows[best.number], winner, found, 0, objective),
+        "defaults": _arm_row(rows[0], defaults, found, 1, objective),
         "difference": difference,
         "method": found.difference.method,
         "importance": run.search.importance(),
@@ -129,17 +129,17 @@ def _trial_row(run: Tuning, one: Any) -> TrialRow:
     }
 
 
-def _arm_row(row: TrialRow, arm: list[Confirmed], found: Comparison, place: int, higher: bool) -> ArmRow:
-    selected, fresh = row["values"][-1], found.fresh[place]
+def _arm_row(row: TrialRow, arm: list[Confirmed], found: Comparison, place: int, objective: Objective) -> ArmRow:
+    selected, fresh, of = row["values"][-1], found.fresh[place], unit(objective)
     return {
         "trial": row["number"],
         "settings": row["settings"],
         "selected": selected,
-        "fresh": metric(fresh),
+        "fresh": metric(fresh, of),
         "fresh_values": [one.validation.value for one in arm],
-        "test": metric(found.winner if place == 0 else found.defaults),
+        "test": metric(found.winner if place == 0 else found.defaults, of),
         "test_values": [one.test.value for one in arm],
-        "optimism": (1 if higher else -1) * (selected - fresh.value),
+        "optimism": (1 if higher_is_better(objective) else -1) * (selected - fresh.value),
         "train_seconds": sum(one.train_seconds for one in arm) / len(arm),
     }
 

@@ -22,20 +22,14 @@ from rmcore.study.objectives import Objective, Scores, higher_is_better
 from rmcore.study.registration import describe_changes
 from rmcore.study.rungs import REDUCTION, WORSE_LEVEL, Rungs, is_promoted, worse_p
 from rmcore.study.sampler import ReproducibleSampler
-from rmcore.study.search_space import Space, value_of
+from rmcore.study.search_space import Space, value_of, with_settings
 from rmcore.training.length import planned_steps
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 RECORD = "study.json"
 DATABASE = "study.db"
-FROZEN, SCORES, SECONDS, TRAIN_SECONDS, ERROR, PRUNED = (
-    "frozen",
-    "scores",
-    "seconds",
-    "train_seconds",
-    "error",
-    "pruned",
-)
+FROZEN, SCORES, SECONDS, TRAIN_SECONDS = "frozen", "scores", "seconds", "train_seconds"
+ERROR, PRUNED, SETTINGS = "error", "pruned", "settings"
 WARM_TRIALS = 3
 """Best trials of an earlier search that a new one begins with."""
 Decision = Literal["goes on", "complete", "pruned"]
@@ -131,6 +125,7 @@ class Search:
         except ConfigError as error:
             self._fail(handle, str(error))
             raise TrialError(handle.number, str(error)) from None
+        handle.set_user_attr(SETTINGS, json.dumps(self.settings_of(handle.number)))
         return Trial(handle.number, config, rungs, handle, len(self._frozen(handle).intermediate_values))
 
     def report(self, trial: Trial, scores: Scores, *, seconds: float, train_seconds: float) -> None:
@@ -388,24 +383,26 @@ def _settle(study: optuna.Study, frozen: Mapping[str, Any]) -> None:
         )
 
 
-def earlier_best(tuning: Path, name: str, space: Space, model: str, *, higher: bool) -> dict[str, list[dict[str, Any]]]:
+def earlier_best(
+    tuning: Path, name: str, space: Space, base: PipelineConfig, *, higher: bool
+) -> dict[str, list[dict[str, Any]]]:
     """The best trials of the earlier searches of a home for the same model, as far as they lie in a space.
 
     Args:
         tuning: folder of all searches.
         name: of the new one.
         space: the new one's.
-        model: name of the model.
+        base: what its trials change.
         higher: whether more of the objective is better.
 
     Returns:
-        By name of the search, newest first, its best drawn values that the space holds, without settings that it does
-        not; searches without any are left out.
+        By name of the search, newest first, what would be drawn for its best trials, without settings that the space
+        does not hold; searches without any are left out.
     """
     found: dict[str, list[dict[str, Any]]] = {}
     for record in sorted(tuning.glob(f"*/{RECORD}"), key=lambda path: path.stat().st_mtime, reverse=True):
         known = json.loads(record.read_text(encoding="utf-8"))
-        if known["name"] == name or known["frozen"]["base"]["model"]["name"] != model:
+        if known["name"] == name or known["frozen"]["base"]["model"]["name"] != base.model.name:
             continue
         try:
             study = optuna.load_study(study_name=known["name"], storage=known["storage"])
@@ -417,9 +414,19 @@ def earlier_best(tuning: Path, name: str, space: Space, model: str, *, higher: b
         complete.sort(key=lambda one: one.value or 0.0, reverse=higher)
         kept: list[dict[str, Any]] = []
         for one in complete:
-            drawn = {name: value for name, value in one.params.items() if space.contains(name, value)}
+            drawn = _drawn_here(json.loads(one.user_attrs[SETTINGS]), space, base)
             if drawn and drawn not in kept:
                 kept.append(drawn)
         if kept:
             found[known["name"]] = kept[:WARM_TRIALS]
     return found
+
+
+def _drawn_here(settings: Mapping[str, Any], space: Space, base: PipelineConfig) -> dict[str, Any]:
+    """What would have to be drawn for settings of another search, of those that both have."""
+    shared = {name: value for name, value in settings.items() if name in space.settings}
+    try:
+        drawn = space.drawn_of(with_settings(base, shared))
+    except ValueError:  # they do not fit to this base
+        return {}
+    return {name: value for name, value in drawn.items() if name in shared}

@@ -122,15 +122,6 @@ class Space:
                     found[name] = int(unscaled) if one.is_int else float(unscaled)
         return found
 
-    def contains(self, name: str, value: Any) -> bool:
-        """Whether a stored value of a setting could be drawn here."""
-        one = self.settings.get(name)
-        if one is None:
-            return False
-        if isinstance(one, Choices):
-            return value in one.values
-        return isinstance(value, int | float) and one.low <= value <= one.high
-
     def to_dict(self) -> dict[str, Any]:
         """As a space file has it."""
         return {

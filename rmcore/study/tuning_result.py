@@ -150,12 +150,16 @@ def _on(scores: Scores, prompts: tuple[str, ...]) -> Scores:
     return Scores(prompts, sums, counts)
 
 
-def metric(estimate: Estimate) -> Metric:
-    """An estimate over seeds as reports have it."""
+def metric(estimate: Estimate, of: str = "") -> Metric:
+    """An estimate over seeds as reports have it; `of` a share, the ends of its t interval are kept within [0, 1]."""
+
+    def shown(value: float | None) -> float | None:
+        return min(max(value, 0.0), 1.0) if of == "share" and value is not None else value
+
     return {
         "value": estimate.value,
-        "ci_low": estimate.ci_low,
-        "ci_high": estimate.ci_high,
+        "ci_low": shown(estimate.ci_low),
+        "ci_high": shown(estimate.ci_high),
         "num": estimate.num_seeds,
         "reason": estimate.reason,
     }

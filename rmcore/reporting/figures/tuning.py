@@ -275,10 +275,12 @@ def _axis(ax: Axes, place: int, ticks: Sequence[tuple[float, str]]) -> None:
     ax.plot([place, place], [0, 1], color=MUTED, linewidth=1.0, zorder=2)
     for y, text in ticks:
         ax.plot(place, y, "_", color=MUTED, markersize=6, zorder=2)
-        box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.8}
-        ax.annotate(
-            text, (place, y), (5, 0), textcoords="offset points", fontsize=SMALL - 1, color=INK, va="center", bbox=box, zorder=6
-        )  # fmt: skip
+        style: dict[str, Any] = {
+            "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.8},
+            "zorder": 6,
+        }
+        style |= {"fontsize": SMALL - 1, "color": INK, "va": "center"}
+        ax.annotate(text, (place, y), (5, 0), textcoords="offset points", **style)
 
 
 class _Scale:
@@ -301,7 +303,7 @@ class _Scale:
         return float(np.log10(value)) if self.log else value
 
     def place(self, value: Any, number: int) -> float | None:
-        """The place of a trial's value, of a choice a little beside it, so that bundles show; None where it has none."""
+        """The place of a trial's value, of a choice a little beside it, so that bundles show; None: it has none."""
         if self.choices is not None:
             if value not in self.choices:
                 return None

@@ -28,8 +28,8 @@ CAPTIONS = {
     "scores are after less training, so they cannot be compared with complete ones.",
     "setting_importance": "Share of the spread of final scores that each setting explains (fANOVA, complete trials). "
     "It says what mattered within these ranges, not which value is good.",
-    "parallel_coordinates": "A line is a trial, darker where its score is better. Where dark lines meet is a good value; "
-    "trials that were given up are thin.",
+    "parallel_coordinates": "A line is a trial, darker where its score is better: dark lines meet at good values. "
+    "Trials that were given up are thin.",
     "accuracy_cost": "Complete trials by training time. The line joins those that no other beats in both.",
 }
 WORDS = {
