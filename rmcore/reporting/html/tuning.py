@@ -49,7 +49,7 @@ TRIAL_HEADINGS = ("trial", "state", "score", "at", "seconds", "settings", "why")
 
 def shown(value: float | None, unit: str) -> str:
     """A score as text."""
-    return numbers.text(value, unit) if unit == "share" else ("-" if value is None else f"{value:.4f}")
+    return numbers.percent(value) if unit == "share" or value is None else f"{value:.4f}"
 
 
 def with_bounds(metric: Metric, unit: str) -> str:
@@ -109,7 +109,7 @@ def trial_rows(results: TuningResults) -> list[list[str]]:
             str(one["number"]),
             one["state"],
             shown(one["values"][-1] if one["values"] else None, results["unit"]),
-            f"{100 * one['shares'][-1]:.0f} %" if one["shares"] else "-",
+            f"{100 * one['shares'][-1]:.0f} %" if one["shares"] else numbers.MISSING,
             f"{one['seconds']:.1f}",
             settings_text(one["settings"]),
             one["why"],
