@@ -60,7 +60,12 @@ WINNER, DEFAULTS = "winner", "defaults"
 NUM_SEEDS = 3
 """Fresh seeds of the confirmation, unless others are asked for."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,60}")
-FORM = Form("minilm", FIELDS, ("data", "model", "train", "evaluate"), presets_for("run"))
+FORM = Form(
+    "minilm",
+    {name: FIELDS[name] for name in ("data", "model", "seed", "study")},
+    ("data", "model", "train", "evaluate"),
+    presets_for("run"),
+)
 PICTURE = """
 prepare ─┬─> trial 0, the defaults: 1/9 ──> 1/3 ──> all of its steps ─┐
          ├─> trial 1: 1/9 ──> 1/3, given up                           ├─> the best ──> confirmation ──> report

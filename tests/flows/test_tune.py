@@ -28,7 +28,7 @@ BASE = {
         "steps": 9, "warmup_steps": 0, "pairs_per_step": 2, "log_every": 3, "token_budget": 2048, "lr": 1e-3,
         "callbacks": [],
     },
-    "evaluate": {"num_resamples": 50, "train_pairs": 4},
+    "evaluate": {"num_resamples": 100, "train_pairs": 4},
 }  # fmt: skip
 SPACE = {"train.lr": {"low": 1e-4, "high": 1e30, "log": True}, "train.schedule": ["cosine", "constant"]}
 """Most of it diverges: trials fail."""
