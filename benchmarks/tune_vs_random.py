@@ -218,9 +218,8 @@ def on_a_file(args: argparse.Namespace) -> None:
     quiet_prefect()
     outcome = tune(preset="minilm", data=args.data, model=args.model, budget=args.budget, seeds=args.seeds)
     results = outcome["results"]
-    base = change_config(
-        PRESETS["minilm"], {"data.source": args.data, "model.name": args.model, "skip": ("landscape",)}
-    )
+    own = {"data.source": args.data, "model.name": args.model, "skip": ("landscape",)}
+    base = change_config(PRESETS["minilm"], own)
     theirs = change_config(tuned_base(base), TRL_DEFAULTS)
     accuracies = []
     for seed in results["seeds"]:

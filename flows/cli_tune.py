@@ -11,8 +11,9 @@ from rich.table import Table
 from flows import cli_start
 from flows.cli_common import Flow, FlowOptions, run_configured, settings_of
 from flows.hub_names import require_hub_names
-from flows.settings import load_config
+from flows.settings import PRESET, load_config
 from rmcore.cli.options import options
+from rmcore.config.files import read_mapping
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.progress import duration
@@ -77,7 +78,8 @@ def tune(
     Example: rm-opt tune --data pairs.parquet --model minilm --budget 60m
     """
     chosen = checked_objective(objective)
-    preset = preset if preset is not None or given.config is not None else DEFAULT_PRESET
+    if preset is None and (given.config is None or PRESET not in read_mapping(given.config, "write settings by name")):
+        preset = DEFAULT_PRESET
     assignments = settings_of({"data.source": data, "model.name": model})
     searched = None if space is None else read_space(space)
     until = BUDGET if budget is None and trials is None else budget

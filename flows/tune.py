@@ -1,9 +1,7 @@
 """A search for the best settings: prepare, trials over rungs, choose, confirm with fresh seeds, report. Order only."""
 
 import re
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,44 +17,33 @@ from pydantic import Field
 
 from flows.console import say
 from flows.form import FIELDS, Form, configured_flow, presets_for
-from flows.matrix import MatrixRunner, Outcome
 from flows.pipeline import (
     REPORT_FILE,
     REPORT_FOLDER,
     leave_embedded,
-    log_pairs,
     open_store,
     places,
     run_stages,
     show_on_page,
 )
-from flows.tune_plan import TRIAL_STAGES, tuned_base, tuning_plan
+from flows.tune_plan import tuned_base, tuning_plan
 from flows.tune_results import gather_tuning, write_recipe
+from flows.tune_run import Tuning
 from rmcore.config.pipeline import PipelineConfig
-from rmcore.core.errors import ConfigError, TrainingError
+from rmcore.core.errors import ConfigError
 from rmcore.core.files import write_json
-from rmcore.core.progress import duration
-from rmcore.core.store import ArtifactRef, Store, flatten, make_key
+from rmcore.core.store import ArtifactRef, flatten, make_key
 from rmcore.data.table import read_pairs
 from rmcore.reporting.html.index import write_index
 from rmcore.reporting.html.note import run_note
 from rmcore.reporting.html.tuning import draw_tuning, tuning_markdown, write_tuning_report
 from rmcore.reporting.tuning_schema import TuningResults
-from rmcore.stages.registry import stage_call
-from rmcore.stages.results import run_key
-from rmcore.study.budget import Budget
-from rmcore.study.estimates import Estimates
-from rmcore.study.objectives import LABELS, Objective, higher_is_better, require_objective
-from rmcore.study.plan import Cell, CellPlan, Planner, folders
-from rmcore.study.rungs import hand_over
-from rmcore.study.search_space import Space, default_space, parse_space
-from rmcore.study.tuning_result import training_seconds, validation_scores
+from rmcore.study.objectives import Objective, higher_is_better, require_objective
+from rmcore.study.search_space import default_space, parse_space
 from tasks.device import device_slots
 from tasks.stages import run_step
 from tasks.tracking import RunTracker
 
-CONFIRM_STAGES = ("prepare", "train", "evaluate")
-WINNER, DEFAULTS = "winner", "defaults"
 NUM_SEEDS = 3
 """Fresh seeds of the confirmation, unless others are asked for."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,60}")
@@ -123,7 +110,7 @@ def tune(
     plan = tuning_plan(base, store, home(), seeds=seeds, budget=budget)
     for problem in plan.problems:
         say(f"time unknown: {problem}")
-    if plan.budget is not None:
+    if plan.budget is not None and plan.times is not None:
         plan.budget.check()
     identity = {"name": name, "config": base.model_dump(mode="json"), "space": chosen.to_dict(), "objective": objective}
     key = make_key(identity)[:12]
@@ -205,184 +192,6 @@ def checked_name(name: str) -> str:
 def _validation_pairs(prepared: ArtifactRef) -> list[Any]:
     place = Path(prepared.path) / "validation.parquet"
     return read_pairs(place) if place.is_file() else []
-
-
-@dataclass
-class Tuning:
-    """One run of a search."""
-
-    name: str
-    key: str
-    base: PipelineConfig
-    space: Space
-    objective: Objective
-    store: Store
-    search: Any
-    """The `rmcore.study.search.Search`, whose module brings Optuna."""
-    budget: Budget | None
-    """None: nobody knows how long trials take, or no budget was given."""
-    trials: int | None
-    notes: list[str] = field(default_factory=list)
-    computed: list[str] = field(default_factory=list)
-    handed: list[Any] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.started = time.monotonic()
-        self.spent_before = self.search.seconds
-        self.due: list[Any] = []
-        """Trials whose next rung is to run, before new ones."""
-        self.running: dict[str, Any] = {}
-        self.planner = Planner(self.store, Estimates((), {}))
-        self.runner = MatrixRunner(self.name, self.store, self._start_tracker, self._finish_tracker, self._hand_over)
-
-    @property
-    def spent(self) -> float:
-        """Seconds of this run, and of the trials of earlier ones."""
-        return self.spent_before + time.monotonic() - self.started
-
-    def search_all(self) -> None:
-        """Run trials until the budget or their number is used up."""
-        self.due = [self._taken_up(trial) for trial in self.search.take_up()]
-        self.due = [trial for trial in self.due if trial is not None]
-        if self.due:
-            say(f"taken up: {', '.join(trial.label for trial in self.due)}")
-        for note in self.notes if not self.search.num_finished else ():
-            say(note)
-        self.runner.run_as_asked(
-            self._ask, self._told, slots=device_slots(), what="rungs", total=3 * (self.trials or 30)
-        )
-        self.handed = list(self.runner.handed)
-
-    def _taken_up(self, trial: Any) -> Any | None:
-        """A trial that was stopped between its rungs, unless it was to be given up just then."""
-        return None if trial.done and self._is_over(trial) else trial
-
-    def _ask(self) -> CellPlan | None:
-        while True:
-            if self.due:
-                trial = self.due.pop(0)
-            elif (why := self._enough()) is None:
-                try:
-                    trial = self.search.ask()
-                except ConfigError as error:  # its settings do not fit together: it is over, and told
-                    say(str(error))
-                    continue
-            else:
-                if not self.running:
-                    say(why)
-                return None
-            cell = Cell(trial.label, f"trial {trial.number}", self.base.seed, trial.rung_config(), TRIAL_STAGES)
-            self.running[cell.label] = trial
-            return self.planner.plan(cell)
-
-    def _enough(self) -> str | None:
-        """Why no further trial is begun; None where one is."""
-        begun = len(self.search.records())
-        if self.trials is not None and begun >= self.trials:
-            return f"{begun} trials, as many as asked for"
-        if self.budget is None or not begun:
-            return None
-        complete = [one for one in self.search.records() if one.state == "complete"]
-        mean = sum(one.seconds for one in complete) / len(complete) if complete else None
-        best = self.search.best().seconds if complete else None
-        if self.budget.fits(self.spent, mean, best):
-            return None
-        left = self.budget.seconds - self.spent
-        return f"{begun} trials; the {duration(max(left, 0))} that are left are kept for the confirmation"
-
-    def _told(self, outcome: Outcome) -> None:
-        trial = self.running.pop(outcome.cell.label)
-        if outcome.error is not None:
-            self.search.fail(trial, outcome.error)
-            say(f"trial {trial.number} failed; the search goes on")
-            return
-        if outcome.computed:
-            self.computed.append(outcome.cell.label)
-        places = folders(outcome.refs)
-        scores = validation_scores(self.objective, places, beta=trial.config.train.beta)
-        seconds = (self.store.manifest("train", outcome.refs["train"].key) or {}).get("wall_seconds", 0.0)
-        self.search.report(trial, scores, seconds=seconds, train_seconds=training_seconds(places["train"]))
-        if not self._is_over(trial):
-            self.due.insert(0, trial)
-
-    def _is_over(self, trial: Any) -> bool:
-        """Decide on a trial after a rung, and say it."""
-        decision = self.search.decide(trial)
-        record = self.search.records()[trial.number]
-        value = f"{LABELS[self.objective]} {record.value:.4f}"
-        if decision == "goes on":
-            say(f"trial {trial.number:<3} {value} after {trial.rungs.share(trial.done - 1)}: goes on")
-        else:
-            say(f"trial {trial.number:<3} {value}: {record.why or 'complete'}")
-        return bool(decision != "goes on")
-
-    def confirm(self, seeds: int) -> dict[str, Outcome]:
-        """Train winner and defaults with fresh seeds and measure them on the test pairs.
-
-        Raises:
-            TrainingError: a cell failed; the same command tries it again.
-        """
-        best = self.search.best()
-        arms = {DEFAULTS: 0} if best.number == 0 else {WINNER: best.number, DEFAULTS: 0}
-        cells = [
-            Cell(arm, arm, seed, self.config_of(number, seed), CONFIRM_STAGES)
-            for seed in self.fresh_seeds(seeds)
-            for arm, number in arms.items()
-        ]
-        value = f"{LABELS[self.objective]} {best.value:.4f}"
-        say(f"winner: trial {best.number}, {value}; confirmed with {seeds} fresh seeds on the test pairs")
-        outcomes = self.runner.run([self.planner.plan(cell) for cell in cells], "cells of the confirmation")
-        if failed := {label: one.error for label, one in outcomes.items() if one.error}:
-            raise TrainingError(
-                f"{len(failed)} of {len(cells)} trainings of the confirmation failed: {failed}. Nothing is said on the "
-                "strength of those that are left; the same command tries them again."
-            )
-        self.computed += [label for label, one in outcomes.items() if one.computed]
-        self.handed += self.runner.handed
-        return outcomes
-
-    def fresh_seeds(self, number: int) -> list[int]:
-        """Seeds that no trial used."""
-        return [(self.base.seed + 1 + place) % 2**31 for place in range(number)]
-
-    def config_of(self, number: int, seed: int) -> PipelineConfig:
-        """Settings of a trial in one piece, under another seed."""
-        config: PipelineConfig = self.search.whole_config(number)
-        return config.model_copy(update={"seed": seed})
-
-    def _hand_over(self, cell: Cell, stage: str, refs: Mapping[str, ArtifactRef]) -> None:
-        """Let a rung begin where the one before ended."""
-        trial = self.running.get(cell.label)
-        if trial is None or stage != "train" or not trial.done:
-            return
-        key = stage_call("train", trial.rung_config(back=1), refs).key
-        if self.store.status("train", key).state == "valid":  # else it is trained in one piece, to the same end
-            begun = self.store.unfinished("train", stage_call("train", cell.config, refs).key)
-            hand_over(Path(self.store.ref("train", key).path), begun)
-
-    def _start_tracker(self, cell: Cell, refs: dict[str, ArtifactRef]) -> RunTracker:
-        tracker = RunTracker.start(
-            self.base.study,
-            f"{self.name} {cell.label}",
-            {
-                "rm.kind": "cell" if cell.arm in (WINNER, DEFAULTS) else "trial",
-                "rm.tuning": self.key,
-                "rm.arm": cell.arm,
-                "rm.seed": str(cell.seed),
-                **({"rm.key": run_key(refs)} if refs else {}),
-            },
-            flatten(cell.config.model_dump(mode="json")),
-            uid=f"tune-{self.key}-{make_key({'cell': cell.label})[:12]}",
-            parent_uid=f"tune-{self.key}",
-        )
-        if not refs:
-            tracker.watch_machine()
-        return tracker
-
-    def _finish_tracker(self, tracker: RunTracker, cell: Cell, refs: dict[str, ArtifactRef]) -> None:
-        tracker.set_tags({"rm.key": run_key(refs)})
-        log_pairs(tracker, cell.config, refs["prepare"])
-        tracker.describe(run_note(f"{cell.label}: a part of the search {self.name}", *places(None)))
 
 
 def track(tracker: RunTracker, results: TuningResults, report: Path, files: list[Path]) -> None:

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from flows.planning import TRIAL_STAGES
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.store import Store
 from rmcore.study.budget import Budget, Times, parse_duration
@@ -11,7 +10,7 @@ from rmcore.study.estimates import Estimates
 from tasks.device import visible_gpus
 from tasks.probe import Probed, estimates, probe_unknown
 
-__all__ = ["TRIAL_STAGES", "TuningPlan", "tuned_base", "tuning_plan"]
+UNKNOWN = Times(0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +20,7 @@ class TuningPlan:
     times: Times | None
     """Of the defaults; None: unknown."""
     budget: Budget | None
-    """None where none was given, or times are unknown."""
+    """None where none was given. Where times are unknown it begins without them, and learns them from the trials."""
     problems: tuple[str, ...]
     """Why times are unknown."""
 
@@ -57,9 +56,9 @@ def tuning_plan(base: PipelineConfig, store: Store, home: Path, *, seeds: int, b
     if times is None:
         probed = probe_unknown(store, folder, [base])
         times = _times(base, estimates(store, folder))
-    if times is None or seconds is None:
+    if seconds is None:
         return TuningPlan(times, None, probed.problems)
-    return TuningPlan(times, Budget(seconds, times, seeds, max(1, len(visible_gpus()))), probed.problems)
+    return TuningPlan(times, Budget(seconds, times or UNKNOWN, seeds, max(1, len(visible_gpus()))), probed.problems)
 
 
 def _times(base: PipelineConfig, known: Estimates) -> Times | None:

@@ -7,7 +7,7 @@ ones are those that an uninterrupted search would have drawn. Importing this mod
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -98,13 +98,12 @@ class Search:
         self.higher = higher_is_better(objective)
 
     def take_up(self) -> list[Trial]:
-        """Take up the trials that an earlier run of this search left in the midst of their rungs, oldest first.
-
-        Raises:
-            TrialError: as `ask`.
-        """
-        left = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-        return [self._in_hand(optuna.trial.Trial(self.study, one._trial_id)) for one in left]
+        """Take up the trials that an earlier run of this search left in the midst of their rungs, oldest first."""
+        found = []
+        for one in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            with suppress(TrialError):  # which is over, and told
+                found.append(self._in_hand(optuna.trial.Trial(self.study, one._trial_id)))
+        return found
 
     def ask(self) -> Trial:
         """Draw the next trial.

@@ -52,7 +52,6 @@ from rmcore.training.train_mode import training_form
 DISTRIBUTION_PAIRS = 500
 """Training pairs whose rewards are described where there are no validation pairs."""
 ALL_DONE = "all steps done"
-CUT_OFF = "cut off at stop_step"
 CAUGHT = (signal.SIGINT, signal.SIGTERM)
 ECHO_SECONDS = 1.0
 """A signal this soon after the first is the same request, passed on by the parent process as well as the terminal."""
@@ -186,7 +185,7 @@ class Trainer:
         if (reason := self._reason_to_stop()) is not None:  # interrupted just then
             return reason
         if self.config.stop_step is not None and self.config.stop_step <= self.at.step < self.num_steps:
-            return CUT_OFF
+            return resume.CUT_OFF
         stepper = Stepper(context, self.feed)
         saved_at = time.monotonic()
         with steps_from(stepper.feed, self.at.step, self.config, self.rm.device) as steps:
@@ -200,7 +199,7 @@ class Trainer:
                 stop = self.ranks.agree(interruption.asked)
                 stop_reason = self._reason_to_stop()
                 if stop_reason is None and step == self.config.stop_step and step < self.num_steps:
-                    stop_reason = CUT_OFF
+                    stop_reason = resume.CUT_OFF
                 due = stop_reason is None and time.monotonic() - saved_at >= self.config.resume_every_seconds
                 # What goes on from here later needs the state, also to see that it has stopped early.
                 kept = stop_reason is not None and self.config.stop_step is not None
@@ -317,7 +316,7 @@ class Trainer:
 
     def _finish(self, context: StepContext, stop_reason: str) -> TrainResult:
         self._peak.note()
-        if stop_reason == CUT_OFF:
+        if stop_reason == resume.CUT_OFF:
             self.writer.cut_off(self.at.step)
         else:
             self.writer.finished(self.at.step)

@@ -92,17 +92,16 @@ def killed(place):
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    return place.finished()
+    return {path: path.read_bytes() for path in place.finished()}
 
 
 @pytest.fixture(scope="module")
 def outcome(place, killed):
     """The search after the same command went on with it."""
-    before = {path: path.stat().st_mtime_ns for path in killed}
     status, outcome, output = place.tune("--trials", TRIALS, "--price-per-hour", 2)
     assert status == 0, output
     assert "taken up: trial 0" in output
-    assert {path: path.stat().st_mtime_ns for path in killed} >= before  # touched by use, not made again
+    assert {path: path.read_bytes() for path in killed} == killed  # not made again
     return outcome
 
 
@@ -194,17 +193,19 @@ def test_the_plan_shows_the_space_and_what_fits(place, outcome):
     ("words", "named"),
     [
         (["--budget", "1s"], ("below one trial and the confirmation", "nothing was run")),
-        (["--trials", 5, "--objective", "loss"], ("objective: \"accuracy\" -> \"loss\"", "take another --name")),
-        (["--trials", 5, "--set", "train.steps=12"], ("base.train.steps: 9 -> 12",)),
-        (["--trials", 5, "--set", "data.gold.num_prompts=50"], ("base.data.gold.num_prompts: 40 -> 50", "pairs: ")),
-        (["--trials", 5, "--set", "model.max_seq_len=80"], ("base.model.max_seq_len: 96 -> 80",)),
         (["--trials", 5, "--objective", "speed"], ("--objective speed: there is none of that name",)),
-        (["--trials", 5, "--name", "no/name"], ("cannot be called 'no/name'",)),
-        (["--trials", 1, "--name", "b", "--set", "data.validation_fraction=0"], ("raise data.validation_fraction",)),
-        (["--trials", 1, "--name", "b", "--set", "data.gold.pairs_per_prompt=1", "--objective", "best-of-k"],
-         ("cannot be reported by any trial",)),
+        (
+            ["--trials", 5, "--objective", "loss", "--set", "train.steps=12", "--set", "data.gold.num_prompts=50",
+             "--set", "model.max_seq_len=80"],
+            ('objective: "accuracy" -> "loss"', "base.train.steps: 9 -> 12", "base.data.gold.num_prompts: 40 -> 50",
+             "pairs: ", "base.model.max_seq_len: 96 -> 80", "take another --name"),
+        ),
+        (
+            ["--trials", 1, "--name", "b", "--set", "data.gold.pairs_per_prompt=1", "--objective", "best-of-k"],
+            ("cannot be reported by any trial",),
+        ),
     ],
-    ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",
+    ids=["budget", "no objective", "another search", "unreported objective"],
 )  # fmt: skip
 def test_what_cannot_be_searched_is_refused_before_anything_is_trained(place, outcome, words, named):
     before = place.finished()
@@ -215,22 +216,11 @@ def test_what_cannot_be_searched_is_refused_before_anything_is_trained(place, ou
     assert place.finished() == before
 
 
-def test_another_space_is_refused_by_name_and_a_bad_one_at_once(place, outcome):
+def test_another_space_is_refused_by_name(place, outcome):
     other = place.write("other", SPACE | {"train.schedule": ["cosine", "linear"]})
     status, _, output = place.tune("--trials", 5, "--space", other)
     assert status == 2
     assert "space.train.schedule" in output
-    bad = place.write("bad", {"train.lr": {"low": 1, "high": 0.1}})
-    status, _, output = place.tune("--trials", 5, "--space", bad)
-    assert status == 2
-    assert "low has to be below high" in output
-
-
-def test_a_search_all_of_whose_trials_fail_says_so(place, outcome):
-    status, _, output = place.tune("--trials", 1, "--name", "hopeless", "--set", "train.lr=1e30")
-    assert status == 2, output
-    assert "none of 1 trials came to its end" in output
-    assert "learning rate range that is too high" in output
 
 
 def test_pairs_of_ones_own_keep_their_test_from_every_seed(place, outcome, gold_pairs, tmp_path):
