@@ -18,7 +18,7 @@ class TuningPlan:
     """How long the parts of a search take."""
 
     times: Times | None
-    """Of the defaults; None: unknown."""
+    """Those of the defaults; None: unknown."""
     budget: Budget | None
     """None where none was given. Where times are unknown it begins without them, and learns them from the trials."""
     problems: tuple[str, ...]

@@ -20,7 +20,7 @@ from rmcore.study.search_space import Space, text_of
 from rmcore.study.tuning_result import Comparison, Confirmed, compare_arms, metric, read_confirmed, verdict
 
 RECIPE_SECTIONS = ("study", "seed", "data", "model", "train", "evaluate", "policy", "validation", "active", "rlhf")
-"""Of a recipe: all that decides its numbers, and what the preset beneath must not bring."""
+"""Sections of a recipe: all that decides its numbers, and what the preset beneath must not bring."""
 NOTHING: Metric = {"value": 0.0, "ci_low": None, "ci_high": None, "num": 0, "reason": "the winner is the defaults"}
 
 

@@ -1,4 +1,4 @@
-"""What a search maximises: one number of the validation pairs of a training, and its parts by prompt.
+"""The objective of a search: one number of the validation pairs of a training, and its parts by prompt.
 
 A value is the sum over prompts of a numerator, divided by that of a denominator, so that the same two arrays give the
 value, the paired test of two trials over prompts, and the bootstrap over prompts.

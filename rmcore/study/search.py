@@ -41,7 +41,7 @@ class Trial:
 
     number: int
     config: PipelineConfig
-    """Of the whole training, without rungs."""
+    """Settings of the whole training, without rungs."""
     rungs: Rungs
     handle: optuna.Trial = field(repr=False)
     done: int = 0
@@ -274,7 +274,7 @@ class TrialError(ConfigError):
 
 
 def _resource(place: int) -> int:
-    """What Optuna compares rungs by: ninths of a training, whatever its steps."""
+    """The step by which Optuna compares rungs: ninths of a training, whatever its own steps."""
     return int(REDUCTION**place)
 
 
@@ -422,7 +422,7 @@ def earlier_best(
 
 
 def _drawn_here(settings: Mapping[str, Any], space: Space, base: PipelineConfig) -> dict[str, Any]:
-    """What would have to be drawn for settings of another search, of those that both have."""
+    """Find what would have to be drawn for settings of another search, of those that both have."""
     shared = {name: value for name, value in settings.items() if name in space.settings}
     try:
         drawn = space.drawn_of(with_settings(base, shared))

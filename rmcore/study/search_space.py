@@ -108,7 +108,7 @@ class Space:
             raise ConfigError(f"the settings of this trial do not fit together ({said}): {_reason(error)}") from None
 
     def drawn_of(self, config: PipelineConfig) -> dict[str, Any]:
-        """What would have to be drawn for a config, of the settings whose value is in the space."""
+        """Find what would have to be drawn for a config, of the settings whose value is in the space."""
         found: dict[str, Any] = {}
         own = {name: value_of(config, name) for name in self.settings}
         for name, one in self.settings.items():

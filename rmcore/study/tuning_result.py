@@ -1,4 +1,4 @@
-"""What a search found: the winner and the defaults, trained anew with fresh seeds and measured on pairs of no trial.
+"""The result of a search: the winner and the defaults, trained anew with fresh seeds and measured on pairs of no trial.
 
 The score that a trial was chosen by flatters it: of many noisy values the best is taken. So the verdict rests on fresh
 seeds and on test pairs alone; how much the selected score flattered is the optimism.
