@@ -99,7 +99,7 @@ def tune(
         ConfigError: neither budget nor trials, a space or objective that cannot be used, a budget below one trial, or a
             search of that name with other settings; or no trial came to its end.
     """
-    from rmcore.study.search import earlier_best, open_search
+    from rmcore.study.search import earlier_best, open_search, open_storage
 
     if budget is None and trials is None:
         raise ConfigError("neither a budget nor a number of trials is given, so the search would never end; give one.")
@@ -112,6 +112,10 @@ def tune(
         say(f"time unknown: {problem}")
     if plan.budget is not None and plan.times is not None:
         plan.budget.check()
+    tuning = home() / "tuning"
+    # Before MLflow's thread begins: see `open_storage`.
+    earlier = earlier_best(tuning, name, chosen, base, higher=higher_is_better(objective))
+    opened = open_storage(tuning / name, storage)
     identity = {"name": name, "config": base.model_dump(mode="json"), "space": chosen.to_dict(), "objective": objective}
     key = make_key(identity)[:12]
     with RunTracker.start(
@@ -124,14 +128,12 @@ def tune(
         tracker.watch_machine()
         prepared = run_stages(("prepare",), base, store, tracker)["prepare"]
         require_objective(objective, _validation_pairs(prepared.ref))
-        tuning, higher = home() / "tuning", higher_is_better(objective)
         frozen = {
             "base": base.model_dump(mode="json", exclude={"study", "loggers", "skip", "device"}),
             "pairs": prepared.ref.digest,
             "space": chosen.to_dict(),
             "objective": objective,
         }
-        earlier = earlier_best(tuning, name, chosen, base, higher=higher)
         with open_search(
             tuning / name,
             base,
@@ -141,7 +143,7 @@ def tune(
             num_pairs=len(read_pairs(Path(prepared.ref.path) / "train.parquet")),
             warm=[drawn for kept in earlier.values() for drawn in kept],
             parallel=device_slots() > 1,
-            storage=storage,
+            storage=opened,
         ) as search:
             run = Tuning(name, key, base, chosen, objective, store, search, plan.budget, trials)
             run.notes += [f"begun with the best {len(kept)} of {other}" for other, kept in earlier.items()]

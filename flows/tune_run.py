@@ -1,5 +1,6 @@
 """One run of a search: its trials, rung by rung, within the budget, and the confirmation of the winner."""
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -29,6 +30,8 @@ from tasks.tracking import RunTracker
 
 CONFIRM_STAGES = ("prepare", "train", "evaluate")
 WINNER, DEFAULTS = "winner", "defaults"
+STOPPED = ("was asked to stop", "stopped before stage")
+"""Words of the error of a cell that did not fail of itself."""
 
 
 @dataclass
@@ -116,17 +119,26 @@ class Tuning:
     def _told(self, outcome: Outcome) -> None:
         trial = self.running.pop(outcome.cell.label)
         if outcome.error is not None:
-            self.search.fail(trial, outcome.error)
-            say(f"trial {trial.number} failed; the search goes on")
+            if not any(words in outcome.error for words in STOPPED):  # else it is taken up by the next run
+                self._fail(trial, outcome.error)
             return
         if outcome.computed:
             self.computed.append(outcome.cell.label)
         places = folders(outcome.refs)
         scores = validation_scores(self.objective, places, beta=trial.config.train.beta)
+        if not math.isfinite(scores.value):
+            self._fail(
+                trial, f"its {LABELS[self.objective]} is not defined: the rewards of all pairs that count are tied"
+            )
+            return
         seconds = (self.store.manifest("train", outcome.refs["train"].key) or {}).get("wall_seconds", 0.0)
         self.search.report(trial, scores, seconds=seconds, train_seconds=training_seconds(places["train"]))
         if not self._is_over(trial):
             self.due.insert(0, trial)
+
+    def _fail(self, trial: Any, message: str) -> None:
+        self.search.fail(trial, message)
+        say(f"trial {trial.number} failed; the search goes on")
 
     def _is_over(self, trial: Any) -> bool:
         """Decide on a trial after a rung, and say it."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import optuna
+from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from rmcore.config.pipeline import PipelineConfig
@@ -302,6 +303,30 @@ def _record(one: FrozenTrial) -> TrialRecord:
     )
 
 
+def open_storage(folder: Path, storage: str | None) -> RDBStorage:
+    """Open the database of a search, making it if it is new.
+
+    Before threads are at work that use SQLAlchemy or Alembic, too: neither sets itself up in two threads at once.
+
+    Args:
+        folder: of the search; made here.
+        storage: SQLAlchemy URL; None: SQLite in the folder.
+
+    Raises:
+        ConfigError: it cannot be opened.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    address = storage or f"sqlite:///{folder / DATABASE}"
+    try:
+        return RDBStorage(address)
+    except Exception as error:
+        place = address.split("@")[-1]  # without a password
+        raise ConfigError(
+            f"the storage {place} of the search cannot be opened ({type(error).__name__}: {error}); correct the "
+            "address, install its driver, or leave --storage out for a file of this home."
+        ) from error
+
+
 @contextmanager
 def open_search(
     folder: Path,
@@ -313,7 +338,7 @@ def open_search(
     num_pairs: int,
     warm: Sequence[Mapping[str, Any]] = (),
     parallel: bool = False,
-    storage: str | None = None,
+    storage: RDBStorage | str | None = None,
     random: bool = False,
 ) -> Iterator[Search]:
     """Begin a search, or take up the one of that name, and keep it for this process inside the block.
@@ -327,7 +352,7 @@ def open_search(
         num_pairs: pairs to train on.
         warm: drawn values that a new search begins with, after the defaults.
         parallel: whether several trials run at once.
-        storage: database of Optuna, as an SQLAlchemy URL; None: SQLite in the folder.
+        storage: database of Optuna, open already or as `open_storage` takes it.
         random: draw at random in place of TPE, to compare with.
 
     Raises:
@@ -335,35 +360,27 @@ def open_search(
             named. Or the database cannot be opened.
         StoreError: another process runs it.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    address = storage or f"sqlite:///{folder / DATABASE}"
+    opened = open_storage(folder, storage) if storage is None or isinstance(storage, str) else storage
     with try_exclusive(folder / ".lock") as is_ours:
         if not is_ours:
             raise StoreError(
                 f"another process runs the search {folder.name} right now, and two would draw the same trials: wait "
                 "for it, stop it, or take another --name."
             )
-        try:
-            study = optuna.create_study(
-                storage=address,
-                study_name=folder.name,
-                sampler=ReproducibleSampler(base.seed, parallel=parallel, random=random),
-                direction="maximize" if higher_is_better(objective) else "minimize",
-                load_if_exists=True,
-            )
-        except Exception as error:
-            place = address.split("@")[-1]  # without a password
-            raise ConfigError(
-                f"the storage {place} of the search cannot be opened ({type(error).__name__}: {error}); correct the "
-                "address, install its driver, or leave --storage out for a file of this home."
-            ) from error
+        study = optuna.create_study(
+            storage=opened,
+            study_name=folder.name,
+            sampler=ReproducibleSampler(base.seed, parallel=parallel, random=random),
+            direction="maximize" if higher_is_better(objective) else "minimize",
+            load_if_exists=True,
+        )
         _settle(study, frozen)
         search = Search(study, base, space, objective, num_pairs)
         if not study.get_trials(deepcopy=False):
             study.enqueue_trial(space.drawn_of(base))
             for drawn in warm:
                 study.enqueue_trial(dict(drawn), skip_if_exists=True)
-        write_json(folder / RECORD, {"name": folder.name, "storage": address, "frozen": frozen})
+        write_json(folder / RECORD, {"name": folder.name, "storage": opened.url, "frozen": frozen})
         yield search
 
 

@@ -68,6 +68,7 @@ def test_the_defaults_are_the_first_trial_and_end_it(tmp_path):
     assert any(one.state == "pruned" for one in records) or len(records[-1].values) == 3
 
 
+@pytest.mark.slow
 def test_a_search_that_is_stopped_anywhere_draws_the_same_trials_and_chooses_the_same(tmp_path):
     whole = run(tmp_path / "whole", 10)
     chance = random.Random(1)  # noqa: S311
@@ -93,6 +94,7 @@ def test_another_seed_draws_other_trials_after_the_defaults(tmp_path):
     assert one[1].drawn != other[1].drawn
 
 
+@pytest.mark.slow
 def test_what_is_found_comes_near_the_best_settings(tmp_path):
     _, best = run(tmp_path / "a", 18)
     assert quality(SMALL.config(BASE, best.drawn)) > 0.71 > quality(BASE) - 0.01
@@ -155,6 +157,7 @@ def test_a_database_of_ones_own_keeps_the_search(tmp_path):
     assert not (tmp_path / "a" / "study.db").exists()
 
 
+@pytest.mark.slow
 def test_a_new_search_begins_with_the_best_of_earlier_ones_for_the_same_model(tmp_path):
     frozen = {"base": BASE.model_dump(mode="json")}
 
@@ -178,6 +181,7 @@ def test_a_new_search_begins_with_the_best_of_earlier_ones_for_the_same_model(tm
     assert again[1].drawn["train.lr"] == pytest.approx(rate)
 
 
+@pytest.mark.slow
 def test_what_mattered_is_told_from_ten_complete_trials_on(tmp_path):
     rates = {"low": 1e-6, "high": 1e-2, "log": True}
     space = parse_space({"train.lr": rates, "train.schedule": ["linear", "cosine"]}, BASE)
@@ -194,6 +198,7 @@ def test_what_mattered_is_told_from_ten_complete_trials_on(tmp_path):
     assert sum(importance.values()) == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_the_chosen_score_flatters_where_all_trials_are_equal(tmp_path):
     """The null: no setting changes anything, so what is gained by choosing is optimism and nothing else."""
     gains = []
