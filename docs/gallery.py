@@ -22,6 +22,7 @@ import figure_sample
 import logged_sample
 import policy_sample
 import rlhf_sample
+import tuning_sample
 from rmcore.reporting.figures.active import label_efficiency_figure, label_savings_figure
 from rmcore.reporting.figures.arm_intervals import arm_intervals_figure
 from rmcore.reporting.figures.arms import main_metrics
@@ -51,6 +52,13 @@ from rmcore.reporting.figures.slices import slices_figure, surface_figure
 from rmcore.reporting.figures.tradeoff import tradeoff_figure
 from rmcore.reporting.figures.training import training_curves_figure
 from rmcore.reporting.figures.trajectory import curvature_trajectory_figure
+from rmcore.reporting.figures.tuning import (
+    importance_figure,
+    optimism_figure,
+    parallel_coordinates_figure,
+    trials_history_figure,
+)
+from rmcore.reporting.figures.tuning_cost import accuracy_cost_figure
 
 FOLDER = "figures"
 """Of the pictures, beside the pages."""
@@ -176,6 +184,7 @@ def _arms() -> Figure:
 HISTORY, REWARDS = figure_sample.history(), figure_sample.rewards()
 CURVATURE, EXPERIMENT, POLICY = curvature_sample.curvature(), experiment_sample.results(), policy_sample.policy()
 IN_LOOKS = experiment_sample.in_looks()
+TUNING: Any = tuning_sample.results()
 SHOWN = {
     "training_curves": Shown(
         lambda: training_curves_figure(HISTORY, best_step=400),
@@ -285,6 +294,36 @@ SHOWN = {
         _tradeoff,
         "experiment",
         "Up and to the left is better. An arm that is more accurate and slower is only better where the claims say so.",
+    ),
+    "optimism": Shown(
+        lambda: optimism_figure(TUNING),
+        "tune",
+        "The hollow diamond is the score that the winner was chosen by, and too good. What counts is on the right; "
+        "whether winner and defaults differ is the title, not whether their intervals overlap.",
+    ),
+    "trials_history": Shown(
+        lambda: trials_history_figure(TUNING),
+        "tune",
+        "A trial's points are its rungs. Grey ones were given up after less training, so their height is not "
+        "comparable with complete ones.",
+    ),
+    "setting_importance": Shown(
+        lambda: importance_figure(TUNING),
+        "tune",
+        "What mattered within the ranges that were searched, not which value is good; a setting that was hardly varied "
+        "explains nothing.",
+    ),
+    "parallel_coordinates": Shown(
+        lambda: parallel_coordinates_figure(TUNING),
+        "tune",
+        "Dark lines that meet on an axis mark good values. The winner is one line of many: look whether others as dark "
+        "agree with it.",
+    ),
+    "accuracy_cost": Shown(
+        lambda: accuracy_cost_figure(TUNING),
+        "tune",
+        "Trials on the line are beaten by no other in both score and time. Scores are those of one seed, so small "
+        "steps of the line are noise.",
     ),
     "overoptimization": Shown(
         lambda: overoptimization_figure("reward model", POLICY["overoptimization"]["curves"]),

@@ -1,7 +1,8 @@
 """Ablation: what each part of the recipe adds, from nothing (A1) to everything (A5)."""
 
-from experiments.schema import Changes, Experiment, Factor, Hypothesis
+from experiments.schema import Experiment, Factor, Hypothesis
 from experiments.sizes import BUDGET_MINUTES, LOOKS, NOTHING, SEEDS, Size, base
+from rmcore.config.changes import Changes
 
 ACCURACY = "eval/test_pairwise_accuracy"
 GAP = "eval/train_test_gap"

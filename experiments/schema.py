@@ -11,8 +11,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from experiments.arms import Arm, Changes, change_config, merge_equal
+from experiments.arms import Arm, merge_equal
 from experiments.elements import ArmName, Declared, Factor, Hypothesis, Tuning
+from rmcore.config.changes import Changes, change_config
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.metrics import CELL_METRICS
 

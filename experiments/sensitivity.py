@@ -1,7 +1,8 @@
 """Sensitivity: how much the outcome depends on four settings, one at a time in the order of their priority."""
 
-from experiments.schema import Changes, Experiment, Factor
+from experiments.schema import Experiment, Factor
 from experiments.sizes import BUDGET_MINUTES, SEEDS, Size, base
+from rmcore.config.changes import Changes
 
 RELATIVE_RATES = {"0.2x": 0.2, "1x": 1.0, "2x": 2.0}
 """1e-6, 5e-6 and 1e-5, usual for models of billions of weights, in units of 5e-6: a small model wants a larger base."""

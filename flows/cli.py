@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows import cli_active, cli_experiment, cli_policy, cli_rlhf, cli_runs, cli_start, cli_trajectory
+from flows import cli_active, cli_experiment, cli_policy, cli_rlhf, cli_runs, cli_start, cli_trajectory, cli_tune
 from flows.cli_common import Flow, FlowOptions, print_reported, run_configured, settings_of
 from flows.hub_names import require_hub_names
 from flows.settings import DEFAULT_PRESET, load_config
@@ -34,6 +34,7 @@ store_app = typer.Typer(no_args_is_help=True, help="List, verify and bound the s
 app.add_typer(store_app, name="store")
 cli_experiment.add_to(app)
 cli_trajectory.add_to(app)
+cli_tune.add_to(app)
 app.command("best-of-n")(cli_policy.best_of_n)
 cli_active.add_to(active_app)
 app.command()(cli_rlhf.rlhf)
@@ -46,7 +47,7 @@ PANELS = {
     "Start here": ("run", "presets", "init", "runs", "open"),
     "Train and measure": ("data", "train", "evaluate", "score", "diff", "ensemble", "analyze", "trajectory", "export"),
     "Policies": ("readiness", "best-of-n", "overoptimize", "rlhf"),
-    "Experiments": ("experiment", "compare", "active"),
+    "Experiments": ("experiment", "compare", "tune", "active"),
     "Services": ("up", "down", "status", "sync", "serve", "publish"),
     "House-keeping": ("info", "store", "why"),
 }

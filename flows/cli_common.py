@@ -67,6 +67,7 @@ def run_configured(
     given: FlowOptions,
     assignments: Sequence[str] = (),
     recorded: PipelineConfig | None = None,
+    **own: Any,
 ) -> dict[str, Any]:
     """Run a flow under a preset, and write its outcome down where that was asked for.
 
@@ -76,6 +77,7 @@ def run_configured(
         given: by the user; --set has the last word.
         assignments: what the command's own options change, in the form of --set.
         recorded: settings of a run that is resumed, in place of a preset's.
+        own: arguments of the flow beside its settings.
 
     Raises:
         ConfigError, pydantic.ValidationError: the config cannot be used.
@@ -100,7 +102,7 @@ def run_configured(
     started = load_flow()
     quiet_prefect()
     with prefect_in_use("stages"):
-        outcome = started(preset=changed, overrides=changes_of(changed, settings))
+        outcome = started(preset=changed, overrides=changes_of(changed, settings), **own)
     if summary is not None:
         write_text(summary, json.dumps(outcome, indent=1) + "\n")
     return outcome

@@ -104,6 +104,7 @@ def configured_flow(
     form: Form,
     picture: str,
     suffix: str = "",
+    **options: Any,
 ) -> Callable[[Callable[..., Outcome]], Flow[..., Outcome]]:
     """Make a flow of a function whose first argument is a config; in its place the flow takes the form's fields.
 
@@ -112,6 +113,7 @@ def configured_flow(
         form: what is asked for; the function's other arguments follow its fields.
         picture: the chain of stages, drawn with characters.
         suffix: of a run's name, after study and seed.
+        options: of Prefect's.
     """
 
     def suggest(parameters: Mapping[str, Any]) -> str | None:
@@ -139,7 +141,7 @@ def configured_flow(
 
         run.__signature__ = signature  # type: ignore[attr-defined]
         text = description(body, picture, form.presets)
-        made: Flow[..., Outcome] = flow(name=name, description=text, flow_run_name=named(suggest))(run)
+        made: Flow[..., Outcome] = flow(name=name, description=text, flow_run_name=named(suggest), **options)(run)
         # Prefect draws the form from here. A default of null there would be what an empty field holds, and be refused.
         without = [one.replace(default=MISSING if one.default is None else one.default) for one in fields]
         made.__signature__ = inspect.Signature([*without[:-1], *own, without[-1]])  # type: ignore[attr-defined]

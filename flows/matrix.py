@@ -2,8 +2,9 @@
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import wait
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,12 @@ StartTracker = Callable[[Cell, dict[str, ArtifactRef]], RunTracker]
 """Opens the MLflow run of a cell, given the artifacts that it has already (all of them for a cached cell)."""
 FinishTracker = Callable[[RunTracker, Cell, dict[str, ArtifactRef]], None]
 """Tells the run of a finished cell what became of it."""
+BeforeStage = Callable[[Cell, str, Mapping[str, ArtifactRef]], None]
+"""Called when a stage of a cell has its lock and slot and is about to start, with the cell's artifacts so far."""
+
+
+def _nothing(cell: Cell, stage: str, refs: Mapping[str, ArtifactRef]) -> None:
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +54,10 @@ class Outcome:
 class MatrixRunner:
     """Runs cells within a flow run, each as a task of its own: what fails there, fails alone."""
 
-    def __init__(self, study: str, store: Store, start: StartTracker, finish: FinishTracker) -> None:
-        self.study, self.store, self.start, self.finish = study, store, start, finish
+    def __init__(
+        self, study: str, store: Store, start: StartTracker, finish: FinishTracker, before: BeforeStage = _nothing
+    ) -> None:
+        self.study, self.store, self.start, self.finish, self.before = study, store, start, finish, before
         self.handed: list[Any] = []
         """Futures of the cells that ran last: a step after them waits for these, whatever became of them."""
         self._stopping = threading.Event()
@@ -68,15 +77,56 @@ class MatrixRunner:
             KeyboardInterrupt: after Ctrl-C, when the stages that were running have saved and ended.
             TerminationSignal: the same after SIGTERM, which is how a run is cancelled in the UI.
         """
+        futures: dict[str, PrefectFuture[Outcome]] = {}
+        with self._ended_with(futures), shown_progress(what, len(plans)) as progress:
+            for plan in plans:
+                futures[plan.cell.label] = self._submit(plan, progress, (after or {}).get(plan.cell.arm, ()))
+            for future in futures.values():
+                future.wait()
+        self.handed = [allow_failure(future) for future in futures.values()]
+        return {plan.cell.label: self._outcome(plan.cell, futures[plan.cell.label]) for plan in plans}
+
+    def run_as_asked(
+        self, ask: Callable[[], CellPlan | None], told: Callable[[Outcome], None], *, slots: int, what: str, total: int
+    ) -> None:
+        """Keep as many cells running as there are slots, each asked for when one is free, until none is given.
+
+        Both functions are called by this thread, so what they share needs no lock.
+
+        Args:
+            ask: the next cell; None: none for now, and the end if nothing runs.
+            told: hears the outcome of each as it ends.
+            slots: how many run at once.
+            what: what they are called together.
+            total: at most so many.
+
+        Raises:
+            KeyboardInterrupt: as `run`.
+            TerminationSignal: as `run`.
+        """
+        futures: dict[str, PrefectFuture[Outcome]] = {}
+        running: dict[str, Cell] = {}
+        self.handed = []
+        with self._ended_with(futures), shown_progress(what, total) as progress:
+            while True:
+                while len(running) < slots and (plan := ask()) is not None:
+                    futures[plan.cell.label] = self._submit(plan, progress, ())
+                    running[plan.cell.label] = plan.cell
+                if not running:
+                    break
+                wait([_thread_of(futures[label]) for label in running], return_when=FIRST_COMPLETED)
+                for label in [label for label in running if _thread_of(futures[label]).done()]:
+                    futures[label].wait()
+                    told(self._outcome(running.pop(label), futures[label]))
+                    self.handed.append(allow_failure(futures[label]))
+
+    @contextmanager
+    def _ended_with(self, futures: Mapping[str, PrefectFuture[Outcome]]) -> Iterator[None]:
+        """After Ctrl-C or SIGTERM inside the block, wait until what runs has saved and ended."""
         if device_slots() > 1:
             os.environ[SHARED_TERMINAL] = "1"
-        futures: dict[str, PrefectFuture[Outcome]] = {}
         try:
-            with shown_progress(what, len(plans)) as progress:
-                for plan in plans:
-                    futures[plan.cell.label] = self._submit(plan, progress, (after or {}).get(plan.cell.arm, ()))
-                for future in futures.values():
-                    future.wait()
+            yield
         except (KeyboardInterrupt, TerminationSignal):
             self._stopping.set()
             # A terminal has asked them already; a signal to this process alone has not.
@@ -84,8 +134,6 @@ class MatrixRunner:
             threads = [one.wrapped_future for one in futures.values() if isinstance(one, PrefectConcurrentFuture)]
             wait(threads, timeout=SAVING_SECONDS)
             raise
-        self.handed = [allow_failure(future) for future in futures.values()]
-        return {plan.cell.label: self._outcome(plan.cell, futures[plan.cell.label]) for plan in plans}
 
     def _submit(self, plan: CellPlan, progress: Progress, after: Sequence[Any]) -> PrefectFuture[Outcome]:
         as_task = task(name="cell", task_run_name=plan.cell.label, cache_policy=NO_CACHE, persist_result=False)
@@ -135,7 +183,7 @@ class MatrixRunner:
                     cell.config,
                     refs,
                     tracker.follow,
-                    before=partial(self._check_going_on, name),
+                    before=partial(self._begin, cell, name, refs),
                     waiting=partial(told_while_waiting, f"{cell.label}, {name}"),
                     label=f"{name} of {cell.label}",
                     run=f"{cell.label} of {self.study}",
@@ -153,9 +201,19 @@ class MatrixRunner:
             self.finish(tracker, cell, refs)
         return Outcome(cell, refs, None, computed=ran)
 
+    def _begin(self, cell: Cell, stage: str, refs: Mapping[str, ArtifactRef]) -> None:
+        self._check_going_on(stage)
+        self.before(cell, stage, refs)
+
     def _check_going_on(self, stage: str) -> None:
         if self._stopping.is_set():
             raise TrainingError(f"stopped before stage {stage}; the same command resumes from there.")
+
+
+def _thread_of(future: PrefectFuture[Outcome]) -> Future[Any]:
+    if not isinstance(future, PrefectConcurrentFuture):
+        raise TypeError(f"a {type(future).__name__} is no thread of this process")
+    return future.wrapped_future
 
 
 def _hear_part(hear: Callable[[float], None], place: int, number: int, share: float) -> None:

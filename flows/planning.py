@@ -5,8 +5,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from experiments.arms import Arm, change_config
+from experiments.arms import Arm
 from experiments.schema import TUNING_SEED, Experiment
+from rmcore.config.changes import change_config
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.fingerprints import code_digests

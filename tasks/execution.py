@@ -79,7 +79,8 @@ def execute(
             wait.end()
             before()
             if stage.finished and (out / stage.finished).is_file():
-                clear(out)  # an earlier attempt died between the end of its work and here
+                if not call.settings.keeps_states:
+                    clear(out)  # an earlier attempt died between the end of its work and here
             else:
                 if stage.kept:
                     _announce(rewind(out), tell)

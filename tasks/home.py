@@ -31,7 +31,7 @@ DEVICE_LIMIT = "rm-device"
 """Prefect's global concurrency limit of which a stage takes a slot while it uses the device (tasks/device.py)."""
 HOME_FOLDERS = (
     *("given", "mlflow", "prefect", "registrations", "reports"),
-    *("scores", "services", "store", "unsynced"),
+    *("scores", "services", "store", "tuning", "unsynced"),
 )
 """Where all of our data lies in a home: prompts and answers, rewards, databases, logs, a password."""
 OWNER_ONLY = 0o700

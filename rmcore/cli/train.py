@@ -156,9 +156,12 @@ def _one_source(data: str | None, hf_dataset: str | None) -> str:
 
 def _check_free(output_dir: Path) -> None:
     """Refuse a folder that holds a finished training, or checkpoints of something else."""
-    from rmcore.training.resume import FINISHED_FILE, RESUME_FOLDER, clear
+    from rmcore.training.resume import FINISHED_FILE, RESUME_FOLDER, clear, was_cut_off
 
-    if (output_dir / FINISHED_FILE).exists():
+    finished = output_dir / FINISHED_FILE
+    if was_cut_off(output_dir):
+        finished.unlink()  # it goes on from there
+    if finished.exists():
         clear(output_dir)  # left by a kill just after the end
         raise ConfigError(
             f"{output_dir} already holds a finished training, which would be overwritten; name another --output-dir."

@@ -59,6 +59,9 @@ class DataConfig(Settings):
     """Share of the training prompts kept for choosing the checkpoint and fitting the temperature."""
     test_fraction: float = Field(default=0.15, gt=0, lt=0.9)
     """Share of the prompts held out for the reported numbers, where no eval data is named."""
+    test_seed: int | None = Field(default=None, ge=0, lt=2**31)
+    """Seed that deals out the test prompts, and draws the gold world, in place of the run's seed: runs under different
+    seeds then share their test pairs, and what one trains on is in no other's test. Left out: the run's seed."""
     prompt_column: str | None = None
     """Column of the prompt, where the layout is not recognised."""
     chosen_column: str | None = None

@@ -20,6 +20,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -134,3 +136,24 @@ def write_converted(pairs: Sequence[PreferencePair], out: Path) -> None:
         return
     with atomic_file(out) as unfinished, unfinished.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(pair.to_dict(), ensure_ascii=False) + "\n" for pair in pairs)
+
+
+def rewards_table(pairs: Sequence[PreferencePair], rewards: np.ndarray) -> pd.DataFrame:
+    """Put rewards beside what metrics need of their pairs: the columns of `rmcore.evaluation.rewards.COLUMNS`.
+
+    Args:
+        pairs: P of them.
+        rewards: (P, 2) logits, chosen first.
+    """
+    scored = np.asarray(rewards, dtype=np.float64)
+    return pd.DataFrame(
+        {
+            "pair_id": [pair.pair_id for pair in pairs],
+            "prompt_id": [pair.prompt_id for pair in pairs],
+            "subset": [pair.metadata.get("subset") for pair in pairs],
+            "reward_chosen": scored[:, 0],
+            "reward_rejected": scored[:, 1],
+            "chosen_chars": [len(pair.chosen) for pair in pairs],
+            "rejected_chars": [len(pair.rejected) for pair in pairs],
+        }
+    )

@@ -8,6 +8,7 @@ from rmcore.core.errors import DataError
 from rmcore.core.progress import Report, labelled, silent, tell_left_out
 from rmcore.data.pair import PreferencePair, prompt_text
 from rmcore.data.rendering import DroppedPair, TokenizedSide, count_cut
+from rmcore.data.table import rewards_table
 from rmcore.models.reward_model import BradleyTerryRM, refuse_not_finite
 
 
@@ -33,19 +34,9 @@ def score_pairs_table(
 
     rewards = rm.score_sides(sides, report=labelled(report, "sides scored")).astype("float64")
     refuse_not_finite(rewards, lambda place: f"{('chosen', 'rejected')[place % 2]} of pair {pairs[place // 2].pair_id}")
-    rewards = rewards.reshape(-1, 2)
-    frame = pd.DataFrame(
-        {
-            "pair_id": [pair.pair_id for pair in pairs],
-            "prompt_id": [pair.prompt_id for pair in pairs],
-            "subset": [pair.metadata.get("subset") for pair in pairs],
-            "reward_chosen": rewards[:, 0],
-            "reward_rejected": rewards[:, 1],
-            "chosen_chars": [len(pair.chosen) for pair in pairs],
-            "rejected_chars": [len(pair.rejected) for pair in pairs],
-            "chosen_cut": [pair.truncation["chosen"] for pair in tokenized],
-            "rejected_cut": [pair.truncation["rejected"] for pair in tokenized],
-        }
+    frame = rewards_table(pairs, rewards.reshape(-1, 2)).assign(
+        chosen_cut=[pair.truncation["chosen"] for pair in tokenized],
+        rejected_cut=[pair.truncation["rejected"] for pair in tokenized],
     )
     return frame, count_cut(tokenized) | {"num_unreadable_pairs": len(read.dropped)}
 

@@ -19,6 +19,8 @@ POPULATIONS = ("population", "second_population")
 """Upstream of the study of readiness: the stage population in each of its two worlds, in their order."""
 CEILING_FILE = "label_ceiling.json"
 """Best accuracy any model can expect on each split; only the gold world knows it."""
+VALIDATION_REWARDS = "validation_rewards.parquet"
+"""Rewards of the validation pairs at the best step of a training: columns of `rmcore.evaluation.rewards.COLUMNS`."""
 POLICY_FOLDER = "model"
 """Where the artifact of the stage policy has a policy that was fine-tuned there."""
 

@@ -51,7 +51,7 @@ def load_splits(config: DataConfig, *, seed: int, report: Report = silent) -> tu
         The splits in that order and what reading each source found (nothing for the gold world).
     """
     if config.source == "gold":
-        world = generate_pairs(config.gold, seed)
+        world = generate_pairs(config.gold, seed if config.test_seed is None else config.test_seed)
         splits = _carve(world.pairs[: config.limit], config, seed=seed, test=config.test_fraction)
         return {**splits, "ood": world.ood_pairs[: config.eval_limit]}, []
     loaded = load_sources(config, report)
@@ -93,8 +93,17 @@ def load_sources(config: DataConfig, report: Report = silent) -> list[LoadedPair
 
 
 def _carve(pairs: list[PreferencePair], config: DataConfig, *, seed: int, test: float) -> Splits:
-    fractions = {"train": 1 - config.validation_fraction - test, "validation": config.validation_fraction, "test": test}
-    splits = split_by_prompt(pairs, fractions={name: share for name, share in fractions.items() if share}, seed=seed)
+    validation = config.validation_fraction
+    if test and config.test_seed is not None:  # a test of its own; the other prompts are dealt by the run's seed
+        shares = {"train": 1 - test, "test": test}
+        first = split_by_prompt(pairs, fractions=shares, seed=config.test_seed)
+        rest = {"train": 1 - validation / (1 - test), "validation": validation / (1 - test)}
+        rest = {name: share for name, share in rest.items() if share}
+        splits = {**split_by_prompt(first["train"], fractions=rest, seed=seed), "test": first["test"]}
+    else:
+        fractions = {"train": 1 - validation - test, "validation": validation, "test": test}
+        fractions = {name: share for name, share in fractions.items() if share}
+        splits = split_by_prompt(pairs, fractions=fractions, seed=seed)
     if "test" in splits:
         splits["test"] = splits["test"][: config.eval_limit]
     return splits

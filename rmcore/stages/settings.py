@@ -55,6 +55,11 @@ class StageSettings(Settings):
         """
         return cls(**{name: getattr(config, name) for name in cls.model_fields})
 
+    @property
+    def keeps_states(self) -> bool:
+        """Whether the artifact keeps the states to go on from, because the work was cut off on purpose."""
+        return False
+
     def named(self) -> dict[str, str]:
         """Digests of what fields name by address, by dotted field.
 
@@ -147,6 +152,11 @@ class TrainSettings(ModelSettings):
             model = config.model.model_copy(update={"name": required_policy(config).name})
             return settings.model_copy(update={"model": model})
         return settings
+
+    @property
+    def keeps_states(self) -> bool:
+        """See `StageSettings.keeps_states`."""
+        return self.train.stop_step is not None
 
     def named(self) -> dict[str, str]:
         """A curriculum beside the model: its name and its code, on which trainings without one do not depend."""

@@ -1,7 +1,9 @@
 """Stage train: prepared pairs in, a checkpoint folder out.
 
 Writes `best/` and `step_*/` (plain Hugging Face folders), `metrics.csv`, `metrics.jsonl`, `reward_distributions.json`,
-`dropped_pairs.jsonl`, `training.json` (how it ended), `summary.json` and the training curves.
+`validation_rewards.parquet` (of the best step, where it was chosen on validation pairs), `dropped_pairs.jsonl`,
+`training.json` (how it ended), `summary.json` and the training curves. One that was cut off by `train.stop_step` keeps
+`resume/`, from which `rmcore.study.rungs` lets the next one go on.
 """
 
 import hashlib
@@ -19,14 +21,14 @@ from rmcore.data.integrity import select_training_pairs
 from rmcore.data.pair import PreferencePair
 from rmcore.data.readers.sources import source_digest
 from rmcore.data.rendering import count_cut
-from rmcore.data.table import read_pairs
+from rmcore.data.table import read_pairs, rewards_table
 from rmcore.landscape.trajectory import make_callbacks
 from rmcore.models.loading import pick_device
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.reporting.figures.style import save
 from rmcore.reporting.figures.training import training_curves_figure
 from rmcore.reporting.figures.trajectory import curvature_trajectory_figure
-from rmcore.stages.interface import Upstream, policy_place
+from rmcore.stages.interface import VALIDATION_REWARDS, Upstream, policy_place
 from rmcore.stages.settings import TrainSettings
 from rmcore.stages.train_order import curriculum_order
 from rmcore.training.loop import Trainer
@@ -105,8 +107,12 @@ def train_into(
     }
     write_json_lines(out / "dropped_pairs.jsonl", (pair.to_dict() for pair in dropped))
     _write_outcome(out, trainer, result)
+    if trainer.best_rewards_split == "validation":
+        table = rewards_table(held_out.pairs, trainer.best_rewards)
+        table.to_parquet(out / VALIDATION_REWARDS)
     write_json(out / FINISHED_FILE, _record(rm, result, truncation))
-    clear(out)
+    if settings.train.stop_step is None:
+        clear(out)
     return result
 
 

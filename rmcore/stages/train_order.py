@@ -12,7 +12,7 @@ from rmcore.data.pair import PreferencePair
 from rmcore.data.rendering import TokenizedPair
 from rmcore.ensembles.features import features
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.training.feed import planned_steps
+from rmcore.training.length import planned_steps
 from rmcore.training.ranks import Ranks
 
 

@@ -91,8 +91,10 @@ class Estimates:
         return measured if measured is not None else self._from_probe(config, stage)
 
     def _train_seconds(self, config: PipelineConfig, trained: Sequence[Entry]) -> float | None:
-        for entry in trained:
-            record = _read_record(entry)
+        known = [(entry, _read_record(entry)) for entry in trained]
+        # One that went on from an earlier training has all of its seconds in steps, and few of them on the clock.
+        whole = [(entry, record) for entry, record in known if record is not None and not record.get("resumed_from")]
+        for entry, record in whole or known:
             pairs = self._planned_pairs(config)
             if record is None or pairs is None:
                 continue

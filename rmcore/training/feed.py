@@ -1,6 +1,5 @@
 """The micro-batches of every step, in order, built ahead by worker processes where that pays."""
 
-import math
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -71,14 +70,6 @@ class StepFeed(Dataset):
 
 def _total(pair: TokenizedPair) -> int:
     return len(pair.chosen.ids) + len(pair.rejected.ids)
-
-
-def planned_steps(config: TrainConfig, num_pairs: int) -> int:
-    """Optimizer steps of a run over `num_pairs` training pairs: `steps`, else `epochs` rounded to whole steps."""
-    if config.steps is not None:
-        return config.steps
-    per_epoch = math.ceil(num_pairs / config.pairs_per_step)
-    return max(1, round(config.epochs * per_epoch))
 
 
 def make_feed(

@@ -35,7 +35,8 @@ from rmcore.training import state as states
 from rmcore.training.callbacks import Callback, Evaluation
 from rmcore.training.checkpoint import CheckpointWriter, repair_interrupted
 from rmcore.training.compiling import CompiledForward
-from rmcore.training.feed import make_feed, planned_steps, steps_from
+from rmcore.training.feed import make_feed, steps_from
+from rmcore.training.length import planned_steps
 from rmcore.training.memory import memory_metrics, peak_memory_bytes
 from rmcore.training.optimizers import set_learning_rate
 from rmcore.training.peak_memory import PeakMeter
@@ -183,6 +184,8 @@ class Trainer:
         """Run the steps that are left; why they ended."""
         if (reason := self._reason_to_stop()) is not None:  # interrupted just then
             return reason
+        if self.config.stop_step is not None and self.config.stop_step <= self.at.step < self.num_steps:
+            return resume.CUT_OFF
         stepper = Stepper(context, self.feed)
         saved_at = time.monotonic()
         with steps_from(stepper.feed, self.at.step, self.config, self.rm.device) as steps:
@@ -195,8 +198,12 @@ class Trainer:
                 self.report(step, self.num_steps, self._loss)
                 stop = self.ranks.agree(interruption.asked)
                 stop_reason = self._reason_to_stop()
+                if stop_reason is None and step == self.config.stop_step and step < self.num_steps:
+                    stop_reason = resume.CUT_OFF
                 due = stop_reason is None and time.monotonic() - saved_at >= self.config.resume_every_seconds
-                if self.ranks.agree(stop or due):
+                # What goes on from here later needs the state, also to see that it has stopped early.
+                kept = stop_reason is not None and self.config.stop_step is not None
+                if self.ranks.agree(stop or due or kept):
                     self._settle(stepper)
                     self._save_state(context)
                     saved_at = time.monotonic()
@@ -309,7 +316,10 @@ class Trainer:
 
     def _finish(self, context: StepContext, stop_reason: str) -> TrainResult:
         self._peak.note()
-        self.writer.finished(self.at.step)
+        if stop_reason == resume.CUT_OFF:
+            self.writer.cut_off(self.at.step)
+        else:
+            self.writer.finished(self.at.step)
         if not len(self.best_rewards):  # nothing was evaluated, or the metric was never defined
             some = self.train[:DISTRIBUTION_PAIRS]
             self.best_rewards = self._score(some)

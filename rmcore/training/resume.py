@@ -23,6 +23,8 @@ from rmcore.core.tracking import METRICS_FILE
 RESUME_FOLDER, STATE_FILE, RECORD_FILE, BEGINNING_FILE = "resume", "state.pt", "record.json", "beginning.json"
 FINISHED_FILE = "training.json"
 """Written when a training is over; a folder with it is not resumed."""
+CUT_OFF = "cut off at stop_step"
+"""Why a training ended that `train.stop_step` cut off: it is over, and may be gone on with."""
 KEPT_STATES = 2
 
 
@@ -131,6 +133,15 @@ def rewind(folder: Path) -> ResumePoint | None:
         with atomic_file(metrics) as temporary:
             temporary.write_bytes(b"".join(kept))
     return point
+
+
+def was_cut_off(folder: Path) -> bool:
+    """Whether the training in a folder is over because `train.stop_step` cut it off, so that it may be gone on with."""
+    try:
+        record = json.loads((folder / FINISHED_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(record, dict) and record.get("stop_reason") == CUT_OFF
 
 
 def clear(folder: Path) -> None:

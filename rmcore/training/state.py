@@ -91,7 +91,8 @@ def training_settings(
     config: TrainConfig, seed: int, train: Sequence[TokenizedPair], validation: Sequence[TokenizedPair]
 ) -> dict[str, Any]:
     """List what a state must share with the training that resumes from it, by dotted name."""
-    fields = config.model_dump(mode="json", exclude=set(RUN_ONLY_FIELDS))
+    # Where it is to stop changes no step before.
+    fields = config.model_dump(mode="json", exclude={*RUN_ONLY_FIELDS, "stop_step"})
     return {
         **{f"train.{name}": value for name, value in fields.items()},
         "seed": seed,

@@ -13,10 +13,11 @@ from flows.rlhf import rlhf
 from flows.run_name import is_made_up
 from flows.score import score
 from flows.trajectory import trajectory
+from flows.tune import tune
 from rmcore.core.errors import ConfigError, ModelError
 from tasks.home import project_root
 
-CONFIGURED = (pipeline, trajectory, best_of_n, readiness, confirm, readiness_validation, rlhf, active_learning)
+CONFIGURED = (pipeline, trajectory, best_of_n, readiness, confirm, readiness_validation, rlhf, active_learning, tune)
 
 
 @pytest.mark.parametrize("flow", [*CONFIGURED, score, experiment, overoptimize], ids=lambda flow: flow.name)

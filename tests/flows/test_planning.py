@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from experiments.arms import change_config
 from experiments.presets import PRESETS
 from experiments.schema import TUNING_SEED, Experiment
 from flows import cli_runs
 from flows.planning import make_plan, matrix_key, plan_run
+from rmcore.config.changes import change_config
 from rmcore.core.errors import ConfigError
 from rmcore.core.store import MANIFEST, Store
 from rmcore.core.tracking import METRICS_FILE

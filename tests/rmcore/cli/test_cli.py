@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from flows.cli import app
 from rmcore.cli.common import guard
+from rmcore.core.files import file_digest
 from rmcore.data.table import read_pairs, write_pairs
 from rmcore.models.preference import PREFERENCE_FILE
 from rmcore.models.reward_model import BradleyTerryRM
@@ -294,6 +295,17 @@ def test_a_finished_training_is_not_overwritten(checkpoint, files):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_a_training_that_was_cut_off_is_gone_on_with(files, tmp_path):
+    words = ["train", "--model", "tiny", "--max-seq-len", 64, "--data", files / "train.parquet", "--batch-size", 4]
+    words += ["--steps", 4, "--micro-token-budget", 512]
+    assert "2 steps (cut off at stop_step)" in rm_opt(*words, "--output-dir", tmp_path / "a", "--stop-step", 2).stdout
+    assert "4 steps (all steps done)" in rm_opt(*words, "--output-dir", tmp_path / "a").stdout
+    rm_opt(*words, "--output-dir", tmp_path / "whole")
+    one, other = (file_digest(tmp_path / name / "best" / "model.safetensors") for name in ("a", "whole"))
+    assert one == other
+
+
 def test_early_stopping_and_callbacks_can_be_switched_off(files, tmp_path):
     out = tmp_path / "out"
     rm_opt(

@@ -14,7 +14,8 @@ from rmcore.config.train import TrainConfig
 from rmcore.core.errors import ConfigError, TrainingError
 from rmcore.data.rendering import TokenizedPair, TokenizedSide
 from rmcore.models.batching import micro_batches
-from rmcore.training.feed import make_feed, planned_steps, steps_from
+from rmcore.training.feed import make_feed, steps_from
+from rmcore.training.length import planned_steps
 from rmcore.training.ranks import ALONE, Ranks
 
 CPU = torch.device("cpu")

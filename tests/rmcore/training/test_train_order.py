@@ -15,7 +15,7 @@ from rmcore.stages.registry import stage_call
 from rmcore.stages.settings import TrainSettings
 from rmcore.stages.train import train_into
 from rmcore.stages.train_order import curriculum_order
-from rmcore.training.feed import planned_steps
+from rmcore.training.length import planned_steps
 from rmcore.training.loop import Trainer
 from rmcore.training.ranks import ALONE
 

@@ -27,10 +27,11 @@ from tasks.local_services import HOME_MARK
 pytestmark = pytest.mark.services
 FLOWS = (
     "pipeline", "trajectory", "experiment", "score", "best-of-n", "overoptimize", "readiness", "confirm",
-    "readiness-validation", "active-learning", "rlhf",
+    "readiness-validation", "active-learning", "rlhf", "tune",
 )  # fmt: skip
 CONFIGURED = [
-    *("pipeline", "trajectory", "best-of-n", "readiness", "confirm", "readiness-validation", "active-learning", "rlhf")
+    *("pipeline", "trajectory", "best-of-n", "readiness", "confirm", "readiness-validation", "active-learning", "rlhf"),
+    "tune",
 ]
 MATRIX = {"experiment": "baseline", "size": "smoke", "seeds": 1}
 
@@ -271,6 +272,7 @@ def test_the_form_and_the_run_show_in_a_browser(browse, services, finished):
         forms["confirm"]: ["other prompts, at most, that best-of-n is served on", "Submit"],
         forms["readiness-validation"]: ["quickly trained backbones", "Submit"],
         forms["rlhf"]: ["Weight of the KL penalty", "a checkpoint folder", "Submit"],
+        forms["tune"]: ["the confirmation included", "fresh seeds of the confirmation", "Submit"],
         forms["active-learning"]: ["paired repetitions", "Submit"],
         f"{services.ui}/runs/flow-run/{finished['id']}": ["from-ui-seed0", "Completed"],
     }

@@ -1,0 +1,166 @@
+"""The results of a search: what the report shows, and the recipe that `rm-opt run` takes."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+import yaml
+
+from flows.matrix import Outcome
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.core.files import write_text
+from rmcore.core.store import ArtifactRef, Store
+from rmcore.data.table import read_pairs
+from rmcore.reporting.schema import Metric
+from rmcore.reporting.tuning_schema import ArmRow, TrialRow, TuningResults
+from rmcore.study.objectives import DEFINITIONS, LABELS, Objective, higher_is_better, unit
+from rmcore.study.plan import folders
+from rmcore.study.search_space import Space, text_of
+from rmcore.study.tuning_result import Comparison, Confirmed, compare_arms, metric, read_confirmed, verdict
+
+RECIPE_SECTIONS = ("study", "seed", "data", "model", "train", "evaluate", "policy", "validation", "active", "rlhf")
+"""Sections of a recipe: all that decides its numbers, and what the preset beneath must not bring."""
+NOTHING: Metric = {"value": 0.0, "ci_low": None, "ci_high": None, "num": 0, "reason": "the winner is the defaults"}
+
+
+class Tuning(Protocol):
+    """A run of a search, as far as its results need it (`flows.tune.Tuning`)."""
+
+    name: str
+    base: PipelineConfig
+    space: Space
+    objective: Objective
+    store: Store
+    search: Any
+    notes: list[str]
+
+    def config_of(self, number: int, seed: int) -> PipelineConfig:
+        """Settings of a trial in one piece, under another seed."""
+
+
+def gather_tuning(
+    run: Tuning, best: Any, cells: Mapping[str, Outcome], prepared: ArtifactRef, price_per_hour: float | None
+) -> TuningResults:
+    """Gather everything that a search found.
+
+    Args:
+        run: the search.
+        best: record of the winning trial.
+        cells: of the confirmation, by label.
+        prepared: the pairs of the trials.
+        price_per_hour: of a device.
+    """
+    objective, higher = run.objective, higher_is_better(run.objective)
+    records = run.search.records()
+    confirmed = {arm: _read(run, cells, arm) for arm in {one.cell.arm for one in cells.values()}}
+    are_defaults = best.number == 0
+    defaults = confirmed["defaults"]
+    winner = defaults if are_defaults else confirmed["winner"]
+    found = compare_arms(objective, winner, defaults)
+    difference = NOTHING if are_defaults else metric(found.difference)
+    search_seconds = run.search.seconds
+    confirmation = sum(_seconds(run.store, one) for one in cells.values())
+    total = search_seconds + confirmation
+    rows = [_trial_row(run, one) for one in records]
+    pairs = {name: len(read_pairs(Path(prepared.path) / f"{name}.parquet")) for name in ("train", "validation")}
+    return {
+        "name": run.name,
+        "study": run.base.study,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "headline": verdict(objective, difference, are_defaults=are_defaults),
+        "is_better": not are_defaults and found.is_better,
+        "objective": objective,
+        "label": LABELS[objective],
+        "definition": DEFINITIONS[objective],
+        "unit": unit(objective),
+        "higher_is_better": higher,
+        "model": run.base.model.name,
+        "data": run.base.data.source,
+        "num_train": pairs["train"],
+        "num_validation": pairs["validation"],
+        "num_test_prompts": found.winner.num_prompts or 0,
+        "seed": run.base.seed,
+        "seeds": [one.seed for one in defaults],
+        "space": run.space.to_dict(),
+        "trials": rows,
+        "winner": _arm_row(rows[best.number], winner, found, 0, objective),
+        "defaults": _arm_row(rows[0], defaults, found, 1, objective),
+        "difference": difference,
+        "method": found.difference.method,
+        "importance": run.search.importance(),
+        "notes": run.notes,
+        "cost": {
+            "search_seconds": search_seconds,
+            "confirmation_seconds": confirmation,
+            "measured_seconds": total,
+            "money": None if price_per_hour is None else total / 3600 * price_per_hour,
+            "price_per_hour": price_per_hour,
+        },
+        "recipe": "",
+    }
+
+
+def _read(run: Tuning, cells: Mapping[str, Outcome], arm: str) -> list[Confirmed]:
+    own = [one for one in cells.values() if one.cell.arm == arm]
+    return [
+        read_confirmed(one.cell.seed, run.objective, folders(one.refs), beta=one.cell.config.train.beta) for one in own
+    ]
+
+
+def _seconds(store: Store, one: Outcome) -> float:
+    """Wall seconds of a cell without the preparation, which its arms share."""
+    stages = [ref for name, ref in one.refs.items() if name != "prepare"]
+    return sum(float((store.manifest(ref.stage, ref.key) or {}).get("wall_seconds", 0.0)) for ref in stages)
+
+
+def _trial_row(run: Tuning, one: Any) -> TrialRow:
+    settings = run.search.settings_of(one.number)
+    ends = run.search.ends_of(one.number)
+    return {
+        "number": one.number,
+        "state": one.state,
+        "settings": settings,
+        "values": list(one.values),
+        "shares": [end / ends[-1] for end in ends[: len(one.values)]],
+        "seconds": one.seconds,
+        "train_seconds": one.train_seconds,
+        "why": one.why,
+    }
+
+
+def _arm_row(row: TrialRow, arm: list[Confirmed], found: Comparison, place: int, objective: Objective) -> ArmRow:
+    selected, fresh, of = row["values"][-1], found.fresh[place], unit(objective)
+    return {
+        "trial": row["number"],
+        "settings": row["settings"],
+        "selected": selected,
+        "fresh": metric(fresh, of),
+        "fresh_values": [one.validation.value for one in arm],
+        "test": metric(found.winner if place == 0 else found.defaults, of),
+        "test_values": [one.test.value for one in arm],
+        "optimism": (1 if higher_is_better(objective) else -1) * (selected - fresh.value),
+        "train_seconds": sum(one.train_seconds for one in arm) / len(arm),
+    }
+
+
+def write_recipe(run: Tuning, best: Any, results: TuningResults, out: Path) -> Path:
+    """Write the winner's settings as a file that `rm-opt run --config` takes; returns `out`.
+
+    Under the first fresh seed, so the run finds its training in the store. A data file is named by its whole path.
+    """
+    config = run.config_of(best.number, results["seeds"][0])
+    tree = config.model_dump(mode="json", include=set(RECIPE_SECTIONS))
+    for name in ("source", "eval_source"):
+        if (given := tree["data"][name]) is not None and Path(given).exists():
+            tree["data"][name] = str(Path(given).resolve())
+    chosen = ", ".join(f"{name}={text_of(value)}" for name, value in results["winner"]["settings"].items())
+    head = [
+        f"The winner of the search {run.name}, trial {best.number}: {chosen or 'the defaults'}.",
+        results["headline"],
+        f"rm-opt run --config {out.name}",
+    ]
+    ordered = {name: tree[name] for name in RECIPE_SECTIONS if name in tree}
+    body = yaml.safe_dump(ordered, sort_keys=False, allow_unicode=True, width=100)
+    write_text(out, "".join(f"# {line}\n" for line in head) + body)
+    return out

@@ -1,0 +1,220 @@
+"""One run of a search: its trials, rung by rung, within the budget, and the confirmation of the winner."""
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from flows.console import say
+from flows.matrix import MatrixRunner, Outcome
+from flows.pipeline import log_pairs, places
+from flows.planning import TRIAL_STAGES
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.core.errors import ConfigError, TrainingError
+from rmcore.core.progress import duration
+from rmcore.core.store import ArtifactRef, Store, flatten, make_key
+from rmcore.reporting.html.note import run_note
+from rmcore.stages.registry import stage_call
+from rmcore.stages.results import run_key
+from rmcore.study.budget import Budget
+from rmcore.study.estimates import Estimates
+from rmcore.study.objectives import LABELS, Objective
+from rmcore.study.plan import Cell, CellPlan, Planner, folders
+from rmcore.study.rungs import hand_over
+from rmcore.study.search_space import Space
+from rmcore.study.tuning_result import training_seconds, validation_scores
+from tasks.device import device_slots
+from tasks.tracking import RunTracker
+
+CONFIRM_STAGES = ("prepare", "train", "evaluate")
+WINNER, DEFAULTS = "winner", "defaults"
+STOPPED = ("was asked to stop", "stopped before stage")
+"""Words of the error of a cell that did not fail of itself."""
+
+
+@dataclass
+class Tuning:
+    """One run of a search."""
+
+    name: str
+    key: str
+    base: PipelineConfig
+    space: Space
+    objective: Objective
+    store: Store
+    search: Any
+    """The `rmcore.study.search.Search`, whose module brings Optuna."""
+    budget: Budget | None
+    """None: no budget was given."""
+    trials: int | None
+    notes: list[str] = field(default_factory=list)
+    computed: list[str] = field(default_factory=list)
+    handed: list[Any] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.started = time.monotonic()
+        self.spent_before = self.search.seconds
+        self.due: list[Any] = []
+        """Trials whose next rung is to run, before new ones."""
+        self.running: dict[str, Any] = {}
+        self.planner = Planner(self.store, Estimates((), {}))
+        self.runner = MatrixRunner(self.name, self.store, self._start_tracker, self._finish_tracker, self._hand_over)
+
+    @property
+    def spent(self) -> float:
+        """Seconds of this run, and of the trials of earlier ones."""
+        return self.spent_before + time.monotonic() - self.started
+
+    def search_all(self) -> None:
+        """Run trials until the budget or their number is used up."""
+        # A trial that was stopped between its rungs, unless it was to be given up just then.
+        self.due = [trial for trial in self.search.take_up() if not trial.done or not self._is_over(trial)]
+        if self.due:
+            say(f"taken up: {', '.join(trial.label for trial in self.due)}")
+        for note in self.notes if not self.search.num_finished else ():
+            say(note)
+        self.runner.run_as_asked(
+            self._ask, self._told, slots=device_slots(), what="rungs", total=3 * (self.trials or 30)
+        )
+        self.handed = list(self.runner.handed)
+
+    def _ask(self) -> CellPlan | None:
+        while True:
+            if self.due:
+                trial = self.due.pop(0)
+            elif (why := self._enough()) is None:
+                try:
+                    trial = self.search.ask()
+                except ConfigError as error:  # its settings do not fit together: it is over, and told
+                    say(str(error))
+                    continue
+            else:
+                if not self.running:
+                    say(why)
+                return None
+            cell = Cell(trial.label, f"trial {trial.number}", self.base.seed, trial.rung_config(), TRIAL_STAGES)
+            self.running[cell.label] = trial
+            return self.planner.plan(cell)
+
+    def _enough(self) -> str | None:
+        """Why no further trial is begun; None where one is."""
+        begun = len(self.search.records())
+        if self.trials is not None and begun >= self.trials:
+            return f"{begun} trials, as many as asked for"
+        if self.budget is None or not begun:
+            return None
+        complete = [one for one in self.search.records() if one.state == "complete"]
+        mean = sum(one.seconds for one in complete) / len(complete) if complete else None
+        best = self.search.best().seconds if complete else None
+        budget = self.budget
+        if complete and complete[0].number == 0:  # what the defaults really took
+            budget = replace(budget, times=replace(budget.times, train=complete[0].seconds))
+        if budget.fits(self.spent, mean, best):
+            return None
+        left = budget.seconds - self.spent
+        return f"{begun} trials; the {duration(max(left, 0))} that are left are kept for the confirmation"
+
+    def _told(self, outcome: Outcome) -> None:
+        trial = self.running.pop(outcome.cell.label)
+        if outcome.error is not None:
+            if not any(words in outcome.error for words in STOPPED):  # else it is taken up by the next run
+                self._fail(trial, outcome.error)
+            return
+        if outcome.computed:
+            self.computed.append(outcome.cell.label)
+        places = folders(outcome.refs)
+        scores = validation_scores(self.objective, places, beta=trial.config.train.beta)
+        if not math.isfinite(scores.value):
+            self._fail(
+                trial, f"its {LABELS[self.objective]} is not defined: the rewards of all pairs that count are tied"
+            )
+            return
+        seconds = (self.store.manifest("train", outcome.refs["train"].key) or {}).get("wall_seconds", 0.0)
+        self.search.report(trial, scores, seconds=seconds, train_seconds=training_seconds(places["train"]))
+        if not self._is_over(trial):
+            self.due.insert(0, trial)
+
+    def _fail(self, trial: Any, message: str) -> None:
+        self.search.fail(trial, message)
+        say(f"trial {trial.number} failed; the search goes on")
+
+    def _is_over(self, trial: Any) -> bool:
+        """Decide on a trial after a rung, and say it."""
+        decision = self.search.decide(trial)
+        record = self.search.records()[trial.number]
+        value = f"{LABELS[self.objective]} {record.value:.4f}"
+        if decision == "goes on":
+            say(f"trial {trial.number:<3} {value} after {trial.rungs.share(trial.done - 1)}: goes on")
+        else:
+            say(f"trial {trial.number:<3} {value}: {record.why or 'complete'}")
+        return bool(decision != "goes on")
+
+    def confirm(self, seeds: int) -> dict[str, Outcome]:
+        """Train winner and defaults with fresh seeds and measure them on the test pairs.
+
+        Raises:
+            TrainingError: a cell failed; the same command tries it again.
+        """
+        best = self.search.best()
+        arms = {DEFAULTS: 0} if best.number == 0 else {WINNER: best.number, DEFAULTS: 0}
+        cells = [
+            Cell(arm, arm, seed, self.config_of(number, seed), CONFIRM_STAGES)
+            for seed in self.fresh_seeds(seeds)
+            for arm, number in arms.items()
+        ]
+        value = f"{LABELS[self.objective]} {best.value:.4f}"
+        say(f"winner: trial {best.number}, {value}; confirmed with {seeds} fresh seeds on the test pairs")
+        outcomes = self.runner.run([self.planner.plan(cell) for cell in cells], "cells of the confirmation")
+        if failed := {label: one.error for label, one in outcomes.items() if one.error}:
+            raise TrainingError(
+                f"{len(failed)} of {len(cells)} trainings of the confirmation failed: {failed}. Nothing is said on the "
+                "strength of those that are left; the same command tries them again."
+            )
+        self.computed += [label for label, one in outcomes.items() if one.computed]
+        self.handed += self.runner.handed
+        return outcomes
+
+    def fresh_seeds(self, number: int) -> list[int]:
+        """Seeds that no trial used."""
+        return [(self.base.seed + 1 + place) % 2**31 for place in range(number)]
+
+    def config_of(self, number: int, seed: int) -> PipelineConfig:
+        """Settings of a trial in one piece, under another seed."""
+        config: PipelineConfig = self.search.whole_config(number)
+        return config.model_copy(update={"seed": seed})
+
+    def _hand_over(self, cell: Cell, stage: str, refs: Mapping[str, ArtifactRef]) -> None:
+        """Let a rung begin where the one before ended."""
+        trial = self.running.get(cell.label)
+        if trial is None or stage != "train" or not trial.done:
+            return
+        key = stage_call("train", trial.rung_config(back=1), refs).key
+        if self.store.status("train", key).state == "valid":  # else it is trained in one piece, to the same end
+            begun = self.store.unfinished("train", stage_call("train", cell.config, refs).key)
+            hand_over(Path(self.store.ref("train", key).path), begun)
+
+    def _start_tracker(self, cell: Cell, refs: dict[str, ArtifactRef]) -> RunTracker:
+        tracker = RunTracker.start(
+            self.base.study,
+            f"{self.name} {cell.label}",
+            {
+                "rm.kind": "cell" if cell.arm in (WINNER, DEFAULTS) else "trial",
+                "rm.tuning": self.key,
+                "rm.arm": cell.arm,
+                "rm.seed": str(cell.seed),
+                **({"rm.key": run_key(refs)} if refs else {}),
+            },
+            flatten(cell.config.model_dump(mode="json")),
+            uid=f"tune-{self.key}-{make_key({'cell': cell.label})[:12]}",
+            parent_uid=f"tune-{self.key}",
+        )
+        if not refs:
+            tracker.watch_machine()
+        return tracker
+
+    def _finish_tracker(self, tracker: RunTracker, cell: Cell, refs: dict[str, ArtifactRef]) -> None:
+        tracker.set_tags({"rm.key": run_key(refs)})
+        log_pairs(tracker, cell.config, refs["prepare"])
+        tracker.describe(run_note(f"{cell.label}: a part of the search {self.name}", *places(None)))
