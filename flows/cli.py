@@ -367,4 +367,7 @@ furnish(app, PANELS)
 def main() -> None:
     """Entry point of the console script."""
     os.environ.setdefault("PYTHONSAFEPATH", "1")  # no child takes a file of the current folder for a library
+    # OpenMP's threads sleep when they wait for one another: spinning, they take the cores from whatever else runs, and
+    # two threads of a training on a busy machine need three times as long (benchmarks/RESULTS.md, "A busy machine").
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     sys.exit(guard(lambda: app(standalone_mode=False)))

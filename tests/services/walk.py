@@ -269,7 +269,7 @@ def compared(visit: Visit) -> None:
     visit.click("rm/rates-custom")
     visit.step("mlflow-matrix", "Cells side by side")
     visit.follow("Cells side by side")
-    visit.step("mlflow-table", "small seed 0", "large seed 1", "train.lr")
+    visit.step("mlflow-table", "small seed 0", "large seed 1", "test_pairwise_accuracy")
     visit.open(visit.services.mlflow)
     visit.click("rm/rates-custom")
     visit.follow("Charts of the cells")
