@@ -49,14 +49,12 @@ def execute(
     *,
     run: str | None = None,
     wait: Wait | None = None,
-    limit: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> tuple[ArtifactRef, bool]:
     """Give the artifact of a stage, and whether it was made here: from the store if it is whole there, else anew.
 
     Two callers with the same key do the work once: the second waits for the first. `before` is called when nothing is
     left to wait for. `tell` hears how far the stage is. `run` is the name by which others know who computes it, and by
-    which its lines are told from those of others on a terminal that they share. `wait` knows what it waits for. `limit`
-    is entered by a stage that has a slot of the device, and held as long as that.
+    which its lines are told from those of others on a terminal that they share. `wait` knows what it waits for.
 
     Raises:
         RmcoreError: whatever the stage refused with, of the same class.
@@ -74,7 +72,6 @@ def execute(
         with (
             noted(store, key, run),
             nullcontext() if device is None else device_slot(store, run, device) as slot,
-            nullcontext() if device is None else limit(),
             store.publish(
                 stage.name, call.slug, call.inputs, outcome=stage.outcome, resumable=bool(stage.kept), key=key
             ) as out,

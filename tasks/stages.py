@@ -6,7 +6,7 @@ it imports, and a cached result is not looked at again.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -21,13 +21,14 @@ from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.progress import share_of
 from rmcore.core.store import ArtifactRef, Store
 from rmcore.stages.registry import stage_call
-from tasks.device import DEVICE
+from rmcore.stages.settings import DeviceSettings
+from tasks.device import DEVICE, in_the_way
 from tasks.execution import Follow, execute
 from tasks.home import DEVICE_LIMIT
 from tasks.waiting import Wait, Waiting, untold
 
 FULL_LIMIT = (
-    f"{DEVICE}: no other run of this home holds it, but Prefect has given no slot of its limit {DEVICE_LIMIT} yet. "
+    f"{DEVICE}: no run of this home holds it any more, but Prefect has given no slot of its limit {DEVICE_LIMIT} yet. "
     "Another home or machine on the same server may hold them; Prefect's page Concurrency shows it"
 )
 Found = TypeVar("Found")
@@ -88,14 +89,11 @@ def run_stage(
                 progress(share)
 
         with _told(on_interrupt), waiting() as wait:
-
-            @contextmanager
-            def limit() -> Iterator[None]:
-                # Inside, too: the limit's end asks Prefect, which the same Ctrl-C may have ended, and waits minutes.
-                with device_limit(wait), _told(on_interrupt):
-                    yield
-
-            ref, here = execute(store, call, follow, before, tell, run=run, wait=wait, limit=limit)
+            device = call.settings.device if isinstance(call.settings, DeviceSettings) else None
+            limit = nullcontext() if device is None else device_limit(store, wait, device)
+            # Once more inside the limit: its end asks Prefect, which the same Ctrl-C may have ended, and waits minutes.
+            with limit, _told(on_interrupt):
+                ref, here = execute(store, call, follow, before, tell, run=run, wait=wait)
         ran.append(here)
         return ref
 
@@ -149,13 +147,9 @@ def _told(on_interrupt: Callable[[], None]) -> Iterator[None]:
 
 
 @contextmanager
-def device_limit(wait: Wait) -> Iterator[None]:
-    """Hold one slot of Prefect's limit on the device inside the block; waits until one is free.
-
-    Whoever enters holds a slot of this home's own (`tasks.device`), so that runs of one home never queue here: Prefect
-    has those that it turned away ask again after about as long as a slot is held, with the device idle meanwhile.
-    """
-    wait.on(lambda: FULL_LIMIT)
+def device_limit(store: Store, wait: Wait, device: str = "auto") -> Iterator[None]:
+    """Hold one slot of Prefect's limit on the device inside the block; waits until one is free."""
+    wait.on(lambda: in_the_way(store, device) or FULL_LIMIT)
     # A server that dies meanwhile must not end the work: the lock beneath still holds the device.
     with concurrency(DEVICE_LIMIT, occupy=1, strict=True, raise_on_lease_renewal_failure=False):
         yield

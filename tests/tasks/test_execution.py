@@ -4,18 +4,14 @@ import os
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
-
-import pytest
+from contextlib import nullcontext
 
 from rmcore.config.data import DataConfig, GoldConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core import progress
-from rmcore.core.errors import TrainingError
 from rmcore.core.progress import PROGRESS_VARIABLE
 from rmcore.core.store import Store
 from rmcore.stages.registry import stage_call
-from tasks.device import SLOTS_VARIABLE, device_slot
 from tasks.execution import SHARED_TERMINAL, _progress_told, execute
 from tasks.waiting import Wait
 
@@ -60,32 +56,6 @@ def test_who_computes_the_same_stage_is_named_to_those_who_wait(tmp_path):
     assert reason.startswith(f"the same prepare, which mine-seed0 (pid {os.getpid()}, since ")
     assert (first.result()[1], second.result()[1]) == (True, False)
     assert wait.reason == ""
-
-
-def test_prefects_limit_is_asked_for_by_whoever_holds_a_slot_of_the_device_alone(tmp_path, monkeypatch):
-    monkeypatch.delenv(SLOTS_VARIABLE, raising=False)
-    store, wait, entered = Store(tmp_path), Wait(), []
-    config = PipelineConfig(data=DataConfig(gold=GoldConfig(num_prompts=40)), device="cpu")
-    prepared, _ = execute(store, stage_call("prepare", config, {}), follow_nothing, lambda: None, limit=entered.append)
-    asked = stage_call("train", config, {"prepare": prepared})
-
-    @contextmanager
-    def limit():
-        entered.append(wait.reason)
-        yield
-
-    def refuse():
-        raise TrainingError("far enough")
-
-    with ThreadPoolExecutor(1) as pool:
-        with device_slot(store, "theirs-seed0"):
-            waiting = pool.submit(execute, store, asked, follow_nothing, refuse, wait=wait, limit=limit)
-            while "held by theirs-seed0" not in wait.reason:
-                assert not waiting.done()
-            assert entered == []
-        with pytest.raises(TrainingError, match="far enough"):
-            waiting.result(60)
-    assert len(entered) == 1
 
 
 def test_lines_of_progress_are_told_and_are_on_standard_error(capfd, monkeypatch):
