@@ -127,7 +127,8 @@ def tune(
     ) as tracker:
         tracker.watch_machine()
         prepared = run_stages(("prepare",), base, store, tracker)["prepare"]
-        require_objective(objective, _validation_pairs(prepared.ref))
+        require_objective(objective, _pairs(prepared.ref, "validation"))
+        require_objective(objective, _pairs(prepared.ref, "test"), "test")  # told before the search is paid for
         frozen = {
             "base": base.model_dump(mode="json", exclude={"study", "loggers", "skip", "device"}),
             "pairs": prepared.ref.digest,
@@ -191,8 +192,8 @@ def checked_name(name: str) -> str:
     raise ConfigError(f"a search cannot be called {name!r}: use letters, digits, '.', '_' and '-', at most 61.")
 
 
-def _validation_pairs(prepared: ArtifactRef) -> list[Any]:
-    place = Path(prepared.path) / "validation.parquet"
+def _pairs(prepared: ArtifactRef, split: str) -> list[Any]:
+    place = Path(prepared.path) / f"{split}.parquet"
     return read_pairs(place) if place.is_file() else []
 
 

@@ -116,7 +116,8 @@ def _seconds(store: Store, one: Outcome) -> float:
 
 def _trial_row(run: Tuning, one: Any) -> TrialRow:
     settings = run.search.settings_of(one.number)
-    ends = run.search.ends_of(one.number)
+    # Settings that do not fit together have no rungs either.
+    ends: tuple[int, ...] = run.search.ends_of(one.number) if one.values else ()
     return {
         "number": one.number,
         "state": one.state,

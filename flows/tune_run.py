@@ -12,7 +12,7 @@ from flows.matrix import MatrixRunner, Outcome
 from flows.pipeline import log_pairs, places
 from flows.planning import TRIAL_STAGES
 from rmcore.config.pipeline import PipelineConfig
-from rmcore.core.errors import ConfigError, TrainingError
+from rmcore.core.errors import ConfigError, DataError, TrainingError
 from rmcore.core.progress import duration
 from rmcore.core.store import ArtifactRef, Store, flatten, make_key
 from rmcore.reporting.html.note import run_note
@@ -30,6 +30,10 @@ from tasks.tracking import RunTracker
 
 CONFIRM_STAGES = ("prepare", "train", "evaluate")
 WINNER, DEFAULTS = "winner", "defaults"
+MOST_FAILURES = 8
+"""Trials in a row that may come to nothing."""
+MOST_TOO_LONG = 3
+"""Trials in a row that may be too long for the rest of a budget before the search ends."""
 STOPPED = ("was asked to stop", "stopped before stage")
 """Words of the error of a cell that did not fail of itself."""
 
@@ -55,10 +59,11 @@ class Tuning:
 
     def __post_init__(self) -> None:
         self.started = time.monotonic()
-        self.spent_before = self.search.seconds
+        self.spent_before = self.search.seconds / device_slots()  # rungs of several slots took the same time
         self.due: list[Any] = []
         """Trials whose next rung is to run, before new ones."""
         self.running: dict[str, Any] = {}
+        self.failed_in_a_row = self.too_long = 0
         self.planner = Planner(self.store, Estimates((), {}))
         self.runner = MatrixRunner(self.name, self.store, self._start_tracker, self._finish_tracker, self._hand_over)
 
@@ -88,8 +93,15 @@ class Tuning:
                 try:
                     trial = self.search.ask()
                 except ConfigError as error:  # its settings do not fit together: it is over, and told
+                    self._count_failure(str(error))
                     say(str(error))
                     continue
+                if why := self._too_long(trial):
+                    self.search.leave(trial, why)
+                    self.too_long += 1
+                    say(f"trial {trial.number:<3} is not begun: {why}")
+                    continue
+                self.too_long = 0
             else:
                 if not self.running:
                     say(why)
@@ -105,6 +117,8 @@ class Tuning:
             return f"{begun} trials, as many as asked for"
         if self.budget is None or not begun:
             return None
+        if self.too_long >= MOST_TOO_LONG:
+            return f"{begun} trials; {self.too_long} in a row would not have fitted into what is left of the budget"
         complete = [one for one in self.search.records() if one.state == "complete"]
         mean = sum(one.seconds for one in complete) / len(complete) if complete else None
         best = self.search.best().seconds if complete else None
@@ -125,18 +139,56 @@ class Tuning:
         if outcome.computed:
             self.computed.append(outcome.cell.label)
         places = folders(outcome.refs)
-        scores = validation_scores(self.objective, places, beta=trial.config.train.beta)
+        try:
+            scores = validation_scores(self.objective, places, beta=trial.config.train.beta)
+        except DataError as error:  # a model whose rewards are all tied chose no step on the validation pairs
+            self._fail(trial, str(error))
+            return
         if not math.isfinite(scores.value):
             self._fail(
                 trial, f"its {LABELS[self.objective]} is not defined: the rewards of all pairs that count are tied"
             )
             return
+        self.failed_in_a_row = 0
         seconds = (self.store.manifest("train", outcome.refs["train"].key) or {}).get("wall_seconds", 0.0)
         self.search.report(trial, scores, seconds=seconds, train_seconds=training_seconds(places["train"]))
         if not self._is_over(trial):
             self.due.insert(0, trial)
 
+    def _too_long(self, trial: Any) -> str:
+        """Why a new trial does not fit into what is left, by its number of pairs; empty where it does."""
+        if self.budget is None or not trial.number:
+            return ""
+        first = self.search.records()[0]
+        known = first.seconds if first.state == "complete" else self.budget.times.train
+        drawn, defaults = (config.train for config in (trial.config, self.search.whole_config(0)))
+        own = known * (drawn.steps * drawn.pairs_per_step) / (defaults.steps * defaults.pairs_per_step)
+        best = max((one.seconds for one in self.search.records() if one.state == "complete"), default=own)
+        budget = replace(self.budget, times=replace(self.budget.times, train=known))
+        if budget.fits(self.spent, own, max(own, best)):
+            return ""
+        return f"its training of about {duration(own)} and a confirmation of it would not fit into the budget"
+
+    def _count_failure(self, message: str) -> None:
+        """Note a trial that came to nothing.
+
+        Raises:
+            TrainingError: so many did in a row that something other than their settings is wrong.
+        """
+        self.failed_in_a_row += 1
+        if self.failed_in_a_row >= MOST_FAILURES:
+            raise TrainingError(
+                f"{MOST_FAILURES} trials in a row came to nothing, the last one because: {message} Correct that (a "
+                "full disk, a space whose values do not fit together) and repeat the command."
+            )
+
     def _fail(self, trial: Any, message: str) -> None:
+        if not trial.number:  # it stays as it is, and the next run takes it up
+            raise TrainingError(
+                f"the defaults themselves failed, with which all trials are compared: {message} Correct the preset, "
+                "--set or --config, or what the machine lacks, and repeat the command."
+            )
+        self._count_failure(message)
         self.search.fail(trial, message)
         say(f"trial {trial.number} failed; the search goes on")
 
@@ -158,6 +210,11 @@ class Tuning:
             TrainingError: a cell failed; the same command tries it again.
         """
         best = self.search.best()
+        if earlier := self.search.note_confirmation(best.number, seeds):
+            self.notes.append(
+                f"the test pairs were looked at before, for trials {', '.join(map(str, earlier))}: each look is "
+                "another chance to be better by luck, which the interval does not allow for"
+            )
         arms = {DEFAULTS: 0} if best.number == 0 else {WINNER: best.number, DEFAULTS: 0}
         cells = [
             Cell(arm, arm, seed, self.config_of(number, seed), CONFIRM_STAGES)

@@ -4,6 +4,7 @@ Writes `train.parquet`, `validation.parquet`, `test.parquet`, with the gold worl
 `label_ceiling.json`; `audit.json`; `rejected_rows.jsonl`; `summary.json`.
 """
 
+import hashlib
 from functools import partial
 from pathlib import Path
 
@@ -99,7 +100,9 @@ def _carve(pairs: list[PreferencePair], config: DataConfig, *, seed: int, test: 
         first = split_by_prompt(pairs, fractions=shares, seed=config.test_seed)
         rest = {"train": 1 - validation / (1 - test), "validation": validation / (1 - test)}
         rest = {name: share for name, share in rest.items() if share}
-        splits = {**split_by_prompt(first["train"], fractions=rest, seed=seed), "test": first["test"]}
+        # Dealt by a hash of its own: under test_seed itself the places of the training prompts are cut already.
+        own = int.from_bytes(hashlib.sha256(f"validation {seed}".encode()).digest()[:4], "big")
+        splits = {**split_by_prompt(first["train"], fractions=rest, seed=own), "test": first["test"]}
     else:
         fractions = {"train": 1 - validation - test, "validation": validation, "test": test}
         fractions = {name: share for name, share in fractions.items() if share}

@@ -143,7 +143,7 @@ def require_objective(objective: Objective, pairs: Sequence[PreferencePair], wha
     """
     if not pairs:
         raise DataError(
-            f"there are no {what} pairs, and trials are compared on them: raise data.{what}_fraction above 0."
+            f"there are no {what} pairs, and the search compares on them: raise data.{what}_fraction above 0."
         )
     rewards = rewards_table(pairs, np.tile([1.0, 0.0], (len(pairs), 1)))
     if score(objective, rewards, pairs).counts.sum() > 0:

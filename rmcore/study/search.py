@@ -30,7 +30,7 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)
 RECORD = "study.json"
 DATABASE = "study.db"
 FROZEN, SCORES, SECONDS, TRAIN_SECONDS = "frozen", "scores", "seconds", "train_seconds"
-ERROR, PRUNED, SETTINGS = "error", "pruned", "settings"
+ERROR, PRUNED, SETTINGS, CONFIRMED = "error", "pruned", "settings", "confirmed"
 WARM_TRIALS = 3
 """Best trials of an earlier search that a new one begins with."""
 Decision = Literal["goes on", "complete", "pruned"]
@@ -155,7 +155,8 @@ class Search:
         if trial.done == len(trial.rungs.ends):
             self.study.tell(trial.handle, value)
             return "complete"
-        if why := self._given_up(own, place, value):
+        # Everything is compared with the defaults, so they are trained to their end.
+        if own.number and (why := self._given_up(own, place, value)):
             trial.handle.set_user_attr(PRUNED, f"{why} at {trial.rungs.share(place)}")
             self.study.tell(trial.handle, state=TrialState.PRUNED)
             return "pruned"
@@ -179,6 +180,18 @@ class Search:
     def fail(self, trial: Trial, message: str) -> None:
         """Tell that a trial failed; the search goes on."""
         self._fail(trial.handle, message)
+
+    def leave(self, trial: Trial, why: str) -> None:
+        """Give up a trial before its first rung; the search goes on."""
+        trial.handle.set_user_attr(PRUNED, why)
+        self.study.tell(trial.handle, state=TrialState.PRUNED)
+
+    def note_confirmation(self, number: int, seeds: int) -> list[int]:
+        """Write down that a trial is confirmed now; gives the other trials that were confirmed before."""
+        known: list[list[int]] = json.loads(self.study.user_attrs.get(CONFIRMED, "[]"))
+        if [number, seeds] not in known:
+            self.study.set_user_attr(CONFIRMED, json.dumps([*known, [number, seeds]]))
+        return sorted({one for one, _ in known} - {number})
 
     def _fail(self, handle: optuna.Trial, message: str) -> None:
         handle.set_user_attr(ERROR, message)

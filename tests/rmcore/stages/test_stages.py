@@ -66,6 +66,20 @@ def test_a_split_of_a_file_is_refused(tmp_path, gold_pairs):
         run_prepare(tmp_path / "out", source=str(tmp_path / "a.parquet"), eval_split="test")
 
 
+@pytest.mark.parametrize("seed", [0, 1, 7])
+def test_a_test_of_its_own_seed_is_the_same_under_every_seed_and_leaves_the_others_their_shares(seed):
+    """Also under that very seed: the search trains its trials so."""
+    data = DataConfig(gold=GoldConfig(num_prompts=900, pairs_per_prompt=1), test_seed=0)
+    splits, _ = prepare.load_splits(data, seed=seed)
+    test = prepare.load_splits(data, seed=0)[0]["test"]
+    assert [pair.pair_id for pair in splits["test"]] == [pair.pair_id for pair in test]
+    validation = {pair.pair_id for pair in splits["validation"]}
+    assert len(validation) / 900 == pytest.approx(data.validation_fraction, abs=5 * (0.1 * 0.9 / 900) ** 0.5)
+    if seed:
+        first = {pair.pair_id for pair in prepare.load_splits(data, seed=0)[0]["validation"]}
+        assert len(first & validation) < len(validation) / 2
+
+
 def key(name, config):
     upstream = {stage: ArtifactRef(stage, "k", "/somewhere", "d") for stage in STAGES[name].upstream}
     return stage_call(name, config, upstream).key

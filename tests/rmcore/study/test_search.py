@@ -207,3 +207,20 @@ def test_the_chosen_score_flatters_where_all_trials_are_equal(tmp_path):
         gains.append(best.value - 0.7)
     assert np.mean(gains) > 0.01
     assert min(gains) > -0.02
+
+
+def test_the_defaults_are_never_given_up_and_a_trial_may_be_left_before_it_begins(tmp_path):
+    with opened(tmp_path / "a") as search:
+        defaults, other = search.ask(), search.ask()
+        for value, trial in ((0.9, other), (0.1, defaults)):  # the other one is first, and far better
+            search.report(trial, Scores(("a",), np.array([value]), np.array([1.0])), seconds=1.0, train_seconds=1.0)
+        assert search.decide(defaults) == "goes on"
+        search.leave(search.ask(), "too long")
+        last = search.records()[-1]
+        assert (last.state, last.values, last.why) == ("pruned", (), "too long")
+
+
+def test_confirmations_of_other_trials_are_remembered(tmp_path):
+    for number, before in ((3, []), (3, []), (5, [3]), (3, [5])):
+        with opened(tmp_path / "a") as search:
+            assert search.note_confirmation(number, 3) == before
