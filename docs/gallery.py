@@ -185,6 +185,8 @@ HISTORY, REWARDS = figure_sample.history(), figure_sample.rewards()
 CURVATURE, EXPERIMENT, POLICY = curvature_sample.curvature(), experiment_sample.results(), policy_sample.policy()
 IN_LOOKS = experiment_sample.in_looks()
 TUNING: Any = tuning_sample.results()
+FEW_TRIALS = [one for one in TUNING["trials"] if one["number"] < 10 or one["number"] == TUNING["winner"]["trial"]]
+"""Forty lines that cross do not fit into a small picture."""
 SHOWN = {
     "training_curves": Shown(
         lambda: training_curves_figure(HISTORY, best_step=400),
@@ -314,7 +316,7 @@ SHOWN = {
         "explains nothing.",
     ),
     "parallel_coordinates": Shown(
-        lambda: parallel_coordinates_figure(TUNING),
+        lambda: parallel_coordinates_figure(TUNING | {"trials": FEW_TRIALS}),
         "tune",
         "Dark lines that meet on an axis mark good values. The winner is one line of many: look whether others as dark "
         "agree with it.",
