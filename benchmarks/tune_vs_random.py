@@ -136,7 +136,7 @@ def follow(bench: Bench, found: Search, trial: Trial) -> int:
     """Run a trial until it is over; pairs that it was trained on, which the search stores in place of seconds."""
     before, earlier = 0, None
     for place in count(trial.done):
-        if place and found.decide(trial) != "goes on":
+        if place and found.decide(trial) != "promoted":
             return before
         try:
             out = bench.rung(trial, found.whole_config(trial.number), earlier)

@@ -18,7 +18,7 @@ from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.progress import duration
 from rmcore.study.objectives import Objective
-from rmcore.study.search_space import Choices, Space, default_space, parse_space, read_space, text_of
+from rmcore.study.search_space import Choices, Space, default_space, parse_space, read_space, settings_line, text_of
 from tasks.home import home
 
 DEFAULT_PRESET = "minilm"
@@ -48,7 +48,7 @@ def tune(
         str, typer.Option(help=f"What is compared on validation pairs: {', '.join(get_args(Objective))}.")
     ] = "accuracy",
     name: Annotated[
-        str | None, typer.Option(help="Name of the search; the same one goes on. Default: study and objective.")
+        str | None, typer.Option(help="Name of the search; the same one resumes. Default: study and objective.")
     ] = None,
     seeds: Annotated[
         int, typer.Option(min=2, max=100, help="Fresh seeds that winner and defaults are trained with in the end.")
@@ -191,8 +191,7 @@ def print_outcome(outcome: dict[str, Any]) -> None:
     print()
     Console().print(table)
     print(results["headline"])
-    chosen = ", ".join(f"{name}={text_of(value)}" for name, value in results["winner"]["settings"].items())
-    print(f"winner      trial {results['winner']['trial']}: {chosen}")
+    print(f"winner      trial {results['winner']['trial']}: {settings_line(results['winner']['settings'])}")
     states = [one["state"] for one in results["trials"]]
     counted = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     print(f"trials      {len(states)}: {counted}")

@@ -76,7 +76,7 @@ def tune(
     """Search for the best settings of a reward model on these pairs within a budget, and say what the best are worth.
 
     Trials see training and validation pairs; bad ones are given up early. The winner and the defaults are then trained
-    with fresh seeds and measured on test pairs that no trial saw. A search that was stopped goes on where it was.
+    with fresh seeds and measured on test pairs that no trial saw. A search that was stopped resumes where it was.
 
     Args:
         config: data, model, and the defaults, which are the first trial.
@@ -86,7 +86,7 @@ def tune(
             of about the same length) or best-of-k (how often the best scored of several answers was never rejected).
         space: the settings that are searched, each with choices or a range; left out, a small space around the
             defaults.
-        name: of the search; the same name goes on with it. Left out: study and objective.
+        name: of the search; the same name resumes it. Left out: study and objective.
         seeds: fresh seeds of the confirmation.
         price_per_hour: of a device, for the cost in money.
         storage: database of the search as an SQLAlchemy URL, for example of PostgreSQL; left out, a file of this home.
@@ -153,7 +153,7 @@ def tune(
                 best = search.best()
                 cells = run.confirm(seeds)
             except (KeyboardInterrupt, TerminationSignal):
-                say("stopped; all finished rungs are kept: the same command goes on from there")
+                say("stopped; all finished rungs are kept: the same command resumes from there")
                 leave_embedded(tracker)
                 raise
             folder = home() / "reports" / f"{name}-{key}"
@@ -202,7 +202,7 @@ def track(tracker: RunTracker, results: TuningResults, report: Path, files: list
     for file in files:
         tracker.log_file(file, "figures" if file.suffix == ".png" else REPORT_FOLDER)
     tracker.log_file(report, REPORT_FOLDER)
-    tracker.log_table([{**flat_trial(one)} for one in results["trials"]], "trials")
+    tracker.log_table([flat_trial(one) for one in results["trials"]], "trials")
     found = {
         "tune/selected": results["winner"]["selected"],
         "tune/optimism": results["winner"]["optimism"],

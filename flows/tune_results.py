@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import yaml
 
 from flows.matrix import Outcome
-from rmcore.config.pipeline import PipelineConfig
+from flows.tune_run import Tuning
 from rmcore.core.files import write_text
 from rmcore.core.store import ArtifactRef, Store
 from rmcore.data.table import read_pairs
@@ -16,27 +16,12 @@ from rmcore.reporting.schema import Metric
 from rmcore.reporting.tuning_schema import ArmRow, TrialRow, TuningResults
 from rmcore.study.objectives import DEFINITIONS, LABELS, Objective, higher_is_better, unit
 from rmcore.study.plan import folders
-from rmcore.study.search_space import Space, text_of
+from rmcore.study.search_space import settings_line
 from rmcore.study.tuning_result import Comparison, Confirmed, compare_arms, metric, read_confirmed, verdict
 
 RECIPE_SECTIONS = ("study", "seed", "data", "model", "train", "evaluate", "policy", "validation", "active", "rlhf")
 """Sections of a recipe: all that decides its numbers, and what the preset beneath must not bring."""
 NOTHING: Metric = {"value": 0.0, "ci_low": None, "ci_high": None, "num": 0, "reason": "the winner is the defaults"}
-
-
-class Tuning(Protocol):
-    """A run of a search, as far as its results need it (`flows.tune.Tuning`)."""
-
-    name: str
-    base: PipelineConfig
-    space: Space
-    objective: Objective
-    store: Store
-    search: Any
-    notes: list[str]
-
-    def config_of(self, number: int, seed: int) -> PipelineConfig:
-        """Settings of a trial in one piece, under another seed."""
 
 
 def gather_tuning(
@@ -155,7 +140,7 @@ def write_recipe(run: Tuning, best: Any, results: TuningResults, out: Path) -> P
     for name in ("source", "eval_source"):
         if (given := tree["data"][name]) is not None and Path(given).exists():
             tree["data"][name] = str(Path(given).resolve())
-    chosen = ", ".join(f"{name}={text_of(value)}" for name, value in results["winner"]["settings"].items())
+    chosen = settings_line(results["winner"]["settings"])
     head = [
         f"The winner of the search {run.name}, trial {best.number}: {chosen or 'the defaults'}.",
         results["headline"],

@@ -122,12 +122,9 @@ class Tuning:
         complete = [one for one in self.search.records() if one.state == "complete"]
         mean = sum(one.seconds for one in complete) / len(complete) if complete else None
         best = self.search.best().seconds if complete else None
-        budget = self.budget
-        if complete and complete[0].number == 0:  # what the defaults really took
-            budget = replace(budget, times=replace(budget.times, train=complete[0].seconds))
-        if budget.fits(self.spent, mean, best):
+        if self._learned(self.budget).fits(self.spent, mean, best):
             return None
-        left = budget.seconds - self.spent
+        left = self.budget.seconds - self.spent
         return f"{begun} trials; the {duration(max(left, 0))} that are left are kept for the confirmation"
 
     def _told(self, outcome: Outcome) -> None:
@@ -159,15 +156,20 @@ class Tuning:
         """Why a new trial does not fit into what is left, by its number of pairs; empty where it does."""
         if self.budget is None or not trial.number:
             return ""
-        first = self.search.records()[0]
-        known = first.seconds if first.state == "complete" else self.budget.times.train
+        budget = self._learned(self.budget)
         drawn, defaults = (config.train for config in (trial.config, self.search.whole_config(0)))
-        own = known * (drawn.steps * drawn.pairs_per_step) / (defaults.steps * defaults.pairs_per_step)
+        own = budget.times.train * (drawn.steps * drawn.pairs_per_step) / (defaults.steps * defaults.pairs_per_step)
         best = max((one.seconds for one in self.search.records() if one.state == "complete"), default=own)
-        budget = replace(self.budget, times=replace(self.budget.times, train=known))
         if budget.fits(self.spent, own, max(own, best)):
             return ""
         return f"its training of about {duration(own)} and a confirmation of it would not fit into the budget"
+
+    def _learned(self, budget: Budget) -> Budget:
+        """Replace the expected time of a training of the defaults by what it really took, once that is known."""
+        first = self.search.records()[0]
+        return (
+            replace(budget, times=replace(budget.times, train=first.seconds)) if first.state == "complete" else budget
+        )
 
     def _count_failure(self, message: str) -> None:
         """Note a trial that came to nothing.
@@ -190,18 +192,18 @@ class Tuning:
             )
         self._count_failure(message)
         self.search.fail(trial, message)
-        say(f"trial {trial.number} failed; the search goes on")
+        say(f"trial {trial.number} failed; the search continues")
 
     def _is_over(self, trial: Any) -> bool:
         """Decide on a trial after a rung, and say it."""
         decision = self.search.decide(trial)
         record = self.search.records()[trial.number]
         value = f"{LABELS[self.objective]} {record.value:.4f}"
-        if decision == "goes on":
-            say(f"trial {trial.number:<3} {value} after {trial.rungs.share(trial.done - 1)}: goes on")
+        if decision == "promoted":
+            say(f"trial {trial.number:<3} {value} after {trial.rungs.share(trial.done - 1)}: promoted")
         else:
             say(f"trial {trial.number:<3} {value}: {record.why or 'complete'}")
-        return bool(decision != "goes on")
+        return bool(decision != "promoted")
 
     def confirm(self, seeds: int) -> dict[str, Outcome]:
         """Train winner and defaults with fresh seeds and measure them on the test pairs.

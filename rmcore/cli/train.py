@@ -160,7 +160,7 @@ def _check_free(output_dir: Path) -> None:
 
     finished = output_dir / FINISHED_FILE
     if was_cut_off(output_dir):
-        finished.unlink()  # it goes on from there
+        finished.unlink()  # it resumes from there
     if finished.exists():
         clear(output_dir)  # left by a kill just after the end
         raise ConfigError(

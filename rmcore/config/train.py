@@ -16,7 +16,7 @@ class TrainConfig(Settings):
     """Passes over the training pairs, where steps is not given."""
     stop_step: int | None = Field(default=None, ge=1)
     """Step after which training is cut off: its state is kept, and the same training without this, or with a later one,
-    goes on from there. The learning rate is that of the whole run."""
+    resumes from there. The learning rate is that of the whole run."""
     pairs_per_step: int = Field(default=16, ge=1)
     """Preference pairs in one optimizer step."""
     packing: bool = True

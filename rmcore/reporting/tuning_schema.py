@@ -4,6 +4,9 @@ from typing import Any, Literal, TypedDict
 
 from rmcore.reporting.schema import Metric
 
+FEWEST_FOR_IMPORTANCE = 10
+"""Complete trials below which a forest over the settings says nothing."""
+
 
 class TrialRow(TypedDict):
     """One trial."""

@@ -57,7 +57,7 @@ class StageSettings(Settings):
 
     @property
     def keeps_states(self) -> bool:
-        """Whether the artifact keeps the states to go on from, because the work was cut off on purpose."""
+        """Whether the artifact keeps the states to resume from, because the work was cut off on purpose."""
         return False
 
     def named(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Successive halving over the steps of a training: its rungs, who goes on, and how a rung begins where the last ended.
+"""Successive halving over the steps of a training: its rungs, who is promoted, how a rung begins where the last ended.
 
 A rung is an ordinary training that `train.stop_step` cuts off, so it is cached, killed and resumed as any other. The
 next rung is handed its states and begins there; resuming is exact, so the last rung ends in the same bits as a training
@@ -23,7 +23,7 @@ from rmcore.study.objectives import Scores
 from rmcore.training.resume import RESUME_FOLDER
 
 REDUCTION = 3
-"""A rung is this many times as long as the one before, and about one trial of so many goes on from it."""
+"""A rung is this many times as long as the one before, and about one trial of so many is promoted from it."""
 NUM_RUNGS = 3
 WORSE_LEVEL = 0.05
 """Level of the one-sided test by which a trial is given up as worse than the best one."""
@@ -61,7 +61,7 @@ class Rungs:
 
 
 def expected_share() -> float:
-    """Share of a whole training that a trial costs on average, if one of `REDUCTION` goes on from each rung."""
+    """Share of a whole training that a trial costs on average, if one of `REDUCTION` is promoted from each rung."""
     ends = [REDUCTION ** (place - NUM_RUNGS + 1) for place in range(NUM_RUNGS)]
     parts = [ends[0], *(after - before for before, after in pairwise(ends))]
     return sum(part / REDUCTION**place for place, part in enumerate(parts))
@@ -99,7 +99,7 @@ def _link_tree(source: Path, target: Path) -> None:
 
 
 def is_promoted(value: float, others: Sequence[float], *, higher: bool) -> bool:
-    """Whether a trial is among the best third of those that ended this rung so far; the first ones go on, too.
+    """Whether a trial is among the best third of those that ended this rung so far; the first ones are promoted, too.
 
     Args:
         value: its value at the rung.

@@ -1,7 +1,7 @@
 """A search for the best settings: an Optuna study that is asked for trials and told of their rungs.
 
 All that decides is in the study's storage: what was drawn, the scores of every rung, how a trial ended. So a search
-that was killed goes on where it was: a trial in the midst of its rungs is taken up with its own settings, and the next
+that was killed resumes where it was: a trial in the midst of its rungs is taken up with its own settings, and the next
 ones are those that an uninterrupted search would have drawn. Importing this module imports Optuna.
 """
 
@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import optuna
+from optuna.exceptions import OptunaError
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.exc import SQLAlchemyError
 
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError, StoreError
 from rmcore.core.files import try_exclusive, write_json
+from rmcore.reporting.tuning_schema import FEWEST_FOR_IMPORTANCE
 from rmcore.study.objectives import Objective, Scores, higher_is_better
 from rmcore.study.registration import describe_changes
 from rmcore.study.rungs import REDUCTION, WORSE_LEVEL, Rungs, is_promoted, worse_p
@@ -33,7 +36,7 @@ FROZEN, SCORES, SECONDS, TRAIN_SECONDS = "frozen", "scores", "seconds", "train_s
 ERROR, PRUNED, SETTINGS, CONFIRMED = "error", "pruned", "settings", "confirmed"
 WARM_TRIALS = 3
 """Best trials of an earlier search that a new one begins with."""
-Decision = Literal["goes on", "complete", "pruned"]
+Decision = Literal["promoted", "complete", "pruned"]
 
 
 @dataclass
@@ -145,7 +148,7 @@ class Search:
         trial.done += 1
 
     def decide(self, trial: Trial) -> Decision:
-        """Decide after a rung whether a trial goes on, and tell the study if it does not.
+        """Decide after a rung whether a trial is promoted to the next, and tell the study if it is not.
 
         A pure function of what the study holds, so a search that was killed before it could tell decides the same.
         """
@@ -160,10 +163,10 @@ class Search:
             trial.handle.set_user_attr(PRUNED, f"{why} at {trial.rungs.share(place)}")
             self.study.tell(trial.handle, state=TrialState.PRUNED)
             return "pruned"
-        return "goes on"
+        return "promoted"
 
     def _given_up(self, own: FrozenTrial, place: int, value: float) -> str:
-        """Why a trial does not go on from a rung; empty where it does."""
+        """Why a trial is not promoted from a rung; empty where it is."""
         earlier = [one for one in self.study.get_trials(deepcopy=False) if one.number != own.number]
         there = [one for one in earlier if _resource(place) in one.intermediate_values]
         others = [one.intermediate_values[_resource(place)] for one in there]
@@ -178,11 +181,11 @@ class Search:
         return f"worse than trial {best.number} on the same prompts (p = {p:.2g})" if p < WORSE_LEVEL else ""
 
     def fail(self, trial: Trial, message: str) -> None:
-        """Tell that a trial failed; the search goes on."""
+        """Tell that a trial failed; the search continues."""
         self._fail(trial.handle, message)
 
     def leave(self, trial: Trial, why: str) -> None:
-        """Give up a trial before its first rung; the search goes on."""
+        """Give up a trial before its first rung; the search continues."""
         trial.handle.set_user_attr(PRUNED, why)
         self.study.tell(trial.handle, state=TrialState.PRUNED)
 
@@ -275,12 +278,8 @@ class Search:
         return {name: float(share) for name, share in found.items()}
 
 
-FEWEST_FOR_IMPORTANCE = 10
-"""Complete trials below which a forest over the settings says nothing."""
-
-
 class TrialError(ConfigError):
-    """The settings of a trial do not fit together; the trial is over and the search goes on."""
+    """The settings of a trial do not fit together; the trial is over and the search continues."""
 
     def __init__(self, number: int, message: str) -> None:
         self.number = number
@@ -408,7 +407,7 @@ def _settle(study: optuna.Study, frozen: Mapping[str, Any]) -> None:
         listed = "\n  ".join(describe_changes(json.loads(known), json.loads(text)))
         raise ConfigError(
             f"the search {study.study_name} was begun with other settings, and trials of both cannot be compared:\n  "
-            f"{listed}\nRepeat what it was begun with to go on with it, or take another --name."
+            f"{listed}\nRepeat what it was begun with to resume it, or take another --name."
         )
 
 
@@ -435,7 +434,8 @@ def earlier_best(
             continue
         try:
             study = optuna.load_study(study_name=known["name"], storage=known["storage"])
-        except Exception:  # noqa: BLE001, S112 - a database that is away, or was removed, is nothing to begin with
+        # Its database is away or was removed, its driver is not here, or another version of Optuna wrote it.
+        except (SQLAlchemyError, OptunaError, ImportError, KeyError, RuntimeError):
             continue
         if (study.direction == optuna.study.StudyDirection.MAXIMIZE) != higher:
             continue

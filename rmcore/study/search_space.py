@@ -104,7 +104,7 @@ class Space:
         try:
             return with_settings(base, values)
         except ValueError as error:
-            said = ", ".join(f"{name}={text_of(value)}" for name, value in values.items())
+            said = settings_line(values)
             raise ConfigError(f"the settings of this trial do not fit together ({said}): {_reason(error)}") from None
 
     def drawn_of(self, config: PipelineConfig) -> dict[str, Any]:
@@ -140,6 +140,11 @@ def text_of(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def settings_line(values: Mapping[str, Any]) -> str:
+    """Settings in one line, as `--set` names them."""
+    return ", ".join(f"{name}={text_of(value)}" for name, value in values.items())
 
 
 def with_settings(base: PipelineConfig, values: Mapping[str, Any]) -> PipelineConfig:

@@ -102,23 +102,21 @@ def compare_arms(objective: Objective, winner: Sequence[Confirmed], defaults: Se
     """
     sign = 1 if higher_is_better(objective) else -1
     both = [_paired(ours, theirs, sign) for ours, theirs in zip(winner, defaults, strict=True)]
-    num_prompts = min(num for *_, num in both)
+    num_prompts = min(num for _, num in both)
     shared = len({one.prompts for one in (*winner, *defaults)}) == 1
 
-    def over(place: int) -> Estimate:
-        samples = [one[place] for one in both]
-        assert all(isinstance(sample, SeedSample) for sample in samples)  # noqa: S101 - for the types
-        kept = [sample for sample in samples if isinstance(sample, SeedSample)]
-        return estimate_over_seeds(kept, num_prompts=num_prompts, prompts_shared=shared)
+    def over(name: str) -> Estimate:
+        samples = [found[name] for found, _ in both]
+        return estimate_over_seeds(samples, num_prompts=num_prompts, prompts_shared=shared)
 
     def fresh(arm: Sequence[Confirmed]) -> Estimate:
         values = [SeedSample(one.validation.value, None) for one in arm]
         return estimate_over_seeds(values, num_prompts=None, prompts_shared=False)
 
-    return Comparison(over(0), over(1), over(2), (fresh(winner), fresh(defaults)))
+    return Comparison(over("winner"), over("defaults"), over("difference"), (fresh(winner), fresh(defaults)))
 
 
-def _paired(ours: Confirmed, theirs: Confirmed, sign: int) -> tuple[SeedSample, SeedSample, SeedSample, int]:
+def _paired(ours: Confirmed, theirs: Confirmed, sign: int) -> tuple[dict[str, SeedSample], int]:
     """Values with replicates of both arms under one seed and of their difference, and the number of prompts."""
     prompts = tuple(sorted({*ours.test.prompts, *theirs.test.prompts}))
     first, second = _on(ours.test, prompts), _on(theirs.test, prompts)
@@ -135,8 +133,7 @@ def _paired(ours: Confirmed, theirs: Confirmed, sign: int) -> tuple[SeedSample, 
     drawn = cluster_bootstrap(
         compute, len(prompts), num_resamples=NUM_RESAMPLES, seed=int(ours.prompts[:15], 16)
     )  # the same prompts are drawn alike under every seed
-    found = [SeedSample(drawn.point[name], drawn.replicates.get(name)) for name in drawn.point]
-    return found[0], found[1], found[2], len(prompts)
+    return {name: SeedSample(value, drawn.replicates.get(name)) for name, value in drawn.point.items()}, len(prompts)
 
 
 def _on(scores: Scores, prompts: tuple[str, ...]) -> Scores:

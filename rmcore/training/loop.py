@@ -201,7 +201,7 @@ class Trainer:
                 if stop_reason is None and step == self.config.stop_step and step < self.num_steps:
                     stop_reason = resume.CUT_OFF
                 due = stop_reason is None and time.monotonic() - saved_at >= self.config.resume_every_seconds
-                # What goes on from here later needs the state, also to see that it has stopped early.
+                # What resumes from here later needs the state, also to see that it has stopped early.
                 kept = stop_reason is not None and self.config.stop_step is not None
                 if self.ranks.agree(stop or due or kept):
                     self._settle(stepper)

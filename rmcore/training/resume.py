@@ -24,7 +24,7 @@ RESUME_FOLDER, STATE_FILE, RECORD_FILE, BEGINNING_FILE = "resume", "state.pt", "
 FINISHED_FILE = "training.json"
 """Written when a training is over; a folder with it is not resumed."""
 CUT_OFF = "cut off at stop_step"
-"""Why a training ended that `train.stop_step` cut off: it is over, and may be gone on with."""
+"""Why a training ended that `train.stop_step` cut off: it is over, and may be resumed."""
 KEPT_STATES = 2
 
 
@@ -136,7 +136,7 @@ def rewind(folder: Path) -> ResumePoint | None:
 
 
 def was_cut_off(folder: Path) -> bool:
-    """Whether the training in a folder is over because `train.stop_step` cut it off, so that it may be gone on with."""
+    """Whether the training in a folder is over because `train.stop_step` cut it off, so that it may be resumed."""
     try:
         record = json.loads((folder / FINISHED_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -42,7 +42,6 @@ def rewards(right, prompts=40):
 @pytest.fixture
 def reports(tmp_path, monkeypatch):
     monkeypatch.setenv("RM_OPT_HOME", str(tmp_path))
-    monkeypatch.setenv("COLUMNS", "160")
     return tmp_path / "reports"
 
 

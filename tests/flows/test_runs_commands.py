@@ -16,7 +16,6 @@ pytestmark = pytest.mark.slow
 def reports(tmp_path, monkeypatch):
     """A home with three runs, the last one without a report; no browser is ever started."""
     monkeypatch.setenv("RM_OPT_HOME", str(tmp_path))
-    monkeypatch.setenv("COLUMNS", "160")
     for name in cli_runs.DISPLAYS:
         monkeypatch.delenv(name, raising=False)
     for day, name in enumerate(("demo-seed0-aaaa11111111", "demo-seed1-bbbb22222222", "drawn-seed0-cccc33333333"), 1):

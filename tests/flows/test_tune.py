@@ -1,4 +1,4 @@
-"""`rm-opt tune` as a user runs it: killed in the middle and gone on with, its recipe run, its mistakes told."""
+"""`rm-opt tune` as a user runs it: killed in the middle and resumed, its recipe run, its mistakes told."""
 
 import json
 import os

@@ -26,13 +26,11 @@ from rmcore.reporting.figures.style import (
     shared_legend,
 )
 from rmcore.reporting.schema import Metric
-from rmcore.reporting.tuning_schema import ArmRow, TrialRow, TuningResults
+from rmcore.reporting.tuning_schema import FEWEST_FOR_IMPORTANCE, ArmRow, TrialRow, TuningResults
 
 GIVEN_UP = "#b9c0c7"
 _GOLDEN = 0.618  # multiples of it are spread evenly
 _BUNDLE = 0.07  # height of the bundle of lines through a choice
-FEWEST = 10
-"""Complete trials that the importance needs."""
 
 
 def score_axis(axis: Any, results: TuningResults) -> None:
@@ -135,7 +133,11 @@ def importance_figure(results: TuningResults) -> Figure:
     ax = figure.subplots()
     complete = sum(one["state"] == "complete" for one in results["trials"])
     if found is None:
-        note(ax, f"too few trials: {complete} ran to their end with different scores, and {FEWEST} are needed")
+        note(
+            ax,
+            f"too few trials: {complete} ran to their end with different scores, "
+            f"and {FEWEST_FOR_IMPORTANCE} are needed",
+        )
         for side in ax.spines.values():
             side.set_visible(False)
         headline(figure, "Which settings mattered cannot be told")

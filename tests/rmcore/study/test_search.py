@@ -8,8 +8,9 @@ import pytest
 
 from experiments.presets import PRESETS
 from rmcore.core.errors import ConfigError, StoreError
+from rmcore.reporting.tuning_schema import FEWEST_FOR_IMPORTANCE
 from rmcore.study.objectives import Scores
-from rmcore.study.search import FEWEST_FOR_IMPORTANCE, TrialError, earlier_best, open_search
+from rmcore.study.search import TrialError, earlier_best, open_search
 from rmcore.study.search_space import default_space, parse_space
 
 BASE = PRESETS["minilm"]
@@ -43,7 +44,7 @@ class Killed(Exception):
 def run(folder, num_trials, *, interrupt=lambda: None, level=quality, seed=0, fails=(), **changes):
     """Search as the flow does; `interrupt` may raise between any two writes."""
     with opened(folder, **changes) as search:
-        due = [trial for trial in search.take_up() if not trial.done or search.decide(trial) == "goes on"]
+        due = [trial for trial in search.take_up() if not trial.done or search.decide(trial) == "promoted"]
         while due or len(search.records()) < num_trials:
             try:
                 trial = due.pop() if due else search.ask()
@@ -55,7 +56,7 @@ def run(folder, num_trials, *, interrupt=lambda: None, level=quality, seed=0, fa
                 continue
             search.report(trial, measured(trial, seed, level), seconds=2.0, train_seconds=1.0 + trial.done)
             interrupt()
-            if search.decide(trial) == "goes on":
+            if search.decide(trial) == "promoted":
                 due.append(trial)
         return search.records(), search.best() if any(one.state == "complete" for one in search.records()) else None
 
@@ -214,7 +215,7 @@ def test_the_defaults_are_never_given_up_and_a_trial_may_be_left_before_it_begin
         defaults, other = search.ask(), search.ask()
         for value, trial in ((0.9, other), (0.1, defaults)):  # the other one is first, and far better
             search.report(trial, Scores(("a",), np.array([value]), np.array([1.0])), seconds=1.0, train_seconds=1.0)
-        assert search.decide(defaults) == "goes on"
+        assert search.decide(defaults) == "promoted"
         search.leave(search.ask(), "too long")
         last = search.records()[-1]
         assert (last.state, last.values, last.why) == ("pruned", (), "too long")
