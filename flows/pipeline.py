@@ -21,7 +21,7 @@ from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from flows.console import say, say_notices, told_while_waiting
 from flows.form import FIELDS, Form, configured_flow, presets_for
 from flows.prefect_api import api_is_embedded
-from flows.prefect_client import ensure_device_limit, free_leaked_device, is_owner_tag, reap_dead_runs, run_owner_tags
+from flows.prefect_client import is_owner_tag, reap_dead_runs, run_owner_tags
 from flows.progress import Progress, shown_progress
 from flows.unfinished import unfinished
 from rmcore.config.pipeline import PipelineConfig
@@ -49,7 +49,6 @@ from rmcore.stages.registry import STAGES, in_order, is_judged, pipeline_stages
 from rmcore.stages.results import figures, gather_results, read_json, run_key
 from rmcore.stages.run import INTERRUPTED
 from rmcore.stages.settings import GrpoSettings
-from tasks.device import is_idle
 from tasks.local_services import START_PAGE_VARIABLE
 from tasks.stages import StageRun, run_stage, run_step
 from tasks.tracking import RunTracker
@@ -170,14 +169,12 @@ def require_judge(config: PipelineConfig) -> None:
 
 
 def open_store() -> Store:
-    """Begin a flow run: its process is written down, the device is limited and free; gives the store.
+    """Begin a flow run: its process is written down; gives the store.
 
     Runs that a killed process left open are ended.
     """
     claim_run()
     store = Store(home() / "store")
-    ensure_device_limit()
-    free_leaked_device(is_idle(store))
     try:
         reap_dead_runs()
     except ServiceError as error:  # of runs that ended long ago: no reason to end this one

@@ -1,4 +1,4 @@
-"""Questions to Prefect's API beside running flows: the device limit, the worker's pool, and runs that died."""
+"""Questions to Prefect's API beside running flows: the worker's pool, and runs that died."""
 
 import os
 import sys
@@ -14,20 +14,17 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import (
     ArtifactCreate,
     ArtifactUpdate,
-    GlobalConcurrencyLimitUpdate,
     WorkPoolCreate,
     WorkPoolUpdate,
 )
 from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
-from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
+from prefect.exceptions import ObjectNotFound
 from prefect.states import Crashed, Running
 from pydantic import ValidationError
 
 from rmcore.core.errors import ServiceError
-from tasks.device import device_slots
-from tasks.home import DEVICE_LIMIT
 from tasks.local_services import WORK_POOL
-from tasks.run_owner import HOST, PID, STARTED, has_died, this_process
+from tasks.run_owner import HOST, has_died, this_process
 
 OWNER_PREFIX = "rm-"
 """Prefix of the tags that name the process of a flow run."""
@@ -85,32 +82,6 @@ def _refused(api: str, answer: httpx.Response) -> ServiceError:
     )
 
 
-def ensure_device_limit(api: str | None = None) -> None:
-    """Give the device limit its slots: Prefect lets everybody through a limit that does not exist.
-
-    Args:
-        api: address of Prefect's API, ending in `/api`; default: the one this process's flows use.
-
-    Raises:
-        ServiceError: Prefect does not answer.
-    """
-    slots = device_slots()
-    with prefect_at(api) as client, suppress(ObjectAlreadyExists):  # another run made it in the same moment
-        client.upsert_global_concurrency_limit_by_name(DEVICE_LIMIT, slots)
-
-
-def free_leaked_device(device_is_free: bool) -> None:
-    """Take back the device slot of a run that was killed: Prefect's embedded API would keep it occupied for ever.
-
-    Args:
-        device_is_free: nobody on this machine holds the store's device lock, which the kernel frees with its holder.
-            (Someone who has the slot and not yet the lock loses the slot, and is still held back by the lock.)
-    """
-    if device_is_free:
-        with prefect_at(None) as client:
-            client.update_global_concurrency_limit(DEVICE_LIMIT, GlobalConcurrencyLimitUpdate(active_slots=0))
-
-
 def ensure_work_pool(api: str) -> None:
     """Make the worker's pool, or give the one that is there our template: Prefect's own lets a run name its command.
 
@@ -156,7 +127,7 @@ def claim_loaded_run() -> None:
 
 def is_owner_tag(tag: str) -> bool:
     """Whether a tag of a flow run says which process runs it, or ran it before it was started again."""
-    return tag.startswith(tuple(f"{OWNER_PREFIX}{name}:" for name in (HOST, PID, STARTED)))
+    return tag.startswith(tuple(f"{OWNER_PREFIX}{name}:" for name in this_process()))
 
 
 def reap_dead_runs(api: str | None = None) -> list[str]:

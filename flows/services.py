@@ -200,7 +200,6 @@ class _Starter:
         self._wait(PREFECT_SERVER, lambda: _answers(self.running[PREFECT_SERVER]))
         api = f"{urls[PREFECT_SERVER]}/api"
         prefect_client.reap_dead_runs(api)
-        prefect_client.ensure_device_limit(api)
         prefect_client.ensure_work_pool(api)
         self._start(WORKER, environment, None)
         self._deploy(root, environment)  # which takes as long as the worker does

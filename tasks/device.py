@@ -1,8 +1,10 @@
 """Slots of this machine's device: how many stages may use it side by side, and which part of it each one gets.
 
 One slot a GPU, each pinned to its own; on a CPU one slot, or as many as `RM_OPT_DEVICE_SLOTS` says, which then share
-the cores evenly. Beneath Prefect's limit of the same size there is a file lock a slot: the kernel frees it when its
-holder dies, and it holds between programs that use different Prefect servers.
+the cores evenly. A slot is a file lock in the home: the kernel frees it when its holder dies, it holds between programs
+that use different Prefect servers, and who waits has it within `POLL_SECONDS`. (A concurrency limit of Prefect's would
+be one for all machines, would stay occupied by who was killed, and lets those that it turned away wait for up to 30 s.)
+Its name has the machine's boot in it: where several machines share a home, each has the slots of its own device.
 """
 
 import os
@@ -16,6 +18,7 @@ import psutil
 from rmcore.core.errors import ConfigError
 from rmcore.core.store import Store
 from tasks.holders import holder, noted
+from tasks.run_owner import this_boot
 
 SLOTS_VARIABLE = "RM_OPT_DEVICE_SLOTS"
 POLL_SECONDS = 0.2
@@ -123,11 +126,6 @@ def as_seen(device: str) -> str:
     return device.partition(":")[0] if visible_gpus() else device
 
 
-def is_idle(store: Store) -> bool:
-    """Whether nobody on this machine holds a slot right now."""
-    return all(store.is_free(lock_name(slot)) for slot in range(device_slots()))
-
-
 def lock_name(slot: int) -> str:
     """Name of the store's lock for a slot."""
-    return f"device-{slot}"
+    return f"device-{this_boot()}-{slot}"

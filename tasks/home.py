@@ -27,8 +27,6 @@ PREFECT_PORT = 4200
 MLFLOW_PORT = 5000
 WEBHOOK_VARIABLE = "RM_OPT_WEBHOOK_URL"
 """Environment variable with the address that `rm-opt up` has messages posted to (flows/automations.py): a secret."""
-DEVICE_LIMIT = "rm-device"
-"""Prefect's global concurrency limit of which a stage takes a slot while it uses the device (tasks/device.py)."""
 HOME_FOLDERS = (
     *("given", "mlflow", "prefect", "registrations", "reports"),
     *("scores", "services", "store", "tuning", "unsynced"),

@@ -17,7 +17,7 @@ parent, once made, takes the children that wait for it.
 import logging
 from typing import TYPE_CHECKING
 
-from tasks.run_owner import HOST, PID, STARTED, has_died, this_process
+from tasks.run_owner import HOST, has_died, this_process
 from tasks.run_record import KEY_TAG, RunRecord
 
 if TYPE_CHECKING:
@@ -112,8 +112,7 @@ def reap_dead_runs(client: "MlflowClient") -> list[str]:
 
 def _owner(run: "Run") -> dict[str, str]:
     tags = run.data.tags
-    names = (HOST, PID, STARTED)
-    return {name: tags[f"{OWNER_PREFIX}{name}"] for name in names if f"{OWNER_PREFIX}{name}" in tags}
+    return {name: tags[f"{OWNER_PREFIX}{name}"] for name in this_process() if f"{OWNER_PREFIX}{name}" in tags}
 
 
 def join_parent(client: "MlflowClient", run: "Run", parent_uid: str) -> bool:

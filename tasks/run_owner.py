@@ -3,6 +3,7 @@
 After SIGKILL, or a machine that went down, both would show the run as running for ever.
 """
 
+import hashlib
 import os
 import socket
 from collections.abc import Mapping
@@ -12,7 +13,9 @@ import psutil
 
 from tasks.home import find_process
 
-HOST, PID, STARTED = "host", "pid", "started"
+HOST, MACHINE, BOOT, PID, STARTED = "host", "machine", "boot", "pid", "started"
+DIGITS = 12
+"""Of digests and ids that name a machine and its boot."""
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC
 """Inode of the pid namespace that a Linux machine boots with (PROC_PID_INIT_INO of the kernel's proc_ns.h)."""
 
@@ -30,13 +33,43 @@ def this_machine() -> str:
     return host if namespace == _FIRST_PID_NAMESPACE else f"{host}/pid-{namespace}"
 
 
+def this_boot() -> str:
+    """Name the running kernel, which all containers on it share: its boot id, or the host's name outside Linux."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").replace("-", "")[:DIGITS]
+    except OSError:  # not Linux
+        return socket.gethostname()
+
+
+def _this_installation() -> str:
+    """Digest of the id that an installed system keeps over its boots (machine-id(5): it is not to be shown itself)."""
+    try:
+        known = Path("/etc/machine-id").read_text(encoding="ascii").strip()
+    except OSError:  # not systemd, or a container without one
+        known = ""
+    return hashlib.sha256(f"rm-opt {known}".encode()).hexdigest()[:DIGITS] if known else ""
+
+
 def this_process() -> dict[str, str]:
-    """Name this process: its machine (`this_machine`), the pid there, and when it was created (epoch seconds)."""
-    return {HOST: this_machine(), PID: str(os.getpid()), STARTED: f"{psutil.Process().create_time():.2f}"}
+    """Name this process: its machine, the boot of that, its pid there, and when it was created (epoch seconds)."""
+    return {
+        HOST: this_machine(),
+        MACHINE: _this_installation(),
+        BOOT: this_boot(),
+        PID: str(os.getpid()),
+        STARTED: f"{psutil.Process().create_time():.2f}",
+    }
 
 
 def has_died(owner: Mapping[str, str]) -> bool:
-    """Whether the process that `this_process` described has ended; never said of other machines' processes."""
-    if owner.keys() < {HOST, PID, STARTED} or owner[HOST] != this_machine():
+    """Whether the process that `this_process` described has ended; never said of other machines' processes.
+
+    Two machines, or containers on two, may have one name; so a process under another kernel has died only where this
+    installation is known to be that one, started again.
+    """
+    mine = this_process()
+    if any(name not in owner for name in mine) or owner[HOST] != mine[HOST]:
         return False
+    if owner[BOOT] != mine[BOOT]:
+        return owner[MACHINE] == mine[MACHINE] != ""
     return find_process(int(owner[PID]), float(owner[STARTED])) is None

@@ -21,10 +21,9 @@ from rmcore.core.store import KEY_LENGTH, Store, make_key
 from rmcore.data.pair import PreferencePair, Prompt
 from rmcore.data.readers.sources import load_pairs, source_digest
 from rmcore.data.responses import load_responses
-from tasks.device import device_slot, slot_environment
+from tasks.device import device_slot, in_the_way, slot_environment
 from tasks.home import home, tracking_address
 from tasks.model_versions import REGISTRY_SCHEME, checkpoint_of
-from tasks.stages import device_limit
 from tasks.waiting import Waiting, untold
 
 if TYPE_CHECKING:
@@ -134,14 +133,11 @@ def score_served(
     Raises:
         RmcoreError: as `rmcore.serving.server.serve` and `RewardClient.score`.
     """
-    with (
-        waiting() as wait,
-        device_limit(store, wait),
-        device_slot(store, run) as slot,
-        _environment(slot_environment(slot)),
-    ):
-        wait.end()
-        return _serve_and_score(served, data, over_length)
+    with waiting() as wait:
+        wait.on(lambda: in_the_way(store, "auto"))
+        with device_slot(store, run) as slot, _environment(slot_environment(slot)):
+            wait.end()
+            return _serve_and_score(served, data, over_length)
 
 
 def _serve_and_score(served: ModelToServe, data: ScoringData, over_length: OverLength) -> Scored:

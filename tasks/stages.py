@@ -6,13 +6,12 @@ it imports, and a cached result is not looked at again.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
-from prefect.concurrency.sync import concurrency
 from prefect.context import TaskRunContext
 from prefect.exceptions import TerminationSignal
 from prefect.logging import get_run_logger
@@ -21,16 +20,9 @@ from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.progress import share_of
 from rmcore.core.store import ArtifactRef, Store
 from rmcore.stages.registry import stage_call
-from rmcore.stages.settings import DeviceSettings
-from tasks.device import DEVICE, in_the_way
 from tasks.execution import Follow, execute
-from tasks.home import DEVICE_LIMIT
-from tasks.waiting import Wait, Waiting, untold
+from tasks.waiting import Waiting, untold
 
-FULL_LIMIT = (
-    f"{DEVICE}: no run of this home holds it any more, but Prefect has given no slot of its limit {DEVICE_LIMIT} yet. "
-    "Another home or machine on the same server may hold them; Prefect's page Concurrency shows it"
-)
 Found = TypeVar("Found")
 
 
@@ -65,9 +57,9 @@ def run_stage(
     The task is called `label`, or as the stage, and Prefect draws an edge to it from each of the runs `after` which it
     comes; how far it is stands in its log.
 
-    `on_interrupt` is called on Ctrl-C or SIGTERM, after the stage has cleaned up and before Prefect hears of it, and if
-    it returns, again after the device limit is released. `before` is called when the stage has its lock and its slot
-    and is about to start, and may refuse with an RmcoreError.
+    `on_interrupt` is called on Ctrl-C or SIGTERM, after the stage has cleaned up and before Prefect hears of it.
+    `before` is called when the stage has its lock and its slot and is about to start, and may refuse with an
+    RmcoreError.
     `waiting` is entered where something has to run, and what it gives knows what the stage waits for. `run` is the name
     by which others who wait know this run. `progress` hears which share of it is done, as often as its log does.
     """
@@ -89,11 +81,7 @@ def run_stage(
                 progress(share)
 
         with _told(on_interrupt), waiting() as wait:
-            device = call.settings.device if isinstance(call.settings, DeviceSettings) else None
-            limit = nullcontext() if device is None else device_limit(store, wait, device)
-            # Once more inside the limit: its end asks Prefect, which the same Ctrl-C may have ended, and waits minutes.
-            with limit, _told(on_interrupt):
-                ref, here = execute(store, call, follow, before, tell, run=run, wait=wait)
+            ref, here = execute(store, call, follow, before, tell, run=run, wait=wait)
         ran.append(here)
         return ref
 
@@ -144,12 +132,3 @@ def _told(on_interrupt: Callable[[], None]) -> Iterator[None]:
     except (KeyboardInterrupt, TerminationSignal):
         on_interrupt()
         raise
-
-
-@contextmanager
-def device_limit(store: Store, wait: Wait, device: str = "auto") -> Iterator[None]:
-    """Hold one slot of Prefect's limit on the device inside the block; waits until one is free."""
-    wait.on(lambda: in_the_way(store, device) or FULL_LIMIT)
-    # A server that dies meanwhile must not end the work: the lock beneath still holds the device.
-    with concurrency(DEVICE_LIMIT, occupy=1, strict=True, raise_on_lease_renewal_failure=False):
-        yield

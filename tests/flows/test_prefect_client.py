@@ -9,8 +9,9 @@ from uuid import uuid4
 import pytest
 
 from flows import prefect_client
+from flows.prefect_client import JOB_TEMPLATE
 from rmcore.core.errors import ServiceError
-from tasks.device import device_slots
+from tasks.local_services import WORK_POOL
 
 
 @pytest.fixture
@@ -32,8 +33,8 @@ def server():
 
     with HTTPServer(("127.0.0.1", 0), Answer) as served:
         served.api, served.asked = f"http://127.0.0.1:{served.server_port}/api", []
-        limit = {"id": str(uuid4()), "name": "rm-device", "limit": device_slots(), "active_slots": 0}
-        served.body = json.dumps(limit).encode()
+        pool = {"id": str(uuid4()), "name": WORK_POOL, "type": "process", "base_job_template": JOB_TEMPLATE}
+        served.body = json.dumps(pool).encode()
         thread = threading.Thread(target=served.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         thread.start()
         yield served
@@ -43,23 +44,24 @@ def server():
 
 def test_a_busy_server_is_asked_again(server):
     server.statuses = [503, 503, 200]
-    prefect_client.ensure_device_limit(server.api)
-    assert server.asked == ["/api/v2/concurrency_limits/rm-device"] * 3
+    prefect_client.ensure_work_pool(server.api)
+    assert server.asked == [f"/api/work_pools/{WORK_POOL}"] * 3
 
 
 def test_one_that_stays_busy_is_named_as_that_and_not_as_another_version(server):
     server.statuses = [503]
     with pytest.raises(ServiceError, match="too busy to answer"):
-        prefect_client.ensure_device_limit(server.api)
+        prefect_client.ensure_work_pool(server.api)
 
 
 @pytest.mark.parametrize(
-    ("status", "words"), [(401, "refuses the password .* PREFECT_API_AUTH_STRING"), (422, "rm-device with 422 ")]
+    ("status", "words"),
+    [(401, "refuses the password .* PREFECT_API_AUTH_STRING"), (422, "work_pools/rm-opt with 422")],
 )
 def test_a_refusal_is_not_repeated(server, status, words):
     server.statuses = [status, 200]
     with pytest.raises(ServiceError, match=words):
-        prefect_client.ensure_device_limit(server.api)
+        prefect_client.ensure_work_pool(server.api)
     assert server.statuses == [200]
 
 
@@ -67,11 +69,11 @@ def test_a_refusal_is_not_repeated(server, status, words):
 def test_an_answer_of_something_else_is_named_as_that(server, body):
     server.statuses, server.body = [200], body
     with pytest.raises(ServiceError, match="something else listens there"):
-        prefect_client.ensure_device_limit(server.api)
+        prefect_client.ensure_work_pool(server.api)
 
 
 def test_a_server_that_is_away_is_named():
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     with pytest.raises(ServiceError, match=f"{port}/api does not answer .*down or busy"):
-        prefect_client.ensure_device_limit(f"http://127.0.0.1:{port}/api")
+        prefect_client.ensure_work_pool(f"http://127.0.0.1:{port}/api")

@@ -22,7 +22,7 @@ from rmcore.core.processes import marked, runs, terminate
 from tasks import home as home_module
 from tasks.home import find_process
 from tasks.local_services import HOME_MARK, basic_authorization, mlflow_login, password, running_services
-from tasks.run_owner import this_machine
+from tasks.run_owner import HOST, PID, STARTED, this_process
 from tasks.run_record import RunRecord
 from tasks.sync import sync_pending
 from used_homes import begin
@@ -207,15 +207,15 @@ def test_the_services_run_a_deployment_and_end_without_a_trace(home, project, tm
     assert seen == [mlflow_url, api, "True"]
     home_module.configure_environment()
     assert (os.environ["PREFECT_API_URL"], os.environ["MLFLOW_TRACKING_URI"]) == (api, mlflow_url)
-    assert ask("GET", f"{api}/v2/concurrency_limits/rm-device")["limit"] == 1
-    prefect_client.ensure_device_limit(api)  # a second time, as each flow run does
 
     ended = sleeper()
     created = psutil.Process(ended.pid).create_time()
     ended.kill()
     ended.wait()
-    dead_tags = [f"rm-host:{this_machine()}", f"rm-pid:{ended.pid}", f"rm-started:{created:.2f}"]
-    elsewhere_tags = ["rm-host:elsewhere", *dead_tags[1:]]
+    owner = this_process() | {PID: str(ended.pid), STARTED: f"{created:.2f}"}
+    dead_tags, elsewhere_tags = (
+        [f"rm-{name}:{value}" for name, value in who.items()] for who in (owner, owner | {HOST: "elsewhere"})
+    )
     dead, ours, elsewhere = (
         running_flow(api, tags) for tags in (dead_tags, prefect_client.run_owner_tags(), elsewhere_tags)
     )
@@ -274,25 +274,21 @@ configure_environment()
 from flows.prefect_api import choose_api
 choose_api()
 import httpx
-from prefect import flow, get_client, runtime
+from prefect import flow, runtime
 from flows.cli_common import prefect_in_use
 from flows.console import quiet_prefect
-from flows.prefect_client import ensure_device_limit, reap_dead_runs
+from flows.prefect_client import reap_dead_runs
 
 @flow
 def trial():
-    ensure_device_limit()
-    ensure_device_limit()
-    with get_client(sync_client=True) as client:
-        assert client.read_global_concurrency_limit_by_name("rm-device").limit == 1
-    limit = os.environ["PREFECT_API_URL"] + "/v2/concurrency_limits/rm-device"
+    version = os.environ["PREFECT_API_URL"] + "/admin/version"
     assert reap_dead_runs() == []
     # It listens on loopback, where every user and every page of a browser may ask.
-    assert httpx.get(limit).status_code == 401
+    assert httpx.get(version).status_code == 401
     assert f"rm-pid:{os.getpid()}" in runtime.flow_run.tags
-    assert httpx.get(limit, headers={"Host": "elsewhere.example"}).status_code == 421
+    assert httpx.get(version, headers={"Host": "elsewhere.example"}).status_code == 421
     asked = {"Origin": "http://elsewhere.example", "Access-Control-Request-Method": "GET"}
-    assert httpx.options(limit, headers=asked).status_code == 403
+    assert httpx.options(version, headers=asked).status_code == 403
     print("ready", flush=True)
     time.sleep(600)
 

@@ -19,7 +19,6 @@ from tasks.device import (
     device_slots,
     free_device_slot,
     holders,
-    is_idle,
     slot_environment,
     slots_for,
 )
@@ -49,7 +48,7 @@ def test_no_more_holders_than_slots(tmp_path, monkeypatch, slots):
         user.join(60)
     assert max(most) == slots
     assert len(most) == 2 * slots
-    assert is_idle(store)
+    assert holders(store) == []
 
 
 def test_a_slot_of_a_killed_holder_is_free_again(tmp_path, monkeypatch):
@@ -64,7 +63,6 @@ def test_a_slot_of_a_killed_holder_is_free_again(tmp_path, monkeypatch):
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=dict(os.environ)
     )
     assert holder.stdout.readline() == "held\n"
-    assert not is_idle(Store(tmp_path))
     [told] = holders(Store(tmp_path))
     assert re.fullmatch(rf"mine-seed0 \(pid {holder.pid}, since \d\d:\d\d\)", told)
     with free_device_slot(Store(tmp_path), "a test") as slot:
@@ -75,6 +73,26 @@ def test_a_slot_of_a_killed_holder_is_free_again(tmp_path, monkeypatch):
         assert slot == 0
     holder.communicate()
     assert holders(Store(tmp_path)) == []
+
+
+def test_a_container_on_this_machine_is_held_back_and_takes_nothing_away(tmp_path, monkeypatch):
+    """It has pids of its own and sees the same home: whoever holds the device there is alive, and keeps it."""
+    monkeypatch.setenv(SLOTS_VARIABLE, "1")
+    code = (
+        "from pathlib import Path; from rmcore.core.store import Store; from tasks.device import free_device_slot\n"
+        f"with free_device_slot(Store(Path({str(tmp_path)!r})), 'inside') as slot: print(slot)"
+    )
+    inside = ["unshare", "--pid", "--fork", sys.executable, "-c", code]
+    with device_slot(Store(tmp_path), "outside"):
+        try:
+            found = subprocess.run(inside, capture_output=True, text=True, timeout=60)
+        except FileNotFoundError:
+            pytest.skip("unshare is not installed")
+        if "unshare" in found.stderr:
+            pytest.skip(f"no pid namespace may be made here: {found.stderr.strip()}")
+        assert found.stdout == "None\n", found.stderr
+        assert len(holders(Store(tmp_path))) == 1
+    assert subprocess.run(inside, capture_output=True, text=True, timeout=60).stdout == "0\n"
 
 
 @pytest.mark.parametrize("named", ["0", "two", "-1", ""])
