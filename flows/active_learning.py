@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.home import configure_environment, home
+from tasks.sharing import write_once
 
 configure_environment()  # before Prefect and MLflow read their settings
 
@@ -64,7 +65,7 @@ def active_learning(config: PipelineConfig) -> dict[str, Any]:
         ConfigError: the config has no study.
     """
     study = required_active(config)
-    registration = register(home() / "registrations" / f"active-{config.study}", _frozen(config, study))
+    registration = register(home() / "registrations" / f"active-{config.study}", _frozen(config, study), write_once())
 
     def found(refs: Mapping[str, ArtifactRef]) -> dict[str, Any]:
         checked = {} if study.check is None else {"check": read_json(refs["active_check"], "check.json")}

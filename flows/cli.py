@@ -319,6 +319,26 @@ def store_gc(
     print(f"removed {len(removed)} artifacts, {freed:.1f} MiB")
 
 
+@store_app.command("gc-shared")
+def store_gc_shared(
+    older_than: Annotated[float, typer.Option(min=0, help="Days without use after which an artifact goes.")],
+) -> None:
+    """Remove from the shared store (RM_OPT_SHARED) what no machine has used for long.
+
+    Every machine keeps its own copies; an artifact that is needed again is computed again. What no artifact names
+    goes when it is a day old: an upload may take so long.
+    """
+    from datetime import timedelta
+
+    from tasks.sharing import SHARED_VARIABLE, shared_store
+
+    shared = shared_store()
+    if shared is None:
+        raise ConfigError(f"{SHARED_VARIABLE} names no shared store; set it to s3://bucket/prefix or file:///folder.")
+    artifacts, blobs = shared.collect_garbage(timedelta(days=older_than))
+    print(f"removed {artifacts} artifacts and {blobs} files from {shared.url}")
+
+
 @app.command()
 def info() -> None:
     """Show versions, GPUs, CUDA, vLLM, the device, and where everything lies."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from tasks.home import configure_environment, home
+from tasks.sharing import write_once
 
 configure_environment()  # before Prefect and MLflow read their settings
 
@@ -71,7 +72,7 @@ ExperimentChoice = Annotated[str, Field(json_schema_extra={"enum": list(SHIPPED)
     register the claims ──> trials, where a setting is tuned ──> cells ──> judge ──> report
     a cell is one arm under one seed: prepare ──> train ──> evaluate (──> landscape, readiness where a claim needs them)
     """,
-    lambda given: f"{given['experiment']}-{given['size']}",
+    lambda given: f"{Path(given['experiment']).stem}-{given['size']}",  # or the file of one's own
     task_runner=ThreadPoolTaskRunner(max_workers=device_slots()),
 )
 def experiment(
@@ -127,7 +128,9 @@ def experiment(
     store = open_store()
     plan = make_plan(declared, store, home())
     replace(plan, cells=tuple(cells_of_look(declared, plan.cells, 1, ()))).check_budget()
-    registration = register(home() / "registrations" / f"{declared.name}-{declared.size}", frozen(declared))
+    registration = register(
+        home() / "registrations" / f"{declared.name}-{declared.size}", frozen(declared), write_once()
+    )
     said = command(
         declared, experiment, arms=arms, seeds=seeds, grid=grid, budget=budget_minutes, looks=looks, **shared
     )

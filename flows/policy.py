@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from tasks.home import configure_environment, home
+from tasks.sharing import write_once
 
 configure_environment()  # before Prefect and MLflow read their settings
 
@@ -365,7 +366,7 @@ def readiness_validation(config: PipelineConfig, world: StudiedWorld | None = No
     study = required_validation(config)
     if world is not None and world not in study.worlds:
         raise ConfigError(f"the study has no world {world}, but {' and '.join(study.worlds)}; name one of them.")
-    registration = register(home() / "registrations" / f"readiness-{config.study}", _frozen(config))
+    registration = register(home() / "registrations" / f"readiness-{config.study}", _frozen(config), write_once())
     populations, executed = {}, []
     for role, shortcut in zip(POPULATIONS, study.worlds, strict=True):
         if world in (None, shortcut):

@@ -16,8 +16,9 @@ from prefect.exceptions import TerminationSignal
 
 from rmcore.core import errors
 from rmcore.core.child_process import ForkedProcess
-from rmcore.core.errors import RmcoreError, TrainingError
+from rmcore.core.errors import RmcoreError, StoreError, TrainingError
 from rmcore.core.progress import progress_descriptor
+from rmcore.core.shared_store import Lease
 from rmcore.core.store import ArtifactRef, Store
 from rmcore.core.tracking import METRICS_FILE
 from rmcore.stages.registry import Stage, StageCall
@@ -26,6 +27,7 @@ from rmcore.stages.settings import DeviceSettings, StageSettings
 from rmcore.training.resume import ResumePoint, clear, rewind
 from tasks.device import as_seen, device_slot, in_the_way, slot_environment
 from tasks.holders import holder, noted
+from tasks.sharing import shared_store, states_shared, taken
 from tasks.waiting import Wait
 
 Follow = Callable[[Path], AbstractContextManager[None]]
@@ -68,37 +70,58 @@ def execute(
             wait.end()
             return store.ref(stage.name, key), False
         device = call.settings.device if isinstance(call.settings, DeviceSettings) else None
-        wait.on(lambda: "" if device is None else in_the_way(store, device))
-        with (
-            noted(store, key, run),
-            nullcontext() if device is None else device_slot(store, run, device) as slot,
-            store.publish(
-                stage.name, call.slug, call.inputs, outcome=stage.outcome, resumable=bool(stage.kept), key=key
-            ) as out,
-        ):
-            wait.end()
-            before()
-            if stage.finished and (out / stage.finished).is_file():
-                if not call.settings.keeps_states:
-                    clear(out)  # an earlier attempt died between the end of its work and here
-            else:
-                if stage.kept:
-                    _announce(rewind(out), tell)
-                (out / METRICS_FILE).touch()
-                try:
-                    with follow(out / METRICS_FILE):
-                        pinned = {} if slot is None or device is None else slot_environment(slot, device)
-                        run_child(call, out, pinned, tell, run)
-                except RmcoreError:
-                    if not _left(stage, out):  # refused before it began: nothing to resume from
-                        shutil.rmtree(out)
-                    raise
-                if stage.finished and not (out / stage.finished).is_file():
-                    raise TrainingError(
-                        f"stage {stage.name} ended without {stage.finished}, so it was cut off although it reported "
-                        f"success; run the same command again to resume. Checkpoints written before that: {out}"
-                    )
-        return store.ref(stage.name, key), True
+        shared = shared_store()
+        while True:
+            if shared is not None and taken(shared, store, call, wait, tell):
+                wait.end()
+                return store.ref(stage.name, key), False
+            wait.on(lambda: "" if device is None else in_the_way(store, device))
+            with (
+                noted(store, key, run),
+                nullcontext() if device is None else device_slot(store, run, device) as slot,
+                nullcontext(Lease()) if shared is None else shared.lease(key, run) as lease,
+            ):
+                if lease is None:  # another machine was faster; nobody's device waits for it
+                    continue
+                wait.end()
+                before()
+                with (
+                    store.publish(
+                        stage.name, call.slug, call.inputs, outcome=stage.outcome, resumable=bool(stage.kept), key=key
+                    ) as out,
+                    nullcontext() if shared is None else states_shared(shared, call, out, lease, tell),
+                ):
+                    pinned = {} if slot is None or device is None else slot_environment(slot, device)
+                    _compute(call, out, follow, tell, pinned, run, lease)
+                if shared is not None and not shared.push(store, stage.name, key):
+                    tell(f"{stage.name} was committed by another machine first; its files are taken")
+                return store.ref(stage.name, key), True
+
+
+def _compute(
+    call: StageCall, out: Path, follow: Follow, tell: Tell, environment: Mapping[str, str], run: str, lease: Lease
+) -> None:
+    """Run the stage into `out`, from where an earlier attempt was cut off."""
+    stage = call.stage
+    if stage.finished and (out / stage.finished).is_file():
+        if not call.settings.keeps_states:
+            clear(out)  # an earlier attempt died between the end of its work and here
+        return
+    if stage.kept:
+        _announce(rewind(out), tell)
+    (out / METRICS_FILE).touch()
+    try:
+        with follow(out / METRICS_FILE):
+            run_child(call, out, environment, tell, run, lease)
+    except RmcoreError:
+        if not _left(stage, out):  # refused before it began: nothing to resume from
+            shutil.rmtree(out)
+        raise
+    if stage.finished and not (out / stage.finished).is_file():
+        raise TrainingError(
+            f"stage {stage.name} ended without {stage.finished}, so it was cut off although it reported "
+            f"success; run the same command again to resume. Checkpoints written before that: {out}"
+        )
 
 
 def same_stage(store: Store, name: str, key: str) -> str:
@@ -107,13 +130,16 @@ def same_stage(store: Store, name: str, key: str) -> str:
     return f"the same {name}, which {computed_by} computes" if computed_by else ""
 
 
-def run_child(call: StageCall, out: Path, environment: Mapping[str, str], tell: Tell, run: str) -> None:
+def run_child(
+    call: StageCall, out: Path, environment: Mapping[str, str], tell: Tell, run: str, lease: Lease | None = None
+) -> None:
     """Run a stage in a process of its own and wait. What it prints goes to a log, its progress to standard error.
 
     The lines of its progress are told, too: where that is a terminal they are beside its bar.
 
-    If it fails, the error names the checkpoints that it had written.
+    If it fails, the error names the checkpoints that it had written. It is ended when the `lease` is lost.
     """
+    lease = lease or Lease()
     stage = call.stage
     with tempfile.TemporaryDirectory(prefix="rm-opt-") as folder:
         place = Path(folder)
@@ -125,7 +151,12 @@ def run_child(call: StageCall, out: Path, environment: Mapping[str, str], tell: 
         }
         (place / "spec.json").write_text(json.dumps(spec))
         try:
-            status = _wait_for_child(place, environment, tell, run)
+            status = _wait_for_child(place, environment, tell, run, lease)
+            if lease.lost.is_set():
+                raise StoreError(
+                    f"stage {stage.name} was ended: the shared store did not hear of this machine for too long, or "
+                    "gave the stage to another one. Run the same command again to take its result, or to resume."
+                )
             if status == DELIBERATE_ERROR:
                 raise _stage_error(place / ERROR_FILE)
             if status == INTERRUPTED:
@@ -147,11 +178,12 @@ def _as_seen(settings: StageSettings) -> dict[str, Any]:
     return given | ({"device": as_seen(settings.device)} if isinstance(settings, DeviceSettings) else {})
 
 
-def _wait_for_child(place: Path, environment: Mapping[str, str], tell: Tell, run: str) -> int:
+def _wait_for_child(place: Path, environment: Mapping[str, str], tell: Tell, run: str, lease: Lease) -> int:
     with (place / LOG_FILE).open("w") as log, _progress_told(tell, run) as shown:
         process = ForkedProcess("rmcore.stages.run", place / "spec.json", log, os.environ | environment, shown)
         try:
-            return process.wait()
+            with lease.ending(process.kill):
+                return process.wait()
         except (KeyboardInterrupt, TerminationSignal):
             # Not everybody who interrupts us reaches the child as a terminal does. SIGTERM, because what was started in
             # the background ignores Ctrl-C.

@@ -294,6 +294,30 @@ class Store:
             if not finished and not resumable:
                 shutil.rmtree(folder, ignore_errors=True)
 
+    @contextmanager
+    def receive(self, manifest: Mapping[str, Any], name: str) -> Iterator[Path]:
+        """Give a folder to write the files of an artifact into that was made elsewhere; it gets its name afterwards.
+
+        The caller holds the lock of the key and has checked each file against the manifest.
+
+        Args:
+            manifest: the artifact's own, as `manifest` reads it.
+            name: of its folder there, `<slug>-<key12>`.
+        """
+        stage, key = str(manifest["stage"]), str(manifest["key"])
+        self.hold(key)
+        folder = self.root / UNFINISHED / f"received-{key}"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        try:
+            yield folder
+            (folder / MANIFEST).write_text(json.dumps(sealed(manifest), indent=1) + "\n")
+            write_json(folder / TIMES, {name: (folder / name).stat().st_mtime_ns for name in manifest["files"]})
+            fsync_tree(folder)
+            self._rename(folder, stage, name.removesuffix(f"-{key[:KEY_LENGTH]}"), key)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
     def _rename(self, folder: Path, stage: str, slug: str, key: str) -> None:
         readable = re.sub(r"[^A-Za-z0-9.]+", "-", slug).strip("-.")[:40] or stage
         target = self.root / stage / f"{readable}-{key[:KEY_LENGTH]}"

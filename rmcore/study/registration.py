@@ -5,7 +5,7 @@ so a verdict can always name the claims that it judged.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,16 @@ LONGEST_VALUE = 120
 """Characters of a value in a line that says what changed."""
 
 
-def register(folder: Path, frozen: Mapping[str, Any]) -> Registration:
+def register(
+    folder: Path, frozen: Mapping[str, Any], write_once: Callable[[str, bytes], bytes] | None = None
+) -> Registration:
     """Freeze a declaration, or find it where it was frozen before: its claims are as old as their first writing.
 
     Args:
         folder: all registrations of one experiment and size; made here.
         frozen: everything that decides a verdict, JSON-ready.
+        write_once: writes a registration down for all machines under a name that nobody can write again, and gives
+            what stands there. Who declared it first, anywhere, has said when.
 
     Raises:
         StoreError: an earlier registration was changed after it was frozen.
@@ -44,6 +48,13 @@ def register(folder: Path, frozen: Mapping[str, Any]) -> Registration:
             "changes": describe_changes(earlier[-1]["frozen"], frozen) if earlier else [],
             "frozen": frozen,
         }
+        if write_once is not None:
+            stands = json.loads(write_once(f"{folder.name}/{digest}.json", json.dumps(record).encode()))
+            if make_key(stands["frozen"]) != digest:
+                raise StoreError(
+                    f"the shared registration {folder.name}/{digest}.json was changed after it was frozen."
+                )
+            record["frozen_at"] = stands["frozen_at"]
         write_json(_path(folder, number, digest), record)
     return _summary(record, folder)
 

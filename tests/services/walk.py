@@ -123,6 +123,8 @@ class Walk:
         return self.browser.run(TEXT)
 
     def open(self, address: str) -> None:
+        """Load a page anew: another view of the same one would have the old view's links on it for a moment."""
+        self.browser.tell("Page.navigate", url="about:blank")
         self.browser.tell("Page.navigate", url=address)
 
     def click(self, text: str) -> None:
@@ -131,7 +133,8 @@ class Walk:
 
     def follow(self, text: str) -> None:
         """Open what a link leads to here whose words begin so; a click may open it in a tab of its own."""
-        link = f"[...document.querySelectorAll('a')].find(a => a.innerText.trim().startsWith({json.dumps(text)}))?.href ?? ''"
+        begins = f"a => a.innerText.trim().startsWith({json.dumps(text)})"
+        link = f"[...document.querySelectorAll('a')].find({begins})?.href ?? ''"
         address = self.browser.wait(link, bool)
         if not address:
             sys.exit(f"no link on the page is called {text}")

@@ -44,6 +44,22 @@ def test_claims_are_as_old_as_their_first_writing(tmp_path):
     assert register(tmp_path, with_threshold(0.02)) == second
 
 
+def test_among_machines_they_are_as_old_as_the_first_writing_on_any(tmp_path):
+    written = {}
+    first = register(tmp_path / "a" / "rates", DECLARED, written.setdefault)
+    [(name, content)] = written.items()
+    earlier = json.loads(content) | {"frozen_at": "2020-01-01T00:00:00+00:00"}
+    written[name] = json.dumps(earlier).encode()
+    second = register(tmp_path / "b" / "rates", DECLARED, written.setdefault)
+    assert second["frozen_at"] == "2020-01-01T00:00:00+00:00" != first["frozen_at"]
+    assert second["hash"] == first["hash"]
+    register(tmp_path / "b" / "rates", with_threshold(0.02), written.setdefault)
+    assert len(written) == 2  # another declaration is another object
+    written[name] = json.dumps(earlier | {"frozen": with_threshold(0.02)}).encode()
+    with pytest.raises(StoreError, match="was changed after it was frozen"):
+        register(tmp_path / "c" / "rates", DECLARED, written.setdefault)
+
+
 def test_numbers_go_on_from_the_newest(tmp_path):
     first, second = register(tmp_path, with_threshold(0.1)), register(tmp_path, with_threshold(0.2))
     (tmp_path / first["path"]).unlink()

@@ -1,0 +1,128 @@
+"""A stage among machines that share a store (`RM_OPT_SHARED`): who computes it, and what the others take.
+
+Whoever has its own device and the key's lease computes; all others take the artifact when it is committed. So the same
+command may be started on several machines: each takes stages that no other one works on.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+from rmcore.core.errors import StoreError
+from rmcore.core.shared_store import Lease, SharedStore
+from rmcore.core.store import Store
+from rmcore.core.tracking import METRICS_FILE
+from rmcore.stages.registry import StageCall
+from tasks.run_owner import HOST, PID, has_died, this_process
+from tasks.waiting import Wait
+
+SHARED_VARIABLE = "RM_OPT_SHARED"
+POLL_SECONDS = 2.0
+STATE_SECONDS = 2.0
+"""How often it is looked whether a running stage has saved something new."""
+
+
+@cache
+def _opened(url: str) -> SharedStore:
+    return SharedStore(url, this_process(), has_died)
+
+
+def shared_store() -> SharedStore | None:
+    """The store that this machine shares with others; None where none is named.
+
+    Raises:
+        ConfigError: it is no address, or obstore is not installed.
+        StoreError: it cannot be used.
+    """
+    url = os.environ.get(SHARED_VARIABLE)
+    return _opened(url) if url else None
+
+
+def write_once() -> Callable[[str, bytes], bytes] | None:
+    """What writes a registration down for all machines; None where no store is shared."""
+    shared = shared_store()
+    return None if shared is None else shared.register
+
+
+def taken(shared: SharedStore, store: Store, call: StageCall, wait: Wait, tell: Callable[[str], None]) -> bool:
+    """Take a stage's artifact from the shared store; waits while another machine computes it. False: nobody does.
+
+    The caller holds the key's lock.
+    """
+    name, key = call.stage.name, call.key
+    said = ""
+    wait.on(lambda: said)
+    while True:
+        began = time.monotonic()
+        if shared.pull(store, name, key):
+            tell(f"{name} taken from {shared.url} in {time.monotonic() - began:.1f} s")
+            return True
+        holder = shared.holder(key)
+        if holder is None:
+            return False
+        owner = holder["owner"]
+        said = f"the same {name}, which {holder['run']} computes on {owner[HOST]} (pid {owner[PID]})"
+        time.sleep(POLL_SECONDS)
+
+
+@contextmanager
+def states_shared(
+    shared: SharedStore, call: StageCall, out: Path, lease: Lease, tell: Callable[[str], None]
+) -> Iterator[None]:
+    """Begin from what another machine had saved of this stage, and share what is saved inside the block.
+
+    A store that is away for a moment is tried again at the next look; at the end nothing is left to share.
+    """
+    stage, key = call.stage, call.key
+    if not stage.kept:
+        yield
+        return
+    if not any(True for pattern in stage.kept for _ in out.glob(pattern)) and shared.take_state(stage.name, key, out):
+        tell(f"{stage.name} goes on from what another machine had saved")
+    done = threading.Event()
+
+    def look() -> None:
+        before: object = None
+        while not done.wait(STATE_SECONDS) and not lease.lost.is_set():
+            now = _saved(out, stage.kept)
+            if now and now != before:
+                try:
+                    shared.keep_state(stage.name, key, out, (*stage.kept, METRICS_FILE))
+                    before = now
+                except StoreError as error:
+                    tell(f"warning: what {stage.name} has saved is on this machine alone so far: {error}")
+
+    looking = threading.Thread(target=look, name="states", daemon=True)
+    looking.start()
+    try:
+        yield
+    except BaseException:
+        done.set()
+        looking.join()
+        if not lease.lost.is_set() and _saved(out, stage.kept):  # asked to stop: somebody else may go on at once
+            try:
+                shared.keep_state(stage.name, key, out, (*stage.kept, METRICS_FILE))
+            except StoreError as error:
+                tell(f"warning: what {stage.name} has saved is on this machine alone: {error}")
+        raise
+    finally:
+        done.set()
+        looking.join()
+
+
+def _saved(out: Path, patterns: tuple[str, ...]) -> dict[str, tuple[int, int]]:
+    """What lies in `out` of that, with sizes and times; a file that goes meanwhile is left out."""
+    found = dict[str, tuple[int, int]]()
+    for pattern in patterns:
+        for match in out.glob(pattern):
+            for path in [match, *match.rglob("*")]:
+                try:
+                    stat = path.stat()
+                except FileNotFoundError:
+                    continue
+                found[str(path)] = (stat.st_size, stat.st_mtime_ns)
+    return found

@@ -1,0 +1,294 @@
+"""Artifacts that machines share: one commit each, nothing half seen, leases that end, named refusals."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from object_store import make_bucket, s3_environment, s3_server
+from rmcore.core.errors import ConfigError, StoreError
+from rmcore.core.shared_store import SharedStore
+from rmcore.core.store import Store, make_key
+
+pytest.importorskip("obstore")
+OWNER = {"host": "here", "pid": "1"}
+INPUTS = {"seed": 0}
+KEY = make_key(INPUTS)
+
+
+@pytest.fixture(scope="module")
+def s3():
+    pytest.importorskip("moto")
+    with s3_server() as url, pytest.MonkeyPatch.context() as patch:
+        for name, value in s3_environment(url).items():
+            patch.setenv(name, value)
+        make_bucket(url, "artifacts")
+        yield "s3://artifacts"
+
+
+@pytest.fixture(params=["file", pytest.param("s3", marks=pytest.mark.services)])
+def url(request, tmp_path):
+    if request.param == "file":
+        return f"file://{tmp_path}/shared"
+    return f"{request.getfixturevalue('s3')}/{tmp_path.name}"
+
+
+def opened(url, **options):
+    return SharedStore(url, OWNER, **options)
+
+
+def made(folder, content):
+    """A home with one artifact."""
+    store = Store(folder)
+    with store.publish("prepare", "mine seed 0", INPUTS, outcome=("*.txt",)) as out:
+        (out / "pairs.txt").write_text(content)
+        (out / "deep").mkdir()
+        (out / "deep" / "log.json").write_text("{}")
+    return store
+
+
+def files(store):
+    folder = store.find("prepare", KEY)
+    found = [path for path in folder.rglob("*") if path.is_file() and path.name[0] != "."]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+
+
+def program(url, code):
+    head = (
+        "import os, signal, sys, threading, time\nfrom pathlib import Path\n"
+        "from rmcore.core.shared_store import SharedStore\nfrom rmcore.core.store import Store\n"
+        f"url = {url!r}\n"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", head + code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+def test_what_one_home_pushes_another_pulls_whole(url, tmp_path):
+    first, second, shared = made(tmp_path / "a", "ours"), Store(tmp_path / "b"), opened(url)
+    assert not shared.pull(second, "prepare", KEY)
+    assert shared.push(first, "prepare", KEY)
+    assert shared.pull(second, "prepare", KEY)
+    assert second.status("prepare", KEY).state == "valid"
+    assert second.ref("prepare", KEY).digest == first.ref("prepare", KEY).digest
+    assert Path(second.ref("prepare", KEY).path).name == Path(first.ref("prepare", KEY).path).name
+    assert files(second) == files(first)
+    assert list(second.verify()) == [(second.find("prepare", KEY), None)]
+
+
+def test_the_second_to_commit_takes_the_bytes_of_the_first(url, tmp_path):
+    """Both computed the same key, and a log or a sum in another order differs: downstream all read one of them."""
+    first, second, shared = made(tmp_path / "a", "first"), made(tmp_path / "b", "second"), opened(url)
+    assert shared.push(first, "prepare", KEY)
+    assert not shared.push(second, "prepare", KEY)
+    assert second.status("prepare", KEY).state == "valid"
+    assert files(second) == files(first)
+    assert shared.push(first, "prepare", KEY) is False  # its own, again: nothing changes
+    assert files(first) == files(second)
+
+
+@pytest.mark.parametrize("num_processes", [2, 8])
+def test_of_processes_that_race_one_wins_each_time(url, num_processes):
+    rounds = 300
+    code = (
+        "mine, shared = str(os.getpid()), SharedStore(url, {})\nprint('ready', flush=True)\nsys.stdin.readline()\n"
+        f"print(*[n for n in range({rounds}) if shared.register(f'race/{{n}}.json', mine.encode()) == mine.encode()])"
+    )
+    racers = [program(url, code) for _ in range(num_processes)]
+    for racer in racers:
+        assert racer.stdout.readline() == "ready\n"
+    for racer in racers:
+        racer.stdin.write("\n")
+        racer.stdin.flush()
+    won = Counter(int(number) for racer in racers for number in racer.communicate(timeout=250)[0].split())
+    assert won == dict.fromkeys(range(rounds), 1)
+
+
+def test_an_uploader_that_is_killed_leaves_nothing_that_is_seen(url, tmp_path):
+    store = made(tmp_path / "a", "ours")
+    code = (
+        "class Killed(SharedStore):\n"
+        "    def _create(self, place, content):\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"Killed(url, {{}}).push(Store(Path({str(store.root)!r})), 'prepare', {KEY!r})"
+    )
+    uploader = program(url, code)
+    assert uploader.wait(60) == -signal.SIGKILL
+    shared = opened(url)
+    assert shared._list("blobs/")  # it had come so far
+    assert shared.find("prepare", KEY) is None
+    assert not shared.pull(Store(tmp_path / "b"), "prepare", KEY)
+    assert shared.push(store, "prepare", KEY)
+
+
+@pytest.mark.parametrize("damage", ["gone", "changed"])
+def test_an_artifact_whose_blob_is_damaged_is_not_taken_and_can_be_committed_again(url, tmp_path, damage):
+    first, second, shared = made(tmp_path / "a", "ours"), Store(tmp_path / "b"), opened(url)
+    shared.push(first, "prepare", KEY)
+    blob = "blobs/" + first.manifest("prepare", KEY)["files"]["pairs.txt"]["sha256"]
+    if damage == "gone":
+        shared._delete(blob)
+    else:
+        shared._write(blob, b"something else")
+    assert not shared.pull(second, "prepare", KEY)
+    assert second.status("prepare", KEY).state == "missing"
+    assert shared.push(first, "prepare", KEY)
+    assert shared.pull(second, "prepare", KEY)
+
+
+def test_a_name_that_leaves_the_artifact_is_not_written(tmp_path):
+    store, shared = made(tmp_path / "a", "ours"), opened(f"file://{tmp_path}/shared")
+    shared.push(store, "prepare", KEY)
+    with pytest.raises(StoreError, match="outside"):
+        shared._download({"../../outside.txt": store.manifest("prepare", KEY)["files"]["pairs.txt"]}, tmp_path / "b")
+    assert not (tmp_path.parent / "outside.txt").exists()
+
+
+def test_a_lease_has_one_holder_and_is_free_afterwards(url):
+    first, second = opened(url), opened(url)
+    with first.lease(KEY, "mine-seed0") as lease:
+        assert lease is not None
+        assert second.holder(KEY)["run"] == "mine-seed0"
+        assert second.holder(KEY)["owner"] == OWNER
+        with second.lease(KEY, "theirs") as other:
+            assert other is None
+    assert second.holder(KEY) is None
+    with second.lease(KEY, "theirs") as other:
+        assert other is not None
+
+
+def test_of_many_who_want_a_lease_one_gets_it(url):
+    shared, together, over = [opened(url) for _ in range(6)], threading.Barrier(6), threading.Barrier(6)
+
+    def want(one):
+        together.wait(60)
+        with one.lease(KEY, "mine") as lease:
+            over.wait(60)
+            return lease is not None
+
+    with ThreadPoolExecutor(6) as pool:
+        assert sum(pool.map(want, shared)) == 1
+
+
+def test_a_holder_that_stopped_loses_its_lease_and_hears_of_it(url):
+    """It was only asleep, as a machine that swaps: what it computes must end, and what the other one does must not."""
+    code = (
+        f"shared = SharedStore(url, {{'host': 'there', 'pid': '7'}}, lease_seconds=3.0)\n"
+        f"with shared.lease({KEY!r}, 'theirs') as lease:\n"
+        "    with lease.ending(lambda: print('ended', flush=True)):\n"
+        "        print('held', flush=True)\n        lease.lost.wait()\n"
+    )
+    holder = program(url, code)
+    assert holder.stdout.readline() == "held\n"
+    mine = opened(url, lease_seconds=3.0)
+    began = time.monotonic()
+    while time.monotonic() - began < 5:  # renewed all the time: longer than a lease lasts, it stays its holder's
+        with mine.lease(KEY, "mine") as lease:
+            assert lease is None
+    holder.send_signal(signal.SIGSTOP)
+    while True:
+        with mine.lease(KEY, "mine") as lease:
+            if lease is not None:
+                holder.send_signal(signal.SIGCONT)
+                assert holder.stdout.readline() == "ended\n"
+                assert not lease.lost.is_set()
+                assert mine.holder(KEY)["run"] == "mine"
+                break
+    assert holder.wait(60) == 0
+
+
+def test_a_holder_that_is_known_to_have_died_is_not_waited_for(url):
+    holder = program(
+        url,
+        f"with SharedStore(url, {{}}).lease({KEY!r}, 'theirs'):\n    print('held', flush=True)\n    sys.stdin.read()",
+    )
+    assert holder.stdout.readline() == "held\n"
+    holder.kill()
+    holder.wait()
+    with opened(url).lease(KEY, "mine") as lease:
+        assert lease is None
+    with opened(url, has_died=lambda owner: owner == {}).lease(KEY, "mine") as lease:
+        assert lease is not None
+
+
+def test_what_a_stage_has_saved_goes_on_elsewhere(url, tmp_path):
+    shared, here, there = opened(url), tmp_path / "here", tmp_path / "there"
+    (here / "resume" / "step_5").mkdir(parents=True)
+    (here / "resume" / ".step_6.tmp").mkdir()
+    (here / "resume" / ".step_6.tmp" / "state.pt").write_text("half")
+    (here / "resume" / "step_5" / "state.pt").write_text("tensors")
+    (here / "metrics.jsonl").write_text('{"step": 5}\n')
+    there.mkdir()
+    assert not shared.take_state("train", KEY, there)
+    shared.keep_state("train", KEY, here, ("resume", "metrics.jsonl"))
+    assert shared.take_state("train", KEY, there)
+    assert (there / "resume" / "step_5" / "state.pt").read_text() == "tensors"
+    assert (there / "metrics.jsonl").read_text() == '{"step": 5}\n'
+    assert not list(there.rglob("*.tmp"))
+
+
+def test_garbage_is_what_nobody_used_for_long_and_what_nothing_names(url, tmp_path):
+    shared, store = opened(url), made(tmp_path / "a", "ours")
+    shared.push(store, "prepare", KEY)
+    shared._write("blobs/" + "0" * 64, b"of an uploader that was killed")
+    now = timedelta(seconds=-5)  # dates of objects are whole seconds
+    assert shared.collect_garbage(timedelta(days=1)) == (0, 0)  # within the grace: it may still be uploading
+    assert shared.collect_garbage(timedelta(days=1), grace=now) == (0, 1)
+    assert shared.pull(Store(tmp_path / "b"), "prepare", KEY)
+    assert shared.collect_garbage(now, grace=now) == (1, 2)
+    assert not shared.pull(Store(tmp_path / "c"), "prepare", KEY)
+
+
+def test_a_store_that_lets_two_create_the_same_is_refused_by_name(tmp_path, monkeypatch):
+    import obstore
+
+    put = obstore.put
+    monkeypatch.setattr(obstore, "put", lambda store, place, content, mode=None: put(store, place, content))
+    with pytest.raises(StoreError, match="lets two writers create the same object"):
+        opened(f"file://{tmp_path}/shared")
+
+
+@pytest.mark.parametrize(("url", "words"), [("ftp://x/y", "begins with s3://"), ("shared", "begins with s3://")])
+def test_an_address_of_something_else_is_refused(url, words):
+    with pytest.raises(ConfigError, match=words):
+        opened(url)
+
+
+@pytest.mark.services
+def test_a_bucket_that_is_not_there_is_named(s3):
+    with pytest.raises(StoreError, match=r"s3://elsewhere/x is not there: no such bucket"):
+        opened("s3://elsewhere/x")
+
+
+def test_a_store_that_is_away_is_named(monkeypatch):
+    for name, value in s3_environment("http://127.0.0.1:9").items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(StoreError, match=r"s3://artifacts does not answer(.|\n)*goes on when it is back"):
+        opened("s3://artifacts")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_without_rights_is_named(tmp_path):
+    (tmp_path / "shared").mkdir(mode=0o500)
+    with pytest.raises(StoreError, match="rights"):
+        opened(f"file://{tmp_path}/shared")
+
+
+def test_a_manifest_that_was_changed_is_refused(url, tmp_path):
+    shared, store = opened(url), made(tmp_path / "a", "ours")
+    shared.push(store, "prepare", KEY)
+    place = f"manifests/prepare/{KEY}.json"
+    record = json.loads(shared._read(place)[0])
+    record["manifest"]["files"]["pairs.txt"]["sha256"] = "0" * 64
+    shared._write(place, json.dumps(record).encode())
+    with pytest.raises(StoreError, match="not what was written"):
+        shared.pull(Store(tmp_path / "b"), "prepare", KEY)

@@ -1,0 +1,53 @@
+"""An S3 server on loopback (moto), for tests of what machines share."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+import psutil
+
+
+@contextmanager
+def s3_server() -> Iterator[str]:
+    """Run a server for the block; gives its address. Its buckets are gone afterwards."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        while True:
+            assert server.poll() is None, f"the S3 server ended with {server.returncode}"
+            try:
+                httpx.get(url, timeout=5)
+                break
+            except httpx.TransportError:
+                psutil.wait_procs([psutil.Process(server.pid)], timeout=0.05)
+        yield url
+    finally:
+        server.kill()
+        server.wait()
+
+
+def s3_environment(url: str) -> dict[str, str]:
+    """What a process needs in its environment to speak to that server."""
+    return {
+        "AWS_ENDPOINT_URL": url,
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_REGION": "us-east-1",
+        "NO_PROXY": ",".join(filter(None, [os.environ.get("NO_PROXY"), "127.0.0.1"])),
+    }
+
+
+def make_bucket(url: str, name: str) -> None:
+    """Make a bucket."""
+    import boto3  # moto needs it, too
+
+    login = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-east-1"}
+    boto3.client("s3", endpoint_url=url, **login).create_bucket(Bucket=name)

@@ -1,0 +1,151 @@
+"""Two machines, each with a home of its own, and one store: every stage is computed once, and a killed one goes on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from rmcore.config.data import DataConfig, GoldConfig
+from rmcore.config.model import ModelConfig
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.config.train import TrainConfig
+from rmcore.core.errors import StoreError
+from rmcore.core.store import Store
+from rmcore.stages.registry import stage_call
+from tasks import sharing
+from tasks.execution import execute
+from tasks.sharing import SHARED_VARIABLE, shared_store
+from tasks.waiting import Wait
+
+pytest.importorskip("obstore")
+pytestmark = pytest.mark.slow
+CONFIG = PipelineConfig(data=DataConfig(gold=GoldConfig(num_prompts=40)))
+
+
+@pytest.fixture
+def shared(tmp_path, monkeypatch):
+    monkeypatch.setenv(SHARED_VARIABLE, f"file://{tmp_path}/shared")
+    return shared_store()
+
+
+def prepared(home, before=lambda: None, wait=None, told=None):
+    return execute(
+        Store(home),
+        stage_call("prepare", CONFIG, {}),
+        lambda path: nullcontext(),
+        before,
+        (told if told is not None else []).append,
+        wait=wait,
+    )
+
+
+def test_a_second_home_takes_what_the_first_computed(shared, tmp_path):
+    first, told = prepared(tmp_path / "a"), []
+    second = prepared(tmp_path / "b", before=pytest.fail, told=told)
+    assert (first[1], second[1]) == (True, False)
+    assert first[0].digest == second[0].digest
+    assert Path(second[0].path).is_relative_to(tmp_path / "b")
+    assert Store(tmp_path / "b").status("prepare", second[0].key).state == "valid"
+    assert any(line.startswith(f"prepare taken from {shared.url} in ") for line in told)
+
+
+def test_of_two_homes_at_the_same_time_one_computes_and_the_other_says_what_it_waits_for(shared, tmp_path, monkeypatch):
+    monkeypatch.setattr(sharing, "POLL_SECONDS", 0.1)
+    began, named, wait = threading.Event(), threading.Event(), Wait()
+
+    def begin():
+        began.set()
+        assert named.wait(60)
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(prepared, tmp_path / "a", begin)
+        assert began.wait(60)
+        second = pool.submit(prepared, tmp_path / "b", pytest.fail, wait)
+        while "computes on" not in wait.reason:
+            assert not second.done()
+        reason = wait.reason
+        named.set()
+    assert reason.startswith("the same prepare, which ")
+    assert f"(pid {os.getpid()})" in reason
+    assert [first.result()[1], second.result()[1]] == [True, False]
+    assert first.result()[0].digest == second.result()[0].digest
+
+
+def test_a_stage_whose_lease_is_lost_ends_itself(shared, tmp_path):
+    from rmcore.core.shared_store import Lease
+
+    lost = Lease()
+
+    def lose_soon(path):
+        threading.Timer(0.2, lost.lose).start()
+        return nullcontext()
+
+    from tasks.execution import _compute
+
+    call = stage_call("prepare", PipelineConfig(data=DataConfig(gold=GoldConfig(num_prompts=20_000))), {})
+    out = tmp_path / "out"
+    out.mkdir()
+    with pytest.raises(StoreError, match="prepare was ended: the shared store did not hear of this machine"):
+        _compute(call, out, lose_soon, lambda line: None, {}, "mine", lost)
+
+
+TRAINING = """
+import json, sys
+from contextlib import nullcontext
+from pathlib import Path
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.core.store import Store
+from rmcore.stages.registry import stage_call
+from tasks.execution import execute
+store, config, told = Store(Path(sys.argv[1])), PipelineConfig.model_validate_json(sys.argv[2]), []
+def run(name, upstream):
+    tell = lambda line: print(json.dumps(line), file=sys.stderr, flush=True)
+    return execute(store, stage_call(name, config, upstream), lambda path: nullcontext(), lambda: None, tell)
+prepared, _ = run("prepare", {})
+trained, here = run("train", {"prepare": prepared})
+print(json.dumps({"digest": trained.digest, "key": trained.key, "here": here}))
+"""
+
+
+def test_a_training_that_is_killed_on_one_machine_goes_on_on_another_to_the_same_numbers(shared, tmp_path):
+    training = TrainConfig(steps=24, eval_every=8, pairs_per_step=4, resume_every_seconds=1.0)
+    config = CONFIG.model_copy(update={"model": ModelConfig(max_seq_len=48), "train": training})
+
+    def begun(home, **environment):
+        return subprocess.Popen(
+            [sys.executable, "-c", TRAINING, str(tmp_path / home), config.model_dump_json()],
+            env={**os.environ, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    alone = begun("alone", **{SHARED_VARIABLE: ""})
+    answer, said = alone.communicate(timeout=250)
+    assert alone.returncode == 0, said
+
+    killed = begun("a")
+    place = f"states/train/{json.loads(answer)['key']}.json"
+    while b"resume/step_" not in (shared._read(place) or (b"",))[0]:
+        assert killed.poll() is None, killed.stderr.read()
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.communicate()
+
+    taken_over = begun("b")
+    resumed, said = taken_over.communicate(timeout=250)
+    assert taken_over.returncode == 0, said
+    assert "goes on from what another machine had saved" in said
+    assert "train resumes from step" in said
+    assert json.loads(resumed) == json.loads(answer)
+    third = begun("c")
+    third_answer, said = third.communicate(timeout=250)
+    assert third.returncode == 0, said
+    assert json.loads(third_answer) == {**json.loads(answer), "here": False}
