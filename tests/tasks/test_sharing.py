@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -98,7 +98,7 @@ def test_a_stage_whose_lease_is_lost_ends_itself(shared, tmp_path):
 
 TRAINING = """
 import json, sys
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.store import Store
@@ -135,6 +135,8 @@ def test_a_training_that_is_killed_on_one_machine_goes_on_on_another_to_the_same
     killed = begun("a")
     place = f"states/train/{json.loads(answer)['key']}.json"
     while b"resume/step_" not in (shared._read(place) or (b"",))[0]:
+        with suppress(subprocess.TimeoutExpired):
+            killed.wait(timeout=0.1)
         assert killed.poll() is None, killed.stderr.read()
     os.killpg(killed.pid, signal.SIGKILL)
     killed.communicate()
@@ -145,7 +147,3 @@ def test_a_training_that_is_killed_on_one_machine_goes_on_on_another_to_the_same
     assert "goes on from what another machine had saved" in said
     assert "train resumes from step" in said
     assert json.loads(resumed) == json.loads(answer)
-    third = begun("c")
-    third_answer, said = third.communicate(timeout=250)
-    assert third.returncode == 0, said
-    assert json.loads(third_answer) == {**json.loads(answer), "here": False}
