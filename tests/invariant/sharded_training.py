@@ -1,4 +1,4 @@
-"""A training of `tiny` in float64 as torchrun starts it: python sharded_training.py SPEC.json.
+"""A training of the tests' `tiny` in float64 as torchrun starts it: python sharded_training.py SPEC.json.
 
 The spec is [folder, stop_at, changes]. Writes the loss of every step and the trained model. Stops as by Ctrl-C after
 `stop_at` steps, if that is not 0.
@@ -12,11 +12,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from nano_model import nano_config
 from rmcore.config.data import GoldConfig
 from rmcore.config.model import ModelConfig
 from rmcore.config.train import TrainConfig
 from rmcore.core.tracking import MemoryTracker
 from rmcore.data.gold.world import generate_pairs
+from rmcore.models import tiny
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.training.loop import Trainer
 from rmcore.training.sharding import process_group, whole_state_dict
@@ -26,6 +28,7 @@ STEPS = 20
 
 def main(folder: Path, stop_at: int, changes: dict) -> None:
     torch.set_num_threads(1)
+    tiny.tiny_config = nano_config
     device = torch.device("cpu")
     pairs = generate_pairs(GoldConfig(num_prompts=60, pairs_per_prompt=2), seed=0).pairs
     rm = BradleyTerryRM.new(ModelConfig(name="tiny", max_seq_len=96), seed=0, device=device)

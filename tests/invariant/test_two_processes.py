@@ -20,7 +20,8 @@ PROGRAM = Path(__file__).with_name("sharded_training.py")
 
 @pytest.fixture(scope="module")
 def environment():
-    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{Path.cwd()}:{PROGRAM.parent}"}
+    folders = [Path.cwd(), PROGRAM.parent, PROGRAM.parents[1] / "support"]
+    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(map(str, folders))}
 
 
 def run(folder, processes, environment, stop_at=0, **changes):
