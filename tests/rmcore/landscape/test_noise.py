@@ -46,7 +46,7 @@ def test_values_are_those_of_the_whole_sample(tiny):
 def test_the_error_is_the_spread_over_samples_of_prompts(tiny):
     """Fixed directions, so that nothing but the draw of the prompts moves the forms."""
     _, ends = ends_of(tiny, draw_sample(40, seed=99))
-    runs = [curvature_noise(tiny, draw_sample(14, seed=s), ends, num_probes=2).quantities for s in range(200)]
+    runs = [curvature_noise(tiny, draw_sample(6, seed=s), ends, num_probes=2).quantities for s in range(200)]
     for name in ("lambda_max", "lambda_min"):
         values = np.array([run[name]["value"] for run in runs])
         errors = np.array([run[name]["standard_error"] for run in runs])

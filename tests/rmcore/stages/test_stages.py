@@ -18,7 +18,7 @@ from rmcore.core.errors import ConfigError, DataError
 from rmcore.core.store import ArtifactRef, flatten, make_key
 from rmcore.core.tracking import NullTracker
 from rmcore.data.table import read_pairs, write_pairs
-from rmcore.stages import prepare
+from rmcore.stages import prepare, registry
 from rmcore.stages.readiness import judge
 from rmcore.stages.registry import STAGES, stage_call
 from rmcore.stages.settings import PrepareSettings
@@ -184,7 +184,16 @@ STAGES_OF_A_SETTING = {
 }
 
 
-@pytest.mark.slow
+CODE = cache(registry.stage_code)
+
+
+@pytest.fixture
+def code_as_it_is(monkeypatch):
+    """Nobody edits it meanwhile, and to see that anew is nearly all that some thousand keys take."""
+    monkeypatch.setattr(registry, "stage_code", CODE)
+
+
+@pytest.mark.usefixtures("code_as_it_is")
 @pytest.mark.parametrize("setting", sorted(flatten(BASE.model_dump()).keys() - ADDRESSES))
 def test_each_setting_enters_the_keys_of_the_stages_it_affects(setting):
     """A setting either changes some stage's key, or is only a name or a way of running."""
