@@ -319,6 +319,19 @@ def store_gc(
     print(f"removed {len(removed)} artifacts, {freed:.1f} MiB")
 
 
+@store_app.command("push")
+def store_push() -> None:
+    """Share what was computed while no store was shared, or while it was away (RM_OPT_SHARED)."""
+    from rmcore.core.store import Store
+    from tasks.sharing import named_store
+
+    shared, number = named_store(), 0
+    for entry in shared.push_all(Store(home() / "store")):
+        number += 1
+        print(f"{entry.stage:<10} {entry.path.name}")
+    print(f"pushed {number} artifacts to {shared.url}")
+
+
 @store_app.command("gc-shared")
 def store_gc_shared(
     older_than: Annotated[float, typer.Option(min=0, help="Days without use after which an artifact goes.")],
@@ -330,11 +343,9 @@ def store_gc_shared(
     """
     from datetime import timedelta
 
-    from tasks.sharing import SHARED_VARIABLE, shared_store
+    from tasks.sharing import named_store
 
-    shared = shared_store()
-    if shared is None:
-        raise ConfigError(f"{SHARED_VARIABLE} names no shared store; set it to s3://bucket/prefix or file:///folder.")
+    shared = named_store()
     artifacts, blobs = shared.collect_garbage(timedelta(days=older_than))
     print(f"removed {artifacts} artifacts and {blobs} files from {shared.url}")
 

@@ -27,7 +27,7 @@ from rmcore.stages.settings import DeviceSettings, StageSettings
 from rmcore.training.resume import ResumePoint, clear, rewind
 from tasks.device import as_seen, device_slot, in_the_way, slot_environment
 from tasks.holders import holder, noted
-from tasks.sharing import shared_store, states_shared, taken
+from tasks.sharing import pushed, shared_store, states_shared, taken
 from tasks.waiting import Wait
 
 Follow = Callable[[Path], AbstractContextManager[None]]
@@ -93,8 +93,8 @@ def execute(
                 ):
                     pinned = {} if slot is None or device is None else slot_environment(slot, device)
                     _compute(call, out, follow, tell, pinned, run, lease)
-                if shared is not None and not shared.push(store, stage.name, key):
-                    tell(f"{stage.name} was committed by another machine first; its files are taken")
+                if shared is not None:
+                    pushed(shared, store, call, tell)
                 return store.ref(stage.name, key), True
 
 

@@ -5,6 +5,7 @@ command may be started on several machines: each takes stages that no other one 
 """
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-from rmcore.core.errors import StoreError
+from rmcore.core.errors import ConfigError, StoreError
 from rmcore.core.shared_store import Lease, SharedStore
 from rmcore.core.store import Store
 from rmcore.core.tracking import METRICS_FILE
@@ -42,6 +43,19 @@ def shared_store() -> SharedStore | None:
     return _opened(url) if url else None
 
 
+def named_store() -> SharedStore:
+    """The shared store, for who can do nothing without one.
+
+    Raises:
+        ConfigError: none is named.
+        StoreError: it cannot be used.
+    """
+    shared = shared_store()
+    if shared is None:
+        raise ConfigError(f"{SHARED_VARIABLE} names no shared store; set it to s3://bucket/prefix or file:///folder.")
+    return shared
+
+
 def write_once() -> Callable[[str, bytes], bytes] | None:
     """What writes a registration down for all machines; None where no store is shared."""
     shared = shared_store()
@@ -67,6 +81,17 @@ def taken(shared: SharedStore, store: Store, call: StageCall, wait: Wait, tell: 
         owner = holder["owner"]
         said = f"the same {name}, which {holder['run']} computes on {owner[HOST]} (pid {owner[PID]})"
         time.sleep(POLL_SECONDS)
+
+
+def pushed(shared: SharedStore, store: Store, call: StageCall, tell: Callable[[str], None]) -> None:
+    """Commit what was computed. A store that is away costs others their time, and this run nothing."""
+    name = call.stage.name
+    try:
+        if not shared.push(store, name, call.key):
+            tell(f"{name} was committed by another machine first; its files are taken")
+    except StoreError as error:
+        tell(f"warning: {name} is on this machine alone until `rm-opt store push`: {error}")
+        print(f"warning: {name} is on this machine alone until `rm-opt store push`: {error}", file=sys.stderr)
 
 
 @contextmanager
@@ -104,6 +129,7 @@ def states_shared(
         done.set()
         looking.join()
         if not lease.lost.is_set() and _saved(out, stage.kept):  # asked to stop: somebody else may go on at once
+            tell(f"sends what {stage.name} has saved to {shared.url}")
             try:
                 shared.keep_state(stage.name, key, out, (*stage.kept, METRICS_FILE))
             except StoreError as error:

@@ -29,7 +29,7 @@ from urllib.parse import urlsplit
 
 from rmcore.core.errors import ConfigError, StoreError
 from rmcore.core.files import atomic_file, exclusive
-from rmcore.core.store import Store, sealed
+from rmcore.core.store import Entry, Store, sealed
 
 SCHEMES = ("s3", "gs", "az", "file")
 CHUNK = 8 * 2**20
@@ -97,11 +97,8 @@ class SharedStore:
         self.url, self.owner, self.has_died, self.lease_seconds = url.rstrip("/"), dict(owner), has_died, lease_seconds
         self._seen: dict[str, tuple[str, float]] = {}
         self._objects = _open(self.url)
-        try:
-            with self._errors():
-                self._probe()
-        except FileNotFoundError as error:
-            raise StoreError(f"{self.url} {_meaning('NotFoundError', 'NoSuchBucket')}.") from error
+        with self._errors():
+            self._probe()
 
     def _probe(self) -> None:
         import obstore
@@ -126,9 +123,11 @@ class SharedStore:
         found = self._read(f"manifests/{stage}/{key}.json")
         if found is None:
             return None
-        record: dict[str, Any] = json.loads(found[0])
-        if record["manifest"] != sealed(record["manifest"]):
-            raise StoreError(f"{self.url}/manifests/{stage}/{key}.json is not what was written; remove it.")
+        record, place = _mapping(found[0]), f"manifests/{stage}/{key}.json"
+        manifest = record.get("manifest")
+        whole = isinstance(manifest, dict) and manifest == sealed(manifest) and isinstance(record.get("name"), str)
+        if not whole or manifest is None or (manifest["stage"], manifest["key"]) != (stage, key):
+            raise StoreError(f"{self.url}/{place} is not what was written; remove it, and the artifact is made again.")
         return record
 
     def pull(self, local: Store, stage: str, key: str) -> bool:
@@ -173,6 +172,15 @@ class SharedStore:
             )
         return False
 
+    def push_all(self, local: Store) -> Iterator[Entry]:
+        """Commit every artifact of `local` that is not committed here; gives each."""
+        for entry in local.entries():
+            if self.find(entry.stage, entry.key) is None:
+                with local.lock(entry.key):
+                    if local.status(entry.stage, entry.key).state == "valid":
+                        self.push(local, entry.stage, entry.key)
+                        yield entry
+
     def keep_state(self, stage: str, key: str, folder: Path, patterns: Iterable[str]) -> None:
         """Keep what a running stage has saved in `folder`, the newest alone; files that vanish meanwhile are left out.
 
@@ -180,21 +188,19 @@ class SharedStore:
         """
         digests = dict[str, str]()
         for path in _files(folder, patterns):
-            with suppress(FileNotFoundError), self._errors():
-                name = str(path.relative_to(folder))
-                digests[name] = self._upload_changing(path)
+            with self._errors(), suppress(FileNotFoundError):
+                digests[str(path.relative_to(folder))] = self._upload_changing(path)
         self._write(f"states/{stage}/{key}.json", json.dumps(digests).encode())
 
     def take_state(self, stage: str, key: str, folder: Path) -> bool:
         """Write what another machine had saved of a stage into `folder`; False: there is nothing, or not all of it."""
         found = self._read(f"states/{stage}/{key}.json")
-        if found is None:
-            return False
+        digests = {} if found is None else _mapping(found[0])
         try:
-            self._download({name: {"sha256": digest} for name, digest in json.loads(found[0]).items()}, folder)
+            self._download({name: {"sha256": digest} for name, digest in digests.items()}, folder)
         except _DamagedBlobError:
             return False
-        return True
+        return bool(digests)
 
     def register(self, name: str, record: bytes) -> bytes:
         """Write down once what is declared under `name`; gives what stands there: this, or what came before it."""
@@ -217,14 +223,14 @@ class SharedStore:
             if now - max(made, used.get(name, made)) > older_than:
                 old += [place, f"used/{name}"]
                 continue
-            found = self._read(place)
-            if found is not None:
-                named |= {f"blobs/{entry['sha256']}" for entry in json.loads(found[0])["manifest"]["files"].values()}
+            record = self.find(*name.split("/"))
+            if record is not None:
+                named |= {f"blobs/{entry['sha256']}" for entry in record["manifest"]["files"].values()}
         for place, made in self._list("states/"):
             if now - made > older_than:
                 old.append(place)
             elif (found := self._read(place)) is not None:
-                named |= {f"blobs/{digest}" for digest in json.loads(found[0]).values()}
+                named |= {f"blobs/{digest}" for digest in _mapping(found[0]).values()}
         self._delete(*old)
         loose = [place for place, made in self._list("blobs/") if place not in named and now - made > grace]
         self._delete(*loose, *(place for place, made in self._list("leases/") if now - made > grace))
@@ -235,7 +241,7 @@ class SharedStore:
     def holder(self, key: str) -> dict[str, Any] | None:
         """Who computes that artifact, as far as can be seen: its `owner`, `run` and `since`; None where nobody does."""
         found = self._read(f"leases/{key}.json")
-        return None if found is None or self._is_over(key, *found) else json.loads(found[0])
+        return None if found is None or self._is_over(key, *found) else _mapping(found[0])
 
     @contextmanager
     def lease(self, key: str, run: str) -> Iterator[Lease | None]:
@@ -285,24 +291,26 @@ class SharedStore:
 
     def _is_over(self, key: str, content: bytes, token: str) -> bool:
         """Whether a lease was given back, its holder is known to have died, or it was not renewed for long."""
-        noted = json.loads(content)
+        noted = _mapping(content)  # a damaged one holds nothing
         first, since = self._seen.get(key, ("", 0.0))
         if first != token:
             since = time.monotonic()
             self._seen[key] = (token, since)
-        return not noted or self.has_died(noted["owner"]) or time.monotonic() - since > self.lease_seconds
+        return "owner" not in noted or self.has_died(noted["owner"]) or time.monotonic() - since > self.lease_seconds
 
     # Objects
 
     def _upload(self, digests: Mapping[str, str], folder: Path) -> None:
         import obstore
 
+        now = self._now()
+
         def send(name: str, digest: str) -> None:
             place = f"blobs/{digest}"
             with self._errors():
                 # One that may be collected before our manifest names it is written once more.
                 with suppress(FileNotFoundError):
-                    if self._now() - obstore.head(self._objects, place)["last_modified"] < GRACE / 2:
+                    if now - obstore.head(self._objects, place)["last_modified"] < GRACE / 2:
                         return
                 obstore.put(self._objects, place, folder / name)
 
@@ -428,6 +436,13 @@ class SharedStore:
             yield
         except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
             raise
+        except FileNotFoundError as error:  # what may be missing is asked for with that in mind
+            raise StoreError(f"{self.url} {_meaning('NotFoundError', 'NoSuchBucket')}.") from error
+        except OSError as error:
+            raise StoreError(
+                f"a file of an artifact could not be read or written here ({error.strerror}: {error.filename}); most "
+                "often this disk is full. Free space and run again."
+            ) from error
         except (exceptions.BaseError, NotImplementedError) as error:
             meaning, said = _meaning(type(error).__name__, str(error)), str(error).partition("\n\nDebug source")[0]
             raise StoreError(f"{self.url} {meaning}. It said: {said[:400]}") from error
@@ -473,6 +488,11 @@ def _open(url: str) -> Any:
         raise ConfigError(
             f"RM_OPT_SHARED={url!r} is no address of a store; it begins with s3://, gs://, az:// or file://."
         )
+    if urlsplit(url).username or urlsplit(url).query:
+        raise ConfigError(
+            "RM_OPT_SHARED holds credentials or parameters (it is not shown); the address goes without, they belong "
+            "into the environment (AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME, …)."
+        )
     if (folder := _folder(url)) is not None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return LocalStore(folder)
@@ -482,6 +502,15 @@ def _open(url: str) -> Any:
 def _folder(url: str) -> Path | None:
     parts = urlsplit(url)
     return Path(parts.path) if parts.scheme == "file" else None
+
+
+def _mapping(content: bytes) -> dict[str, Any]:
+    """A JSON object; empty for anything else, which only damage can have left."""
+    try:
+        found = json.loads(content)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _token(meta: Mapping[str, Any]) -> str:

@@ -78,6 +78,22 @@ def test_of_two_homes_at_the_same_time_one_computes_and_the_other_says_what_it_w
     assert first.result()[0].digest == second.result()[0].digest
 
 
+def test_what_cannot_be_pushed_is_kept_here_and_told(shared, tmp_path, monkeypatch):
+    """The store went away during the run: what was computed is not lost, and the run goes on."""
+
+    def away(*_):
+        raise StoreError("s3://artifacts does not answer")
+
+    told = []
+    with monkeypatch.context() as patch:
+        patch.setattr(shared, "push", away)
+        ref, here = prepared(tmp_path / "a", told=told)
+    assert here
+    assert Store(tmp_path / "a").status("prepare", ref.key).state == "valid"
+    assert any("is on this machine alone until `rm-opt store push`" in line for line in told)
+    assert [entry.key for entry in shared.push_all(Store(tmp_path / "a"))] == [ref.key]
+
+
 def test_a_stage_whose_lease_is_lost_ends_itself(shared, tmp_path):
     from rmcore.core.shared_store import Lease
 

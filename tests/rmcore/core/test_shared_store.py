@@ -283,6 +283,33 @@ def test_a_folder_without_rights_is_named(tmp_path):
         opened(f"file://{tmp_path}/shared")
 
 
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"owner": 1', b'"lease"'])
+def test_a_damaged_lease_holds_nothing_and_damaged_states_are_none(tmp_path, damage):
+    shared = opened(f"file://{tmp_path}/shared")
+    shared._write(f"leases/{KEY}.json", damage)
+    shared._write(f"states/train/{KEY}.json", damage)
+    assert shared.holder(KEY) is None
+    with shared.lease(KEY, "mine") as lease:
+        assert lease is not None
+    (tmp_path / "out").mkdir()
+    shared.take_state("train", KEY, tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
+    assert shared.collect_garbage(timedelta(days=1)) == (0, 0)
+
+
+def test_all_that_a_home_has_alone_is_pushed_once(tmp_path):
+    store, shared = made(tmp_path / "a", "ours"), opened(f"file://{tmp_path}/shared")
+    assert [entry.key for entry in shared.push_all(store)] == [KEY]
+    assert list(shared.push_all(store)) == []
+    assert shared.pull(Store(tmp_path / "b"), "prepare", KEY)
+
+
+def test_an_address_with_credentials_in_it_is_refused_and_not_shown():
+    with pytest.raises(ConfigError, match="holds credentials") as refused:
+        opened("s3://AKIAEXAMPLE:topsecret@artifacts/x")
+    assert "topsecret" not in str(refused.value)
+
+
 def test_a_manifest_that_was_changed_is_refused(url, tmp_path):
     shared, store = opened(url), made(tmp_path / "a", "ours")
     shared.push(store, "prepare", KEY)
