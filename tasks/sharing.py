@@ -57,7 +57,7 @@ def named_store() -> SharedStore:
 
 
 def write_once() -> Callable[[str, bytes], bytes] | None:
-    """What writes a registration down for all machines; None where no store is shared."""
+    """Give the function that writes a registration down for all machines; None where no store is shared."""
     shared = shared_store()
     return None if shared is None else shared.register
 
@@ -141,7 +141,7 @@ def states_shared(
 
 
 def _saved(out: Path, patterns: tuple[str, ...]) -> dict[str, tuple[int, int]]:
-    """What lies in `out` of that, with sizes and times; a file that goes meanwhile is left out."""
+    """List what lies in `out` of that, with sizes and times; a file that goes meanwhile is left out."""
     found = dict[str, tuple[int, int]]()
     for pattern in patterns:
         for match in out.glob(pattern):
