@@ -1,6 +1,7 @@
 """Run the cells of a matrix side by side, as many as the device has slots; one that fails leaves the others alone."""
 
 import os
+import random
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -25,6 +26,7 @@ from rmcore.study.estimates import Estimates
 from rmcore.study.plan import Cell, CellPlan, Planner
 from tasks.device import device_slots
 from tasks.execution import SAVING_SECONDS, SHARED_TERMINAL
+from tasks.sharing import shared_store
 from tasks.stages import StageRun, run_stage
 from tasks.tracking import RunTracker
 
@@ -78,8 +80,10 @@ class MatrixRunner:
             TerminationSignal: the same after SIGTERM, which is how a run is cancelled in the UI.
         """
         futures: dict[str, PrefectFuture[Outcome]] = {}
+        # Machines that share a store and run the same matrix meet at fewer cells when each has an order of its own.
+        ordered = list(plans) if shared_store() is None else random.sample(plans, len(plans))
         with self._ended_with(futures), shown_progress(what, len(plans)) as progress:
-            for plan in plans:
+            for plan in ordered:
                 futures[plan.cell.label] = self._submit(plan, progress, (after or {}).get(plan.cell.arm, ()))
             for future in futures.values():
                 future.wait()

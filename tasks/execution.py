@@ -83,6 +83,9 @@ def execute(
             ):
                 if lease is None:  # another machine was faster; nobody's device waits for it
                     continue
+                if shared is not None and shared.pull(store, stage.name, key):
+                    wait.end()  # it was committed while this one waited for its device
+                    return store.ref(stage.name, key), False
                 wait.end()
                 before()
                 with (

@@ -15,7 +15,7 @@ from tasks.home import find_process
 
 HOST, MACHINE, BOOT, PID, STARTED = "host", "machine", "boot", "pid", "started"
 DIGITS = 12
-"""Of digests and ids that name a machine and its boot."""
+"""Length of the digests and ids that name a machine and its boot."""
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC
 """Inode of the pid namespace that a Linux machine boots with (PROC_PID_INIT_INO of the kernel's proc_ns.h)."""
 

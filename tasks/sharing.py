@@ -18,18 +18,21 @@ from rmcore.core.shared_store import Lease, SharedStore
 from rmcore.core.store import Store
 from rmcore.core.tracking import METRICS_FILE
 from rmcore.stages.registry import StageCall
-from tasks.run_owner import HOST, PID, has_died, this_process
+from tasks.run_owner import BOOT, HOST, PID, has_died, this_boot, this_process
 from tasks.waiting import Wait
 
 SHARED_VARIABLE = "RM_OPT_SHARED"
 POLL_SECONDS = 2.0
-STATE_SECONDS = 2.0
+LOOK_SECONDS = 2.0
 """How often it is looked whether a running stage has saved something new."""
+SEND_SECONDS = 20.0
+"""Least time between two sendings of it: a file that grows is sent whole each time."""
 
 
 @cache
 def _opened(url: str) -> SharedStore:
-    return SharedStore(url, this_process(), has_died)
+    # Of a process under another kernel nobody can be sure at once: its lease runs out.
+    return SharedStore(url, this_process(), lambda owner: owner.get(BOOT) == this_boot() and has_died(owner))
 
 
 def shared_store() -> SharedStore | None:
@@ -106,18 +109,19 @@ def states_shared(
     if not stage.kept:
         yield
         return
-    if not any(True for pattern in stage.kept for _ in out.glob(pattern)) and shared.take_state(stage.name, key, out):
+    if shared.take_state(stage.name, key, out, (*stage.kept, METRICS_FILE)):
         tell(f"{stage.name} goes on from what another machine had saved")
     done = threading.Event()
 
     def look() -> None:
         before: object = None
-        while not done.wait(STATE_SECONDS) and not lease.lost.is_set():
+        sent = -SEND_SECONDS
+        while not done.wait(LOOK_SECONDS) and not lease.lost.is_set():
             now = _saved(out, stage.kept)
-            if now and now != before:
+            if now and now != before and time.monotonic() - sent >= SEND_SECONDS:
                 try:
-                    shared.keep_state(stage.name, key, out, (*stage.kept, METRICS_FILE))
-                    before = now
+                    shared.keep_state(stage.name, key, out, (*stage.kept, METRICS_FILE), lease)
+                    before, sent = now, time.monotonic()
                 except StoreError as error:
                     tell(f"warning: what {stage.name} has saved is on this machine alone so far: {error}")
 
@@ -131,7 +135,7 @@ def states_shared(
         if not lease.lost.is_set() and _saved(out, stage.kept):  # asked to stop: somebody else may go on at once
             tell(f"sends what {stage.name} has saved to {shared.url}")
             try:
-                shared.keep_state(stage.name, key, out, (*stage.kept, METRICS_FILE))
+                shared.keep_state(stage.name, key, out, (*stage.kept, METRICS_FILE), lease)
             except StoreError as error:
                 tell(f"warning: what {stage.name} has saved is on this machine alone: {error}")
         raise

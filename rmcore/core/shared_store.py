@@ -14,6 +14,7 @@ its own clock how long it has not been renewed, so no two clocks are ever compar
 
 import hashlib
 import json
+import shutil
 import threading
 import time
 import uuid
@@ -24,14 +25,25 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from rmcore.core.errors import ConfigError, StoreError
 from rmcore.core.files import atomic_file, exclusive
 from rmcore.core.store import Entry, Store, sealed
 
+if TYPE_CHECKING:
+    from obstore.store import RetryConfig
+
 SCHEMES = ("s3", "gs", "az", "file")
+QUICK: "RetryConfig" = {"max_retries": 4, "retry_timeout": timedelta(seconds=30)}
+"""When a command begins, so that a wrong address is told at once."""
+PATIENT: "RetryConfig" = {
+    "max_retries": 8,
+    "retry_timeout": timedelta(seconds=40),
+    "backoff": {"init_backoff": timedelta(seconds=1), "max_backoff": timedelta(seconds=8), "base": 2},
+}
+"""Afterwards: a store that is away for half a minute ends nothing."""
 CHUNK = 8 * 2**20
 """Bytes of a download that are in memory at once, for each of `TRANSFERS`."""
 TRANSFERS = 8
@@ -96,9 +108,11 @@ class SharedStore:
         """
         self.url, self.owner, self.has_died, self.lease_seconds = url.rstrip("/"), dict(owner), has_died, lease_seconds
         self._seen: dict[str, tuple[str, float]] = {}
-        self._objects = _open(self.url)
+        _check(self.url)
         with self._errors():
+            self._objects = _open(self.url, QUICK)
             self._probe()
+            self._objects = _open(self.url, PATIENT)
 
     def _probe(self) -> None:
         import obstore
@@ -150,7 +164,7 @@ class SharedStore:
         return True
 
     def push(self, local: Store, stage: str, key: str) -> bool:
-        """Commit an artifact of `local`; where another machine was first, take that one's bytes instead.
+        """Commit an artifact of `local`; where another outcome was committed first, take that one's bytes instead.
 
         Returns:
             Whether this one stands.
@@ -163,8 +177,12 @@ class SharedStore:
             raise StoreError(f"no {stage} artifact {key} in {local.root} to share; this is a defect, report it.")
         self._upload({name: entry["sha256"] for name, entry in manifest["files"].items()}, folder)
         record = json.dumps({"name": folder.name, "manifest": manifest, "made_by": self.owner}).encode()
-        if self._create(f"manifests/{stage}/{key}.json", record):
-            self._delete(f"states/{stage}/{key}.json")
+        stands = self._create(f"manifests/{stage}/{key}.json", record)
+        if not stands:  # the same outcome, as nearly always: only logs or times differ, and ours is being read perhaps
+            committed = self.find(stage, key)
+            stands = committed is not None and committed["manifest"]["digest"] == manifest["digest"]
+        if stands:
+            self._drop_state(stage, key)
             return True
         if not self.pull(local, stage, key):
             raise StoreError(
@@ -172,35 +190,69 @@ class SharedStore:
             )
         return False
 
-    def push_all(self, local: Store) -> Iterator[Entry]:
-        """Commit every artifact of `local` that is not committed here; gives each."""
-        for entry in local.entries():
-            if self.find(entry.stage, entry.key) is None:
-                with local.lock(entry.key):
-                    if local.status(entry.stage, entry.key).state == "valid":
-                        self.push(local, entry.stage, entry.key)
-                        yield entry
+    def push_all(self, local: Store) -> Iterator[tuple[Entry, bool]]:
+        """Commit every artifact of `local` that is not committed here; gives each, and whether it stands.
 
-    def keep_state(self, stage: str, key: str, folder: Path, patterns: Iterable[str]) -> None:
+        Where another machine has committed another outcome, nothing is exchanged: what was made of ours stands on it.
+        """
+        for entry in local.entries():
+            with local.lock(entry.key):
+                if local.status(entry.stage, entry.key).state != "valid":
+                    continue
+                committed = self.find(entry.stage, entry.key)
+                if committed is None:
+                    yield entry, self.push(local, entry.stage, entry.key)
+                elif committed["manifest"]["digest"] != entry.digest:
+                    yield entry, False
+
+    def keep_state(self, stage: str, key: str, folder: Path, patterns: Iterable[str], lease: Lease) -> None:
         """Keep what a running stage has saved in `folder`, the newest alone; files that vanish meanwhile are left out.
 
-        As after a kill, what one file says may be newer than what another does: whoever resumes is used to that.
+        As after a kill, what one file says may be newer than what another does: whoever resumes is used to that. Of a
+        stage whose lease was lost nothing is kept: the one who has it now keeps its own.
         """
-        digests = dict[str, str]()
+        place, digests = f"states/{stage}/{key}", dict[str, str]()
         for path in _files(folder, patterns):
             with self._errors(), suppress(FileNotFoundError):
-                digests[str(path.relative_to(folder))] = self._upload_changing(path)
-        self._write(f"states/{stage}/{key}.json", json.dumps(digests).encode())
+                digests[str(path.relative_to(folder))] = self._upload_changing(path, place)
+        if lease.lost.is_set():
+            return
+        self._write(f"{place}.json", json.dumps({"saved_in": str(folder), **self.owner, "files": digests}).encode())
+        kept = {f"{place}/{digest}" for digest in digests.values()}
+        self._delete(*(blob for blob, _ in self._list(f"{place}/") if blob not in kept))
 
-    def take_state(self, stage: str, key: str, folder: Path) -> bool:
-        """Write what another machine had saved of a stage into `folder`; False: there is nothing, or not all of it."""
-        found = self._read(f"states/{stage}/{key}.json")
-        digests = {} if found is None else _mapping(found[0])
+    def take_state(self, stage: str, key: str, folder: Path, patterns: Sequence[str]) -> bool:
+        """Exchange what lies in `folder` of a stage for what another machine saved of it last.
+
+        False: there is nothing, not all of it, or it was saved from this very folder, which has the newest then. The
+        exchange begins when all of it is here.
+        """
+        place = f"states/{stage}/{key}"
+        found = self._read(f"{place}.json")
+        state = {} if found is None else _mapping(found[0])
+        files, own = state.get("files"), {"saved_in": str(folder), "host": self.owner.get("host")}
+        is_own = {name: state.get(name) for name in own} == own and _files(folder, patterns)
+        if not isinstance(files, dict) or not files or is_own:
+            return False
+        arriving = folder.with_name(f"{folder.name}.arriving")
+        shutil.rmtree(arriving, ignore_errors=True)
+        arriving.mkdir(parents=True)
         try:
-            self._download({name: {"sha256": digest} for name, digest in digests.items()}, folder)
+            self._download({name: {"sha256": digest} for name, digest in files.items()}, arriving, place)
+            for old in (path for pattern in patterns for path in folder.glob(pattern)):
+                shutil.rmtree(old) if old.is_dir() else old.unlink()
+            for name in files:
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (arriving / name).replace(folder / name)
         except _DamagedBlobError:
             return False
-        return bool(digests)
+        finally:
+            shutil.rmtree(arriving, ignore_errors=True)
+        return True
+
+    def _drop_state(self, stage: str, key: str) -> None:
+        place = f"states/{stage}/{key}"
+        self._delete(f"{place}.json", *(blob for blob, _ in self._list(f"{place}/")))
 
     def register(self, name: str, record: bytes) -> bytes:
         """Write down once what is declared under `name`; gives what stands there: this, or what came before it."""
@@ -223,14 +275,14 @@ class SharedStore:
             if now - max(made, used.get(name, made)) > older_than:
                 old += [place, f"used/{name}"]
                 continue
-            record = self.find(*name.split("/"))
+            try:
+                record = self.find(*name.split("/"))
+            except StoreError:  # damaged: nobody can take it
+                old.append(place)
+                continue
             if record is not None:
                 named |= {f"blobs/{entry['sha256']}" for entry in record["manifest"]["files"].values()}
-        for place, made in self._list("states/"):
-            if now - made > older_than:
-                old.append(place)
-            elif (found := self._read(place)) is not None:
-                named |= {f"blobs/{digest}" for digest in _mapping(found[0]).values()}
+        old += [place for place, made in self._list("states/") if now - made > older_than]
         self._delete(*old)
         loose = [place for place, made in self._list("blobs/") if place not in named and now - made > grace]
         self._delete(*loose, *(place for place, made in self._list("leases/") if now - made > grace))
@@ -269,12 +321,17 @@ class SharedStore:
 
     def _renew(self, place: str, note: Callable[[], bytes], token: str, lease: Lease, done: threading.Event) -> None:
         """Renew until done, then give it back; it is lost when another process has taken it."""
+        asked = list[bytes]()  # since the last answer
         while not done.wait(self.lease_seconds / 6):
             began = time.monotonic()
+            asked.append(note())
             try:
-                swapped = self._swapped(place, note(), token)
+                swapped = self._swapped(place, asked[-1], token)
+                if swapped is None and (found := self._read(place)) is not None and found[0] in asked:
+                    swapped = found[1]  # it was renewed, and the answer was lost on the way
             except StoreError:  # away for a moment, or for too long: see `_doubt`
                 continue
+            asked.clear()
             if swapped is None:
                 lease.lose()
                 return
@@ -296,7 +353,10 @@ class SharedStore:
         if first != token:
             since = time.monotonic()
             self._seen[key] = (token, since)
-        return "owner" not in noted or self.has_died(noted["owner"]) or time.monotonic() - since > self.lease_seconds
+        owner = noted.get("owner")
+        if not isinstance(owner, dict) or not {"run", "since"} <= noted.keys():
+            return True
+        return self.has_died(owner) or time.monotonic() - since > self.lease_seconds
 
     # Objects
 
@@ -317,8 +377,8 @@ class SharedStore:
         with ThreadPoolExecutor(TRANSFERS) as pool:
             list(pool.map(send, digests.keys(), digests.values()))
 
-    def _upload_changing(self, path: Path) -> str:
-        """Send a file that may grow or go meanwhile, as it was read; gives its digest."""
+    def _upload_changing(self, path: Path, folder: str) -> str:
+        """Send a file that may grow or go meanwhile, as it was read; gives its digest, by which it is named."""
         import obstore
 
         with path.open("rb") as source:
@@ -326,7 +386,7 @@ class SharedStore:
             digest = hashlib.sha256()
             while chunk := source.read(min(CHUNK, end - source.tell())):
                 digest.update(chunk)
-            place = f"blobs/{digest.hexdigest()}"
+            place = f"{folder}/{digest.hexdigest()}"
             with suppress(FileNotFoundError):
                 obstore.head(self._objects, place)
                 return digest.hexdigest()
@@ -334,13 +394,13 @@ class SharedStore:
             obstore.put(self._objects, place, iter(lambda: source.read(min(CHUNK, end - source.tell())), b""))
         return digest.hexdigest()
 
-    def _download(self, files: Mapping[str, Mapping[str, Any]], folder: Path) -> None:
+    def _download(self, files: Mapping[str, Mapping[str, Any]], folder: Path, blobs: str = "blobs") -> None:
         def fetch(name: str, digest: str) -> str | None:
             target = folder / name
             if not target.resolve().is_relative_to(folder.resolve()):
                 raise StoreError(f"{self.url} names a file outside of its artifact: {name!r}; it was not written.")
             target.parent.mkdir(parents=True, exist_ok=True)
-            return None if self._fetch(f"blobs/{digest}", target) == digest else f"blobs/{digest}"
+            return None if self._fetch(f"{blobs}/{digest}", target) == digest else f"{blobs}/{digest}"
 
         with ThreadPoolExecutor(TRANSFERS) as pool:
             damaged = [one for one in pool.map(fetch, files, (entry["sha256"] for entry in files.values())) if one]
@@ -472,14 +532,14 @@ def _meaning(kind: str, said: str) -> str:
     return "does not answer, or not as an object store does; the same command goes on when it is back"
 
 
-def _open(url: str) -> Any:
-    """Obstore's own client.
+def _check(url: str) -> None:
+    """Refuse an address before anything is asked of it.
 
     Raises:
         ConfigError: obstore is not installed, or there is no such address.
     """
     try:
-        from obstore.store import LocalStore, from_url
+        import obstore  # noqa: F401 - is it there?
     except ImportError as error:
         raise ConfigError(
             "RM_OPT_SHARED needs obstore: pip install 'rm-optimizer[cluster]', or unset it to work alone."
@@ -493,10 +553,20 @@ def _open(url: str) -> Any:
             "RM_OPT_SHARED holds credentials or parameters (it is not shown); the address goes without, they belong "
             "into the environment (AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME, …)."
         )
-    if (folder := _folder(url)) is not None:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return LocalStore(folder)
-    return from_url(url, config=None, retry_config={"max_retries": 4, "retry_timeout": timedelta(seconds=30)})
+    folder = _folder(url)
+    if folder is not None and (urlsplit(url).netloc or not folder.is_absolute() or not folder.is_dir()):
+        raise ConfigError(
+            f"RM_OPT_SHARED={url!r} names no folder that is there; it begins with file:/// and a folder that all "
+            "machines see. Make it first: a share that is not mounted must not be taken for an empty store."
+        )
+
+
+def _open(url: str, patience: "RetryConfig") -> Any:
+    """Obstore's own client."""
+    from obstore.store import LocalStore, from_url
+
+    folder = _folder(url)
+    return LocalStore(folder) if folder is not None else from_url(url, config=None, retry_config=patience)
 
 
 def _folder(url: str) -> Path | None:
@@ -528,5 +598,9 @@ def _files(folder: Path, patterns: Iterable[str]) -> list[Path]:
     for pattern in patterns:
         for match in sorted(folder.glob(pattern)):
             inside = sorted(match.rglob("*")) if match.is_dir() else [match]
-            found += [one for one in inside if one.is_file() and not any(part[0] == "." for part in one.parts[-3:])]
+            found += [
+                one
+                for one in inside
+                if one.is_file() and not any(part[0] == "." for part in one.relative_to(folder).parts)
+            ]
     return found

@@ -49,14 +49,25 @@ def register(
             "frozen": frozen,
         }
         if write_once is not None:
-            stands = json.loads(write_once(f"{folder.name}/{digest}.json", json.dumps(record).encode()))
-            if make_key(stands["frozen"]) != digest:
+            stands = write_once(f"{folder.name}/{digest}.json", json.dumps(record).encode())
+            first = _frozen_at(stands, digest)
+            if first is None:
                 raise StoreError(
-                    f"the shared registration {folder.name}/{digest}.json was changed after it was frozen."
+                    f"the shared registration {folder.name}/{digest}.json is not what was frozen: it was changed or "
+                    "damaged. Restore it, or remove it if no verdict names it."
                 )
-            record["frozen_at"] = stands["frozen_at"]
+            record["frozen_at"] = first
         write_json(_path(folder, number, digest), record)
     return _summary(record, folder)
+
+
+def _frozen_at(content: bytes, digest: str) -> str | None:
+    """When a registration was frozen; None where it is not the one of that digest."""
+    try:
+        record = json.loads(content)
+        return str(record["frozen_at"]) if make_key(record["frozen"]) == digest else None
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def record_look(registration: Registration, key: str, look: Mapping[str, Any]) -> bool:

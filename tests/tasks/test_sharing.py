@@ -31,6 +31,7 @@ CONFIG = PipelineConfig(data=DataConfig(gold=GoldConfig(num_prompts=40)))
 
 @pytest.fixture
 def shared(tmp_path, monkeypatch):
+    (tmp_path / "shared").mkdir()
     monkeypatch.setenv(SHARED_VARIABLE, f"file://{tmp_path}/shared")
     return shared_store()
 
@@ -78,6 +79,20 @@ def test_of_two_homes_at_the_same_time_one_computes_and_the_other_says_what_it_w
     assert first.result()[0].digest == second.result()[0].digest
 
 
+def test_what_was_committed_while_the_device_was_waited_for_is_taken(shared, tmp_path, monkeypatch):
+    """Nobody computed it when this one began to wait, and it has the lease now."""
+    ref, _ = prepared(tmp_path / "a")
+    asked = []
+
+    def not_yet(*_):
+        asked.append(1)
+        return False
+
+    monkeypatch.setattr("tasks.execution.taken", not_yet)
+    found, here = prepared(tmp_path / "b", before=pytest.fail)
+    assert (found.digest, here, asked) == (ref.digest, False, [1])
+
+
 def test_what_cannot_be_pushed_is_kept_here_and_told(shared, tmp_path, monkeypatch):
     """The store went away during the run: what was computed is not lost, and the run goes on."""
 
@@ -91,7 +106,7 @@ def test_what_cannot_be_pushed_is_kept_here_and_told(shared, tmp_path, monkeypat
     assert here
     assert Store(tmp_path / "a").status("prepare", ref.key).state == "valid"
     assert any("is on this machine alone until `rm-opt store push`" in line for line in told)
-    assert [entry.key for entry in shared.push_all(Store(tmp_path / "a"))] == [ref.key]
+    assert [(entry.key, stands) for entry, stands in shared.push_all(Store(tmp_path / "a"))] == [(ref.key, True)]
 
 
 def test_a_stage_whose_lease_is_lost_ends_itself(shared, tmp_path):

@@ -16,7 +16,7 @@ import pytest
 
 from object_store import make_bucket, s3_environment, s3_server
 from rmcore.core.errors import ConfigError, StoreError
-from rmcore.core.shared_store import SharedStore
+from rmcore.core.shared_store import Lease, SharedStore
 from rmcore.core.store import Store, make_key
 
 pytest.importorskip("obstore")
@@ -38,11 +38,15 @@ def s3():
 @pytest.fixture(params=["file", pytest.param("s3", marks=pytest.mark.services)])
 def url(request, tmp_path):
     if request.param == "file":
+        (tmp_path / "shared").mkdir()
         return f"file://{tmp_path}/shared"
     return f"{request.getfixturevalue('s3')}/{tmp_path.name}"
 
 
 def opened(url, **options):
+    """A store; of a folder it is made first."""
+    if url.startswith("file:///"):
+        Path(url.removeprefix("file://")).mkdir(exist_ok=True)
     return SharedStore(url, OWNER, **options)
 
 
@@ -65,7 +69,7 @@ def files(store):
 def program(url, code):
     head = (
         "import os, signal, sys, threading, time\nfrom pathlib import Path\n"
-        "from rmcore.core.shared_store import SharedStore\nfrom rmcore.core.store import Store\n"
+        "from rmcore.core.shared_store import Lease, SharedStore\nfrom rmcore.core.store import Store\n"
         f"url = {url!r}\n"
     )
     return subprocess.Popen(
@@ -92,7 +96,7 @@ def test_the_second_to_commit_takes_the_bytes_of_the_first(url, tmp_path):
     assert not shared.push(second, "prepare", KEY)
     assert second.status("prepare", KEY).state == "valid"
     assert files(second) == files(first)
-    assert shared.push(first, "prepare", KEY) is False  # its own, again: nothing changes
+    assert shared.push(first, "prepare", KEY)  # its own, again: nothing changes
     assert files(first) == files(second)
 
 
@@ -220,20 +224,82 @@ def test_a_holder_that_is_known_to_have_died_is_not_waited_for(url):
         assert lease is not None
 
 
-def test_what_a_stage_has_saved_goes_on_elsewhere(url, tmp_path):
-    shared, here, there = opened(url), tmp_path / "here", tmp_path / "there"
-    (here / "resume" / "step_5").mkdir(parents=True)
-    (here / "resume" / ".step_6.tmp").mkdir()
-    (here / "resume" / ".step_6.tmp" / "state.pt").write_text("half")
-    (here / "resume" / "step_5" / "state.pt").write_text("tensors")
-    (here / "metrics.jsonl").write_text('{"step": 5}\n')
-    there.mkdir()
-    assert not shared.take_state("train", KEY, there)
-    shared.keep_state("train", KEY, here, ("resume", "metrics.jsonl"))
-    assert shared.take_state("train", KEY, there)
-    assert (there / "resume" / "step_5" / "state.pt").read_text() == "tensors"
-    assert (there / "metrics.jsonl").read_text() == '{"step": 5}\n'
-    assert not list(there.rglob("*.tmp"))
+KEPT = ("resume", "drawn.jsonl", "metrics.jsonl")
+
+
+def saved(home, step, text):
+    """A stage's folder in a home, as it lies there before it has a name, with something saved."""
+    out = Store(home).unfinished("train", KEY)
+    (out / "resume" / f"step_{step}").mkdir(parents=True)
+    (out / "resume" / ".half.tmp").mkdir(exist_ok=True)
+    (out / "resume" / ".half.tmp" / "state.pt").write_text("half")
+    (out / "resume" / f"step_{step}" / "state.pt").write_text(text)
+    (out / "drawn.jsonl").write_text(f'{{"drawn": {step}}}\n')
+    (out / "metrics.jsonl").write_text(f'{{"step": {step}}}\n')
+    return out
+
+
+def content(out):
+    return {str(path.relative_to(out)): path.read_text() for path in out.rglob("*") if path.is_file()}
+
+
+def test_what_a_stage_has_saved_goes_on_elsewhere_and_the_last_to_save_is_believed(url, tmp_path):
+    first, second = SharedStore(url, {"host": "a"}), SharedStore(url, {"host": "b"})
+    here, there = saved(tmp_path / "a", 5, "five"), Store(tmp_path / "b").unfinished("train", KEY)
+    there.mkdir(parents=True)
+    assert not second.take_state("train", KEY, there, KEPT)
+    first.keep_state("train", KEY, here, KEPT, Lease())
+    assert second.take_state("train", KEY, there, KEPT)
+    assert content(there) == {name: text for name, text in content(here).items() if "half" not in name}
+    assert not first.take_state("train", KEY, here, KEPT)  # its own: what lies here is as new, or newer
+
+    (there / "resume" / "step_5").rename(there / "resume" / "step_9")
+    (there / "resume" / "step_9" / "state.pt").write_text("nine")
+    second.keep_state("train", KEY, there, KEPT, Lease())
+    assert first.take_state("train", KEY, here, KEPT)
+    assert content(here) == content(there)
+    assert len(first._list(f"states/train/{KEY}/")) == 3  # those of step 5 have gone
+
+
+def test_who_lost_the_lease_does_not_write_over_what_its_new_holder_saved(url, tmp_path):
+    shared, lost = opened(url), Lease()
+    shared.keep_state("train", KEY, saved(tmp_path / "b", 9, "nine"), KEPT, Lease())
+    lost.lose()
+    SharedStore(url, {"host": "late"}).keep_state("train", KEY, saved(tmp_path / "a", 5, "five"), KEPT, lost)
+    out = tmp_path / "c"
+    out.mkdir()
+    assert SharedStore(url, {"host": "c"}).take_state("train", KEY, out, KEPT)
+    assert "resume/step_9/state.pt" in content(out)
+
+
+def test_states_that_are_not_all_there_leave_what_lies_here_alone(url, tmp_path):
+    shared = opened(url)
+    shared.keep_state("train", KEY, saved(tmp_path / "a", 9, "nine"), KEPT, Lease())
+    shared._delete(shared._list(f"states/train/{KEY}/")[0][0])
+    here = saved(tmp_path / "b", 5, "five")
+    before = content(here)
+    assert not SharedStore(url, {"host": "b"}).take_state("train", KEY, here, KEPT)
+    assert content(here) == before
+    assert [path.name for path in here.parent.iterdir()] == [here.name]
+
+
+def test_a_renewal_whose_answer_was_lost_ends_nothing(url, monkeypatch):
+    """The store wrote it, and the machine that asked does not know."""
+    shared = opened(url, lease_seconds=3.0)
+    swapped, lost = shared._swapped, []
+
+    def answer_lost(place, content, token):
+        done = swapped(place, content, token)
+        if not lost and b"renewal" in content:
+            lost.append(done)
+            raise StoreError("the answer did not arrive")
+        return done
+
+    with shared.lease(KEY, "mine") as lease:
+        monkeypatch.setattr(shared, "_swapped", answer_lost)
+        assert not lease.lost.wait(5)  # longer than it lasts without a renewal
+    assert lost
+    assert opened(url).holder(KEY) is None
 
 
 def test_garbage_is_what_nobody_used_for_long_and_what_nothing_names(url, tmp_path):
@@ -257,10 +323,18 @@ def test_a_store_that_lets_two_create_the_same_is_refused_by_name(tmp_path, monk
         opened(f"file://{tmp_path}/shared")
 
 
-@pytest.mark.parametrize(("url", "words"), [("ftp://x/y", "begins with s3://"), ("shared", "begins with s3://")])
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("ftp://x/y", "begins with s3://"),
+        ("shared", "begins with s3://"),
+        ("file://nas/x", "names no folder"),
+        ("file:///nowhere/x", "names no folder"),
+    ],
+)
 def test_an_address_of_something_else_is_refused(url, words):
     with pytest.raises(ConfigError, match=words):
-        opened(url)
+        SharedStore(url, OWNER)
 
 
 @pytest.mark.services
@@ -292,16 +366,20 @@ def test_a_damaged_lease_holds_nothing_and_damaged_states_are_none(tmp_path, dam
     with shared.lease(KEY, "mine") as lease:
         assert lease is not None
     (tmp_path / "out").mkdir()
-    shared.take_state("train", KEY, tmp_path / "out")
+    assert not shared.take_state("train", KEY, tmp_path / "out", KEPT)
     assert list((tmp_path / "out").iterdir()) == []
     assert shared.collect_garbage(timedelta(days=1)) == (0, 0)
 
 
 def test_all_that_a_home_has_alone_is_pushed_once(tmp_path):
     store, shared = made(tmp_path / "a", "ours"), opened(f"file://{tmp_path}/shared")
-    assert [entry.key for entry in shared.push_all(store)] == [KEY]
+    assert [(entry.key, stands) for entry, stands in shared.push_all(store)] == [(KEY, True)]
     assert list(shared.push_all(store)) == []
     assert shared.pull(Store(tmp_path / "b"), "prepare", KEY)
+    other = made(tmp_path / "c", "another outcome")
+    before = files(other)
+    assert [(entry.key, stands) for entry, stands in shared.push_all(other)] == [(KEY, False)]
+    assert files(other) == before
 
 
 def test_an_address_with_credentials_in_it_is_refused_and_not_shown():

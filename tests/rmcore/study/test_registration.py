@@ -56,7 +56,7 @@ def test_among_machines_they_are_as_old_as_the_first_writing_on_any(tmp_path):
     register(tmp_path / "b" / "rates", with_threshold(0.02), written.setdefault)
     assert len(written) == 2  # another declaration is another object
     written[name] = json.dumps(earlier | {"frozen": with_threshold(0.02)}).encode()
-    with pytest.raises(StoreError, match="was changed after it was frozen"):
+    with pytest.raises(StoreError, match="is not what was frozen"):
         register(tmp_path / "c" / "rates", DECLARED, written.setdefault)
 
 
