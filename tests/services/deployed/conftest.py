@@ -13,9 +13,12 @@ from experiments.presets import PRESETS
 from rmcore.config.policy import PolicyConfig
 from rmcore.config.readiness import ReadinessConfig
 
+CURVATURE = PRESETS["smoke"].landscape.model_copy(update={"num_pairs": 3, "lanczos_steps": 2, "top_k": 1})
+"""Of all parts, the least of each."""
 SMOKE = PRESETS["smoke"].model_copy(
     update={
         "evaluate": PRESETS["smoke"].evaluate.model_copy(update={"num_resamples": 100}),
+        "landscape": CURVATURE,
         "readiness": ReadinessConfig(planned_kl=0.4),
     }
 )

@@ -112,7 +112,8 @@ def test_a_run_with_a_policy_is_judged_by_its_samples_and_reported_with_them(com
 
 def test_the_study_runs_and_says_which_score_it_is(command, with_policy, drawn):
     """The smallest populations, in two worlds."""
-    smaller = ["validation.steps=2", "validation.measured_prompts=4", "readiness.min_gain=0.02"]
+    smaller = ["validation.num_backbones=2", "validation.steps=2", "validation.measured_prompts=4"]
+    smaller += ["readiness.min_gain=0.02"]
     smaller += ["readiness.planned_kl=0.4", "evaluate.num_resamples=100", "landscape.parts=[normalized]"]
     smaller += ["data.gold.num_prompts=60", "data.test_fraction=0.15"]
     settings = [word for setting in smaller for word in ("--set", setting)]
@@ -122,14 +123,14 @@ def test_the_study_runs_and_says_which_score_it_is(command, with_policy, drawn):
     found = outcome["results"]
     assert outcome["executed"][-1] == "validation"
     assert {"population in flattery", "population in claims"} < set(outcome["executed"])
-    assert (found["num_backbones"], found["num_models"]) == (6, 30)
+    assert (found["num_backbones"], found["num_models"]) == (4, 20)
     assert Path(found["registration"]["path"]).is_file()
     assert found["verdict"] in said
     assert set(outcome["figures"]) == {"readiness_against_gain", "reliability"}
     assert are_pngs(outcome["figures"])
     [validation] = command.services.home.glob("store/validation/*")
     fit = json.loads((validation / "readiness_fit.json").read_text())
-    assert fit["population"]["num_models"] == 30
+    assert fit["population"]["num_models"] == 20
     assert len(fit["features"]) == len(fit["means"]) == len(fit["coefficients"])
 
 
