@@ -1,5 +1,6 @@
 """Shared by all tests: one thread a process where tests run in parallel, a tiny model built once, no network."""
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("services") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SERVICES_TIMEOUT_S))
+
+
+def pytest_collection_finish() -> None:
+    """What was imported to find the tests stays to the end, so no collection of garbage need look through it again.
+
+    Libraries ask for whole ones: accelerate at the begin of each training, which took longer than small trainings do.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)
