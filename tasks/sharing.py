@@ -25,8 +25,8 @@ SHARED_VARIABLE = "RM_OPT_SHARED"
 POLL_SECONDS = 2.0
 LOOK_SECONDS = 2.0
 """How often it is looked whether a running stage has saved something new."""
-SEND_SECONDS = 20.0
-"""Least time between two sendings of it: a file that grows is sent whole each time."""
+SENDING_SHARE = 0.1
+"""Largest share of the time that is spent on sending: a large state, or a file that grew, is sent whole each time."""
 
 
 @cache
@@ -115,15 +115,17 @@ def states_shared(
 
     def look() -> None:
         before: object = None
-        sent = -SEND_SECONDS
+        due = time.monotonic()
         while not done.wait(LOOK_SECONDS) and not lease.lost.is_set():
             now = _saved(out, stage.kept)
-            if now and now != before and time.monotonic() - sent >= SEND_SECONDS:
+            if now and now != before and time.monotonic() >= due:
+                began = time.monotonic()
                 try:
                     shared.keep_state(stage.name, key, out, (*stage.kept, METRICS_FILE), lease)
-                    before, sent = now, time.monotonic()
+                    before = now
                 except StoreError as error:
                     tell(f"warning: what {stage.name} has saved is on this machine alone so far: {error}")
+                due = time.monotonic() + (time.monotonic() - began) / SENDING_SHARE
 
     looking = threading.Thread(target=look, name="states", daemon=True)
     looking.start()

@@ -134,7 +134,9 @@ from pathlib import Path
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.store import Store
 from rmcore.stages.registry import stage_call
+from tasks import sharing
 from tasks.execution import execute
+sharing.LOOK_SECONDS = 0.05  # the training is short
 store, config, told = Store(Path(sys.argv[1])), PipelineConfig.model_validate_json(sys.argv[2]), []
 def run(name, upstream):
     tell = lambda line: print(json.dumps(line), file=sys.stderr, flush=True)
@@ -146,7 +148,7 @@ print(json.dumps({"digest": trained.digest, "key": trained.key, "here": here}))
 
 
 def test_a_training_that_is_killed_on_one_machine_goes_on_on_another_to_the_same_numbers(shared, tmp_path):
-    training = TrainConfig(steps=24, eval_every=8, pairs_per_step=4, resume_every_seconds=1.0)
+    training = TrainConfig(steps=40, eval_every=20, pairs_per_step=4, resume_every_seconds=0.5)
     config = CONFIG.model_copy(update={"model": ModelConfig(max_seq_len=48), "train": training})
 
     def begun(home, **environment):
