@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from tasks.home import configure_environment, home
-from tasks.sharing import write_once
 
 configure_environment()  # before Prefect and MLflow read their settings
 
@@ -24,6 +23,7 @@ from rmcore.reporting.html.active_page import write_active_report
 from rmcore.stages.requirements import required_active
 from rmcore.stages.results import figures, read_json
 from rmcore.study.registration import register
+from tasks.sharing import write_once
 
 STUDY = ("prepare", "features", "active")
 

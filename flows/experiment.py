@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from tasks.home import configure_environment, home
-from tasks.sharing import write_once
 
 configure_environment()  # before Prefect and MLflow read their settings
 
@@ -58,6 +57,7 @@ from rmcore.study.registration import register
 from tasks.comparison_view import publish_view
 from tasks.device import device_slots
 from tasks.model_training import RUN_COLOUR
+from tasks.sharing import write_once
 from tasks.stages import run_step
 from tasks.tracking import RunTracker
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from tasks.home import configure_environment, home
-from tasks.sharing import write_once
 
 configure_environment()  # before Prefect and MLflow read their settings
 
@@ -55,6 +54,7 @@ from rmcore.stages.requirements import required_policy, required_validation
 from rmcore.stages.results import figures, read_json, run_key
 from rmcore.study.registration import register
 from tasks.checkpoints import given_checkpoint, trained_key
+from tasks.sharing import write_once
 from tasks.stages import StageRun, run_step
 from tasks.tracking import RunTracker
 

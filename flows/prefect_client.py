@@ -24,7 +24,7 @@ from pydantic import ValidationError
 
 from rmcore.core.errors import ServiceError
 from tasks.local_services import WORK_POOL
-from tasks.run_owner import HOST, has_died, this_process
+from tasks.run_owner import HOST, OWNER_FIELDS, has_died, this_machine, this_process
 
 OWNER_PREFIX = "rm-"
 """Prefix of the tags that name the process of a flow run."""
@@ -127,7 +127,7 @@ def claim_loaded_run() -> None:
 
 def is_owner_tag(tag: str) -> bool:
     """Whether a tag of a flow run says which process runs it, or ran it before it was started again."""
-    return tag.startswith(tuple(f"{OWNER_PREFIX}{name}:" for name in this_process()))
+    return tag.startswith(tuple(f"{OWNER_PREFIX}{name}:" for name in OWNER_FIELDS))
 
 
 def reap_dead_runs(api: str | None = None) -> list[str]:
@@ -142,7 +142,7 @@ def reap_dead_runs(api: str | None = None) -> list[str]:
         ServiceError: Prefect does not answer.
     """
     running = {"state": {"type": {"any_": ["RUNNING", "CANCELLING"]}}}
-    mine = {"tags": {"all_": [f"{OWNER_PREFIX}{HOST}:{this_process()[HOST]}"]}}
+    mine = {"tags": {"all_": [f"{OWNER_PREFIX}{HOST}:{this_machine()}"]}}
     with prefect_at(api) as client:
         runs = client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate({**running, **mine}))
         dead = [run for run in runs if has_died(_owner(run.tags))]

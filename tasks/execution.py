@@ -17,8 +17,8 @@ from prefect.exceptions import TerminationSignal
 from rmcore.core import errors
 from rmcore.core.child_process import ForkedProcess
 from rmcore.core.errors import RmcoreError, StoreError, TrainingError
+from rmcore.core.leases import Lease
 from rmcore.core.progress import progress_descriptor
-from rmcore.core.shared_store import Lease
 from rmcore.core.store import ArtifactRef, Store
 from rmcore.core.tracking import METRICS_FILE
 from rmcore.stages.registry import Stage, StageCall
@@ -79,7 +79,7 @@ def execute(
             with (
                 noted(store, key, run),
                 nullcontext() if device is None else device_slot(store, run, device) as slot,
-                nullcontext(Lease()) if shared is None else shared.lease(key, run) as lease,
+                nullcontext(Lease()) if shared is None else shared.leases.hold(key, run) as lease,
             ):
                 if lease is None:  # another machine was faster; nobody's device waits for it
                     continue

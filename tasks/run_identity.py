@@ -17,7 +17,7 @@ parent, once made, takes the children that wait for it.
 import logging
 from typing import TYPE_CHECKING
 
-from tasks.run_owner import HOST, has_died, this_process
+from tasks.run_owner import HOST, OWNER_FIELDS, has_died, this_machine, this_process
 from tasks.run_record import KEY_TAG, RunRecord
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def reap_dead_runs(client: "MlflowClient") -> list[str]:
     A run without an owner, or of another machine, is left alone.
     """
     experiments = client.search_experiments(filter_string=f"name LIKE '{EXPERIMENT_PREFIX}%'")
-    is_ours = f"tags.`{OWNER_PREFIX}{HOST}` = '{this_process()[HOST]}'"
+    is_ours = f"tags.`{OWNER_PREFIX}{HOST}` = '{this_machine()}'"
     running = client.search_runs(
         [experiment.experiment_id for experiment in experiments], f"attributes.status = 'RUNNING' and {is_ours}"
     )
@@ -112,7 +112,7 @@ def reap_dead_runs(client: "MlflowClient") -> list[str]:
 
 def _owner(run: "Run") -> dict[str, str]:
     tags = run.data.tags
-    return {name: tags[f"{OWNER_PREFIX}{name}"] for name in this_process() if f"{OWNER_PREFIX}{name}" in tags}
+    return {name: tags[f"{OWNER_PREFIX}{name}"] for name in OWNER_FIELDS if f"{OWNER_PREFIX}{name}" in tags}
 
 
 def join_parent(client: "MlflowClient", run: "Run", parent_uid: str) -> bool:

@@ -14,6 +14,7 @@ import psutil
 from tasks.home import find_process
 
 HOST, MACHINE, BOOT, PID, STARTED = "host", "machine", "boot", "pid", "started"
+OWNER_FIELDS = (HOST, MACHINE, BOOT, PID, STARTED)
 DIGITS = 12
 """Length of the digests and ids that name a machine and its boot."""
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC
@@ -67,9 +68,8 @@ def has_died(owner: Mapping[str, str]) -> bool:
     Two machines, or containers on two, may have one name; so a process under another kernel has died only where this
     installation is known to be that one, started again.
     """
-    mine = this_process()
-    if any(name not in owner for name in mine) or owner[HOST] != mine[HOST]:
+    if any(name not in owner for name in OWNER_FIELDS) or owner[HOST] != this_machine():
         return False
-    if owner[BOOT] != mine[BOOT]:
-        return owner[MACHINE] == mine[MACHINE] != ""
+    if owner[BOOT] != this_boot():
+        return owner[MACHINE] == _this_installation() != ""
     return find_process(int(owner[PID]), float(owner[STARTED])) is None

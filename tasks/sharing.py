@@ -9,12 +9,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
 from rmcore.core.errors import ConfigError, StoreError
-from rmcore.core.shared_store import Lease, SharedStore
+from rmcore.core.leases import Lease
+from rmcore.core.shared_store import SharedStore, saved_files
 from rmcore.core.store import Store
 from rmcore.core.tracking import METRICS_FILE
 from rmcore.stages.registry import StageCall
@@ -78,7 +79,7 @@ def taken(shared: SharedStore, store: Store, call: StageCall, wait: Wait, tell: 
         if shared.pull(store, name, key):
             tell(f"{name} taken from {shared.url} in {time.monotonic() - began:.1f} s")
             return True
-        holder = shared.holder(key)
+        holder = shared.leases.holder(key)
         if holder is None:
             return False
         owner = holder["owner"]
@@ -93,8 +94,9 @@ def pushed(shared: SharedStore, store: Store, call: StageCall, tell: Callable[[s
         if not shared.push(store, name, call.key):
             tell(f"{name} was committed by another machine first; its files are taken")
     except StoreError as error:
-        tell(f"warning: {name} is on this machine alone until `rm-opt store push`: {error}")
-        print(f"warning: {name} is on this machine alone until `rm-opt store push`: {error}", file=sys.stderr)
+        warning = f"warning: {name} is on this machine alone until `rm-opt store push`: {error}"
+        tell(warning)
+        print(warning, file=sys.stderr)
 
 
 @contextmanager
@@ -109,52 +111,49 @@ def states_shared(
     if not stage.kept:
         yield
         return
-    if shared.take_state(stage.name, key, out, (*stage.kept, METRICS_FILE)):
-        tell(f"{stage.name} goes on from what another machine had saved")
+    patterns = (*stage.kept, METRICS_FILE)
+    if shared.take_state(stage.name, key, out, patterns):
+        tell(f"{stage.name} resumes from what another machine had saved")
     done = threading.Event()
 
+    def send() -> bool:
+        try:
+            shared.keep_state(stage.name, key, out, patterns, lease)
+        except StoreError as error:
+            tell(f"warning: what {stage.name} has saved is on this machine alone so far: {error}")
+            return False
+        return True
+
     def look() -> None:
-        before: object = None
+        sent: object = None
         due = time.monotonic()
         while not done.wait(LOOK_SECONDS) and not lease.lost.is_set():
             now = _saved(out, stage.kept)
-            if now and now != before and time.monotonic() >= due:
+            if now and now != sent and time.monotonic() >= due:
                 began = time.monotonic()
-                try:
-                    shared.keep_state(stage.name, key, out, (*stage.kept, METRICS_FILE), lease)
-                    before = now
-                except StoreError as error:
-                    tell(f"warning: what {stage.name} has saved is on this machine alone so far: {error}")
+                if send():
+                    sent = now
                 due = time.monotonic() + (time.monotonic() - began) / SENDING_SHARE
 
     looking = threading.Thread(target=look, name="states", daemon=True)
     looking.start()
+    finished = False
     try:
         yield
-    except BaseException:
-        done.set()
-        looking.join()
-        if not lease.lost.is_set() and _saved(out, stage.kept):  # asked to stop: somebody else may go on at once
-            tell(f"sends what {stage.name} has saved to {shared.url}")
-            try:
-                shared.keep_state(stage.name, key, out, (*stage.kept, METRICS_FILE), lease)
-            except StoreError as error:
-                tell(f"warning: what {stage.name} has saved is on this machine alone: {error}")
-        raise
+        finished = True
     finally:
         done.set()
         looking.join()
+        if not finished and not lease.lost.is_set() and _saved(out, stage.kept):
+            tell(f"sends what {stage.name} has saved to {shared.url}")  # asked to stop: somebody else may resume now
+            send()
 
 
-def _saved(out: Path, patterns: tuple[str, ...]) -> dict[str, tuple[int, int]]:
+def _saved(out: Path, patterns: tuple[str, ...]) -> dict[Path, tuple[int, int]]:
     """List what lies in `out` of that, with sizes and times; a file that goes meanwhile is left out."""
-    found = dict[str, tuple[int, int]]()
-    for pattern in patterns:
-        for match in out.glob(pattern):
-            for path in [match, *match.rglob("*")]:
-                try:
-                    stat = path.stat()
-                except FileNotFoundError:
-                    continue
-                found[str(path)] = (stat.st_size, stat.st_mtime_ns)
+    found = dict[Path, tuple[int, int]]()
+    for path in saved_files(out, patterns):
+        with suppress(FileNotFoundError):
+            stat = path.stat()
+            found[path] = (stat.st_size, stat.st_mtime_ns)
     return found

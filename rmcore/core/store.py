@@ -26,7 +26,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, TypeGuard
 
 from rmcore.core.errors import StoreError
 from rmcore.core.files import (
@@ -425,11 +425,16 @@ def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
     return {**content, SEAL: make_key(content)}
 
 
+def is_whole(manifest: Any) -> TypeGuard[dict[str, Any]]:
+    """Whether a manifest is what was written."""
+    return isinstance(manifest, dict) and manifest == sealed(manifest)
+
+
 def _read_manifest(folder: Path) -> dict[str, Any] | None:
     """The manifest in `folder`; None where it is missing, unreadable or not what was written."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
-        return manifest if isinstance(manifest, dict) and manifest == sealed(manifest) else None
+        return manifest if is_whole(manifest) else None
     except (OSError, ValueError, RecursionError):  # the last: nested deeper than JSON can be read
         return None
 

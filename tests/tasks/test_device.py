@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
+from pid_namespace import run_inside
 from rmcore.core.errors import ConfigError
 from rmcore.core.store import Store
 from tasks.device import (
@@ -82,17 +83,10 @@ def test_a_container_on_this_machine_is_held_back_and_takes_nothing_away(tmp_pat
         "from pathlib import Path; from rmcore.core.store import Store; from tasks.device import free_device_slot\n"
         f"with free_device_slot(Store(Path({str(tmp_path)!r})), 'inside') as slot: print(slot)"
     )
-    inside = ["unshare", "--pid", "--fork", sys.executable, "-c", code]
     with device_slot(Store(tmp_path), "outside"):
-        try:
-            found = subprocess.run(inside, capture_output=True, text=True, timeout=60)
-        except FileNotFoundError:
-            pytest.skip("unshare is not installed")
-        if "unshare" in found.stderr:
-            pytest.skip(f"no pid namespace may be made here: {found.stderr.strip()}")
-        assert found.stdout == "None\n", found.stderr
+        assert run_inside(code) == "None\n"
         assert len(holders(Store(tmp_path))) == 1
-    assert subprocess.run(inside, capture_output=True, text=True, timeout=60).stdout == "0\n"
+    assert run_inside(code) == "0\n"
 
 
 @pytest.mark.parametrize("named", ["0", "two", "-1", ""])

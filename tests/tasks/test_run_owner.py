@@ -7,6 +7,7 @@ import sys
 import psutil
 import pytest
 
+from pid_namespace import run_inside
 from tasks.run_owner import BOOT, HOST, MACHINE, PID, STARTED, has_died, this_machine, this_process
 
 
@@ -36,14 +37,6 @@ def test_of_two_kernels_only_this_machines_own_earlier_one_is_known_to_have_ende
 
 
 def test_a_container_with_the_hosts_name_is_another_machine():
-    program = "from tasks.run_owner import this_machine; print(this_machine())"
-    command = ["unshare", "--pid", "--fork", sys.executable, "-c", program]
-    try:
-        inside = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    except FileNotFoundError:
-        pytest.skip("unshare is not installed")
-    if "unshare" in inside.stderr:
-        pytest.skip(f"no pid namespace may be made here: {inside.stderr.strip()}")
-    assert inside.returncode == 0, inside.stderr
-    assert inside.stdout.startswith(socket.gethostname())
-    assert inside.stdout.strip() != this_machine()
+    inside = run_inside("from tasks.run_owner import this_machine; print(this_machine())")
+    assert inside.startswith(socket.gethostname())
+    assert inside.strip() != this_machine()

@@ -17,10 +17,11 @@ from rmcore.config.model import ModelConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.train import TrainConfig
 from rmcore.core.errors import StoreError
+from rmcore.core.leases import Lease
 from rmcore.core.store import Store
 from rmcore.stages.registry import stage_call
 from tasks import sharing
-from tasks.execution import execute
+from tasks.execution import _compute, execute
 from tasks.sharing import SHARED_VARIABLE, shared_store
 from tasks.waiting import Wait
 
@@ -110,15 +111,11 @@ def test_what_cannot_be_pushed_is_kept_here_and_told(shared, tmp_path, monkeypat
 
 
 def test_a_stage_whose_lease_is_lost_ends_itself(shared, tmp_path):
-    from rmcore.core.shared_store import Lease
-
     lost = Lease()
 
     def lose_soon(path):
         threading.Timer(0.2, lost.lose).start()
         return nullcontext()
-
-    from tasks.execution import _compute
 
     call = stage_call("prepare", PipelineConfig(data=DataConfig(gold=GoldConfig(num_prompts=20_000))), {})
     out = tmp_path / "out"
@@ -167,7 +164,7 @@ def test_a_training_that_is_killed_on_one_machine_goes_on_on_another_to_the_same
 
     killed = begun("a")
     place = f"states/train/{json.loads(answer)['key']}.json"
-    while b"resume/step_" not in (shared._read(place) or (b"",))[0]:
+    while b"resume/step_" not in (shared.objects.read(place) or (b"",))[0]:
         with suppress(subprocess.TimeoutExpired):
             killed.wait(timeout=0.1)
         assert killed.poll() is None, killed.stderr.read()
@@ -177,6 +174,6 @@ def test_a_training_that_is_killed_on_one_machine_goes_on_on_another_to_the_same
     taken_over = begun("b")
     resumed, said = taken_over.communicate(timeout=250)
     assert taken_over.returncode == 0, said
-    assert "goes on from what another machine had saved" in said
+    assert "resumes from what another machine had saved" in said
     assert "train resumes from step" in said
     assert json.loads(resumed) == json.loads(answer)

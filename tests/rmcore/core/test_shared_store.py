@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from object_store import make_bucket, s3_environment, s3_server
 from rmcore.core.errors import ConfigError, StoreError
-from rmcore.core.shared_store import Lease, SharedStore
+from rmcore.core.leases import Lease
+from rmcore.core.shared_store import SharedStore
 from rmcore.core.store import Store, make_key
+from s3_server import make_bucket, s3_environment, s3_server
 
 pytest.importorskip("obstore")
 OWNER = {"host": "here", "pid": "1"}
@@ -69,7 +70,7 @@ def files(store):
 def program(url, code):
     head = (
         "import os, signal, sys, threading, time\nfrom pathlib import Path\n"
-        "from rmcore.core.shared_store import Lease, SharedStore\nfrom rmcore.core.store import Store\n"
+        "from rmcore.core.shared_store import SharedStore\nfrom rmcore.core.store import Store\n"
         f"url = {url!r}\n"
     )
     return subprocess.Popen(
@@ -120,15 +121,16 @@ def test_of_processes_that_race_one_wins_each_time(url, num_processes):
 def test_an_uploader_that_is_killed_leaves_nothing_that_is_seen(url, tmp_path):
     store = made(tmp_path / "a", "ours")
     code = (
-        "class Killed(SharedStore):\n"
-        "    def _create(self, place, content):\n"
-        "        os.kill(os.getpid(), signal.SIGKILL)\n"
-        f"Killed(url, {{}}).push(Store(Path({str(store.root)!r})), 'prepare', {KEY!r})"
+        "def create(place, content):\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "shared = SharedStore(url, {})\n"
+        "shared.objects.create = create\n"
+        f"shared.push(Store(Path({str(store.root)!r})), 'prepare', {KEY!r})"
     )
     uploader = program(url, code)
     assert uploader.wait(60) == -signal.SIGKILL
     shared = opened(url)
-    assert shared._list("blobs/")  # it had come so far
+    assert shared.objects.list("blobs/")  # it had come so far
     assert shared.find("prepare", KEY) is None
     assert not shared.pull(Store(tmp_path / "b"), "prepare", KEY)
     assert shared.push(store, "prepare", KEY)
@@ -140,9 +142,9 @@ def test_an_artifact_whose_blob_is_damaged_is_not_taken_and_can_be_committed_aga
     shared.push(first, "prepare", KEY)
     blob = "blobs/" + first.manifest("prepare", KEY)["files"]["pairs.txt"]["sha256"]
     if damage == "gone":
-        shared._delete(blob)
+        shared.objects.delete(blob)
     else:
-        shared._write(blob, b"something else")
+        shared.objects.write(blob, b"something else")
     assert not shared.pull(second, "prepare", KEY)
     assert second.status("prepare", KEY).state == "missing"
     assert shared.push(first, "prepare", KEY)
@@ -159,14 +161,14 @@ def test_a_name_that_leaves_the_artifact_is_not_written(tmp_path):
 
 def test_a_lease_has_one_holder_and_is_free_afterwards(url):
     first, second = opened(url), opened(url)
-    with first.lease(KEY, "mine-seed0") as lease:
+    with first.leases.hold(KEY, "mine-seed0") as lease:
         assert lease is not None
-        assert second.holder(KEY)["run"] == "mine-seed0"
-        assert second.holder(KEY)["owner"] == OWNER
-        with second.lease(KEY, "theirs") as other:
+        assert second.leases.holder(KEY)["run"] == "mine-seed0"
+        assert second.leases.holder(KEY)["owner"] == OWNER
+        with second.leases.hold(KEY, "theirs") as other:
             assert other is None
-    assert second.holder(KEY) is None
-    with second.lease(KEY, "theirs") as other:
+    assert second.leases.holder(KEY) is None
+    with second.leases.hold(KEY, "theirs") as other:
         assert other is not None
 
 
@@ -175,7 +177,7 @@ def test_of_many_who_want_a_lease_one_gets_it(url):
 
     def want(one):
         together.wait(60)
-        with one.lease(KEY, "mine") as lease:
+        with one.leases.hold(KEY, "mine") as lease:
             over.wait(60)
             return lease is not None
 
@@ -187,7 +189,7 @@ def test_a_holder_that_stopped_loses_its_lease_and_hears_of_it(url):
     """It was only asleep, as a machine that swaps: what it computes must end, and what the other one does must not."""
     code = (
         f"shared = SharedStore(url, {{'host': 'there', 'pid': '7'}}, lease_seconds=3.0)\n"
-        f"with shared.lease({KEY!r}, 'theirs') as lease:\n"
+        f"with shared.leases.hold({KEY!r}, 'theirs') as lease:\n"
         "    with lease.ending(lambda: print('ended', flush=True)):\n"
         "        print('held', flush=True)\n        lease.lost.wait()\n"
     )
@@ -196,31 +198,32 @@ def test_a_holder_that_stopped_loses_its_lease_and_hears_of_it(url):
     mine = opened(url, lease_seconds=3.0)
     began = time.monotonic()
     while time.monotonic() - began < 5:  # renewed all the time: longer than a lease lasts, it stays its holder's
-        with mine.lease(KEY, "mine") as lease:
+        with mine.leases.hold(KEY, "mine") as lease:
             assert lease is None
     holder.send_signal(signal.SIGSTOP)
     while True:
-        with mine.lease(KEY, "mine") as lease:
+        with mine.leases.hold(KEY, "mine") as lease:
             if lease is not None:
                 holder.send_signal(signal.SIGCONT)
                 assert holder.stdout.readline() == "ended\n"
                 assert not lease.lost.is_set()
-                assert mine.holder(KEY)["run"] == "mine"
+                assert mine.leases.holder(KEY)["run"] == "mine"
                 break
     assert holder.wait(60) == 0
 
 
 def test_a_holder_that_is_known_to_have_died_is_not_waited_for(url):
-    holder = program(
-        url,
-        f"with SharedStore(url, {{}}).lease({KEY!r}, 'theirs'):\n    print('held', flush=True)\n    sys.stdin.read()",
+    code = (
+        f"with SharedStore(url, {{}}).leases.hold({KEY!r}, 'theirs'):\n"
+        "    print('held', flush=True)\n    sys.stdin.read()"
     )
+    holder = program(url, code)
     assert holder.stdout.readline() == "held\n"
     holder.kill()
     holder.wait()
-    with opened(url).lease(KEY, "mine") as lease:
+    with opened(url).leases.hold(KEY, "mine") as lease:
         assert lease is None
-    with opened(url, has_died=lambda owner: owner == {}).lease(KEY, "mine") as lease:
+    with opened(url, has_died=lambda owner: owner == {}).leases.hold(KEY, "mine") as lease:
         assert lease is not None
 
 
@@ -258,7 +261,7 @@ def test_what_a_stage_has_saved_goes_on_elsewhere_and_the_last_to_save_is_believ
     second.keep_state("train", KEY, there, KEPT, Lease())
     assert first.take_state("train", KEY, here, KEPT)
     assert content(here) == content(there)
-    assert len(first._list(f"states/train/{KEY}/")) == 3  # those of step 5 have gone
+    assert len(first.objects.list(f"states/train/{KEY}/")) == 3  # those of step 5 have gone
 
 
 def test_who_lost_the_lease_does_not_write_over_what_its_new_holder_saved(url, tmp_path):
@@ -275,7 +278,7 @@ def test_who_lost_the_lease_does_not_write_over_what_its_new_holder_saved(url, t
 def test_states_that_are_not_all_there_leave_what_lies_here_alone(url, tmp_path):
     shared = opened(url)
     shared.keep_state("train", KEY, saved(tmp_path / "a", 9, "nine"), KEPT, Lease())
-    shared._delete(shared._list(f"states/train/{KEY}/")[0][0])
+    shared.objects.delete(shared.objects.list(f"states/train/{KEY}/")[0][0])
     here = saved(tmp_path / "b", 5, "five")
     before = content(here)
     assert not SharedStore(url, {"host": "b"}).take_state("train", KEY, here, KEPT)
@@ -286,7 +289,7 @@ def test_states_that_are_not_all_there_leave_what_lies_here_alone(url, tmp_path)
 def test_a_renewal_whose_answer_was_lost_ends_nothing(url, monkeypatch):
     """The store wrote it, and the machine that asked does not know."""
     shared = opened(url, lease_seconds=3.0)
-    swapped, lost = shared._swapped, []
+    swapped, lost = shared.objects.swap, []
 
     def answer_lost(place, content, token):
         done = swapped(place, content, token)
@@ -295,17 +298,17 @@ def test_a_renewal_whose_answer_was_lost_ends_nothing(url, monkeypatch):
             raise StoreError("the answer did not arrive")
         return done
 
-    with shared.lease(KEY, "mine") as lease:
-        monkeypatch.setattr(shared, "_swapped", answer_lost)
+    with shared.leases.hold(KEY, "mine") as lease:
+        monkeypatch.setattr(shared.objects, "swap", answer_lost)
         assert not lease.lost.wait(5)  # longer than it lasts without a renewal
     assert lost
-    assert opened(url).holder(KEY) is None
+    assert opened(url).leases.holder(KEY) is None
 
 
 def test_garbage_is_what_nobody_used_for_long_and_what_nothing_names(url, tmp_path):
     shared, store = opened(url), made(tmp_path / "a", "ours")
     shared.push(store, "prepare", KEY)
-    shared._write("blobs/" + "0" * 64, b"of an uploader that was killed")
+    shared.objects.write("blobs/" + "0" * 64, b"of an uploader that was killed")
     now = timedelta(seconds=-5)  # dates of objects are whole seconds
     assert shared.collect_garbage(timedelta(days=1)) == (0, 0)  # within the grace: it may still be uploading
     assert shared.collect_garbage(timedelta(days=1), grace=now) == (0, 1)
@@ -360,10 +363,10 @@ def test_a_folder_without_rights_is_named(tmp_path):
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"owner": 1', b'"lease"'])
 def test_a_damaged_lease_holds_nothing_and_damaged_states_are_none(tmp_path, damage):
     shared = opened(f"file://{tmp_path}/shared")
-    shared._write(f"leases/{KEY}.json", damage)
-    shared._write(f"states/train/{KEY}.json", damage)
-    assert shared.holder(KEY) is None
-    with shared.lease(KEY, "mine") as lease:
+    shared.objects.write(f"leases/{KEY}.json", damage)
+    shared.objects.write(f"states/train/{KEY}.json", damage)
+    assert shared.leases.holder(KEY) is None
+    with shared.leases.hold(KEY, "mine") as lease:
         assert lease is not None
     (tmp_path / "out").mkdir()
     assert not shared.take_state("train", KEY, tmp_path / "out", KEPT)
@@ -392,8 +395,8 @@ def test_a_manifest_that_was_changed_is_refused(url, tmp_path):
     shared, store = opened(url), made(tmp_path / "a", "ours")
     shared.push(store, "prepare", KEY)
     place = f"manifests/prepare/{KEY}.json"
-    record = json.loads(shared._read(place)[0])
+    record = json.loads(shared.objects.read(place)[0])
     record["manifest"]["files"]["pairs.txt"]["sha256"] = "0" * 64
-    shared._write(place, json.dumps(record).encode())
+    shared.objects.write(place, json.dumps(record).encode())
     with pytest.raises(StoreError, match="not what was written"):
         shared.pull(Store(tmp_path / "b"), "prepare", KEY)

@@ -1,0 +1,255 @@
+"""Objects in S3, GCS, Azure or a folder: whole or absent, created once, changed by compare-and-swap; refusals in words.
+
+A store is told by its address: `s3://bucket/prefix`, `gs://…`, `az://…` or `file:///folder`. Credentials come from the
+environment, as the cloud's own tools have them. Importing this module does not import obstore.
+"""
+
+import hashlib
+import importlib.util
+import json
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from rmcore.core.errors import ConfigError, StoreError
+from rmcore.core.files import atomic_file, exclusive
+
+if TYPE_CHECKING:
+    from obstore.store import RetryConfig
+
+QUICK: "RetryConfig" = {"max_retries": 4, "retry_timeout": timedelta(seconds=30)}
+"""When a command begins, so that a wrong address is told at once."""
+PATIENT: "RetryConfig" = {
+    "max_retries": 8,
+    "retry_timeout": timedelta(seconds=40),
+    "backoff": {"init_backoff": timedelta(seconds=1), "max_backoff": timedelta(seconds=8), "base": 2},
+}
+"""Afterwards: a store that is away for half a minute ends nothing."""
+CHUNK = 8 * 2**20
+"""Bytes of a transfer that are in memory at once."""
+
+
+class ObjectStore:
+    """Objects under one address, named by their place there."""
+
+    def __init__(self, url: str) -> None:
+        """Open it, and make sure that it keeps what is created from being created again.
+
+        Raises:
+            ConfigError: there is no such address, or obstore is not installed.
+            StoreError: it cannot be reached, forbids something, or lets two writers create the same object.
+        """
+        self.url = url.rstrip("/")
+        _check(self.url)
+        with self.errors():
+            self._objects = _open(self.url, QUICK)
+            self._probe()
+            self._objects = _open(self.url, PATIENT)
+
+    def _probe(self) -> None:
+        import obstore
+
+        place = f"probes/{uuid.uuid4().hex}"
+        obstore.put(self._objects, place, b"1", mode="create")
+        try:
+            obstore.put(self._objects, place, b"2", mode="create")
+        except obstore.exceptions.AlreadyExistsError:
+            return
+        finally:
+            obstore.delete(self._objects, place)
+        raise StoreError(
+            f"{self.url} lets two writers create the same object, so two machines could both commit an artifact. Use a "
+            "store that knows conditional writes (If-None-Match: S3 since 2024, GCS, Azure, MinIO)."
+        )
+
+    def read(self, place: str) -> tuple[bytes, str] | None:
+        """An object and the token of this version of it; None where there is none."""
+        import obstore
+
+        with self.errors(), suppress(FileNotFoundError):
+            found = obstore.get(self._objects, place)
+            return bytes(found.bytes()), _token(found.meta)
+        return None
+
+    def write(self, place: str, content: bytes) -> None:
+        """Write an object, over what is there."""
+        import obstore
+
+        with self.errors():
+            obstore.put(self._objects, place, content)
+
+    def create(self, place: str, content: bytes) -> str | None:
+        """Write an object that is not there; its token, or None where it is."""
+        import obstore
+
+        with self.errors(), suppress(obstore.exceptions.AlreadyExistsError):
+            return _token(obstore.put(self._objects, place, content, mode="create"))
+        return None
+
+    def swap(self, place: str, content: bytes, token: str) -> str | None:
+        """Write over the version of an object that `token` names; the new token, or None where that one has gone."""
+        import obstore
+
+        if (folder := _folder(self.url)) is not None:  # local files know no conditional update, but locks
+            with self.errors(), exclusive(folder / ".locks" / place.replace("/", "-")):
+                found = self.read(place)
+                if found is None or found[1] != token:
+                    return None
+                return _token(obstore.put(self._objects, place, content))
+        missing = (obstore.exceptions.PreconditionError, FileNotFoundError)
+        with self.errors(), suppress(*missing):
+            return _token(obstore.put(self._objects, place, content, mode=json.loads(token)))
+        return None
+
+    def delete(self, *places: str) -> None:
+        """Remove objects, those that are there."""
+        import obstore
+
+        for place in places:
+            with self.errors(), suppress(FileNotFoundError):
+                obstore.delete(self._objects, place)
+
+    def list(self, prefix: str) -> list[tuple[str, datetime]]:
+        """List what lies under a prefix, each with when it was written by the store's own clock."""
+        import obstore
+
+        with self.errors():
+            return [(one["path"], one["last_modified"]) for part in obstore.list(self._objects, prefix) for one in part]
+
+    def now(self) -> datetime:
+        """The time by the store's own clock, by which it dates its objects."""
+        import obstore
+
+        place = f"probes/{uuid.uuid4().hex}"
+        with self.errors():
+            obstore.put(self._objects, place, b"")
+            now: datetime = obstore.head(self._objects, place)["last_modified"]
+            obstore.delete(self._objects, place)
+        return now
+
+    def dated(self, place: str) -> datetime | None:
+        """When an object was written, by the store's own clock; None where there is none."""
+        import obstore
+
+        with self.errors(), suppress(FileNotFoundError):
+            written: datetime = obstore.head(self._objects, place)["last_modified"]
+            return written
+        return None
+
+    def send(self, place: str, source: Path | Iterator[bytes]) -> None:
+        """Write an object from a file, or from what is read of one, in parts where it is large."""
+        import obstore
+
+        with self.errors():
+            obstore.put(self._objects, place, source)
+
+    def fetch(self, place: str, target: Path) -> str:
+        """Write an object to a file; gives the digest of what came, which is that of nothing where there is none."""
+        import obstore
+
+        digest = hashlib.sha256()
+        with (
+            self.errors(),
+            suppress(FileNotFoundError),
+            atomic_file(target, durable=False) as temporary,
+            temporary.open("wb") as out,
+        ):
+            for chunk in obstore.get(self._objects, place).stream(min_chunk_size=CHUNK):
+                digest.update(chunk)
+                out.write(chunk)
+        return digest.hexdigest()
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Say what an object store refuses, what that means, and what to do."""
+        from obstore import exceptions
+
+        try:
+            yield
+        except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
+            raise
+        except FileNotFoundError as error:  # what may be missing is asked for with that in mind
+            raise StoreError(f"{self.url} {_meaning('NotFoundError', 'NoSuchBucket')}.") from error
+        except OSError as error:
+            raise StoreError(
+                f"a file of an artifact could not be read or written here ({error.strerror}: {error.filename}); most "
+                "often this disk is full. Free space and run again."
+            ) from error
+        except (exceptions.BaseError, NotImplementedError) as error:  # the latter: what this kind of store cannot do
+            meaning, said = _meaning(type(error).__name__, str(error)), str(error).partition("\n\nDebug source")[0]
+            raise StoreError(f"{self.url} {meaning}. It said: {said[:400]}") from error
+
+
+def _meaning(kind: str, said: str) -> str:
+    known = {
+        "RequestTimeTooSkewed": "refuses requests from this machine's clock, which is off by too much; set it (NTP)",
+        "NoSuchBucket": "is not there: no such bucket; make it, or name another one in RM_OPT_SHARED",
+        "No space left": "is full; free space, or run `rm-opt store gc-shared`",
+        "QuotaExceeded": "is full; free space, or run `rm-opt store gc-shared`",
+        "AccessDenied": "does not let these credentials read and write; give them rights on this prefix",
+        "InvalidAccessKeyId": "does not know these credentials; set those of the bucket (AWS_ACCESS_KEY_ID, …)",
+        "SignatureDoesNotMatch": "does not know these credentials; set those of the bucket (AWS_SECRET_ACCESS_KEY, …)",
+    }
+    for sign, meaning in known.items():
+        if sign in said:
+            return meaning
+    if kind in ("PermissionDeniedError", "UnauthenticatedError"):
+        return "does not let these credentials read and write; give them rights on this prefix"
+    return "does not answer, or not as an object store does; the same command goes on when it is back"
+
+
+def _check(url: str) -> None:
+    """Refuse an address before anything is asked of it.
+
+    Raises:
+        ConfigError: obstore is not installed, or there is no such address.
+    """
+    if importlib.util.find_spec("obstore") is None:
+        raise ConfigError(
+            "RM_OPT_SHARED needs obstore: pip install 'rm-optimizer[cluster]', or unset it to work alone."
+        )
+    parts, folder = urlsplit(url), _folder(url)
+    if parts.scheme not in ("s3", "gs", "az", "file"):
+        raise ConfigError(
+            f"RM_OPT_SHARED={url!r} is no address of a store; it begins with s3://, gs://, az:// or file://."
+        )
+    if parts.username or parts.query:
+        raise ConfigError(
+            "RM_OPT_SHARED holds credentials or parameters (it is not shown); the address goes without, they belong "
+            "into the environment (AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME, …)."
+        )
+    if folder is not None and (parts.netloc or not folder.is_absolute() or not folder.is_dir()):
+        raise ConfigError(
+            f"RM_OPT_SHARED={url!r} names no folder that is there; it begins with file:/// and a folder that all "
+            "machines see. Make it first: a share that is not mounted must not be taken for an empty store."
+        )
+
+
+def _open(url: str, patience: "RetryConfig") -> Any:
+    """Obstore's own client."""
+    from obstore.store import LocalStore, from_url
+
+    folder = _folder(url)
+    return LocalStore(folder) if folder is not None else from_url(url, config=None, retry_config=patience)
+
+
+def _folder(url: str) -> Path | None:
+    parts = urlsplit(url)
+    return Path(parts.path) if parts.scheme == "file" else None
+
+
+def mapping(content: bytes) -> dict[str, Any]:
+    """A JSON object; empty for anything else, which only damage can have left."""
+    try:
+        found = json.loads(content)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _token(meta: Mapping[str, Any]) -> str:
+    return json.dumps({name: meta.get(name) for name in ("e_tag", "version") if meta.get(name) is not None})
