@@ -57,7 +57,10 @@ def tune(
         float | None, typer.Option(min=0.0, help="Price of a device's hour, for the cost in money.")
     ] = None,
     storage: Annotated[
-        str | None, typer.Option(help="Database of the search, an SQLAlchemy URL; default: a file of this home.")
+        str | None,
+        typer.Option(
+            help="Database of the search, an SQLAlchemy URL without a password; default: a file of this home."
+        ),
     ] = None,
     preset: Annotated[
         str | None,
@@ -78,6 +81,10 @@ def tune(
     Example: rm-opt tune --data pairs.parquet --model minilm --budget 60m
     """
     chosen = checked_objective(objective)
+    if storage is not None:
+        from rmcore.study.search import require_no_password
+
+        require_no_password(storage)
     if preset is None and (given.config is None or PRESET not in read_mapping(given.config, "write settings by name")):
         preset = DEFAULT_PRESET
     assignments = settings_of({"data.source": data, "model.name": model})

@@ -89,7 +89,8 @@ def tune(
         name: of the search; the same name resumes it. Left out: study and objective.
         seeds: fresh seeds of the confirmation.
         price_per_hour: of a device, for the cost in money.
-        storage: database of the search as an SQLAlchemy URL, for example of PostgreSQL; left out, a file of this home.
+        storage: database of the search as an SQLAlchemy URL without a password, for example of PostgreSQL; left out, a
+            file of this home.
 
     Returns:
         {"results": everything the report shows, "report": path, "recipe": path, "mlflow_url": address or None,

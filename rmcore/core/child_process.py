@@ -9,6 +9,7 @@ runs, as the key of a stage's artifact says.
 """
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -179,9 +180,14 @@ def serve(control: socket.socket) -> None:
     # Ctrl-C in a terminal is for the children, which save and end, and for whoever waits for them.
     interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)
     if WARM:
+        # Nothing of what an import makes is garbage, and looking for it takes a tenth of its time; frozen, it is not
+        # looked through in any child either, so that their memory stays shared.
+        gc.disable()
         for library in LIBRARIES:
             with contextlib.suppress(ImportError):
                 importlib.import_module(library)
+        gc.freeze()
+        gc.enable()
     ended, wake = socket.socketpair()
     wake.setblocking(False)
     signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)

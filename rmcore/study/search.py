@@ -16,7 +16,8 @@ import optuna
 from optuna.exceptions import OptunaError
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError, StoreError
@@ -315,6 +316,28 @@ def _record(one: FrozenTrial) -> TrialRecord:
     )
 
 
+def require_no_password(storage: str | None) -> None:
+    """See that the address of a database holds no password.
+
+    It is a parameter of a flow run, which Prefect's pages show, and stands in the search's record.
+
+    Raises:
+        ConfigError: it does, or it is no address.
+    """
+    try:
+        address = None if storage is None else make_url(storage)
+    except ArgumentError:
+        raise ConfigError(
+            "the --storage of the search is no address of a database: write it as SQLAlchemy does, "
+            "postgresql+psycopg2://USER@HOST/DATABASE for example."
+        ) from None
+    if address is not None and (address.password is not None or "password" in address.query):
+        raise ConfigError(
+            "the --storage of the search holds a password, which Prefect's pages and the search's record would show; "
+            "leave it out: PostgreSQL's client takes it from ~/.pgpass or from PGPASSWORD."
+        )
+
+
 def open_storage(folder: Path, storage: str | None) -> RDBStorage:
     """Open the database of a search, making it if it is new.
 
@@ -322,19 +345,19 @@ def open_storage(folder: Path, storage: str | None) -> RDBStorage:
 
     Args:
         folder: of the search; made here.
-        storage: SQLAlchemy URL; None: SQLite in the folder.
+        storage: SQLAlchemy URL without a password; None: SQLite in the folder.
 
     Raises:
-        ConfigError: it cannot be opened.
+        ConfigError: it cannot be opened, or holds a password.
     """
+    require_no_password(storage)
     folder.mkdir(parents=True, exist_ok=True)
     address = storage or f"sqlite:///{folder / DATABASE}"
     try:
         return RDBStorage(address)
     except Exception as error:
-        place = address.split("@")[-1]  # without a password
         raise ConfigError(
-            f"the storage {place} of the search cannot be opened ({type(error).__name__}: {error}); correct the "
+            f"the storage {address} of the search cannot be opened ({type(error).__name__}: {error}); correct the "
             "address, install its driver, or leave --storage out for a file of this home."
         ) from error
 
