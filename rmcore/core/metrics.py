@@ -89,6 +89,18 @@ _OF_PAIRS = (
         within_unit=True,
     ),
     MetricSpec(
+        "expected_accuracy",
+        "expected accuracy",
+        "share",
+        "pairwise accuracy against fresh labels, where the chance that these name either side is known: without the "
+        "luck of the labels drawn",
+        better="higher",
+        cell_name="eval/test_expected_accuracy",
+        cell_label="held-out accuracy, labels' luck removed",
+        stage="evaluate",
+        within_unit=True,
+    ),
+    MetricSpec(
         "longer_wins_accuracy",
         "“the longer one wins”",
         "share",

@@ -21,6 +21,9 @@ _UNSEEN_CATEGORIES = frozenset(("Cc", "Cf", "Zs", "Zl", "Zp"))
 _UNSEEN = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0" + "".join(map(chr, range(0xFE00, 0xFE10))))
 """Characters of other categories that are invisible, too: joiners, fillers, empty Braille, variation selectors."""
 
+CHOSEN_PROBABILITY = "chosen_probability"
+"""Where a pair's metadata have it: how likely another label of this pair names the same side, 0 to 1."""
+
 Prompt = str | tuple[Message, ...]
 """The prompt that a completion answers: a plain string (one user turn) or the turns of a dialogue, oldest first."""
 

@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 
 from rmcore.core.errors import DataError
 from rmcore.core.files import atomic_file
-from rmcore.data.pair import Message, PreferencePair, plain_prompt, prompt_messages
+from rmcore.data.pair import CHOSEN_PROBABILITY, Message, PreferencePair, plain_prompt, prompt_messages
 from rmcore.data.readers.files import BATCH_ROWS
 
 SCHEMA = pa.schema(
@@ -155,5 +155,6 @@ def rewards_table(pairs: Sequence[PreferencePair], rewards: np.ndarray) -> pd.Da
             "reward_rejected": scored[:, 1],
             "chosen_chars": [len(pair.chosen) for pair in pairs],
             "rejected_chars": [len(pair.rejected) for pair in pairs],
+            CHOSEN_PROBABILITY: pd.array([pair.metadata.get(CHOSEN_PROBABILITY) for pair in pairs], dtype="Float64"),
         }
     )

@@ -40,6 +40,9 @@ def pair_means(table: RewardTable) -> list[PairMean]:
     - loss: mean of softplus(-beta * margin), nats. mean_margin: logits. negative_margin_rate: share with margin < 0.
     - brier: mean of (1 - sigmoid(beta * margin))^2, which is the same for either orientation of the pair.
     - length_matched_accuracy: accuracy where |chars difference| < 15 % of the longer side.
+    - expected_accuracy: accuracy against fresh labels, where how likely these name either side is known of all pairs:
+      the mean of that probability for the side with the higher reward, over untied pairs. It expects what
+      pairwise_accuracy does and has none of the scatter of drawn labels (Rao and Blackwell).
     - longer_wins_accuracy: baseline; share of chosen sides that are longer, over pairs of different length.
     - pairwise_accuracy[s]: accuracy over the pairs of subset s.
     """
@@ -67,6 +70,10 @@ def pair_means(table: RewardTable) -> list[PairMean]:
             "the two sides of every pair are equally long",
         ),
     ]
+    if (probability := table.chosen_probability) is not None:
+        means.append(
+            PairMean("expected_accuracy", np.where(margin > 0, probability, 1 - probability), untied, False, tied)
+        )
     labelled = np.array([subset is not None for subset in table.subset])
     codes = np.full(table.num_pairs, -1)
     names, codes[labelled] = np.unique(table.subset[labelled].astype(str), return_inverse=True)

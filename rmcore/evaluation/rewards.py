@@ -14,6 +14,8 @@ from rmcore.core.arrays import BoolArray, FloatArray, IntArray
 from rmcore.core.errors import ConfigError, DataError
 
 COLUMNS = ("pair_id", "prompt_id", "reward_chosen", "reward_rejected", "chosen_chars", "rejected_chars", "subset")
+CHOSEN_PROBABILITY = "chosen_probability"
+"""Column that may be there or not, and empty; the rest of the house calls it the same (rmcore.data.pair)."""
 LENGTH_MATCHED = 0.15
 """Pairs count as length-matched when their lengths differ by less than this share of the longer side."""
 
@@ -38,6 +40,8 @@ class RewardTable:
     """(P,) subset names, None where there is none."""
     beta: float = 1.0
     """Scale of the margins, the reward model's."""
+    chosen_probability: FloatArray | None = None
+    """(P,) how likely another label of the pair names the same side; None unless it is known of all pairs."""
 
     @property
     def margin(self) -> FloatArray:
@@ -67,7 +71,7 @@ class RewardTable:
         Raises:
             ConfigError: beta is no finite number above 0.
             DataError: a column is missing or of a wrong type, there is no row, a prompt id is null, a reward is not
-                finite (the pair ids are named).
+                finite (the pair ids are named), or a chosen_probability lies outside of 0 to 1.
         """
         if not 0 < beta < math.inf:
             raise ConfigError(f"beta={beta} scales margins into log-odds; pass the reward model's, above 0.")
@@ -97,6 +101,7 @@ class RewardTable:
             rejected_chars=_finite(rewards, "rejected_chars", name),
             subset=subset,
             beta=beta,
+            chosen_probability=_chosen_probability(rewards, name),
         )
 
     @classmethod
@@ -127,7 +132,20 @@ class RewardTable:
             rejected_chars=self.rejected_chars[mask],
             subset=self.subset[mask],
             beta=self.beta,
+            chosen_probability=None if self.chosen_probability is None else self.chosen_probability[mask],
         )
+
+
+def _chosen_probability(frame: pd.DataFrame, name: str) -> FloatArray | None:
+    if CHOSEN_PROBABILITY not in frame.columns or frame[CHOSEN_PROBABILITY].isna().any():
+        return None
+    values = _finite(frame, CHOSEN_PROBABILITY, name)
+    if ((values < 0) | (values > 1)).any():
+        raise DataError(
+            f"{name} has a {CHOSEN_PROBABILITY} of {values.min():g} to {values.max():g}: it is the share of labels "
+            "that would name the chosen side, from 0 to 1. Correct the column, or rename it."
+        )
+    return values
 
 
 def _finite(frame: pd.DataFrame, column: str, name: str) -> FloatArray:

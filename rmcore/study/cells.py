@@ -200,7 +200,10 @@ def prompt_scores(table: RewardTable, metric: str) -> FloatArray | None:
     In an accuracy a tie scores one half, so that it speaks for neither of two models.
     """
     name = TEST_METRICS.get(metric, "")
-    if name in ("pairwise_accuracy", "length_matched_accuracy"):
+    if name == "expected_accuracy" and table.chosen_probability is not None:
+        scores = 0.5 + np.sign(table.margin) * (table.chosen_probability - 0.5)
+        mask = np.ones(table.num_pairs, dtype=bool)
+    elif name in ("pairwise_accuracy", "length_matched_accuracy"):
         scores = (np.sign(table.margin) + 1) / 2
         mask = table.length_matched if name.startswith("length") else np.ones(table.num_pairs, dtype=bool)
     else:

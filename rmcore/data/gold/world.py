@@ -21,7 +21,7 @@ from rmcore.data.gold.grammar import Assessment
 from rmcore.data.gold.prompts import draw_prompt, parse_prompt
 from rmcore.data.gold.tasks import Task
 from rmcore.data.gold.words import CLAIMS, DODGES, FILLER, FLATTERY, POLITE, RUDE
-from rmcore.data.pair import PreferencePair, prompt_text
+from rmcore.data.pair import CHOSEN_PROBABILITY, PreferencePair, prompt_text
 
 BANKS: dict[Shortcut, tuple[str, ...]] = {"length": FILLER, "flattery": FLATTERY, "claims": CLAIMS, "none": ()}
 """Sentences that each shortcut consists of."""
@@ -189,12 +189,14 @@ def label_pair(
     gold = {first: gold_reward(prompt, first), second: gold_reward(prompt, second)}
     gap = (gold[first] - gold[second]) / config.temperature
     flipped = rng.random() < config.flip_rate
+    first_probability = _sigmoid(gap) * (1 - config.flip_rate) + _sigmoid(-gap) * config.flip_rate
     first_wins = (rng.random() < _sigmoid(gap)) != flipped
     agreement = _sigmoid(abs(gap))
     agreement = agreement * (1 - config.flip_rate) + (1 - agreement) * config.flip_rate
     if config.length_bias and len(first) != len(second):  # else nothing is drawn, so that other worlds stay as they are
         first_is_longer = len(first) > len(second)
         first_wins = first_is_longer if rng.random() < config.length_bias else first_wins
+        first_probability = first_probability * (1 - config.length_bias) + config.length_bias * first_is_longer
         better_is_longer = 0.5 if gap == 0 else float(first_is_longer == (gap > 0))
         agreement = agreement * (1 - config.length_bias) + config.length_bias * better_is_longer
     chosen, rejected = (first, second) if first_wins else (second, first)
@@ -210,6 +212,7 @@ def label_pair(
             "gold_rejected": gold[rejected],
             "flipped": flipped,
             "gold_win_probability": agreement,
+            CHOSEN_PROBABILITY: first_probability if first_wins else 1 - first_probability,
         },
     )
 

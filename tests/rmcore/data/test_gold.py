@@ -22,7 +22,14 @@ from rmcore.data.gold.grammar import STYLES
 from rmcore.data.gold.prompts import draw_prompt, parse_prompt
 from rmcore.data.gold.tasks import TASK_TYPES
 from rmcore.data.gold.words import CLAIMS, DODGES, FILLER, FLATTERY, ITEMS, POLITE, RUDE
-from rmcore.data.gold.world import generate_pairs, gold_reward, label_ceiling, sample_response
+from rmcore.data.gold.world import (
+    generate_pairs,
+    gold_reward,
+    label_ceiling,
+    label_pair,
+    sample_response,
+    written_responses,
+)
 from rmcore.data.pair import PreferencePair, prompt_text
 
 LOWEST = -gold.RUDENESS - 2 * gold.MAX_COST
@@ -298,6 +305,23 @@ def test_biased_annotators_name_the_longer_response_that_often(flip_rate, length
     probability = np.array([found["gold_win_probability"] for found in apart])
     spread = math.sqrt((probability * (1 - probability)).sum())
     assert abs(agrees.sum() - probability.sum()) <= 4 * spread + 1
+
+
+@pytest.mark.parametrize(
+    "change", [{}, {"flip_rate": 0.2}, {"length_bias": 0.5}, {"flip_rate": 0.2, "length_bias": 0.5}]
+)
+def test_the_probability_of_a_label_is_how_often_it_is_drawn(change):
+    config, rng = GoldConfig(**change), random.Random(0)  # noqa: S311 - data, not cryptography
+    prompt = generate_pairs(GoldConfig(num_prompts=20), seed=4).pairs[0].prompt
+    for first, second in itertools.combinations(sorted(set(written_responses(prompt, 6, "length", seed=1))), 2):
+        drawn = [label_pair(prompt, first, second, config, rng, "x") for _ in range(400)]
+        of_first = [
+            pair.metadata["chosen_probability"] if pair.chosen == first else 1 - pair.metadata["chosen_probability"]
+            for pair in drawn
+        ]
+        assert np.ptp(of_first) < 1e-12
+        spread = math.sqrt(len(drawn) * of_first[0] * (1 - of_first[0]))
+        assert abs(sum(pair.chosen == first for pair in drawn) - len(drawn) * of_first[0]) <= 4.5 * spread + 1
 
 
 @pytest.mark.slow

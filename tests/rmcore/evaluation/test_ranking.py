@@ -1,5 +1,7 @@
 """Ranking metrics: definitions against brute force, and weights against explicit resampling."""
 
+import math
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -7,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import expit
 
+from rmcore.core.errors import DataError
 from rmcore.evaluation.ranking import (
     PERCENTILES,
     SIDE_THRESHOLDS,
@@ -19,6 +22,7 @@ from rmcore.evaluation.ranking import (
 )
 from rmcore.evaluation.report_card import evaluate_pairs
 from rmcore.evaluation.rewards import RewardTable
+from rmcore.evaluation.uncertainty import MetricValue, cluster_bootstrap, metric_value
 
 
 def statistics(frame: pd.DataFrame, weights: np.ndarray | None = None) -> dict[str, float]:
@@ -67,7 +71,10 @@ def test_definitions_match_plain_pandas(make_rewards):
         expected[f"tpr@{threshold}"] = good_chosen.mean()
         expected[f"fnr@{threshold}"] = 1 - good_chosen.mean()
         expected[f"fpr@{threshold}"] = (expit(frame.reward_rejected - sides.mean()) >= threshold).mean()
-    actual = statistics(frame)
+    probability = np.random.default_rng(1).random(len(frame))
+    right = np.where(margin > 0, probability, 1 - probability)
+    expected["expected_accuracy"] = right[untied].mean()
+    actual = statistics(frame.assign(chosen_probability=probability))
     assert set(actual) == set(expected) | {"roc_auc"}
     for name, value in expected.items():
         assert actual[name] == pytest.approx(value, abs=1e-12), name
@@ -176,3 +183,58 @@ def test_a_model_of_length_alone_is_seldom_shown_to_know_more(chosen_longer):
         found = evaluate_pairs(frame, num_resamples=200, thresholds=None)["accuracy_over_baseline"]
         claimed += found.ci_low > 0
     assert claimed / repeats <= 0.05  # nominal 2.5 %, 200 repeats
+
+
+def drawn_world(rng: np.random.Generator, num_prompts: int) -> pd.DataFrame:
+    """Pairs of prompts that are hard in common, with labels drawn by their probabilities: the chosen side is `true`."""
+    prompt = np.repeat(np.arange(num_prompts), 3)
+    skill = rng.normal(0.8, 1, num_prompts)[prompt]
+    first_probability = expit(rng.normal(0, 1.5, len(prompt)))
+    margin = skill * np.sign(first_probability - 0.5) + rng.normal(0, 1, len(prompt))  # of first over second
+    first_wins = rng.random(len(prompt)) < first_probability
+    return pd.DataFrame(
+        {
+            "pair_id": np.arange(len(prompt)),
+            "prompt_id": prompt,
+            "subset": None,
+            "reward_chosen": np.where(first_wins, margin, 0),
+            "reward_rejected": np.where(first_wins, 0, margin),
+            "chosen_chars": 10,
+            "rejected_chars": 10,
+            "chosen_probability": np.where(first_wins, first_probability, 1 - first_probability),
+        }
+    )
+
+
+def accuracies(frame: pd.DataFrame) -> dict[str, MetricValue]:
+    table = RewardTable.from_frame(frame)
+    means = [mean for mean in pair_means(table) if mean.name in ("pairwise_accuracy", "expected_accuracy")]
+    resampled = cluster_bootstrap(
+        lambda weights: {mean.name: mean_statistic(mean, table.prompt, weights) for mean in means},
+        table.num_prompts,
+        num_resamples=200,
+        seed=0,
+    )
+    counts = {"num_prompts": table.num_prompts, "num_pairs": table.num_pairs}
+    return {name: metric_value(value, resampled.replicates[name], **counts) for name, value in resampled.point.items()}
+
+
+def test_without_the_luck_of_labels_an_accuracy_means_the_same_and_scatters_less():
+    rng = np.random.default_rng(5)
+    truth = statistics(drawn_world(rng, 100_000))["expected_accuracy"]
+    found = [accuracies(drawn_world(rng, 60)) for _ in range(400)]
+    values = {name: np.array([one[name].value for one in found]) for name in found[0]}
+    for name, of_name in values.items():
+        assert abs(of_name.mean() - truth) < 4 * of_name.std() / math.sqrt(len(found)), name
+    assert values["expected_accuracy"].std() < 0.75 * values["pairwise_accuracy"].std()
+    for name in values:
+        covered = np.mean([one[name].ci_low <= truth <= one[name].ci_high for one in found])
+        assert covered > 0.95 - 3 * math.sqrt(0.95 * 0.05 / len(found)), name
+
+
+def test_a_chance_that_is_none_is_refused_and_an_unknown_one_gives_no_metric(make_rewards):
+    frame = make_rewards(decimals=1)
+    with pytest.raises(DataError, match=r"chosen_probability of -0\.5 to 1"):
+        RewardTable.from_frame(frame.assign(chosen_probability=np.resize([-0.5, 1.0], len(frame))))
+    for unknown in (frame, frame.assign(chosen_probability=np.resize([None, 0.5], len(frame)))):
+        assert "expected_accuracy" not in statistics(unknown)
