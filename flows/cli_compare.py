@@ -105,7 +105,7 @@ def _numbers(runs: Mapping[str, Run]) -> dict[str, list[str]]:
         rows[label] = [f"{card.value}\n{card.interval.removeprefix('95 %: ')}" if card else ABSENT for card in shown]
         if label == metric_spec(ACCURACY).label:
             rows[metric_spec(BASELINE).label] = [_baseline(run) for run in runs.values()]
-    rows["computing time"] = [numbers.duration(run.seconds) for run in runs.values()]
+    rows["device time"] = [numbers.duration(run.device_seconds) for run in runs.values()]
     return rows
 
 

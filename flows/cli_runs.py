@@ -1,6 +1,7 @@
 """`rm-opt runs | open`, and the plan of a run: what was run here, its report in the browser, what would run."""
 
 import os
+import shlex
 import sys
 import webbrowser
 from datetime import datetime
@@ -16,6 +17,7 @@ from rich.table import Table
 from flows.planning import plan_run
 from flows.unfinished import read_unfinished
 from rmcore.config.pipeline import PipelineConfig
+from rmcore.core.cost import money, price_per_hour
 from rmcore.core.errors import ConfigError
 from rmcore.core.store import Store
 from rmcore.reporting.figures import numbers
@@ -54,11 +56,16 @@ def found_runs() -> list[Run]:
 
 
 def runs(
+    text: Annotated[
+        str | None, typer.Argument(metavar="TEXT", help="Only runs whose name, verdict or headline holds it.")
+    ] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Show so many, the newest ones.")] = 20,
 ) -> None:
-    """List what was run here, newest first: verdict and rung, accuracy, computing time.
+    """List what was run here, newest first: verdict and rung, accuracy, time of the device, and its cost.
 
-    Read from the reports under $RM_OPT_HOME; no server is asked.
+    Read from the reports under $RM_OPT_HOME; no server is asked. Money is shown where RM_OPT_PRICE_PER_HOUR is set.
+
+    Example: rm-opt runs "not ready"
     """
     for begun in read_unfinished():
         state = "running" if begun.is_running else f"unfinished: rm-opt run --resume {begun.name}"
@@ -68,21 +75,32 @@ def runs(
         print(f"nothing was run to its end yet in {home()}; start with `rm-opt run`")
         return
     short = short_names([run.name for run in found])
+    found = [run for run in found if text is None or _holds(run, text)]
+    if not found:
+        print(f"none of {len(short)} runs holds {text!r} in its name, verdict or headline")
+        return
     shown = found[:limit]
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("run", no_wrap=True, min_width=max(len(short[run.name]) for run in shown))
     table.add_column("finished", no_wrap=True, min_width=11)
-    for heading in ("verdict", "rung", "accuracy", "took"):
+    price = price_per_hour()
+    for heading in ("verdict", "rung", "accuracy", "device time", *(["cost"] if price else [])):
         table.add_column(heading)
     for run in shown:
         verdict = f"{run.style.sign} {run.status}" if run.status else "-"
-        facts = (short[run.name], _moment(run.finished), verdict, run.rung[:1], _accuracy(run), _took(run))
-        table.add_row(*map(escape, facts))
+        facts = (short[run.name], _moment(run.finished), verdict, run.rung[:1], _accuracy(run), _device_time(run))
+        cost = money(run.device_seconds, price)
+        table.add_row(*map(escape, facts), *([] if price is None else ["-" if cost is None else f"{cost:.2f}"]))
     wide_console().print(table)
     if len(found) > limit:
-        print(f"{len(found) - limit} older ones: rm-opt runs --limit {len(found)}")
+        asked = "" if text is None else f" {shlex.quote(text)}"
+        print(f"{len(found) - limit} older ones: rm-opt runs{asked} --limit {len(found)}")
     print("report      rm-opt open RUN; accuracy is held out, with its 95 % interval; docs/readiness.md explains rungs")
     print(f"all reports {_index()}")
+
+
+def _holds(run: Run, text: str) -> bool:
+    return any(text.casefold() in part.casefold() for part in (run.name, run.status, run.headline))
 
 
 def _moment(time: datetime) -> str:
@@ -100,8 +118,8 @@ def _accuracy(run: Run) -> str:
     )
 
 
-def _took(run: Run) -> str:
-    return "-" if run.seconds is None else numbers.duration(run.seconds)
+def _device_time(run: Run) -> str:
+    return "-" if run.device_seconds is None else numbers.duration(run.device_seconds)
 
 
 def print_plan(config: PipelineConfig) -> None:

@@ -15,6 +15,7 @@ from flows.settings import PRESET, load_config
 from rmcore.cli.options import options
 from rmcore.config.files import read_mapping
 from rmcore.config.pipeline import PipelineConfig
+from rmcore.core.cost import money_text, price_per_hour
 from rmcore.core.errors import ConfigError
 from rmcore.core.progress import duration
 from rmcore.study.objectives import Objective
@@ -53,9 +54,6 @@ def tune(
     seeds: Annotated[
         int, typer.Option(min=2, max=100, help="Fresh seeds that winner and defaults are trained with in the end.")
     ] = 3,
-    price_per_hour: Annotated[
-        float | None, typer.Option(min=0.0, help="Price of a device's hour, for the cost in money.")
-    ] = None,
     storage: Annotated[
         str | None,
         typer.Option(
@@ -93,7 +91,7 @@ def tune(
     if plan:
         config = load_config(preset, given.config, [*assignments, *(given.set_ or [])])
         require_hub_names(config)
-        print_plan(config, searched, until, trials, seeds, price_per_hour)
+        print_plan(config, searched, until, trials, seeds)
         return
     outcome = run_configured(
         _load,
@@ -106,7 +104,6 @@ def tune(
         space=searched,
         name=name,
         seeds=seeds,
-        price_per_hour=price_per_hour,
         storage=storage,
     )
     print_outcome(outcome)
@@ -137,7 +134,6 @@ def print_plan(
     budget: str | None,
     trials: int | None,
     seeds: int,
-    price_per_hour: float | None,
 ) -> None:
     """Show what would be searched, how many trials fit in the budget, and what they would cost.
 
@@ -161,7 +157,7 @@ def print_plan(
         whole, halved = found.budget.num_trials()
         print(f"confirmed   {seeds} fresh seeds of winner and defaults: about {duration(found.budget.confirmation())}")
         print(f"trials      {whole} if all run to their end, about {halved} if two of three are given up at each rung")
-        _print_cost(found.budget.seconds, price_per_hour)
+        _print_cost("costs       at most ", found.budget.seconds)
     if trials is not None:
         print(f"at most     {trials} trials")
 
@@ -181,9 +177,9 @@ def space_table(space: Space, base: PipelineConfig) -> Table:
     return table
 
 
-def _print_cost(seconds: float, price_per_hour: float | None) -> None:
-    money = "" if price_per_hour is None else f", {seconds / 3600 * price_per_hour:.2f} at {price_per_hour:g} an hour"
-    print(f"costs       at most {duration(seconds)} of a device{money}")
+def _print_cost(named: str, seconds: float) -> None:
+    money = money_text(seconds, price_per_hour())
+    print(f"{named}{duration(seconds)} of a device{f', {money}' if money else ''}")
 
 
 def print_outcome(outcome: dict[str, Any]) -> None:
@@ -210,9 +206,9 @@ def print_outcome(outcome: dict[str, Any]) -> None:
 
 
 def _print_total(cost: dict[str, Any]) -> None:
-    money = "" if cost["money"] is None else f", {cost['money']:.2f} at {cost['price_per_hour']:g} an hour"
+    money = money_text(cost["device_seconds"], cost["price_per_hour"])
     search, confirmation = duration(cost["search_seconds"]), duration(cost["confirmation_seconds"])
-    print(f"cost        {search} of trials, {confirmation} of confirmation{money}")
+    print(f"cost        {search} of trials, {confirmation} of confirmation{f', {money}' if money else ''}")
 
 
 def add_to(app: typer.Typer) -> None:

@@ -37,6 +37,7 @@ from flows.pipeline import (
 )
 from flows.planning import MatrixPlan, cells_of_look, frozen, judged, make_plan, matrix_key, measured_cell
 from flows.results import command, gather
+from rmcore.core.cost import money, price_per_hour
 from rmcore.core.errors import TrainingError
 from rmcore.core.files import write_json, write_text
 from rmcore.core.store import ArtifactRef, Store, flatten, make_key
@@ -49,7 +50,7 @@ from rmcore.reporting.html.experiment_summary import experiment_markdown
 from rmcore.reporting.html.index import write_index
 from rmcore.reporting.html.note import experiment_note, numbers_line, run_note
 from rmcore.reporting.schema import Metric
-from rmcore.stages.results import read_json, run_key
+from rmcore.stages.results import artifact_seconds, read_json, run_key
 from rmcore.study.analysis import Cells, LooksTaken
 from rmcore.study.cells import GAP, TEST_METRICS, Measured
 from rmcore.study.plan import Cell
@@ -301,7 +302,10 @@ class Matrix:
         if cell.trial is None:
             found = measured_cell(self.declared, cell, refs)
             self.measured[cell.label] = found
-            tracker.log_metrics({name: found.samples[name].value for name in DERIVED if name in found.samples})
+            derived = {name: found.samples[name].value for name in DERIVED if name in found.samples}
+            spent = sum(artifact_seconds(self.store, refs.values(), on_device=True).values())
+            cost = {"cost/device_hours": spent / 3600, "cost/money": money(spent, price_per_hour())}
+            tracker.log_metrics(derived | {name: value for name, value in cost.items() if value is not None})
 
     def _report(self, tracker: RunTracker, results: ExperimentResults, outcomes: Mapping[str, Outcome]) -> Path:
         """Figures, report, MLflow's tables and links, and the summary on the flow run's page."""
@@ -403,8 +407,12 @@ def _arm_row(arm: ArmResult) -> dict[str, Any]:
 
 
 def summary_metrics(results: ExperimentResults) -> dict[str, float]:
-    """The parent run's own numbers: each arm's means with intervals, each hypothesis' value with its interval."""
-    found: dict[str, float | None] = {}
+    """The parent run's own numbers: what it cost, each arm's means and each hypothesis' value with their intervals."""
+    cost = results["cost"]
+    found: dict[str, float | None] = {
+        "cost/device_hours": cost["device_seconds"] / 3600,
+        "cost/money": money(cost["device_seconds"], cost["price_per_hour"]),
+    }
     for arm in results["arms"]:
         for name, entry in arm["metrics"].items():
             found |= _with_bounds(f"{name}.{arm['name']}", entry)

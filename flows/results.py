@@ -12,6 +12,7 @@ from experiments.library import SHIPPED
 from experiments.schema import Experiment
 from flows.matrix import Outcome
 from flows.planning import seeds_by_arm
+from rmcore.core.cost import price_per_hour
 from rmcore.core.metrics import CELL_METRICS, CURVES
 from rmcore.core.store import Store
 from rmcore.reporting.experiment_schema import (
@@ -24,7 +25,7 @@ from rmcore.reporting.experiment_schema import (
     Registration,
     Tuned,
 )
-from rmcore.stages.results import environment, run_key
+from rmcore.stages.results import artifact_seconds, environment, run_key
 from rmcore.study.analysis import Cells, LooksTaken, arm_bands, arm_metrics
 from rmcore.study.cells import Measured
 from tasks.device import device_slots
@@ -148,17 +149,16 @@ def _cell(outcome: Outcome, measured: Measured | None, matrix: Matrix) -> CellRe
         "error": outcome.error,
         "key": None if failed else run_key(outcome.refs),
         "metrics": {name: None if measured is None else measured.value(name) for name in matrix.declared.metrics},
-        "seconds": None if failed else sum(_seconds(matrix.store, outcome).values()),
+        "seconds": None if failed else _seconds(matrix, outcome),
+        "device_seconds": None if failed else _seconds(matrix, outcome, on_device=True),
         "diagnoses": [] if measured is None else [asdict(found) for found in measured.diagnoses],  # type: ignore[misc]
         "gate": [] if measured is None else [asdict(check) for check in measured.gate],  # type: ignore[misc]
         "paths": {name: ref.path for name, ref in outcome.refs.items()},
     }
 
 
-def _seconds(store: Store, outcome: Outcome) -> dict[str, float]:
-    """Wall seconds of each artifact of a cell when it was made, by key."""
-    manifests = {ref.key: store.manifest(ref.stage, ref.key) or {} for ref in outcome.refs.values()}
-    return {key: float(manifest.get("wall_seconds", 0.0)) for key, manifest in manifests.items()}
+def _seconds(matrix: Matrix, outcome: Outcome, *, on_device: bool = False) -> float:
+    return sum(artifact_seconds(matrix.store, outcome.refs.values(), on_device=on_device).values())
 
 
 def _curves(metric: str, cells: Sequence[Measured]) -> list[CurveData]:
@@ -205,14 +205,14 @@ def _made_before(store: Store, outcome: Outcome, frozen_at: str) -> bool:
 
 
 def _cost(matrix: Matrix, outcomes: Mapping[str, Outcome]) -> Cost:
-    unique: dict[str, float] = {}
-    for outcome in (*matrix.trials.values(), *outcomes.values()):
-        unique |= _seconds(matrix.store, outcome)
+    refs = [ref for outcome in (*matrix.trials.values(), *outcomes.values()) for ref in outcome.refs.values()]
     failed = sum(outcome.error is not None for outcome in outcomes.values())
     computed = sum(outcome.computed and outcome.error is None for outcome in outcomes.values())
     return {
         "estimated_seconds": matrix.expected,
-        "measured_seconds": sum(unique.values()),
+        "measured_seconds": sum(artifact_seconds(matrix.store, refs).values()),
+        "device_seconds": sum(artifact_seconds(matrix.store, refs, on_device=True).values()),
+        "price_per_hour": price_per_hour(),
         "run_seconds": time.monotonic() - matrix.started,
         "num_computed": computed,
         "num_cached": len(outcomes) - computed - failed,

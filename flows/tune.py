@@ -70,7 +70,6 @@ def tune(
     space: dict[str, Any] | None = None,
     name: str | None = None,
     seeds: Annotated[int, Field(ge=2, le=100)] = NUM_SEEDS,
-    price_per_hour: Annotated[float | None, Field(gt=0)] = None,
     storage: str | None = None,
 ) -> dict[str, Any]:
     """Search for the best settings of a reward model on these pairs within a budget, and say what the best are worth.
@@ -88,7 +87,6 @@ def tune(
             defaults.
         name: of the search; the same name resumes it. Left out: study and objective.
         seeds: fresh seeds of the confirmation.
-        price_per_hour: of a device, for the cost in money.
         storage: database of the search as an SQLAlchemy URL without a password, for example of PostgreSQL; left out, a
             file of this home.
 
@@ -160,7 +158,7 @@ def tune(
             folder = home() / "reports" / f"{name}-{key}"
 
             def tell() -> tuple[TuningResults, Path]:
-                results = gather_tuning(run, best, cells, prepared.ref, price_per_hour)
+                results = gather_tuning(run, best, cells, prepared.ref)
                 recipe = write_recipe(run, best, results, folder / "recipe.yaml")
                 results["recipe"] = str(recipe)
                 figures = draw_tuning(results, folder / "figures")

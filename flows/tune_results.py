@@ -9,11 +9,13 @@ import yaml
 
 from flows.matrix import Outcome
 from flows.tune_run import Tuning
+from rmcore.core.cost import price_per_hour
 from rmcore.core.files import write_text
-from rmcore.core.store import ArtifactRef, Store
+from rmcore.core.store import ArtifactRef
 from rmcore.data.table import read_pairs
 from rmcore.reporting.schema import Metric
 from rmcore.reporting.tuning_schema import ArmRow, TrialRow, TuningResults
+from rmcore.stages.results import artifact_seconds
 from rmcore.study.objectives import DEFINITIONS, LABELS, Objective, higher_is_better, unit
 from rmcore.study.plan import folders
 from rmcore.study.search_space import settings_line
@@ -24,9 +26,7 @@ RECIPE_SECTIONS = ("study", "seed", "data", "model", "train", "evaluate", "polic
 NOTHING: Metric = {"value": 0.0, "ci_low": None, "ci_high": None, "num": 0, "reason": "the winner is the defaults"}
 
 
-def gather_tuning(
-    run: Tuning, best: Any, cells: Mapping[str, Outcome], prepared: ArtifactRef, price_per_hour: float | None
-) -> TuningResults:
+def gather_tuning(run: Tuning, best: Any, cells: Mapping[str, Outcome], prepared: ArtifactRef) -> TuningResults:
     """Gather everything that a search found.
 
     Args:
@@ -34,7 +34,6 @@ def gather_tuning(
         best: record of the winning trial.
         cells: of the confirmation, by label.
         prepared: the pairs of the trials.
-        price_per_hour: of a device.
     """
     objective, higher = run.objective, higher_is_better(run.objective)
     records = run.search.records()
@@ -45,7 +44,9 @@ def gather_tuning(
     found = compare_arms(objective, winner, defaults)
     difference = NOTHING if are_defaults else metric(found.difference)
     search_seconds = run.search.seconds
-    confirmation = sum(_seconds(run.store, one) for one in cells.values())
+    confirmation = sum(
+        sum(artifact_seconds(run.store, one.refs.values(), on_device=True).values()) for one in cells.values()
+    )
     total = search_seconds + confirmation
     rows = [_trial_row(run, one) for one in records]
     pairs = {name: len(read_pairs(Path(prepared.path) / f"{name}.parquet")) for name in ("train", "validation")}
@@ -78,9 +79,8 @@ def gather_tuning(
         "cost": {
             "search_seconds": search_seconds,
             "confirmation_seconds": confirmation,
-            "measured_seconds": total,
-            "money": None if price_per_hour is None else total / 3600 * price_per_hour,
-            "price_per_hour": price_per_hour,
+            "device_seconds": total,
+            "price_per_hour": price_per_hour(),
         },
         "recipe": "",
     }
@@ -91,12 +91,6 @@ def _read(run: Tuning, cells: Mapping[str, Outcome], arm: str) -> list[Confirmed
     return [
         read_confirmed(one.cell.seed, run.objective, folders(one.refs), beta=one.cell.config.train.beta) for one in own
     ]
-
-
-def _seconds(store: Store, one: Outcome) -> float:
-    """Wall seconds of a cell without the preparation, which its arms share."""
-    stages = [ref for name, ref in one.refs.items() if name != "prepare"]
-    return sum(float((store.manifest(ref.stage, ref.key) or {}).get("wall_seconds", 0.0)) for ref in stages)
 
 
 def _trial_row(run: Tuning, one: Any) -> TrialRow:

@@ -74,6 +74,8 @@ class CellResult(TypedDict):
     metrics: Mapping[str, float | None]
     seconds: float | None
     """Wall seconds that its artifacts took when they were made."""
+    device_seconds: float | None
+    """Those of them that held a device; artifacts that it shares with other cells count for each."""
     diagnoses: Sequence[Symptom]
     gate: Sequence[Check]
     paths: Mapping[str, str]
@@ -154,6 +156,10 @@ class Cost(TypedDict):
     """Expected time of the cells that were to run, before they ran; None: no throughput was known."""
     measured_seconds: float
     """Wall seconds of all artifacts of all cells, whenever they were made; a shared artifact counts once."""
+    device_seconds: float
+    """Those of them that held a device."""
+    price_per_hour: float | None
+    """Price of a device; None where it was not set."""
     run_seconds: float
     """Wall seconds of this run."""
     num_computed: int

@@ -90,12 +90,12 @@ class Run:
         return found if isinstance(found, dict) and {"value", "ci_low", "ci_high"} <= found.keys() else None
 
     @property
-    def seconds(self) -> float | None:
-        """Seconds that its stages took when they were computed, cached ones too; None where that is unknown."""
+    def device_seconds(self) -> float | None:
+        """Seconds that its stages held the device when they were computed, cached ones too; None: unknown."""
         if "cost" in self.record and "stages" not in self.record:
             cost = self.record["cost"]
-            return cost.get("measured_seconds") if isinstance(cost, dict) else None
-        times = [stage.get("wall_seconds") for stage in self.record.get("stages", [])]
+            return cost.get("device_seconds") if isinstance(cost, dict) else None
+        times = [stage.get("device_seconds") for stage in self.record.get("stages", [])]
         known = [float(time) for time in times if time is not None]
         return sum(known) if known else None
 

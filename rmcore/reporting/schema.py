@@ -117,13 +117,15 @@ class Symptom(TypedDict):
 
 
 class StageResult(TypedDict):
-    """One artifact of the run; `wall_seconds` is what it took when it was made, None if unknown."""
+    """One artifact of the run; the seconds are those that it took when it was made, None if unknown."""
 
     name: str
     key: str
     path: str
     cached: bool
     wall_seconds: float | None
+    device_seconds: float | None
+    """The same of a stage that holds the device while it runs, else 0."""
 
 
 class Results(TypedDict):

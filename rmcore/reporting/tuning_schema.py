@@ -49,11 +49,10 @@ class Cost(TypedDict):
 
     search_seconds: float
     confirmation_seconds: float
-    measured_seconds: float
+    device_seconds: float
     """Both."""
-    money: float | None
-    """At the given price an hour; None where none was given."""
     price_per_hour: float | None
+    """Price of a device; None where it was not set."""
 
 
 class TuningResults(TypedDict):

@@ -4,7 +4,7 @@ import contextlib
 import importlib.metadata
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from rmcore.core.tracking import METRICS_FILE
 from rmcore.evaluation.diagnosis import OVER_BASELINE, diagnose, diagnose_outcome
 from rmcore.policy.readiness.verdict import next_rung, verdict_on_policy, with_outcome
 from rmcore.reporting.schema import PolicyResults, Results, StageResult, Training
+from rmcore.stages.registry import STAGES
 from rmcore.stages.settings import device_type
 
 NUM_MISTAKES = 50
@@ -148,7 +149,21 @@ def _stage(store: Store, ref: ArtifactRef, cached: bool) -> StageResult:
         "path": ref.path,
         "cached": cached,
         "wall_seconds": manifest.get("wall_seconds"),
+        "device_seconds": manifest.get("wall_seconds") if STAGES[ref.stage].on_device else 0.0,
     }
+
+
+def artifact_seconds(store: Store, refs: Iterable[ArtifactRef], *, on_device: bool = False) -> dict[str, float]:
+    """Wall seconds that each artifact took when it was made, by key.
+
+    Args:
+        store: where they are.
+        refs: the artifacts.
+        on_device: only of stages that hold a device while they run.
+    """
+    counted = [ref for ref in refs if STAGES[ref.stage].on_device or not on_device]
+    manifests = {ref.key: store.manifest(ref.stage, ref.key) or {} for ref in counted}
+    return {key: float(manifest.get("wall_seconds", 0.0)) for key, manifest in manifests.items()}
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -41,7 +41,12 @@ class Place:
     def __init__(self, folder, databases, prefect_server):
         self.home, self.folder = begin(folder / "home", databases), folder
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
-        self.environment = inherited | {"RM_OPT_HOME": str(self.home), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+        self.environment = inherited | {
+            "RM_OPT_HOME": str(self.home),
+            "OMP_NUM_THREADS": "1",
+            "COLUMNS": "200",
+            "RM_OPT_PRICE_PER_HOUR": "2",
+        }
         self.environment |= {"RM_OPT_DEVICE_SLOTS": "1", **prefect_server}
         self.config = self.write("base", BASE)
         self.space = self.write("space", SPACE)
@@ -100,7 +105,7 @@ def killed(place):
 @pytest.fixture(scope="module")
 def outcome(place, killed):
     """The search after the same command went on with it."""
-    status, outcome, output = place.tune("--trials", TRIALS, "--price-per-hour", 2)
+    status, outcome, output = place.tune("--trials", TRIALS)
     assert status == 0, output
     assert "taken up: trial 0" in output
     assert {path: path.read_bytes() for path in killed} == killed  # not made again
@@ -146,7 +151,9 @@ def test_what_is_said_rests_on_fresh_seeds_and_pairs_that_no_trial_saw(place, ou
     assert results["winner"]["optimism"] == pytest.approx(
         results["winner"]["selected"] - results["winner"]["fresh"]["value"]
     )
-    assert results["cost"]["money"] == pytest.approx(results["cost"]["measured_seconds"] / 3600 * 2)
+    cost = results["cost"]
+    assert cost["price_per_hour"] == 2
+    assert cost["device_seconds"] == pytest.approx(cost["search_seconds"] + cost["confirmation_seconds"])
     if results["winner"]["trial"] == 0:
         assert "keep them" in results["headline"]
     tested, seen = set(), set()
@@ -182,11 +189,9 @@ def test_page_record_and_recipe_are_left(place, outcome):
 
 
 def test_the_plan_shows_the_space_and_what_fits(place, outcome):
-    done = place.warm.run(
-        ["tune", "--config", place.config, "--plan", "--budget", "30m", "--price-per-hour", 3], place.environment
-    )
+    done = place.warm.run(["tune", "--config", place.config, "--plan", "--budget", "30m"], place.environment)
     assert done.returncode == 0, done.stdout + done.stderr
-    for expected in ("train.optimizer", "logarithmic", "if it runs to its end", "fresh seeds", "1.50 at 3 an hour"):
+    for expected in ("train.optimizer", "logarithmic", "if it runs to its end", "fresh seeds", "1.00 at 2 an hour"):
         assert expected in done.stdout
     assert "(unset)" not in done.stdout
 

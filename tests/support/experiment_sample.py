@@ -77,6 +77,7 @@ def cell(arm: str, seed: int) -> dict[str, Any]:
             "key": None,
             "metrics": dict.fromkeys(metric_infos()),
             "seconds": None,
+            "device_seconds": None,
             "diagnoses": [],
             "gate": [],
             "paths": {"prepare": "/data/store/prepare/ablation-0011aabbccdd"},
@@ -95,6 +96,7 @@ def cell(arm: str, seed: int) -> dict[str, Any]:
         "key": f"{list(ARMS).index(arm)}{seed}" * 32,
         "metrics": values,
         "seconds": values[SECONDS] + 11,
+        "device_seconds": values[SECONDS] + 7,
         "diagnoses": [overfit] if arm == "A1 plain" else [],
         "gate": gate(values),
         "paths": {
@@ -269,6 +271,8 @@ def results() -> dict[str, Any]:
         "cost": {
             "estimated_seconds": 610.0,
             "measured_seconds": 802.4,
+            "device_seconds": 720.0,
+            "price_per_hour": 2.0,
             "run_seconds": 655.1,
             "num_computed": 9,
             "num_cached": 5,

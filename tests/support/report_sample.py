@@ -206,6 +206,7 @@ def results() -> dict[str, Any]:
                 "path": f"/home/someone/project/.rm-opt/store/{name}/gold-tiny-{name}-0123456789ab",
                 "cached": name == "prepare",
                 "wall_seconds": 3.2 * 10**index,
+                "device_seconds": 0.0 if name == "prepare" else 3.2 * 10**index,
             }
             for index, name in enumerate(stages)
         ],

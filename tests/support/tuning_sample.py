@@ -85,7 +85,7 @@ def results(num_trials: int = 40) -> dict[str, Any]:
         "210 prompts that they share (MOVER).", "importance": shares if len(complete) >= 10 else None,
         "notes": ["begun with the best 3 of helpful-small"],
         "cost": {
-            "search_seconds": 1900.0, "confirmation_seconds": 800.0, "measured_seconds": 2700.0, "money": 1.5,
+            "search_seconds": 1900.0, "confirmation_seconds": 800.0, "device_seconds": 2700.0, 
             "price_per_hour": 2.0,
         },
         "recipe": "reports/helpful-accuracy/recipe.yaml",

@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+from rmcore.core.cost import money, money_text
 from rmcore.reporting.experiment_schema import (
     ArmResult,
     CellResult,
@@ -55,6 +56,7 @@ def write_experiment_report(results: ExperimentResults, figures: Mapping[str, Pa
 
 def view(results: ExperimentResults) -> dict[str, Any]:
     """Gather the values that the template prints, numbers as text."""
+    price = results["cost"]["price_per_hour"]
     known = [name for name in results["metrics"] if _is_measured(results, name)]
     shown = main_metrics(known, results["hypotheses"])
     rest = [name for name in known if name not in shown]
@@ -75,7 +77,8 @@ def view(results: ExperimentResults) -> dict[str, Any]:
         "unmeasured": [info["label"] for name, info in results["metrics"].items() if name not in known],
         "arms": [_arm(arm, results, shown, rest) for arm in results["arms"]],
         "tuned": [_tuned(arm["name"], arm["tuned"]) for arm in results["arms"] if arm["tuned"] is not None],
-        "cells": [_cell(cell, results["metrics"], shown) for cell in in_order(results)],
+        "cells": [_cell(cell, results["metrics"], shown, price) for cell in in_order(results)],
+        "priced": price is not None,
         "cost": _cost(results),
         "num_cells": len(results["cells"]),
         "num_failed": sum(cell["status"] == "failed" for cell in results["cells"]),
@@ -198,7 +201,9 @@ def _tuned(arm: str, tuned: Tuned) -> dict[str, Any]:
     return {**tuned, "arm": arm, "low": low, "high": high, "chosen": chosen, "trials": trials}
 
 
-def _cell(cell: CellResult, infos: Mapping[str, MetricInfo], shown: Sequence[str]) -> dict[str, Any]:
+def _cell(
+    cell: CellResult, infos: Mapping[str, MetricInfo], shown: Sequence[str], price: float | None
+) -> dict[str, Any]:
     gate = [gate_row(check) for check in cell["gate"]]
     return {
         **cell,
@@ -206,7 +211,8 @@ def _cell(cell: CellResult, infos: Mapping[str, MetricInfo], shown: Sequence[str
         "num_passed": sum(check["passed"] for check in gate),
         "gate": gate,
         "failed_checks": [check for check in gate if not check["passed"]],
-        "took": numbers.duration(cell["seconds"]),
+        "took": numbers.duration(cell["device_seconds"]),
+        "cost": "" if (spent := money(cell["device_seconds"], price)) is None else f"{spent:.2f}",
         "short_key": cell["key"][:_CELL_KEY] if cell["key"] else numbers.MISSING,
     }
 
@@ -221,6 +227,7 @@ def _cost(results: ExperimentResults) -> list[tuple[str, str, str]]:
     cost = results["cost"]
     estimated, took = numbers.finite(cost["estimated_seconds"]), cost["run_seconds"]
     against = f"; it took {numbers.decimal(took / estimated)} times that" if estimated else ""
+    spent = money_text(cost["device_seconds"], cost["price_per_hour"])
     no_estimate = "no throughput was known, so none was made" if estimated is None else "made before the first cell ran"
     return [
         ("estimate of this run", numbers.duration(estimated), f"{no_estimate}{against}"),
@@ -230,6 +237,8 @@ def _cost(results: ExperimentResults) -> list[tuple[str, str, str]]:
             numbers.duration(cost["measured_seconds"]),
             "whenever they were made; one that several cells share counts once",
         ),
+        ("device time", numbers.duration(cost["device_seconds"]), "that part of them during which a device was held"),
+        *([("cost", spent, "of the device time")] if spent else []),
         ("cells computed", numbers.count(cost["num_computed"]), "in this run"),
         ("cells cached", numbers.count(cost["num_cached"]), "found finished"),
         ("cells failed", numbers.count(cost["num_failed"]), "run the command again: only these are repeated"),

@@ -1,5 +1,6 @@
 """An experiment in a few lines of Markdown: for Prefect's run page and, as it is, for the log of experiments."""
 
+from rmcore.core.cost import money_text
 from rmcore.reporting.experiment_schema import ArmResult, ExperimentResults, HypothesisResult, MetricInfo
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.arms import main_metrics
@@ -85,11 +86,13 @@ def _mean(arm: ArmResult, name: str, unit: str) -> str:
 def _cost(results: ExperimentResults) -> str:
     cost = results["cost"]
     estimated = cost["estimated_seconds"]
+    spent = money_text(cost["device_seconds"], cost["price_per_hour"])
     before = "without an estimate" if estimated is None else f"estimated {numbers.duration(estimated)}"
     return (
         f"{cost['num_computed']} cells computed, {cost['num_cached']} cached, {cost['num_failed']} failed; this run "
         f"took {numbers.duration(cost['run_seconds'])} ({before}), all artifacts "
-        f"{numbers.duration(cost['measured_seconds'])}."
+        f"{numbers.duration(cost['measured_seconds'])}, of which a device {numbers.duration(cost['device_seconds'])}"
+        f"{f' ({spent})' if spent else ''}."
     )
 
 

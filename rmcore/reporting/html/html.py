@@ -1,18 +1,19 @@
 """The report of a run: one HTML file that opens anywhere, without network, scripts or other files."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
+from rmcore.core.cost import money_text, price_per_hour
 from rmcore.core.metrics import metric_order, metric_spec
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.html import curvature, glossary, logged, policy, rlhf
 from rmcore.reporting.html.cards import headline_cards, metric_texts
 from rmcore.reporting.html.page import date, gate_row, write_page
 from rmcore.reporting.html.tree import blocks
-from rmcore.reporting.schema import Results
+from rmcore.reporting.schema import Results, StageResult
 from rmcore.reporting.verdict_style import verdict_style
 
 TEMPLATE = "report.html.j2"
@@ -92,6 +93,7 @@ def view(results: Results) -> dict[str, Any]:
         "readiness_weakness": glossary.READINESS_WEAKNESS,
         "audit": sorted(blocks(audit, "overview"), key=lambda block: not block.sentences),  # warnings first
         "mistakes": [_mistake(mistake) for mistake in results["mistakes"]],
+        "device_time": _device_time(results["stages"]),
         "stages": [{**stage, "took": numbers.duration(stage["wall_seconds"])} for stage in results["stages"]],
         "config_yaml": yaml.safe_dump(dict(results["config"]), sort_keys=False, allow_unicode=True, width=100),
         "words": glossary.WORDS,
@@ -141,6 +143,16 @@ def _question(results: Results) -> str:
         f"A reward model based on “{model}” was trained on {numbers.count(training['num_pairs'])} preference pairs of "
         f"“{source}”{tested}. The question: may a policy be optimised against it?"
     )
+
+
+def _device_time(stages: Sequence[StageResult]) -> str:
+    """Time of the device that the stages took, and its cost, in one sentence; empty where the time of one is not known."""
+    seconds = [stage["device_seconds"] for stage in stages]
+    known = [one for one in seconds if one is not None]
+    if len(known) < len(seconds):
+        return ""
+    spent = money_text(sum(known), price_per_hour())
+    return f"They held a device for {numbers.duration(sum(known))}{f', which costs {spent}' if spent else ''}."
 
 
 def _training_rows(results: Results) -> list[tuple[str, str]]:

@@ -42,5 +42,5 @@ def run_row(run: Run, reports: str) -> dict[str, Any]:
         "rung": run.rung,
         "accuracy": accuracy,
         "interval": interval,
-        "took": numbers.duration(run.seconds),
+        "device_time": numbers.duration(run.device_seconds),
     }

@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+from rmcore.core.cost import money_text
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.style import save
 from rmcore.reporting.figures.tuning import (
@@ -153,10 +154,10 @@ def view(results: TuningResults, recipe: str) -> dict[str, Any]:
         ("model", results["model"]),
         ("objective", results["label"]),
         ("trials", ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))),
-        ("cost", numbers.duration(cost["measured_seconds"])),
+        ("cost", numbers.duration(cost["device_seconds"])),
     ]
-    if cost["money"] is not None:
-        facts.append(("money", f"{cost['money']:.2f} at {cost['price_per_hour']:g} an hour"))
+    if spent := money_text(cost["device_seconds"], cost["price_per_hour"]):
+        facts.append(("money", spent))
     return {
         "name": results["name"],
         "headline": results["headline"],

@@ -130,13 +130,16 @@ def test_every_cell_has_a_row_with_its_numbers(parse, page):
         for found in cell["diagnoses"]:
             assert all(text in row for text in found.values())
         assert all(path in row for path in cell["paths"].values())
-        assert numbers.duration(cell["seconds"]) in row
+        assert numbers.duration(cell["device_seconds"]) in row
+        if cell["device_seconds"] is not None:
+            assert f"{cell['device_seconds'] / 3600 * 2:.2f}" in row  # at 2 an hour
 
 
 def test_cost_tuning_and_detectable_effects(page):
     cost = sample.results()["cost"]
-    for key in ("estimated_seconds", "measured_seconds", "run_seconds"):
+    for key in ("estimated_seconds", "measured_seconds", "device_seconds", "run_seconds"):
         assert numbers.duration(cost[key]) in page.section("cost")
+    assert "0.40 at 2 an hour" in page.section("cost")
     assert "at the edge" in page.section("tuning")
     assert "failed" in page.section("tuning")
     shown = page.section("detectable")

@@ -43,7 +43,7 @@ def test_a_run_of_the_pipeline_is_told_by_its_record(reports):
     assert run.headline.startswith("Not ready for a KL of 3 nats")
     assert run.style.tone == "bad"
     assert (run.accuracy["value"], run.accuracy["ci_low"]) == (0.712, pytest.approx(0.69))
-    assert run.seconds == pytest.approx(sum(3.2 * 10**index for index in range(5)))
+    assert run.device_seconds == pytest.approx(sum(3.2 * 10**index for index in range(1, 5)))
     assert run.finished == datetime(2026, 11, 21, 1, 30, tzinfo=UTC)
     assert run.report == reports / run.name / "report.html"
 
@@ -56,7 +56,7 @@ def test_an_experiment_counts_its_verdicts_and_its_cells_time(reports):
     assert run.headline == run.status
     assert run.rung == ""
     assert run.accuracy is None
-    assert run.seconds == record["cost"]["measured_seconds"]
+    assert run.device_seconds == record["cost"]["device_seconds"]
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,13 @@ def test_an_experiment_counts_its_verdicts_and_its_cells_time(reports):
 def test_other_runs_say_what_they_have(reports, record, headline, status):
     lay(reports, "other", record, page=False)
     [run] = read_runs(reports)
-    assert (run.headline, run.status, run.accuracy, run.seconds, run.report) == (headline, status, None, None, None)
+    assert (run.headline, run.status, run.accuracy, run.device_seconds, run.report) == (
+        headline,
+        status,
+        None,
+        None,
+        None,
+    )
 
 
 @pytest.mark.slow

@@ -130,4 +130,4 @@ def test_the_list_of_runs_shows_what_a_search_found(tmp_path):
     (folder / "summary.json").write_text(json.dumps(results()))
     [run] = read_runs(tmp_path)
     assert run.headline == results()["headline"]
-    assert run.seconds == 2700.0
+    assert run.device_seconds == 2700.0
