@@ -1,4 +1,4 @@
-"""Messages to a webhook: a run failed, a run waits for long, a study was decided. Automations of Prefect send them.
+"""Automations of Prefect: messages to a webhook (a run failed, waits for long, a study was decided), and silent runs.
 
 `rm-opt up` makes three automations where `RM_OPT_WEBHOOK_URL` names an address to post to. The address is a secret:
 whoever has it can post there. So it is a variable (an option would stand in `ps` and in the shell's history), no
@@ -9,6 +9,9 @@ Without the variable nothing is made, as an automation that tells nobody would o
 Prefect's server handles the events of a run in their order. Where its database was locked over one of them, it tells of
 the next a quarter of an hour later: a server that is very busy may be that late.
 
+Where the records are in PostgreSQL, so that other machines may work for this one, another automation marks a run as
+Crashed whose worker has not been heard of for `SILENCE`: nobody else may know that its machine is gone.
+
 A message is JSON with a `text`, which Slack, Mattermost and others show, and beside it what programs read.
 """
 
@@ -18,15 +21,17 @@ from pathlib import Path
 from uuid import UUID
 
 from prefect import runtime
-from prefect.automations import AutomationCore, CallWebhook, EventTrigger, Posture
+from prefect.automations import AutomationCore, CallWebhook, ChangeFlowRunState, EventTrigger, Posture
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import BlockDocumentCreate, BlockDocumentUpdate
+from prefect.client.schemas.objects import StateType
 from prefect.events import emit_event
 from prefect.events.schemas.events import ResourceSpecification
 from prefect.exceptions import ObjectNotFound
 
 from flows.prefect_api import api_is_embedded
 from flows.prefect_client import prefect_at
+from flows.worker import HEARTBEAT_SECONDS
 
 DECIDED, UNDECIDED = "rm-opt.study.decided", "rm-opt.study.failed"
 """Events of a study: all of it ran and its claims have verdicts, or cells failed."""
@@ -35,6 +40,10 @@ WEBHOOK = "rm-opt-webhook"
 LONGEST_WAIT = timedelta(minutes=30)
 _WAITING = ("Late", "Pending", "AwaitingConcurrencySlot", "Waiting for the device")
 """States in which a run that is due does nothing. One that is scheduled for later is Scheduled, and not waited for."""
+_HEARTBEAT = "prefect.flow-run.heartbeat"
+SILENCE = timedelta(seconds=2.5 * HEARTBEAT_SECONDS)
+_SILENT = ("Completed", "Failed", "Crashed", "Cancelled", "AwaitingRetry", "Scheduled", "Paused", "Suspended")
+"""States after which a run sends no heartbeat."""
 _BEGUN = ("Running", "Completed", "Failed", "Crashed", "Cancelling", "Cancelled")
 _FLOW_RUN = ResourceSpecification.model_validate({"prefect.resource.id": "prefect.flow-run.*"})
 _STUDY = ResourceSpecification.model_validate({"prefect.resource.id": "rm-opt.study.*"})
@@ -91,13 +100,50 @@ def deploy_automations(api: str, address: str) -> list[str]:
     with prefect_at(api) as client:
         wanted = automations(_webhook(client, address))
         for automation in wanted:
-            found = client.read_automations_by_name(automation.name)
-            if found:
-                kept = automation.model_copy(update={"enabled": found[0].enabled})
-                client.update_automation(found[0].id, kept)
-            else:
-                client.create_automation(automation)
+            _deploy(client, automation)
     return [automation.name for automation in wanted]
+
+
+def deploy_watch(api: str) -> None:
+    """Make or renew the automation that marks silent runs as Crashed.
+
+    Args:
+        api: address of Prefect's API, ending in `/api`.
+
+    Raises:
+        ServiceError: Prefect does not answer.
+    """
+    trigger = EventTrigger(
+        match=_FLOW_RUN,
+        after={_HEARTBEAT},
+        expect={_HEARTBEAT, *(f"prefect.flow-run.{state}" for state in _SILENT)},
+        for_each={"prefect.resource.id"},
+        posture=Posture.Proactive,
+        within=SILENCE,
+    )
+    silent = AutomationCore(
+        name="rm-opt: a run is silent",
+        description=f"Nothing was heard of a worker's run for {SILENCE.total_seconds():g} s: it is marked as Crashed.",
+        trigger=trigger,
+        actions=[
+            ChangeFlowRunState(
+                name="Crashed",
+                state=StateType.CRASHED,
+                message="its machine is silent: nothing was heard of it",
+                force=False,
+            )
+        ],
+    )
+    with prefect_at(api) as client:
+        _deploy(client, silent)
+
+
+def _deploy(client: SyncPrefectClient, automation: AutomationCore) -> None:
+    found = client.read_automations_by_name(automation.name)
+    if found:
+        client.update_automation(found[0].id, automation.model_copy(update={"enabled": found[0].enabled}))
+    else:
+        client.create_automation(automation)
 
 
 def _webhook(client: SyncPrefectClient, address: str) -> UUID:

@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -48,7 +49,7 @@ PANELS = {
     "Train and measure": ("data", "train", "evaluate", "score", "diff", "ensemble", "analyze", "trajectory", "export"),
     "Policies": ("readiness", "best-of-n", "overoptimize", "rlhf"),
     "Experiments": ("experiment", "compare", "tune", "active"),
-    "Services": ("up", "down", "status", "sync", "serve", "publish"),
+    "Services": ("up", "worker", "down", "status", "sync", "serve", "publish"),
     "House-keeping": ("info", "store", "why"),
 }
 """Headings of `rm-opt --help` and the commands under each, in this order."""
@@ -159,15 +160,59 @@ def up(
     start_port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Port of the start page; default 4300.")
     ] = None,
+    database: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Keep Prefect's and MLflow's records in PostgreSQL: postgresql://USER@HOST/DATABASE, without a "
+            "password; or sqlite. Default: as at the last start, at first sqlite, files of this home.",
+        ),
+    ] = None,
+    host: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDRESS", help="Listen on this address of the machine, for workers on others (unencrypted)."
+        ),
+    ] = "127.0.0.1",
 ) -> None:
-    """Start Prefect, its worker and MLflow on this machine only, and deploy the flows.
+    """Start Prefect, its worker and MLflow on this machine, and deploy the flows.
 
     Their start page has links to both UIs, all reports, what runs, and a switch for each schedule. With a web address
     in RM_OPT_WEBHOOK_URL, messages are posted there: a run failed, waits for half an hour, a study was decided.
     """
     from flows import services
 
-    _print_services(services.up(prefect_port, mlflow_port, start_port, tell=partial(print, flush=True)))
+    _print_services(
+        services.up(
+            prefect_port, mlflow_port, start_port, host=host, database=database, tell=partial(print, flush=True)
+        )
+    )
+
+
+@app.command()
+def worker(
+    server: Annotated[
+        str, typer.Option(help="Start page of the machine where `rm-opt up --host …` runs: http://HOST:4300.")
+    ],
+    password_file: Annotated[
+        Path | None, typer.Option(help="Copy of services/password of that machine's home; default: this home's own.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Take so many cells at a time; default: the slots of the device.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name on Prefect's page; default: machine and pid.")] = None,
+) -> int:
+    """Compute cells of experiments that another machine hands out (`rm-opt experiment --runner pool`).
+
+    Cells and their saved states travel through RM_OPT_SHARED. Runs until Ctrl-C or SIGTERM, upon which what is running
+    saves, is handed back, and goes on elsewhere.
+
+    Example: rm-opt worker --server http://10.0.0.5:4300 --password-file head-password
+    """
+    from flows.worker import Worker, find_cluster, read_password
+
+    secret = read_password(password_file)
+    return Worker(find_cluster(server, secret), secret, name, limit).run()
 
 
 @app.command()

@@ -20,7 +20,7 @@ from flows.cli_common import prefect_in_use, prepare_terminal
 from flows.cli_compare import compare_runs
 from flows.cli_runs import run_names
 from flows.hub_names import require_hub_names
-from flows.planning import LookPlan, MatrixPlan, make_plan, plan_looks
+from flows.planning import LookPlan, MatrixPlan, Runner, make_plan, plan_looks
 from rmcore.cli.common import shown_numbers
 from rmcore.cli.options import options
 from rmcore.core.errors import ConfigError
@@ -65,6 +65,10 @@ class MatrixOptions:
         float | None, typer.Option("--budget", help="Refuse to start if the missing cells would take more minutes.")
     ] = None
     summary: Annotated[Path | None, typer.Option(help="Write everything that was found to this JSON file.")] = None
+    runner: Annotated[
+        Runner | None,
+        typer.Option(help="threads (default): cells run here. pool: on the machines that run `rm-opt worker`."),
+    ] = None
 
     def named(self) -> dict[str, Any]:
         """By their flags."""
@@ -189,7 +193,17 @@ def run_or_plan(
         summary.parent.mkdir(parents=True, exist_ok=True)
         summary.touch()  # a path that cannot be written is refused before hours are spent
     outcome = run_matrix(
-        name, size, seeds, arms, shared, grid=grid, budget=budget, looks=looks, take=take, ends_with_server=True
+        name,
+        size,
+        seeds,
+        arms,
+        shared,
+        grid=grid,
+        budget=budget,
+        looks=looks,
+        take=take,
+        runner=given.runner or "threads",
+        ends_with_server=True,
     )
     print_outcome(outcome)
     if summary is not None:
@@ -208,6 +222,7 @@ def run_matrix(
     budget: float | None = None,
     looks: Sequence[int] | None = None,
     take: int | None = None,
+    runner: Runner = "threads",
     ends_with_server: bool = False,
 ) -> dict[str, Any]:
     """Run what is missing of an experiment in this process; what `flows.experiment.experiment` gives.
@@ -230,7 +245,9 @@ def run_matrix(
         with prefect_in_use("cells") if ends_with_server else nullcontext():
             chosen = None if arms is None else list(arms)
             at = None if looks is None else list(looks)
-            outcome: dict[str, Any] = flow(name, size, seeds, chosen, grid, budget, looks=at, take=take, **shared)
+            outcome: dict[str, Any] = flow(
+                name, size, seeds, chosen, grid, budget, looks=at, take=take, runner=runner, **shared
+            )
     except FailedCellsError as error:
         return error.outcome
     return outcome

@@ -24,7 +24,7 @@ from flows.console import say
 from flows.form import described_flow
 from flows.hub_names import require_hub_names
 from flows.looks import end_of_looks, register_look
-from flows.matrix import MatrixRunner, Outcome
+from flows.matrix import MatrixRunner, Outcome, at_once
 from flows.pipeline import (
     REPORT_FILE,
     REPORT_FOLDER,
@@ -35,7 +35,8 @@ from flows.pipeline import (
     places,
     show_on_page,
 )
-from flows.planning import MatrixPlan, cells_of_look, frozen, judged, make_plan, matrix_key, measured_cell
+from flows.planning import MatrixPlan, Runner, cells_of_look, frozen, judged, make_plan, matrix_key, measured_cell
+from flows.pool import PoolRunner
 from flows.results import command, gather
 from rmcore.core.cost import money, price_per_hour
 from rmcore.core.errors import TrainingError
@@ -88,6 +89,7 @@ def experiment(
     epochs: Annotated[float | None, Field(gt=0)] = None,
     looks: list[Annotated[int, Field(ge=2, le=100)]] | None = None,
     take: Annotated[int | None, Field(ge=1)] = None,
+    runner: Runner = "threads",
 ) -> dict[str, Any]:
     """Compare recipes for reward models on pre-registered hypotheses; only cells that are missing run.
 
@@ -106,6 +108,7 @@ def experiment(
         looks: numbers of seeds after which the claims are judged, for example 5, 8, 12, 20: a decided claim gets no
             further seeds; left out, as declared.
         take: at most so many looks in this run, for a schedule that takes one a night; left out, until all is decided.
+        runner: threads computes the cells on this machine; pool hands them to the machines that run `rm-opt worker`.
 
     Returns:
         {"results": everything the report shows, "report": path, "mlflow_url" and "mlflow_charts_url": the
@@ -135,7 +138,7 @@ def experiment(
     said = command(
         declared, experiment, arms=arms, seeds=seeds, grid=grid, budget=budget_minutes, looks=looks, **shared
     )
-    outcome = Matrix(declared, store, registration, said, take).run(plan)
+    outcome = Matrix(declared, store, registration, said, take, runner).run(plan)
     if outcome["failed"]:
         raise FailedCellsError(outcome)
     return outcome
@@ -162,6 +165,7 @@ class Matrix:
     command: str
     take: int | None = None
     """At most so many new looks."""
+    runner: Runner = "threads"
 
     def __post_init__(self) -> None:
         self.key = matrix_key(self.declared, self.registration["hash"])
@@ -215,7 +219,8 @@ class Matrix:
 
     def _run_cells(self, plan: MatrixPlan) -> tuple[dict[str, Outcome], Mapping[str, Tuned], list[Any]]:
         """Run the trials, then the cells under what the trials chose; the last is what the cells handed on."""
-        runner = MatrixRunner(self.study, self.store, self._start_tracker, self._finish_tracker)
+        ready = at_once if self.runner == "threads" else PoolRunner(self.study, self.key).ready
+        runner = MatrixRunner(self.study, self.store, self._start_tracker, self._finish_tracker, ready=ready)
         if not plan.trials:
             outcomes, handed = self._run_looks(runner, plan, {})
             return outcomes, {}, handed

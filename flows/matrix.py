@@ -3,10 +3,10 @@
 import os
 import random
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,15 @@ StartTracker = Callable[[Cell, dict[str, ArtifactRef]], RunTracker]
 """Opens the MLflow run of a cell, given the artifacts that it has already (all of them for a cached cell)."""
 FinishTracker = Callable[[RunTracker, Cell, dict[str, ArtifactRef]], None]
 """Tells the run of a finished cell what became of it."""
+Ready = Callable[[Sequence[CellPlan]], Iterable[tuple[CellPlan, str | None]]]
+"""Gives each plan when its cell may be begun here, or with the reason why it never may."""
 BeforeStage = Callable[[Cell, str, Mapping[str, ArtifactRef]], None]
 """Called when a stage of a cell has its lock and slot and is about to start, with the cell's artifacts so far."""
+
+
+def at_once(plans: Sequence[CellPlan]) -> Iterable[tuple[CellPlan, str | None]]:
+    """Cells are computed here, so each may be begun whenever there is a thread for it."""
+    return ((plan, None) for plan in plans)
 
 
 def _nothing(cell: Cell, stage: str, refs: Mapping[str, ArtifactRef]) -> None:
@@ -54,12 +61,22 @@ class Outcome:
 
 
 class MatrixRunner:
-    """Runs cells within a flow run, each as a task of its own: what fails there, fails alone."""
+    """Runs cells within a flow run, each as a task of its own: what fails there, fails alone.
+
+    Where `ready` is not `at_once`, others compute the cells, and the tasks take them from the shared store.
+    """
 
     def __init__(
-        self, study: str, store: Store, start: StartTracker, finish: FinishTracker, before: BeforeStage = _nothing
+        self,
+        study: str,
+        store: Store,
+        start: StartTracker,
+        finish: FinishTracker,
+        before: BeforeStage = _nothing,
+        ready: Ready = at_once,
     ) -> None:
         self.study, self.store, self.start, self.finish, self.before = study, store, start, finish, before
+        self.ready = ready
         self.handed: list[Any] = []
         """Futures of the cells that ran last: a step after them waits for these, whatever became of them."""
         self._stopping = threading.Event()
@@ -83,8 +100,9 @@ class MatrixRunner:
         # Machines that share a store and run the same matrix meet at fewer cells when each has an order of its own.
         ordered = list(plans) if shared_store() is None else random.sample(plans, len(plans))
         with self._ended_with(futures), shown_progress(what, len(plans)) as progress:
-            for plan in ordered:
-                futures[plan.cell.label] = self._submit(plan, progress, (after or {}).get(plan.cell.arm, ()))
+            for plan, refused in self.ready(ordered):
+                handed = (after or {}).get(plan.cell.arm, ())
+                futures[plan.cell.label] = self._submit(plan, progress, handed, refused)
             for future in futures.values():
                 future.wait()
         self.handed = [allow_failure(future) for future in futures.values()]
@@ -139,9 +157,11 @@ class MatrixRunner:
             wait(threads, timeout=SAVING_SECONDS)
             raise
 
-    def _submit(self, plan: CellPlan, progress: Progress, after: Sequence[Any]) -> PrefectFuture[Outcome]:
+    def _submit(
+        self, plan: CellPlan, progress: Progress, after: Sequence[Any], refused: str | None = None
+    ) -> PrefectFuture[Outcome]:
         as_task = task(name="cell", task_run_name=plan.cell.label, cache_policy=NO_CACHE, persist_result=False)
-        return as_task(self._run).submit(plan, progress, wait_for=list(after), return_state=False)
+        return as_task(self._run).submit(plan, progress, refused, wait_for=list(after), return_state=False)
 
     def _outcome(self, cell: Cell, future: PrefectFuture[Outcome]) -> Outcome:
         """The task's result, or why it has none: also for what no stage of ours refuses, such as a server that died."""
@@ -152,9 +172,12 @@ class MatrixRunner:
         say(f"{cell.label:<24} failed: {error}")
         return Outcome(cell, {}, error, computed=False)
 
-    def _run(self, plan: CellPlan, progress: Progress) -> Outcome:
+    def _run(self, plan: CellPlan, progress: Progress, refused: str | None) -> Outcome:
         cell = plan.cell
+        was_cached = plan.state == "cached"
         try:
+            if refused is not None:
+                raise TrainingError(refused)
             if plan.state != "cached":  # what another cell or another flow has made since it was planned is there now
                 plan = Planner(self.store, Estimates((), {})).plan(cell)
             with progress.part(cell.label) as hear:
@@ -162,6 +185,8 @@ class MatrixRunner:
         except RmcoreError as error:
             self._errors[cell.label] = str(error)
             raise
+        if self.ready is not at_once and not was_cached:  # computed for this run, though not by it
+            outcome = replace(outcome, computed=True)
         if outcome.computed:
             say(f"{cell.label:<24} done")
         return outcome

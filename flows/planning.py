@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from experiments.arms import Arm
 from experiments.schema import TUNING_SEED, Experiment
@@ -23,6 +23,8 @@ from rmcore.study.tuning import choose, trial_score
 from tasks.device import visible_gpus
 from tasks.probe import Probed, estimates, probe_unknown
 
+Runner = Literal["threads", "pool"]
+"""Who computes the cells of a matrix: threads of this process, or the workers of other machines (flows/pool.py)."""
 TRIAL_STAGES = ("prepare", "train")
 
 

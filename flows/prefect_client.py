@@ -19,11 +19,11 @@ from prefect.client.schemas.actions import (
 )
 from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
 from prefect.exceptions import ObjectNotFound
-from prefect.states import Crashed, Running
+from prefect.states import AwaitingRetry, Crashed, Running
 from pydantic import ValidationError
 
 from rmcore.core.errors import ServiceError
-from tasks.local_services import WORK_POOL
+from tasks.local_services import CELLS_POOL, WORK_POOL
 from tasks.run_owner import HOST, OWNER_FIELDS, has_died, this_machine, this_process
 
 OWNER_PREFIX = "rm-"
@@ -82,26 +82,31 @@ def _refused(api: str, answer: httpx.Response) -> ServiceError:
     )
 
 
-def ensure_work_pool(api: str) -> None:
-    """Make the worker's pool, or give the one that is there our template: Prefect's own lets a run name its command.
+def ensure_work_pools(api: str) -> None:
+    """Make the workers' pools, or give those that are there our template: Prefect's own lets a run name its command.
 
     Raises:
         ServiceError: Prefect does not answer.
     """
     with prefect_at(api) as client:
-        try:
-            found = client.read_work_pool(WORK_POOL)
-        except ObjectNotFound:
-            client.create_work_pool(WorkPoolCreate(name=WORK_POOL, type="process", base_job_template=JOB_TEMPLATE))
-            return
-        if found.base_job_template != JOB_TEMPLATE:
-            client.update_work_pool(WORK_POOL, WorkPoolUpdate(base_job_template=JOB_TEMPLATE))
+        for name in (WORK_POOL, CELLS_POOL):
+            try:
+                found = client.read_work_pool(name)
+            except ObjectNotFound:
+                client.create_work_pool(WorkPoolCreate(name=name, type="process", base_job_template=JOB_TEMPLATE))
+                continue
+            if found.base_job_template != JOB_TEMPLATE:
+                client.update_work_pool(name, WorkPoolUpdate(base_job_template=JOB_TEMPLATE))
 
 
-def worker_is_online(api: str) -> bool:
-    """Whether a worker polls our work pool."""
+def workers_online(pool: str, api: str | None = None) -> list[str]:
+    """Names of the workers that poll a pool of an API, or of the one that this process's flows use.
+
+    Raises:
+        ServiceError: Prefect does not answer.
+    """
     with prefect_at(api) as client:
-        return any(worker.status == "ONLINE" for worker in client.read_workers_for_work_pool(WORK_POOL))
+        return [worker.name for worker in client.read_workers_for_work_pool(pool) if worker.status == "ONLINE"]
 
 
 def run_owner_tags() -> list[str]:
@@ -176,6 +181,20 @@ def show_state(name: str, message: str | None = None) -> bool:
     except ServiceError:
         return False
     return True
+
+
+def hand_back(run_id: UUID, api: str) -> str | None:
+    """Schedule a run anew whose process was asked to end before it was done; its name, None where it is done.
+
+    Raises:
+        ServiceError: Prefect does not answer.
+    """
+    with prefect_at(api) as client:
+        run = client.read_flow_run(run_id)
+        if run.state is not None and run.state.is_final() and not run.state.is_crashed():
+            return None
+        client.set_flow_run_state(run_id, AwaitingRetry(message="its machine was asked to end"), force=True)
+    return run.name
 
 
 def _owner(tags: list[str]) -> dict[str, str]:

@@ -1,12 +1,15 @@
-"""Local services: start page, Prefect server, worker and MLflow server on loopback (`rm-opt up`, `down`, `status`).
+"""Local services: start page, Prefect server, worker and MLflow server (`rm-opt up`, `down`, `status`).
 
-All data stays in `RM_OPT_HOME`: the same databases that runs without servers use. Every process carries a mark in its
-environment, which its descendants inherit, so `down` ends exactly what was started: a flow run puts its children into
-sessions of their own, and they must end too. `up` alone imports Prefect, and that while its server starts: `status`
-answers at once.
+All data stays in `RM_OPT_HOME`: the same databases that runs without servers use. With a PostgreSQL database they may
+listen on an address that other machines reach, whose workers take cells from here (flows/worker.py).
+
+Every process carries a mark in its environment, which its descendants inherit, so `down` ends exactly what was started:
+a flow run puts its children into sessions of their own, and they must end too. `up` alone imports Prefect, and that
+while its server starts: `status` answers at once.
 """
 
 import contextlib
+import errno
 import os
 import socket
 import subprocess
@@ -24,9 +27,11 @@ import psutil
 from rmcore.core.errors import ConfigError, ServiceError
 from rmcore.core.files import exclusive
 from rmcore.core.processes import marked, owner_of, runs, tail, terminate
+from tasks.database import DATABASE_VARIABLE, SQLITE, chosen_database, make_schemas, prefect_environment
 from tasks.home import (
     MLFLOW_PORT,
     PREFECT_PORT,
+    PROJECT_VARIABLE,
     QUIET_ENVIRONMENT,
     SAFE_ENVIRONMENT,
     START_PORT,
@@ -43,6 +48,7 @@ from tasks.local_services import (
     PREFECT_SERVER,
     START_PAGE,
     START_PAGE_VARIABLE,
+    WORK_POOL,
     WORKER,
     Service,
     known_addresses,
@@ -110,6 +116,8 @@ def up(
     mlflow_port: int | None = None,
     start_port: int | None = None,
     *,
+    host: str = HOST,
+    database: str | None = None,
     root: Path | None = None,
     timeout_s: float = 180.0,
     tell: Callable[[str], None] = lambda line: None,
@@ -120,12 +128,15 @@ def up(
         prefect_port: port of Prefect's server and UI; default 4200, or where it runs already.
         mlflow_port: port of MLflow's server and UI; default 5000, or where it runs already.
         start_port: port of the start page; default 4300, or where it runs already.
+        host: address of this machine that they listen on; only under it do they answer.
+        database: address of a PostgreSQL database, or `sqlite`; left out, that of the last start.
         root: project folder that holds prefect.yaml; default: the checkout.
         timeout_s: how long each service may take to answer.
         tell: hears a line when a service begins to start and when it is ready.
 
     Raises:
-        ConfigError: the home cannot be made, or the webhook is no address.
+        ConfigError: the home cannot be made, the webhook or the database is no address, or other machines shall reach
+            what lies in files of this one.
         ServiceError: a port is taken, prefect.yaml is missing, or something did not start (what this call started is
             ended again).
     """
@@ -137,14 +148,23 @@ def up(
     webhook = webhook_address()
     make_home(home())
     with exclusive(services_folder(home()) / "lock"):
-        starter = _Starter(home(), timeout_s, tell)
+        chosen = chosen_database(services_folder(home()), database)
+        if host != HOST and chosen is None:
+            raise ConfigError(
+                f"--host {host} lets other machines in, and the home's SQLite files are for this one: name a "
+                "PostgreSQL database with --database, too."
+            )
+        starter = _Starter(home(), root, host, chosen, timeout_s, tell)
+        starter.require_same_database()
+        if chosen is not None:
+            make_schemas(chosen)
         ports = {
             START_PAGE: starter.port(START_PAGE, start_port, START_PORT, "--start-port"),
             PREFECT_SERVER: starter.port(PREFECT_SERVER, prefect_port, PREFECT_PORT, "--prefect-port"),
             MLFLOW_SERVER: starter.port(MLFLOW_SERVER, mlflow_port, MLFLOW_PORT, "--mlflow-port"),
         }
         try:
-            starter.start_all(ports, root, webhook)
+            starter.start_all(ports, webhook)
         except BaseException:  # Ctrl-C too: no half-started set stays behind
             _end(starter.started)
             raise
@@ -154,8 +174,19 @@ def up(
 class _Starter:
     """Starts services one by one."""
 
-    def __init__(self, directory: Path, timeout_s: float, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        root: Path,
+        host: str,
+        database: str | None,
+        timeout_s: float,
+        tell: Callable[[str], None],
+    ) -> None:
         self.directory = directory
+        self.root = root
+        self.host = host
+        self.database = database
         self.timeout_s = timeout_s
         self.tell = tell
         self.began = time.monotonic()
@@ -164,9 +195,29 @@ class _Starter:
         self.known = known_addresses(directory)
         self.started: list[Service] = []
 
+    def require_same_database(self) -> None:
+        """See that what runs already keeps its records where what is started will.
+
+        Raises:
+            ServiceError: it does not.
+        """
+        for service in self.running.values():
+            used = service.process.environ().get(DATABASE_VARIABLE)
+            if used != self.database:
+                raise ServiceError(
+                    f"{service.name} of {self.directory} keeps its records in {used or SQLITE}, and "
+                    f"{self.database or SQLITE} is asked for: run `rm-opt down` first, or leave --database out."
+                )
+
     def port(self, name: str, wanted: int | None, default: int, flag: str) -> int:
         """The port of a service: the one that is in use or was, or the wanted one if it is free."""
-        known = httpx.URL(self.known[name]).port if name in self.known else None
+        known_url = httpx.URL(self.known[name]) if name in self.known else None
+        if known_url is not None and known_url.host != self.host:
+            raise ServiceError(
+                f"{name} of {self.directory} listens on {known_url.host} already, not on {self.host}: what runs would "
+                "look for it there. Run `rm-opt down` first, or give the same --host."
+            )
+        known = None if known_url is None else known_url.port
         if known is not None and wanted not in (None, known):
             raise ServiceError(
                 f"{name} of {self.directory} is on port {known} already, {flag} {wanted} asks for another one: what "
@@ -178,17 +229,21 @@ class _Starter:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind((HOST, port))
+                probe.bind((self.host, port))
             except OSError as error:
+                if error.errno in (errno.EADDRNOTAVAIL, None) or isinstance(error, socket.gaierror):
+                    raise ConfigError(
+                        f"--host {self.host} is no address of this machine ({error.strerror}); `ip address` lists them."
+                    ) from error
                 raise ServiceError(
-                    f"port {port} on {HOST} cannot be used for {name} ({error.strerror}{owner_of(port)}): another "
+                    f"port {port} on {self.host} cannot be used for {name} ({error.strerror}{owner_of(port)}): another "
                     f"program has it. Choose another port with {flag}, or stop that program."
                 ) from error
         return port
 
-    def start_all(self, ports: dict[str, int], root: Path, webhook: str | None) -> None:
+    def start_all(self, ports: dict[str, int], webhook: str | None) -> None:
         """Start what does not run, in an order that lets slow starts overlap; messages go to `webhook`."""
-        urls = {name: f"http://{HOST}:{port}" for name, port in ports.items()}
+        urls = {name: f"http://{self.host}:{port}" for name, port in ports.items()}
         environment = self._environment(urls)
         for name in (*QUIET_ENVIRONMENT, "PREFECT_HOME", "PREFECT_API_AUTH_STRING"):
             os.environ[name] = environment[name]  # for our own requests
@@ -200,10 +255,12 @@ class _Starter:
         self._wait(PREFECT_SERVER, lambda: _answers(self.running[PREFECT_SERVER]))
         api = f"{urls[PREFECT_SERVER]}/api"
         prefect_client.reap_dead_runs(api)
-        prefect_client.ensure_work_pool(api)
+        prefect_client.ensure_work_pools(api)
         self._start(WORKER, environment, None)
-        self._deploy(root, environment)  # which takes as long as the worker does
-        self._wait(WORKER, lambda: prefect_client.worker_is_online(api))
+        self._deploy(environment)  # which takes as long as the worker does
+        self._wait(WORKER, lambda: bool(prefect_client.workers_online(WORK_POOL, api)))
+        if self.database is not None:
+            automations.deploy_watch(api)
         if webhook is None:
             self.tell(f"webhook         none; {WEBHOOK_VARIABLE} names one, to hear of runs that fail")
         else:
@@ -214,12 +271,17 @@ class _Starter:
 
     def _environment(self, urls: dict[str, str]) -> dict[str, str]:
         secret = password(self.directory)
-        inherited = {name: value for name, value in os.environ.items() if name != WEBHOOK_VARIABLE}
+        ours = (WEBHOOK_VARIABLE, DATABASE_VARIABLE)
+        inherited = {name: value for name, value in os.environ.items() if name not in ours}
+        database = (
+            {} if self.database is None else {DATABASE_VARIABLE: self.database, **prefect_environment(self.database)}
+        )
         return {
             **QUIET_ENVIRONMENT,
             **inherited,
             **SAFE_ENVIRONMENT,
             "RM_OPT_HOME": str(self.directory),
+            PROJECT_VARIABLE: str(self.root),
             "PREFECT_HOME": str(self.directory / "prefect"),
             "PREFECT_API_URL": f"{urls[PREFECT_SERVER]}/api",
             "PREFECT_API_AUTH_STRING": secret,
@@ -227,8 +289,13 @@ class _Starter:
             "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": urls[PREFECT_SERVER],
             "PREFECT_LOGGING_LEVEL": "INFO",  # the log of a flow run in the UI
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            # In memory, what a run holds of a limit of one's own would stay held after a restart of the server.
+            "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+            **database,
             "MLFLOW_TRACKING_URI": urls[MLFLOW_SERVER],
             **mlflow_login(secret),
+            # Our guard lets in its own address only; MLflow's would let in private ones only.
+            "MLFLOW_SERVER_ALLOWED_HOSTS": urls[MLFLOW_SERVER].removeprefix("http://"),
             "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # one process instead of 10
             START_PAGE_VARIABLE: urls[START_PAGE],
             "PYTHONUNBUFFERED": "1",
@@ -238,11 +305,11 @@ class _Starter:
     def _start(self, name: str, environment: dict[str, str], url: str | None) -> None:
         if name in self.running:
             return
-        port = [] if url is None else [url.rpartition(":")[2]]
+        address = [] if url is None else [url.removeprefix("http://")]
         self.tell(f"{name:<15} starting")
         with log_file(self.directory, name).open("wb") as output:
             child = subprocess.Popen(
-                [sys.executable, *COMMANDS[name], *port],
+                [sys.executable, *COMMANDS[name], *address],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -276,14 +343,19 @@ class _Starter:
             self.tell(f"{name:<15} ready after {time.monotonic() - self.began:.0f} s")
         self.ready.add(name)
 
-    def _deploy(self, root: Path, environment: dict[str, str]) -> None:
+    def _deploy(self, environment: dict[str, str]) -> None:
         log = services_folder(self.directory) / "deploy.log"
         command = [sys.executable, "-P", "-m", "prefect", "--no-prompt", "deploy", "--all"]
         began = time.monotonic()
         self.tell(f"{'flows':<15} deploying")
         with log.open("wb") as output:
             done = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment, cwd=root
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                cwd=self.root,
             )
             try:
                 while done.poll() is None:
@@ -292,7 +364,7 @@ class _Starter:
                 done.kill()
                 done.wait()
         if done.returncode:
-            raise ServiceError(f"{root / 'prefect.yaml'} could not be deployed. {tail(log)}")
+            raise ServiceError(f"{self.root / 'prefect.yaml'} could not be deployed. {tail(log)}")
         self.tell(f"{'flows':<15} deployed in {time.monotonic() - began:.0f} s")
 
 

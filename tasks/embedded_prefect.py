@@ -47,7 +47,7 @@ class EmbeddedPrefect:
             self.api = f"http://{HOST}:{port}/api"
             self._output = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the server
             self._process = subprocess.Popen(
-                [sys.executable, *GUARDED_SERVER, EMBEDDED_PREFECT, str(port), str(listener.fileno())],
+                [sys.executable, *GUARDED_SERVER, EMBEDDED_PREFECT, f"{HOST}:{port}", str(listener.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=subprocess.STDOUT,

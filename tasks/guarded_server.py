@@ -1,8 +1,8 @@
 """Prefect's or MLflow's server, or the start page, behind a guard, as `rm-opt up` starts it.
 
-    python -P -m tasks.guarded_server NAME PORT [SOCKET]
+    python -P -m tasks.guarded_server NAME HOST:PORT [SOCKET]
 
-SOCKET is an inherited file descriptor that listens on the port already; such a server ends with its parent.
+SOCKET is an inherited file descriptor that listens there already; such a server ends with its parent.
 
 Whoever may post to Prefect runs code as its user, and a port on loopback is reached by every user of the machine and by
 every web page in a browser on it. So a request must name the server by its own address (no other name that was made to
@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rmcore.core.files import exclusive
 from rmcore.core.processes import die_with_parent
+from tasks.database import DATABASE_VARIABLE, mlflow_address
 from tasks.home import default_artifact_root, default_tracking_uri, home
-from tasks.local_services import EMBEDDED_PREFECT, HOST, MLFLOW_SERVER, PREFECT_SERVER, START_PAGE, password
+from tasks.local_services import EMBEDDED_PREFECT, MLFLOW_SERVER, PREFECT_SERVER, START_PAGE, password
 from tasks.mlflow_client import alone_with
 from tasks.model_training import ModelTrainingFirst
 
@@ -112,15 +113,21 @@ def prefect_app(address: str) -> Guard:
 
 
 def mlflow_app(address: str) -> Guard:
-    """MLflow's server on the database of this home. Artifacts are read and written as files, not through it.
+    """MLflow's server on the database of this home, or on PostgreSQL.
 
-    What `mlflow server --backend-store-uri … --default-artifact-root … --no-serve-artifacts` does in two processes.
+    On the home's own, artifacts are files that every process reads and writes by itself, as it does without a server.
+    With PostgreSQL, machines may track here that do not see this one's files, so all artifacts go through the server:
+    what `mlflow server --backend-store-uri … --serve-artifacts --artifacts-destination …` does in two processes.
     """
-    from mlflow.server import ARTIFACT_ROOT_ENV_VAR, BACKEND_STORE_URI_ENV_VAR
+    from mlflow import server
     from mlflow.server.handlers import initialize_backend_stores
 
+    shared = os.environ.get(DATABASE_VARIABLE)
     database, artifacts = default_tracking_uri(home()), default_artifact_root(home())
-    os.environ |= {BACKEND_STORE_URI_ENV_VAR: database, ARTIFACT_ROOT_ENV_VAR: artifacts}
+    if shared is not None:
+        os.environ |= {server.SERVE_ARTIFACTS_ENV_VAR: "true", server.ARTIFACTS_DESTINATION_ENV_VAR: artifacts}
+        database, artifacts = mlflow_address(shared), "mlflow-artifacts:/"
+    os.environ |= {server.BACKEND_STORE_URI_ENV_VAR: database, server.ARTIFACT_ROOT_ENV_VAR: artifacts}
     with alone_with(database):
         initialize_backend_stores(database, database, artifacts)
     from mlflow.server.fastapi_app import app
@@ -145,15 +152,16 @@ APPS: dict[str, Callable[[str], Guard]] = {
 
 def main() -> None:
     """Serve until SIGTERM."""
-    name, port = sys.argv[1], int(sys.argv[2])
+    name, address = sys.argv[1:3]
+    host, _, port = address.rpartition(":")
     sockets = None
     if len(sys.argv) > 3:
         die_with_parent(os.getppid())
         sockets = [socket.socket(fileno=int(sys.argv[3]))]
     import uvicorn
 
-    app = APPS[name](f"http://{HOST}:{port}")
-    config = uvicorn.Config(app, host=HOST, port=port, log_level="warning", access_log=False)
+    app = APPS[name](f"http://{address}")
+    config = uvicorn.Config(app, host=host, port=int(port), log_level="warning", access_log=False)
     uvicorn.Server(config).run(sockets)
 
 

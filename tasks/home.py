@@ -27,6 +27,8 @@ PREFECT_PORT = 4200
 MLFLOW_PORT = 5000
 WEBHOOK_VARIABLE = "RM_OPT_WEBHOOK_URL"
 """Environment variable with the address that `rm-opt up` has messages posted to (flows/automations.py): a secret."""
+PROJECT_VARIABLE = "RM_OPT_PROJECT"
+"""Environment variable with the checkout, in a worker: where the runs that it starts find the flows."""
 HOME_FOLDERS = (
     *("given", "mlflow", "prefect", "registrations", "reports"),
     *("scores", "services", "store", "tuning", "unsynced"),

@@ -16,6 +16,7 @@ from rmcore.core.files import exclusive, write_text
 from rmcore.core.processes import marked
 
 HOST = "127.0.0.1"
+"""Where servers listen unless another address of this machine is asked for."""
 START_PAGE = "start-page"
 PREFECT_SERVER = "prefect-server"
 EMBEDDED_PREFECT = "embedded-prefect"
@@ -23,6 +24,8 @@ EMBEDDED_PREFECT = "embedded-prefect"
 MLFLOW_SERVER = "mlflow-server"
 WORKER = "worker"
 WORK_POOL = "rm-opt"
+CELLS_POOL = "rm-opt-cells"
+"""Pool of the cells that `--runner pool` hands out; `rm-opt worker` takes from it, and nobody else."""
 HOME_MARK = "RM_OPT_SERVICES_HOME"
 """Environment variable with the home, in every process that `rm-opt up` starts and in all that those start."""
 START_PAGE_VARIABLE = "RM_OPT_START_PAGE"
@@ -34,7 +37,9 @@ COMMANDS = {
     MLFLOW_SERVER: [*GUARDED_SERVER, MLFLOW_SERVER],
     WORKER: ["-P", "-m", "prefect", "worker", "start", "--pool", WORK_POOL, "--type", "process", "--name", WORK_POOL],
 }
-"""Arguments of Python that start each service, in this order; a server's port comes after them."""
+"""Arguments of Python that start each service, in this order; a server's HOST:PORT comes after them."""
+CLUSTER_PATH = "/cluster"
+"""On the start page: where the servers are, as JSON, for workers of other machines."""
 PASSWORD_BYTES = 32
 PASSWORD = re.compile(r"[A-Za-z0-9_-]{43}")
 """Form of a password from `secrets.token_urlsafe`."""
@@ -75,7 +80,7 @@ def running_services(directory: Path) -> dict[str, Service]:
             continue
         for name, start in COMMANDS.items():
             if command[: len(start)] == start:
-                url = None if name == WORKER else f"http://{HOST}:{command[len(start)]}"
+                url = None if name == WORKER else f"http://{command[len(start)]}"
                 found.setdefault(name, Service(name, process, url))
     return {name: found[name] for name in COMMANDS if name in found}
 

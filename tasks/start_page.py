@@ -16,14 +16,16 @@ import httpx
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from rmcore.reporting.html.index import FILE, run_row, write_index
 from rmcore.reporting.html.page import render_page
 from rmcore.reporting.runs import read_runs
-from tasks.local_services import basic_authorization, password
+from tasks.database import DATABASE_VARIABLE
+from tasks.local_services import CLUSTER_PATH, basic_authorization, password
+from tasks.sharing import SHARED_VARIABLE
 
 REPORTS_PATH = "/reports"
 NEWEST_REPORTS, NEWEST_RUNS = 15, 10
@@ -103,6 +105,12 @@ def start_page_app(directory: Path) -> Starlette:
             asked = {"runs": [], "schedules": [], "trouble": trouble}
         return HTMLResponse(render_page("start.html.j2", values | asked))
 
+    def cluster(request: Request) -> Response:
+        database = "sqlite" if os.environ.get(DATABASE_VARIABLE) is None else "postgresql"
+        shared = os.environ.get(SHARED_VARIABLE) or None
+        places = {"prefect": prefect.ui, "mlflow": os.environ["MLFLOW_TRACKING_URI"]}
+        return JSONResponse({**places, "database": database, "shared": shared})
+
     async def switch(request: Request) -> Response:
         wanted = parse_qs((await request.body()).decode(errors="replace")).get("active")
         if wanted not in (["on"], ["off"]):
@@ -117,6 +125,7 @@ def start_page_app(directory: Path) -> Starlette:
     return Starlette(
         routes=[
             Route("/", start),
+            Route(CLUSTER_PATH, cluster),
             Route("/health", lambda request: PlainTextResponse("ok")),
             Route("/schedules/{deployment}/{schedule}", switch, methods=["POST"]),
             Mount(REPORTS_PATH, StaticFiles(directory=reports)),

@@ -11,7 +11,7 @@ import pytest
 from flows import prefect_client
 from flows.prefect_client import JOB_TEMPLATE
 from rmcore.core.errors import ServiceError
-from tasks.local_services import WORK_POOL
+from tasks.local_services import CELLS_POOL, WORK_POOL
 
 
 @pytest.fixture
@@ -44,14 +44,14 @@ def server():
 
 def test_a_busy_server_is_asked_again(server):
     server.statuses = [503, 503, 200]
-    prefect_client.ensure_work_pool(server.api)
-    assert server.asked == [f"/api/work_pools/{WORK_POOL}"] * 3
+    prefect_client.ensure_work_pools(server.api)
+    assert server.asked == [*[f"/api/work_pools/{WORK_POOL}"] * 3, f"/api/work_pools/{CELLS_POOL}"]
 
 
 def test_one_that_stays_busy_is_named_as_that_and_not_as_another_version(server):
     server.statuses = [503]
     with pytest.raises(ServiceError, match="too busy to answer"):
-        prefect_client.ensure_work_pool(server.api)
+        prefect_client.ensure_work_pools(server.api)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_one_that_stays_busy_is_named_as_that_and_not_as_another_version(server)
 def test_a_refusal_is_not_repeated(server, status, words):
     server.statuses = [status, 200]
     with pytest.raises(ServiceError, match=words):
-        prefect_client.ensure_work_pool(server.api)
+        prefect_client.ensure_work_pools(server.api)
     assert server.statuses == [200]
 
 
@@ -69,11 +69,11 @@ def test_a_refusal_is_not_repeated(server, status, words):
 def test_an_answer_of_something_else_is_named_as_that(server, body):
     server.statuses, server.body = [200], body
     with pytest.raises(ServiceError, match="something else listens there"):
-        prefect_client.ensure_work_pool(server.api)
+        prefect_client.ensure_work_pools(server.api)
 
 
 def test_a_server_that_is_away_is_named():
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     with pytest.raises(ServiceError, match=f"{port}/api does not answer .*down or busy"):
-        prefect_client.ensure_work_pool(f"http://127.0.0.1:{port}/api")
+        prefect_client.ensure_work_pools(f"http://127.0.0.1:{port}/api")

@@ -196,7 +196,7 @@ def server(home, mlflow_server, monkeypatch):
 def own_server(home):
     """MLflow's server as `rm-opt up` starts it."""
     address = f"http://127.0.0.1:{free_port()}"
-    command = [sys.executable, "-P", "-m", "tasks.guarded_server", "mlflow-server", address.rpartition(":")[2]]
+    command = [sys.executable, "-P", "-m", "tasks.guarded_server", "mlflow-server", address.removeprefix("http://")]
     process = subprocess.Popen(command, env=os.environ, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
@@ -319,8 +319,9 @@ class Services:
         """The flow run once it has ended, or once `until()` is true: it is asked at each look."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
+            reached = until()  # first: the run that is given was asked for after that
             run = self.http.get(f"{self.api}/flow_runs/{run_id}").json()
-            if run["state_type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED") or until():
+            if reached or run["state_type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED"):
                 return run
             time.sleep(0.5)
         raise AssertionError(f"the flow run is still {run['state_type']} after {timeout_s} s")

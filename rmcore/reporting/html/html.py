@@ -146,7 +146,7 @@ def _question(results: Results) -> str:
 
 
 def _device_time(stages: Sequence[StageResult]) -> str:
-    """Time of the device that the stages took, and its cost, in one sentence; empty where the time of one is not known."""
+    """Time of the device that the stages took, and its cost, in one sentence; empty where one is not known."""
     seconds = [stage["device_seconds"] for stage in stages]
     known = [one for one in seconds if one is not None]
     if len(known) < len(seconds):

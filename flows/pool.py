@@ -1,0 +1,200 @@
+"""Cells of a matrix on other machines: each is a flow run in a work pool, which workers there take from.
+
+Whoever runs the matrix starts the runs, watches them, and takes the artifacts of a finished cell from the shared store.
+A cell whose worker died is started again, at most twice. Names of attempts are the same in every run of a matrix, so
+one that was killed finds its cells running, or done.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import FlowRunFilter
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.exceptions import ObjectNotFound, TerminationSignal
+from prefect.states import Cancelling
+
+from flows.cell import order
+from flows.console import say
+from flows.prefect_client import prefect_at, workers_online
+from rmcore.core.errors import ConfigError, ServiceError
+from rmcore.study.plan import CellPlan
+from tasks.local_services import CELLS_POOL
+from tasks.sharing import named_store
+
+DEPLOYMENT = "cell/cell"
+MOST_RESTARTS = 2
+"""Of a cell whose worker died; a cell that kills three machines has a reason of its own."""
+POLL_SECONDS = 2.0
+GRACE_SECONDS = 30.0
+"""How long a crashed run is left alone: a worker that was asked to end hands its runs back within this time."""
+PATIENCE_SECONDS = 120.0
+"""Without a server for so long, and with nothing heard of the cells, the matrix ends; the cells go on."""
+MOST_AT_ONCE = 200
+"""Runs that one request asks about, which is the most that Prefect answers."""
+
+
+@dataclass
+class _Watched:
+    """A cell that runs elsewhere."""
+
+    plan: CellPlan
+    attempt: int
+    run: UUID
+    restarts: int = 0
+    crashed_at: float | None = None
+    state: str = "SCHEDULED"
+
+
+@dataclass
+class PoolRunner:
+    """Runs cells in the pool `rm-opt-cells`.
+
+    Args:
+        study: name of the experiment.
+        key: of the matrix; cells of another one are other runs.
+    """
+
+    study: str
+    key: str
+    _watched: dict[str, _Watched] = field(default_factory=dict)
+    _told: str = ""
+
+    def require_workers(self) -> None:
+        """See that somebody is there to take cells, before anything is begun.
+
+        Raises:
+            ConfigError: no store is shared, or no worker is online.
+            ServiceError: Prefect does not answer.
+        """
+        named_store()
+        if not workers_online(CELLS_POOL):
+            raise ConfigError(
+                "no worker takes cells: start `rm-opt worker` on the machines that shall compute, or leave "
+                "--runner pool out to compute here."
+            )
+
+    def ready(self, plans: Sequence[CellPlan]) -> Iterator[tuple[CellPlan, str | None]]:
+        """Give each plan when its cell can be taken from the shared store, or with the reason why it never will.
+
+        Cells that are cached come first. On Ctrl-C or SIGTERM inside, the cells' runs are cancelled.
+
+        Raises:
+            ServiceError: Prefect is away for longer than `PATIENCE_SECONDS`.
+        """
+        yield from ((plan, None) for plan in plans if plan.state == "cached")
+        due = [plan for plan in plans if plan.state != "cached"]
+        if not due:
+            return
+        self.require_workers()
+        try:
+            with prefect_at(None) as client:
+                for plan in due:
+                    attempt, run = self._start(client, plan, 0)
+                    self._watched[plan.cell.label] = _Watched(plan, attempt, run)
+            yield from self._finished()
+        except (KeyboardInterrupt, TerminationSignal, GeneratorExit):
+            self._cancel()
+            raise
+
+    def _start(self, client: SyncPrefectClient, plan: CellPlan, attempt: int) -> tuple[int, UUID]:
+        """Begin the first attempt from `attempt` on that has not ended in vain in an earlier run of the matrix."""
+        try:
+            deployment = client.read_deployment_by_name(DEPLOYMENT).id
+        except ObjectNotFound as error:
+            raise ServiceError(
+                f"Prefect has no deployment {DEPLOYMENT}: run `rm-opt up` of this version once."
+            ) from error
+        made = order(self.study, plan.cell)
+        while True:
+            run = client.create_flow_run_from_deployment(
+                deployment,
+                parameters={"order": made.model_dump(mode="json")},
+                name=plan.cell.label,
+                idempotency_key=f"{self.key}-{plan.cell.label}-{made.prepare_key[:12]}-{attempt}",
+                tags=["rm-opt-cell"],
+            )
+            if run.state is None or not run.state.is_final() or run.state.is_completed():
+                return attempt, run.id
+            attempt += 1
+
+    def _finished(self) -> Iterator[tuple[CellPlan, str | None]]:
+        heard = time.monotonic()
+        while self._watched:
+            over: list[tuple[CellPlan, str | None]] = []
+            try:
+                with prefect_at(None) as client:
+                    runs = self._read(client)
+                    heard = time.monotonic()
+                    for label, one in list(self._watched.items()):
+                        is_over, error = self._judge(client, one, runs.get(one.run))
+                        if is_over:
+                            del self._watched[label]
+                            over.append((one.plan, error))
+                self._tell_counts()
+            except ServiceError as error:
+                if time.monotonic() - heard > PATIENCE_SECONDS:
+                    raise
+                self._tell(f"waiting for Prefect's server: {error}")
+            yield from over
+            if self._watched:
+                time.sleep(POLL_SECONDS)
+
+    def _read(self, client: SyncPrefectClient) -> dict[UUID, FlowRun]:
+        ids = [one.run for one in self._watched.values()]
+        found = [
+            run
+            for start in range(0, len(ids), MOST_AT_ONCE)
+            for run in client.read_flow_runs(
+                flow_run_filter=FlowRunFilter.model_validate({"id": {"any_": ids[start : start + MOST_AT_ONCE]}}),
+                limit=MOST_AT_ONCE,
+            )
+        ]
+        return {run.id: run for run in found}
+
+    def _judge(self, client: SyncPrefectClient, one: _Watched, run: FlowRun | None) -> tuple[bool, str | None]:
+        """Whether a cell's run is over, and what it failed with; one that crashed is started again."""
+        state = None if run is None else run.state
+        if state is None:
+            return True, "its flow run was deleted"
+        one.state = state.type.value
+        if state.is_completed():
+            return True, None
+        if not state.is_crashed():
+            one.crashed_at = None
+            return state.is_final(), _why(state)
+        one.crashed_at = one.crashed_at or time.monotonic()
+        if time.monotonic() - one.crashed_at < GRACE_SECONDS:
+            return False, None
+        if one.restarts == MOST_RESTARTS:
+            return True, f"its worker died {MOST_RESTARTS + 1} times: {_why(state)}"
+        one.restarts, one.crashed_at = one.restarts + 1, None
+        one.attempt, one.run = self._start(client, one.plan, one.attempt + 1)
+        say(f"{one.plan.cell.label:<24} its worker died; started again ({one.restarts} of {MOST_RESTARTS})")
+        return False, None
+
+    def _tell_counts(self) -> None:
+        counts = Counter(one.state for one in self._watched.values())
+        running = counts["RUNNING"]
+        self._tell(
+            f"{running} cell{'' if running == 1 else 's'} running elsewhere, {len(self._watched) - running} waiting"
+        )
+
+    def _tell(self, line: str) -> None:
+        if line != self._told and (self._watched or not self._told):
+            say(line)
+        self._told = line
+
+    def _cancel(self) -> None:
+        """Ask for the end of what runs; it saves first."""
+        with prefect_at(None) as client:
+            for one in self._watched.values():
+                client.set_flow_run_state(one.run, Cancelling(message="the matrix was stopped"))
+        self._watched.clear()
+
+
+def _why(state: State) -> str | None:
+    return " ".join((state.message or f"its flow run ended as {state.name}").split())

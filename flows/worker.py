@@ -1,0 +1,209 @@
+"""A worker of this machine: it takes cells from the server that `rm-opt up` started on another one (`rm-opt worker`).
+
+It is told one address, that of the start page, and learns the others there. What it computes reaches everybody through
+the shared store, so this machine's home is only a cache. A worker that is asked to end (SIGTERM, as before a spot
+machine goes) lets its runs save their state, hands them back, and somebody else continues them.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+from uuid import UUID
+
+import httpx
+import psutil
+
+from rmcore.core.errors import ConfigError, ServiceError
+from rmcore.core.processes import runs as is_running
+from tasks.device import device_slots
+from tasks.execution import SAVING_SECONDS
+from tasks.home import PROJECT_VARIABLE, QUIET_ENVIRONMENT, SAFE_ENVIRONMENT, home, make_home, project_root
+from tasks.local_services import (
+    CELLS_POOL,
+    CLUSTER_PATH,
+    PASSWORD,
+    START_PAGE_VARIABLE,
+    basic_authorization,
+    mlflow_login,
+    password_file,
+)
+from tasks.run_owner import this_machine
+from tasks.sharing import SHARED_VARIABLE, named_store
+
+HEARTBEAT_SECONDS = 30
+"""Between two signs of life of a run, the least that Prefect allows; `flows.automations` looks for them."""
+MOST_ON_SQLITE = 2
+"""Workers that SQLite serves well: with 8 runs at once a step of a run took 90 s there, and 10 s on PostgreSQL."""
+RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What the start page says of the servers beside it."""
+
+    prefect: str
+    mlflow: str
+    database: str
+    shared: str | None
+
+
+def find_cluster(server: str, secret: str) -> Cluster:
+    """Ask the start page where everything is.
+
+    Args:
+        server: its address, as `rm-opt up` printed it.
+        secret: the password of that home's servers.
+
+    Raises:
+        ConfigError: it is no address.
+        ServiceError: nobody answers there, or it refuses the password.
+    """
+    address = server.rstrip("/")
+    if urlsplit(address).scheme not in ("http", "https") or not urlsplit(address).netloc:
+        raise ConfigError(f"--server {server} is no address: write that of the start page, http://HOST:4300.")
+    try:
+        answer = httpx.get(f"{address}{CLUSTER_PATH}", headers=basic_authorization(secret), timeout=20)
+        if answer.status_code == httpx.codes.UNAUTHORIZED:
+            raise ServiceError(
+                f"{address} refuses the password: copy services/password of the home that `rm-opt up` runs in, and "
+                "name it with --password-file."
+            )
+        answer.raise_for_status()
+        return Cluster(**answer.json())
+    except (httpx.HTTPError, ValueError, TypeError) as error:
+        raise ServiceError(
+            f"{address} does not answer as a start page of this version ({error}): see that `rm-opt up --host …` runs "
+            "there and that this machine reaches it."
+        ) from error
+
+
+def read_password(file: Path | None) -> str:
+    """The servers' password: from a file, by default that of this home.
+
+    Raises:
+        ConfigError: the file does not hold one.
+    """
+    path = file or password_file(home())
+    found = path.read_text(encoding="ascii", errors="replace").strip() if path.is_file() else ""
+    if not PASSWORD.fullmatch(found):
+        raise ConfigError(
+            f"{path} holds no password of the servers: copy services/password from the home that `rm-opt up` runs in "
+            "(only you may read it), and name it with --password-file."
+        )
+    return found
+
+
+class Worker:
+    """One worker process of Prefect's, in an environment of ours, and its end."""
+
+    def __init__(self, cluster: Cluster, secret: str, name: str | None, limit: int | None) -> None:
+        self.limit = limit or device_slots()
+        self.name = name or f"{this_machine()}-{os.getpid()}"
+        self.cluster = cluster
+        self.api = f"{cluster.prefect}/api"
+        self.environment = _environment(cluster, secret)
+        os.environ |= self.environment  # for our own requests
+        self._asked = threading.Event()
+
+    def run(self) -> int:
+        """Work until SIGTERM or Ctrl-C, then hand back what could not be finished; the exit status.
+
+        Raises:
+            ConfigError: no store is shared, or another one than the server's.
+            ServiceError: Prefect does not answer, or the worker ended by itself.
+            StoreError: the shared store cannot be used.
+        """
+        make_home(home())
+        named_store()
+        from flows import prefect_client  # imports Prefect
+
+        others = prefect_client.workers_online(CELLS_POOL, self.api)
+        if self.cluster.database == "sqlite" and len(others) >= MOST_ON_SQLITE:
+            print(
+                f"warning: {len(others)} workers are online already, and the server keeps its records in SQLite, where "
+                f"more than {MOST_ON_SQLITE} wait for one another: start it with `rm-opt up --database postgresql://…`.",
+                file=sys.stderr,
+            )
+        before = {number: signal.signal(number, self._hear) for number in (signal.SIGTERM, signal.SIGINT)}
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "prefect", "worker", "start", "--pool", CELLS_POOL, "--type", "process",
+             "--name", self.name, "--limit", str(self.limit)],
+            env=self.environment, stdin=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        print(f"worker      {self.name} takes {self.limit} at a time from {self.cluster.prefect}", flush=True)
+        try:
+            while not self._asked.wait(0.5):
+                if process.poll() is not None:
+                    raise ServiceError(
+                        f"Prefect's worker has ended with status {process.returncode}; its log is above."
+                    )
+            self._end(psutil.Process(process.pid))
+        finally:
+            process.kill()
+            process.wait()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        return 0
+
+    def _hear(self, number: int, frame: object) -> None:
+        self._asked.set()
+
+    def _end(self, worker: psutil.Process) -> None:
+        """Let the runs save and end, then schedule them anew for others."""
+        runs = flow_runs_below(worker)
+        worker.suspend()  # it takes nothing new, and does not report the end of what is handed back
+        for process in runs.values():
+            process.terminate()
+        deadline = time.monotonic() + SAVING_SECONDS
+        while any(map(is_running, runs.values())) and time.monotonic() < deadline:
+            time.sleep(0.1)  # nobody collects them while the worker is suspended, so they cannot be waited for
+        from flows import prefect_client
+
+        handed = [prefect_client.hand_back(run, self.api) for run in runs]
+        print(f"worker      {self.name} ended; handed back: {', '.join(filter(None, handed)) or 'nothing'}", flush=True)
+
+
+def flow_runs_below(worker: psutil.Process) -> dict[UUID, psutil.Process]:
+    """The processes of flow runs that a worker started, by the run."""
+    found: dict[UUID, psutil.Process] = {}
+    for child in sorted(worker.children(recursive=True), key=psutil.Process.create_time):
+        try:
+            run = child.environ().get(RUN_VARIABLE)
+        except psutil.Error:  # it ended meanwhile
+            continue
+        if run:
+            found.setdefault(UUID(run), child)  # its own children inherit the variable, and are younger
+    return found
+
+
+def _environment(cluster: Cluster, secret: str) -> dict[str, str]:
+    given = os.environ.get(SHARED_VARIABLE)
+    if given and cluster.shared and given != cluster.shared:
+        raise ConfigError(
+            f"{SHARED_VARIABLE} is {given} here and {cluster.shared} where the server runs: cells would not arrive. "
+            "Set it to the same address, or unset it here."
+        )
+    shared = given or cluster.shared
+    environment = {
+        **QUIET_ENVIRONMENT,
+        **os.environ,
+        **SAFE_ENVIRONMENT,
+        "RM_OPT_HOME": str(home()),
+        PROJECT_VARIABLE: str(project_root()),
+        "PREFECT_HOME": str(home() / "prefect"),
+        "PREFECT_API_URL": f"{cluster.prefect}/api",
+        "PREFECT_API_AUTH_STRING": secret,
+        "PREFECT_LOGGING_LEVEL": "INFO",
+        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS),
+        "MLFLOW_TRACKING_URI": cluster.mlflow,
+        **mlflow_login(secret),
+        "PYTHONUNBUFFERED": "1",
+    }
+    environment.pop(START_PAGE_VARIABLE, None)
+    return environment if shared is None else environment | {SHARED_VARIABLE: shared}
