@@ -59,8 +59,10 @@ def mlflow_address(address: str) -> str:
 
 def prefect_environment(address: str) -> dict[str, str]:
     """Variables by which Prefect's server keeps its tables in their schema; extensions may lie in `public`."""
+    scheme, _, rest = address.partition("://")
     return {
-        "PREFECT_SERVER_DATABASE_CONNECTION_URL": address.replace("postgresql://", "postgresql+asyncpg://", 1),
+        # asyncpg calls `ssl` what libpq calls `sslmode`; the values are the same.
+        "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"{scheme}+asyncpg://{rest.replace('sslmode=', 'ssl=')}",
         "PREFECT_SERVER_DATABASE_SQLALCHEMY_CONNECT_ARGS_SEARCH_PATH": f"{PREFECT_SCHEMA},public",
     }
 

@@ -326,6 +326,14 @@ class Services:
             time.sleep(0.5)
         raise AssertionError(f"the flow run is still {run['state_type']} after {timeout_s} s")
 
+    def wait_for(self, condition, timeout_s=300):
+        """What `condition()` gives once it is true."""
+        deadline = time.monotonic() + timeout_s
+        while not (found := condition()):
+            assert time.monotonic() < deadline, f"not within {timeout_s} s"
+            time.sleep(0.5)
+        return found
+
     def mlflow_runs(self, study):
         """Runs of a study in MLflow; none where it has no experiment."""
         place = f"{self.mlflow}/api/2.0/mlflow"

@@ -5,7 +5,6 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -38,7 +37,19 @@ class Postgres:
         secret = self.folder / "password"
         secret.write_text(PASSWORD)
         secret.chmod(0o644)
-        self._run("initdb", "-D", self.folder / "data", "-U", USER, "-A", "scram-sha-256", "-E", "UTF8", f"--pwfile={secret}", "-N")
+        self._run(
+            "initdb",
+            "-D",
+            self.folder / "data",
+            "-U",
+            USER,
+            "-A",
+            "scram-sha-256",
+            "-E",
+            "UTF8",
+            f"--pwfile={secret}",
+            "-N",
+        )
         self.start()
         self.environment = {"PGPASSWORD": PASSWORD}
         self._run("createdb", "-h", "127.0.0.1", "-p", self.port, "-U", USER, DATABASE)
@@ -46,7 +57,9 @@ class Postgres:
 
     def start(self) -> None:
         options = f"-p {self.port} -k {self.folder} -h 127.0.0.1 -c fsync=off -c max_connections=200"
-        self._run("pg_ctl", "-D", self.folder / "data", "-o", options, "-l", self.folder / "data" / "log", "-w", "start")
+        self._run(
+            "pg_ctl", "-D", self.folder / "data", "-o", options, "-l", self.folder / "data" / "log", "-w", "start"
+        )
 
     def stop(self) -> None:
         self._run("pg_ctl", "-D", self.folder / "data", "-m", "immediate", "-w", "stop")

@@ -403,9 +403,15 @@ def test_a_trajectory_without_checkpoints_is_refused_before_training(home):
 
 
 @pytest.fixture(scope="module")
-def matrix(services):
-    """A matrix started as the UI does it."""
-    answer = services.trigger(MATRIX, "experiment").raise_for_status().json()
+def chosen(tiny_folder):
+    """The parameters of a matrix of two small cells."""
+    return MATRIX | {"model": str(tiny_folder)}
+
+
+@pytest.fixture(scope="module")
+def matrix(services, chosen):
+    """The run of a matrix that was started as the UI does it."""
+    answer = services.trigger(chosen, "experiment").raise_for_status().json()
     return services.wait(answer["id"], timeout_s=500)
 
 
@@ -413,7 +419,7 @@ def trained(services):
     return {path: path.read_bytes() for path in services.home.glob("store/train/*/MANIFEST.json")}
 
 
-def test_a_matrix_started_in_the_ui_a_command_and_a_schedule_share_their_cells(services, matrix, tmp_path):
+def test_a_matrix_started_in_the_ui_a_command_and_a_schedule_share_their_cells(services, chosen, matrix, tmp_path):
     assert matrix["state_type"] == "COMPLETED", matrix["state"]
     edges = services.edges(matrix["id"])
     cells = {name for name in edges if name.endswith("seed 0") and " of " not in name}
@@ -430,14 +436,15 @@ def test_a_matrix_started_in_the_ui_a_command_and_a_schedule_share_their_cells(s
         assert ("mlflow.runColor" in tags) is (tags["rm.kind"] == "cell")
     before = trained(services)
     assert len(before) >= 2
-    services.flow_command("experiment", "baseline", "--seeds", 1, "--summary", tmp_path / "summary.json")
+    options = ("--seeds", 1, "--model", chosen["model"], "--summary", tmp_path / "summary.json")
+    services.flow_command("experiment", "baseline", *options)
     outcome = json.loads((tmp_path / "summary.json").read_text())
     assert outcome["computed"] == []
     assert outcome["results"]["cost"]["num_cached"] == 2
     deployment = services.deployment("experiment")
     # The server looks for schedules once a minute; asked for it, it plans at once, and the first run is not yet past.
     soon = (datetime.now(UTC) + timedelta(seconds=30)).isoformat()
-    schedule = {"schedule": {"interval": 3600, "anchor_date": soon}, "active": True, "parameters": MATRIX}
+    schedule = {"schedule": {"interval": 3600, "anchor_date": soon}, "active": True, "parameters": chosen}
     place = f"{services.api}/deployments/{deployment['id']}"
     [created] = services.http.post(f"{place}/schedules", json=[schedule]).raise_for_status().json()
     services.http.post(f"{place}/schedule", json={}).raise_for_status()

@@ -1,0 +1,152 @@
+"""Experiments over several machines: each cell once, the same numbers, and nothing lost with a machine."""
+
+import json
+import re
+
+import httpx
+import pytest
+
+from tasks.mlflow_client import connect
+
+pytestmark = pytest.mark.services
+
+
+def outcome_of(command, file):
+    said, _ = command.communicate(timeout=800)
+    assert command.returncode == 0, said
+    return json.loads(file.read_text()), said
+
+
+def numbers(outcome):
+    """Metrics by cell, to the bit."""
+    return {(cell["arm"], cell["seed"]): cell["metrics"] for cell in outcome["results"]["cells"]}
+
+
+def test_the_servers_keep_their_records_in_the_database(cluster):
+    tables = dict(
+        line.split("|")
+        for line in cluster.postgres.sql(
+            "select schemaname, count(*) from pg_tables where schemaname in ('prefect', 'mlflow') group by 1"
+        ).split()
+    )
+    assert int(tables["prefect"]) > 20
+    assert int(tables["mlflow"]) > 20
+    assert not (cluster.home / "prefect" / "prefect.db").exists()
+    assert not (cluster.home / "mlflow" / "mlflow.db").exists()
+    logs = [file.read_text() for file in (cluster.home / "services").glob("*.log")]
+    assert not any(cluster.postgres.environment["PGPASSWORD"] in text for text in [*logs, cluster.printed])
+
+
+@pytest.mark.timeout(1200)
+def test_a_matrix_over_two_workers_of_which_one_loses_its_power_is_whole_and_the_same(cluster, declare, tmp_path):
+    file, summary = declare("spread", seeds=6), tmp_path / "summary.json"
+    one, two = cluster.worker("one"), cluster.worker("two")
+    cluster.wait_for(lambda: all("started!" in machine.said() for machine in (one, two)))
+    command = cluster.begin("experiment", file, "--runner", "pool", "--summary", summary)
+    # In the midst: it has computed some, and computes one.
+    cluster.wait_for(lambda: one.finished("evaluate") >= 2 and list(one.home.glob("store/.wip/train-*/metrics.jsonl")))
+    one.kill()
+    outcome, said = outcome_of(command, summary)
+
+    assert "its worker died; started again (1 of 2)" in said
+    assert outcome["failed"] == []
+    assert len(outcome["computed"]) == 12
+    for stage, number in (("train", 12), ("evaluate", 12)):
+        assert len(list((cluster.folder / "shared").glob(f"manifests/{stage}/*.json"))) == number
+        assert one.finished(stage) + two.finished(stage) == number
+    names = [run["name"] for run in cluster.cells(state={"type": {"any_": ["COMPLETED"]}})]
+    assert len(names) == len(set(names)) == 12
+    [crashed] = [run for run in cluster.cells() if run["state_type"] == "CRASHED"]
+    if cluster.hosts_differ:  # else all are one machine, whose dead runs the next one to start there finds
+        assert "its machine is silent" in crashed["state"]["message"]
+
+    # Every cell of MLflow is there, through the server's own artifact store; so is the report.
+    client = connect(cluster.mlflow.replace("http://", f"http://any:{cluster.password_file.read_text().strip()}@"))
+    [experiment] = client.search_experiments(filter_string="name = 'rm/spread-custom'")
+    assert experiment.artifact_location.startswith("mlflow-artifacts:/")
+    tracked = client.search_runs([experiment.experiment_id], max_results=100)
+    kinds = [run.data.tags["rm.kind"] for run in tracked]
+    assert (kinds.count("matrix"), kinds.count("cell")) == (1, 12)
+    assert {run.info.status for run in tracked} == {"FINISHED"}
+    [parent] = [run for run in tracked if run.data.tags["rm.kind"] == "matrix"]
+    assert "report/report.html" in [found.path for found in client.list_artifacts(parent.info.run_id, "report")]
+
+    # On one machine, without any of this, the same two cells have the same numbers.
+    alone, own = tmp_path / "alone", tmp_path / "own.json"
+    cluster_environment = cluster.environment
+    try:
+        cluster.environment = cluster.inherited | {"RM_OPT_HOME": str(alone)}
+        cluster.rm_opt("experiment", file, "--seeds", 1, "--summary", own)
+    finally:
+        cluster.environment = cluster_environment
+    expected = numbers(json.loads(own.read_text()))
+    assert {cell: numbers(outcome)[cell] for cell in expected} == expected
+
+
+@pytest.mark.timeout(900)
+def test_a_worker_that_is_asked_to_end_hands_its_run_back_and_another_one_continues(cluster, declare, tmp_path):
+    file, summary = declare("handed", seeds=1, steps=400, resume_every_seconds=1), tmp_path / "summary.json"
+    first = cluster.worker("first")
+    cluster.wait_for(lambda: "started!" in first.said())
+    others = [machine for machine in cluster.machines if machine is not first and machine.process.poll() is None]
+    for machine in others:
+        machine.end()
+    command = cluster.begin("experiment", file, "--arms", "low,high", "--runner", "pool", "--summary", summary)
+    states = "store/.wip/train-*/resume/step_*"
+    cluster.wait_for(lambda: list(first.home.glob(states)))
+    first.end()
+    assert re.search(r"first ended; handed back: (low|high) seed 0", first.said())
+    [waiting] = cluster.cells(state={"name": {"any_": ["AwaitingRetry"]}})
+    second = cluster.worker("second")
+    outcome, said = outcome_of(command, summary)
+    assert "its worker died" not in said
+    assert len(outcome["computed"]) == 2
+    assert "resum" in second.said()
+    assert cluster.http.get(f"{cluster.api}/flow_runs/{waiting['id']}").json()["state_type"] == "COMPLETED"
+
+
+def test_without_a_worker_or_a_shared_store_nothing_is_begun(cluster, declare):
+    for machine in cluster.machines:
+        if machine.process.poll() is None:
+            machine.end()
+    cluster.wait_for(lambda: "ONLINE" not in str(cluster.ask("/work_pools/rm-opt-cells/workers/filter", {})))
+    done = cluster.rm_opt("experiment", declare("nobody", seeds=1), "--runner", "pool", check=False)
+    assert done.returncode == 2
+    assert "no worker takes cells: start `rm-opt worker`" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--server", "nowhere"], "is no address: write that of the start page"),
+        (["--server", "http://127.0.0.1:9"], "does not answer as a start page"),
+        (["--server", "START", "--password-file", "WRONG"], "refuses the password: copy services/password"),
+        (["--server", "START", "--password-file", "/dev/null"], "holds no password"),
+    ],
+)
+def test_a_worker_that_cannot_begin_says_why(cluster, tmp_path, words, said):
+    wrong = tmp_path / "password"
+    wrong.write_text("x" * 43)
+    given = [{"START": cluster.start, "WRONG": str(wrong)}.get(word, word) for word in words]
+    if "--password-file" not in given:
+        given += ["--password-file", str(cluster.password_file)]
+    done = cluster.rm_opt("worker", *given, check=False)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_page_says_where_the_servers_are_to_its_owner_only(cluster):
+    assert httpx.get(f"{cluster.start}/cluster", timeout=60).status_code == 401
+    assert cluster.http.get(f"{cluster.start}/cluster").json() == {
+        "prefect": cluster.api.removesuffix("/api"),
+        "mlflow": cluster.mlflow,
+        "database": "postgresql",
+        "shared": cluster.environment["RM_OPT_SHARED"],
+    }
+
+
+def test_a_database_that_services_do_not_use_is_refused_while_they_run(cluster):
+    done = cluster.rm_opt("up", "--database", "sqlite", check=False)
+    assert done.returncode == 2
+    assert "run `rm-opt down` first" in done.stderr

@@ -1,0 +1,90 @@
+"""A study on a real schedule: a look each time, one of them killed, and the decisions of a study that was not."""
+
+import json
+import os
+import shutil
+import signal
+from datetime import UTC, datetime, timedelta
+
+import psutil
+import pytest
+
+from warm_commands import WarmCommands
+
+pytestmark = pytest.mark.services
+LOOKS = [2, 3, 4]
+NIGHT_SECONDS = 40
+"""From one look to the next; a look takes about half of it."""
+
+
+@pytest.fixture
+def nightly(services, tiny_folder):
+    """The shipped deployment with a small study, and a schedule whose nights are short; both as they were after."""
+    found = services.deployment("experiment", "nightly-ablation")
+    place, [schedule] = f"{services.api}/deployments/{found['id']}", found["schedules"]
+    parameters = {"experiment": "curriculum", "size": "smoke", "looks": LOOKS, "take": 1, "model": str(tiny_folder)}
+    assert set(found["parameters"]) == {"experiment", "size", "looks", "take"}
+    services.http.patch(place, json={"parameters": parameters}).raise_for_status()
+    first = datetime.now(UTC) + timedelta(seconds=5)
+    often = {"interval": NIGHT_SECONDS, "anchor_date": first.isoformat()}
+    services.http.patch(
+        f"{place}/schedules/{schedule['id']}", json={"schedule": often, "active": True}
+    ).raise_for_status()
+    services.http.post(f"{place}/schedule", json={}).raise_for_status()
+    yield found["id"]
+    kept = {"schedule": schedule["schedule"], "active": False}
+    services.http.patch(f"{place}/schedules/{schedule['id']}", json=kept).raise_for_status()
+    services.http.patch(place, json={"parameters": found["parameters"]}).raise_for_status()
+
+
+def looks(home):
+    """The looks that are written down."""
+    found = list(home.glob("registrations/curriculum-smoke/*.looks.jsonl"))
+    return [json.loads(line) for file in found for line in file.read_text().splitlines()]
+
+
+def decisions(home):
+    return [(one["num_seeds"], one["open"], [claim["verdict"] for claim in one["claims"]]) for one in looks(home)]
+
+
+def test_a_nightly_study_that_is_killed_decides_what_one_that_was_not_decides(services, nightly, tiny_folder, tmp_path):
+    def nights(*states):
+        wanted = {"deployment_id": {"any_": [nightly]}, "state": {"type": {"any_": list(states)}}}
+        return services.flow_runs(**wanted)
+
+    def is_active():
+        return services.deployment("experiment", "nightly-ablation")["schedules"][0]["active"]
+
+    services.wait_for(lambda: len(looks(services.home)) == 1)
+    # Killed with its cells, when it is in the midst of the second look.
+    [night] = services.wait_for(
+        lambda: [run for run in nights("RUNNING") if any("rm-pid:" in tag for tag in run["tags"])]
+    )
+    [pid] = [int(tag.removeprefix("rm-pid:")) for tag in night["tags"] if tag.startswith("rm-pid:")]
+    services.wait_for(lambda: list(services.home.glob("store/.wip/train-*/metrics.jsonl")))
+    for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
+        os.kill(process.pid, signal.SIGKILL)
+    services.wait_for(lambda: not is_active(), timeout_s=500)
+
+    assert [number for number, *_ in decisions(services.home)] == LOOKS
+    assert looks(services.home)[-1]["open"] == []
+    done = nights("COMPLETED")
+    assert len(done) >= len(LOOKS)
+    [said] = [line for run in done for line in services.logs(run["id"]) if "paused 1 schedule" in line]
+    assert "there is nothing left to look at" in said
+
+    # The same study in one go, from the same cells.
+    alone = tmp_path / "alone"
+    shutil.copytree(services.home / "store", alone / "store")
+    warm = WarmCommands()
+    try:
+        words = ["experiment", "curriculum", "--looks", ",".join(map(str, LOOKS)), "--model", tiny_folder]
+        finished = warm.run(
+            [*words, "--summary", tmp_path / "s.json"], services.environment | {"RM_OPT_HOME": str(alone)}
+        )
+    finally:
+        warm.close()
+    assert finished.returncode == 0, finished.stderr
+    assert json.loads((tmp_path / "s.json").read_text())["computed"] == []
+    assert decisions(alone) == decisions(services.home)
+    assert looks(alone) == looks(services.home)

@@ -1,0 +1,107 @@
+"""Which database services are started with, and what a database must be like."""
+
+import pytest
+
+from postgres import DATABASE, Postgres
+from rmcore.core.errors import ConfigError, ServiceError
+from tasks.database import (
+    DATABASE_VARIABLE,
+    checked_address,
+    chosen_database,
+    make_schemas,
+    mlflow_address,
+    prefect_environment,
+)
+
+
+@pytest.fixture(scope="module")
+def postgres():
+    server = Postgres()
+    yield server
+    server.close()
+
+
+@pytest.fixture(autouse=True)
+def unset(monkeypatch):
+    monkeypatch.delenv(DATABASE_VARIABLE, raising=False)
+
+
+@pytest.mark.parametrize("address", ["postgresql://me@host/runs", "postgresql://host:5433/runs?sslmode=require"])
+def test_an_address_is_taken_as_it_was_given(address):
+    assert checked_address(address) == address
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "runs",
+        "postgresql://",
+        "postgresql://host",
+        "mysql://host/runs",
+        "sqlite:///runs.db",
+        "postgresql+pg8000://h/d",
+    ],
+)
+def test_what_is_no_database_of_postgresql_is_refused(address):
+    with pytest.raises(ConfigError, match="no address of a PostgreSQL database"):
+        checked_address(address)
+
+
+@pytest.mark.parametrize("address", ["postgresql://me:secret@host/runs", "postgresql://host/runs?password=secret"])
+def test_a_password_is_refused_and_not_repeated(address):
+    with pytest.raises(ConfigError, match="holds a password") as error:
+        checked_address(address)
+    assert "secret" not in str(error.value)
+
+
+def test_the_choice_is_kept_until_another_is_made(tmp_path, monkeypatch):
+    folder = tmp_path / "services"
+    folder.mkdir()
+    assert chosen_database(folder, None) is None
+    assert chosen_database(folder, "postgresql://one/runs") == "postgresql://one/runs"
+    assert chosen_database(folder, None) == "postgresql://one/runs"
+    assert all(file.stat().st_mode & 0o077 == 0 for file in folder.iterdir())
+    monkeypatch.setenv(DATABASE_VARIABLE, "postgresql://two/runs")
+    assert chosen_database(folder, None) == "postgresql://two/runs"
+    assert chosen_database(folder, "sqlite") is None
+    monkeypatch.delenv(DATABASE_VARIABLE)
+    assert chosen_database(folder, None) is None
+
+
+def test_each_driver_is_asked_for_encryption_in_its_own_words():
+    asked = "postgresql://h/d?sslmode=require"
+    assert mlflow_address(asked).endswith("?sslmode=require&options=-csearch_path%3Dmlflow")
+    assert (
+        prefect_environment(asked)["PREFECT_SERVER_DATABASE_CONNECTION_URL"] == "postgresql+asyncpg://h/d?ssl=require"
+    )
+
+
+@pytest.mark.services
+def test_both_schemas_are_made_once_and_kept(postgres, monkeypatch):
+    monkeypatch.setenv("PGPASSWORD", postgres.environment["PGPASSWORD"])
+    make_schemas(postgres.address)
+    postgres.sql("create table mlflow.kept (x int)")
+    make_schemas(postgres.address)
+    assert postgres.sql("select count(*) from mlflow.kept").strip() == "0"
+    assert postgres.sql("select to_regnamespace('prefect')").strip() == "prefect"
+
+
+@pytest.mark.services
+def test_a_database_that_cannot_be_used_is_named_with_why(postgres, monkeypatch):
+    monkeypatch.setenv("PGPASSWORD", "wrong")
+    with pytest.raises(ServiceError, match="password authentication failed") as error:
+        make_schemas(postgres.address)
+    assert "PGPASSWORD" in str(error.value)
+    monkeypatch.setenv("PGPASSWORD", postgres.environment["PGPASSWORD"])
+    with pytest.raises(ServiceError, match='database "absent" does not exist'):
+        make_schemas(postgres.address.replace(f"/{DATABASE}", "/absent"))
+    with pytest.raises(ServiceError, match=r"127\.0\.0\.1:9/runs cannot be used .*refused"):
+        make_schemas(f"postgresql://rm@127.0.0.1:9/{DATABASE}")
+    postgres.sql("create database old encoding 'SQL_ASCII' lc_collate 'C' lc_ctype 'C' template template0")
+    with pytest.raises(ServiceError, match=r"keeps texts as SQL_ASCII.*createdb --encoding UTF8"):
+        make_schemas(postgres.address.replace(f"/{DATABASE}", "/old"))
+    postgres.sql("create role reader login password 'secret-of-the-database'")
+    postgres.sql("create database theirs")
+    with pytest.raises(ServiceError, match="permission denied"):
+        make_schemas(postgres.address.replace("rm@", "reader@").replace(f"/{DATABASE}", "/theirs"))
