@@ -105,9 +105,8 @@ def main() -> None:
     parser.add_argument("--database", default=SQLITE, help="postgresql://USER@HOST/DATABASE, or sqlite")
     parser.add_argument("--lifecycles", nargs="+", type=int, default=[1, 8, 32])
     given = parser.parse_args()
-    print(
-        "| database | lifecycles at once | seconds | median of one | slowest | errors |\n| --- | ---: | ---: | ---: | ---: | ---: |"
-    )
+    print("| database | lifecycles at once | seconds | median of one | slowest | errors |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: |")
     for row in measure(given.lifecycles, checked_address(given.database)):
         each = sorted(row["each"])
         print(

@@ -85,7 +85,8 @@ def test_a_matrix_over_two_workers_of_which_one_loses_its_power_is_whole_and_the
 
 @pytest.mark.timeout(900)
 def test_a_worker_that_is_asked_to_end_hands_its_run_back_and_another_one_continues(cluster, declare, tmp_path):
-    file, summary = declare("handed", seeds=1, steps=400, resume_every_seconds=1), tmp_path / "summary.json"
+    long = {"steps": 1500, "eval_every": 500, "log_every": 100, "early_stopping_patience": None}
+    file, summary = declare("handed", seeds=1, **long, resume_every_seconds=1), tmp_path / "summary.json"
     first = cluster.worker("first")
     cluster.wait_for(lambda: "started!" in first.said())
     others = [machine for machine in cluster.machines if machine is not first and machine.process.poll() is None]
