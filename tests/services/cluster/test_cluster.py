@@ -37,6 +37,13 @@ def test_the_servers_keep_their_records_in_the_database(cluster):
     assert not any(cluster.postgres.environment["PGPASSWORD"] in text for text in [*logs, cluster.printed])
 
 
+def test_without_a_worker_nothing_is_begun(cluster, declare):
+    done = cluster.rm_opt("experiment", declare("nobody", seeds=1), "--runner", "pool", check=False)
+    assert done.returncode == 2
+    assert "no worker takes cells: start `rm-opt worker`" in done.stderr
+    assert cluster.cells() == []
+
+
 @pytest.mark.timeout(1200)
 def test_a_matrix_over_two_workers_of_which_one_loses_its_power_is_whole_and_the_same(cluster, declare, tmp_path):
     file, summary = declare("spread", seeds=6), tmp_path / "summary.json"
@@ -104,16 +111,6 @@ def test_a_worker_that_is_asked_to_end_hands_its_run_back_and_another_one_contin
     assert len(outcome["computed"]) == 2
     assert "resum" in second.said()
     assert cluster.http.get(f"{cluster.api}/flow_runs/{waiting['id']}").json()["state_type"] == "COMPLETED"
-
-
-def test_without_a_worker_or_a_shared_store_nothing_is_begun(cluster, declare):
-    for machine in cluster.machines:
-        if machine.process.poll() is None:
-            machine.end()
-    cluster.wait_for(lambda: "ONLINE" not in str(cluster.ask("/work_pools/rm-opt-cells/workers/filter", {})))
-    done = cluster.rm_opt("experiment", declare("nobody", seeds=1), "--runner", "pool", check=False)
-    assert done.returncode == 2
-    assert "no worker takes cells: start `rm-opt worker`" in done.stderr
 
 
 @pytest.mark.parametrize(
