@@ -19,6 +19,7 @@ from uuid import UUID
 import httpx
 import psutil
 
+from rmcore.core.child_process import StageServer
 from rmcore.core.errors import ConfigError, ServiceError
 from rmcore.core.processes import runs as is_running
 from tasks.device import device_slots
@@ -130,11 +131,15 @@ class Worker:
                 f"more than {MOST_ON_SQLITE} wait for one another: start it with `rm-opt up --database postgresql://…`.",
                 file=sys.stderr,
             )
+        with StageServer(self.environment) as stages:
+            return self._work(self.environment | stages.variable)
+
+    def _work(self, environment: dict[str, str]) -> int:
         before = {number: signal.signal(number, self._hear) for number in (signal.SIGTERM, signal.SIGINT)}
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "prefect", "worker", "start", "--pool", CELLS_POOL, "--type", "process",
              "--name", self.name, "--limit", str(self.limit)],
-            env=self.environment, stdin=subprocess.DEVNULL, start_new_session=True,
+            env=environment, stdin=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         print(f"worker      {self.name} takes {self.limit} at a time from {self.cluster.prefect}", flush=True)
         try:

@@ -2,7 +2,8 @@
 
 Those imports take five seconds of a core, each stage runs in a process of its own, and a pipeline has five of them.
 `ForkedProcess` is what `subprocess.Popen` would be for `python -m MODULE SPEC.json`; the server below it,
-`python -m rmcore.core.child_process`, lives as long as the process that asked for the first one.
+`python -m rmcore.core.child_process`, lives as long as the process that asked for the first one. Where many short
+programs follow one another, whoever starts them may keep a `StageServer` for all of them.
 
 The server imports libraries only. A child imports rmcore itself, so that what was edited since the last one is what
 runs, as the key of a stage's artifact says.
@@ -10,6 +11,7 @@ runs, as the key of a stage's artifact says.
 
 import contextlib
 import gc
+import hashlib
 import importlib
 import json
 import os
@@ -18,10 +20,12 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import traceback
 import weakref
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -46,11 +50,18 @@ LIBRARIES = (
 )
 LATE = ("RM_OPT_", "CUDA_VISIBLE_DEVICES", "PREFECT_", "MLFLOW_", "PYTEST_")
 """How variables begin that no library reads while it is imported: children that differ in them share a server."""
+SERVER_VARIABLE = "RM_OPT_STAGE_SERVER"
+"""Environment variable with the socket of a `StageServer`, for programs that would start a server of their own."""
+GREETING_SECONDS = 5.0
+IMPORT_SECONDS = 120.0
+"""How long a program waits for a `StageServer` that still imports, on a busy machine: it would have to import, too."""
 MOST_DESCRIPTORS = 5
 """Descriptors of one request: the socket, the pipe, the log, and two to show progress on."""
 WARM = sys.platform == "linux"
 """Elsewhere a process that has loaded such libraries must not continue after a fork: each child imports them anew."""
 
+_SERVER = (sys.executable, "-P", "-m", "rmcore.core.child_process")
+_WELCOME = b"\x01"
 _servers: dict[frozenset[tuple[str, str]], "_ForkServer"] = {}
 _starting = threading.Lock()
 _running: "weakref.WeakSet[ForkedProcess]" = weakref.WeakSet()
@@ -128,11 +139,15 @@ class _ForkServer:
     """The end of a server that asks; the server ends when this end is closed, at the latest with this process."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
+        kept = _connect(environment)
+        if kept is not None:
+            self._control = kept
+            return
         self._control, theirs = socket.socketpair()
         with theirs:
             # -P: a file of the user's current folder must not be imported in place of a library.
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "rmcore.core.child_process", str(theirs.fileno())],
+                [*_SERVER, "serve", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,  # whoever needs a library that cannot be imported says so in its log
@@ -153,6 +168,73 @@ class _ForkServer:
         socket.send_fds(self._control, [b"\n"], descriptors)
 
 
+class StageServer:
+    """A server for all programs that are started with `environment`; as a context, it ends with the block.
+
+    Programs whose variables differ from its own in what libraries read get servers of their own, as without it.
+
+    Args:
+        environment: variables of the programs; `variable` belongs to them, too.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = dict(environment)
+
+    @property
+    def variable(self) -> dict[str, str]:
+        """The variable by which programs find it."""
+        return {SERVER_VARIABLE: f"{self._place.name}/s"}
+
+    def __enter__(self) -> "StageServer":
+        self._place = tempfile.TemporaryDirectory(prefix="rm-opt-stages-")  # mode 0700; short: sockets allow 107 bytes
+        self._life, theirs = socket.socketpair()
+        with theirs, socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(self.variable[SERVER_VARIABLE])
+            listener.listen()
+            self._process = subprocess.Popen(
+                [*_SERVER, "listen", str(theirs.fileno()), str(listener.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=self._environment,
+                pass_fds=(theirs.fileno(), listener.fileno()),
+                start_new_session=True,
+            )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._life.close()
+        self._process.wait()
+        self._place.cleanup()
+
+
+def _connect(environment: Mapping[str, str]) -> socket.socket | None:
+    """Connect to the server that the environment names; None where it names none, or that one is gone or another's."""
+    address = environment.get(SERVER_VARIABLE)
+    if address is None:
+        return None
+    control = socket.socket(socket.AF_UNIX)
+    control.settimeout(IMPORT_SECONDS)
+    try:
+        control.connect(address)
+        control.sendall(_digest(environment))
+        if control.recv(1) == _WELCOME:
+            control.settimeout(None)
+            return control
+    except OSError:
+        pass
+    control.close()
+    return None
+
+
+def _digest(environment: Mapping[str, str]) -> bytes:
+    return hashlib.sha256(repr(sorted(_read_by_libraries(environment))).encode()).digest()
+
+
+def _read_by_libraries(environment: Mapping[str, str]) -> frozenset[tuple[str, str]]:
+    return frozenset(item for item in environment.items() if not item[0].startswith(LATE))
+
+
 def terminate_forked() -> None:
     """Ask all forked children of this process to save and end; whoever waits for them continues waiting."""
     for process in list(_running):
@@ -165,20 +247,23 @@ def start_server(environment: Mapping[str, str]) -> None:
 
 
 def _server(environment: Mapping[str, str]) -> _ForkServer:
-    read = frozenset(item for item in environment.items() if not item[0].startswith(LATE))
+    read = _read_by_libraries(environment)
     with _starting:
         if read not in _servers or not _servers[read].runs():
             _servers[read] = _ForkServer(environment)
         return _servers[read]
 
 
-def serve(control: socket.socket) -> None:
+def serve(control: socket.socket, listener: socket.socket | None = None) -> None:
     """Fork a process for each request until the other end of `control` is closed.
+
+    Whoever connects to `listener` and has the same environment may ask, too, until it closes its end.
 
     Children that still run then are asked to end by the kernel (`die_with_parent`), so they save first.
     """
     # Ctrl-C in a terminal is for the children, which save and end, and for whoever waits for them.
     interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    digest = _digest(os.environ)  # before libraries write into it
     if WARM:
         # Nothing of what an import makes is garbage, and looking for it takes a tenth of its time; frozen, it is not
         # looked through in any child either, so that their memory stays shared.
@@ -188,34 +273,85 @@ def serve(control: socket.socket) -> None:
                 importlib.import_module(library)
         gc.freeze()
         gc.enable()
-    ended, wake = socket.socketpair()
-    wake.setblocking(False)
-    signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda number, frame: None)
-    waiters: dict[int, socket.socket] = {}  # by pid; none of these is collected, so no pid is given to another process
-    leaving: set[int] = set()
-    with selectors.DefaultSelector() as selector:
-        selector.register(control, selectors.EVENT_READ)
-        selector.register(ended, selectors.EVENT_READ)
-        while True:
-            for key, _ in selector.select():
-                if key.fileobj is control:
-                    message, descriptors, _flags, _address = socket.recv_fds(control, 1, MOST_DESCRIPTORS)
-                    if not message:
-                        return
-                    pid, waiter = _fork(descriptors, interrupted, [control, ended, wake, *waiters.values()])
-                    waiters[pid] = waiter
-                    selector.register(waiter, selectors.EVENT_READ, pid)
-                elif key.fileobj is ended:
-                    ended.recv(4096)
-                    _tell_ended(waiters)
-                else:  # who waited knows the status, or has gone before there was one
-                    selector.unregister(key.fileobj)
-                    waiters.pop(key.data).close()
-                    leaving.add(key.data)
-                    if _status(key.data) is None:
-                        os.kill(key.data, signal.SIGTERM)
-            leaving = {pid for pid in leaving if os.waitpid(pid, os.WNOHANG) == (0, 0)}
+    _Serving(control, listener, digest, interrupted).run()
+
+
+class _Serving:
+    """The loop of a server: who asks, who waits, and whose children still run."""
+
+    def __init__(self, control: socket.socket, listener: socket.socket | None, digest: bytes, interrupted: Any) -> None:
+        self.control, self.listener, self.digest, self.interrupted = control, listener, digest, interrupted
+        self.ended, self.wake = socket.socketpair()
+        self.wake.setblocking(False)
+        signal.set_wakeup_fd(self.wake.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        self.asking: set[socket.socket] = set()
+        # By pid; none of these is collected, so no pid is given to another process.
+        self.waiters: dict[int, socket.socket] = {}
+        self.leaving: set[int] = set()
+
+    def run(self) -> None:
+        """Answer until the other end of `control` is closed."""
+        with selectors.DefaultSelector() as selector:
+            self.selector = selector
+            selector.register(self.ended, selectors.EVENT_READ, self._child_ended)
+            self._add_asker(self.control)
+            if self.listener is not None:
+                selector.register(self.listener, selectors.EVENT_READ, self._somebody_connects)
+            while self.control in self.asking:
+                for key, _ in selector.select():
+                    key.data()
+                self.leaving = {pid for pid in self.leaving if os.waitpid(pid, os.WNOHANG) == (0, 0)}
+
+    def _add_asker(self, asker: socket.socket) -> None:
+        self.asking.add(asker)
+        self.selector.register(asker, selectors.EVENT_READ, partial(self._asked, asker))
+
+    def _somebody_connects(self) -> None:
+        assert self.listener is not None  # noqa: S101 - else it is not registered
+        if (connected := _welcome(self.listener, self.digest)) is not None:
+            self._add_asker(connected)
+
+    def _asked(self, asker: socket.socket) -> None:
+        message, descriptors, _flags, _address = socket.recv_fds(asker, 1, MOST_DESCRIPTORS)
+        if not message:  # whoever waits for its children has gone with it, of which their own sockets tell
+            self.asking.remove(asker)
+            self.selector.unregister(asker)
+            asker.close()
+            return
+        listening = [] if self.listener is None else [self.listener]
+        own = [self.ended, self.wake, *listening, *self.asking, *self.waiters.values()]
+        pid, waiter = _fork(descriptors, self.interrupted, own)
+        self.waiters[pid] = waiter
+        self.selector.register(waiter, selectors.EVENT_READ, partial(self._waiter_left, pid))
+
+    def _child_ended(self) -> None:
+        self.ended.recv(4096)
+        _tell_ended(self.waiters)
+
+    def _waiter_left(self, pid: int) -> None:
+        """Forget a child whose waiter knows the status, or has gone before there was one."""
+        waiter = self.waiters.pop(pid)
+        self.selector.unregister(waiter)
+        waiter.close()
+        self.leaving.add(pid)
+        if _status(pid) is None:
+            os.kill(pid, signal.SIGTERM)
+
+
+def _welcome(listener: socket.socket, digest: bytes) -> socket.socket | None:
+    """Take a connection from a program whose libraries would read the same variables; None: it is another one."""
+    connected, _ = listener.accept()
+    connected.settimeout(GREETING_SECONDS)
+    try:
+        if connected.recv(64) == digest:
+            connected.sendall(_WELCOME)
+            connected.settimeout(None)
+            return connected
+    except OSError:
+        pass
+    connected.close()
+    return None
 
 
 def _fork(descriptors: list[int], interrupted: Any, server_only: list[socket.socket]) -> tuple[int, socket.socket]:
@@ -287,5 +423,5 @@ def _become_child(server: int, interrupted: Any, request: int, log: int, *progre
 
 
 if __name__ == "__main__":
-    with socket.socket(fileno=int(sys.argv[1])) as _control:
-        serve(_control)
+    with socket.socket(fileno=int(sys.argv[2])) as _control:
+        serve(_control, socket.socket(fileno=int(sys.argv[3])) if sys.argv[1] == "listen" else None)

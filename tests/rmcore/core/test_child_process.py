@@ -15,7 +15,8 @@ import psutil
 import pytest
 
 from rmcore.core import child_process as fork_server
-from rmcore.core.child_process import ForkedProcess, terminate_forked
+from rmcore.core.child_process import ForkedProcess, StageServer, terminate_forked
+from rmcore.core.processes import runs as is_running
 from rmcore.stages.run import DELIBERATE_ERROR, ERROR_FILE, INTERRUPTED
 
 LONG = {"data": {"gold": {"num_prompts": 200_000, "pairs_per_prompt": 64}}}
@@ -25,16 +26,17 @@ LONG = {"data": {"gold": {"num_prompts": 200_000, "pairs_per_prompt": 64}}}
 def start(tmp_path):
     """Starts a stage; its output goes to `tmp_path / "log"`."""
 
-    def start(settings=None, stage="prepare", progress=(), **variables):
+    def start(settings=None, stage="prepare", progress=(), out="out", **variables):
         spec = {
             "stage": stage,
             "settings": {"seed": 0, "data": {}} | (settings or {}),
             "upstream": {},
-            "out": str(tmp_path / "out"),
+            "out": str(tmp_path / out),
         }
-        (tmp_path / "spec.json").write_text(json.dumps(spec))
+        place = tmp_path / f"spec-{out}.json"
+        place.write_text(json.dumps(spec))
         with (tmp_path / "log").open("w") as log:
-            return ForkedProcess("rmcore.stages.run", tmp_path / "spec.json", log, os.environ | variables, progress)
+            return ForkedProcess("rmcore.stages.run", place, log, os.environ | variables, progress)
 
     return start
 
@@ -86,6 +88,46 @@ def test_forks_of_a_process_share_the_server_that_it_started(start, tmp_path):
     with os.fdopen(reading) as told:
         assert int(told.read()) == here.pid
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+CLIENT = """
+import json, os, sys
+from pathlib import Path
+from rmcore.core.child_process import ForkedProcess
+with open(os.devnull, "w") as log:
+    process = ForkedProcess("rmcore.stages.run", Path(sys.argv[1]), log, os.environ)
+print(process._pid, flush=True)
+sys.exit(process.wait())
+"""
+
+
+@pytest.mark.slow
+def test_programs_share_a_server_that_is_kept_for_them_and_each_takes_its_own_stages_along(start, tmp_path):
+    environment = os.environ | {"OMP_NUM_THREADS": "5"}  # what no server of these tests has been started with
+    with StageServer(environment) as kept:
+        assert Path(kept.variable[fork_server.SERVER_VARIABLE]).parent.stat().st_mode & 0o077 == 0
+        mine = start(LONG, OMP_NUM_THREADS="5", **kept.variable)
+        assert server_of(mine).pid == kept._process.pid
+        spec = json.loads((tmp_path / "spec-out.json").read_text()) | {"out": str(tmp_path / "theirs")}
+        (tmp_path / "theirs.json").write_text(json.dumps(spec))
+        command = [sys.executable, "-c", CLIENT, str(tmp_path / "theirs.json")]
+        other = subprocess.Popen(command, env=environment | kept.variable, stdout=subprocess.PIPE, text=True)
+        theirs = psutil.Process(int(other.stdout.readline()))
+        assert theirs.parent().pid == kept._process.pid
+        # Another variable that libraries read: a server of its own, as without this one.
+        differs = start(out="differs", OMP_NUM_THREADS="6", **kept.variable)
+        assert server_of(differs).pid != kept._process.pid
+        assert differs.wait() == 0
+        other.kill()
+        other.communicate()
+        psutil.wait_procs([theirs], timeout=60)
+        assert not is_running(theirs)
+        with pytest.raises(TimeoutError):
+            mine.wait(0.01)
+    assert mine.wait() < 0  # with the server
+    assert not Path(kept.variable[fork_server.SERVER_VARIABLE]).exists()
+    alone = start(out="alone", OMP_NUM_THREADS="5", **kept.variable)  # it is gone: nobody needs it
+    assert alone.wait() == 0
 
 
 def test_all_stages_of_a_process_can_be_asked_to_end(start, tmp_path):
