@@ -174,6 +174,9 @@ def up(
             metavar="ADDRESS", help="Listen on this address of the machine, for workers on others (unencrypted)."
         ),
     ] = "127.0.0.1",
+    stay: Annotated[
+        bool, typer.Option("--stay", help="Stay until Ctrl-C or SIGTERM, then end what was started: for containers.")
+    ] = False,
 ) -> None:
     """Start Prefect, its worker and MLflow on this machine, and deploy the flows.
 
@@ -187,6 +190,8 @@ def up(
             prefect_port, mlflow_port, start_port, host=host, database=database, tell=partial(print, flush=True)
         )
     )
+    if stay:
+        services.stay()
 
 
 @app.command()
@@ -195,7 +200,8 @@ def worker(
         str, typer.Option(help="Start page of the machine where `rm-opt up --host …` runs: http://HOST:4300.")
     ],
     password_file: Annotated[
-        Path | None, typer.Option(help="Copy of services/password of that machine's home; default: this home's own.")
+        Path | None,
+        typer.Option(help="Copy of services/password of that machine's home; default: $RM_OPT_PASSWORD_FILE."),
     ] = None,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Take so many cells at a time; default: the slots of the device.")
@@ -209,9 +215,10 @@ def worker(
 
     Example: rm-opt worker --server http://10.0.0.5:4300 --password-file head-password
     """
-    from flows.worker import Worker, find_cluster, read_password
+    from flows.worker import Worker, find_cluster
+    from tasks import local_services
 
-    secret = read_password(password_file)
+    secret = local_services.read_password(password_file or local_services.password_file(home()))
     return Worker(find_cluster(server, secret), secret, name, limit).run()
 
 

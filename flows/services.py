@@ -11,9 +11,11 @@ while its server starts: `status` answers at once.
 import contextlib
 import errno
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -61,6 +63,7 @@ from tasks.local_services import (
 
 HEALTH_PATHS = {START_PAGE: "/health", PREFECT_SERVER: "/api/health", MLFLOW_SERVER: "/health"}
 POLL_SECONDS = 0.25
+STAY_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -366,6 +369,25 @@ class _Starter:
         if done.returncode:
             raise ServiceError(f"{self.root / 'prefect.yaml'} could not be deployed. {tail(log)}")
         self.tell(f"{'flows':<15} deployed in {time.monotonic() - began:.0f} s")
+
+
+def stay() -> None:
+    """Wait for Ctrl-C or SIGTERM, and end the services then.
+
+    Raises:
+        ServiceError: one of them has ended by itself; the others are ended, too.
+    """
+    asked = threading.Event()
+    before = {number: signal.signal(number, lambda *_: asked.set()) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        while not asked.wait(STAY_SECONDS):
+            gone = [name for name in COMMANDS if name not in running_services(home())]
+            if gone:
+                raise ServiceError(f"{' and '.join(gone)} ended by itself. {tail(log_file(home(), gone[0]))}")
+    finally:
+        down()
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def down() -> list[str]:

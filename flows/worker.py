@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from urllib.parse import urlsplit
 from uuid import UUID
 
@@ -28,11 +27,9 @@ from tasks.home import PROJECT_VARIABLE, QUIET_ENVIRONMENT, SAFE_ENVIRONMENT, ho
 from tasks.local_services import (
     CELLS_POOL,
     CLUSTER_PATH,
-    PASSWORD,
     START_PAGE_VARIABLE,
     basic_authorization,
     mlflow_login,
-    password_file,
 )
 from tasks.run_owner import this_machine
 from tasks.sharing import SHARED_VARIABLE, named_store
@@ -82,22 +79,6 @@ def find_cluster(server: str, secret: str) -> Cluster:
             f"{address} does not answer as a start page of this version ({error}): see that `rm-opt up --host …` runs "
             "there and that this machine reaches it."
         ) from error
-
-
-def read_password(file: Path | None) -> str:
-    """The servers' password: from a file, by default that of this home.
-
-    Raises:
-        ConfigError: the file does not hold one.
-    """
-    path = file or password_file(home())
-    found = path.read_text(encoding="ascii", errors="replace").strip() if path.is_file() else ""
-    if not PASSWORD.fullmatch(found):
-        raise ConfigError(
-            f"{path} holds no password of the servers: copy services/password from the home that `rm-opt up` runs in "
-            "(only you may read it), and name it with --password-file."
-        )
-    return found
 
 
 class Worker:

@@ -5,6 +5,7 @@ carries its home in its environment, which its descendants inherit, and its comm
 """
 
 import base64
+import os
 import re
 import secrets
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import psutil
 
+from rmcore.core.errors import ConfigError
 from rmcore.core.files import exclusive, write_text
 from rmcore.core.processes import marked
 
@@ -40,6 +42,8 @@ COMMANDS = {
 """Arguments of Python that start each service, in this order; a server's HOST:PORT comes after them."""
 CLUSTER_PATH = "/cluster"
 """On the start page: where the servers are, as JSON, for workers of other machines."""
+PASSWORD_VARIABLE = "RM_OPT_PASSWORD_FILE"  # noqa: S105 - its name
+"""Environment variable with the file of the password, where it is not the home's own: a mounted secret, for example."""
 PASSWORD_BYTES = 32
 PASSWORD = re.compile(r"[A-Za-z0-9_-]{43}")
 """Form of a password from `secrets.token_urlsafe`."""
@@ -103,13 +107,20 @@ def known_addresses(directory: Path) -> dict[str, str]:
 
 
 def password_file(directory: Path) -> Path:
-    """Where the password of this home's servers lies."""
-    return services_folder(directory) / "password"
+    """Where the password of this home's servers lies: in it, or where `RM_OPT_PASSWORD_FILE` says."""
+    named = os.environ.get(PASSWORD_VARIABLE)
+    return Path(named) if named else services_folder(directory) / "password"
 
 
 def password(directory: Path) -> str:
-    """The password of this home's servers, made by the first call in a file that only its owner may read."""
+    """The password of this home's servers, made by the first call in a file that only its owner may read.
+
+    Raises:
+        ConfigError: `RM_OPT_PASSWORD_FILE` names a file that holds none; such a file is never written.
+    """
     path = password_file(directory)
+    if PASSWORD_VARIABLE in os.environ:
+        return read_password(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.parent.chmod(0o700)
     with exclusive(path.with_name("password.lock")):
@@ -118,6 +129,22 @@ def password(directory: Path) -> str:
             known = secrets.token_urlsafe(PASSWORD_BYTES)
             write_text(path, known + "\n", mode=0o600)
     return known
+
+
+def read_password(path: Path) -> str:
+    """The password that a file holds.
+
+    Raises:
+        ConfigError: it holds none.
+    """
+    found = path.read_text(encoding="ascii", errors="replace").strip() if path.is_file() else ""
+    if not PASSWORD.fullmatch(found):
+        raise ConfigError(
+            f"{path} holds no password of the servers. On a worker's machine it is a copy of services/password from "
+            "the home that `rm-opt up` runs in, which only you may read; a new one comes from "
+            "python -c 'import secrets; print(secrets.token_urlsafe(32))'."
+        )
+    return found
 
 
 def mlflow_login(secret: str) -> dict[str, str]:
