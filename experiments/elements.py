@@ -2,7 +2,8 @@
 
 import difflib
 import hashlib
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
@@ -85,6 +86,10 @@ class Hypothesis(Declared):
         return self
 
 
+MOST_WIDENINGS = 2
+"""Times that an arm's range is continued on a side where its best trial is the last one."""
+
+
 class Tuning(Declared):
     """Tune one setting of each arm before its cells run, with as many trials for each."""
 
@@ -111,9 +116,37 @@ class Tuning(Declared):
         few trials cannot fall together.
         """
         low, high = self.ranges[arm]
-        digest = hashlib.sha256(f"{self.setting} {arm} {self.trials}".encode()).digest()
-        shares = (np.arange(self.trials) + np.random.default_rng(list(digest)).random(self.trials)) / self.trials
-        ends = [low, *(low * (high / low) ** (part / self.trials) for part in range(1, self.trials)), high]
+        return self._one_in_each(low, high, self.trials, f"{self.setting} {arm} {self.trials}")
+
+    def beyond(self, arm: str, tried: Collection[float], best: float) -> list[float]:
+        """The trials to add where the best one is the first or the last: the optimum may lie outside.
+
+        Half as many parts of the same width follow on that side, at most `MOST_WIDENINGS` times. With fewer than three
+        trials the best one is always at an edge, which says nothing.
+
+        Args:
+            arm: which one.
+            tried: all values so far.
+            best: the best of them.
+
+        Returns:
+            More values, fixed by these alone; none where the best lies inside, or the range was widened often enough.
+        """
+        low, high = self.ranges[arm]
+        added = math.ceil(self.trials / 2)
+        above, below = sum(value >= high for value in tried), sum(value < low for value in tried)
+        is_inside = best not in (min(tried), max(tried))
+        if self.trials < 3 or is_inside or (above + below) // added >= MOST_WIDENINGS:
+            return []
+        part = (high / low) ** (1 / self.trials)
+        start = high * part**above if best == max(tried) else low / part ** (below + added)
+        named = f"{self.setting} {arm} {self.trials} {above} {below} {best == max(tried)}"
+        return self._one_in_each(start, start * part**added, added, named)
+
+    def _one_in_each(self, low: float, high: float, parts: int, named: str) -> list[float]:
+        digest = hashlib.sha256(named.encode()).digest()
+        shares = (np.arange(parts) + np.random.default_rng(list(digest)).random(parts)) / parts
+        ends = [low, *(low * (high / low) ** (part / parts) for part in range(1, parts)), high]
         return [
             _rounded(low * (high / low) ** float(share), ends[part], ends[part + 1])
             for part, share in enumerate(shares)

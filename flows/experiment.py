@@ -224,12 +224,17 @@ class Matrix:
         if not plan.trials:
             outcomes, handed = self._run_looks(runner, plan, {})
             return outcomes, {}, handed
-        self.trials = runner.run(plan.trials, "trials")
         after: dict[str, list[Any]] = {}
-        for trial, future in zip(plan.trials, runner.handed, strict=True):
-            after.setdefault(trial.cell.arm, []).append(future)
-        failed = {label: outcome.error for label, outcome in self.trials.items() if outcome.error}
-        resolved = make_plan(self.declared, self.store, home(), measure=False, failed=frozenset(failed))
+        resolved, due = plan, list(plan.trials)
+        while due:  # more of them where the best one is at an edge of its range
+            self.trials |= runner.run(due, "trials")
+            for trial, future in zip(due, runner.handed, strict=True):
+                after.setdefault(trial.cell.arm, []).append(future)
+            failed = frozenset(label for label, outcome in self.trials.items() if outcome.error)
+            resolved = make_plan(self.declared, self.store, home(), measure=False, failed=failed)
+            due = [trial for trial in resolved.trials if trial.cell.label not in self.trials]
+            for arm in dict.fromkeys(trial.cell.arm for trial in due):
+                say(f"{arm}: its best trial is at an edge of the range, so trials beyond it follow")
         outcomes, handed = self._run_looks(runner, resolved, after)
         return outcomes, resolved.tuned, handed
 

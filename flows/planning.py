@@ -5,7 +5,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import ValidationError
+
 from experiments.arms import Arm
+from experiments.elements import Tuning
 from experiments.schema import TUNING_SEED, Experiment
 from rmcore.config.changes import change_config
 from rmcore.config.pipeline import PipelineConfig
@@ -121,13 +124,42 @@ def plan_run(config: PipelineConfig, store: Store, home: Path) -> tuple[CellPlan
 
 
 def _resolve(experiment: Experiment, arms: list[Arm], planner: Planner, failed: frozenset[str]) -> MatrixPlan:
-    trials = tuple(planner.plan(cell) for arm in arms for cell in trial_cells(experiment, arm))
+    trials = tuple(plan for arm in arms for plan in _trials(experiment, arm, planner, failed))
     tuned = decide_tuning(experiment, trials, failed)
     cells = []
     for arm in arms:
         waits = _waits_for(experiment, arm, tuned)
         cells += [planner.plan(cell, waits_for=waits) for cell in arm_cells(experiment, arm, tuned.get(arm.name))]
     return MatrixPlan(experiment, tuple(cells), trials, tuned)
+
+
+def _trials(experiment: Experiment, arm: Arm, planner: Planner, failed: frozenset[str]) -> list[CellPlan]:
+    """Plan the trials of an arm's tuning, with those beyond an edge of its range where the best one is there."""
+    tuning = experiment.tuning
+    if tuning is None or arm.name not in tuning.ranges:
+        return []
+    plans: list[CellPlan] = []
+    due = tuning.values(arm.name)
+    while due:
+        try:
+            plans += [planner.plan(cell) for cell in trial_cells(tuning, arm, due)]
+        except ValidationError:  # beyond the range lies what the setting may not be
+            break
+        scores = _scores(tuning, plans, failed)
+        best = None if scores is None else choose(tuning.setting, tuning.ranges[arm.name], tuning.metric, scores)
+        due = [] if scores is None or best is None else tuning.beyond(arm.name, scores, best["chosen"])
+    return plans
+
+
+def _scores(tuning: Tuning, trials: Sequence[CellPlan], failed: frozenset[str]) -> dict[float, float | None] | None:
+    """Score of each trial of an arm, None for one that failed; None where one has still to run."""
+    if any(plan.state != "cached" and plan.cell.label not in failed for plan in trials):
+        return None
+    return {
+        plan.cell.trial: trial_score(Path(plan.refs["train"].path), tuning.metric) if plan.state == "cached" else None
+        for plan in trials
+        if plan.cell.trial is not None
+    }
 
 
 def measured_cell(declared: Experiment, cell: Cell, refs: Mapping[str, ArtifactRef]) -> Measured:
@@ -211,11 +243,8 @@ def arm_cells(experiment: Experiment, arm: Arm, tuned: Tuned | None) -> list[Cel
     return [Cell(arm.name, arm.name, seed, change_config(config, {"seed": seed}), stages) for seed in experiment.seeds]
 
 
-def trial_cells(experiment: Experiment, arm: Arm) -> list[Cell]:
-    """The trials of an arm's tuning, if it has one."""
-    tuning = experiment.tuning
-    if tuning is None or arm.name not in tuning.ranges:
-        return []
+def trial_cells(tuning: Tuning, arm: Arm, values: Sequence[float]) -> list[Cell]:
+    """The trials of an arm's tuning at these values."""
     short = tuning.setting.rpartition(".")[2]
     return [
         Cell(
@@ -226,7 +255,7 @@ def trial_cells(experiment: Experiment, arm: Arm) -> list[Cell]:
             TRIAL_STAGES,
             trial=value,
         )
-        for value in tuning.values(arm.name)
+        for value in values
     ]
 
 
@@ -238,16 +267,9 @@ def decide_tuning(
     if tuning is None:
         return decided
     for arm in tuning.ranges:
-        own = [plan for plan in trials if plan.cell.arm == arm]
-        if any(plan.state != "cached" and plan.cell.label not in failed for plan in own):
+        scores = _scores(tuning, [plan for plan in trials if plan.cell.arm == arm], failed)
+        if scores is None:
             continue
-        scores = {
-            plan.cell.trial: trial_score(Path(plan.refs["train"].path), tuning.metric)
-            if plan.state == "cached"
-            else None
-            for plan in own
-            if plan.cell.trial is not None
-        }
         if found := choose(tuning.setting, tuning.ranges[arm], tuning.metric, scores):
             decided[arm] = found
     return decided

@@ -181,6 +181,12 @@ def _notes(
             notes.append(f"{arm}: every trial of its tuning failed, so none of its cells could run.")
         elif any(trial["score"] is None for trial in tuned[arm]["trials"]):
             notes.append(f"{arm}: a trial of its tuning failed; the best of the others was chosen.")
+    for arm, one in tuned.items():
+        outside = sum(not one["low"] <= trial["value"] <= one["high"] for trial in one["trials"])
+        if outside:
+            notes.append(
+                f"{arm}: its best trial was at an edge of the declared range, so {outside} beyond it followed."
+            )
     early = sum(_made_before(matrix.store, outcome, matrix.registration["frozen_at"]) for outcome in outcomes.values())
     if early:
         notes.append(

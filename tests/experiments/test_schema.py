@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from experiments.elements import MOST_WIDENINGS
 from experiments.schema import TUNING_SEED, Experiment, Tuning
 from rmcore.core.store import make_key
 
@@ -180,6 +181,25 @@ def test_trials_lie_in_the_range_one_in_each_of_its_equal_parts(low, ratio, tria
     width = math.log(ratio) / trials
     for part, value in enumerate(values):
         assert part - 1e-6 <= math.log(value / low) / width <= part + 1 + 1e-6
+
+
+@given(ratio=st.floats(2, 1e4), trials=st.integers(3, 9), up=st.booleans())
+def test_trials_beyond_an_edge_continue_the_parts_of_the_range(ratio, trials, up):
+    tuning = Tuning(trials=trials, ranges={"a": (1e-3, 1e-3 * ratio)})
+    values = tuning.values("a")
+    assert tuning.beyond("a", values, sorted(values)[1]) == []  # inside
+    part, added = math.log(ratio) / trials, math.ceil(trials / 2)
+    for widening in range(MOST_WIDENINGS + 1):
+        more = tuning.beyond("a", values, max(values) if up else min(values))
+        if widening == MOST_WIDENINGS:
+            assert more == []
+            continue
+        assert len(more) == added
+        places = [math.log(value / 1e-3) / part for value in more]
+        first = trials + widening * added if up else -(widening + 1) * added
+        for number, place in enumerate(places):
+            assert first + number - 1e-6 <= place <= first + number + 1 + 1e-6
+        values += more
 
 
 def test_stages_are_those_that_the_metrics_need():

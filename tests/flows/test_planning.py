@@ -1,12 +1,14 @@
 """The plan of a matrix: cells, trials, budget and name, without Prefect and without running a cell."""
 
 import json
+import math
 import os
 import subprocess
 import sys
 
 import pytest
 
+from experiments.elements import MOST_WIDENINGS
 from experiments.presets import PRESETS
 from experiments.schema import TUNING_SEED, Experiment
 from flows import cli_runs
@@ -234,6 +236,53 @@ def test_a_trial_that_failed_is_not_waited_for(plan, finish):
     assert {one.waits_for for one in high} == {""}
     both = plan(declare(tuning=TUNING), failed=frozenset({first.cell.label, second.cell.label}))
     assert both.tuned["high"]["chosen"] == first.cell.trial  # what is in the store did not fail
+
+
+@pytest.mark.parametrize("side", [-1, 1])
+def test_a_best_trial_at_an_edge_is_followed_by_trials_beyond_it(plan, finish, side):
+    """The optimum lies two parts outside of the range: both of these are tried, then one more side of it."""
+    experiment = declare(tuning=TUNING | {"trials": 3})
+    low, high = experiment.tuning.ranges["high"]
+    part = math.log(high / low) / 3
+    optimum = math.log(high) + 1.5 * part if side > 0 else math.log(low) - 1.5 * part
+
+    def finish_all(found):
+        for trial in found.trials:
+            if trial.state != "cached":
+                finish(trial.cell, loss=abs(math.log(trial.cell.trial) - optimum))
+        return plan(experiment)
+
+    found = finish_all(plan(experiment))
+    beyond = [trial.cell.trial for trial in found.trials if not low <= trial.cell.trial <= high]
+    assert len(found.trials) == 5
+    assert all((value > high) == (side > 0) for value in beyond)
+    assert found.tuned == {}
+    assert all(one.waits_for for one in found.cells if one.cell.arm == "high")
+    for _ in range(3):
+        found = finish_all(found)
+    chosen = found.tuned["high"]
+    assert not chosen["at_edge"]
+    assert abs(math.log(chosen["chosen"]) - optimum) < part
+    assert len(found.trials) <= 7
+
+
+def test_a_range_is_widened_a_bounded_number_of_times_and_never_beyond_what_a_setting_may_be(plan, finish):
+    def end(experiment):
+        found = plan(experiment)
+        while any(trial.state != "cached" for trial in found.trials):
+            for trial in found.trials:
+                if trial.state != "cached":
+                    finish(trial.cell, loss=-math.log(trial.cell.trial))  # the more, the better
+            found = plan(experiment)
+        return found
+
+    found = end(declare(tuning=TUNING | {"trials": 3}))
+    assert len(found.trials) == 3 + 2 * MOST_WIDENINGS
+    assert found.tuned["high"]["at_edge"]
+    smoothing = {"setting": "train.label_smoothing", "trials": 3, "ranges": {"high": [0.01, 0.45]}}
+    found = end(declare(tuning=smoothing))  # 0.5 and more is no smoothing
+    assert len(found.trials) == 3
+    assert found.tuned["high"]["at_edge"]
 
 
 def test_without_any_score_nothing_is_decided(plan, finish):
