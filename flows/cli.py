@@ -178,7 +178,7 @@ def up(
         bool, typer.Option("--stay", help="Stay until Ctrl-C or SIGTERM, then end what was started: for containers.")
     ] = False,
 ) -> None:
-    """Start Prefect, its worker and MLflow on this machine, and deploy the flows.
+    """Start Prefect, its worker and MLflow here, and deploy the flows.
 
     Their start page has links to both UIs, all reports, what runs, and a switch for each schedule. With a web address
     in RM_OPT_WEBHOOK_URL, messages are posted there: a run failed, waits for half an hour, a study was decided.
@@ -208,9 +208,9 @@ def worker(
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name on Prefect's page; default: machine and pid.")] = None,
 ) -> int:
-    """Compute cells of experiments that another machine hands out (`rm-opt experiment --runner pool`).
+    """Compute cells of experiments for another machine.
 
-    Cells and their saved states travel through RM_OPT_SHARED. Runs until Ctrl-C or SIGTERM, upon which what is running
+    It hands them out with `rm-opt experiment --runner pool`. Cells and their saved states travel through RM_OPT_SHARED. Runs until Ctrl-C or SIGTERM, upon which what is running
     saves, is handed back, and goes on elsewhere.
 
     Example: rm-opt worker --server http://10.0.0.5:4300 --password-file head-password

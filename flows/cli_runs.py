@@ -61,7 +61,7 @@ def runs(
     ] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Show so many, the newest ones.")] = 20,
 ) -> None:
-    """List what was run here, newest first: verdict and rung, accuracy, time of the device, and its cost.
+    """List what was run here, newest first: verdict, rung, accuracy, cost.
 
     Read from the reports under $RM_OPT_HOME; no server is asked. Money is shown where RM_OPT_PRICE_PER_HOUR is set.
 

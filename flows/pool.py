@@ -27,7 +27,7 @@ from tasks.sharing import named_store
 
 DEPLOYMENT = "cell/cell"
 MOST_RESTARTS = 2
-"""Of a cell whose worker died; a cell that kills three machines has a reason of its own."""
+"""Times that a cell is begun anew whose worker died; one that kills three machines has a reason of its own."""
 POLL_SECONDS = 2.0
 GRACE_SECONDS = 30.0
 """How long a crashed run is left alone: a worker that was asked to end hands its runs back within this time."""

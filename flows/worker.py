@@ -43,7 +43,7 @@ RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
 
 @dataclass(frozen=True)
 class Cluster:
-    """What the start page says of the servers beside it."""
+    """The servers beside a start page, as it says."""
 
     prefect: str
     mlflow: str

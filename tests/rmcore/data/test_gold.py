@@ -352,6 +352,8 @@ PINNED = {"length": "0efcbb5e4b98879f", "flattery": "c9ae8a52132966a4", "none": 
 def test_a_new_shortcut_leaves_the_worlds_of_the_others_as_they_were(shortcut):
     world = generate_pairs(GoldConfig(num_prompts=40, shortcut=shortcut), seed=3)
     rows = [pair.to_dict() for pair in world.pairs + world.ood_pairs]
+    for row in rows:
+        assert 0 <= row["metadata"].pop("chosen_probability") <= 1  # younger than these digests
     assert hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16] == PINNED[shortcut]
 
 

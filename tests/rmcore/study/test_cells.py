@@ -11,8 +11,13 @@ from rmcore.study.cells import GAP, NUM_RESAMPLES, TEST_METRICS, first_reaching,
 ACCURACY = "eval/test_pairwise_accuracy"
 
 
+def with_chances(frame):
+    """As the gold world's pairs have them: how likely another label names the same side."""
+    return frame.assign(chosen_probability=np.random.default_rng(4).random(len(frame)))
+
+
 def test_values_are_those_of_the_report_card(measure, make_rewards):
-    frame = make_rewards()
+    frame = with_chances(make_rewards())
     card = evaluate_pairs(frame, num_resamples=100)
     measured = measure("a", 0, frame)
     for metric, name in TEST_METRICS.items():
@@ -21,7 +26,7 @@ def test_values_are_those_of_the_report_card(measure, make_rewards):
 
 
 def test_probabilities_are_by_the_beta_that_the_evaluation_recorded(measure, make_rewards):
-    frame = make_rewards()
+    frame = with_chances(make_rewards())
     card = evaluate_pairs(frame, num_resamples=100, beta=0.25)
     measured = measure("a", 0, frame, beta=0.25)
     for metric, name in TEST_METRICS.items():
@@ -29,7 +34,7 @@ def test_probabilities_are_by_the_beta_that_the_evaluation_recorded(measure, mak
 
 
 def test_cells_with_the_same_prompts_are_resampled_together_whatever_the_order_of_rows(measure, make_rewards):
-    frame = make_rewards()
+    frame = with_chances(make_rewards())
     one, other = measure("a", 0, frame), measure("b", 1, frame.sample(frac=1, random_state=0))
     assert one.prompts == other.prompts
     for metric in (*TEST_METRICS, GAP):

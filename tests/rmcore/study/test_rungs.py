@@ -15,7 +15,7 @@ from rmcore.config.train import TrainConfig
 from rmcore.core.files import file_digest, read_json_lines
 from rmcore.core.progress import silent
 from rmcore.core.tracking import METRICS_FILE, JsonlTracker
-from rmcore.evaluation.rewards import COLUMNS, RewardTable
+from rmcore.evaluation.rewards import CHOSEN_PROBABILITY, COLUMNS, RewardTable
 from rmcore.stages.interface import VALIDATION_REWARDS
 from rmcore.stages.settings import TrainSettings
 from rmcore.stages.train import train_into
@@ -122,7 +122,7 @@ def test_a_training_that_went_on_already_is_handed_nothing_and_a_half_copied_one
 def test_the_rewards_that_a_training_leaves_are_those_of_its_best_step(tmp_path, gold_pairs):
     folder = train(Rungs.of(9).config(CONFIG, 2), gold_pairs, tmp_path / "whole")
     rewards = pd.read_parquet(folder / VALIDATION_REWARDS)
-    assert set(rewards.columns) == set(COLUMNS)
+    assert set(rewards.columns) == {*COLUMNS, CHOSEN_PROBABILITY}
     assert list(rewards["pair_id"]) == [pair.pair_id for pair in gold_pairs[40:60]]
     margin = RewardTable.from_frame(rewards).margin
     best = json.loads((folder / "training.json").read_text())["best_value"]
