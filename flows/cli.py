@@ -210,8 +210,8 @@ def worker(
 ) -> int:
     """Compute cells of experiments for another machine.
 
-    It hands them out with `rm-opt experiment --runner pool`. Cells and their saved states travel through RM_OPT_SHARED. Runs until Ctrl-C or SIGTERM, upon which what is running
-    saves, is handed back, and goes on elsewhere.
+    It hands them out with `rm-opt experiment --runner pool`; cells and their saved states travel through RM_OPT_SHARED.
+    Runs until Ctrl-C or SIGTERM, upon which what is running saves, is handed back, and goes on elsewhere.
 
     Example: rm-opt worker --server http://10.0.0.5:4300 --password-file head-password
     """

@@ -71,10 +71,10 @@ def tune(
         bool, typer.Option("--plan", help="Only show the space, how many trials fit, and how long they would take.")
     ] = False,
 ) -> None:
-    """Search for the best settings on your pairs, and say what the best are worth against the defaults.
+    """Search for the best settings on your pairs within a budget.
 
     Trials that fall behind are given up after a ninth or a third of their steps. The winner is trained anew with fresh
-    seeds and measured on pairs that no trial saw. Goes on where it was stopped.
+    seeds and measured, beside the defaults, on pairs that no trial saw. Goes on where it was stopped.
 
     Example: rm-opt tune --data pairs.parquet --model minilm --budget 60m
     """

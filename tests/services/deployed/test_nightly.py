@@ -64,7 +64,7 @@ def test_a_nightly_study_that_is_killed_decides_what_one_that_was_not_decides(se
         return services.deployment("experiment", "nightly-ablation")["schedules"][0]["active"]
 
     services.wait_for(lambda: len(looks(services.home)) == 1)
-    # Killed with its cells, when it is in the midst of the second look; on a busy machine another one may run beside it.
+    # Killed with its cells, in the midst of the second look; on a busy machine another one may run beside it.
     before = {run["id"] for run in nights("RUNNING", "COMPLETED")}
     services.wait_for(lambda: [run for run in nights("RUNNING") if run["id"] not in before and pids(run)])
     services.wait_for(lambda: list(services.home.glob("store/.wip/train-*/metrics.jsonl")) or not is_active())
