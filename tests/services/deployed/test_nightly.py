@@ -65,15 +65,20 @@ def test_a_nightly_study_that_is_killed_decides_what_one_that_was_not_decides(se
 
     services.wait_for(lambda: len(looks(services.home)) == 1)
     # Killed with its cells, in the midst of the second look; on a busy machine another one may run beside it.
-    before = {run["id"] for run in nights("RUNNING", "COMPLETED")}
-    services.wait_for(lambda: [run for run in nights("RUNNING") if run["id"] not in before and pids(run)])
+    before = {run["id"] for run in nights("RUNNING", "COMPLETED")}  # the first may still write its report
+
+    def later():
+        return [run for run in nights("RUNNING") if run["id"] not in before and pids(run)]
+
+    services.wait_for(later)
     services.wait_for(lambda: list(services.home.glob("store/.wip/train-*/metrics.jsonl")) or not is_active())
-    killed = [psutil.Process(pid) for run in nights("RUNNING") for pid in pids(run) if psutil.pid_exists(pid)]
+    killed = [psutil.Process(pid) for run in later() for pid in pids(run) if psutil.pid_exists(pid)]
     assert killed
     for process in [one for first in killed for one in (first, *first.children(recursive=True))]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)
     services.wait_for(lambda: not is_active(), timeout_s=500)
+    services.wait_for(lambda: not nights("RUNNING"))  # the last one has its report to write
 
     assert [number for number, *_ in decisions(services.home)] == LOOKS
     assert looks(services.home)[-1]["open"] == []
