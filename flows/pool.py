@@ -8,6 +8,7 @@ one that was killed finds its cells running, or done.
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -19,6 +20,7 @@ from prefect.states import Cancelling
 
 from flows.cell import order
 from flows.console import say
+from flows.prefect_api import api_is_embedded
 from flows.prefect_client import prefect_at, workers_online
 from rmcore.core.errors import ConfigError, ServiceError
 from rmcore.study.plan import CellPlan
@@ -67,10 +69,15 @@ class PoolRunner:
         """See that somebody is there to take cells, before anything is begun.
 
         Raises:
-            ConfigError: no store is shared, or no worker is online.
+            ConfigError: no store is shared, no server runs that workers could reach, or no worker is online.
             ServiceError: Prefect does not answer.
         """
         named_store()
+        if api_is_embedded():
+            raise ConfigError(
+                "--runner pool hands cells out through a server, and none runs here: start one with "
+                "`rm-opt up --database postgresql://… --host ADDRESS`, or leave --runner pool out to compute here."
+            )
         if not workers_online(CELLS_POOL):
             raise ConfigError(
                 "no worker takes cells: start `rm-opt worker` on the machines that shall compute, or leave "
@@ -189,8 +196,8 @@ class PoolRunner:
         self._told = line
 
     def _cancel(self) -> None:
-        """Ask for the end of what runs; it saves first."""
-        with prefect_at(None) as client:
+        """Ask for the end of what runs; it saves first. Where Prefect is away, too, the cells go on."""
+        with suppress(ServiceError), prefect_at(None) as client:
             for one in self._watched.values():
                 client.set_flow_run_state(one.run, Cancelling(message="the matrix was stopped"))
         self._watched.clear()
