@@ -11,7 +11,7 @@ from tasks.home import configure_environment
 configure_environment()  # before Prefect and MLflow read their settings
 
 # ruff: noqa: E402
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -23,8 +23,8 @@ from flows.form import described_flow
 from flows.pipeline import open_store
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
-from rmcore.core.store import ArtifactRef
-from rmcore.stages.registry import STAGES, stage_call
+from rmcore.core.store import ArtifactRef, make_key
+from rmcore.stages.registry import STAGES, stage_call, stage_code
 from rmcore.study.plan import Cell
 from tasks.sharing import named_store
 from tasks.stages import StageRun, run_stage
@@ -43,8 +43,8 @@ class CellOrder(BaseModel):
     """All settings, JSON-ready."""
     stages: tuple[str, ...]
     """Stages to compute, in order."""
-    prepare_key: str
-    """Key of the first of them where the experiment was planned: it digests the code, the data and the versions."""
+    made_by: str
+    """Digest, where it was planned, of the data, the code of all stages and the versions that enter keys."""
 
 
 def order(study: str, cell: Cell) -> CellOrder:
@@ -54,7 +54,7 @@ def order(study: str, cell: Cell) -> CellOrder:
         label=cell.label,
         config=cell.config.model_dump(mode="json"),
         stages=cell.stages,
-        prepare_key=stage_call(cell.stages[0], cell.config, {}).key,
+        made_by=_made_by(cell.stages, cell.config),
     )
 
 
@@ -69,15 +69,16 @@ def cell(order: CellOrder) -> dict[str, Any]:
         {"stages": digest of each stage's artifact}.
 
     Raises:
+        StoreError: what was computed could not be shared.
         ConfigError: no store is shared (RM_OPT_SHARED), or this machine would compute something else than was planned.
     """
     config = PipelineConfig.model_validate(order.config)
-    named_store()  # nobody would get the cell without one
-    found = stage_call(order.stages[0], config, {}).key
-    if found != order.prepare_key:
+    shared = named_store()
+    found = _made_by(order.stages, config)
+    if found != order.made_by:
         raise ConfigError(
-            f"this machine would compute another {order.stages[0]} ({found[:12]}) than was planned "
-            f"({order.prepare_key[:12]}): its code, its data or its versions differ. Update its checkout and its data."
+            f"this machine would compute something else ({found}) than was planned ({order.made_by}): its code, its "
+            "data or the versions of torch and transformers differ. Update its checkout, its environment and its data."
         )
     store = open_store()
     refs: dict[str, ArtifactRef] = {}
@@ -96,7 +97,15 @@ def cell(order: CellOrder) -> dict[str, Any]:
         )
         refs[name] = runs[name].ref
         say(f"{name:<10} {'there already' if runs[name].cached else 'done'}")
+    for name, ref in refs.items():  # whose upload failed, or that this machine had before
+        if shared.find(name, ref.key) is None:
+            shared.push(store, name, ref.key)
     return {"stages": {name: ref.digest for name, ref in refs.items()}}
+
+
+def _made_by(stages: Sequence[str], config: PipelineConfig) -> str:
+    code = {name: stage_code(STAGES[name]) for name in stages}
+    return make_key({"first": stage_call(stages[0], config, {}).key, "code": code})[:12]
 
 
 @contextmanager

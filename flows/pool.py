@@ -16,7 +16,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.exceptions import ObjectNotFound, TerminationSignal
-from prefect.states import Cancelling
+from prefect.states import Cancelled, Cancelling
 
 from flows.cell import order
 from flows.console import say
@@ -121,7 +121,7 @@ class PoolRunner:
                 deployment,
                 parameters={"order": made.model_dump(mode="json")},
                 name=plan.cell.label,
-                idempotency_key=f"{self.key}-{plan.cell.label}-{made.prepare_key[:12]}-{attempt}",
+                idempotency_key=f"{self.key}-{plan.cell.label}-{made.made_by}-{attempt}",
                 tags=["rm-opt-cell"],
             )
             if run.state is None or not run.state.is_final() or run.state.is_completed():
@@ -178,8 +178,8 @@ class PoolRunner:
             return False, None
         if one.restarts == MOST_RESTARTS:
             return True, f"its worker died {MOST_RESTARTS + 1} times: {_why(state)}"
-        one.restarts, one.crashed_at = one.restarts + 1, None
         one.attempt, one.run = self._start(client, one.plan, one.attempt + 1)
+        one.restarts, one.crashed_at = one.restarts + 1, None
         say(f"{one.plan.cell.label:<24} its worker died; started again ({one.restarts} of {MOST_RESTARTS})")
         return False, None
 
@@ -197,9 +197,11 @@ class PoolRunner:
 
     def _cancel(self) -> None:
         """Ask for the end of what runs; it saves first. Where Prefect is away, too, the cells go on."""
-        with suppress(ServiceError), prefect_at(None) as client:
-            for one in self._watched.values():
-                client.set_flow_run_state(one.run, Cancelling(message="the matrix was stopped"))
+        for one in self._watched.values():
+            with suppress(ServiceError, ObjectNotFound), prefect_at(None) as client:
+                # What has not begun has no worker that would end it.
+                asked = Cancelling if one.state == "RUNNING" else Cancelled
+                client.set_flow_run_state(one.run, asked(message="the matrix was stopped"))
         self._watched.clear()
 
 

@@ -19,7 +19,7 @@ from prefect.client.schemas.actions import (
 )
 from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
 from prefect.exceptions import ObjectNotFound
-from prefect.states import AwaitingRetry, Crashed, Running
+from prefect.states import AwaitingRetry, Cancelled, Crashed, Running
 from pydantic import ValidationError
 
 from rmcore.core.errors import ServiceError
@@ -192,6 +192,11 @@ def hand_back(run_id: UUID, api: str) -> str | None:
     with prefect_at(api) as client:
         run = client.read_flow_run(run_id)
         if run.state is not None and run.state.is_final() and not run.state.is_crashed():
+            return None
+        if run.state is not None and run.state.is_cancelling():  # nobody wants it any more
+            client.set_flow_run_state(
+                run_id, Cancelled(message="cancelled as its machine was asked to end"), force=True
+            )
             return None
         client.set_flow_run_state(run_id, AwaitingRetry(message="its machine was asked to end"), force=True)
     return run.name

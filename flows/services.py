@@ -29,7 +29,7 @@ import psutil
 from rmcore.core.errors import ConfigError, ServiceError
 from rmcore.core.files import exclusive
 from rmcore.core.processes import marked, owner_of, runs, tail, terminate
-from tasks.database import DATABASE_VARIABLE, SQLITE, chosen_database, make_schemas, prefect_environment
+from tasks.database import DATABASE_VARIABLE, SQLITE, chosen_database, keep_choice, make_schemas, prefect_environment
 from tasks.home import (
     MLFLOW_PORT,
     PREFECT_PORT,
@@ -161,6 +161,7 @@ def up(
         starter.require_same_database()
         if chosen is not None:
             make_schemas(chosen)
+        keep_choice(services_folder(home()), chosen)
         ports = {
             START_PAGE: starter.port(START_PAGE, start_port, START_PORT, "--start-port"),
             PREFECT_SERVER: starter.port(PREFECT_SERVER, prefect_port, PREFECT_PORT, "--prefect-port"),

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 from uuid import UUID
@@ -86,7 +87,7 @@ class Worker:
 
     def __init__(self, cluster: Cluster, secret: str, name: str | None, limit: int | None) -> None:
         self.limit = limit or device_slots()
-        self.name = name or f"{this_machine()}-{os.getpid()}"
+        self.name = name or f"{this_machine()}-{os.getpid()}".replace("/", "-")
         self.cluster = cluster
         self.api = f"{cluster.prefect}/api"
         self.environment = _environment(cluster, secret)
@@ -116,7 +117,9 @@ class Worker:
             return self._work(self.environment | stages.variable)
 
     def _work(self, environment: dict[str, str]) -> int:
-        before = {number: signal.signal(number, self._hear) for number in (signal.SIGTERM, signal.SIGINT)}
+        before = {
+            number: signal.signal(number, self._hear) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        }
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "prefect", "worker", "start", "--pool", CELLS_POOL, "--type", "process",
              "--name", self.name, "--limit", str(self.limit)],
@@ -142,16 +145,22 @@ class Worker:
 
     def _end(self, worker: psutil.Process) -> None:
         """Let the runs save and end, then schedule them anew for others."""
-        runs = flow_runs_below(worker)
-        worker.suspend()  # it takes nothing new, and does not report the end of what is handed back
-        for process in runs.values():
-            process.terminate()
-        deadline = time.monotonic() + SAVING_SECONDS
-        while any(map(is_running, runs.values())) and time.monotonic() < deadline:
-            time.sleep(0.1)  # nobody collects them while the worker is suspended, so they cannot be waited for
         from flows import prefect_client
 
-        handed = [prefect_client.hand_back(run, self.api) for run in runs]
+        worker.suspend()  # it takes nothing new, and does not report the end of what is handed back
+        runs = flow_runs_below(worker)
+        for process in runs.values():
+            with suppress(psutil.Error):  # it has just ended
+                process.terminate()
+        deadline = time.monotonic() + SAVING_SECONDS
+        handed: list[str | None] = []
+        while runs:
+            # Each as it ends. Nobody collects them while the worker is suspended, so they cannot be waited for.
+            is_late = time.monotonic() > deadline
+            for run in [run for run, process in runs.items() if is_late or not is_running(process)]:
+                del runs[run]
+                handed.append(prefect_client.hand_back(run, self.api))
+            time.sleep(0.1)
         print(f"worker      {self.name} ended; handed back: {', '.join(filter(None, handed)) or 'nothing'}", flush=True)
 
 

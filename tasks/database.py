@@ -6,6 +6,7 @@ PGPASSWORD, which both drivers read.
 """
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from rmcore.core.errors import ConfigError, ServiceError
@@ -30,10 +31,9 @@ def checked_address(address: str) -> str | None:
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 
-    try:
+    url = None
+    with suppress(ArgumentError, ValueError):  # whose messages may hold a part of a password
         url = make_url(address)
-    except ArgumentError:
-        url = None
     if url is None or url.drivername != "postgresql" or not url.database:
         raise ConfigError(
             "--database is no address of a PostgreSQL database: write postgresql://USER@HOST/DATABASE, or sqlite for "
@@ -106,7 +106,7 @@ def chosen_database(folder: Path, given: str | None) -> str | None:
     """The database to start services with: as given, else `$RM_OPT_DATABASE`, else as they were started last.
 
     Args:
-        folder: of the home's services, where the choice is kept.
+        folder: of the home's services, where `keep_choice` has written.
         given: an address, `sqlite`, or None.
 
     Raises:
@@ -115,7 +115,9 @@ def chosen_database(folder: Path, given: str | None) -> str | None:
     record = folder / _RECORD
     kept = record.read_text(encoding="utf-8").strip() if record.is_file() else SQLITE
     address = given or os.environ.get(DATABASE_VARIABLE) or kept
-    chosen = checked_address(address)
-    if address != kept:
-        write_text(record, address + "\n", mode=0o600)
-    return chosen
+    return checked_address(address)
+
+
+def keep_choice(folder: Path, database: str | None) -> None:
+    """Remember what services were started with, for the next start."""
+    write_text(folder / _RECORD, f"{database or SQLITE}\n", mode=0o600)

@@ -8,6 +8,7 @@ from tasks.database import (
     DATABASE_VARIABLE,
     checked_address,
     chosen_database,
+    keep_choice,
     make_schemas,
     mlflow_address,
     prefect_environment,
@@ -41,6 +42,7 @@ def test_an_address_is_taken_as_it_was_given(address):
         "mysql://host/runs",
         "sqlite:///runs.db",
         "postgresql+pg8000://h/d",
+        "postgresql://rm:p@ss:w0rd@host/db",
     ],
 )
 def test_what_is_no_database_of_postgresql_is_refused(address):
@@ -60,12 +62,15 @@ def test_the_choice_is_kept_until_another_is_made(tmp_path, monkeypatch):
     folder.mkdir()
     assert chosen_database(folder, None) is None
     assert chosen_database(folder, "postgresql://one/runs") == "postgresql://one/runs"
+    assert chosen_database(folder, None) is None  # nothing was started with it
+    keep_choice(folder, "postgresql://one/runs")
     assert chosen_database(folder, None) == "postgresql://one/runs"
     assert all(file.stat().st_mode & 0o077 == 0 for file in folder.iterdir())
     monkeypatch.setenv(DATABASE_VARIABLE, "postgresql://two/runs")
     assert chosen_database(folder, None) == "postgresql://two/runs"
     assert chosen_database(folder, "sqlite") is None
     monkeypatch.delenv(DATABASE_VARIABLE)
+    keep_choice(folder, None)
     assert chosen_database(folder, None) is None
 
 
