@@ -85,8 +85,9 @@ def test_a_nightly_study_that_is_killed_decides_what_one_that_was_not_decides(se
     assert looks(services.home)[-1]["open"] == []
     done = nights("COMPLETED")
     assert len(done) >= len(LOOKS)
-    [said] = [line for run in done for line in services.logs(run["id"]) if "paused 1 schedule" in line]
-    assert "there is nothing left to look at" in said
+    said = [line for run in done for line in services.logs(run["id"]) if "paused 1 schedule" in line]
+    assert said
+    assert "there is nothing left to look at" in said[0]
 
     # The same study in one go, from the same cells.
     alone = tmp_path / "alone"
