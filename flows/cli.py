@@ -211,7 +211,7 @@ def worker(
     """Compute cells of experiments for another machine.
 
     It hands them out with `rm-opt experiment --runner pool`; cells and their saved states travel through RM_OPT_SHARED.
-    Runs until Ctrl-C or SIGTERM, upon which what is running saves, is handed back, and goes on elsewhere.
+    Runs until Ctrl-C or SIGTERM, upon which what is running saves, is handed back, and resumes elsewhere.
 
     Example: rm-opt worker --server http://10.0.0.5:4300 --password-file head-password
     """
