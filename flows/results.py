@@ -149,16 +149,13 @@ def _cell(outcome: Outcome, measured: Measured | None, matrix: Matrix) -> CellRe
         "error": outcome.error,
         "key": None if failed else run_key(outcome.refs),
         "metrics": {name: None if measured is None else measured.value(name) for name in matrix.declared.metrics},
-        "seconds": None if failed else _seconds(matrix, outcome),
-        "device_seconds": None if failed else _seconds(matrix, outcome, on_device=True),
+        "device_seconds": None
+        if failed
+        else sum(artifact_seconds(matrix.store, outcome.refs.values(), on_device=True).values()),
         "diagnoses": [] if measured is None else [asdict(found) for found in measured.diagnoses],  # type: ignore[misc]
         "gate": [] if measured is None else [asdict(check) for check in measured.gate],  # type: ignore[misc]
         "paths": {name: ref.path for name, ref in outcome.refs.items()},
     }
-
-
-def _seconds(matrix: Matrix, outcome: Outcome, *, on_device: bool = False) -> float:
-    return sum(artifact_seconds(matrix.store, outcome.refs.values(), on_device=on_device).values())
 
 
 def _curves(metric: str, cells: Sequence[Measured]) -> list[CurveData]:

@@ -72,10 +72,8 @@ class CellResult(TypedDict):
     key: str | None
     """Digest of all its artifacts' keys."""
     metrics: Mapping[str, float | None]
-    seconds: float | None
-    """Wall seconds that its artifacts took when they were made."""
     device_seconds: float | None
-    """Those of them that held a device; artifacts that it shares with other cells count for each."""
+    """Seconds that its artifacts held a device when they were made; those shared with other cells count for each."""
     diagnoses: Sequence[Symptom]
     gate: Sequence[Check]
     paths: Mapping[str, str]
