@@ -1,12 +1,12 @@
 """Ablation: what each part of the recipe adds, from nothing (A1) to everything (A5)."""
 
 from experiments.schema import Experiment, Factor, Hypothesis
-from experiments.sizes import BUDGET_MINUTES, LOOKS, NOTHING, SEEDS, Size, base
+from experiments.sizes import ACCURACY, BUDGET_MINUTES, LOOKS, NOTHING, SEEDS, Size, base
 from rmcore.config.changes import Changes
 
-ACCURACY = "eval/test_pairwise_accuracy"
 GAP = "eval/train_test_gap"
 ECE = "calib/test_ece_debiased"
+LOSS = "eval/test_loss"
 
 
 def recipes(size: Size) -> dict[str, Changes]:
@@ -29,6 +29,7 @@ def recipes(size: Size) -> dict[str, Changes]:
 
 def experiment(size: Size) -> Experiment:
     """Hypotheses H2, H3 and H5 of the validation plan."""
+    accuracy = ACCURACY[size]
     return Experiment(
         name="ablation",
         size=size,
@@ -42,11 +43,11 @@ def experiment(size: Size) -> Experiment:
         seeds=SEEDS[size],
         looks=LOOKS[size],
         metrics=(
-            ACCURACY,
+            accuracy,
             ECE,
             GAP,
             "eval/test_length_matched_accuracy",
-            "eval/test_loss",
+            LOSS,
             "train/stop_share",
             "cost/train_seconds",
         ),
@@ -81,6 +82,16 @@ def experiment(size: Size) -> Experiment:
                 threshold=0.0,
             ),
             Hypothesis(
+                name="H2d",
+                claim="It ends at a lower held-out loss.",
+                metric=LOSS,
+                comparison="difference",
+                arm="A2",
+                versus="A1",
+                direction="below",
+                threshold=0.0,
+            ),
+            Hypothesis(
                 name="H3a",
                 claim="Without label smoothing the model is badly calibrated: its ECE exceeds 0.15.",
                 metric=ECE,
@@ -101,7 +112,7 @@ def experiment(size: Size) -> Experiment:
             Hypothesis(
                 name="H3c",
                 claim="Label smoothing costs less than 2 points of accuracy.",
-                metric=ACCURACY,
+                metric=accuracy,
                 comparison="difference",
                 arm="A3",
                 versus="A2",
@@ -120,7 +131,7 @@ def experiment(size: Size) -> Experiment:
             Hypothesis(
                 name="H5b",
                 claim="Keeping the best checkpoint beats keeping the last one.",
-                metric=ACCURACY,
+                metric=accuracy,
                 comparison="difference",
                 arm="A4",
                 versus="A3",

@@ -3,10 +3,11 @@
 from typing import Any
 
 from experiments.schema import Experiment, Factor, Hypothesis
-from experiments.sizes import BUDGET_MINUTES, LOOKS, SEEDS, Size, base
+from experiments.sizes import ACCURACY, BUDGET_MINUTES, LOOKS, SEEDS, Size, base
 
 MARGINS: dict[Size, dict[str, Any]] = {
     "smoke": {"curriculum_margins": "predicted"},
+    "gold": {"curriculum_margins": "predicted"},
     "small": {"curriculum_margins": "annotated"},
     "paper": {"curriculum_margins": "predicted"},
 }
@@ -15,7 +16,7 @@ MARGINS: dict[Size, dict[str, Any]] = {
 
 def experiment(size: Size) -> Experiment:
     """Compare the curriculum, easy pairs first, with a random order and with its own reverse at equal steps."""
-    accuracy = "eval/test_pairwise_accuracy"
+    accuracy = ACCURACY[size]
     start = base(size)
     column = "margin" if size == "small" else start.data.margin_column
     margins = {f"train.{name}": value for name, value in MARGINS[size].items()}

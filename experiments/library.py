@@ -1,4 +1,4 @@
-"""Experiments by name: the shipped ones in three sizes, and anybody's own from a YAML file."""
+"""Experiments by name: the shipped ones in four sizes, and anybody's own from a YAML file."""
 
 import difflib
 from collections.abc import Callable, Sequence

@@ -1,15 +1,15 @@
 """LoRA: low-rank adapters against full fine-tuning, each at its own best learning rate."""
 
 from experiments.schema import Experiment, Factor, Hypothesis, Tuning
-from experiments.sizes import BUDGET_MINUTES, LOOKS, SEEDS, Size, base
+from experiments.sizes import ACCURACY, BUDGET_MINUTES, LOOKS, SEEDS, Size, base
 
-FULL_RANGE = {"smoke": (3e-4, 3e-3), "small": (2e-5, 5e-4), "paper": (1e-6, 3e-5)}
+FULL_RANGE = {"smoke": (3e-4, 3e-3), "gold": (3e-4, 3e-3), "small": (2e-5, 5e-4), "paper": (1e-6, 3e-5)}
 """Learning rates of full fine-tuning; adapters start at zero and want about ten times more (Hu et al. 2021)."""
 
 
 def experiment(size: Size) -> Experiment:
     """Hypothesis H4 of the validation plan."""
-    accuracy = "eval/test_pairwise_accuracy"
+    accuracy = ACCURACY[size]
     low, high = FULL_RANGE[size]
     return Experiment(
         name="lora",
@@ -36,7 +36,9 @@ def experiment(size: Size) -> Experiment:
             "calib/test_ece_debiased",
             "eval/train_test_gap",
             "cost/train_pairs_per_second",
+            "train/trained_share",
             "cost/peak_training_mib",
+            "cost/peak_total_mib",
             "cost/train_seconds",
         ),
         tuning=Tuning(

@@ -29,7 +29,7 @@ class Experiment(Declared):
     name: str = Field(pattern=r"^[a-z][a-z0-9_-]{0,40}$")
     """Name on the command line and of the MLflow experiment."""
     size: str = Field(default="custom", pattern=r"^[a-z][a-z0-9_-]{0,20}$")
-    """smoke, small or paper of a shipped experiment; custom otherwise."""
+    """smoke, gold, small or paper of a shipped experiment; custom otherwise."""
     title: str = Field(min_length=3)
     """Heading of the report."""
     question: str = Field(min_length=10)

@@ -1,7 +1,7 @@
 """Sensitivity: how much the outcome depends on four settings, one at a time in the order of their priority."""
 
 from experiments.schema import Experiment, Factor
-from experiments.sizes import BUDGET_MINUTES, SEEDS, Size, base
+from experiments.sizes import ACCURACY, BUDGET_MINUTES, SEEDS, Size, base
 from rmcore.config.changes import Changes
 
 RELATIVE_RATES = {"0.2x": 0.2, "1x": 1.0, "2x": 2.0}
@@ -17,7 +17,7 @@ def experiment(size: Size) -> Experiment:
     start = base(size)
     steps = start.train.steps or 1000
     rates: dict[str, Changes] = {name: {"train.lr": start.train.lr * times} for name, times in RELATIVE_RATES.items()}
-    accuracy = "eval/test_pairwise_accuracy"
+    accuracy = ACCURACY[size]
     return Experiment(
         name="sensitivity",
         size=size,

@@ -315,6 +315,23 @@ _OF_TRAINING = (
         cell_name="cost/peak_training_mib",
         stage="train",
     ),
+    MetricSpec(
+        "peak_total_mib",
+        "peak memory of training with the weights",
+        "MiB",
+        "the peak above them and the weights in float32",
+        better="lower",
+        cell_name="cost/peak_total_mib",
+        stage="train",
+    ),
+    MetricSpec(
+        "trained_share",
+        "share of the parameters that is trained",
+        "share",
+        cell_name="train/trained_share",
+        stage="train",
+        within_unit=True,
+    ),
 )
 
 _OF_CURVATURE = (

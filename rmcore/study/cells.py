@@ -34,6 +34,8 @@ TEST_METRICS = {name: spec.name for name, spec in CELL_METRICS.items() if spec.s
 """Metrics of the test pairs, by the name under which `rmcore.evaluation` computes them."""
 SHARES = frozenset(name for name, spec in CELL_METRICS.items() if spec.within_unit)
 """Metrics whose true value cannot lie outside of [0, 1]; a gap can."""
+BYTES_PER_WEIGHT = 4
+"""Weights stay float32, also under bf16 autocast."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +172,11 @@ def _training(
         "train/num_steps": record["num_steps"],
         "train/stop_share": record["num_steps"] / record["planned_steps"],
         "train/best_step": record["best_step"],
+        "train/trained_share": record["num_trained_parameters"] / record["num_parameters"],
     }
+    if record["peak_training_bytes"] is not None:
+        weights = BYTES_PER_WEIGHT * record["num_parameters"]
+        values["cost/peak_total_mib"] = (record["peak_training_bytes"] + weights) / 2**20
     reached = None if target_accuracy is None else first_reaching(history, target_accuracy)
     if reached is not None:
         values["train/steps_to_target"], values["cost/seconds_to_target"] = reached
