@@ -176,7 +176,7 @@ class Trainer:
         context = make_context(self.rm, self.config, self.ranks)
         self._peak = PeakMeter(context, self.at, self.num_steps)
         if self.point is not None:
-            self.best_rewards = restore_training(self.point, self.rm, context, num_steps=self.num_steps)
+            self.best_rewards = restore_training(self.point, self.folder, self.rm, context, num_steps=self.num_steps)
             self.at.resumed_from.append(self.point.step)
         return context
 

@@ -1,6 +1,7 @@
 """Before the first step: the form of the rows, the token budget, what all steps share, taking up a saved state."""
 
 import sys
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from rmcore.training.optimizers import OptimizerSet, make_optimizer
 from rmcore.training.ranks import Ranks
 from rmcore.training.resume import ResumePoint
 from rmcore.training.sharding import shard
+from rmcore.training.state_transfer import state_on_this_host
 from rmcore.training.step import StepContext, make_forward
 
 
@@ -89,11 +91,14 @@ def can_defer(optimizer: OptimizerSet, device: torch.device) -> bool:
     return device.type == "cuda" and optimizer.can_skip
 
 
-def restore_training(point: ResumePoint, rm: BradleyTerryRM, context: StepContext, *, num_steps: int) -> np.ndarray:
+def restore_training(
+    point: ResumePoint, folder: Path, rm: BradleyTerryRM, context: StepContext, *, num_steps: int
+) -> np.ndarray:
     """Put weights, optimizer and, for as many ranks as then, random states back; the rewards under the best weights."""
-    saved = states.load_state(point.state)
-    states.apply_state(saved, rm.model, context.optimizer)
     ranks = context.ranks
+    with state_on_this_host(point, folder, ranks) as state:
+        saved = states.load_state(state)
+        states.apply_state(saved, rm.model, context.optimizer)
     if len(saved["random"]) == ranks.world:
         states.set_random_state(saved["random"][ranks.rank], context.device)
     if ranks.is_main:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
-from rmcore.core.errors import ModelError
+from rmcore.core.errors import ModelError, TrainingError
 from rmcore.models.packing.forward import FORWARD_METHOD, packed_rewards
 from rmcore.training.optimizers import whole
 from rmcore.training.ranks import Ranks, environment_ranks
@@ -30,6 +30,9 @@ def process_group(device: torch.device) -> Iterator[Ranks]:
     """Join the processes that torchrun started (RANK, WORLD_SIZE); alone where it did not.
 
     gloo on a CPU. On GPUs, one a process (LOCAL_RANK), NCCL for what lies there and gloo for what the hosts agree on.
+
+    Raises:
+        TrainingError: inside, another process has ended or cannot be reached any more.
     """
     ranks = environment_ranks()
     if ranks.world == 1:
@@ -40,8 +43,20 @@ def process_group(device: torch.device) -> Iterator[Ranks]:
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=LONGEST_WAIT)
     try:
         yield ranks
+    except RuntimeError as error:
+        if not _is_of_the_connection(error):
+            raise
+        raise TrainingError(
+            "another process of this training has ended, or its host cannot be reached: its own message says why. The "
+            f"same command on all hosts resumes from the state that was saved last. ({str(error).splitlines()[0]})"
+        ) from error
     finally:
         dist.destroy_process_group()
+
+
+def _is_of_the_connection(error: RuntimeError) -> bool:
+    """Whether a collective failed because somebody is gone: NCCL has a class for it, gloo says it in its text."""
+    return isinstance(error, dist.DistBackendError) or "gloo/transport" in str(error)
 
 
 def shard(model: nn.Module, ranks: Ranks) -> None:

@@ -1,11 +1,12 @@
 """A training of the tests' `tiny` in float64 as torchrun starts it: python sharded_training.py SPEC.json.
 
 The spec is [folder, stop_at, changes]. Writes the loss of every step and the trained model. Stops as by Ctrl-C after
-`stop_at` steps, if that is not 0.
+`stop_at` steps, if that is not 0; a negative one ends the process and its launcher, as if the host had lost its power.
 """
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -39,6 +40,9 @@ def main(folder: Path, stop_at: int, changes: dict) -> None:
         def stop(step: int, total: int, text: str) -> None:
             if step == stop_at:
                 raise KeyboardInterrupt
+            if step == -stop_at:
+                os.kill(os.getppid(), signal.SIGKILL)
+                os.kill(os.getpid(), signal.SIGKILL)
 
         settings = {
             "steps": STEPS, "pairs_per_step": 6, "lr": 1e-3, "warmup_steps": 2, "log_every": 1, "eval_every": 10,

@@ -1,7 +1,11 @@
-"""Two processes that share one model follow the trajectory of one, and either can resume from the other's state."""
+"""Two processes that share one model follow the trajectory of one, and either can resume from the other's state.
+
+Two hosts are two launchers of torchrun's with a folder each, of which only the first one's has the training.
+"""
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -41,13 +45,20 @@ def run(folder, processes, environment, stop_at=0, **changes):
         assert process.wait(timeout=300) == 0, log.read_text()[-3000:]
 
 
-def run_by_torchrun(folder, environment):
-    (folder / "spec.json").write_text(json.dumps([str(folder), 0, {}]))
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*launcher, PROGRAM, folder / "spec.json"], env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+def run_on_two_hosts(hosts, environment, second_dies_at=0):
+    """Exit status and errors of the launcher of each host."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    started = []
+    for rank, folder in enumerate(hosts):
+        folder.mkdir(exist_ok=True)
+        (folder / "spec.json").write_text(json.dumps([str(folder), -second_dies_at if rank else 0, {}]))
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={rank}",
+                    "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={port}"]  # fmt: skip
+        command = [*launcher, PROGRAM, folder / "spec.json"]
+        started.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
+    told = [process.communicate(timeout=300)[1] for process in started]
+    return [process.returncode for process in started], told
 
 
 def outcome(folder):
@@ -83,16 +94,27 @@ def assert_follows(folder, alone):
     return told
 
 
-def test_two_processes_follow_the_trajectory_of_one(tmp_path, alone, environment):
-    run_by_torchrun(tmp_path, environment)
-    told = assert_follows(tmp_path, alone)
+def test_two_hosts_of_which_one_died_follow_the_trajectory_of_one(tmp_path, alone, environment):
+    """The second host has no access to the first one's folder, where the states are."""
+    hosts = [tmp_path / "first", tmp_path / "second"]
+    [status, killed], [errors, _] = run_on_two_hosts(hosts, environment, second_dies_at=8)
+    assert (status, killed) == (1, -signal.SIGKILL)
+    assert "another process of this training has ended, or its host cannot be reached" in errors
+    [state, *_] = sorted(hosts[0].glob("resume/step_*"))
+    assert int(state.name[5:]) in (6, 7, 8)
+    assert sorted(path.name for path in hosts[1].iterdir()) == ["spec.json"]
+    statuses, told_by_both = run_on_two_hosts(hosts, environment)
+    assert statuses == [0, 0], told_by_both
+    assert sorted(path.name for path in hosts[1].iterdir()) == ["spec.json"]
+    told = assert_follows(hosts[0], alone)
+    assert told["result"]["resumed_from"][0] in (6, 7, 8)
     assert told["result"]["num_processes"] == 2
     assert told["result"]["num_pairs"] == alone[0]["result"]["num_pairs"]
     assert told["result"]["num_real_tokens"] == alone[0]["result"]["num_real_tokens"]
     from transformers import AutoModelForSequenceClassification
 
     # What they leave is a plain checkpoint.
-    plain = AutoModelForSequenceClassification.from_pretrained(tmp_path / "step_20", dtype=torch.float64)
+    plain = AutoModelForSequenceClassification.from_pretrained(hosts[0] / "step_20", dtype=torch.float64)
     for name, tensor in plain.state_dict().items():
         torch.testing.assert_close(tensor, alone[1][name], rtol=1e-5, atol=1e-5)
 

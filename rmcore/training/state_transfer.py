@@ -1,0 +1,97 @@
+"""A resumable state on every host: the first one has the training's folder, the others need no access to it.
+
+The state lies where the first process wrote it, and each process reads it while it resumes. On a host that does not see
+that file the first of its processes gets a copy through the process group, which all processes there read and which is
+gone when the training continues. Sent is the file and not tensor by tensor, so that a host holds it once, on disk, and
+not once a process, in memory.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rmcore.core.errors import StoreError
+from rmcore.core.files import file_digest
+from rmcore.training.ranks import Ranks
+from rmcore.training.resume import RESUME_FOLDER, STATE_FILE, ResumePoint
+
+COPY_FOLDER = ".state-of-the-first-host"
+CHUNK_BYTES = 64 * 2**20
+"""Sent at once: large enough that the network is busy, small beside what training takes."""
+
+
+@contextmanager
+def state_on_this_host(point: ResumePoint, folder: Path, ranks: Ranks) -> Iterator[Path]:
+    """Give the state file of `point`, on this host, inside the block. Every rank calls it with its own `folder`.
+
+    Raises:
+        StoreError: on every rank: a copy did not arrive as it was sent, or could not be written.
+    """
+    if ranks.world == 1:
+        yield point.state
+        return
+    own = point.state if ranks.is_main else folder / RESUME_FOLDER / point.state.parent.name / STATE_FILE
+    leader = ranks.rank - int(os.environ.get("LOCAL_RANK", "0"))  # torchrun numbers the processes host by host
+    is_without = ranks.rank == leader and not ranks.is_main and not _is_whole(own, point)
+    receivers = [rank for rank, is_one in enumerate(ranks.gather(is_without)) if is_one]
+    copy = folder / COPY_FOLDER
+    try:
+        if receivers:
+            problem = _send(point, copy / STATE_FILE, receivers, ranks)
+            told = [problem for problem in ranks.gather(problem) if problem]
+            if told:
+                raise StoreError(
+                    f"the state to resume from did not reach every host: {told[0]}. Run the same command again."
+                )
+        yield copy / STATE_FILE if leader in receivers else own
+        ranks.wait()  # until everybody has read it
+    finally:
+        if ranks.rank in receivers:
+            shutil.rmtree(copy, ignore_errors=True)
+
+
+def _is_whole(path: Path, point: ResumePoint) -> bool:
+    return path.is_file() and file_digest(path) == point.record["sha256"]
+
+
+def _send(point: ResumePoint, copy: Path, receivers: list[int], ranks: Ranks) -> str:
+    """Copy the file of the first rank to `copy` on the ranks that receive it; what went wrong here, if anything did."""
+    group = dist.new_group([0, *receivers], backend="gloo")
+    if ranks.rank not in (0, *receivers):
+        return ""
+    size = torch.tensor(point.state.stat().st_size if ranks.is_main else 0)
+    dist.broadcast(size, src=0, group=group)
+    problem = ""
+    try:
+        if not ranks.is_main:
+            copy.parent.mkdir(parents=True, exist_ok=True)
+        stream: IO[bytes] = point.state.open("rb") if ranks.is_main else copy.open("wb")
+    except OSError as error:
+        stream, problem = Path(os.devnull).open("r+b"), str(error)  # noqa: SIM115 - the others wait for every chunk
+    with stream:
+        for start in range(0, int(size), CHUNK_BYTES):
+            length = min(CHUNK_BYTES, int(size) - start)
+            chunk = _read(stream.read(length), length) if ranks.is_main else torch.empty(length, dtype=torch.uint8)
+            dist.broadcast(chunk, src=0, group=group)
+            if not ranks.is_main and not problem:
+                try:
+                    stream.write(chunk.numpy().data)
+                except OSError as error:
+                    problem = str(error)
+    if not ranks.is_main and not problem and not _is_whole(copy, point):
+        problem = "it arrived damaged"
+    dist.destroy_process_group(group)
+    return problem
+
+
+def _read(content: bytes, length: int) -> Tensor:
+    """(length,) uint8; shorter files are filled up, and found damaged at the other end."""
+    return torch.from_numpy(np.frombuffer(content.ljust(length, b"\0"), dtype=np.uint8).copy())
