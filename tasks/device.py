@@ -9,8 +9,8 @@ Its name has the machine's boot in it: where several machines share a home, each
 
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psutil
@@ -75,13 +75,37 @@ def _number(device: str) -> int | None:
 
 def slot_environment(slot: int, device: str = "auto") -> dict[str, str]:
     """Make the environment in which a stage in this slot sees a GPU of its own, the named one if any, or its cores."""
+    return slots_environment([slot], device)
+
+
+def slots_environment(slots: Sequence[int], device: str = "auto", num_processes: int = 1) -> dict[str, str]:
+    """Make the environment of `num_processes` that see the GPUs of these slots, or share what these have of the cores.
+
+    The processes of one training on several GPUs all see all of these: LOCAL_RANK tells them apart.
+    """
     if gpus := visible_gpus():
         number = _number(device)
-        return {"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus) if number is None else number]}
-    if device_slots() == 1 or "OMP_NUM_THREADS" in os.environ:
+        seen = [gpus[slot % len(gpus) if number is None else number] for slot in slots]
+        return {"CUDA_VISIBLE_DEVICES": ",".join(seen)}
+    if (device_slots() == 1 and num_processes == 1) or "OMP_NUM_THREADS" in os.environ:
         return {}
     cores = psutil.cpu_count(logical=False) or 1
-    return {"OMP_NUM_THREADS": str(max(1, cores // device_slots()))}
+    return {"OMP_NUM_THREADS": str(max(1, cores * len(slots) // (device_slots() * num_processes)))}
+
+
+def slots_needed(device: str, num_processes: int) -> int:
+    """How many slots a stage of so many processes holds: as many GPUs, or on a CPU at most all slots.
+
+    Raises:
+        ConfigError: there are GPUs, and not so many for it.
+    """
+    there = len(slots_for(device))
+    if visible_gpus() and num_processes > there:
+        seen = "one GPU is named" if _number(device) is not None else f"this process sees {there} GPUs"
+        raise ConfigError(
+            f"train.num_processes={num_processes}, but {seen} (device={device}): each process needs a GPU of its own."
+        )
+    return min(num_processes, there)
 
 
 @contextmanager
@@ -90,10 +114,26 @@ def device_slot(store: Store, run: str, device: str = "auto") -> Iterator[int]:
 
     `run` is the name by which those who wait know the holder, `device` says which of several GPUs is wanted.
     """
+    with several_device_slots(store, run, device, 1) as [slot]:
+        yield slot
+
+
+@contextmanager
+def several_device_slots(store: Store, run: str, device: str, number: int) -> Iterator[list[int]]:
+    """Hold `number` slots of the device inside the block; waits until so many are free. Gives their numbers, rising.
+
+    All or none: two who want several never wait for one another's. A stage without a device wants none.
+    """
     while True:
-        with free_device_slot(store, run, device) as slot:
-            if slot is not None:
-                yield slot
+        with ExitStack() as stack:
+            held: list[int] = []
+            for slot in slots_for(device):
+                if len(held) < number and stack.enter_context(store.try_lock(lock_name(slot))):
+                    held.append(slot)
+            if len(held) == number:
+                for slot in held:
+                    stack.enter_context(noted(store, lock_name(slot), run))
+                yield held
                 return
         time.sleep(POLL_SECONDS)
 
@@ -115,10 +155,10 @@ def holders(store: Store, device: str = "auto") -> list[str]:
     return [held for slot in slots_for(device) if (held := holder(store, lock_name(slot)))]
 
 
-def in_the_way(store: Store, device: str) -> str:
-    """Who keeps a run from the device right now, as people read it; empty where a slot is free."""
+def in_the_way(store: Store, device: str, number: int = 1) -> str:
+    """Who keeps a run from `number` slots of the device right now, as people read it; empty where they are free."""
     busy = holders(store, device)
-    return f"{DEVICE}, held by {' and '.join(busy)}" if len(busy) == len(slots_for(device)) else ""
+    return f"{DEVICE}, held by {' and '.join(busy)}" if len(slots_for(device)) - len(busy) < number else ""
 
 
 def as_seen(device: str) -> str:

@@ -15,7 +15,6 @@ from typing import Any
 from prefect.exceptions import TerminationSignal
 
 from rmcore.core import errors
-from rmcore.core.child_process import ForkedProcess
 from rmcore.core.errors import RmcoreError, StoreError, TrainingError
 from rmcore.core.leases import Lease
 from rmcore.core.progress import progress_descriptor
@@ -25,9 +24,10 @@ from rmcore.stages.registry import Stage, StageCall
 from rmcore.stages.run import DELIBERATE_ERROR, ERROR_FILE, INTERRUPTED
 from rmcore.stages.settings import DeviceSettings, StageSettings
 from rmcore.training.resume import ResumePoint, clear, rewind
-from tasks.device import as_seen, device_slot, in_the_way, slot_environment
+from tasks.device import as_seen, in_the_way, several_device_slots, slots_environment, slots_needed
 from tasks.holders import holder, noted
 from tasks.sharing import pushed, shared_store, states_shared, taken
+from tasks.stage_processes import LOG_FILE, StageProcesses
 from tasks.waiting import Wait
 
 Follow = Callable[[Path], AbstractContextManager[None]]
@@ -36,7 +36,6 @@ Tell = Callable[[str], None]
 """Takes one line for the log of a run; called from a thread of its own."""
 SHARED_TERMINAL = "RM_OPT_SHARED_TERMINAL"
 """Set where several stages run side by side: each line of progress says whose it is, and none draws a bar."""
-LOG_FILE = "log.txt"
 LOG_TAIL = 15
 SAVING_SECONDS = 30.0
 """How long an interrupted stage may take to save its last checkpoint."""
@@ -69,16 +68,19 @@ def execute(
         if store.status(stage.name, key).state == "valid":
             wait.end()
             return store.ref(stage.name, key), False
-        device = call.settings.device if isinstance(call.settings, DeviceSettings) else None
+        device, processes = None, 1
+        if isinstance(call.settings, DeviceSettings):
+            device, processes = call.settings.device, call.settings.num_processes
+        needed = 0 if device is None else slots_needed(device, processes)
         shared = shared_store()
         while True:
             if shared is not None and taken(shared, store, call, wait, tell):
                 wait.end()
                 return store.ref(stage.name, key), False
-            wait.on(lambda: "" if device is None else in_the_way(store, device))
+            wait.on(lambda: "" if device is None else in_the_way(store, device, needed))
             with (
                 noted(store, key, run),
-                nullcontext() if device is None else device_slot(store, run, device) as slot,
+                several_device_slots(store, run, device or "auto", needed) as slots,
                 nullcontext(Lease()) if shared is None else shared.leases.hold(key, run) as lease,
             ):
                 if lease is None:  # another machine was faster; nobody's device waits for it
@@ -94,7 +96,7 @@ def execute(
                     ) as out,
                     nullcontext() if shared is None else states_shared(shared, call, out, lease, tell),
                 ):
-                    pinned = {} if slot is None or device is None else slot_environment(slot, device)
+                    pinned = {} if device is None else slots_environment(slots, device, processes)
                     _compute(call, out, follow, tell, pinned, run, lease)
                 if shared is not None:
                     pushed(shared, store, call, tell)
@@ -152,20 +154,20 @@ def run_child(
             "upstream": {name: ref.path for name, ref in call.upstream.items()},
             "out": str(out),
         }
-        (place / "spec.json").write_text(json.dumps(spec))
+        number = call.settings.num_processes if isinstance(call.settings, DeviceSettings) else 1
         try:
-            status = _wait_for_child(place, environment, tell, run, lease)
+            status, own = _wait_for_children(place, spec, number, environment, tell, run, lease)
             if lease.lost.is_set():
                 raise StoreError(
                     f"stage {stage.name} was ended: the shared store did not hear of this machine for too long, or "
                     "gave the stage to another one. Run the same command again to take its result, or to resume."
                 )
             if status == DELIBERATE_ERROR:
-                raise _stage_error(place / ERROR_FILE)
+                raise _stage_error(own / ERROR_FILE)
             if status == INTERRUPTED:
                 raise TrainingError(f"stage {stage.name} was asked to stop; run the same command again to resume.")
             if status:
-                raise TrainingError(_crash_message(stage, status, place / LOG_FILE))
+                raise TrainingError(_crash_message(stage, status, own / LOG_FILE))
         except RmcoreError as error:
             if not _left(stage, out):
                 raise
@@ -181,22 +183,30 @@ def _as_seen(settings: StageSettings) -> dict[str, Any]:
     return given | ({"device": as_seen(settings.device)} if isinstance(settings, DeviceSettings) else {})
 
 
-def _wait_for_child(place: Path, environment: Mapping[str, str], tell: Tell, run: str, lease: Lease) -> int:
-    with (place / LOG_FILE).open("w") as log, _progress_told(tell, run) as shown:
-        process = ForkedProcess("rmcore.stages.run", place / "spec.json", log, os.environ | environment, shown)
+def _wait_for_children(
+    place: Path,
+    spec: Mapping[str, Any],
+    number: int,
+    environment: Mapping[str, str],
+    tell: Tell,
+    run: str,
+    lease: Lease,
+) -> tuple[int, Path]:
+    with _progress_told(tell, run) as shown:
+        processes = StageProcesses(place, spec, number, os.environ | environment, shown)
         try:
-            with lease.ending(process.kill):
-                return process.wait()
+            with lease.ending(processes.kill):
+                return processes.wait()
         except (KeyboardInterrupt, TerminationSignal):
             # Not everybody who interrupts us reaches the child as a terminal does. SIGTERM, because what was started in
             # the background ignores Ctrl-C.
-            process.terminate()
+            processes.terminate()
             with contextlib.suppress(TimeoutError):
-                process.wait(timeout=SAVING_SECONDS)
+                processes.wait(timeout=SAVING_SECONDS)
             raise
         finally:
-            process.kill()
-            process.wait()
+            processes.kill()
+            processes.wait()
 
 
 @contextmanager

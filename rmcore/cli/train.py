@@ -1,5 +1,7 @@
 """`rm-opt train`: train a reward model on a file or hub data set, without an orchestrator. Also under torchrun."""
 
+import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -104,7 +106,9 @@ def train(
 
     Shortest, one epoch into the folder checkpoints: rm-opt train -m minilm -d pairs.parquet
 
-    Several GPUs: torchrun --nproc-per-node 8 --no-python rm-opt train --model ... --output-dir out
+    Several GPUs: rm-opt train --num-processes 8 --model ... --output-dir out
+
+    Several hosts: torchrun --nnodes 2 --nproc-per-node 8 ... --no-python rm-opt train --model ... --output-dir out
     """
     from rmcore.training.ranks import environment_ranks
 
@@ -138,6 +142,9 @@ def train(
         }
     )
     ranks = environment_ranks()
+    if config.train.num_processes > 1 and ranks.world == 1 and not dry_run:
+        launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={config.train.num_processes}")
+        os.execv(sys.executable, [sys.executable, *launcher, "--no-python", *_this_command()])  # noqa: S606
     ranks.check_divides(config.train.pairs_per_step)
     if dry_run:
         _print_plan(config, *_load(config.data, None))
@@ -146,6 +153,12 @@ def train(
     _check_free(output_dir)
     pairs, held_out = _load(config.data, output_dir if ranks.is_main else None)
     _train(config, pairs, held_out, output_dir, is_main=ranks.is_main)
+
+
+def _this_command() -> list[str]:
+    """The command that was given, for another process to run: a script, or a module of this interpreter."""
+    program = sys.argv[0]
+    return [*([sys.executable] if program.endswith(".py") else []), program, *sys.argv[1:]]
 
 
 def _one_source(data: str | None, hf_dataset: str | None) -> str:

@@ -100,6 +100,8 @@ class TrainConfig(Settings):
     """Processes that build micro-batches ahead, into pinned memory on a GPU. Left out: 2 on a GPU, none on a CPU."""
     fetch_timeout_seconds: float = Field(default=60.0, gt=0)
     """How long a step waits for such a process before training stops with an error."""
+    num_processes: int = Field(default=1, ge=1)
+    """Processes of this machine that train the model together, sharded over them (FSDP2): one a GPU."""
     profile_memory: bool = False
     """Log the memory of device and host with the training metrics."""
 
@@ -118,6 +120,22 @@ class TrainConfig(Settings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _processes_can_share(self) -> Self:
+        if self.pairs_per_step % self.num_processes:
+            raise ValueError(
+                f"pairs_per_step={self.pairs_per_step} does not divide among num_processes={self.num_processes}, so "
+                "some would idle in every step; use a multiple."
+            )
+        if self.num_processes > 1 and "curvature" in self.callbacks:
+            raise ValueError(
+                f"the curvature callback needs the whole model in one process, and num_processes={self.num_processes} "
+                "share it; leave it out of callbacks and analyze the saved checkpoints afterwards."
+            )
+        return self
 
-RUN_ONLY_FIELDS = ("log_every", "resume_every_seconds", "num_workers", "fetch_timeout_seconds", "profile_memory")
+
+RUN_ONLY_FIELDS = (
+    *("log_every", "resume_every_seconds", "num_workers", "fetch_timeout_seconds", "num_processes", "profile_memory"),
+)
 """Fields of TrainConfig that do not change the weights: no part of a cache key, free when a training is resumed."""

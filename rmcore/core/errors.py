@@ -25,6 +25,10 @@ class TrainingError(RmcoreError, RuntimeError):
     """Training had to stop, for example because the loss is not finite."""
 
 
+class LostProcessError(TrainingError):
+    """Another process of the same training has ended, or cannot be reached: the reason is with that one."""
+
+
 class CurvatureError(RmcoreError, RuntimeError):
     """A curvature quantity could not be computed."""
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rmcore.core.errors import RmcoreError, StoreError
 from rmcore.core.progress import PROGRESS_VARIABLE, progress_bar, silent
-from rmcore.core.tracking import METRICS_FILE, JsonlTracker
+from rmcore.core.tracking import METRICS_FILE, JsonlTracker, NullTracker
 from rmcore.stages.registry import STAGES
 from rmcore.stages.settings import StageSettings
 
@@ -29,6 +29,9 @@ INTERRUPTED = 130
 def run_stage(name: str, settings: StageSettings, upstream: dict[str, Path], out: Path) -> None:
     """Run stage `name` in this process, writing its artifact into `out`."""
     module = importlib.import_module(STAGES[name].module)
+    if os.environ.get("RANK", "0") != "0":  # one of several processes, of which the first writes and tells
+        module.run(settings, upstream, out, NullTracker(), silent)
+        return
     tracker = JsonlTracker(out / METRICS_FILE)
     try:
         shown = PROGRESS_VARIABLE in os.environ  # else standard error is the stage's log

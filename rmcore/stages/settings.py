@@ -94,6 +94,11 @@ class DeviceSettings(StageSettings):
     device: str
     """See `PipelineConfig.device`. Of several GPUs its number says which, and is no part of the key."""
 
+    @property
+    def num_processes(self) -> int:
+        """Processes that run the model together, each on a GPU of its own."""
+        return 1
+
     def named(self) -> dict[str, str]:
         """Whether `device` is a CPU or a GPU."""
         return {"device": device_type(self.device)}
@@ -152,6 +157,11 @@ class TrainSettings(ModelSettings):
             model = config.model.model_copy(update={"name": required_policy(config).name})
             return settings.model_copy(update={"model": model})
         return settings
+
+    @property
+    def num_processes(self) -> int:
+        """See `DeviceSettings.num_processes`."""
+        return self.train.num_processes
 
     @property
     def keeps_states(self) -> bool:

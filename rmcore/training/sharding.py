@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
-from rmcore.core.errors import ModelError, TrainingError
+from rmcore.core.errors import LostProcessError, ModelError
 from rmcore.models.packing.forward import FORWARD_METHOD, packed_rewards
 from rmcore.training.optimizers import whole
 from rmcore.training.ranks import Ranks, environment_ranks
@@ -32,7 +32,7 @@ def process_group(device: torch.device) -> Iterator[Ranks]:
     gloo on a CPU. On GPUs, one a process (LOCAL_RANK), NCCL for what lies there and gloo for what the hosts agree on.
 
     Raises:
-        TrainingError: inside, another process has ended or cannot be reached any more.
+        LostProcessError: inside, another process has ended or cannot be reached any more.
     """
     ranks = environment_ranks()
     if ranks.world == 1:
@@ -46,7 +46,7 @@ def process_group(device: torch.device) -> Iterator[Ranks]:
     except RuntimeError as error:
         if not _is_of_the_connection(error):
             raise
-        raise TrainingError(
+        raise LostProcessError(
             "another process of this training has ended, or its host cannot be reached: its own message says why. The "
             f"same command on all hosts resumes from the state that was saved last. ({str(error).splitlines()[0]})"
         ) from error

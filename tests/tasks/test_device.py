@@ -20,8 +20,12 @@ from tasks.device import (
     device_slots,
     free_device_slot,
     holders,
+    in_the_way,
+    several_device_slots,
     slot_environment,
+    slots_environment,
     slots_for,
+    slots_needed,
 )
 from tasks.holders import clock
 
@@ -87,6 +91,49 @@ def test_a_container_on_this_machine_is_held_back_and_takes_nothing_away(tmp_pat
         assert run_inside(code) == "None\n"
         assert len(holders(Store(tmp_path))) == 1
     assert run_inside(code) == "0\n"
+
+
+def test_who_wants_several_slots_gets_all_or_holds_none(tmp_path, monkeypatch):
+    monkeypatch.setenv(SLOTS_VARIABLE, "3")
+    store, running, most, guard = Store(tmp_path), [], [], threading.Lock()
+
+    def use(number):
+        for _ in range(20):
+            with several_device_slots(store, "a test", "auto", number) as slots:
+                with guard:
+                    assert len(set(slots)) == number
+                    assert not set(slots) & {slot for others in running for slot in others}
+                    running.append(slots)
+                    most.append(sum(map(len, running)))
+                with guard:
+                    running.remove(slots)
+
+    users = [threading.Thread(target=use, args=(number,), daemon=True) for number in (2, 2, 3, 1)]
+    for user in users:
+        user.start()
+    for user in users:
+        user.join(120)
+        assert not user.is_alive()
+    assert max(most) <= 3
+    with device_slot(store, "one", "auto"):
+        assert in_the_way(store, "auto", 2) == ""
+        assert in_the_way(store, "auto", 3).startswith("the device, held by one")
+
+
+def test_the_processes_of_one_training_see_all_of_its_gpus_or_share_its_cores(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5,7")
+    monkeypatch.delenv(SLOTS_VARIABLE, raising=False)
+    assert slots_needed("auto", 2) == 2
+    assert slots_environment([0, 2], "auto", 2) == {"CUDA_VISIBLE_DEVICES": "2,7"}
+    for device, words in (("auto", "sees 3 GPUs"), ("cuda:1", "one GPU is named")):
+        with pytest.raises(ConfigError, match=words):
+            slots_needed(device, 4)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv(SLOTS_VARIABLE, "1")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("psutil.cpu_count", lambda logical: 8)
+    assert slots_needed("auto", 4) == 1
+    assert slots_environment([0], "auto", 4) == {"OMP_NUM_THREADS": "2"}
 
 
 @pytest.mark.parametrize("named", ["0", "two", "-1", ""])
