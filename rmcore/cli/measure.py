@@ -1,4 +1,4 @@
-"""`rm-opt evaluate | readiness pairs | score | diff`: measure checkpoints on a file of pairs."""
+"""`rm-opt evaluate | readiness pairs | diff`: measure checkpoints on a file of pairs."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +9,7 @@ import typer
 from rmcore.cli.analyze import measure_model
 from rmcore.cli.common import print_metrics, write_report_json
 from rmcore.cli.help import common
-from rmcore.cli.inputs import Checkpoint, Data, JsonOut, ModelReading, PairReading, Seed, read_pairs, tell_unusable
+from rmcore.cli.inputs import Checkpoint, Data, JsonOut, ModelReading, PairReading, Seed, read_pairs
 from rmcore.cli.options import field_options, given, options
 from rmcore.cli.verdict import print_verdict
 from rmcore.config.data import DataConfig
@@ -107,33 +107,6 @@ def readiness(
     print()
     print_verdict(judged["verdict"], more)
     write_report_json(json_out, {"num_pairs": len(pairs), **judged, "logged_answers": logged, "next_rung": more})
-
-
-@options()
-def score(
-    checkpoint: Checkpoint,
-    data: Annotated[str, typer.Option("--data", help="Pairs, or rows with columns prompt and response.")],
-    out: Annotated[Path, typer.Option(help="Parquet file for the rewards.")],
-    reading: PairReading,
-    model: ModelReading,
-) -> None:
-    """Write rewards of preference pairs, or of prompt/response rows, to Parquet."""
-    from rmcore.core.progress import progress_bar
-    from rmcore.data.responses import load_responses
-    from rmcore.ensembles.score import score_pairs_table, score_responses_table
-
-    rm = model.load(checkpoint)
-    responses = load_responses(data, split=reading.split, limit=reading.limit)
-    if responses is not None and responses.num_unusable:
-        tell_unusable(data, responses.num_unusable, responses.num_rows)
-    with progress_bar("score") as report:
-        if responses is None:
-            table, _ = score_pairs_table(rm, reading.read(data), report=report)
-        else:
-            table = score_responses_table(rm, responses.rows, report=report)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    table.to_parquet(out)
-    print(f"{len(table)} rows scored: {out}")
 
 
 @options()

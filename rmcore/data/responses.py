@@ -6,6 +6,7 @@ from itertools import islice
 
 from rmcore.core.errors import DataError
 from rmcore.data.readers.fields import Reason, RowRejected, text_value
+from rmcore.data.readers.files import RawRecord
 from rmcore.data.readers.sources import iter_records
 
 
@@ -20,6 +21,22 @@ class LoadedResponses:
     def num_unusable(self) -> int:
         """Rows that lack a text, or whose text is blank or not valid Unicode."""
         return self.num_rows - len(self.rows)
+
+
+def is_response(record: RawRecord) -> bool:
+    """Whether a record is a prompt with one response, and no pair or side of one."""
+    fields = record.fields or {}
+    return "response" in fields and not ("pair_id" in fields and ("role" in fields or "label" in fields))
+
+
+def response_of(record: RawRecord) -> tuple[str, str] | None:
+    """Prompt and response; None where a text is missing, blank or not valid Unicode."""
+    fields = record.fields or {}
+    try:
+        prompt = text_value(fields.get("prompt"), Reason.EMPTY_PROMPT)
+        return prompt, text_value(fields.get("response"), Reason.EMPTY_ANSWER)
+    except RowRejected:
+        return None
 
 
 def load_responses(source: str, *, split: str = "train", limit: int | None = None) -> LoadedResponses | None:
@@ -37,16 +54,11 @@ def load_responses(source: str, *, split: str = "train", limit: int | None = Non
     num_rows = 0
     most = None if limit is None else min(limit, sys.maxsize)  # islice takes no larger number
     for record in islice(iter_records(source, split=split), most):
-        fields = record.fields or {}
-        is_side = "pair_id" in fields and ("role" in fields or "label" in fields)
-        if not rows and fields and ("response" not in fields or is_side):
+        if not rows and record.fields and not is_response(record):
             return None
         num_rows += 1
-        try:
-            prompt = text_value(fields.get("prompt"), Reason.EMPTY_PROMPT)
-            rows.append((prompt, text_value(fields.get("response"), Reason.EMPTY_ANSWER)))
-        except RowRejected:
-            continue
+        if (row := response_of(record)) is not None:
+            rows.append(row)
     if num_rows and not rows:
         raise DataError(
             f"none of the {num_rows} rows of {source} has a text prompt and response, so nothing can be scored."

@@ -55,9 +55,9 @@ def with_texts(table: pd.DataFrame, pairs: Sequence[PreferencePair]) -> pd.DataF
 
 
 def score_responses_table(
-    rm: BradleyTerryRM, rows: Sequence[tuple[str, str]], *, report: Report = silent
+    rm: BradleyTerryRM, rows: Sequence[tuple[str, str]], *, first_row: int = 0, report: Report = silent
 ) -> pd.DataFrame:
-    """Score N (prompt, response) rows, each prompt one user turn.
+    """Score N (prompt, response) rows, each prompt one user turn; `first_row` are before them in their source.
 
     Returns:
         Those that the model can read, in order, with columns prompt, response, reward (logits). The others are said on
@@ -68,14 +68,15 @@ def score_responses_table(
         ModelError: a reward is not finite; the message names the rows, counted from 1.
     """
     found = rm.renderer.try_sides(rows)
-    unreadable = [f"row {place}: {side}" for place, side in enumerate(found, 1) if isinstance(side, DataError)]
+    placed = list(enumerate(found, first_row + 1))
+    unreadable = [f"row {place}: {side}" for place, side in placed if isinstance(side, DataError)]
     if unreadable and len(unreadable) == len(rows):
         raise DataError(f"none of the {len(rows)} rows can be read as this model reads text; {unreadable[0]}")
     if unreadable:
         tell_left_out(len(unreadable), "rows", unreadable[0])
-    numbers = [place for place, side in enumerate(found, 1) if isinstance(side, TokenizedSide)]
+    numbers = [place for place, side in placed if isinstance(side, TokenizedSide)]
     sides = [side for side in found if isinstance(side, TokenizedSide)]
-    rows = [rows[number - 1] for number in numbers]
+    rows = [rows[number - first_row - 1] for number in numbers]
 
     rewards = rm.score_sides(sides, report=labelled(report, "responses scored")).astype("float64")
     refuse_not_finite(rewards, lambda place: f"row {numbers[place]}")

@@ -116,7 +116,7 @@ def load_pairs(
         DataError: the source cannot be read, its columns fit no layout, no row gives a pair, or see above.
     """
     read = _counted(iter_records(source, split=split), source, report)
-    records, layout = _probe(read, source, columns, pairs_per_row)
+    records, layout = probe(read, source, columns, pairs_per_row)
     sided = layout.name == SIDE_ROWS
     num_over_row_cap = 0
     if sided:
@@ -126,8 +126,7 @@ def load_pairs(
     _check_encoding(source, rejected, num_rows, len(pairs))
     if require_complete_pairs:
         refuse_incomplete(source, rejected, INCOMPLETE_SIDES if sided else INCOMPLETE)
-    if not pairs:
-        raise _nothing_usable(source, rejected, layout)
+    check_usable(source, rejected, num_rows, len(pairs), layout)
     return LoadedPairs(pairs, rejected, num_rows, layout.name, source, num_over_row_cap=num_over_row_cap)
 
 
@@ -173,7 +172,7 @@ def _read_pair_rows(
     rejected: list[RejectedRow] = []
     num_rows = num_over_cap = 0
     for record in records:
-        for outcome in _outcomes(record, source, layout):
+        for outcome in outcomes(record, source, layout):
             num_rows += 1
             if isinstance(outcome, RejectedRow):
                 rejected.append(outcome)
@@ -238,10 +237,14 @@ def write_rejected(rejected: Iterable[RejectedRow], path: Path) -> None:
     write_json_lines(path, map(asdict, rejected))
 
 
-def _probe(
+def probe(
     records: Iterator[RawRecord], source: str, columns: ColumnMap, pairs_per_row: int
 ) -> tuple[Iterator[RawRecord], Layout]:
-    """All the records again, and the layout that the columns of the first ones show."""
+    """All the records again, and the layout that the columns of the first ones show.
+
+    Raises:
+        DataError: there are none, none can be read, or the columns fit no layout.
+    """
     head: list[RawRecord] = []
     sample: dict[str, Any] = {}
     for record in records:
@@ -263,7 +266,8 @@ def _probe(
         raise DataError(f"{source}: {error}") from error
 
 
-def _outcomes(record: RawRecord, source: str, layout: Layout) -> Iterator[RowPairs | RejectedRow]:
+def outcomes(record: RawRecord, source: str, layout: Layout) -> Iterator[RowPairs | RejectedRow]:
+    """What each label of a record gives: pairs, or the reason why it gives none."""
     if record.fields is None:
         yield reject(record, record.problem or Reason.MISSING_VALUE)
         return
@@ -275,6 +279,17 @@ def _outcomes(record: RawRecord, source: str, layout: Layout) -> Iterator[RowPai
                 yield reject(record, rejection.reason)
     except DataError as error:  # what one row shows of the whole file
         raise DataError(f"{source}, row {record.row}: {error}") from error
+
+
+def check_usable(source: str, rejected: list[RejectedRow], num_rows: int, num_pairs: int, layout: Layout) -> None:
+    """Refuse a source that was read to its end and is not UTF-8, or gave no pair.
+
+    Raises:
+        DataError: says why, and what to do.
+    """
+    _check_encoding(source, rejected, num_rows, num_pairs)
+    if not num_pairs:
+        raise _nothing_usable(source, rejected, layout)
 
 
 def _check_encoding(source: str, rejected: list[RejectedRow], num_rows: int, num_pairs: int) -> None:

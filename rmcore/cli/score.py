@@ -1,0 +1,83 @@
+"""`rm-opt score`: rewards of a file of any size, here or on a Ray cluster."""
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from rmcore.cli.inputs import Checkpoint, ModelReading, PairReading, tell_unusable
+from rmcore.cli.options import options
+from rmcore.core.errors import ConfigError
+
+PART_ROWS = 10_000
+"""Some tens of MiB of text, and minutes of a GPU at most: what a kill can cost."""
+
+
+@options()
+def score(
+    checkpoint: Checkpoint,
+    data: Annotated[str, typer.Option("--data", help="Pairs, or rows with columns prompt and response.")],
+    out: Annotated[Path, typer.Option(help="Parquet file for the rewards.")],
+    reading: PairReading,
+    model: ModelReading,
+    engine: Annotated[
+        Literal["local", "ray"],
+        typer.Option(
+            help="local: in this process. ray: by actors of the Ray cluster of RAY_ADDRESS, or of this machine."
+        ),
+    ] = "local",
+    actors: Annotated[
+        int | None, typer.Option(min=1, help="Models of a Ray cluster, each with a GPU; default: all that are free.")
+    ] = None,
+    part_rows: Annotated[
+        int, typer.Option(min=1, help="Rows that are scored and kept at once; a kill costs as many.")
+    ] = PART_ROWS,
+) -> None:
+    """Write rewards of preference pairs, or of prompt/response rows, to Parquet.
+
+    The file may be larger than memory. After a kill the same command continues with the rows that are missing.
+
+    Example: rm-opt score --checkpoint out/best --data rows.jsonl --out rewards.parquet
+    """
+    from rmcore.core.progress import progress_bar
+    from rmcore.data.parts import SourceInParts
+    from rmcore.ensembles.bulk import LocalScorer, score_source
+
+    if actors is not None and engine != "ray":
+        raise ConfigError("--actors is of --engine ray; this process scores with one model.")
+    source = SourceInParts(data, part_rows, reading.split, reading.columns(), reading.limit)
+    scorer: Any = (
+        _ray_scorer(checkpoint, model, actors) if engine == "ray" else nullcontext(LocalScorer(model.load(checkpoint)))
+    )
+    with scorer as ready, progress_bar("score") as report:
+        num_rows = score_source(source, ready, out, _job(checkpoint, model, reading, source), report=report)
+    if source.num_unusable:
+        tell_unusable(data, source.num_unusable, source.num_rows)
+    print(f"{num_rows} rows scored: {out}")
+
+
+def _ray_scorer(checkpoint: str, model: ModelReading, actors: int | None) -> Any:
+    from rmcore.ensembles.ray_scoring import Loading, RayScorer
+
+    # Actors run elsewhere, where a path that begins here would mean another file.
+    place = str(Path(checkpoint).resolve()) if Path(checkpoint).exists() else checkpoint
+    return RayScorer(Loading(place, model.device, model.max_seq_len, model.render_fn), actors)
+
+
+def _job(checkpoint: str, model: ModelReading, reading: PairReading, source: Any) -> dict[str, Any]:
+    """What decides the rewards and the cut into parts."""
+    from rmcore.data.readers.sources import source_digest
+    from rmcore.ensembles.ensemble_folder import checkpoint_digest
+
+    folder = Path(checkpoint)
+    return {
+        "checkpoint": checkpoint_digest(folder) if folder.is_dir() else checkpoint,
+        "data": source_digest(source.source),
+        "part_rows": source.size,
+        "max_seq_len": model.max_seq_len,
+        "render_fn": model.render_fn,
+        "split": reading.split,
+        "limit": reading.limit,
+        "columns": [reading.prompt_column, reading.chosen_column, reading.rejected_column],
+    }

@@ -1,0 +1,120 @@
+"""A source in parts of bounded size, each read when it is asked for: for what is larger than memory.
+
+A source gives preference pairs, or rows with columns prompt and response. Parts are cut after a number of them, the
+same ones each time, so that work on them can be continued.
+"""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import chain, islice
+
+from rmcore.config.data import PAIRS_PER_ROW
+from rmcore.core.errors import DataError
+from rmcore.data.pair import PreferencePair
+from rmcore.data.readers.columns import USUAL_COLUMNS, ColumnMap
+from rmcore.data.readers.files import RawRecord
+from rmcore.data.readers.layouts import SIDE_ROWS
+from rmcore.data.readers.rejected import RejectedRow
+from rmcore.data.readers.sources import check_usable, iter_records, load_pairs, outcomes, probe
+from rmcore.data.responses import is_response, response_of
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some of a source: pairs, or (prompt, response) rows; the other list is empty."""
+
+    number: int
+    """From 0."""
+    pairs: list[PreferencePair] = field(default_factory=list)
+    responses: list[tuple[str, str]] = field(default_factory=list)
+    first_row: int = 0
+    """Place of the first response among those of the source, from 0."""
+
+    def __len__(self) -> int:
+        """Pairs, or responses."""
+        return len(self.pairs) + len(self.responses)
+
+
+@dataclass
+class SourceInParts:
+    """Iterates over the parts of a source; `num_rows` and `num_unusable` count what was read so far.
+
+    Args:
+        source: a file, a `datasets` folder, or a hub name.
+        size: pairs or responses of a part; the last one may have fewer.
+        split: which split of a folder or hub data set; a file has none.
+        columns: names of the columns of pairs, where they are not the usual ones.
+        limit: stop after this many pairs, or after this many rows of responses.
+    """
+
+    source: str
+    size: int
+    split: str = "train"
+    columns: ColumnMap = USUAL_COLUMNS
+    limit: int | None = None
+    num_rows: int = 0
+    num_unusable: int = 0
+
+    def __iter__(self) -> Iterator[Part]:
+        """The parts, in order; memory holds one at a time.
+
+        Raises:
+            DataError: the source cannot be read, its columns fit no layout, or no row of it can be used.
+        """
+        self.num_rows = self.num_unusable = 0
+        records = iter_records(self.source, split=self.split)
+        first = next(records, None)
+        again = records if first is None else chain([first], records)
+        yield from self._responses(again) if first is not None and is_response(first) else self._pairs(again)
+
+    def _responses(self, records: Iterator[RawRecord]) -> Iterator[Part]:
+        rows: list[tuple[str, str]] = []
+        number = done = 0
+        for record in islice(records, None if self.limit is None else min(self.limit, sys.maxsize)):
+            self.num_rows += 1
+            row = response_of(record)
+            if row is None:
+                self.num_unusable += 1
+            else:
+                rows.append(row)
+            if len(rows) == self.size:
+                yield Part(number, responses=rows, first_row=done)
+                number, done, rows = number + 1, done + len(rows), []
+        if rows:
+            yield Part(number, responses=rows, first_row=done)
+        elif not done:
+            raise DataError(
+                f"none of the {self.num_rows} rows of {self.source} has a text prompt and response, so nothing can be "
+                "scored."
+            )
+
+    def _pairs(self, records: Iterator[RawRecord]) -> Iterator[Part]:
+        records, layout = probe(records, self.source, self.columns, PAIRS_PER_ROW)
+        if layout.name == SIDE_ROWS:  # the sides of a pair may stand anywhere, so all rows are read before any is whole
+            loaded = load_pairs(self.source, split=self.split, columns=self.columns, limit=self.limit)
+            self.num_rows, self.num_unusable = loaded.num_rows, len(loaded.rejected)
+            for number, start in enumerate(range(0, len(loaded.pairs), self.size)):
+                yield Part(number, pairs=loaded.pairs[start : start + self.size])
+            return
+        rejected: list[RejectedRow] = []
+        pairs: list[PreferencePair] = []
+        number = done = 0
+        for record in records:
+            for outcome in outcomes(record, self.source, layout):
+                self.num_rows += 1
+                if isinstance(outcome, RejectedRow):
+                    self.num_unusable += 1
+                    rejected.append(outcome)
+                else:
+                    pairs.extend(outcome.pairs)
+            while len(pairs) >= self.size and (self.limit is None or done < self.limit):
+                part = pairs[: self.size if self.limit is None else min(self.size, self.limit - done)]
+                yield Part(number, pairs=part)
+                number, done, pairs = number + 1, done + len(part), pairs[self.size :]
+            if self.limit is not None and done + len(pairs) >= self.limit:
+                break
+        rest = pairs if self.limit is None else pairs[: max(0, self.limit - done)]
+        if rest:
+            yield Part(number, pairs=rest)
+        check_usable(self.source, rejected, self.num_rows, done + len(rest), layout)

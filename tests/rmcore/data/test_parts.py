@@ -1,0 +1,89 @@
+"""A source in parts: together they are what is read in one go, wherever they are cut."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rmcore.core.errors import DataError
+from rmcore.data.parts import SourceInParts
+from rmcore.data.readers.sources import load_pairs
+from rmcore.data.responses import load_responses
+from rmcore.data.table import write_pairs
+
+RESPONSES = [{"prompt": f"p{number}", "response": None if number % 5 == 3 else f"r{number}"} for number in range(23)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, gold_pairs):
+    place = tmp_path_factory.mktemp("parts")
+    write_pairs(gold_pairs[:31], place / "pairs.parquet")
+    lines = [
+        json.dumps({"prompt": pair.prompt, "chosen": pair.chosen, "rejected": pair.rejected})
+        for pair in gold_pairs[:31]
+    ]
+    lines[4:4] = ["not JSON", json.dumps({"prompt": "p", "chosen": "same", "rejected": "same"})]
+    (place / "pairs.jsonl").write_text("\n".join(lines))
+    sides = [
+        {"pair_id": pair.pair_id, "role": role, "prompt": pair.prompt, "response": getattr(pair, role)}
+        for role in ("chosen", "rejected")
+        for pair in gold_pairs[:31]
+    ]
+    (place / "sides.jsonl").write_text("\n".join(json.dumps(side) for side in sides))
+    (place / "responses.jsonl").write_text("\n".join(json.dumps(row) for row in RESPONSES))
+    return place
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    st.integers(1, 40), st.none() | st.integers(1, 40), st.sampled_from(["pairs.parquet", "pairs.jsonl", "sides.jsonl"])
+)
+def test_the_pairs_of_all_parts_are_those_of_the_source(folder, size, limit, name):
+    source = SourceInParts(str(folder / name), size, limit=limit)
+    parts = list(source)
+    whole = load_pairs(str(folder / name), limit=limit)
+    assert [pair.pair_id for part in parts for pair in part.pairs] == [pair.pair_id for pair in whole.pairs]
+    assert [part.number for part in parts] == list(range(len(parts)))
+    assert all(len(part) == size for part in parts[:-1])
+    assert 0 < len(parts[-1]) <= size
+    if limit is None:
+        assert (source.num_rows, source.num_unusable) == (whole.num_rows, len(whole.rejected))
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(1, 30), st.none() | st.integers(1, 30))
+def test_the_responses_of_all_parts_are_those_of_the_source(folder, size, limit):
+    path = str(folder / "responses.jsonl")
+    source = SourceInParts(path, size, limit=limit)
+    parts = list(source)
+    whole = load_responses(path, limit=limit)
+    assert [row for part in parts for row in part.responses] == whole.rows
+    assert [part.first_row for part in parts] == [size * number for number in range(len(parts))]
+    assert (source.num_rows, source.num_unusable) == (whole.num_rows, whole.num_unusable)
+
+
+def test_nothing_is_read_before_it_is_asked_for(tmp_path, gold_pairs):
+    """So memory holds one part, however long the file is."""
+    write_pairs(gold_pairs[:40], tmp_path / "pairs.parquet")
+    source = SourceInParts(str(tmp_path / "pairs.parquet"), 5)
+    parts = iter(source)
+    for number in range(1, 4):
+        next(parts)
+        assert source.num_rows <= 5 * number + 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is empty"),
+        ('{"prompt": "p", "response": null}\n', "nothing can be scored"),
+        ('{"prompt": "p", "chosen": "a", "rejected": "a"}\n', "none gives a preference pair"),
+        ('{"question": "p"}\n', "question"),
+    ],
+)
+def test_a_source_without_a_usable_row_is_refused(tmp_path, text, said):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(text)
+    with pytest.raises(DataError, match=said):
+        list(SourceInParts(str(path), 5))

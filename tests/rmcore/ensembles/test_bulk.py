@@ -1,0 +1,134 @@
+"""Scoring in parts: the same rewards however it is cut, killed, continued, or spread over processes."""
+
+import os
+import signal
+from importlib.util import find_spec
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from rmcore.core.errors import ConfigError, DataError
+from rmcore.data.parts import SourceInParts
+from rmcore.data.table import write_pairs
+from rmcore.ensembles.bulk import PARTS_SUFFIX, LocalScorer, score_part, score_source
+from rmcore.ensembles.score import score_pairs_table
+
+JOB = {"checkpoint": "c", "data": "d"}
+
+
+@pytest.fixture
+def pairs(tmp_path, gold_pairs):
+    write_pairs(gold_pairs[:60], tmp_path / "pairs.parquet")
+    return gold_pairs[:60]
+
+
+def source(tmp_path, size=7):
+    return SourceInParts(str(tmp_path / "pairs.parquet"), size)
+
+
+class Counting(LocalScorer):
+    """Is killed after so many parts."""
+
+    def __init__(self, rm, most=None):
+        super().__init__(rm)
+        self.seen, self.most = [], most
+
+    def scored(self, parts):
+        for number, table in super().scored(parts):
+            if self.most is not None and len(self.seen) == self.most:
+                raise KeyboardInterrupt
+            self.seen.append(number)
+            yield number, table
+
+
+def assert_same(out, rm, pairs):
+    scored = pd.read_parquet(out)
+    expected, _ = score_pairs_table(rm, pairs)
+    assert scored.pair_id.tolist() == expected.pair_id.tolist()
+    np.testing.assert_allclose(scored.reward_chosen, expected.reward_chosen, atol=1e-5)
+    np.testing.assert_allclose(scored.reward_rejected, expected.reward_rejected, atol=1e-5)
+    assert scored.columns.tolist() == expected.columns.tolist()
+
+
+def test_a_killed_job_goes_on_with_what_is_missing(tmp_path, rm, pairs):
+    out, killed, second = tmp_path / "out.parquet", Counting(rm, 3), Counting(rm)
+    with pytest.raises(KeyboardInterrupt):
+        score_source(source(tmp_path), killed, out, JOB)
+    assert not out.exists()
+    assert score_source(source(tmp_path), second, out, JOB) == len(pairs)
+    assert (killed.seen, second.seen) == ([0, 1, 2], [3, 4, 5, 6, 7, 8])
+    assert_same(out, rm, pairs)
+    assert not out.with_name(out.name + PARTS_SUFFIX).exists()
+
+
+def test_what_another_job_began_is_not_gone_on_with(tmp_path, rm, pairs):
+    out = tmp_path / "out.parquet"
+    with pytest.raises(KeyboardInterrupt):
+        score_source(source(tmp_path), Counting(rm, 1), out, JOB)
+    with pytest.raises(ConfigError, match="checkpoint differ"):
+        score_source(source(tmp_path), LocalScorer(rm), out, JOB | {"checkpoint": "other"})
+    assert score_source(source(tmp_path), LocalScorer(rm), out, JOB) == len(pairs)
+
+
+def test_a_part_that_cannot_be_read_costs_its_rows_and_all_of_them_are_an_error(tmp_path, rm, pairs, monkeypatch):
+    def unreadable(model, part):
+        raise DataError("nothing here")
+
+    calls = []
+
+    def second_unreadable(model, given):
+        calls.append(given)
+        return unreadable(model, given) if len(calls) == 2 else score_pairs_table(model, given)
+
+    monkeypatch.setattr("rmcore.ensembles.bulk.score_pairs_table", second_unreadable)
+    out = tmp_path / "out.parquet"
+    assert score_source(source(tmp_path), LocalScorer(rm), out, JOB) == len(pairs) - 7
+    assert pd.read_parquet(out).pair_id.tolist() == [pair.pair_id for pair in [*pairs[:7], *pairs[14:]]]
+    monkeypatch.setattr("rmcore.ensembles.bulk.score_pairs_table", unreadable)
+    with pytest.raises(DataError, match="none of the rows"):
+        score_source(source(tmp_path), LocalScorer(rm), tmp_path / "none.parquet", JOB)
+
+
+def test_columns_that_some_parts_have_no_value_in_are_joined(tmp_path, rm, pairs):
+    """Of the rows in the first part nobody knows the subset, so its column has no type there."""
+
+    class Untyped(LocalScorer):
+        def scored(self, parts):
+            for part in parts:
+                yield part.number, score_part(self.rm, part).assign(subset=None if part.number == 0 else "known")
+
+    out = tmp_path / "out.parquet"
+    score_source(source(tmp_path), Untyped(rm), out, JOB)
+    assert pd.read_parquet(out).subset.isna().sum() == 7
+
+
+@pytest.mark.services
+def test_an_actor_of_ray_that_is_killed_loses_and_repeats_no_row(tmp_path, tiny_folder, rm, pairs, monkeypatch):
+    if find_spec("ray") is None:
+        pytest.skip("Ray is not installed (rm-optimizer[cluster])")
+    from rmcore.ensembles.ray_scoring import Loading, RayScorer
+
+    for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    out = tmp_path / "out.parquet"
+    with RayScorer(Loading(str(tiny_folder), "cpu", 128), 1) as scorer:
+        import ray
+
+        killed = []
+
+        class Killing:
+            def scored(self, parts):
+                for number, table in scorer.scored(parts):
+                    if not killed:
+                        killed.append(ray.get(scorer.actors[0].pid.remote()))
+                        os.kill(killed[0], signal.SIGKILL)
+                    yield number, table
+
+        assert score_source(source(tmp_path), Killing(), out, JOB) == len(pairs)
+        assert ray.get(scorer.actors[0].pid.remote()) != killed[0]
+        with pytest.raises(
+            ConfigError, match=r"has room for \d+ actors now, each with one CPU, and 1000 are asked for"
+        ):
+            scorer._room("CPU", 1000)
+    assert_same(out, rm, pairs)
