@@ -11,7 +11,7 @@ from tasks.home import configure_environment
 configure_environment()  # before Prefect and MLflow read their settings
 
 # ruff: noqa: E402
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from flows.form import described_flow
 from flows.pipeline import open_store
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
-from rmcore.core.store import ArtifactRef, make_key
+from rmcore.core.store import ArtifactRef, Store, make_key
 from rmcore.stages.registry import STAGES, stage_call, stage_code
 from rmcore.study.plan import Cell
 from tasks.sharing import named_store
@@ -73,13 +73,8 @@ def cell(order: CellOrder) -> dict[str, Any]:
         ConfigError: no store is shared (RM_OPT_SHARED), or this machine would compute something else than was planned.
     """
     config = PipelineConfig.model_validate(order.config)
-    shared = named_store()
-    found = _made_by(order.stages, config)
-    if found != order.made_by:
-        raise ConfigError(
-            f"this machine would compute something else ({found}) than was planned ({order.made_by}): its code, its "
-            "data or the versions of torch and transformers differ. Update its checkout, its environment and its data."
-        )
+    named_store()
+    refuse_other(order, config)
     store = open_store()
     refs: dict[str, ArtifactRef] = {}
     runs: dict[str, StageRun] = {}
@@ -97,10 +92,34 @@ def cell(order: CellOrder) -> dict[str, Any]:
         )
         refs[name] = runs[name].ref
         say(f"{name:<10} {'there already' if runs[name].cached else 'done'}")
-    for name, ref in refs.items():  # whose upload failed, or that this machine had before
+    share_all(store, refs)
+    return {"stages": {name: ref.digest for name, ref in refs.items()}}
+
+
+def refuse_other(order: CellOrder, config: PipelineConfig) -> None:
+    """Refuse a cell that this machine would not compute as it was planned.
+
+    Raises:
+        ConfigError: code, data or versions differ.
+    """
+    found = _made_by(order.stages, config)
+    if found != order.made_by:
+        raise ConfigError(
+            f"this machine would compute something else ({found}) than was planned ({order.made_by}): its code, its "
+            "data or the versions of torch and transformers differ. Update its checkout, its environment and its data."
+        )
+
+
+def share_all(store: Store, refs: Mapping[str, ArtifactRef]) -> None:
+    """Push what the shared store has not: whose upload failed, or that this machine had before.
+
+    Raises:
+        StoreError: it could not be shared.
+    """
+    shared = named_store()
+    for name, ref in refs.items():
         if shared.find(name, ref.key) is None:
             shared.push(store, name, ref.key)
-    return {"stages": {name: ref.digest for name, ref in refs.items()}}
 
 
 def _made_by(stages: Sequence[str], config: PipelineConfig) -> str:

@@ -67,7 +67,10 @@ class MatrixOptions:
     summary: Annotated[Path | None, typer.Option(help="Write everything that was found to this JSON file.")] = None
     runner: Annotated[
         Runner | None,
-        typer.Option(help="threads (default): cells run here. pool: on the machines that run `rm-opt worker`."),
+        typer.Option(
+            help="threads (default): cells run here. pool: on the machines that run `rm-opt worker`. ray: on the "
+            "cluster of RAY_ADDRESS."
+        ),
     ] = None
 
     def named(self) -> dict[str, Any]:

@@ -37,6 +37,7 @@ from flows.pipeline import (
 )
 from flows.planning import MatrixPlan, Runner, cells_of_look, frozen, judged, make_plan, matrix_key, measured_cell
 from flows.pool import PoolRunner
+from flows.ray_cells import RayRunner
 from flows.results import command, gather
 from rmcore.core.cost import money, price_per_hour
 from rmcore.core.errors import TrainingError
@@ -108,7 +109,8 @@ def experiment(
         looks: numbers of seeds after which the claims are judged, for example 5, 8, 12, 20: a decided claim gets no
             further seeds; left out, as declared.
         take: at most so many looks in this run, for a schedule that takes one a night; left out, until all is decided.
-        runner: threads computes the cells on this machine; pool hands them to the machines that run `rm-opt worker`.
+        runner: threads computes the cells on this machine; pool hands them to the machines that run `rm-opt worker`;
+            ray to the Ray cluster of RAY_ADDRESS.
 
     Returns:
         {"results": everything the report shows, "report": path, "mlflow_url" and "mlflow_charts_url": the
@@ -219,7 +221,11 @@ class Matrix:
 
     def _run_cells(self, plan: MatrixPlan) -> tuple[dict[str, Outcome], Mapping[str, Tuned], list[Any]]:
         """Run the trials, then the cells under what the trials chose; the last is what the cells handed on."""
-        ready = at_once if self.runner == "threads" else PoolRunner(self.study, self.key).ready
+        ready = {
+            "threads": lambda: at_once,
+            "pool": lambda: PoolRunner(self.study, self.key).ready,
+            "ray": lambda: RayRunner(self.study).ready,
+        }[self.runner]()
         runner = MatrixRunner(self.study, self.store, self._start_tracker, self._finish_tracker, ready=ready)
         if not plan.trials:
             outcomes, handed = self._run_looks(runner, plan, {})

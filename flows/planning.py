@@ -26,7 +26,7 @@ from rmcore.study.tuning import choose, trial_score
 from tasks.device import visible_gpus
 from tasks.probe import Probed, estimates, probe_unknown
 
-Runner = Literal["threads", "pool"]
+Runner = Literal["threads", "pool", "ray"]
 """Who computes the cells of a matrix: threads of this process, or the workers of other machines (flows/pool.py)."""
 TRIAL_STAGES = ("prepare", "train")
 

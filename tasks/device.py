@@ -167,5 +167,7 @@ def as_seen(device: str) -> str:
 
 
 def lock_name(slot: int) -> str:
-    """Name of the store's lock for a slot."""
-    return f"device-{this_boot()}-{slot}"
+    """Name of the store's lock for a slot: that of its GPU where each has one, so that who sees others has others."""
+    gpus = visible_gpus()
+    named = f"gpu-{gpus[slot]}".replace("/", "-") if gpus and SLOTS_VARIABLE not in os.environ else slot
+    return f"device-{this_boot()}-{named}"

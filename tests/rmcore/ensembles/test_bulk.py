@@ -130,5 +130,5 @@ def test_an_actor_of_ray_that_is_killed_loses_and_repeats_no_row(tmp_path, tiny_
         with pytest.raises(
             ConfigError, match=r"has room for \d+ actors now, each with one CPU, and 1000 are asked for"
         ):
-            scorer._room("CPU", 1000)
+            scorer.cluster.room("cpu", 1000)
     assert_same(out, rm, pairs)

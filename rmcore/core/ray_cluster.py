@@ -1,0 +1,127 @@
+"""A Ray cluster: that of RAY_ADDRESS, or this machine as one for as long as it is needed. Imports Ray when it is.
+
+A cluster without a login lets everybody who reaches its ports run code, so none is used without one.
+"""
+
+import logging
+import os
+import secrets
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rmcore.core.errors import ConfigError, RmcoreError, ServiceError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+ADDRESS, MODE, TOKEN = "RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
+LOOPBACK = "127.0.0.2"
+"""Ray turns 127.0.0.1 into the address of a network interface, and would listen there."""
+
+
+class RayCluster:
+    """Connects on entering and leaves, or ends the cluster that it began, on leaving.
+
+    Args:
+        wanted_by: the option that asked for Ray, for messages.
+
+    Raises:
+        ConfigError: on entering: Ray is not installed, or the cluster has no login.
+        ServiceError: on entering: none answers at the address.
+    """
+
+    def __init__(self, wanted_by: str) -> None:
+        self.wanted_by = wanted_by
+        self.address = os.environ.get(ADDRESS)
+        self.name = self.address or "this machine"
+
+    def __enter__(self) -> "RayCluster":
+        _require_login(self.address)
+        try:
+            import ray  # which reads the variables of the login
+        except ImportError as error:
+            raise ConfigError(
+                f"{self.wanted_by} needs Ray: pip install 'rm-optimizer[cluster]', on all machines of the cluster."
+            ) from error
+        self.ray: Any = ray
+        try:
+            ray.init(
+                address=self.address,
+                include_dashboard=None if self.address else False,
+                _node_ip_address=None if self.address else LOOPBACK,
+                logging_level=logging.WARNING,
+                log_to_driver=False,
+            )
+        except (ConnectionError, RuntimeError, TimeoutError) as error:
+            raise ServiceError(
+                f"no Ray cluster answers at {self.name} ({str(error).splitlines()[0]}): see that it runs, and that "
+                f"{MODE} and {TOKEN} are those that it was started with."
+            ) from error
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: "TracebackType | None"
+    ) -> None:
+        self.ray.shutdown()
+
+    def has_gpus(self, device: str) -> bool:
+        """Whether what runs on `device` (auto, cpu, cuda) has a GPU there."""
+        wanted = device.partition(":")[0]
+        return wanted == "cuda" or (wanted == "auto" and self.ray.cluster_resources().get("GPU", 0) > 0)
+
+    def resources(self) -> str:
+        """All that it has, as people read it."""
+        found = self.ray.cluster_resources()
+        return ", ".join(f"{found.get(name, 0):.0f} {name}s" for name in ("CPU", "GPU") if found.get(name))
+
+    def room(self, device: str, number: int | None) -> int:
+        """How many actors of one model each fit now: `number`, or all where that is None.
+
+        Raises:
+            ConfigError: so many do not; they would be waited for for ever.
+        """
+        needs = "GPU" if self.has_gpus(device) else "CPU"
+        free = int(min(self.ray.available_resources().get(name, 0) for name in {needs, "CPU"}))
+        if free < (number or 1):
+            raise ConfigError(
+                f"the Ray cluster at {self.name} has room for {free} actors now, each with one {needs}, and "
+                f"{number or 1} are asked for: they would wait for ever. Ask for fewer, or wait until it is free."
+            )
+        return number or free
+
+    def first_of(self, running: Sequence[Any]) -> Any:
+        """Whichever is done first."""
+        [done], _ = self.ray.wait(list(running), num_returns=1)
+        return done
+
+    def result(self, done: Any) -> Any:
+        """What a task gave.
+
+        Raises:
+            RmcoreError: what it refused with.
+            ServiceError: its process died, each time that it was begun, or it failed otherwise.
+        """
+        try:
+            return self.ray.get(done)
+        except self.ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, RmcoreError):
+                raise error.cause from error
+            raise ServiceError(f"it failed on the Ray cluster: {error.cause!r}") from error
+        except self.ray.exceptions.RayError as error:
+            raise ServiceError(
+                f"its process on the Ray cluster died each time that it was begun, often for lack of memory "
+                f"({str(error).splitlines()[0]})"
+            ) from error
+
+
+def _require_login(address: str | None) -> None:
+    if address is None:
+        os.environ.setdefault(MODE, "token")
+        os.environ.setdefault(TOKEN, secrets.token_hex(32))
+        # Ray's own 15 starves its processes on a machine that has something else to do: minutes for their imports.
+        os.environ.setdefault("RAY_worker_niceness", "0")
+    if os.environ.get(MODE) != "token" or not os.environ.get(TOKEN):
+        raise ConfigError(
+            f"the Ray cluster at {address} is to be used without a login, which lets everybody who reaches it run "
+            f"code: start it with {MODE}=token and {TOKEN} (32 characters or more), and set both here to the same."
+        )
