@@ -148,3 +148,27 @@ def test_a_database_that_services_do_not_use_is_refused_while_they_run(cluster):
     done = cluster.rm_opt("up", "--database", "sqlite", check=False)
     assert done.returncode == 2
     assert "run `rm-opt down` first" in done.stderr
+
+
+@pytest.mark.timeout(900)
+def test_a_database_that_is_away_in_mid_run_costs_time_and_nothing_else(cluster, declare, tmp_path):
+    file, summary = declare("away", seeds=2), tmp_path / "summary.json"
+    worker = cluster.worker("patient")
+    cluster.wait_for(lambda: "started!" in worker.said())
+    others = [machine for machine in cluster.machines if machine is not worker and machine.process.poll() is None]
+    for machine in others:
+        machine.end()
+    command = cluster.begin("experiment", file, "--runner", "pool", "--summary", summary)
+    cluster.wait_for(lambda: list(worker.home.glob("store/.wip/train-*/metrics.jsonl")))
+    cluster.postgres.stop()
+    try:
+        cluster.wait_for(lambda: cluster.http.post(f"{cluster.api}/flow_runs/filter", json={}).is_server_error)
+        computed = len(list(worker.home.glob("store/train/*/MANIFEST.json")))
+        cluster.wait_for(lambda: len(list(worker.home.glob("store/train/*/MANIFEST.json"))) > computed)
+    finally:
+        cluster.postgres.start()
+    outcome, said = outcome_of(command, summary)
+    assert outcome["failed"] == [], said
+    assert len(outcome["computed"]) == 4
+    assert len({run["name"] for run in cluster.cells(state={"type": {"any_": ["COMPLETED"]}})} & {
+        f"{arm} seed {seed}" for arm in ("low", "high") for seed in (0, 1)}) == 4  # fmt: skip
