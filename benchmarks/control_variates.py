@@ -70,9 +70,8 @@ def explained(y: pd.Series, x: pd.DataFrame) -> float:
 def main() -> None:
     results = json.loads(Path(sys.argv[1]).read_text())["results"]
     known = covariates(results)
-    print(
-        "| of what | sd over prompts | ceiling | longer | untrained | all three |\n| --- | ---: | ---: | ---: | ---: | ---: |"
-    )
+    print("| of what | sd over prompts | ceiling | longer | untrained | all three |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: |")
     claims = [one for one in results["hypotheses"] if one["metric"] == SCORED]
     wanted = [one for one in claims if one["comparison"] == "difference"]
     rows = {f"{one['arm']} - {one['versus']}": (one["arm"], one["versus"]) for one in wanted}
