@@ -7,6 +7,7 @@ import optuna
 import pytest
 
 from experiments.presets import PRESETS
+from postgres import Postgres
 from rmcore.core.errors import ConfigError, StoreError
 from rmcore.reporting.tuning_schema import FEWEST_FOR_IMPORTANCE
 from rmcore.study.objectives import Scores
@@ -235,3 +236,30 @@ def test_confirmations_of_other_trials_are_remembered(tmp_path):
     for number, before in ((3, []), (3, []), (5, [3]), (3, [5])):
         with opened(tmp_path / "a") as search:
             assert search.note_confirmation(number, 3) == before
+
+
+@pytest.mark.services
+def test_a_search_in_postgresql_that_is_stopped_decides_what_one_in_a_file_does(tmp_path, monkeypatch):
+    whole = run(tmp_path / "whole", 6)
+    server = Postgres()
+    try:
+        for name, value in server.environment.items():  # of the password, which no address has
+            monkeypatch.setenv(name, value)
+        address = server.address.replace("postgresql://", "postgresql+psycopg2://")
+        stops = iter([False, False, True, False, False, False, False, True])
+
+        def interrupt():
+            if next(stops, False):
+                raise Killed
+
+        for _ in range(2):
+            with pytest.raises(Killed):
+                run(tmp_path / "whole again" / "whole", 6, storage=address, interrupt=interrupt)
+        found = run(tmp_path / "whole again" / "whole", 6, storage=address)
+        assert [(one.drawn, one.values, one.state) for one in found[0]] == [
+            (one.drawn, one.values, one.state) for one in whole[0]
+        ]
+        assert found[1].number == whole[1].number
+        assert int(server.sql("select count(*) from trials")) == len(whole[0])
+    finally:
+        server.close()
