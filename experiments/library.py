@@ -28,6 +28,7 @@ class Shared(TypedDict):
     model: str | None
     data: str | None
     epochs: float | None
+    device: str | None
 
 
 def load_experiment(name: str, size: Size = "smoke") -> Experiment:
@@ -58,6 +59,7 @@ def restrict(
     model: str | None = None,
     data: str | None = None,
     epochs: float | None = None,
+    device: str | None = None,
     looks: Sequence[int] | None = None,
 ) -> Experiment:
     """The same experiment with some of its arms, other seeds, the full grid, another budget, or on something else.
@@ -68,8 +70,8 @@ def restrict(
     Hypotheses about arms that are left out are left out too. If the control is, the first arm named takes its place.
     Arms stay in declared order, so that the same choice is the same registration. A grid stays what it is.
 
-    `model`, `data` and `epochs` change what all arms share: the model's name, the pairs (of which a share of the
-    prompts is then held out) and the length of the training.
+    `model`, `data`, `epochs` and `device` change what all arms share: the model's name, the pairs (of which a share of
+    the prompts is then held out), the length of the training, and where it runs.
 
     Raises:
         ConfigError: there is no such arm, or arms are chosen of several factors.
@@ -88,7 +90,7 @@ def restrict(
         changed["seeds"] = tuple(islice(chain(experiment.seeds, spare), seeds))
     if budget_minutes is not None:
         changed["budget_minutes"] = budget_minutes
-    changed["base"] |= _shared_changes(changed["base"], model, data, epochs)
+    changed["base"] |= _shared_changes(changed["base"], model, data, epochs, device)
     if grid and experiment.design != "grid":
         changed |= _as_grid(experiment)
     if arms is not None:
@@ -99,13 +101,14 @@ def restrict(
 
 
 def _shared_changes(
-    base: dict[str, Any], model: str | None, data: str | None, epochs: float | None
-) -> dict[str, dict[str, Any]]:
+    base: dict[str, Any], model: str | None, data: str | None, epochs: float | None, device: str | None
+) -> dict[str, Any]:
     own_pairs = {"source": data, "eval_source": None, "eval_split": None}
     return {
         "model": base["model"] | ({} if model is None else {"name": model}),
         "data": base["data"] | ({} if data is None else own_pairs),
         "train": base["train"] | ({} if epochs is None else {"epochs": epochs, "steps": None}),
+        **({} if device is None else {"device": device}),
     }
 
 

@@ -25,6 +25,7 @@ from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.store import ArtifactRef, Store, make_key
 from rmcore.stages.registry import STAGES, stage_call, stage_code
+from rmcore.stages.settings import device_type
 from rmcore.study.plan import Cell
 from tasks.sharing import named_store
 from tasks.stages import StageRun, run_stage
@@ -45,6 +46,8 @@ class CellOrder(BaseModel):
     """Stages to compute, in order."""
     made_by: str
     """Digest, where it was planned, of the data, the code of all stages and the versions that enter keys."""
+    device: str
+    """cpu or cuda, for which it was planned: part of keys, so another one's artifacts would never be found."""
 
 
 def order(study: str, cell: Cell) -> CellOrder:
@@ -55,6 +58,7 @@ def order(study: str, cell: Cell) -> CellOrder:
         config=cell.config.model_dump(mode="json"),
         stages=cell.stages,
         made_by=_made_by(cell.stages, cell.config),
+        device=device_type(cell.config.device),
     )
 
 
@@ -102,6 +106,13 @@ def refuse_other(order: CellOrder, config: PipelineConfig) -> None:
     Raises:
         ConfigError: code, data or versions differ.
     """
+    here = device_type(config.device)
+    if here != order.device:
+        raise ConfigError(
+            f"this machine would compute on {here}, and the cell was planned for {order.device}, because device=auto "
+            f"is what the machine that plans has: plan it with `--device {here}`, or start workers on machines with "
+            f"{order.device}."
+        )
     found = _made_by(order.stages, config)
     if found != order.made_by:
         raise ConfigError(

@@ -57,6 +57,10 @@ class MatrixOptions:
         float | None,
         typer.Option("--epochs", "-e", min=0.001, help="Passes over the training pairs; default: as the size says."),
     ] = None
+    device: Annotated[
+        str | None,
+        typer.Option(help="cpu or cuda: where other machines compute (--runner); default: what this machine has."),
+    ] = None
     plan: Annotated[
         bool,
         typer.Option("--plan", help="Only show what is cached, what would run and why, and how long it would take."),
@@ -79,7 +83,7 @@ class MatrixOptions:
 
     def shared(self) -> Shared:
         """Gather the settings that all arms share."""
-        return {"model": self.model, "data": self.data, "epochs": self.epochs}
+        return {"model": self.model, "data": self.data, "epochs": self.epochs, "device": self.device}
 
 
 @options()

@@ -51,6 +51,7 @@ class OptimizerComparison:
             "model": model_name,
             "data": None if data_path is None else str(data_path),
             "epochs": epochs,
+            "device": None,
         }
         self.declared: Experiment = restrict(
             load_experiment("optimizers", SIZE), arms=self.optimizers, seeds=num_seeds, **self._shared

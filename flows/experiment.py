@@ -88,6 +88,7 @@ def experiment(
     model: str | None = None,
     data: str | None = None,
     epochs: Annotated[float | None, Field(gt=0)] = None,
+    device: str | None = None,
     looks: list[Annotated[int, Field(ge=2, le=100)]] | None = None,
     take: Annotated[int | None, Field(ge=1)] = None,
     runner: Runner = "threads",
@@ -106,6 +107,7 @@ def experiment(
         model: a folder, a hub name, tiny, minilm, deberta or llama, for all arms; left out, that of the size.
         data: a file or hub name of preference pairs, some of which are held out; left out, those of the size.
         epochs: passes over the training pairs; left out, as the size says.
+        device: cpu or cuda, for cells that other machines compute; left out, what this machine has.
         looks: numbers of seeds after which the claims are judged, for example 5, 8, 12, 20: a decided claim gets no
             further seeds; left out, as declared.
         take: at most so many looks in this run, for a schedule that takes one a night; left out, until all is decided.
@@ -120,7 +122,7 @@ def experiment(
     Raises:
         FailedCellsError: some cells failed; it holds what would have been returned.
     """
-    shared: Shared = {"model": model, "data": data, "epochs": epochs}
+    shared: Shared = {"model": model, "data": data, "epochs": epochs, "device": device}
     declared = restrict(
         load_experiment(experiment, size),
         arms=arms,

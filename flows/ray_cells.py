@@ -21,8 +21,8 @@ from rmcore.core.ray_cluster import RayCluster
 from rmcore.core.store import ArtifactRef, Store
 from rmcore.stages.registry import stage_call
 from rmcore.study.plan import CellPlan
-from tasks.device import SLOTS_VARIABLE
-from tasks.execution import execute
+from tasks.device import SLOTS_VARIABLE, visible_gpus
+from tasks.execution import SAVING_SECONDS, execute
 from tasks.home import home, make_home
 from tasks.sharing import SHARED_VARIABLE, named_store
 
@@ -58,6 +58,8 @@ class RayRunner:
         named_store()
         passed_on = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         with RayCluster("--runner ray") as cluster:
+            for cpus, gpus in {_needs(cluster, plan.cell.config) for plan in due}:
+                cluster.require_room(cpus, gpus)
             running = {self._start(cluster, plan, passed_on): plan for plan in due}
             say(f"{len(due)} cells on the Ray cluster at {cluster.name}, with {cluster.resources()}")
             try:
@@ -65,15 +67,13 @@ class RayRunner:
                     done = cluster.first_of(list(running))
                     yield running.pop(done), _why_not(cluster, done)
             except (KeyboardInterrupt, TerminationSignal, GeneratorExit):
-                for one in running:
-                    cluster.ray.cancel(one)
+                cluster.cancel(list(running), 2 * SAVING_SECONDS)
                 raise
 
     def _start(self, cluster: RayCluster, plan: CellPlan, passed_on: Mapping[str, str]) -> Any:
-        config = plan.cell.config
-        gpus = config.train.num_processes if cluster.has_gpus(config.device) else 0
+        cpus, gpus = _needs(cluster, plan.cell.config)
         task = cluster.ray.remote(
-            num_cpus=config.train.num_processes,
+            num_cpus=cpus,
             num_gpus=gpus,
             max_retries=MOST_RESTARTS,
             runtime_env={"env_vars": dict(passed_on)},
@@ -87,11 +87,13 @@ def compute(asked: dict[str, Any]) -> dict[str, str]:
     Raises:
         RmcoreError: what a stage refused with, or this machine would compute something else than was planned.
     """
-    if "CUDA_VISIBLE_DEVICES" not in os.environ:  # Ray hands out the cores
-        os.environ.setdefault(SLOTS_VARIABLE, str(os.cpu_count() or 1))
-    make_home(home())
     wanted = CellOrder.model_validate(asked)
     config = PipelineConfig.model_validate(wanted.config)
+    if not visible_gpus():  # Ray hands out the cores: a process has as many threads as it was given
+        os.environ.setdefault(SLOTS_VARIABLE, str(os.cpu_count() or 1))
+        threads = int(os.environ.get("OMP_NUM_THREADS", "1")) // config.train.num_processes
+        os.environ["OMP_NUM_THREADS"] = str(max(1, threads))
+    make_home(home())
     refuse_other(wanted, config)
     store = Store(home() / "store")
     refs: dict[str, ArtifactRef] = {}
@@ -101,6 +103,12 @@ def compute(asked: dict[str, Any]) -> dict[str, str]:
         refs[name], _ = execute(store, call, _untracked, lambda: None, run=f"{wanted.label} of {wanted.study}")
     share_all(store, refs)
     return {name: ref.digest for name, ref in refs.items()}
+
+
+def _needs(cluster: RayCluster, config: PipelineConfig) -> tuple[int, int]:
+    """Cores and GPUs of a cell."""
+    number = config.train.num_processes
+    return number, number if cluster.has_gpus(config.device) else 0
 
 
 @contextmanager

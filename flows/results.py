@@ -96,6 +96,7 @@ def command(
     model: str | None = None,
     data: str | None = None,
     epochs: float | None = None,
+    device: str | None = None,
     looks: Sequence[int] | None = None,
 ) -> str:
     """The command line that runs the same matrix."""
@@ -114,6 +115,8 @@ def command(
         words += ["--data", data]
     if epochs is not None:
         words += ["--epochs", str(epochs)]
+    if device is not None:
+        words += ["--device", device]
     if looks is not None:
         words += ["--looks", ",".join(map(str, looks))]
     return shlex.join([*words, *(["--grid"] if grid else [])])

@@ -83,9 +83,12 @@ def slots_environment(slots: Sequence[int], device: str = "auto", num_processes:
 
     The processes of one training on several GPUs all see all of these: LOCAL_RANK tells them apart.
     """
-    if gpus := visible_gpus():
+    gpus = visible_gpus()
+    if gpus and device != "cpu":
         number = _number(device)
         seen = [gpus[slot % len(gpus) if number is None else number] for slot in slots]
+        if len(seen) < num_processes:  # there are fewer slots than GPUs, and all of them are held
+            seen = gpus[:num_processes]
         return {"CUDA_VISIBLE_DEVICES": ",".join(seen)}
     if (device_slots() == 1 and num_processes == 1) or "OMP_NUM_THREADS" in os.environ:
         return {}
@@ -99,13 +102,19 @@ def slots_needed(device: str, num_processes: int) -> int:
     Raises:
         ConfigError: there are GPUs, and not so many for it.
     """
-    there = len(slots_for(device))
-    if visible_gpus() and num_processes > there:
-        seen = "one GPU is named" if _number(device) is not None else f"this process sees {there} GPUs"
+    there, gpus = len(slots_for(device)), len(visible_gpus())
+    if device != "cpu" and 0 < (1 if _number(device) is not None else gpus) < num_processes:
+        seen = "one GPU is named" if _number(device) is not None else f"this process sees {gpus} GPUs"
         raise ConfigError(
             f"train.num_processes={num_processes}, but {seen} (device={device}): each process needs a GPU of its own."
         )
     return min(num_processes, there)
+
+
+def _same_gpu(slot: int, others: Sequence[int]) -> bool:
+    """Whether a slot is of a GPU that one of the others is of."""
+    gpus = len(visible_gpus())
+    return gpus > 0 and any(slot % gpus == other % gpus for other in others)
 
 
 @contextmanager
@@ -128,7 +137,9 @@ def several_device_slots(store: Store, run: str, device: str, number: int) -> It
         with ExitStack() as stack:
             held: list[int] = []
             for slot in slots_for(device):
-                if len(held) < number and stack.enter_context(store.try_lock(lock_name(slot))):
+                if len(held) == number or (number > 1 and _same_gpu(slot, held)):
+                    continue
+                if stack.enter_context(store.try_lock(lock_name(slot))):
                     held.append(slot)
             if len(held) == number:
                 for slot in held:

@@ -9,6 +9,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,13 +72,13 @@ def execute(
         device, processes = None, 1
         if isinstance(call.settings, DeviceSettings):
             device, processes = call.settings.device, call.settings.num_processes
-        needed = 0 if device is None else slots_needed(device, processes)
         shared = shared_store()
         while True:
             if shared is not None and taken(shared, store, call, wait, tell):
                 wait.end()
                 return store.ref(stage.name, key), False
-            wait.on(lambda: "" if device is None else in_the_way(store, device, needed))
+            needed = 0 if device is None else slots_needed(device, processes)
+            wait.on(partial(_device_wait, store, device, needed))
             with (
                 noted(store, key, run),
                 several_device_slots(store, run, device or "auto", needed) as slots,
@@ -127,6 +128,10 @@ def _compute(
             f"stage {stage.name} ended without {stage.finished}, so it was cut off although it reported "
             f"success; run the same command again to resume. Checkpoints written before that: {out}"
         )
+
+
+def _device_wait(store: Store, device: str | None, needed: int) -> str:
+    return "" if device is None else in_the_way(store, device, needed)
 
 
 def same_stage(store: Store, name: str, key: str) -> str:

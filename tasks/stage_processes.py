@@ -18,7 +18,7 @@ from rmcore.stages.run import ERROR_FILE
 MODULE = "rmcore.stages.run"
 LOG_FILE = "log.txt"
 LOOK_SECONDS = 0.5
-"""Between two looks at several processes; one alone is waited for."""
+"""Longest wait in one piece: an interruption that is no signal, as Ray's is, is noticed between two."""
 GRACE_SECONDS = 10.0
 """How long the others have to notice that one has ended badly. They wait for it in a collective, some for ever."""
 LOST = "LostProcessError"
@@ -46,15 +46,17 @@ class StageProcesses:
     ) -> None:
         self.folders = [folder / str(rank) for rank in range(number)]
         self._processes: list[ForkedProcess] = []
-        places = _places(number)
-        for place, own in zip(places, self.folders, strict=True):
-            own.mkdir()
-            (own / "spec.json").write_text(json.dumps(spec))
-            with (own / LOG_FILE).open("w") as log:
-                shown = () if self._processes else progress
-                self._processes.append(
-                    ForkedProcess(MODULE, own / "spec.json", log, environment | place, shown)  # type: ignore[operator]
-                )
+        try:
+            for place, own in zip(_places(number), self.folders, strict=True):
+                own.mkdir()
+                (own / "spec.json").write_text(json.dumps(spec))
+                with (own / LOG_FILE).open("w") as log:
+                    shown = () if self._processes else progress
+                    variables = {**environment, **place}
+                    self._processes.append(ForkedProcess(MODULE, own / "spec.json", log, variables, shown))
+        except BaseException:  # none is left that the others would wait for
+            self.kill()
+            raise
 
     def wait(self, timeout: float | None = None) -> tuple[int, Path]:
         """The exit status of all of them, once all have ended, and the folder of the one that has it.
@@ -64,8 +66,6 @@ class StageProcesses:
         Raises:
             TimeoutError: not all have ended after `timeout` seconds.
         """
-        if len(self._processes) == 1:
-            return self._processes[0].wait(timeout), self.folders[0]
         deadline = None if timeout is None else time.monotonic() + timeout
         ended: dict[int, int] = {}
         failed_at: float | None = None

@@ -52,6 +52,8 @@ def score(
     )
     with scorer as ready, progress_bar("score") as report:
         num_rows = score_source(source, ready, out, _job(checkpoint, model, reading, source), report=report)
+    for sentence in source.notices:
+        print(sentence)
     if source.num_unusable:
         tell_unusable(data, source.num_unusable, source.num_rows)
     print(f"{num_rows} rows scored: {out}")

@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -143,8 +143,12 @@ def train(
     )
     ranks = environment_ranks()
     if config.train.num_processes > 1 and ranks.world == 1 and not dry_run:
-        launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={config.train.num_processes}")
-        os.execv(sys.executable, [sys.executable, *launcher, "--no-python", *_this_command()])  # noqa: S606
+        _start_several(config.train.num_processes)
+    if config.train.num_processes not in (1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))) and not dry_run:
+        raise ConfigError(
+            f"--num-processes {config.train.num_processes} under torchrun, which has started "
+            f"{os.environ.get('LOCAL_WORLD_SIZE', '1')} here; leave it out: --nproc-per-node says how many there are."
+        )
     ranks.check_divides(config.train.pairs_per_step)
     if dry_run:
         _print_plan(config, *_load(config.data, None))
@@ -155,10 +159,12 @@ def train(
     _train(config, pairs, held_out, output_dir, is_main=ranks.is_main)
 
 
-def _this_command() -> list[str]:
-    """The command that was given, for another process to run: a script, or a module of this interpreter."""
-    program = sys.argv[0]
-    return [*([sys.executable] if program.endswith(".py") else []), program, *sys.argv[1:]]
+def _start_several(number: int) -> NoReturn:
+    """Become the launcher of so many processes of this command."""
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // number)))
+    launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={number}", "--no-python")
+    program = ("-P", "-c", "from flows.cli import main; main()")
+    os.execv(sys.executable, [sys.executable, *launcher, sys.executable, *program, *sys.argv[1:]])  # noqa: S606
 
 
 def _one_source(data: str | None, hf_dataset: str | None) -> str:

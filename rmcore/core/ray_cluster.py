@@ -6,6 +6,8 @@ A cluster without a login lets everybody who reaches its ports run code, so none
 import logging
 import os
 import secrets
+import signal
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +46,7 @@ class RayCluster:
                 f"{self.wanted_by} needs Ray: pip install 'rm-optimizer[cluster]', on all machines of the cluster."
             ) from error
         self.ray: Any = ray
+        before = signal.getsignal(signal.SIGTERM)
         try:
             ray.init(
                 address=self.address,
@@ -57,6 +60,9 @@ class RayCluster:
                 f"no Ray cluster answers at {self.name} ({str(error).splitlines()[0]}): see that it runs, and that "
                 f"{MODE} and {TOKEN} are those that it was started with."
             ) from error
+        finally:  # Ray puts its own in its place, which would end a run without a word
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, before)
         return self
 
     def __exit__(
@@ -74,25 +80,37 @@ class RayCluster:
         found = self.ray.cluster_resources()
         return ", ".join(f"{found.get(name, 0):.0f} {name}s" for name in ("CPU", "GPU") if found.get(name))
 
-    def room(self, device: str, number: int | None) -> int:
-        """How many actors of one model each fit now: `number`, or all where that is None.
+    def room(self, cpus: int, gpus: int) -> int:
+        """How many processes fit on its machines, each of which needs so many cores and GPUs of one machine."""
+        alive = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
+        wanted = {"CPU": cpus, "GPU": gpus}
+        return sum(min(int(has.get(name, 0) // number) for name, number in wanted.items() if number) for has in alive)
+
+    def require_room(self, cpus: int, gpus: int, number: int = 1) -> None:
+        """Refuse what Ray would wait for without a word.
 
         Raises:
-            ConfigError: so many do not; they would be waited for for ever.
+            ConfigError: the machines have no room for so many processes.
         """
-        needs = "GPU" if self.has_gpus(device) else "CPU"
-        free = int(min(self.ray.available_resources().get(name, 0) for name in {needs, "CPU"}))
-        if free < (number or 1):
+        room = self.room(cpus, gpus)
+        if room < number:
+            needs = f"{cpus} cores" + (f" and {gpus} GPUs" if gpus else "")
             raise ConfigError(
-                f"the Ray cluster at {self.name} has room for {free} actors now, each with one {needs}, and "
-                f"{number or 1} are asked for: they would wait for ever. Ask for fewer, or wait until it is free."
+                f"the Ray cluster at {self.name} has room for {room} processes, each with {needs} of one machine, and "
+                f"{number} are asked for: they would wait for ever. It has {self.resources()}; ask for less."
             )
-        return number or free
 
-    def first_of(self, running: Sequence[Any]) -> Any:
-        """Whichever is done first."""
-        [done], _ = self.ray.wait(list(running), num_returns=1)
-        return done
+    def first_of(self, running: Sequence[Any], timeout: float | None = None) -> Any:
+        """Whichever is done first; None where none is after `timeout` seconds."""
+        done, _ = self.ray.wait(list(running), num_returns=1, timeout=timeout)
+        return done[0] if done else None
+
+    def cancel(self, running: Sequence[Any], seconds: float) -> None:
+        """Interrupt tasks, and wait so long for them to save and end."""
+        for one in running:
+            self.ray.cancel(one)
+        if running:
+            self.ray.wait(list(running), num_returns=len(running), timeout=seconds)
 
     def result(self, done: Any) -> Any:
         """What a task gave.

@@ -16,7 +16,7 @@ from rmcore.data.readers.columns import USUAL_COLUMNS, ColumnMap
 from rmcore.data.readers.files import RawRecord
 from rmcore.data.readers.layouts import SIDE_ROWS
 from rmcore.data.readers.rejected import RejectedRow
-from rmcore.data.readers.sources import check_usable, iter_records, load_pairs, outcomes, probe
+from rmcore.data.readers.sources import check_usable, iter_records, load_pairs, notices, outcomes, probe
 from rmcore.data.responses import is_response, response_of
 
 
@@ -55,18 +55,25 @@ class SourceInParts:
     limit: int | None = None
     num_rows: int = 0
     num_unusable: int = 0
+    notices: list[str] = field(default_factory=list)
+    """What a reader of the numbers must know about rows that are not among them; whole when all parts were read."""
 
     def __iter__(self) -> Iterator[Part]:
-        """The parts, in order; memory holds one at a time.
+        """The parts, in order; memory holds one at a time, or all where each row is one side of a pair.
 
         Raises:
             DataError: the source cannot be read, its columns fit no layout, or no row of it can be used.
         """
         self.num_rows = self.num_unusable = 0
+        self.notices = []
         records = iter_records(self.source, split=self.split)
-        first = next(records, None)
-        again = records if first is None else chain([first], records)
-        yield from self._responses(again) if first is not None and is_response(first) else self._pairs(again)
+        head: list[RawRecord] = []
+        for record in records:  # what cannot be read at all tells nothing
+            head.append(record)
+            if record.fields:
+                break
+        again = chain(head, records)
+        yield from self._responses(again) if head and is_response(head[-1]) else self._pairs(again)
 
     def _responses(self, records: Iterator[RawRecord]) -> Iterator[Part]:
         rows: list[tuple[str, str]] = []
@@ -94,12 +101,13 @@ class SourceInParts:
         if layout.name == SIDE_ROWS:  # the sides of a pair may stand anywhere, so all rows are read before any is whole
             loaded = load_pairs(self.source, split=self.split, columns=self.columns, limit=self.limit)
             self.num_rows, self.num_unusable = loaded.num_rows, len(loaded.rejected)
+            self.notices = loaded.notices()
             for number, start in enumerate(range(0, len(loaded.pairs), self.size)):
                 yield Part(number, pairs=loaded.pairs[start : start + self.size])
             return
         rejected: list[RejectedRow] = []
         pairs: list[PreferencePair] = []
-        number = done = 0
+        number = done = num_over_cap = 0
         for record in records:
             for outcome in outcomes(record, self.source, layout):
                 self.num_rows += 1
@@ -108,6 +116,7 @@ class SourceInParts:
                     rejected.append(outcome)
                 else:
                     pairs.extend(outcome.pairs)
+                    num_over_cap += outcome.num_over_cap
             while len(pairs) >= self.size and (self.limit is None or done < self.limit):
                 part = pairs[: self.size if self.limit is None else min(self.size, self.limit - done)]
                 yield Part(number, pairs=part)
@@ -118,3 +127,4 @@ class SourceInParts:
         if rest:
             yield Part(number, pairs=rest)
         check_usable(self.source, rejected, self.num_rows, done + len(rest), layout)
+        self.notices = notices(self.source, rejected, self.num_rows, done + len(rest), num_over_row_cap=num_over_cap)

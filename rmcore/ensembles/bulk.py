@@ -7,6 +7,7 @@ with the parts that are missing, and a part is written whole or not at all, so n
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,21 +16,36 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rmcore.core.errors import ConfigError, DataError
-from rmcore.core.files import atomic_file, exclusive, is_free, write_json
-from rmcore.core.progress import Report, silent
+from rmcore.core.files import atomic_file, try_exclusive, write_json
+from rmcore.core.progress import Report, silent, tell_left_out
 from rmcore.data.parts import Part, SourceInParts
-from rmcore.ensembles.score import score_pairs_table, score_responses_table
+from rmcore.ensembles.score import score_readable_pairs, score_readable_responses
 from rmcore.models.reward_model import BradleyTerryRM
 
 PARTS_SUFFIX = ".parts"
 JOB_FILE = "job.json"
+LEFT_OUT = b"rm_left_out"
+"""Metadata of a part's file: [how many of its rows the model could not read, the first one with its reason]."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredPart:
+    """The rewards of one part."""
+
+    number: int
+    table: pd.DataFrame
+    """As `score_pairs_table` or `score_responses_table` gives them; empty where the model can read none."""
+    num_left_out: int
+    """Rows that the model cannot read."""
+    first_left_out: str
+    """The first of them, with the reason."""
 
 
 class Scorer(Protocol):
     """Gives the rewards of parts, in whatever order."""
 
-    def scored(self, parts: Iterable[Part]) -> Iterator[tuple[int, pd.DataFrame]]:
-        """The number of each part and its rewards; parts are taken as they can be computed."""
+    def scored(self, parts: Iterable[Part]) -> Iterator[ScoredPart]:
+        """The rewards of each part; parts are taken as they can be computed."""
 
 
 class LocalScorer:
@@ -38,30 +54,35 @@ class LocalScorer:
     def __init__(self, rm: BradleyTerryRM) -> None:
         self.rm = rm
 
-    def scored(self, parts: Iterable[Part]) -> Iterator[tuple[int, pd.DataFrame]]:
+    def scored(self, parts: Iterable[Part]) -> Iterator[ScoredPart]:
         """See `Scorer.scored`."""
         for part in parts:
-            yield part.number, score_part(self.rm, part)
+            yield score_part(self.rm, part)
 
 
-def score_part(rm: BradleyTerryRM, part: Part) -> pd.DataFrame:
-    """The rewards of one part, as `score_pairs_table` or `score_responses_table` gives them; empty if none is readable.
+def score_part(rm: BradleyTerryRM, part: Part) -> ScoredPart:
+    """Score one part.
 
     Raises:
         ModelError: a reward is not finite.
     """
     try:
         if part.pairs:
-            return score_pairs_table(rm, part.pairs)[0]
-        return score_responses_table(rm, part.responses, first_row=part.first_row)
-    except DataError:  # of the whole source it is said at the end
-        return pd.DataFrame()
+            table, _, dropped = score_readable_pairs(rm, part.pairs)
+            left_out = [f"pair {one.pair_id}: {one.reason}" for one in dropped]
+        else:
+            table, left_out = score_readable_responses(rm, part.responses, first_row=part.first_row)
+    except DataError as error:  # none of this part; whether that is so of all is known at the end
+        return ScoredPart(part.number, pd.DataFrame(), len(part), str(error))
+    return ScoredPart(part.number, table, len(left_out), left_out[0] if left_out else "")
 
 
 def score_source(
     source: SourceInParts, scorer: Scorer, out: Path, job: Mapping[str, Any], *, report: Report = silent
 ) -> int:
     """Score a source into the Parquet file `out`; rows that it has then. Continues what was begun there.
+
+    Rows that the model cannot read are left out, and said on stderr at the end.
 
     Args:
         source: what is scored.
@@ -71,46 +92,78 @@ def score_source(
         report: called as report(rows done, rows read so far, "scored").
 
     Raises:
-        ConfigError: another job was begun for that file, or somebody works on it.
+        ConfigError: another job has scored parts for that file, or somebody works on it.
         DataError: the source cannot be read, or none of its rows by the model.
         ModelError: a reward is not finite.
     """
     folder = out.with_name(out.name + PARTS_SUFFIX)
     folder.mkdir(parents=True, exist_ok=True)
-    lock = folder / ".lock"
-    if not is_free(lock):
-        raise ConfigError(f"another process scores into {out}; wait for it, or name another file.")
-    with exclusive(lock):
+    with try_exclusive(folder / ".lock") as is_ours:
+        if not is_ours:
+            raise ConfigError(f"another process scores into {out}; wait for it, or name another file.")
         _take_up(folder, job, out)
-        rows: dict[int, int] = {}
-        read = 0
+        try:
+            places, unreadable = _score_missing(source, scorer, folder, report)
+        finally:
+            if not any(folder.glob("part_*")):
+                shutil.rmtree(folder)
+        if not places:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise DataError(
+                f"none of the rows of {source.source} can be read as this model reads text; {unreadable[1]}"
+            )
+        _join(places, out)
+        over = folder.with_name(folder.name + ".done")  # so that nobody takes what is left of it for a job's parts
+        shutil.rmtree(over, ignore_errors=True)
+        folder.rename(over)
+    shutil.rmtree(over)
+    if unreadable[0]:
+        tell_left_out(unreadable[0], "rows", unreadable[1])
+    return int(pq.read_metadata(out).num_rows)
 
-        def missing() -> Iterator[Part]:
-            nonlocal read
-            for part in source:
-                read += len(part)
-                place = _place(folder, part.number)
-                if place.is_file():
-                    rows[part.number] = pq.read_metadata(place).num_rows
-                    report(sum(rows.values()), read, "scored")
-                else:
-                    yield part
 
-        for number, table in scorer.scored(missing()):
-            with atomic_file(_place(folder, number)) as temporary:
-                table.to_parquet(temporary)
-            rows[number] = len(table)
-            report(sum(rows.values()), read, "scored")
-        if not sum(rows.values()):
-            raise DataError(f"none of the rows of {source.source} can be read as this model reads text.")
-        _join([_place(folder, number) for number in sorted(rows) if rows[number]], out)
-    shutil.rmtree(folder)
-    return sum(rows.values())
+def _score_missing(
+    source: SourceInParts, scorer: Scorer, folder: Path, report: Report
+) -> tuple[list[Path], tuple[int, str]]:
+    """Score what is not there yet: the parts that have rows, in order, and what was left out of all."""
+    rows: dict[int, int] = {}
+    left_out: dict[int, tuple[int, str]] = {}
+    read = 0
+
+    def note(number: int) -> None:
+        metadata = pq.read_metadata(_place(folder, number))
+        rows[number] = metadata.num_rows
+        left_out[number] = tuple(json.loads(metadata.metadata[LEFT_OUT]))
+        report(sum(rows.values()), read, "scored")
+
+    def missing() -> Iterator[Part]:
+        nonlocal read
+        for part in source:
+            read += len(part)
+            if _place(folder, part.number).is_file():
+                note(part.number)
+            else:
+                yield part
+
+    for scored in scorer.scored(missing()):
+        with atomic_file(_place(folder, scored.number)) as temporary:
+            table = pa.Table.from_pandas(scored.table, preserve_index=False)
+            told = json.dumps([scored.num_left_out, scored.first_left_out]).encode()
+            pq.write_table(table.replace_schema_metadata((table.schema.metadata or {}) | {LEFT_OUT: told}), temporary)
+        note(scored.number)
+    numbers = sorted(rows)
+    firsts = [left_out[number][1] for number in numbers if left_out[number][0]]
+    total = sum(count for count, _ in left_out.values())
+    return [_place(folder, number) for number in numbers if rows[number]], (total, firsts[0] if firsts else "")
 
 
 def _take_up(folder: Path, job: Mapping[str, Any], out: Path) -> None:
-    path = folder / JOB_FILE
-    if path.is_file():
+    """Note the job; parts that are there are kept if they are its own, and refused if they are another's."""
+    path, parts = folder / JOB_FILE, list(folder.glob("part_*"))
+    if parts and not path.is_file():  # whose they are is not known
+        for part in parts:
+            part.unlink()
+    elif parts:
         began = json.loads(path.read_text())
         if differing := [name for name in job if began.get(name) != job[name]]:
             raise ConfigError(
@@ -126,7 +179,8 @@ def _place(folder: Path, number: int) -> Path:
 
 def _join(parts: list[Path], out: Path) -> None:
     """Write the parts into one file, one at a time. A column that has no value in some part has the others' type."""
-    schema = pa.unify_schemas([pq.read_schema(part) for part in parts])
+    schemas = [pq.read_schema(part).remove_metadata() for part in parts]
+    schema = pa.unify_schemas(schemas, promote_options="permissive")
     with atomic_file(out) as temporary, pq.ParquetWriter(temporary, schema) as writer:
         for part in parts:
-            writer.write_table(pq.read_table(part).cast(schema))
+            writer.write_table(pq.read_table(part).replace_schema_metadata(None).cast(schema))

@@ -1,28 +1,33 @@
 """Scoring on a Ray cluster: one reward model a GPU (or core), wherever the cluster has them.
 
 This process reads the source and writes the rewards, so the machines need no common disk for these; the checkpoint each
-of them must see under the same name. An actor that dies, or whose machine does, is started again elsewhere, and the
-part that it worked on is scored again.
+of them must see under the same name. An actor that dies is started again, elsewhere if its machine is gone and there is
+room, and the part that it worked on is scored again.
 """
 
 import os
+import sys
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
+from rmcore.core.errors import RmcoreError
 from rmcore.core.ray_cluster import RayCluster
 from rmcore.data.parts import Part
-from rmcore.ensembles.bulk import score_part
+from rmcore.ensembles.bulk import ScoredPart, score_part
 
 if TYPE_CHECKING:
     from types import TracebackType
 
 PARTS_AN_ACTOR = 2
 """Parts that an actor is handed at once: the next one waits there while one is computed, and no more are in memory."""
+LOOK_SECONDS = 5.0
+"""Between two looks for parts that take too long."""
+PATIENCE_SECONDS, PATIENCE_TIMES = 60.0, 3.0
+"""A part takes too long after so many seconds, and so many times what the slowest one took."""
 MOST_RETRIES = 3
 """Times that a part is given to another actor whose actor died; one that kills four has a reason of its own."""
 
@@ -43,15 +48,21 @@ class _Actor:
     def __init__(self, loading: Loading) -> None:
         from rmcore.models.reward_model import BradleyTerryRM
 
-        self.rm = BradleyTerryRM.from_pretrained(
-            loading.checkpoint,
-            device=loading.device,
-            max_seq_len=loading.max_seq_len,
-            render_fn=loading.render_fn,
-        )
+        self.refusal: RmcoreError | None = None
+        try:
+            self.rm = BradleyTerryRM.from_pretrained(
+                loading.checkpoint,
+                device=loading.device.partition(":")[0],  # Ray shows each actor its GPU and no other
+                max_seq_len=loading.max_seq_len,
+                render_fn=loading.render_fn,
+            )
+        except RmcoreError as error:  # raised here, Ray would tell of a process that died
+            self.refusal = error
 
-    def score(self, part: Part) -> tuple[int, pd.DataFrame]:
-        return part.number, score_part(self.rm, part)
+    def score(self, part: Part) -> ScoredPart:
+        if self.refusal is not None:
+            raise self.refusal
+        return score_part(self.rm, part)
 
     def pid(self) -> int:
         return os.getpid()
@@ -76,8 +87,9 @@ class RayScorer:
     def __enter__(self) -> "RayScorer":
         with ExitStack() as stack:
             ray = stack.enter_context(self.cluster).ray
-            number = self.cluster.room(self.loading.device, self.number)
             gpus = 1 if self.cluster.has_gpus(self.loading.device) else 0
+            number = self.number or max(1, self.cluster.room(1, gpus))
+            self.cluster.require_room(1, gpus, number)
             actor = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=-1, max_task_retries=MOST_RETRIES)(_Actor)
             self.actors = [actor.remote(self.loading) for _ in range(number)]
             self._open = stack.pop_all()
@@ -88,23 +100,60 @@ class RayScorer:
     ) -> None:
         self._open.close()
 
-    def scored(self, parts: Iterable[Part]) -> Iterator[tuple[int, pd.DataFrame]]:
+    def scored(self, parts: Iterable[Part]) -> Iterator[ScoredPart]:
         """See `Scorer.scored`.
+
+        When no part is left to hand out, one that takes far longer than all before it is also given to an actor that
+        has nothing to do, and whichever is done first counts: its machine may be gone for good (backup tasks: Dean and
+        Ghemawat 2004, section 3.6).
 
         Raises:
             ServiceError: a part's actors died again and again; what was scored is kept.
             RmcoreError: what an actor refused with.
         """
-        busy: Counter[int] = Counter()
-        running: dict[Any, int] = {}
         waiting = iter(parts)
         part = next(waiting, None)
-        while part is not None or running:
+        running: dict[Any, _Given] = {}
+        open_parts: set[int] = set()
+        slowest = 0.0
+        while part is not None or open_parts:
+            busy = Counter(given.actor for given in running.values())
             while part is not None and len(running) < PARTS_AN_ACTOR * len(self.actors):
                 which = min(range(len(self.actors)), key=lambda place: busy[place])
-                running[self.actors[which].score.remote(part)] = which
+                running[self.actors[which].score.remote(part)] = _Given(part, which, time.monotonic())
+                open_parts.add(part.number)
                 busy[which] += 1
                 part = next(waiting, None)
-            done = self.cluster.first_of(list(running))
-            busy[running.pop(done)] -= 1
-            yield self.cluster.result(done)
+            done = self.cluster.first_of(list(running), timeout=LOOK_SECONDS)
+            if done is None:
+                if part is None:
+                    self._back_up(running, open_parts, max(PATIENCE_SECONDS, PATIENCE_TIMES * slowest))
+                continue
+            given = running.pop(done)
+            slowest = max(slowest, time.monotonic() - given.since)
+            if given.part.number in open_parts:
+                open_parts.remove(given.part.number)
+                yield self.cluster.result(done)
+
+    def _back_up(self, running: dict[Any, "_Given"], open_parts: set[int], patience: float) -> None:
+        idle = set(range(len(self.actors))) - {given.actor for given in running.values()}
+        times = Counter(given.part.number for given in running.values())
+        for given in list(running.values()):
+            number = given.part.number
+            late = time.monotonic() - given.since > patience
+            if late and idle and times[number] == 1 and number in open_parts:
+                which = idle.pop()
+                running[self.actors[which].score.remote(given.part)] = _Given(given.part, which, time.monotonic())
+                print(
+                    f"note: part {number} has taken {patience:.0f} s and more: another process scores it, too",
+                    file=sys.stderr,
+                )
+
+
+@dataclass(frozen=True)
+class _Given:
+    """A part that an actor was handed."""
+
+    part: Part
+    actor: int
+    since: float

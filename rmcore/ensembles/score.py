@@ -26,10 +26,22 @@ def score_pairs_table(
         DataError: none of the pairs can be read.
         ModelError: a reward is not finite; the message names the pairs.
     """
+    frame, counts, dropped = score_readable_pairs(rm, pairs, report=report)
+    if dropped:
+        _tell_dropped(dropped)
+    return frame, counts
+
+
+def score_readable_pairs(
+    rm: BradleyTerryRM, pairs: Sequence[PreferencePair], *, report: Report = silent
+) -> tuple[pd.DataFrame, dict[str, int], list[DroppedPair]]:
+    """The same, with the pairs that the model cannot read, and nothing said about them.
+
+    Raises:
+        DataError, ModelError: as `score_pairs_table`.
+    """
     read = rm.renderer.tokenize_readable(pairs)
     pairs, tokenized = read.pairs, read.tokenized
-    if read.dropped:
-        _tell_dropped(read.dropped)
     sides = [side for pair in tokenized for side in (pair.chosen, pair.rejected)]
 
     rewards = rm.score_sides(sides, report=labelled(report, "sides scored")).astype("float64")
@@ -38,7 +50,7 @@ def score_pairs_table(
         chosen_cut=[pair.truncation["chosen"] for pair in tokenized],
         rejected_cut=[pair.truncation["rejected"] for pair in tokenized],
     )
-    return frame, count_cut(tokenized) | {"num_unreadable_pairs": len(read.dropped)}
+    return frame, count_cut(tokenized) | {"num_unreadable_pairs": len(read.dropped)}, list(read.dropped)
 
 
 def with_texts(table: pd.DataFrame, pairs: Sequence[PreferencePair]) -> pd.DataFrame:
@@ -55,9 +67,9 @@ def with_texts(table: pd.DataFrame, pairs: Sequence[PreferencePair]) -> pd.DataF
 
 
 def score_responses_table(
-    rm: BradleyTerryRM, rows: Sequence[tuple[str, str]], *, first_row: int = 0, report: Report = silent
+    rm: BradleyTerryRM, rows: Sequence[tuple[str, str]], *, report: Report = silent
 ) -> pd.DataFrame:
-    """Score N (prompt, response) rows, each prompt one user turn; `first_row` are before them in their source.
+    """Score N (prompt, response) rows, each prompt one user turn.
 
     Returns:
         Those that the model can read, in order, with columns prompt, response, reward (logits). The others are said on
@@ -67,20 +79,33 @@ def score_responses_table(
         DataError: no row can be read.
         ModelError: a reward is not finite; the message names the rows, counted from 1.
     """
+    table, unreadable = score_readable_responses(rm, rows, report=report)
+    if unreadable:
+        tell_left_out(len(unreadable), "rows", unreadable[0])
+    return table
+
+
+def score_readable_responses(
+    rm: BradleyTerryRM, rows: Sequence[tuple[str, str]], *, first_row: int = 0, report: Report = silent
+) -> tuple[pd.DataFrame, list[str]]:
+    """The same, with a sentence for each row that the model cannot read; `first_row` are before them in their source.
+
+    Raises:
+        DataError, ModelError: as `score_responses_table`.
+    """
     found = rm.renderer.try_sides(rows)
     placed = list(enumerate(found, first_row + 1))
     unreadable = [f"row {place}: {side}" for place, side in placed if isinstance(side, DataError)]
     if unreadable and len(unreadable) == len(rows):
         raise DataError(f"none of the {len(rows)} rows can be read as this model reads text; {unreadable[0]}")
-    if unreadable:
-        tell_left_out(len(unreadable), "rows", unreadable[0])
     numbers = [place for place, side in placed if isinstance(side, TokenizedSide)]
     sides = [side for side in found if isinstance(side, TokenizedSide)]
     rows = [rows[number - first_row - 1] for number in numbers]
 
     rewards = rm.score_sides(sides, report=labelled(report, "responses scored")).astype("float64")
     refuse_not_finite(rewards, lambda place: f"row {numbers[place]}")
-    return pd.DataFrame({"prompt": [row[0] for row in rows], "response": [row[1] for row in rows], "reward": rewards})
+    columns = {"prompt": [row[0] for row in rows], "response": [row[1] for row in rows], "reward": rewards}
+    return pd.DataFrame(columns), unreadable
 
 
 def readable_pairs(rm: BradleyTerryRM, pairs: Sequence[PreferencePair]) -> list[PreferencePair]:

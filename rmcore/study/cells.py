@@ -175,7 +175,7 @@ def _training(
         "train/trained_share": record["num_trained_parameters"] / record["num_parameters"],
     }
     if record["peak_training_bytes"] is not None:
-        weights = BYTES_PER_WEIGHT * record["num_parameters"]
+        weights = BYTES_PER_WEIGHT * record["num_parameters"] / record["num_processes"]
         values["cost/peak_total_mib"] = (record["peak_training_bytes"] + weights) / 2**20
     reached = None if target_accuracy is None else first_reaching(history, target_accuracy)
     if reached is not None:

@@ -21,6 +21,8 @@ from rmcore.models.packing.forward import FORWARD_METHOD, packed_rewards
 from rmcore.training.optimizers import whole
 from rmcore.training.ranks import Ranks, environment_ranks
 
+GONE = ("remote process exited", "closed by", "Connection", "timed out", "Timeout")
+"""Words of NCCL's errors where it is another process that is the matter."""
 LONGEST_WAIT = timedelta(hours=2)
 """The others wait while the first process writes a large state to a slow disk."""
 
@@ -41,22 +43,36 @@ def process_group(device: torch.device) -> Iterator[Ranks]:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=LONGEST_WAIT)
+    is_joined = True
     try:
         yield ranks
     except RuntimeError as error:
+        is_joined = device.type != "cuda"  # NCCL would wait here for the others, who wait in a collective for this one
         if not _is_of_the_connection(error):
             raise
         raise LostProcessError(
             "another process of this training has ended, or its host cannot be reached: its own message says why. The "
-            f"same command on all hosts resumes from the state that was saved last. ({str(error).splitlines()[0]})"
+            f"same command on all hosts resumes from the state that was saved last. ({_first_and_last(error)})"
         ) from error
+    except BaseException:
+        is_joined = device.type != "cuda"
+        raise
     finally:
-        dist.destroy_process_group()
+        if is_joined:
+            dist.destroy_process_group()
 
 
 def _is_of_the_connection(error: RuntimeError) -> bool:
-    """Whether a collective failed because somebody is gone: NCCL has a class for it, gloo says it in its text."""
-    return isinstance(error, dist.DistBackendError) or "gloo/transport" in str(error)
+    """Whether a collective failed because somebody is gone, and not because it was asked for something impossible."""
+    if isinstance(error, dist.DistNetworkError | dist.DistStoreError) or "gloo/transport" in str(error):
+        return True
+    return isinstance(error, dist.DistBackendError) and any(words in str(error) for words in GONE)
+
+
+def _first_and_last(error: RuntimeError) -> str:
+    """NCCL tells what was tried first and why it failed last."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " … ".join(dict.fromkeys([*lines[:1], *lines[-1:]]))
 
 
 def shard(model: nn.Module, ranks: Ranks) -> None:

@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import torch
@@ -43,6 +42,8 @@ def state_on_this_host(point: ResumePoint, folder: Path, ranks: Ranks) -> Iterat
     is_without = ranks.rank == leader and not ranks.is_main and not _is_whole(own, point)
     receivers = [rank for rank, is_one in enumerate(ranks.gather(is_without)) if is_one]
     copy = folder / COPY_FOLDER
+    if ranks.rank in receivers:
+        shutil.rmtree(copy, ignore_errors=True)  # of an attempt that was killed
     try:
         if receivers:
             problem = _send(point, copy / STATE_FILE, receivers, ranks)
@@ -59,7 +60,10 @@ def state_on_this_host(point: ResumePoint, folder: Path, ranks: Ranks) -> Iterat
 
 
 def _is_whole(path: Path, point: ResumePoint) -> bool:
-    return path.is_file() and file_digest(path) == point.record["sha256"]
+    try:
+        return file_digest(path) == point.record["sha256"]
+    except OSError:  # it is not there, or cannot be read
+        return False
 
 
 def _send(point: ResumePoint, copy: Path, receivers: list[int], ranks: Ranks) -> str:
@@ -70,28 +74,32 @@ def _send(point: ResumePoint, copy: Path, receivers: list[int], ranks: Ranks) ->
     size = torch.tensor(point.state.stat().st_size if ranks.is_main else 0)
     dist.broadcast(size, src=0, group=group)
     problem = ""
-    try:
-        if not ranks.is_main:
-            copy.parent.mkdir(parents=True, exist_ok=True)
-        stream: IO[bytes] = point.state.open("rb") if ranks.is_main else copy.open("wb")
-    except OSError as error:
-        stream, problem = Path(os.devnull).open("r+b"), str(error)  # noqa: SIM115 - the others wait for every chunk
-    with stream:
-        for start in range(0, int(size), CHUNK_BYTES):
-            length = min(CHUNK_BYTES, int(size) - start)
-            chunk = _read(stream.read(length), length) if ranks.is_main else torch.empty(length, dtype=torch.uint8)
-            dist.broadcast(chunk, src=0, group=group)
-            if not ranks.is_main and not problem:
-                try:
-                    stream.write(chunk.numpy().data)
-                except OSError as error:
-                    problem = str(error)
+    for start in range(0, int(size), CHUNK_BYTES):  # all of them, whatever becomes of one: the others wait for each
+        length = min(CHUNK_BYTES, int(size) - start)
+        chunk = _chunk(point.state, start, length) if ranks.is_main else torch.empty(length, dtype=torch.uint8)
+        dist.broadcast(chunk, src=0, group=group)
+        if not ranks.is_main and not problem:
+            problem = _append(copy, chunk)
     if not ranks.is_main and not problem and not _is_whole(copy, point):
         problem = "it arrived damaged"
     dist.destroy_process_group(group)
     return problem
 
 
-def _read(content: bytes, length: int) -> Tensor:
-    """(length,) uint8; shorter files are filled up, and found damaged at the other end."""
-    return torch.from_numpy(np.frombuffer(content.ljust(length, b"\0"), dtype=np.uint8).copy())
+def _chunk(path: Path, start: int, length: int) -> Tensor:
+    """(length,) uint8 of the file; a shorter file is filled up, and found damaged at the other end."""
+    with path.open("rb") as stream:
+        stream.seek(start)
+        content = stream.read(length).ljust(length, b"\0")
+    return torch.from_numpy(np.frombuffer(content, dtype=np.uint8).copy())
+
+
+def _append(path: Path, chunk: Tensor) -> str:
+    """Append a chunk to a file, which is made if it is not there; why that failed, if it did."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as stream:
+            stream.write(chunk.numpy().data)
+    except OSError as error:
+        return str(error)
+    return ""

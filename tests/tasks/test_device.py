@@ -120,7 +120,7 @@ def test_who_wants_several_slots_gets_all_or_holds_none(tmp_path, monkeypatch):
         assert in_the_way(store, "auto", 3).startswith("the device, held by one")
 
 
-def test_the_processes_of_one_training_see_all_of_its_gpus_or_share_its_cores(monkeypatch):
+def test_the_processes_of_one_training_see_all_of_its_gpus_or_share_its_cores(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5,7")
     monkeypatch.delenv(SLOTS_VARIABLE, raising=False)
     assert slots_needed("auto", 2) == 2
@@ -128,6 +128,14 @@ def test_the_processes_of_one_training_see_all_of_its_gpus_or_share_its_cores(mo
     for device, words in (("auto", "sees 3 GPUs"), ("cuda:1", "one GPU is named")):
         with pytest.raises(ConfigError, match=words):
             slots_needed(device, 4)
+    # Slots that share GPUs: one of each GPU, or where there are fewer, all of them.
+    monkeypatch.setenv(SLOTS_VARIABLE, "6")
+    with device_slot(Store(tmp_path), "another"), several_device_slots(Store(tmp_path), "mine", "auto", 3) as slots:
+        assert sorted(slot % 3 for slot in slots) == [0, 1, 2]
+    monkeypatch.setenv(SLOTS_VARIABLE, "1")
+    assert slots_needed("auto", 3) == 1
+    assert slots_environment([0], "auto", 3) == {"CUDA_VISIBLE_DEVICES": "2,5,7"}
+    assert slots_needed("cpu", 8) == 1  # cores it shares, and no GPU
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv(SLOTS_VARIABLE, "1")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)

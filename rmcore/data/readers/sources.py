@@ -58,34 +58,55 @@ class LoadedPairs:
     """Usable pairs left out because their row of ranked answers gave enough."""
 
     def notices(self) -> list[str]:
-        """Say what a reader of the numbers must know about ties and usable pairs that are not here: a sentence each."""
-        counts = (
-            (self.num_over_row_cap, "are beyond data.pairs_per_row: of such rows a random choice is kept"),
-            (self.num_over_cap, "are of prompts that had enough (data.pairs_per_prompt, data.eval_pairs_per_prompt)"),
-            (
-                self.num_held_out,
-                "share their prompt, or a dialogue's first user turn, with held-out pairs: taken out of training",
-            ),
+        """See `notices`."""
+        return notices(
+            self.source,
+            self.rejected,
+            self.num_rows,
+            len(self.pairs),
+            num_over_row_cap=self.num_over_row_cap,
+            num_over_cap=self.num_over_cap,
+            num_held_out=self.num_held_out,
         )
-        usable = len(self.pairs) + sum(count for count, _ in counts)
-        sentences = []
-        for count, what in counts:
-            if count:
-                sentences.append(f"{count:,} of {usable:,} pairs of {self.source} {what}.")
-            usable -= count
-        reasons = Counter(row.reason for row in self.rejected)
-        if num_ties := sum(reasons[reason] for reason in TIES):
-            sentences.append(
-                f"{num_ties:,} of {self.num_rows:,} rows of {self.source} are ties: left out, as the loss is over "
-                "strict preferences."
-            )
-        num_bad = reasons[Reason.INVALID_UTF8]
-        if num_bad and is_text_file(self.source):
-            sentences.append(
-                f"{num_bad:,} of {self.num_rows:,} rows of {self.source} are not UTF-8 and left out. "
-                f"{conversion_to_utf8(Path(self.source).expanduser())}"
-            )
-        return sentences
+
+
+def notices(
+    source: str,
+    rejected: Iterable[RejectedRow],
+    num_rows: int,
+    num_pairs: int,
+    *,
+    num_over_row_cap: int = 0,
+    num_over_cap: int = 0,
+    num_held_out: int = 0,
+) -> list[str]:
+    """Say what a reader of the numbers must know about ties and usable pairs that are not here: a sentence each."""
+    counts = (
+        (num_over_row_cap, "are beyond data.pairs_per_row: of such rows a random choice is kept"),
+        (num_over_cap, "are of prompts that had enough (data.pairs_per_prompt, data.eval_pairs_per_prompt)"),
+        (
+            num_held_out,
+            "share their prompt, or a dialogue's first user turn, with held-out pairs: taken out of training",
+        ),
+    )
+    usable = num_pairs + sum(count for count, _ in counts)
+    sentences = []
+    for count, what in counts:
+        if count:
+            sentences.append(f"{count:,} of {usable:,} pairs of {source} {what}.")
+        usable -= count
+    reasons = Counter(row.reason for row in rejected)
+    if num_ties := sum(reasons[reason] for reason in TIES):
+        sentences.append(
+            f"{num_ties:,} of {num_rows:,} rows of {source} are ties: left out, as the loss is over strict preferences."
+        )
+    num_bad = reasons[Reason.INVALID_UTF8]
+    if num_bad and is_text_file(source):
+        sentences.append(
+            f"{num_bad:,} of {num_rows:,} rows of {source} are not UTF-8 and left out. "
+            f"{conversion_to_utf8(Path(source).expanduser())}"
+        )
+    return sentences
 
 
 def load_pairs(

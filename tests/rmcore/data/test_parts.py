@@ -63,6 +63,14 @@ def test_the_responses_of_all_parts_are_those_of_the_source(folder, size, limit)
     assert (source.num_rows, source.num_unusable) == (whole.num_rows, whole.num_unusable)
 
 
+def test_a_damaged_first_line_says_nothing_about_the_others(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(["not JSON", *(json.dumps(row) for row in RESPONSES)]))
+    source = SourceInParts(str(path), 5)
+    assert [row for part in source for row in part.responses] == load_responses(str(path)).rows
+    assert source.num_unusable == 1 + sum(row["response"] is None for row in RESPONSES)
+
+
 def test_nothing_is_read_before_it_is_asked_for(tmp_path, gold_pairs):
     """So memory holds one part, however long the file is."""
     write_pairs(gold_pairs[:40], tmp_path / "pairs.parquet")

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from dataclasses import replace
 from importlib.util import find_spec
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.data.parts import SourceInParts
 from rmcore.data.table import write_pairs
-from rmcore.ensembles.bulk import PARTS_SUFFIX, LocalScorer, score_part, score_source
+from rmcore.ensembles.bulk import JOB_FILE, PARTS_SUFFIX, LocalScorer, score_part, score_source
 from rmcore.ensembles.score import score_pairs_table
 
 JOB = {"checkpoint": "c", "data": "d"}
@@ -35,11 +36,11 @@ class Counting(LocalScorer):
         self.seen, self.most = [], most
 
     def scored(self, parts):
-        for number, table in super().scored(parts):
+        for scored in super().scored(parts):
             if self.most is not None and len(self.seen) == self.most:
                 raise KeyboardInterrupt
-            self.seen.append(number)
-            yield number, table
+            self.seen.append(scored.number)
+            yield scored
 
 
 def assert_same(out, rm, pairs):
@@ -71,23 +72,69 @@ def test_what_another_job_began_is_not_gone_on_with(tmp_path, rm, pairs):
     assert score_source(source(tmp_path), LocalScorer(rm), out, JOB) == len(pairs)
 
 
-def test_a_part_that_cannot_be_read_costs_its_rows_and_all_of_them_are_an_error(tmp_path, rm, pairs, monkeypatch):
-    def unreadable(model, part):
-        raise DataError("nothing here")
-
-    calls = []
-
-    def second_unreadable(model, given):
-        calls.append(given)
-        return unreadable(model, given) if len(calls) == 2 else score_pairs_table(model, given)
-
-    monkeypatch.setattr("rmcore.ensembles.bulk.score_pairs_table", second_unreadable)
+def test_another_job_may_begin_where_none_has_scored_anything(tmp_path, rm, pairs):
+    """As after a first try with the wrong columns."""
     out = tmp_path / "out.parquet"
+    with pytest.raises(KeyboardInterrupt):
+        score_source(source(tmp_path), Counting(rm, 0), out, JOB)
+    assert not out.with_name(out.name + PARTS_SUFFIX).exists()
+    assert score_source(source(tmp_path), LocalScorer(rm), out, JOB | {"data": "other"}) == len(pairs)
+
+
+def test_parts_of_which_nobody_knows_the_job_are_not_taken(tmp_path, rm, pairs):
+    """As a clean-up that was killed may leave them."""
+    out = tmp_path / "out.parquet"
+    with pytest.raises(KeyboardInterrupt):
+        score_source(source(tmp_path), Counting(rm, 2), out, JOB)
+    (out.with_name(out.name + PARTS_SUFFIX) / JOB_FILE).unlink()
+    again = Counting(rm)
+    score_source(source(tmp_path), again, out, JOB | {"checkpoint": "other"})
+    assert again.seen == list(range(9))
+
+
+def test_only_one_at_a_time_scores_into_a_file(tmp_path, rm, pairs):
+    out = tmp_path / "out.parquet"
+
+    class Nosy(LocalScorer):
+        def scored(self, parts):
+            with pytest.raises(ConfigError, match="another process scores into"):
+                score_source(source(tmp_path), LocalScorer(rm), out, JOB)
+            yield from super().scored(parts)
+
+    assert score_source(source(tmp_path), Nosy(rm), out, JOB) == len(pairs)
+
+
+def test_a_part_that_cannot_be_read_costs_its_rows_and_is_told_also_after_a_kill(
+    tmp_path, rm, pairs, monkeypatch, capsys
+):
+    readable = rm.renderer.tokenize_readable
+
+    def unreadable(given):
+        if any(pair.pair_id == pairs[8].pair_id for pair in given):
+            raise DataError("none of the 7 pairs can be read; pair 8: it holds a control token")
+        return readable(given)
+
+    monkeypatch.setattr(rm.renderer, "tokenize_readable", unreadable)
+    out = tmp_path / "out.parquet"
+    with pytest.raises(KeyboardInterrupt):
+        score_source(source(tmp_path), Counting(rm, 3), out, JOB)
+    capsys.readouterr()
     assert score_source(source(tmp_path), LocalScorer(rm), out, JOB) == len(pairs) - 7
     assert pd.read_parquet(out).pair_id.tolist() == [pair.pair_id for pair in [*pairs[:7], *pairs[14:]]]
-    monkeypatch.setattr("rmcore.ensembles.bulk.score_pairs_table", unreadable)
-    with pytest.raises(DataError, match="none of the rows"):
-        score_source(source(tmp_path), LocalScorer(rm), tmp_path / "none.parquet", JOB)
+    said = capsys.readouterr().err
+    assert said.startswith("warning: 7 rows cannot be read by this model and are left out")
+    assert "it holds a control token" in said
+
+
+def test_a_source_that_the_model_cannot_read_at_all_is_an_error(tmp_path, rm, pairs, monkeypatch):
+    def unreadable(given):
+        raise DataError("pair 0: it holds a control token")
+
+    monkeypatch.setattr(rm.renderer, "tokenize_readable", unreadable)
+    out = tmp_path / "none.parquet"
+    with pytest.raises(DataError, match=r"none of the rows.*it holds a control token"):
+        score_source(source(tmp_path), LocalScorer(rm), out, JOB)
+    assert list(tmp_path.glob("none*")) == []
 
 
 def test_columns_that_some_parts_have_no_value_in_are_joined(tmp_path, rm, pairs):
@@ -96,7 +143,8 @@ def test_columns_that_some_parts_have_no_value_in_are_joined(tmp_path, rm, pairs
     class Untyped(LocalScorer):
         def scored(self, parts):
             for part in parts:
-                yield part.number, score_part(self.rm, part).assign(subset=None if part.number == 0 else "known")
+                scored = score_part(self.rm, part)
+                yield replace(scored, table=scored.table.assign(subset=None if part.number == 0 else "known"))
 
     out = tmp_path / "out.parquet"
     score_source(source(tmp_path), Untyped(rm), out, JOB)
@@ -119,16 +167,16 @@ def test_an_actor_of_ray_that_is_killed_loses_and_repeats_no_row(tmp_path, tiny_
 
         class Killing:
             def scored(self, parts):
-                for number, table in scorer.scored(parts):
+                for scored in scorer.scored(parts):
                     if not killed:
                         killed.append(ray.get(scorer.actors[0].pid.remote()))
                         os.kill(killed[0], signal.SIGKILL)
-                    yield number, table
+                    yield scored
 
         assert score_source(source(tmp_path), Killing(), out, JOB) == len(pairs)
         assert ray.get(scorer.actors[0].pid.remote()) != killed[0]
         with pytest.raises(
-            ConfigError, match=r"has room for \d+ actors now, each with one CPU, and 1000 are asked for"
+            ConfigError, match=r"has room for \d+ processes, each with 1 cores of one machine, and 1000 are asked for"
         ):
-            scorer.cluster.room("cpu", 1000)
+            scorer.cluster.require_room(1, 0, 1000)
     assert_same(out, rm, pairs)
