@@ -54,6 +54,33 @@ def test_the_console_script_fails_without_a_traceback(tmp_path):
     assert "Traceback" not in done.stdout + done.stderr
 
 
+@pytest.mark.slow
+def test_training_on_several_processes_is_one_command(tmp_path, files, tiny_folder):
+    command = [sys.executable, "-P", "-c", "from flows.cli import main; main()", "train", "--num-processes", "2"]
+    given = ["--model", tiny_folder, "--data", files / "train.parquet", "--steps", "2", "--batch-size", "4"]
+    out = ["--output-dir", tmp_path / "out", "--max-seq-len", "64", "--device", "cpu"]
+    done = subprocess.run([*command, *given, *out], capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    record = json.loads((tmp_path / "out" / "training.json").read_text())
+    assert (record["num_processes"], record["num_steps"]) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--num-processes", "3", "--batch-size", "4"], "does not divide among num_processes=3"),
+        (["--num-processes", "2", "--batch-size", "4", "--callback", "curvature"], "needs the whole model in one"),
+    ],
+)
+def test_processes_that_cannot_share_a_training_are_refused_before_they_start(
+    words, said, tmp_path, files, tiny_folder
+):
+    given = ["--model", tiny_folder, "--data", files / "train.parquet", "--output-dir", tmp_path / "out"]
+    done = rm_opt("train", *given, *words, check=False)
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
 def test_info_tells_versions_and_hardware():
     shown = dict(line.split(maxsplit=1) for line in rm_opt("info").stdout.splitlines())
     assert {"torch", "transformers", "peft", "prefect", "mlflow", "vllm", "CUDA", "GPU", "device", "home"} <= set(shown)
