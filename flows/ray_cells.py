@@ -117,7 +117,7 @@ def _untracked(metrics: Path) -> Iterator[None]:
 
 
 def _why_not(cluster: RayCluster, done: Any) -> str | None:
-    """What a cell failed with; None where it is done."""
+    """Say what a cell failed with; None where it is done."""
     try:
         cluster.result(done)
     except RmcoreError as error:

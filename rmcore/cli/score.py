@@ -68,7 +68,7 @@ def _ray_scorer(checkpoint: str, model: ModelReading, actors: int | None) -> Any
 
 
 def _job(checkpoint: str, model: ModelReading, reading: PairReading, source: Any) -> dict[str, Any]:
-    """What decides the rewards and the cut into parts."""
+    """Gather all that decides the rewards and the cut into parts."""
     from rmcore.data.readers.sources import source_digest
     from rmcore.ensembles.ensemble_folder import checkpoint_digest
 

@@ -106,9 +106,7 @@ def train(
 
     Shortest, one epoch into the folder checkpoints: rm-opt train -m minilm -d pairs.parquet
 
-    Several GPUs: rm-opt train --num-processes 8 --model ... --output-dir out
-
-    Several hosts: torchrun --nnodes 2 --nproc-per-node 8 ... --no-python rm-opt train --model ... --output-dir out
+    Several GPUs or hosts: torchrun --nproc-per-node 8 --no-python rm-opt train --model ... --output-dir out
     """
     from rmcore.training.ranks import environment_ranks
 

@@ -113,7 +113,7 @@ class RayCluster:
             self.ray.wait(list(running), num_returns=len(running), timeout=seconds)
 
     def result(self, done: Any) -> Any:
-        """What a task gave.
+        """Wait for a task and give its result.
 
         Raises:
             RmcoreError: what it refused with.

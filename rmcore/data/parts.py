@@ -56,7 +56,7 @@ class SourceInParts:
     num_rows: int = 0
     num_unusable: int = 0
     notices: list[str] = field(default_factory=list)
-    """What a reader of the numbers must know about rows that are not among them; whole when all parts were read."""
+    """Sentences about rows that are not among the pairs; whole when all parts were read."""
 
     def __iter__(self) -> Iterator[Part]:
         """The parts, in order; memory holds one at a time, or all where each row is one side of a pair.

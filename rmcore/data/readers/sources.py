@@ -288,7 +288,7 @@ def probe(
 
 
 def outcomes(record: RawRecord, source: str, layout: Layout) -> Iterator[RowPairs | RejectedRow]:
-    """What each label of a record gives: pairs, or the reason why it gives none."""
+    """Read each label of a record: the pairs that it gives, or the reason why it gives none."""
     if record.fields is None:
         yield reject(record, record.problem or Reason.MISSING_VALUE)
         return

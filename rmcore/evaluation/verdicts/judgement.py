@@ -191,7 +191,7 @@ def _judgement(
     of_looks = f" over {len(estimates)} of {len(looks.num_seeds)} looks" if len(looks.num_seeds) > 1 else ""
     seen = f"The {100 * (1 - alpha):.4g} % interval{of_looks}"
     family = f"Holm's correction over {num_claims} hypotheses (p = {p_holm:.2g})"
-    border = f"-{claim.threshold:g} or {claim.threshold:g}" if claim.direction == "within" else "the threshold"
+    border = "an end of what is claimed" if claim.direction == "within" else "the threshold"
     if p >= alpha:
         return Judgement("inconclusive", p, p_holm, detectable, f"{seen} includes {border}.", interval)
     excluded = f"{seen} lies {_side(claim, estimate.value)}"
@@ -206,4 +206,4 @@ def _judgement(
 def _side(claim: Claim, value: float) -> str:
     if claim.direction != "within":
         return f"{'above' if value > claim.threshold else 'below'} the threshold"
-    return f"{'within' if claim.holds(value) else 'outside of'} -{claim.threshold:g} to {claim.threshold:g}"
+    return f"{'within' if claim.holds(value) else 'outside of'} what is claimed"

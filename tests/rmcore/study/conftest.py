@@ -56,7 +56,8 @@ def write_cell(tmp_path, make_rewards):
         (folders["evaluate"] / "metrics.json").write_text(
             json.dumps({"metrics": card} | ({} if beta is None else {"beta": beta}))
         )
-        record = {"num_steps": 30, "planned_steps": 40, "best_step": 20} | (training or {})
+        sizes = {"num_parameters": 1000, "num_trained_parameters": 250, "num_processes": 1, "peak_training_bytes": None}
+        record = {"num_steps": 30, "planned_steps": 40, "best_step": 20, **sizes} | (training or {})
         (folders["train"] / "training.json").write_text(json.dumps(record))
         costs = {"cost/train_seconds": 5.0} if costs is None else costs
         (folders["train"] / "summary.json").write_text(json.dumps({"metrics": costs}))
