@@ -64,6 +64,7 @@ class PoolRunner:
     key: str
     _watched: dict[str, _Watched] = field(default_factory=dict)
     _told: str = ""
+    _deployment: UUID | None = None
 
     def require_workers(self) -> None:
         """See that somebody is there to take cells, before anything is begun.
@@ -109,12 +110,7 @@ class PoolRunner:
 
     def _start(self, client: SyncPrefectClient, plan: CellPlan, attempt: int) -> tuple[int, UUID]:
         """Begin the first attempt from `attempt` on that has not ended in vain in an earlier run of the matrix."""
-        try:
-            deployment = client.read_deployment_by_name(DEPLOYMENT).id
-        except ObjectNotFound as error:
-            raise ServiceError(
-                f"Prefect has no deployment {DEPLOYMENT}: run `rm-opt up` of this version once."
-            ) from error
+        deployment = self._deployment = self._deployment or _find_deployment(client)
         made = order(self.study, plan.cell)
         while True:
             run = client.create_flow_run_from_deployment(
@@ -203,6 +199,13 @@ class PoolRunner:
                 asked = Cancelling if one.state == "RUNNING" else Cancelled
                 client.set_flow_run_state(one.run, asked(message="the matrix was stopped"))
         self._watched.clear()
+
+
+def _find_deployment(client: SyncPrefectClient) -> UUID:
+    try:
+        return client.read_deployment_by_name(DEPLOYMENT).id
+    except ObjectNotFound as error:
+        raise ServiceError(f"Prefect has no deployment {DEPLOYMENT}: run `rm-opt up` of this version once.") from error
 
 
 def _why(state: State) -> str | None:
