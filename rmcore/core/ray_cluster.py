@@ -3,10 +3,12 @@
 A cluster without a login lets everybody who reaches its ports run code, so none is used without one.
 """
 
+import importlib
 import logging
 import os
 import secrets
 import signal
+import sys
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -39,6 +41,7 @@ class RayCluster:
 
     def __enter__(self) -> "RayCluster":
         _require_login(self.address)
+        known = sys.modules.get("ray")
         try:
             import ray  # which reads the variables of the login
         except ImportError as error:
@@ -46,6 +49,10 @@ class RayCluster:
                 f"{self.wanted_by} needs Ray: pip install 'rm-optimizer[cluster]', on all machines of the cluster."
             ) from error
         self.ray: Any = ray
+        if known is not None:  # whatever has imported it before: then it has read them already
+            core: Any = importlib.import_module("ray._raylet")
+            core.Config.initialize("")
+            core.AuthenticationTokenLoader.instance().reset_cache()
         before = signal.getsignal(signal.SIGTERM)
         try:
             ray.init(
@@ -119,17 +126,28 @@ class RayCluster:
             RmcoreError: what it refused with.
             ServiceError: its process died, each time that it was begun, or it failed otherwise.
         """
+        value, died = self.outcome(done)
+        if died:
+            raise ServiceError(
+                f"its process on the Ray cluster died each time that it was begun, often for lack of memory ({died})"
+            )
+        return value
+
+    def outcome(self, done: Any) -> tuple[Any, str]:
+        """Wait for a task: its result, or how its process was lost.
+
+        Raises:
+            RmcoreError: what it refused with.
+            ServiceError: it failed otherwise.
+        """
         try:
-            return self.ray.get(done)
+            return self.ray.get(done), ""
         except self.ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, RmcoreError):
                 raise error.cause from error
             raise ServiceError(f"it failed on the Ray cluster: {error.cause!r}") from error
         except self.ray.exceptions.RayError as error:
-            raise ServiceError(
-                f"its process on the Ray cluster died each time that it was begun, often for lack of memory "
-                f"({str(error).splitlines()[0]})"
-            ) from error
+            return None, str(error).splitlines()[0] or type(error).__name__
 
 
 def _require_login(address: str | None) -> None:

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rmcore.core.errors import RmcoreError
+from rmcore.core.errors import RmcoreError, ServiceError
 from rmcore.core.ray_cluster import RayCluster
 from rmcore.data.parts import Part
 from rmcore.ensembles.bulk import ScoredPart, score_part
@@ -29,7 +29,7 @@ LOOK_SECONDS = 5.0
 PATIENCE_SECONDS, PATIENCE_TIMES = 60.0, 3.0
 """A part takes too long after so many seconds, and so many times what the slowest one took."""
 MOST_RETRIES = 3
-"""Times that a part is given to another actor whose actor died; one that kills four has a reason of its own."""
+"""Times that a part whose actor died is begun again there, and then elsewhere: one that kills them has a reason."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,7 @@ class RayScorer:
         self.loading, self.number = loading, number
         self.cluster = RayCluster("--engine ray")
         self.actors: list[Any] = []
+        self._lost: set[int] = set()
 
     def __enter__(self) -> "RayScorer":
         with ExitStack() as stack:
@@ -103,7 +104,8 @@ class RayScorer:
     def scored(self, parts: Iterable[Part]) -> Iterator[ScoredPart]:
         """See `Scorer.scored`.
 
-        When no part is left to hand out, one that takes far longer than all before it is also given to an actor that
+        A part whose actor is lost goes to another one, and that actor gets nothing more unless all are lost. When no
+        part is left to hand out, one that takes far longer than all before it is also given to an actor that
         has nothing to do, and whichever is done first counts: its machine may be gone for good (backup tasks: Dean and
         Ghemawat 2004, section 3.6).
 
@@ -115,14 +117,13 @@ class RayScorer:
         part = next(waiting, None)
         running: dict[Any, _Given] = {}
         open_parts: set[int] = set()
+        self._lost.clear()
+        tries = Counter[int]()
         slowest = 0.0
         while part is not None or open_parts:
-            busy = Counter(given.actor for given in running.values())
-            while part is not None and len(running) < PARTS_AN_ACTOR * len(self.actors):
-                which = min(range(len(self.actors)), key=lambda place: busy[place])
-                running[self.actors[which].score.remote(part)] = _Given(part, which, time.monotonic())
+            while part is not None and len(running) < PARTS_AN_ACTOR * max(1, len(self.actors) - len(self._lost)):
+                self._give(part, running)
                 open_parts.add(part.number)
-                busy[which] += 1
                 part = next(waiting, None)
             done = self.cluster.first_of(list(running), timeout=LOOK_SECONDS)
             if done is None:
@@ -130,13 +131,32 @@ class RayScorer:
                     self._back_up(running, open_parts, max(PATIENCE_SECONDS, PATIENCE_TIMES * slowest))
                 continue
             given = running.pop(done)
+            number = given.part.number
+            scored, lost = self.cluster.outcome(done)
+            if lost:
+                self._lost.add(given.actor)
+                tries[number] += 1
+                if tries[number] > MOST_RETRIES:
+                    raise ServiceError(
+                        f"{tries[number]} processes of the Ray cluster died over part {number}, often for lack of "
+                        f"memory: make the parts smaller with --part-rows. What was scored is kept. ({lost})"
+                    )
+                if number in open_parts:
+                    self._give(given.part, running)
+                continue
             slowest = max(slowest, time.monotonic() - given.since)
-            if given.part.number in open_parts:
-                open_parts.remove(given.part.number)
-                yield self.cluster.result(done)
+            if number in open_parts:
+                open_parts.remove(number)
+                yield scored
+
+    def _give(self, part: Part, running: dict[Any, "_Given"]) -> None:
+        """Hand a part to the actor with the least to do, of those that are not lost."""
+        busy = Counter(given.actor for given in running.values())
+        which = min(range(len(self.actors)), key=lambda place: (place in self._lost, busy[place]))
+        running[self.actors[which].score.remote(part)] = _Given(part, which, time.monotonic())
 
     def _back_up(self, running: dict[Any, "_Given"], open_parts: set[int], patience: float) -> None:
-        idle = set(range(len(self.actors))) - {given.actor for given in running.values()}
+        idle = set(range(len(self.actors))) - {given.actor for given in running.values()} - self._lost
         times = Counter(given.part.number for given in running.values())
         for given in list(running.values()):
             number = given.part.number

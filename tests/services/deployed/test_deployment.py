@@ -423,11 +423,11 @@ def test_a_matrix_started_in_the_ui_a_command_and_a_schedule_share_their_cells(s
     assert matrix["state_type"] == "COMPLETED", matrix["state"]
     edges = services.edges(matrix["id"])
     cells = {name for name in edges if name.endswith("seed 0") and " of " not in name}
-    assert len(cells) == 2
+    assert len(cells) == 3
     assert edges["judge"] == cells
     assert edges["report"] == {"judge"}
     [part] = services.bars(matrix["id"])
-    assert part == (100, "2 of 2 cells done")
+    assert part == (100, "3 of 3 cells done")
     runs = {run["info"]["run_name"]: run for run in services.mlflow_runs("baseline-smoke")}
     for name, run in runs.items():
         tags = {tag["key"]: tag["value"] for tag in run["data"]["tags"]}
@@ -435,12 +435,12 @@ def test_a_matrix_started_in_the_ui_a_command_and_a_schedule_share_their_cells(s
         assert tags["mlflow.note.content"].startswith("### "), name
         assert ("mlflow.runColor" in tags) is (tags["rm.kind"] == "cell")
     before = trained(services)
-    assert len(before) >= 2
+    assert len(before) >= 3
     options = ("--seeds", 1, "--model", chosen["model"], "--summary", tmp_path / "summary.json")
     services.flow_command("experiment", "baseline", *options)
     outcome = json.loads((tmp_path / "summary.json").read_text())
     assert outcome["computed"] == []
-    assert outcome["results"]["cost"]["num_cached"] == 2
+    assert outcome["results"]["cost"]["num_cached"] == 3
     deployment = services.deployment("experiment")
     # The server looks for schedules once a minute; asked for it, it plans at once, and the first run is not yet past.
     soon = (datetime.now(UTC) + timedelta(seconds=30)).isoformat()
