@@ -428,10 +428,16 @@ def test_a_matrix_started_in_the_ui_a_command_and_a_schedule_share_their_cells(s
     assert edges["report"] == {"judge"}
     [part] = services.bars(matrix["id"])
     assert part == (100, "3 of 3 cells done")
-    runs = {run["info"]["run_name"]: run for run in services.mlflow_runs("baseline-smoke")}
+
+    def tracked():
+        """All runs, once the last of what they were told has been written, which no cell waits for."""
+        found = services.mlflow_runs("baseline-smoke")
+        return found if all(run["info"]["status"] == "FINISHED" for run in found) else None
+
+    runs = {run["info"]["run_name"]: run for run in wait_for(tracked)}
     for name, run in runs.items():
         tags = {tag["key"]: tag["value"] for tag in run["data"]["tags"]}
-        assert run["inputs"]["dataset_inputs"], name
+        assert run["inputs"].get("dataset_inputs"), (name, run["info"]["status"])
         assert tags["mlflow.note.content"].startswith("### "), name
         assert ("mlflow.runColor" in tags) is (tags["rm.kind"] == "cell")
     before = trained(services)
