@@ -125,18 +125,23 @@ def _arm_row(row: TrialRow, arm: list[Confirmed], found: Comparison, place: int,
 
 
 def write_recipe(run: Tuning, best: Any, results: TuningResults, out: Path) -> Path:
-    """Write the winner's settings as a file that `rm-opt run --config` takes; returns `out`.
+    """Write the settings to keep as a file that `rm-opt run --config` takes; returns `out`.
 
-    Under the first fresh seed, so the run finds its training in the store. A data file is named by its whole path.
+    They are the winner's where it is shown to be better than the defaults, and else the defaults: among noisy trials
+    one is always the best. Under the first fresh seed, so the run finds its training in the store. A data file is named
+    by its whole path.
     """
-    config = run.config_of(best.number, results["seeds"][0])
+    low = results["difference"]["ci_low"]
+    is_better = low is not None and low > 0
+    config = run.config_of(best.number if is_better else 0, results["seeds"][0])
     tree = config.model_dump(mode="json", include=set(RECIPE_SECTIONS))
     for name in ("source", "eval_source"):
         if (given := tree["data"][name]) is not None and Path(given).exists():
             tree["data"][name] = str(Path(given).resolve())
     chosen = settings_line(results["winner"]["settings"])
     head = [
-        f"The winner of the search {run.name}, trial {best.number}: {chosen or 'the defaults'}.",
+        f"{'To keep' if is_better else 'The defaults, to keep rather than the winner'} of the search {run.name}, trial "
+        f"{best.number}: {chosen or 'the defaults'}.",
         results["headline"],
         f"rm-opt run --config {out.name}",
     ]

@@ -176,7 +176,9 @@ def test_page_record_and_recipe_are_left(place, outcome):
     assert outcome["results"]["headline"] in report.read_text()
     assert json.loads((report.parent / "summary.json").read_text())["name"] == "a"
     recipe = load_config(None, report.parent / "recipe.yaml", [])
-    number = outcome["results"]["winner"]["trial"]
+    is_better = outcome["results"]["difference"]["ci_low"] > 0
+    assert is_better == outcome["results"]["headline"].startswith("Better")
+    number = outcome["results"]["winner"]["trial"] if is_better else 0
     chosen = outcome["results"]["trials"][number]["settings"]
     assert recipe.train.lr == chosen["train.lr"]
     assert recipe.seed == outcome["results"]["seeds"][0]
@@ -184,7 +186,7 @@ def test_page_record_and_recipe_are_left(place, outcome):
     done = place.warm.run(["run", "--plan", "--config", report.parent / "recipe.yaml"], place.environment)
     assert done.returncode == 0, done.stdout + done.stderr
     planned = {line.split()[0]: line for line in done.stdout.splitlines() if line.split()}
-    for stage in ("prepare", "train", "evaluate"):  # the recipe's training is the winner's
+    for stage in ("prepare", "train", "evaluate"):  # the recipe's training is one of those that confirmed it
         assert "cached" in next(line for line in done.stdout.splitlines() if stage in line), planned
 
 
