@@ -139,9 +139,9 @@ def write_recipe(run: Tuning, best: Any, results: TuningResults, out: Path) -> P
         if (given := tree["data"][name]) is not None and Path(given).exists():
             tree["data"][name] = str(Path(given).resolve())
     chosen = settings_line(results["winner"]["settings"])
+    winner = f"the winner of the search {run.name}, trial {best.number}: {chosen or 'the defaults'}."
     head = [
-        f"{'To keep' if is_better else 'The defaults, to keep rather than the winner'} of the search {run.name}, trial "
-        f"{best.number}: {chosen or 'the defaults'}.",
+        f"This is {winner}" if is_better else f"These are the defaults, and not {winner}",
         results["headline"],
         f"rm-opt run --config {out.name}",
     ]

@@ -176,7 +176,8 @@ def test_page_record_and_recipe_are_left(place, outcome):
     assert outcome["results"]["headline"] in report.read_text()
     assert json.loads((report.parent / "summary.json").read_text())["name"] == "a"
     recipe = load_config(None, report.parent / "recipe.yaml", [])
-    is_better = outcome["results"]["difference"]["ci_low"] > 0
+    low = outcome["results"]["difference"]["ci_low"]
+    is_better = low is not None and low > 0
     assert is_better == outcome["results"]["headline"].startswith("Better")
     number = outcome["results"]["winner"]["trial"] if is_better else 0
     chosen = outcome["results"]["trials"][number]["settings"]
