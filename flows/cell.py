@@ -88,7 +88,7 @@ def cell(order: CellOrder) -> dict[str, Any]:
             name,
             config,
             refs,
-            _untracked,
+            untracked,
             waiting=partial(told_while_waiting, name),
             label=name,
             run=f"{order.label} of {order.study}",
@@ -139,5 +139,6 @@ def _made_by(stages: Sequence[str], config: PipelineConfig) -> str:
 
 
 @contextmanager
-def _untracked(metrics: Path) -> Iterator[None]:
+def untracked(metrics: Path) -> Iterator[None]:
+    """Follow a stage without telling anybody of its metrics: they come with its artifact."""
     yield

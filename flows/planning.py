@@ -27,7 +27,7 @@ from tasks.device import visible_gpus
 from tasks.probe import Probed, estimates, probe_unknown
 
 Runner = Literal["threads", "pool", "ray"]
-"""Who computes the cells of a matrix: threads of this process, or the workers of other machines (flows/pool.py)."""
+"""Who computes the cells of a matrix: threads of this process, other machines' workers (flows/pool.py), or Ray."""
 TRIAL_STAGES = ("prepare", "train")
 
 

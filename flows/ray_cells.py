@@ -6,14 +6,12 @@ store on the way back, as in `flows.pool`. Ray starts a cell again whose process
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from prefect.exceptions import TerminationSignal
 
-from flows.cell import CellOrder, order, refuse_other, share_all
+from flows.cell import CellOrder, order, refuse_other, share_all, untracked
 from flows.console import say
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import RmcoreError
@@ -100,7 +98,7 @@ def compute(asked: dict[str, Any]) -> dict[str, str]:
     for name in wanted.stages:
         call = stage_call(name, config, refs)
         store.hold(call.key)
-        refs[name], _ = execute(store, call, _untracked, lambda: None, run=f"{wanted.label} of {wanted.study}")
+        refs[name], _ = execute(store, call, untracked, lambda: None, run=f"{wanted.label} of {wanted.study}")
     share_all(store, refs)
     return {name: ref.digest for name, ref in refs.items()}
 
@@ -109,11 +107,6 @@ def _needs(cluster: RayCluster, config: PipelineConfig) -> tuple[int, int]:
     """Cores and GPUs of a cell."""
     number = config.train.num_processes
     return number, number if cluster.has_gpus(config.device) else 0
-
-
-@contextmanager
-def _untracked(metrics: Path) -> Iterator[None]:
-    yield
 
 
 def _why_not(cluster: RayCluster, done: Any) -> str | None:

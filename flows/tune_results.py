@@ -19,7 +19,7 @@ from rmcore.stages.results import artifact_seconds
 from rmcore.study.objectives import DEFINITIONS, LABELS, Objective, higher_is_better, unit
 from rmcore.study.plan import folders
 from rmcore.study.search_space import settings_line
-from rmcore.study.tuning_result import Comparison, Confirmed, compare_arms, metric, read_confirmed, verdict
+from rmcore.study.tuning_result import Comparison, Confirmed, compare_arms, is_better, metric, read_confirmed, verdict
 
 RECIPE_SECTIONS = ("study", "seed", "data", "model", "train", "evaluate", "policy", "validation", "active", "rlhf")
 """Sections of a recipe: all that decides its numbers, and what the preset beneath must not bring."""
@@ -131,9 +131,8 @@ def write_recipe(run: Tuning, best: Any, results: TuningResults, out: Path) -> P
     one is always the best. Under the first fresh seed, so the run finds its training in the store. A data file is named
     by its whole path.
     """
-    low = results["difference"]["ci_low"]
-    is_better = low is not None and low > 0
-    config = run.config_of(best.number if is_better else 0, results["seeds"][0])
+    keeps_winner = is_better(results["difference"])
+    config = run.config_of(best.number if keeps_winner else 0, results["seeds"][0])
     tree = config.model_dump(mode="json", include=set(RECIPE_SECTIONS))
     for name in ("source", "eval_source"):
         if (given := tree["data"][name]) is not None and Path(given).exists():
@@ -141,7 +140,7 @@ def write_recipe(run: Tuning, best: Any, results: TuningResults, out: Path) -> P
     chosen = settings_line(results["winner"]["settings"])
     winner = f"the winner of the search {run.name}, trial {best.number}: {chosen or 'the defaults'}."
     head = [
-        f"This is {winner}" if is_better else f"These are the defaults, and not {winner}",
+        f"This is {winner}" if keeps_winner else f"These are the defaults, and not {winner}",
         results["headline"],
         f"rm-opt run --config {out.name}",
     ]

@@ -134,16 +134,8 @@ def several_device_slots(store: Store, run: str, device: str, number: int) -> It
     All or none: two who want several never wait for one another's. A stage without a device wants none.
     """
     while True:
-        with ExitStack() as stack:
-            held: list[int] = []
-            for slot in slots_for(device):
-                if len(held) == number or (number > 1 and _same_gpu(slot, held)):
-                    continue
-                if stack.enter_context(store.try_lock(lock_name(slot))):
-                    held.append(slot)
-            if len(held) == number:
-                for slot in held:
-                    stack.enter_context(noted(store, lock_name(slot), run))
+        with _free_slots(store, run, device, number) as held:
+            if held is not None:
                 yield held
                 return
         time.sleep(POLL_SECONDS)
@@ -152,12 +144,25 @@ def several_device_slots(store: Store, run: str, device: str, number: int) -> It
 @contextmanager
 def free_device_slot(store: Store, run: str, device: str = "auto") -> Iterator[int | None]:
     """Hold one slot of the device inside the block if one is free now. Gives its number, or None; never waits."""
-    for slot in slots_for(device):
-        with store.try_lock(lock_name(slot)) as held:
-            if held:
-                with noted(store, lock_name(slot), run):
-                    yield slot
-                return
+    with _free_slots(store, run, device, 1) as held:
+        yield None if held is None else held[0]
+
+
+@contextmanager
+def _free_slots(store: Store, run: str, device: str, number: int) -> Iterator[list[int] | None]:
+    """Hold `number` slots inside the block if so many are free now, each of another GPU; else gives None."""
+    with ExitStack() as stack:
+        held: list[int] = []
+        for slot in slots_for(device):
+            if len(held) == number:
+                break
+            if not _same_gpu(slot, held) and stack.enter_context(store.try_lock(lock_name(slot))):
+                held.append(slot)
+        if len(held) == number:
+            for slot in held:
+                stack.enter_context(noted(store, lock_name(slot), run))
+            yield held
+            return
     yield None
 
 

@@ -69,16 +69,15 @@ def execute(
         if store.status(stage.name, key).state == "valid":
             wait.end()
             return store.ref(stage.name, key), False
-        device, processes = None, 1
-        if isinstance(call.settings, DeviceSettings):
-            device, processes = call.settings.device, call.settings.num_processes
+        device = call.settings.device if isinstance(call.settings, DeviceSettings) else None
+        processes = call.settings.num_processes
         shared = shared_store()
         while True:
             if shared is not None and taken(shared, store, call, wait, tell):
                 wait.end()
                 return store.ref(stage.name, key), False
             needed = 0 if device is None else slots_needed(device, processes)
-            wait.on(partial(_device_wait, store, device, needed))
+            wait.on(partial(in_the_way, store, device or "auto", needed))
             with (
                 noted(store, key, run),
                 several_device_slots(store, run, device or "auto", needed) as slots,
@@ -130,10 +129,6 @@ def _compute(
         )
 
 
-def _device_wait(store: Store, device: str | None, needed: int) -> str:
-    return "" if device is None else in_the_way(store, device, needed)
-
-
 def same_stage(store: Store, name: str, key: str) -> str:
     """Who computes the stage of that key right now, as people read it; empty where nobody does."""
     computed_by = holder(store, key)
@@ -159,9 +154,8 @@ def run_child(
             "upstream": {name: ref.path for name, ref in call.upstream.items()},
             "out": str(out),
         }
-        number = call.settings.num_processes if isinstance(call.settings, DeviceSettings) else 1
         try:
-            status, own = _wait_for_children(place, spec, number, environment, tell, run, lease)
+            status, own = _wait_for_children(place, spec, call.settings.num_processes, environment, tell, run, lease)
             if lease.lost.is_set():
                 raise StoreError(
                     f"stage {stage.name} was ended: the shared store did not hear of this machine for too long, or "

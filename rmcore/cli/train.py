@@ -162,7 +162,7 @@ def _start_several(number: int) -> NoReturn:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // number)))
     launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={number}", "--no-python")
     program = ("-P", "-c", "from flows.cli import main; main()")
-    os.execv(sys.executable, [sys.executable, *launcher, sys.executable, *program, *sys.argv[1:]])  # noqa: S606
+    os.execv(sys.executable, [sys.executable, *launcher, sys.executable, *program, *sys.argv[1:]])  # noqa: S606 - no shell is wanted
 
 
 def _one_source(data: str | None, hf_dataset: str | None) -> str:

@@ -10,14 +10,13 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 
 from rmcore.config.data import PAIRS_PER_ROW
-from rmcore.core.errors import DataError
 from rmcore.data.pair import PreferencePair
 from rmcore.data.readers.columns import USUAL_COLUMNS, ColumnMap
 from rmcore.data.readers.files import RawRecord
 from rmcore.data.readers.layouts import SIDE_ROWS
 from rmcore.data.readers.rejected import RejectedRow
 from rmcore.data.readers.sources import check_usable, iter_records, load_pairs, notices, outcomes, probe
-from rmcore.data.responses import is_response, response_of
+from rmcore.data.responses import is_response, nothing_to_score, response_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +90,7 @@ class SourceInParts:
         if rows:
             yield Part(number, responses=rows, first_row=done)
         elif not done:
-            raise DataError(
-                f"none of the {self.num_rows} rows of {self.source} has a text prompt and response, so nothing can be "
-                "scored."
-            )
+            raise nothing_to_score(self.source, self.num_rows)
 
     def _pairs(self, records: Iterator[RawRecord]) -> Iterator[Part]:
         records, layout = probe(records, self.source, self.columns, PAIRS_PER_ROW)

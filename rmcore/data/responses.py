@@ -39,6 +39,13 @@ def response_of(record: RawRecord) -> tuple[str, str] | None:
         return None
 
 
+def nothing_to_score(source: str, num_rows: int) -> DataError:
+    """The error of a source none of whose rows is usable."""
+    return DataError(
+        f"none of the {num_rows} rows of {source} has a text prompt and response, so nothing can be scored."
+    )
+
+
 def load_responses(source: str, *, split: str = "train", limit: int | None = None) -> LoadedResponses | None:
     """Read the columns `prompt` and `response` of a source; None where it has pairs (see `load_pairs`), or no rows.
 
@@ -60,7 +67,5 @@ def load_responses(source: str, *, split: str = "train", limit: int | None = Non
         if (row := response_of(record)) is not None:
             rows.append(row)
     if num_rows and not rows:
-        raise DataError(
-            f"none of the {num_rows} rows of {source} has a text prompt and response, so nothing can be scored."
-        )
+        raise nothing_to_score(source, num_rows)
     return LoadedResponses(rows, num_rows) if rows else None

@@ -162,8 +162,8 @@ class RayScorer:
             number = given.part.number
             late = time.monotonic() - given.since > patience
             if late and idle and times[number] == 1 and number in open_parts:
-                which = idle.pop()
-                running[self.actors[which].score.remote(given.part)] = _Given(given.part, which, time.monotonic())
+                idle.pop()
+                self._give(given.part, running)  # which takes one with nothing to do
                 print(
                     f"note: part {number} has taken {patience:.0f} s and more: another process scores it, too",
                     file=sys.stderr,

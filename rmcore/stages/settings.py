@@ -56,6 +56,11 @@ class StageSettings(Settings):
         return cls(**{name: getattr(config, name) for name in cls.model_fields})
 
     @property
+    def num_processes(self) -> int:
+        """Processes that run the stage together, each on a GPU of its own where it runs a model."""
+        return 1
+
+    @property
     def keeps_states(self) -> bool:
         """Whether the artifact keeps the states to resume from, because the work was cut off on purpose."""
         return False
@@ -93,11 +98,6 @@ class DeviceSettings(StageSettings):
     seed: int
     device: str
     """See `PipelineConfig.device`. Of several GPUs its number says which, and is no part of the key."""
-
-    @property
-    def num_processes(self) -> int:
-        """Processes that run the model together, each on a GPU of its own."""
-        return 1
 
     def named(self) -> dict[str, str]:
         """Whether `device` is a CPU or a GPU."""
@@ -160,7 +160,7 @@ class TrainSettings(ModelSettings):
 
     @property
     def num_processes(self) -> int:
-        """See `DeviceSettings.num_processes`."""
+        """See `StageSettings.num_processes`."""
         return self.train.num_processes
 
     @property

@@ -162,13 +162,17 @@ def metric(estimate: Estimate, of: str = "") -> Metric:
     }
 
 
+def is_better(difference: Metric) -> bool:
+    """Whether the winner is shown to be better than the defaults: its difference on test pairs lies above zero."""
+    return difference["ci_low"] is not None and difference["ci_low"] > 0
+
+
 def verdict(objective: Objective, difference: Metric, *, are_defaults: bool) -> str:
     """Say in one sentence whether the winner is worth taking; the difference is above zero where it is better."""
     if are_defaults:
         return "No trial was better than the defaults on the validation pairs: keep them."
     shown = shown_difference(difference, objective)
-    low = difference["ci_low"]
-    if low is not None and low > 0:
+    if is_better(difference):
         return f"Better than the defaults by {shown} of test {LABELS[objective]}."
     return f"No better than the defaults: keep them. The difference is {shown} of test {LABELS[objective]}."
 
