@@ -52,7 +52,7 @@ from rmcore.data.table import read_pairs, write_pairs
 from rmcore.ensembles.score import score_pairs_table
 from rmcore.evaluation.rewards import RewardTable
 from rmcore.evaluation.uncertainty import cluster_bootstrap, percentile_interval, t_interval
-from rmcore.models.batching import step_order
+from rmcore.models.batching import StepOrder
 from rmcore.models.loading import pick_device
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.stages.settings import TrainSettings
@@ -118,7 +118,7 @@ def train_with_trl(cell: Cell, start: Path, pairs: Sequence[PreferencePair], out
     settings = cell.settings
     ours = BradleyTerryRM.new(cell.model_config(start), seed=cell.seed, device=pick_device("cpu"))
     # Ids and not texts: TRL would drop every pair with a side over the limit, where here such a side is cut.
-    order = step_order(len(pairs), settings.pairs_per_step, settings.steps or 0, seed=cell.seed)
+    order = StepOrder(len(pairs), settings.pairs_per_step, settings.steps or 0, seed=cell.seed)
     tokenized = ours.renderer.tokenize_pairs([pairs[index] for step in order for index in step])
     rows = [{"chosen_ids": list(pair.chosen.ids), "rejected_ids": list(pair.rejected.ids)} for pair in tokenized]
     tokenizer = AutoTokenizer.from_pretrained(start)

@@ -20,7 +20,7 @@ from rmcore.config.data import DataConfig
 from rmcore.config.model import ModelConfig
 from rmcore.config.train import TrainConfig
 from rmcore.data.rendering import TokenizedPair
-from rmcore.models.batching import MicroBatch, collate, even_shares, pack_pairs, pair_tokens, step_order
+from rmcore.models.batching import MicroBatch, StepOrder, collate, even_shares, pack_pairs, pair_tokens
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.stages.prepare import load_splits
 from rmcore.training.losses import make_bradley_terry
@@ -65,7 +65,7 @@ def measure(rm: BradleyTerryRM, pairs: list[TokenizedPair], cut: Cut, steps: int
     rm.model.train()
     num_batches = num_tokens = 0
     started = time.perf_counter()
-    for number, indices in enumerate(step_order(len(pairs), PAIRS_PER_STEP, steps, seed=0)):
+    for number, indices in enumerate(StepOrder(len(pairs), PAIRS_PER_STEP, steps, seed=0)):
         chosen = [pairs[index] for index in indices]
         batches = cut(chosen)
         train_step(context, batches, step=number, pair_ids=[pair.pair_id for pair in chosen])

@@ -23,7 +23,7 @@ from rmcore.config.model import ModelConfig
 from rmcore.config.train import TrainConfig
 from rmcore.core.tracking import MemoryTracker
 from rmcore.data.rendering import Rendering, TokenizedPair
-from rmcore.models.batching import step_order
+from rmcore.models.batching import StepOrder
 from rmcore.models.loading import pick_device, read_config, resolve_model
 from rmcore.models.precision import Precision
 from rmcore.models.reward_model import BradleyTerryRM
@@ -172,7 +172,7 @@ def make_rm(cell: Cell, device: torch.device) -> BradleyTerryRM:
 
 def steps_of(pairs: Sequence[TokenizedPair], cell: Cell) -> list[list[TokenizedPair]]:
     """The pairs of each optimizer step, which are the same on all sides."""
-    order = step_order(len(pairs), cell.pairs_per_step, cell.steps, seed=SEED)
+    order = StepOrder(len(pairs), cell.pairs_per_step, cell.steps, seed=SEED)
     return [[pairs[index] for index in step] for step in order]
 
 

@@ -118,7 +118,7 @@ class CurriculumSampler:
         """The pairs of each optimizer step of a training, with the progress moving on at every step.
 
         No pair is lost or repeated within an epoch, and the last step of an epoch may be smaller, as in
-        `rmcore.models.batching.step_order`, which is what the schedule `random` gives.
+        `rmcore.models.batching.StepOrder`, which is what the schedule `random` gives.
         """
         done = 0
         for epoch in count():

@@ -1,6 +1,6 @@
 """`rm-opt ensemble`: several checkpoints, or several heads on one, as one reward with its uncertainty."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -104,7 +104,7 @@ def _read(
     return inside, outside or None
 
 
-def _deal(pairs: Sequence[PreferencePair], kind: str, seed: int) -> dict[str, list[PreferencePair]]:
+def _deal(pairs: Sequence[PreferencePair], kind: str, seed: int) -> dict[str, Sequence[PreferencePair]]:
     from rmcore.data.splits import split_by_prompt
 
     parts = split_by_prompt(pairs, fractions=SPLITS[kind], seed=seed)
@@ -147,7 +147,7 @@ def make_members(
 
 def _measure(
     made: "RewardModelEnsemble",
-    parts: dict[str, list[PreferencePair]],
+    parts: Mapping[str, Sequence[PreferencePair]],
     outside: list[PreferencePair] | None,
     share: float,
     num_resamples: int,

@@ -82,7 +82,7 @@ def read_pairs(data: str, layout: PairLayout, limit: int | None = None) -> list[
         tell_unusable(data, len(loaded.rejected), loaded.num_rows)
     for sentence in loaded.notices():
         print(sentence)
-    return loaded.pairs
+    return list(loaded.pairs)
 
 
 def tell_unusable(data: str, num_unusable: int, num_rows: int) -> None:

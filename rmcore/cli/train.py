@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -153,7 +154,8 @@ def train(
         return
     require_loggers(config.loggers)
     _check_free(output_dir)
-    pairs, held_out = _load(config.data, output_dir if ranks.is_main else None)
+    output_dir.mkdir(parents=True, exist_ok=True)
+    pairs, held_out = _load(config.data, output_dir)
     _train(config, pairs, held_out, output_dir, is_main=ranks.is_main)
 
 
@@ -189,12 +191,14 @@ def _check_free(output_dir: Path) -> None:
         )
 
 
-def _load(config: DataConfig, output_dir: Path | None) -> tuple[list[PreferencePair], list[PreferencePair]]:
+def _load(config: DataConfig, output_dir: Path | None) -> tuple[Sequence[PreferencePair], Sequence[PreferencePair]]:
     """Read training and, where named, held-out pairs; note rejected rows in the output folder."""
     from rmcore.data.readers.sources import write_rejected
     from rmcore.stages.prepare import load_sources
+    from rmcore.training.ranks import environment_ranks
 
-    loaded = load_sources(config)
+    with TemporaryDirectory(prefix=".pairs-", dir=output_dir) as spool:  # mapped files outlive their names
+        loaded = load_sources(config, spool=Path(spool))
     for one in loaded:
         _say(
             f"{one.source}: {len(one.pairs)} pairs ({one.layout}), {len(one.rejected)} of {one.num_rows} rows unusable"
@@ -202,8 +206,7 @@ def _load(config: DataConfig, output_dir: Path | None) -> tuple[list[PreferenceP
         for sentence in one.notices():
             _say(sentence)
     rejected = [row for one in loaded for row in one.rejected]
-    if rejected and output_dir is not None:
-        output_dir.mkdir(parents=True, exist_ok=True)
+    if rejected and output_dir is not None and environment_ranks().is_main:
         write_rejected(rejected, output_dir / "rejected_rows.jsonl")
         _say(f"rows set aside, with reasons: {output_dir / 'rejected_rows.jsonl'}")
     return loaded[0].pairs, loaded[1].pairs if len(loaded) > 1 else []

@@ -8,15 +8,18 @@ The same text means: equal but for case and white space (`rmcore.data.splits.nor
 """
 
 import math
+from array import array
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from rmcore.core.arrays import BoolArray, FloatArray, IntArray
 from rmcore.data.control_tokens import KNOWN_FORMS, texts_of
-from rmcore.data.pair import PreferencePair, content_id, prompt_text
+from rmcore.data.pair import PreferencePair, prompt_text, text_number
 from rmcore.data.readers.fields import TIES, Reason
 from rmcore.data.readers.sources import LoadedPairs
 from rmcore.data.splits import conversation, normalized_prompt, normalized_text
@@ -27,24 +30,20 @@ LONGER_WINS_WARNING = 0.65
 COMPLETION_LEAKAGE_WARNING = 0.01
 """Share of a split's completions found in another: stock answers ("I can't help with that.") repeat by themselves."""
 _PERCENTILES = (5, 25, 50, 75, 95, 99)
-_TOKENIZE_BATCH = 512
 _SHOWN_STRINGS = 20
 
-CountTokens = Callable[[list[str]], list[int]]
+Numbers = npt.NDArray[np.uint64]
+"""Texts, each as its `text_number`."""
 
 
-def audit(
-    splits: Mapping[str, Sequence[PreferencePair]],
-    loaded: Sequence[LoadedPairs],
-    *,
-    count_tokens: CountTokens | None = None,
-) -> dict[str, Any]:
+def audit(splits: Mapping[str, Iterable[PreferencePair]], loaded: Sequence[LoadedPairs]) -> dict[str, Any]:
     """Count what a reader of the results must know about the data.
+
+    The pairs are gone through once, and may lie on disk: of each some numbers are kept, 80 bytes in all.
 
     Args:
         splits: split name -> its pairs; one entry for a file on its own.
         loaded: what the pairs were read from, for the rejected rows; empty where they were not read from anywhere.
-        count_tokens: texts -> their lengths in tokens; left out, only characters are counted.
 
     Returns:
         A JSON-ready dict: `num_pairs`, `num_prompts`, `num_conversations` (dialogues with the same first user turn are
@@ -55,17 +54,18 @@ def audit(
     """
     num_rows = sum(source.num_rows for source in loaded)
     rejected = Counter(row.reason for source in loaded for row in source.rejected)
-    every_pair = [pair for pairs in splits.values() for pair in pairs]
+    measured = {name: _measure(pairs) for name, pairs in splits.items()}
+    every = list(measured.values())
     result: dict[str, Any] = {
-        "num_pairs": len(every_pair),
-        "num_prompts": len({normalized_prompt(pair.prompt) for pair in every_pair}),
-        "num_conversations": len({conversation(pair.prompt) for pair in every_pair}),
+        "num_pairs": sum(one.num_pairs for one in every),
+        "num_prompts": _num_different(one.prompt for one in every),
+        "num_conversations": _num_different(one.conversation for one in every),
         "num_rows": num_rows,
         "num_rejected": rejected.total(),
         "rejected": dict(rejected.most_common()),
         "identical_sides": {
             "num_rejected_rows": rejected[Reason.IDENTICAL_SIDES],
-            "num_pairs_alike": sum(normalized_text(p.chosen) == normalized_text(p.rejected) for p in every_pair),
+            "num_pairs_alike": sum(one.num_alike for one in every),
         },
         "sources": [
             {
@@ -80,109 +80,164 @@ def audit(
             }
             for source in loaded
         ],
-        "duplicates": _duplicates(every_pair),
-        "control_tokens": _control_tokens(every_pair),
-        "leakage": _leakage(splits),
-        "splits": {name: _describe(pairs, count_tokens) for name, pairs in splits.items()},
+        "duplicates": _duplicates(every),
+        "control_tokens": _control_tokens(every),
+        "leakage": _leakage(measured),
+        "splits": {name: _describe(one) for name, one in measured.items()},
         "notices": [sentence for source in loaded for sentence in source.notices()],
     }
     result["warnings"] = _warnings(result)
     return result
 
 
-def longer_wins(pairs: Sequence[PreferencePair]) -> dict[str, Any]:
-    """How often the longer completion, in characters, is the chosen one; equal lengths count one half.
+class _Measured(NamedTuple):
+    """What is kept of the P pairs of a split."""
+
+    prompt: Numbers  # (P,) normalized
+    conversation: Numbers  # (P,)
+    completions: Numbers  # (2P,) normalized, chosen and rejected in turn
+    same: Numbers  # (P,) the three texts as they are
+    swapped: Numbers  # (P,) with the completions the other way round
+    characters: IntArray  # (P, 3) of prompt, chosen, rejected
+    margins: FloatArray  # of the pairs that have one
+    held_strings: Counter[str]  # of control tokens, each counted once a pair
+    num_with_strings: int
+
+    @property
+    def num_pairs(self) -> int:
+        """P."""
+        return len(self.prompt)
+
+    @property
+    def num_alike(self) -> int:
+        """Pairs whose completions differ in case and white space alone."""
+        return int((self.completions[::2] == self.completions[1::2]).sum())
+
+
+def _measure(pairs: Iterable[PreferencePair]) -> _Measured:
+    prompt, opening, completions, same, swapped = (array("Q") for _ in range(5))
+    characters, margins = array("q"), array("d")
+    held: Counter[str] = Counter()
+    num_with_strings = 0
+    for pair in pairs:
+        text = prompt_text(pair.prompt)
+        prompt.append(text_number(normalized_prompt(pair.prompt)))
+        opening.append(text_number(conversation(pair.prompt)))
+        completions.extend(text_number(normalized_text(side)) for side in (pair.chosen, pair.rejected))
+        same.append(text_number(text, pair.chosen, pair.rejected))
+        swapped.append(text_number(text, pair.rejected, pair.chosen))
+        characters.extend((len(text), len(pair.chosen), len(pair.rejected)))
+        if pair.target_margin is not None:
+            margins.append(pair.target_margin)
+        texts = (*texts_of(pair.prompt, pair.chosen), pair.rejected)
+        strings = {found for part in texts for found in KNOWN_FORMS.findall(part)}
+        held.update(strings)
+        num_with_strings += bool(strings)
+    return _Measured(
+        prompt=np.frombuffer(prompt, np.uint64),
+        conversation=np.frombuffer(opening, np.uint64),
+        completions=np.frombuffer(completions, np.uint64),
+        same=np.frombuffer(same, np.uint64),
+        swapped=np.frombuffer(swapped, np.uint64),
+        characters=np.frombuffer(characters, np.int64).reshape(-1, 3),
+        margins=np.frombuffer(margins, np.float64),
+        held_strings=held,
+        num_with_strings=num_with_strings,
+    )
+
+
+def longer_wins(chosen: npt.ArrayLike, rejected: npt.ArrayLike) -> dict[str, Any]:
+    """How often the longer completion is the chosen one; equal lengths count one half.
+
+    Args:
+        chosen: (P,) lengths in characters.
+        rejected: (P,) the same of the others.
 
     Returns:
         `accuracy` (None without pairs), `num_pairs`, `num_ties`.
     """
-    differences = [len(pair.chosen) - len(pair.rejected) for pair in pairs]
-    wins, ties = sum(value > 0 for value in differences), differences.count(0)
-    accuracy = (wins + ties / 2) / len(pairs) if pairs else None
-    return {"accuracy": accuracy, "num_pairs": len(pairs), "num_ties": ties}
+    differences = np.asarray(chosen) - np.asarray(rejected)
+    wins, ties = int((differences > 0).sum()), int((differences == 0).sum())
+    accuracy = (wins + ties / 2) / len(differences) if len(differences) else None
+    return {"accuracy": accuracy, "num_pairs": len(differences), "num_ties": ties}
 
 
-def _duplicates(pairs: Sequence[PreferencePair]) -> dict[str, int]:
+def _num_different(numbers: Iterable[Numbers]) -> int:
+    return len(np.unique(np.concatenate([np.zeros(0, np.uint64), *numbers])))
+
+
+def _duplicates(every: Sequence[_Measured]) -> dict[str, int]:
     """`num_exact`: pairs that repeat an earlier one; `num_contradictory`: couples of texts preferred both ways."""
-    seen = Counter(_identity(pair, pair.chosen, pair.rejected) for pair in pairs)
-    reversed_pairs = {_identity(pair, pair.rejected, pair.chosen) for pair in pairs}
-    # Both orders of a contradictory couple are in `seen` and in `reversed_pairs`, so each couple is counted twice.
-    return {"num_exact": seen.total() - len(seen), "num_contradictory": len(reversed_pairs & seen.keys()) // 2}
+    same, swapped = (
+        np.concatenate([np.zeros(0, np.uint64), *(getattr(one, name) for one in every)]) for name in ("same", "swapped")
+    )
+    different = np.unique(same)
+    # Both orders of a contradictory couple are in both, so each couple is counted twice.
+    both = _is_in(np.unique(swapped), different).sum()
+    return {"num_exact": len(same) - len(different), "num_contradictory": int(both) // 2}
 
 
-def _control_tokens(pairs: Sequence[PreferencePair]) -> dict[str, Any]:
+def _is_in(values: Numbers, known: Numbers) -> BoolArray:
+    """(N,) which of the values are among the known ones, which ascend."""
+    if not len(known):
+        return np.zeros(len(values), dtype=bool)
+    return known[np.minimum(np.searchsorted(known, values), len(known) - 1)] == values
+
+
+def _control_tokens(every: Sequence[_Measured]) -> dict[str, Any]:
     """`num_pairs` whose text holds the string of a control token of a common tokenizer, and how many hold which."""
-    held = [
-        {found for text in (*texts_of(pair.prompt, pair.chosen), pair.rejected) for found in KNOWN_FORMS.findall(text)}
-        for pair in pairs
-    ]
-    counts = Counter(string for strings in held for string in strings)
-    return {"num_pairs": sum(map(bool, held)), "strings": dict(counts.most_common(_SHOWN_STRINGS))}
-
-
-def _identity(pair: PreferencePair, first: str, second: str) -> str:
-    return content_id(prompt_text(pair.prompt), first, second)
-
-
-def _leakage(splits: Mapping[str, Sequence[PreferencePair]]) -> list[dict[str, Any]]:
-    """Count prompts, conversations and completions that two splits share, and their share of the later split's."""
-    prompts = {name: {content_id(normalized_prompt(pair.prompt)) for pair in pairs} for name, pairs in splits.items()}
-    conversations = {name: {content_id(conversation(pair.prompt)) for pair in pairs} for name, pairs in splits.items()}
-    completions = {
-        name: {content_id(normalized_text(text)) for pair in pairs for text in (pair.chosen, pair.rejected)}
-        for name, pairs in splits.items()
+    counts = sum((one.held_strings for one in every), Counter[str]())
+    return {
+        "num_pairs": sum(one.num_with_strings for one in every),
+        "strings": dict(counts.most_common(_SHOWN_STRINGS)),
     }
-    return [
-        {
-            "splits": [first, second],
-            "num_prompts": len(prompts[first] & prompts[second]),
-            "num_conversations": len(conversations[first] & conversations[second]),
-            "num_completions": len(completions[first] & completions[second]),
-            "share_of_completions": len(completions[first] & completions[second]) / max(1, len(completions[second])),
-        }
-        for first, second in combinations(splits, 2)
-    ]
 
 
-def _describe(pairs: Sequence[PreferencePair], count_tokens: CountTokens | None) -> dict[str, Any]:
+def _leakage(measured: Mapping[str, _Measured]) -> list[dict[str, Any]]:
+    """Count prompts, conversations and completions that two splits share, and their share of the later split's."""
+    kinds = {"num_prompts": "prompt", "num_conversations": "conversation", "num_completions": "completions"}
+    different = {
+        name: {kind: np.unique(getattr(one, field)) for kind, field in kinds.items()} for name, one in measured.items()
+    }
+    rows = []
+    for first, second in combinations(measured, 2):
+        shared = {kind: int(_is_in(different[second][kind], different[first][kind]).sum()) for kind in kinds}
+        num_completions = len(different[second]["num_completions"])
+        share = shared["num_completions"] / max(1, num_completions)
+        rows.append({"splits": [first, second], **shared, "share_of_completions": share})
+    return rows
+
+
+def _describe(split: _Measured) -> dict[str, Any]:
     """One split: numbers of pairs and prompts, `longer_wins`, and how lengths and target margins are distributed.
 
     Lengths and margins are percentiles (`p5` ... `p99`), `mean` and `max`; None where there is nothing to count.
     """
-    per_prompt = Counter(normalized_prompt(pair.prompt) for pair in pairs)
-    texts = {
-        "prompt": [prompt_text(pair.prompt) for pair in pairs],
-        "chosen": [pair.chosen for pair in pairs],
-        "rejected": [pair.rejected for pair in pairs],
-    }
-    margins = [pair.target_margin for pair in pairs if pair.target_margin is not None]
+    _, per_prompt = np.unique(split.prompt, return_counts=True)
+    prompt, chosen, rejected = split.characters.T
     return {
-        "num_pairs": len(pairs),
+        "num_pairs": split.num_pairs,
         "num_prompts": len(per_prompt),
         "pairs_per_prompt": {
-            "mean": len(pairs) / len(per_prompt) if pairs else None,
-            "max": max(per_prompt.values(), default=0),
+            "mean": split.num_pairs / len(per_prompt) if len(per_prompt) else None,
+            "max": int(per_prompt.max(initial=0)),
         },
-        "longer_wins": longer_wins(pairs),
-        "characters": {name: _distribution([len(text) for text in column]) for name, column in texts.items()},
-        "tokens": None
-        if count_tokens is None
-        else {name: _distribution(_token_lengths(column, count_tokens)) for name, column in texts.items()},
-        "target_margin": {"num_pairs": len(margins), **_distribution(margins)} if margins else None,
+        "longer_wins": longer_wins(chosen, rejected),
+        "characters": {
+            name: _distribution(lengths)
+            for name, lengths in (("prompt", prompt), ("chosen", chosen), ("rejected", rejected))
+        },
+        "target_margin": {"num_pairs": len(split.margins), **_distribution(split.margins)}
+        if len(split.margins)
+        else None,
     }
 
 
-def _token_lengths(texts: list[str], count_tokens: CountTokens) -> list[int]:
-    starts = range(0, len(texts), _TOKENIZE_BATCH)
-    return [length for start in starts for length in count_tokens(texts[start : start + _TOKENIZE_BATCH])]
-
-
-def _distribution(values: Sequence[float]) -> dict[str, float | None]:
+def _distribution(values: IntArray | FloatArray) -> dict[str, float | None]:
     names = [*(f"p{percent}" for percent in _PERCENTILES), "mean", "max"]
-    if not values:
+    if not len(values):
         return dict.fromkeys(names)
-    array = np.asarray(values, dtype=np.float64)
-    numbers = [*np.percentile(array, _PERCENTILES), array.mean(), array.max()]
+    numbers = [*np.percentile(values, _PERCENTILES), values.mean(), values.max()]
     return {name: round(float(value), 4) for name, value in zip(names, numbers, strict=True)}
 
 
@@ -279,11 +334,9 @@ def _format_split(name: str, split: Mapping[str, Any]) -> list[str]:
     lines.append(f"the longer completion wins: {longer['accuracy']:.1%} ({longer['num_ties']:,} ties, each a half)")
     columns = ["mean", *(f"p{percent}" for percent in _PERCENTILES), "max"]
     lines.append(f"{'':<24}" + "".join(f"{column:>10}" for column in columns))
-    rows = {f"{side} characters": numbers for side, numbers in split["characters"].items()}
-    rows |= {f"{side} tokens": numbers for side, numbers in (split["tokens"] or {}).items()}
-    lines += [
-        f"{title:<24}" + "".join(f"{numbers[column]:>10,.0f}" for column in columns) for title, numbers in rows.items()
-    ]
+    for side, numbers in split["characters"].items():
+        title = f"{side} characters"
+        lines.append(f"{title:<24}" + "".join(f"{numbers[column]:>10,.0f}" for column in columns))
     if split["target_margin"]:
         numbers = split["target_margin"]
         lines.append(f"{'target margin':<24}" + "".join(f"{numbers[column]:>10.3g}" for column in columns))

@@ -30,19 +30,25 @@ def select_training_pairs(
     kept: list[TokenizedPair] = []
     dropped: list[DroppedPair] = []
     for pair in tokenized:
-        reason = _reason(pair, over_length)
+        reason = reason_left_out(pair, over_length)
         if reason is None:
             kept.append(pair)
         else:
             dropped.append(DroppedPair(pair.pair_id, reason, pair.truncation))
     if dropped and not kept:
-        counts = ", ".join(f"{why}: {n}" for why, n in Counter(pair.reason for pair in dropped).items())
-        remedy = "raise max_seq_len" + (", or cut such sides with over_length=cut" if over_length == "drop" else "")
-        raise DataError(f"none of the {len(dropped)} training pairs is left ({counts}): {remedy}.")
+        raise nothing_left(Counter(pair.reason for pair in dropped))
     return kept, dropped
 
 
-def _reason(pair: TokenizedPair, over_length: Literal["cut", "drop"]) -> str | None:
+def reason_left_out(pair: TokenizedPair, over_length: Literal["cut", "drop"]) -> str | None:
+    """Why a pair is not trained on, if so; see `select_training_pairs`."""
     if over_length == "drop" and any(pair.truncation.values()):
         return OVER_LENGTH
     return EQUAL_AFTER_CUT if pair.equal_after_cut else None
+
+
+def nothing_left(reasons: Counter[str]) -> DataError:
+    """What to say where every pair was left out; `reasons` counts why."""
+    counts = ", ".join(f"{why}: {n}" for why, n in reasons.items())
+    remedy = "raise max_seq_len" + (", or cut such sides with over_length=cut" if OVER_LENGTH in reasons else "")
+    return DataError(f"none of the {reasons.total()} training pairs is left ({counts}): {remedy}.")

@@ -70,6 +70,14 @@ def content_id(*parts: str) -> str:
     return hashlib.sha256("\x1f".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
+def text_number(*parts: str) -> int:
+    """The same as a number of 64 bits, of which an array holds ten million in 80 MB.
+
+    Two of n different texts share theirs with probability n^2 / 2^65: one in 400,000 for ten million.
+    """
+    return int(content_id(*parts), 16)
+
+
 @dataclass(frozen=True, slots=True, init=False)
 class PreferencePair:
     """One prompt with two completions, of which `chosen` was preferred.

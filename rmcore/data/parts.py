@@ -5,7 +5,7 @@ same ones each time, so that work on them can be continued.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 
@@ -21,11 +21,11 @@ from rmcore.data.responses import is_response, nothing_to_score, response_of
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some of a source: pairs, or (prompt, response) rows; the other list is empty."""
+    """Some of a source: pairs, or (prompt, response) rows; the others are none."""
 
     number: int
     """From 0."""
-    pairs: list[PreferencePair] = field(default_factory=list)
+    pairs: Sequence[PreferencePair] = ()
     responses: list[tuple[str, str]] = field(default_factory=list)
     first_row: int = 0
     """Place of the first response among those of the source, from 0."""

@@ -8,11 +8,16 @@ other: of HH-RLHF's harmless test set, split without this, a twelfth of the held
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
+import numpy as np
+
+from rmcore.core.arrays import IntArray
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.data.pair import PreferencePair, Prompt, opening, prompt_text
+from rmcore.data.pairs_on_disk import select
 
+_NOTHING: IntArray = np.zeros(0, dtype=np.int64)
 _FILLED_FIRST = ("train", "test")
 """Where there are fewer prompts than splits, these get one before any other: the chain cannot do without them."""
 
@@ -34,7 +39,7 @@ def conversation(prompt: Prompt) -> str:
 
 def split_by_prompt(
     pairs: Sequence[PreferencePair], *, fractions: Mapping[str, float], seed: int
-) -> dict[str, list[PreferencePair]]:
+) -> dict[str, Sequence[PreferencePair]]:
     """Deal the pairs to named splits; all pairs of one conversation go to the same one, in their given order.
 
     A prompt, here and in what follows, is a conversation (`conversation`). Its hash is a number in [0, 1); the
@@ -43,7 +48,7 @@ def split_by_prompt(
     each and a validation split stays empty.
 
     Args:
-        pairs: any number of pairs.
+        pairs: P of them, in memory or on disk; the splits then lie there, too.
         fractions: split name -> expected share of the prompts; together 1. A share of 0 gives an empty split.
         seed: another seed, another split.
 
@@ -52,22 +57,22 @@ def split_by_prompt(
         DataError: fewer than two prompts for two or more splits, or no pairs.
     """
     _check_fractions(fractions)
-    places = {conversation(pair.prompt): 0.0 for pair in pairs}
-    for text in places:
-        places[text] = _position(text, seed)
+    # A number stands for its prompt: no text is kept, and two prompts of one number (48 bits) only share their split.
+    position = np.fromiter((_position(conversation(pair.prompt), seed) for pair in pairs), np.float64)  # (P,)
+    places, prompt = np.unique(position, return_inverse=True)  # (C,) ascending, (P,)
     wanted = [name for name, fraction in fractions.items() if fraction > 0]
     if len(places) < min(2, len(wanted)):
         raise DataError(
             f"{len(pairs)} pairs with {len(places)} different prompts cannot be split into {', '.join(wanted)}: "
             "a prompt must not be in two splits. Add pairs of other prompts, or name separate held-out data."
         )
-    prompts = _deal(places, fractions)
-    _fill_empty(prompts, wanted)
-    split_of = {text: name for name, texts in prompts.items() for text in texts}
-    split_pairs: dict[str, list[PreferencePair]] = {name: [] for name in fractions}
-    for pair in pairs:
-        split_pairs[split_of[conversation(pair.prompt)]].append(pair)
-    return split_pairs
+    # The last one takes all above, as the sum may fall a rounding short of 1.
+    bounds = np.cumsum([fractions[name] for name in wanted])[:-1]
+    dealt = np.searchsorted(bounds, places, side="right")  # (C,) place in `wanted`
+    _fill_empty(dealt, wanted)
+    split = dealt[prompt]  # (P,)
+    places_of = {name: np.flatnonzero(split == index) for index, name in enumerate(wanted)}
+    return {name: select(pairs, places_of.get(name, _NOTHING)) for name in fractions}
 
 
 def _check_fractions(fractions: Mapping[str, float]) -> None:
@@ -86,32 +91,20 @@ def _position(text: str, seed: int) -> float:
     return int.from_bytes(digest[:6], "big") / 2**48  # 48 bits: exact in a double, and never rounds up to 1
 
 
-def _deal(places: Mapping[str, float], fractions: Mapping[str, float]) -> dict[str, list[str]]:
-    """Split name -> its prompts, lowest hash first."""
-    wanted = [name for name, fraction in fractions.items() if fraction > 0]
-    prompts: dict[str, list[str]] = {name: [] for name in fractions}
-    for text in sorted(places, key=lambda text: (places[text], text)):
-        upper = 0.0
-        for name in wanted:
-            upper += fractions[name]
-            if places[text] < upper or name == wanted[-1]:  # the last one, as the sum may fall a rounding short of 1
-                prompts[name].append(text)
-                break
-    return prompts
+def _fill_empty(dealt: IntArray, wanted: list[str]) -> None:
+    """Give every empty wanted split one prompt, as far as they go, the indispensable ones first.
 
-
-def _fill_empty(prompts: dict[str, list[str]], wanted: list[str]) -> None:
-    """Give every empty wanted split one prompt, as far as they go, the indispensable ones first."""
-    order = sorted(wanted, key=lambda name: (name not in _FILLED_FIRST, wanted.index(name)))
-    for index, name in enumerate(order):
-        if prompts[name]:
+    Args:
+        dealt: (C,) the split of each prompt, as a place in `wanted`; prompts by ascending hash. Changed in place.
+        wanted: names of the splits.
+    """
+    order = sorted(range(len(wanted)), key=lambda place: (wanted[place] not in _FILLED_FIRST, place))
+    for index, split in enumerate(order):
+        held = np.bincount(dealt, minlength=len(wanted))
+        if held[split]:
             continue
-        donor = max(order, key=lambda other: len(prompts[other]))
-        if len(prompts[donor]) < 2:  # nobody has one to spare: take it from a split that matters less
-            donor = next((other for other in _behind(order, index) if prompts[other]), "")
-        if donor:
-            prompts[name].append(prompts[donor].pop(0))
-
-
-def _behind(order: Iterable[str], index: int) -> list[str]:
-    return list(reversed(list(order)[index + 1 :]))
+        donor: int | None = max(order, key=lambda other: held[other])
+        if held[donor] < 2:  # nobody has one to spare: take it from a split that matters less
+            donor = next((other for other in reversed(order[index + 1 :]) if held[other]), None)
+        if donor is not None:
+            dealt[np.flatnonzero(dealt == donor)[0]] = split

@@ -15,21 +15,24 @@ included.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rmcore.core.errors import DataError
 from rmcore.core.files import atomic_file
 from rmcore.data.pair import CHOSEN_PROBABILITY, Message, PreferencePair, plain_prompt, prompt_messages
-from rmcore.data.readers.files import BATCH_ROWS
 
+if TYPE_CHECKING:
+    import pandas as pd
+
+ROWS_A_BATCH = 512
+"""Pairs that are written, or read in turn, at a time."""
 SCHEMA = pa.schema(
     [
         pa.field("pair_id", pa.string(), nullable=False),
@@ -55,21 +58,35 @@ def write_pairs(pairs: Iterable[PreferencePair], path: Path) -> None:
             atomic_file(path) as unfinished,
             pq.ParquetWriter(unfinished, SCHEMA, compression="zstd") as writer,
         ):
-            rows = map(_row, pairs)
-            while batch := list(islice(rows, BATCH_ROWS)):
+            rows = map(row_of_pair, pairs)
+            while batch := list(islice(rows, ROWS_A_BATCH)):
                 writer.write_batch(pa.RecordBatch.from_pylist(batch, schema=SCHEMA))
     except UnicodeEncodeError as error:
-        raise DataError(
-            f"a pair holds text that is not valid Unicode ({error}): it cannot be stored or tokenized. Drop that pair; "
-            "rmcore.data.readers.sources.load_pairs sets such rows aside."
-        ) from error
+        raise not_unicode(error) from error
 
 
-def read_pairs(path: Path) -> list[PreferencePair]:
-    """The pairs that `write_pairs` wrote, equal to those that it got.
+def not_unicode(error: UnicodeEncodeError) -> DataError:
+    """What to say of a text that cannot be encoded."""
+    return DataError(
+        f"a pair holds text that is not valid Unicode ({error}): it cannot be stored or tokenized. Drop that pair; "
+        "rmcore.data.readers.sources.load_pairs sets such rows aside."
+    )
+
+
+def read_pairs(path: Path, limit: int | None = None) -> list[PreferencePair]:
+    """The first `limit` pairs that `write_pairs` wrote, or all: equal to those that it got.
 
     Raises:
         DataError: the file is missing, damaged, or not such a table.
+    """
+    return list(islice(iter_pairs(path), limit))
+
+
+def iter_pairs(path: Path) -> Iterator[PreferencePair]:
+    """The pairs that `write_pairs` wrote, one after the other; memory holds some hundred of them.
+
+    Raises:
+        DataError: as `read_pairs`.
     """
     try:
         with pq.ParquetFile(path) as file:
@@ -79,14 +96,16 @@ def read_pairs(path: Path) -> list[PreferencePair]:
                     f"{path} has no column {absent[0]!r}: it is not a table of prepared pairs. "
                     "Read other data with rmcore.data.readers.sources.load_pairs."
                 )
-            return [_pair(row) for batch in file.iter_batches(BATCH_ROWS) for row in batch.to_pylist()]
+            for batch in file.iter_batches(ROWS_A_BATCH):
+                yield from map(pair_of_row, batch.to_pylist())
     except FileNotFoundError as error:
         raise DataError(f"{path} is not there: the pairs were not prepared. Run the prepare stage again.") from error
     except (OSError, pa.ArrowException, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read ({error}): it is damaged. Run the prepare stage again.") from error
 
 
-def _row(pair: PreferencePair) -> dict[str, Any]:
+def row_of_pair(pair: PreferencePair) -> dict[str, Any]:
+    """A pair as a row of `SCHEMA`."""
     subset = pair.metadata.get("subset")
     return {
         "pair_id": pair.pair_id,
@@ -100,7 +119,8 @@ def _row(pair: PreferencePair) -> dict[str, Any]:
     }
 
 
-def _pair(row: dict[str, Any]) -> PreferencePair:
+def pair_of_row(row: Mapping[str, Any]) -> PreferencePair:
+    """A row of `SCHEMA` as the pair that it was."""
     return PreferencePair(
         prompt=plain_prompt(tuple(Message(**turn) for turn in row["prompt"])),
         chosen=row["chosen"],
@@ -138,13 +158,15 @@ def write_converted(pairs: Sequence[PreferencePair], out: Path) -> None:
         file.writelines(json.dumps(pair.to_dict(), ensure_ascii=False) + "\n" for pair in pairs)
 
 
-def rewards_table(pairs: Sequence[PreferencePair], rewards: np.ndarray) -> pd.DataFrame:
+def rewards_table(pairs: Sequence[PreferencePair], rewards: np.ndarray) -> "pd.DataFrame":
     """Put rewards beside what metrics need of their pairs: the columns of `rmcore.evaluation.rewards.COLUMNS`.
 
     Args:
         pairs: P of them.
         rewards: (P, 2) logits, chosen first.
     """
+    import pandas as pd
+
     scored = np.asarray(rewards, dtype=np.float64)
     return pd.DataFrame(
         {

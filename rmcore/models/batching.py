@@ -13,8 +13,9 @@ Because losses are sums and the division happens once a step, the cut does not c
 
 import heapq
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import overload
 
 import numpy as np
 import torch
@@ -259,18 +260,33 @@ def scoring_chunks(sides: Sequence[list[int]], *, token_budget: int, packing: Pa
     return chunks
 
 
-def step_order(num_pairs: int, pairs_per_step: int, num_steps: int, *, seed: int) -> Iterator[list[int]]:
-    """Yield the pairs of each optimizer step: epoch after epoch, each a fresh permutation.
+class StepOrder(Sequence[list[int]]):
+    """The pairs of each of `num_steps` optimizer steps: epoch after epoch, each a fresh permutation.
 
     A pure function of its arguments, so a resumed run replays it and skips what was done. The last step of an epoch
-    may be smaller; no pair is repeated or lost within an epoch.
+    may be smaller; no pair is repeated or lost within an epoch. Memory holds one epoch's permutation, eight bytes a
+    pair.
     """
-    done, epoch = 0, 0
-    while done < num_steps:
-        order = np.random.default_rng((seed, epoch)).permutation(num_pairs)
-        for start in range(0, num_pairs, pairs_per_step):
-            if done == num_steps:
-                return
-            yield order[start : start + pairs_per_step].tolist()
-            done += 1
-        epoch += 1
+
+    def __init__(self, num_pairs: int, pairs_per_step: int, num_steps: int, seed: int) -> None:
+        self._num_pairs, self._pairs_per_step, self._num_steps, self._seed = num_pairs, pairs_per_step, num_steps, seed
+        self._steps_an_epoch = max(1, math.ceil(num_pairs / pairs_per_step))
+        self._epoch: tuple[int, np.ndarray] | None = None
+
+    def __len__(self) -> int:
+        return self._num_steps
+
+    @overload
+    def __getitem__(self, step: int) -> list[int]: ...
+    @overload
+    def __getitem__(self, step: slice) -> list[list[int]]: ...
+    def __getitem__(self, step: int | slice) -> list[int] | list[list[int]]:
+        if isinstance(step, slice):
+            return [self[index] for index in range(*step.indices(len(self)))]
+        if not 0 <= step < self._num_steps:
+            raise IndexError(f"step {step} of {self._num_steps}")
+        epoch, place = divmod(step, self._steps_an_epoch)
+        if self._epoch is None or self._epoch[0] != epoch:
+            self._epoch = epoch, np.random.default_rng((self._seed, epoch)).permutation(self._num_pairs)
+        start = place * self._pairs_per_step
+        return self._epoch[1][start : start + self._pairs_per_step].tolist()

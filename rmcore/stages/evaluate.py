@@ -46,11 +46,10 @@ def run(settings: EvaluateSettings, upstream: Upstream, out: Path, tracker: Trac
         render_fn=settings.render_fn,
     )
     splits = {
-        name: read_pairs(prepared / f"{name}.parquet")
+        name: read_pairs(prepared / f"{name}.parquet", settings.evaluate.train_pairs if name == "train" else None)
         for name in ("test", "validation", "ood", "train")
         if (prepared / f"{name}.parquet").is_file()
     }
-    splits["train"] = splits["train"][: settings.evaluate.train_pairs]
     tables, cut = {}, {}
     for name, pairs in splits.items():
         if pairs:

@@ -118,7 +118,7 @@ def _local_reward(settings: GrpoSettings, upstream: Upstream, pairs: list[Prefer
     return LocalReward(
         rm,
         pairs[:MEMBER_PAIRS],
-        read_pairs(upstream["prepare"] / "test.parquet")[:CALIBRATION_PAIRS],
+        read_pairs(upstream["prepare"] / "test.parquet", CALIBRATION_PAIRS),
         num_members=settings.num_members,
         seed=settings.seed,
         combine=settings.rlhf.aggregate,

@@ -53,7 +53,7 @@ def run(settings: OveroptimizationSettings, upstream: Upstream, out: Path, track
         trust_remote_code=settings.trust_remote_code,
         render_fn=settings.render_fn,
     )
-    training = read_pairs(upstream["prepare"] / "train.parquet")[:MEMBER_PAIRS]
+    training = read_pairs(upstream["prepare"] / "train.parquet", MEMBER_PAIRS)
     asked = samples.assign(prompt=_prompts(upstream["prepare"], samples))
     scored = score_samples(rm, asked, training, num_members=settings.num_members, seed=settings.seed, report=report)
     asked = scored.samples.assign(reward=scored.rewards)

@@ -52,7 +52,7 @@ def run(settings: PopulationSettings, upstream: Upstream, out: Path, tracker: Tr
     material = Material(
         policy_place(settings.name, upstream["policy"]),
         read_pairs(prepared / "train.parquet"),
-        read_pairs(prepared / "test.parquet")[:TEST_PAIRS],
+        read_pairs(prepared / "test.parquet", TEST_PAIRS),
         pd.read_parquet(upstream["samples"] / SAMPLES_FILE),
     )
     num_prompts = material.samples["prompt_id"].nunique()

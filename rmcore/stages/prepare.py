@@ -5,8 +5,11 @@ Writes `train.parquet`, `validation.parquet`, `test.parquet`, with the gold worl
 """
 
 import hashlib
+from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from rmcore.config.data import DataConfig
 from rmcore.core.errors import ConfigError
@@ -16,6 +19,7 @@ from rmcore.core.tracking import Tracker
 from rmcore.data.audit import audit
 from rmcore.data.gold.world import generate_pairs, label_ceiling
 from rmcore.data.pair import PreferencePair
+from rmcore.data.pairs_on_disk import PairsOnDisk
 from rmcore.data.readers.columns import ColumnMap
 from rmcore.data.readers.sources import LoadedPairs, cap_prompts, load_pairs, source_kind, take_out, write_rejected
 from rmcore.data.splits import split_by_prompt
@@ -23,17 +27,19 @@ from rmcore.data.table import write_pairs
 from rmcore.stages.interface import CEILING_FILE, Upstream
 from rmcore.stages.settings import PrepareSettings
 
-Splits = dict[str, list[PreferencePair]]
+Splits = dict[str, Sequence[PreferencePair]]
 
 
 def run(settings: PrepareSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
     """Read, audit and split the pairs named in `settings.data`."""
     report(0, 3, "reading")
-    splits, loaded = load_splits(settings.data, seed=settings.seed, report=within(report, 0, 3, "reading"))
+    with TemporaryDirectory(prefix=".pairs-", dir=out) as spool:  # mapped files outlive their names
+        reading = within(report, 0, 3, "reading")
+        splits, loaded = load_splits(settings.data, seed=settings.seed, report=reading, spool=Path(spool))
     report(1, 3, "writing the splits")
     for name, pairs in splits.items():
-        write_pairs(pairs, out / f"{name}.parquet")
-    write_rejected([row for one in loaded for row in one.rejected], out / "rejected_rows.jsonl")
+        _write(pairs, out / f"{name}.parquet")
+    write_rejected(chain.from_iterable(one.rejected for one in loaded), out / "rejected_rows.jsonl")
     report(2, 3, "audit of all splits")
     findings = audit(splits, loaded)
     if settings.data.source == "gold":
@@ -45,8 +51,19 @@ def run(settings: PrepareSettings, upstream: Upstream, out: Path, tracker: Track
     write_json(out / "summary.json", {"metrics": counts})
 
 
-def load_splits(config: DataConfig, *, seed: int, report: Report = silent) -> tuple[Splits, list[LoadedPairs]]:
+def _write(pairs: Sequence[PreferencePair], path: Path) -> None:
+    if isinstance(pairs, PairsOnDisk):
+        pairs.write_parquet(path)
+    else:
+        write_pairs(pairs, path)
+
+
+def load_splits(
+    config: DataConfig, *, seed: int, report: Report = silent, spool: Path | None = None
+) -> tuple[Splits, list[LoadedPairs]]:
     """Read all sources and split by prompt: train, validation, test, and ood where the gold world gives one.
+
+    With a folder `spool` the pairs of sources lie there, and not in memory, while they are used.
 
     Returns:
         The splits in that order and what reading each source found (nothing for the gold world).
@@ -55,15 +72,15 @@ def load_splits(config: DataConfig, *, seed: int, report: Report = silent) -> tu
         world = generate_pairs(config.gold, seed if config.test_seed is None else config.test_seed)
         splits = _carve(world.pairs[: config.limit], config, seed=seed, test=config.test_fraction)
         return {**splits, "ood": world.ood_pairs[: config.eval_limit]}, []
-    loaded = load_sources(config, report)
+    loaded = load_sources(config, report, spool)
     if len(loaded) == 1:
         return _carve(loaded[0].pairs, config, seed=seed, test=config.test_fraction), loaded
     splits = _carve(loaded[0].pairs, config, seed=seed, test=0.0)
     return {**splits, "test": loaded[1].pairs}, loaded
 
 
-def load_sources(config: DataConfig, report: Report = silent) -> list[LoadedPairs]:
-    """Read the training source and, where one is named, the held-out source.
+def load_sources(config: DataConfig, report: Report = silent, spool: Path | None = None) -> list[LoadedPairs]:
+    """Read the training source and, where one is named, the held-out source; into the folder `spool` if there is one.
 
     Training pairs whose prompt or conversation is held out are taken out and counted: held-out numbers would flatter a
     model that was trained on them.
@@ -85,15 +102,18 @@ def load_sources(config: DataConfig, report: Report = silent) -> list[LoadedPair
         pairs_per_row=config.pairs_per_row,
         report=report,
     )
-    training = cap_prompts(load(config.source, split=config.split, limit=config.limit), config.pairs_per_prompt)
+    places = (None, None) if spool is None else (spool / "training.arrow", spool / "held_out.arrow")
+    everything = load(config.source, split=config.split, limit=config.limit, spool=places[0])
+    training = cap_prompts(everything, config.pairs_per_prompt)
     if config.eval_source is None and config.eval_split is None:
         return [training]
     source, split = config.eval_source or config.source, config.eval_split or config.split
-    held_out = cap_prompts(load(source, split=split, limit=config.eval_limit), config.eval_pairs_per_prompt)
+    everything = load(source, split=split, limit=config.eval_limit, spool=places[1])
+    held_out = cap_prompts(everything, config.eval_pairs_per_prompt)
     return [take_out(training, held_out), held_out]
 
 
-def _carve(pairs: list[PreferencePair], config: DataConfig, *, seed: int, test: float) -> Splits:
+def _carve(pairs: Sequence[PreferencePair], config: DataConfig, *, seed: int, test: float) -> Splits:
     validation = config.validation_fraction
     if test and config.test_seed is not None:  # a test of its own; the other prompts are dealt by the run's seed
         shares = {"train": 1 - test, "test": test}

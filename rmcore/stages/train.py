@@ -7,21 +7,28 @@ Writes `best/` and `step_*/` (plain Hugging Face folders), `metrics.csv`, `metri
 """
 
 import hashlib
-from collections.abc import Sequence
+import platform
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import chain, islice
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
+
+import numpy as np
+import pandas as pd
 
 from rmcore.config.model import ModelConfig
 from rmcore.config.policy import SFT
+from rmcore.config.train import TrainConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.files import read_json_lines, write_json, write_json_lines
-from rmcore.core.progress import Report
+from rmcore.core.progress import Report, prefixed
 from rmcore.core.tracking import METRICS_FILE, Tracker
-from rmcore.data.integrity import select_training_pairs
-from rmcore.data.pair import PreferencePair
+from rmcore.data.pairs_on_disk import PairFile
 from rmcore.data.readers.sources import source_digest
-from rmcore.data.rendering import count_cut
-from rmcore.data.table import read_pairs, rewards_table
+from rmcore.data.table import rewards_table
+from rmcore.data.tokenized import Pairs, Tokenized, open_tokenized, write_tokenized
 from rmcore.landscape.trajectory import make_callbacks
 from rmcore.models.loading import pick_device
 from rmcore.models.reward_model import BradleyTerryRM
@@ -32,9 +39,12 @@ from rmcore.stages.interface import VALIDATION_REWARDS, Upstream, policy_place
 from rmcore.stages.settings import TrainSettings
 from rmcore.stages.train_order import curriculum_order
 from rmcore.training.loop import Trainer
+from rmcore.training.ranks import Ranks, share_of_host
 from rmcore.training.record import TrainResult
 from rmcore.training.resume import FINISHED_FILE, clear
 from rmcore.training.sharding import process_group
+
+ROWS_A_TABLE = 10_000
 
 
 def run(settings: TrainSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
@@ -46,8 +56,8 @@ def run(settings: TrainSettings, upstream: Upstream, out: Path, tracker: Tracker
     validation = prepared / "validation.parquet"
     train_into(
         settings,
-        read_pairs(prepared / "train.parquet"),
-        read_pairs(validation) if validation.is_file() else [],
+        PairFile(prepared / "train.parquet"),
+        PairFile(validation) if validation.is_file() else [],
         out,
         tracker,
         report,
@@ -56,38 +66,38 @@ def run(settings: TrainSettings, upstream: Upstream, out: Path, tracker: Tracker
 
 def train_into(
     settings: TrainSettings,
-    train: Sequence[PreferencePair],
-    validation: Sequence[PreferencePair],
+    train: Pairs,
+    validation: Pairs,
     out: Path,
     tracker: Tracker,
     report: Report,
 ) -> TrainResult:
     """Train the model of `settings` on `train`, choosing the best step on `validation` (may be empty), into `out`.
 
-    `tracker` must write to `out/metrics.jsonl`, from where the training curves are drawn. Under torchrun every process
-    calls this with the same arguments; the first one writes. An unfinished training in `out` is resumed, after
+    The pairs may lie on disk, and their tokens do, in `out`, while it trains. `tracker` must write to
+    `out/metrics.jsonl`, from where the training curves are drawn. Under torchrun every process calls this with the same
+    arguments; the first one writes. An unfinished training in `out` is resumed, after
     `rmcore.training.resume.rewind(out)`.
     """
     device = pick_device(settings.device)
     # Before joining a group, in which rank 0 alone could write `tiny`.
     rm = BradleyTerryRM.new(settings.model, seed=settings.seed, device=device)
-    with process_group(device) as ranks:
+    with ExitStack() as stack:
+        ranks = stack.enter_context(process_group(device))
         if ranks.world > 1 and "curvature" in settings.train.callbacks:
             raise ConfigError(
                 f"the curvature callback needs the whole model in one process, and {ranks.world} share it; leave it "
                 "out of train.callbacks and analyze the saved step_*/ checkpoints afterwards."
             )
-        read, held_out = (rm.renderer.tokenize_readable(pairs) for pairs in (train, validation))
-        kept, dropped = select_training_pairs(read.tokenized, over_length=settings.train.over_length)
-        dropped += read.dropped + held_out.dropped
+        read, held_out = stack.enter_context(_tokens(rm, settings.train, train, validation, out, ranks, report))
         order = None
         if settings.train.curriculum != "none":
-            order = curriculum_order(rm, settings.train, kept, train, ranks, seed=settings.seed)
+            order = curriculum_order(rm, settings.train, read.pairs, train, ranks, seed=settings.seed)
         trainer = Trainer(
             rm,
             settings.train,
-            train=kept,
-            validation=held_out.tokenized,
+            train=read.pairs,
+            validation=held_out.pairs,
             folder=out,
             tracker=tracker,
             seed=settings.seed,
@@ -100,20 +110,60 @@ def train_into(
         result = trainer.run()
         if not ranks.is_main:
             return result
-    truncation = {
-        "train": count_cut(read.tokenized),
-        "validation": count_cut(held_out.tokenized),
-        "num_dropped_pairs": len(dropped),
-    }
-    write_json_lines(out / "dropped_pairs.jsonl", (pair.to_dict() for pair in dropped))
-    _write_outcome(out, trainer, result)
-    if trainer.best_rewards_split == "validation":
-        table = rewards_table(held_out.pairs, trainer.best_rewards)
-        table.to_parquet(out / VALIDATION_REWARDS)
+        num_dropped = read.num_left_out + held_out.num_left_out
+        truncation = {"train": read.cut, "validation": held_out.cut, "num_dropped_pairs": num_dropped}
+        write_json_lines(out / "dropped_pairs.jsonl", map(_without_row, chain(read.left_out(), held_out.left_out())))
+        _write_outcome(out, trainer, result)
+        if trainer.best_rewards_split == "validation":
+            _rewards_by_pair(validation, held_out, trainer.best_rewards).to_parquet(out / VALIDATION_REWARDS)
     write_json(out / FINISHED_FILE, _record(rm, result, truncation))
     if settings.train.stop_step is None:
         clear(out)
     return result
+
+
+@contextmanager
+def _tokens(
+    rm: BradleyTerryRM,
+    config: TrainConfig,
+    train: Pairs,
+    validation: Pairs,
+    out: Path,
+    ranks: Ranks,
+    report: Report,
+) -> Iterator[tuple[Tokenized, Tokenized]]:
+    """Tokenize both on disk, each process of a host its share, for use inside the block."""
+    folder = out / f".tokens-{platform.node()}"  # hosts may see one another's files
+    share = share_of_host()
+    wanted = {"train": (train, config.over_length), "validation": (validation, None)}
+    try:
+        for name, (pairs, over_length) in wanted.items():
+            write_tokenized(
+                rm.renderer, pairs, folder / name, over_length=over_length, share=share, report=prefixed(report, name)
+            )
+        ranks.wait()
+        read, held_out = (
+            open_tokenized(folder / name, len(pairs), parts=share[1]) for name, (pairs, _) in wanted.items()
+        )
+        yield read, held_out
+    finally:
+        if share[0] == 0:
+            rmtree(folder, ignore_errors=True)  # what is mapped still outlives its name
+
+
+def _without_row(record: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if name != "row"}
+
+
+def _rewards_by_pair(validation: Pairs, held_out: Tokenized, rewards: np.ndarray) -> pd.DataFrame:
+    """The `rewards_table` of the pairs that could be read; `rewards` is (P, 2)."""
+    unread = {one["row"] for one in held_out.left_out()}
+    readable = (pair for row, pair in enumerate(validation) if row not in unread)
+    places = range(0, len(rewards), ROWS_A_TABLE)
+    return pd.concat(
+        (rewards_table(list(islice(readable, ROWS_A_TABLE)), rewards[at : at + ROWS_A_TABLE]) for at in places),
+        ignore_index=True,
+    )
 
 
 def _model_settings(model: ModelConfig, device_type: str) -> dict[str, Any]:

@@ -8,8 +8,8 @@ import numpy.typing as npt
 from rmcore.active.curriculum import CurriculumSampler, Schedule, predicted_margins
 from rmcore.config.train import TrainConfig
 from rmcore.core.errors import DataError
-from rmcore.data.pair import PreferencePair
 from rmcore.data.rendering import TokenizedPair
+from rmcore.data.tokenized import Pairs
 from rmcore.ensembles.features import features
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.training.length import planned_steps
@@ -20,7 +20,7 @@ def curriculum_order(
     rm: BradleyTerryRM,
     settings: TrainConfig,
     kept: Sequence[TokenizedPair],
-    pairs: Sequence[PreferencePair],
+    pairs: Pairs,
     ranks: Ranks,
     *,
     seed: int,

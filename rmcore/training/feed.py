@@ -6,13 +6,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from rmcore.config.train import TrainConfig
 from rmcore.core.errors import ConfigError, TrainingError
 from rmcore.data.rendering import TokenizedPair
-from rmcore.models.batching import MicroBatch, micro_batches, pair_tokens, step_order
+from rmcore.data.tokenized import token_lengths
+from rmcore.models.batching import MicroBatch, StepOrder, micro_batches, pair_tokens
 from rmcore.models.packing.layout import Packing
 from rmcore.models.plain_batching import plain_micro_batches
 from rmcore.training.ranks import Ranks
@@ -44,13 +46,14 @@ class StepFeed(Dataset):
 
     def least_budget(self) -> int:
         """Tokens of the largest micro-batch of a single pair: a smaller token budget cannot hold every pair."""
+        lengths = token_lengths(self.pairs)  # (P, 2)
         if self.packing is None:
-            return 2 * max(pair.num_tokens for pair in self.pairs)
-        most = 0
-        for pair in sorted(self.pairs, key=_total, reverse=True):
-            if _total(pair) <= most:  # longest first: what is shorter in all than the largest so far cannot be larger
+            return 2 * int(lengths.max())
+        most, totals = 0, lengths.sum(axis=1)
+        for place in np.argsort(-totals, kind="stable").tolist():
+            if totals[place] <= most:  # longest first: what is shorter in all than the largest so far cannot be larger
                 break
-            most = max(most, pair_tokens(pair, self.packing))
+            most = max(most, pair_tokens(self.pairs[place], self.packing))
         return most
 
     def cut(self, indices: Sequence[int], token_budget: int) -> list[MicroBatch]:
@@ -68,10 +71,6 @@ class StepFeed(Dataset):
         )
 
 
-def _total(pair: TokenizedPair) -> int:
-    return len(pair.chosen.ids) + len(pair.rejected.ids)
-
-
 def make_feed(
     pairs: Sequence[TokenizedPair],
     config: TrainConfig,
@@ -86,7 +85,7 @@ def make_feed(
 ) -> StepFeed:
     """The feed of a whole training; the same arguments give the same steps, so a resumed run skips what was done.
 
-    `order` has the positions of the pairs of each of `num_steps` steps; None: `rmcore.models.batching.step_order`.
+    `order` has the positions of the pairs of each of `num_steps` steps; None: `rmcore.models.batching.StepOrder`.
 
     Raises:
         ConfigError: plain batching on several processes.
@@ -98,7 +97,7 @@ def make_feed(
             "would depend on how pairs are shared out. Train in one process, or use batching=pairs."
         )
     if order is None:
-        order = list(step_order(len(pairs), config.pairs_per_step, num_steps, seed=seed))
+        order = StepOrder(len(pairs), config.pairs_per_step, num_steps, seed)
     return StepFeed(pairs, order, token_budget, pad_id, ranks, packing, plain)
 
 

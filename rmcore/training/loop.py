@@ -51,6 +51,8 @@ from rmcore.training.train_mode import training_form
 
 DISTRIBUTION_PAIRS = 500
 """Training pairs whose rewards are described where there are no validation pairs."""
+SCORED_TOGETHER = 16384
+"""Pairs that are held in memory, and sorted by length, at a time."""
 ALL_DONE = "all steps done"
 CAUGHT = (signal.SIGINT, signal.SIGTERM)
 ECHO_SECONDS = 1.0
@@ -348,6 +350,14 @@ def score_tokenized(
     On several ranks each computes a share and all get the result; they compute equally many micro-batches, because
     sharded weights are gathered by all ranks together.
     """
+    parts = range(0, len(pairs), SCORED_TOGETHER)
+    scored = [_score_part(rm, pairs[at : at + SCORED_TOGETHER], token_budget, precision, ranks) for at in parts]
+    return np.concatenate([np.zeros((0, 2), dtype=np.float32), *scored])
+
+
+def _score_part(
+    rm: BradleyTerryRM, pairs: Sequence[TokenizedPair], token_budget: int, precision: Precision, ranks: Ranks
+) -> np.ndarray:
     sides = [side for pair in pairs for side in (pair.chosen, pair.rejected)]
     if ranks.world == 1:
         return rm.score_sides(sides, token_budget=token_budget, precision=precision).reshape(-1, 2)

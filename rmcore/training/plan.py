@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.tracking import NullTracker
-from rmcore.data.integrity import select_training_pairs
-from rmcore.data.pair import PreferencePair
-from rmcore.data.rendering import TokenizedPair, count_cut
-from rmcore.models.batching import pack_pairs, pair_tokens, step_order
+from rmcore.data.rendering import TokenizedPair
+from rmcore.data.tokenized import Pairs, open_tokenized, token_lengths, write_tokenized
+from rmcore.models.batching import StepOrder, pack_pairs, pair_tokens
 from rmcore.models.loading import pick_device
 from rmcore.models.plain_batching import plain_groups
 from rmcore.models.reward_model import BradleyTerryRM
@@ -45,20 +46,21 @@ def time_steps(rm: BradleyTerryRM, config: PipelineConfig, pairs: Sequence[Token
     return TimedSteps(trainer, num_pairs, num_tokens, seconds)
 
 
-def plan(config: PipelineConfig, train: Sequence[PreferencePair], held_out: Sequence[PreferencePair]) -> dict[str, Any]:
+def plan(config: PipelineConfig, train: Pairs, held_out: Pairs) -> dict[str, Any]:
     """Steps, tokens, memory and expected time of a training, by label; nothing is written.
 
     Tokens are exact (every step is cut as it would be); time is extrapolated by tokens from two real steps.
     """
     rm = BradleyTerryRM.new(config.model, seed=config.seed, device=pick_device(config.device))
-    read = rm.renderer.tokenize_readable(train)
-    pairs, dropped = select_training_pairs(read.tokenized, over_length=config.train.over_length)
+    with tempfile.TemporaryDirectory() as folder:  # mapped files outlive their names
+        write_tokenized(rm.renderer, train, Path(folder), over_length=config.train.over_length)
+        read = open_tokenized(Path(folder), len(train))
+    pairs = read.pairs
     timed = time_steps(rm, config, pairs)
     trainer = timed.trainer
     tokens = _computed_tokens(trainer, pairs)
     seconds = timed.seconds / timed.num_tokens * tokens
     num_evaluations = math.ceil(trainer.num_steps / config.train.eval_every) if held_out else 0
-    cut = count_cut(read.tokenized)
     per_token = activation_bytes_per_token(
         rm.model.config,
         config.model.max_seq_len,
@@ -69,8 +71,8 @@ def plan(config: PipelineConfig, train: Sequence[PreferencePair], held_out: Sequ
     memory = 4 * rm.num_parameters + 12 * rm.num_trained_parameters + budget * per_token
     return {
         "model": f"{config.model.name}, {rm.num_parameters / 1e6:.1f} M parameters on {rm.device}",
-        "pairs": f"{len(pairs)} to train on, {len(held_out)} held out; {cut['num_cut_pairs']} longer than the limit, "
-        f"{len(dropped) + len(read.dropped)} dropped",
+        "pairs": f"{len(pairs)} to train on, {len(held_out)} held out; {read.cut['num_cut_pairs']} longer than the "
+        f"limit, {read.num_left_out} dropped",
         "steps": f"{trainer.num_steps} of {config.train.pairs_per_step} pairs, {num_evaluations} evaluations",
         "token budget": f"{budget} tokens a micro-batch, {_form(trainer)}",
         "tokens": f"{tokens / 1e6:.2f} M tokens computed in training steps",
@@ -88,14 +90,14 @@ def _form(trainer: Trainer) -> str:
 
 def _computed_tokens(trainer: Trainer, pairs: Sequence[TokenizedPair]) -> int:
     config, packing = trainer.config, trainer.packing
-    steps = step_order(len(pairs), config.pairs_per_step, trainer.num_steps, seed=trainer.seed)
+    steps = StepOrder(len(pairs), config.pairs_per_step, trainer.num_steps, seed=trainer.seed)
     if packing is not None:
-        costs = [pair_tokens(pair, packing) for pair in pairs]
-        return sum(costs[index] for step in steps for index in step)
-    total = 0
+        costs = np.fromiter((pair_tokens(pair, packing) for pair in pairs), np.int64)
+        return sum(int(costs[step].sum()) for step in steps)
+    total, longer = 0, token_lengths(pairs).max(axis=1)
     cut = plain_groups if config.batching == "plain" else pack_pairs
     for step in steps:
-        lengths = [pairs[index].num_tokens for index in step]
+        lengths = longer[step].tolist()
         for group in cut(lengths, trainer.at.token_budget):
             total += 2 * len(group) * max(lengths[index] for index in group)
     return total

@@ -69,3 +69,10 @@ ALONE = Ranks()
 def environment_ranks() -> Ranks:
     """Read this process's place from what torchrun sets (RANK, WORLD_SIZE); alone where neither is set."""
     return Ranks(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
+
+
+def share_of_host() -> tuple[int, int]:
+    """Read which process of its host this one is, from 0, and how many of the training run there (torchrun sets it)."""
+    ranks = environment_ranks()
+    number, of = (os.environ.get(name) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+    return int(number or ranks.rank), int(of or ranks.world)

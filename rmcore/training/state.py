@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from rmcore.config.train import RUN_ONLY_FIELDS, TrainConfig
 from rmcore.core.errors import TrainingError
 from rmcore.data.rendering import TokenizedPair
+from rmcore.data.tokenized import TokenizedPairs
 from rmcore.training.optimizers import OptimizerSet, placed_like, whole
 from rmcore.training.ranks import Ranks
 
@@ -102,6 +103,8 @@ def training_settings(
 
 
 def _digest(pairs: Sequence[TokenizedPair]) -> str:
+    if isinstance(pairs, TokenizedPairs):
+        return f"{len(pairs)} pairs, {pairs.digest()[:12]}"
     digest = hashlib.sha256()
     for pair in pairs:
         digest.update(f"{pair.pair_id} {pair.chosen.ids} {pair.rejected.ids} {pair.target_margin}\n".encode())

@@ -63,7 +63,6 @@ def split(num_pairs: int) -> dict[str, Any]:
         "pairs_per_prompt": {"mean": 3.0, "max": 3},
         "longer_wins": {"accuracy": 0.634, "num_pairs": num_pairs, "num_ties": 4},
         "characters": {"prompt": lengths(91), "chosen": lengths(260), "rejected": lengths(220)},
-        "tokens": None,
         "target_margin": None,
     }
 

@@ -7,17 +7,22 @@ reason, and what is refused is kept beside the pairs, so that nothing gets lost 
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from rmcore.config.data import PAIRS_PER_ROW
+from rmcore.core.arrays import IntArray
 from rmcore.core.errors import DataError
 from rmcore.core.files import known_digest, write_json_lines
 from rmcore.core.progress import Report, silent
-from rmcore.data.pair import PreferencePair, prompt_text
+from rmcore.data.pair import PreferencePair, prompt_text, text_number
+from rmcore.data.pairs_on_disk import PairWriter, select
 from rmcore.data.readers.columns import USUAL_COLUMNS, ColumnMap
 from rmcore.data.readers.fields import TIES, Reason, RowRejected
 from rmcore.data.readers.files import RawRecord, conversion_to_utf8, is_file_name, is_text_file, is_utf8, read_file
@@ -45,7 +50,8 @@ class LoadedPairs:
     Of a row that several people have labelled, each label counts as a row.
     """
 
-    pairs: list[PreferencePair]
+    pairs: Sequence[PreferencePair]
+    """A list, or on disk where a place was named for them."""
     rejected: list[RejectedRow]
     num_rows: int
     layout: str
@@ -118,6 +124,7 @@ def load_pairs(
     require_complete_pairs: bool = False,
     pairs_per_row: int = PAIRS_PER_ROW,
     report: Report = silent,
+    spool: Path | None = None,
 ) -> LoadedPairs:
     """Read the pairs of a source, in its order.
 
@@ -132,6 +139,8 @@ def load_pairs(
             JSON) are set aside as ever, and so are ranked answers, which have no sides.
         pairs_per_row: a row of ranked answers that would give more gives so many, drawn at random; see `layouts`.
         report: called as report(0, 1, "12,000 rows of FILE") on the way: how many there are is known at the end only.
+        spool: a file to write the pairs to as they are read; memory then holds some hundred of them, or all where each
+            row is one side of a pair. None: they are a list.
 
     Raises:
         DataError: the source cannot be read, its columns fit no layout, no row gives a pair, or see above.
@@ -140,29 +149,43 @@ def load_pairs(
     records, layout = probe(read, source, columns, pairs_per_row)
     sided = layout.name == SIDE_ROWS
     num_over_row_cap = 0
+    pairs: Sequence[PreferencePair]
     if sided:
         pairs, rejected, num_rows = read_unpaired_rows(records, layout, limit)
+    elif spool is None:
+        collected: list[PreferencePair] = []
+        rejected, num_rows, num_over_row_cap = _read_pair_rows(records, source, layout, limit, collected)
+        pairs = collected
     else:
-        pairs, rejected, num_rows, num_over_row_cap = _read_pair_rows(records, source, layout, limit)
+        with PairWriter(spool) as written:
+            rejected, num_rows, num_over_row_cap = _read_pair_rows(records, source, layout, limit, written)
+        pairs = written.pairs()
     _check_encoding(source, rejected, num_rows, len(pairs))
     if require_complete_pairs:
         refuse_incomplete(source, rejected, INCOMPLETE_SIDES if sided else INCOMPLETE)
     check_usable(source, rejected, num_rows, len(pairs), layout)
-    return LoadedPairs(pairs, rejected, num_rows, layout.name, source, num_over_row_cap=num_over_row_cap)
+    return LoadedPairs(pairs[:limit], rejected, num_rows, layout.name, source, num_over_row_cap=num_over_row_cap)
 
 
 def cap_prompts(loaded: LoadedPairs, most: int | None) -> LoadedPairs:
     """Keep the first `most` pairs of each prompt, in order; None keeps all. What is left out is counted."""
     if most is None:
         return loaded
-    seen: Counter[str] = Counter()
-    kept = []
-    for pair in loaded.pairs:
-        prompt = prompt_text(pair.prompt)  # not the whole conversation, which `prompt_id` names
-        seen[prompt] += 1
-        if seen[prompt] <= most:
-            kept.append(pair)
-    return replace(loaded, pairs=kept, num_over_cap=len(loaded.pairs) - len(kept))
+    # Not by `prompt_id`, which names the whole conversation.
+    prompts = np.fromiter((text_number(prompt_text(pair.prompt)) for pair in loaded.pairs), np.uint64)
+    kept = np.flatnonzero(_earlier_equals(prompts) < most)
+    return replace(loaded, pairs=select(loaded.pairs, kept), num_over_cap=len(prompts) - len(kept))
+
+
+def _earlier_equals(values: npt.NDArray[np.uint64]) -> IntArray:
+    """(N,) how many of the values before each one are equal to it."""
+    order = np.argsort(values, kind="stable")
+    same = values[order]
+    starts = np.flatnonzero(np.append(True, same[1:] != same[:-1])) if len(same) else np.zeros(0, dtype=np.int64)
+    before = np.arange(len(values)) - np.repeat(starts, np.diff(np.append(starts, len(values))))
+    result = np.empty(len(values), dtype=np.int64)
+    result[order] = before
+    return result
 
 
 def take_out(loaded: LoadedPairs, held_out: LoadedPairs) -> LoadedPairs:
@@ -171,10 +194,11 @@ def take_out(loaded: LoadedPairs, held_out: LoadedPairs) -> LoadedPairs:
     Raises:
         DataError: that leaves too little to train on.
     """
-    tested = {conversation(pair.prompt) for pair in held_out.pairs}
-    kept = [pair for pair in loaded.pairs if conversation(pair.prompt) not in tested]
-    num_taken = len(loaded.pairs) - len(kept)
-    num_left = len({conversation(pair.prompt) for pair in kept})
+    tested = {text_number(conversation(pair.prompt)) for pair in held_out.pairs}
+    conversations = np.fromiter((text_number(conversation(pair.prompt)) for pair in loaded.pairs), np.uint64)
+    kept = np.flatnonzero(~np.isin(conversations, np.fromiter(tested, np.uint64)))
+    num_taken = len(conversations) - len(kept)
+    num_left = len(np.unique(conversations[kept]))
     if num_taken and num_left < FEWEST_PROMPTS:
         raise DataError(
             f"{num_taken:,} of {len(loaded.pairs):,} pairs of {loaded.source} share their prompt, or a dialogue's "
@@ -182,14 +206,17 @@ def take_out(loaded: LoadedPairs, held_out: LoadedPairs) -> LoadedPairs:
             f"Without them {num_left} prompts are left to train on, and fewer than {FEWEST_PROMPTS} show nothing. Name "
             "held-out data with prompts of their own, or none: a share of the prompts of the source is then held out."
         )
-    return replace(loaded, pairs=kept, num_held_out=num_taken)
+    return replace(loaded, pairs=select(loaded.pairs, kept), num_held_out=num_taken)
 
 
 def _read_pair_rows(
-    records: Iterable[RawRecord], source: str, layout: Layout, limit: int | None
-) -> tuple[list[PreferencePair], list[RejectedRow], int, int]:
-    """Read (pairs, rows set aside, number of rows, pairs over the rows' cap) from rows that each stand alone."""
-    pairs: list[PreferencePair] = []
+    records: Iterable[RawRecord],
+    source: str,
+    layout: Layout,
+    limit: int | None,
+    pairs: list[PreferencePair] | PairWriter,
+) -> tuple[list[RejectedRow], int, int]:
+    """Read rows that each stand alone into `pairs`; gives rows set aside, number of rows, pairs over the rows' cap."""
     rejected: list[RejectedRow] = []
     num_rows = num_over_cap = 0
     for record in records:
@@ -202,7 +229,7 @@ def _read_pair_rows(
                 num_over_cap += outcome.num_over_cap
         if limit is not None and len(pairs) >= limit:
             break
-    return pairs[:limit], rejected, num_rows, num_over_cap
+    return rejected, num_rows, num_over_cap
 
 
 def iter_records(source: str, *, split: str = "train") -> Iterator[RawRecord]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rmcore.active.curriculum import BUCKETS, CurriculumSampler, predicted_margins, weights_at
 from rmcore.core.errors import ConfigError, DataError
-from rmcore.models.batching import step_order
+from rmcore.models.batching import StepOrder
 
 SCHEDULES = ("easy_first", "hard_first", "random")
 bounded = st.lists(st.floats(0, 1), min_size=1, max_size=40)
@@ -32,7 +32,7 @@ def test_an_epoch_holds_every_pair_once_and_part_of_it_is_its_beginning(margins,
 @given(bounded | anything, schedules, st.integers(1, 7), st.integers(1, 40))
 def test_steps_cover_each_epoch_once_at_the_same_sizes_as_without_a_curriculum(margins, schedule, per_step, num_steps):
     steps = list(CurriculumSampler(margins, schedule=schedule, seed=3).steps(per_step, num_steps))
-    plain = list(step_order(len(margins), per_step, num_steps, seed=3))
+    plain = list(StepOrder(len(margins), per_step, num_steps, seed=3))
     assert [len(step) for step in steps] == [len(step) for step in plain]
     flat = [index for step in steps for index in step]
     for start in range(0, len(flat), len(margins)):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from rmcore.core.errors import ConfigError
 from rmcore.data.rendering import TokenizedPair, TokenizedSide
-from rmcore.models.batching import collate, micro_batches, pack_pairs, step_order
+from rmcore.models.batching import StepOrder, collate, micro_batches, pack_pairs
 
 LENGTHS = st.lists(st.integers(1, 60), max_size=40)
 
@@ -81,9 +81,9 @@ def test_the_mask_and_not_the_pad_id_says_what_is_real():
 
 @given(st.integers(1, 30), st.integers(1, 8), st.integers(1, 25), st.integers(0, 5))
 def test_an_epoch_visits_each_pair_once_and_the_order_can_be_replayed(num_pairs, per_step, num_steps, seed):
-    steps = list(step_order(num_pairs, per_step, num_steps, seed=seed))
+    steps = list(StepOrder(num_pairs, per_step, num_steps, seed=seed))
     assert len(steps) == num_steps
-    assert steps == list(step_order(num_pairs, per_step, num_steps + 3, seed=seed))[:num_steps]
+    assert steps == list(StepOrder(num_pairs, per_step, num_steps + 3, seed=seed))[:num_steps]
     per_epoch = -(-num_pairs // per_step)
     for start in range(0, num_steps - per_epoch + 1, per_epoch):
         epoch = list(itertools.chain.from_iterable(steps[start : start + per_epoch]))
@@ -91,5 +91,5 @@ def test_an_epoch_visits_each_pair_once_and_the_order_can_be_replayed(num_pairs,
 
 
 def test_no_epoch_repeats_the_order_of_another():
-    epochs = [tuple(step) for step in step_order(20, 20, 10, seed=0)]
+    epochs = [tuple(step) for step in StepOrder(20, 20, 10, seed=0)]
     assert len(set(epochs)) == 10

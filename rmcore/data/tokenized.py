@@ -1,0 +1,247 @@
+"""Tokenized pairs on disk: what a training draws its steps from, whatever their number.
+
+Pairs are tokenized a batch at a time into Arrow files that are mapped into memory, so the system keeps of them what is
+in use. Several processes of one host share the work: the batches are dealt out in turn, and each opens all files.
+"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from heapq import merge
+from itertools import islice
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol, overload
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from rmcore.core.arrays import IntArray
+from rmcore.core.errors import DataError
+from rmcore.core.files import write_json
+from rmcore.core.progress import Report, silent
+from rmcore.data.integrity import EQUAL_AFTER_CUT, OVER_LENGTH, nothing_left, reason_left_out
+from rmcore.data.pair import PreferencePair
+from rmcore.data.rendering import DroppedPair, Renderer, TokenizedPair, TokenizedSide, count_cut
+
+PAIRS_A_BATCH = 1024
+"""Pairs that are tokenized, and lie in the file, together; the last batch has fewer, and any loses what is left out."""
+UNREADABLE = "cannot be read"
+_SCHEMA = pa.schema(
+    [
+        pa.field("pair_id", pa.string(), nullable=False),
+        pa.field("chosen", pa.list_(pa.int32()), nullable=False),
+        pa.field("rejected", pa.list_(pa.int32()), nullable=False),
+        pa.field("chosen_cut", pa.int32(), nullable=False),
+        pa.field("rejected_cut", pa.int32(), nullable=False),
+        pa.field("target_margin", pa.float64()),
+    ]
+)
+
+
+class Pairs(Protocol):
+    """Pairs that can be gone through, more than once: a list, or `rmcore.data.pairs_on_disk`."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[PreferencePair]: ...
+
+
+class _Side(NamedTuple):
+    """One side of a batch of B pairs."""
+
+    ids: npt.NDArray[np.int32]  # of all of them, joined
+    starts: npt.NDArray[np.int32]  # (B + 1,) where each begins in `ids`, and the end
+    num_cut: npt.NDArray[np.int32]  # (B,)
+
+    def at(self, row: int) -> TokenizedSide:
+        return TokenizedSide(self.ids[self.starts[row] : self.starts[row + 1]].tolist(), int(self.num_cut[row]))
+
+
+class _Batch(NamedTuple):
+    pair_id: pa.StringArray
+    chosen: _Side
+    rejected: _Side
+    target_margin: pa.DoubleArray
+
+    def at(self, row: int) -> TokenizedPair:
+        return TokenizedPair(
+            self.pair_id[row].as_py(), self.chosen.at(row), self.rejected.at(row), self.target_margin[row].as_py()
+        )
+
+
+class TokenizedPairs(Sequence[TokenizedPair]):
+    """P tokenized pairs in the order of their source, read as they are asked for from what `write_tokenized` wrote."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._files = list(files)
+        readers = [pa.ipc.open_file(pa.memory_map(str(file))) for file in files]
+        number = sum(reader.num_record_batches for reader in readers)
+        turns = (divmod(batch, len(readers)) for batch in range(number))
+        self._batches = [_mapped(readers[file].get_batch(place)) for place, file in turns]
+        self._starts = np.cumsum([0, *(len(batch.pair_id) for batch in self._batches)])
+
+    def __reduce__(self) -> tuple[type, tuple[list[Path]]]:  # a process that loads data maps the files itself
+        return TokenizedPairs, (self._files,)
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    @overload
+    def __getitem__(self, place: int) -> TokenizedPair: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[TokenizedPair]: ...
+    def __getitem__(self, place: int | slice) -> TokenizedPair | list[TokenizedPair]:
+        if isinstance(place, slice):
+            return [self[index] for index in range(*place.indices(len(self)))]
+        index = place + len(self) if place < 0 else place
+        if not 0 <= index < len(self):
+            raise IndexError(f"pair {place} of {len(self)}")
+        batch = int(np.searchsorted(self._starts, index, side="right")) - 1
+        return self._batches[batch].at(index - int(self._starts[batch]))
+
+    def __iter__(self) -> Iterator[TokenizedPair]:
+        for batch in self._batches:
+            yield from map(batch.at, range(len(batch.pair_id)))
+
+    def lengths(self) -> IntArray:
+        """(P, 2) tokens of the chosen and the rejected side."""
+        both = [np.stack([np.diff(one.chosen.starts), np.diff(one.rejected.starts)], axis=1) for one in self._batches]
+        return np.concatenate([np.zeros((0, 2), dtype=np.int64), *both])
+
+    def digest(self) -> str:
+        """Hex digits that depend on all pairs, their order and the batches that they were tokenized in."""
+        digest = hashlib.sha256()
+        for batch in self._batches:
+            digest.update("\n".join(batch.pair_id.to_pylist()).encode())
+            for side in (batch.chosen, batch.rejected):
+                digest.update(np.diff(side.starts).tobytes())
+                digest.update(side.ids[side.starts[0] : side.starts[-1]].tobytes())
+            digest.update(repr(batch.target_margin.to_pylist()).encode())
+        return digest.hexdigest()
+
+
+def _mapped(batch: pa.RecordBatch) -> _Batch:
+    def side(name: str) -> _Side:
+        lists = batch.column(name)
+        return _Side(lists.values.to_numpy(), lists.offsets.to_numpy(), batch.column(f"{name}_cut").to_numpy())
+
+    return _Batch(batch.column("pair_id"), side("chosen"), side("rejected"), batch.column("target_margin"))
+
+
+def token_lengths(pairs: Sequence[TokenizedPair]) -> IntArray:
+    """(P, 2) tokens of the chosen and the rejected side of pairs in memory or on disk."""
+    if isinstance(pairs, TokenizedPairs):
+        return pairs.lengths()
+    return np.array([(len(pair.chosen.ids), len(pair.rejected.ids)) for pair in pairs], dtype=np.int64).reshape(-1, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenized:
+    """What tokenizing gave: the pairs that can be used, and what is known of the others."""
+
+    pairs: TokenizedPairs
+    cut: dict[str, int]
+    """`rendering.count_cut` of all pairs that can be read, also of those left out for their length."""
+    num_left_out: int
+    records: Sequence[Path]
+    """Files with a line for each pair left out: `row`, its place in the source, and `DroppedPair.to_dict`."""
+
+    def left_out(self) -> Iterator[dict[str, Any]]:
+        """The records of the pairs left out, in the order of the source."""
+        return merge(*map(_lines, self.records), key=itemgetter("row"))
+
+
+def write_tokenized(
+    renderer: Renderer,
+    pairs: Pairs,
+    folder: Path,
+    *,
+    over_length: Literal["cut", "drop"] | None,
+    share: tuple[int, int] = (0, 1),
+    report: Report = silent,
+) -> None:
+    """Tokenize this process's share of the pairs into `folder`; `open_tokenized` reads it when all have written.
+
+    Args:
+        renderer: of the model.
+        pairs: all of them; the same ones in every process.
+        folder: of this host alone.
+        over_length: see `rmcore.data.integrity.select_training_pairs`; None keeps every pair that can be read.
+        share: number of this process, from 0, and number of processes of this host.
+        report: told of the pairs that this process has passed.
+    """
+    number, of = share
+    folder.mkdir(parents=True, exist_ok=True)
+    cut, reasons = Counter(count_cut([])), Counter[str]()
+    with (
+        pa.ipc.new_file(str(folder / f"{number}.arrow"), _SCHEMA) as writer,
+        (folder / f"{number}.jsonl").open("w", encoding="utf-8") as records,
+    ):
+        rows = iter(pairs)
+        for first in range(0, len(pairs), PAIRS_A_BATCH):
+            batch = list(islice(rows, PAIRS_A_BATCH))
+            if first // PAIRS_A_BATCH % of != number:
+                continue
+            found = renderer.try_pairs(batch)
+            cut.update(count_cut([one for one in found if isinstance(one, TokenizedPair)]))
+            sorted_out = [_sort_out(one, over_length) for one in found]
+            kept = [_row(one) for one in sorted_out if isinstance(one, TokenizedPair)]
+            writer.write_batch(pa.RecordBatch.from_pylist(kept, schema=_SCHEMA))
+            for row, one in enumerate(sorted_out, first):
+                if isinstance(one, DroppedPair):
+                    records.write(json.dumps({"row": row, **one.to_dict()}) + "\n")
+                    reasons[one.reason if one.reason in (OVER_LENGTH, EQUAL_AFTER_CUT) else UNREADABLE] += 1
+            report(first + len(batch), len(pairs), "pairs tokenized")
+    write_json(folder / f"{number}.json", {"cut": cut, "reasons": reasons})
+
+
+def open_tokenized(folder: Path, num_pairs: int, *, parts: int = 1) -> Tokenized:
+    """Open what `parts` processes have written of `num_pairs` pairs.
+
+    Raises:
+        DataError: there were pairs, and none can be read, or none is left.
+    """
+    counts = [json.loads((folder / f"{number}.json").read_text()) for number in range(parts)]
+    records = [folder / f"{number}.jsonl" for number in range(parts)]
+    reasons = sum((Counter(one["reasons"]) for one in counts), Counter[str]())
+    result = Tokenized(
+        TokenizedPairs([folder / f"{number}.arrow" for number in range(parts)]),
+        {name: sum(one["cut"][name] for one in counts) for name in count_cut([])},
+        reasons.total(),
+        records,
+    )
+    if num_pairs and reasons[UNREADABLE] == num_pairs:
+        reason = next(result.left_out())["reason"]
+        raise DataError(f"none of the {num_pairs} pairs can be read as this model reads text: {reason}")
+    if num_pairs and not result.pairs:
+        del reasons[UNREADABLE]
+        raise nothing_left(reasons)
+    return result
+
+
+def _sort_out(
+    one: TokenizedPair | DroppedPair, over_length: Literal["cut", "drop"] | None
+) -> TokenizedPair | DroppedPair:
+    if isinstance(one, DroppedPair) or over_length is None:
+        return one
+    reason = reason_left_out(one, over_length)
+    return one if reason is None else DroppedPair(one.pair_id, reason, one.truncation)
+
+
+def _row(pair: TokenizedPair) -> dict[str, Any]:
+    return {
+        "pair_id": pair.pair_id,
+        "chosen": pair.chosen.ids,
+        "rejected": pair.rejected.ids,
+        "chosen_cut": pair.chosen.num_cut,
+        "rejected_cut": pair.rejected.num_cut,
+        "target_margin": pair.target_margin,
+    }
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open(encoding="utf-8") as file:
+        yield from map(json.loads, file)

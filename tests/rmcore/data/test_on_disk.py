@@ -1,0 +1,186 @@
+"""Pairs on disk are the pairs in memory: the same ones in the same order, and memory does not hold their texts."""
+
+import pickle
+import tracemalloc
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rmcore.config.data import DataConfig
+from rmcore.config.model import ModelConfig
+from rmcore.core.errors import DataError
+from rmcore.core.tracking import NullTracker
+from rmcore.data.audit import audit
+from rmcore.data.integrity import select_training_pairs
+from rmcore.data.pair import Message, PreferencePair
+from rmcore.data.pairs_on_disk import PairFile, PairsOnDisk, PairWriter, select
+from rmcore.data.table import read_pairs, write_pairs
+from rmcore.data.tokenized import PAIRS_A_BATCH, open_tokenized, write_tokenized
+from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.stages import prepare
+from rmcore.stages.settings import PrepareSettings
+
+
+def pair(number: int) -> PreferencePair:
+    prompt = f"prompt {number // 3}"
+    turns = (Message("user", prompt), Message("assistant", "Hm."), Message("user", "Go on."))
+    return PreferencePair(
+        turns if number % 5 == 0 else prompt,
+        f"good {number} ü",
+        f"bad {number}",
+        target_margin=number / 7 if number % 2 else None,
+        metadata={"subset": f"s{number % 4}", "extra": [number]} if number % 3 else {},
+    )
+
+
+PAIRS = [pair(number) for number in range(1500)]
+
+
+@pytest.fixture(scope="module")
+def on_disk(tmp_path_factory):
+    with PairWriter(tmp_path_factory.mktemp("spool") / "pairs.arrow") as writer:
+        writer.extend(PAIRS[:700])
+        writer.extend(PAIRS[700:])
+    return writer.pairs()
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, len(PAIRS) - 1), max_size=30), st.slices(30))
+def test_any_choice_of_them_is_that_choice_of_the_list(on_disk: PairsOnDisk, places, part):
+    chosen = select(on_disk, np.array(places, dtype=np.int64))
+    assert isinstance(chosen, PairsOnDisk)
+    assert list(chosen) == [PAIRS[place] for place in places]
+    assert list(chosen[part]) == [PAIRS[place] for place in places][part]
+    assert [chosen[index] for index in range(len(chosen))] == list(chosen)
+
+
+def test_they_outlive_their_file_and_are_written_as_pairs_in_memory_are(tmp_path: Path):
+    with PairWriter(tmp_path / "a.arrow") as writer:
+        writer.extend(PAIRS)
+    kept = writer.pairs().take(np.arange(1, 1500, 2))
+    (tmp_path / "a.arrow").unlink()
+    kept.write_parquet(tmp_path / "a.parquet")
+    write_pairs(PAIRS[1::2], tmp_path / "b.parquet")
+    assert read_pairs(tmp_path / "a.parquet") == read_pairs(tmp_path / "b.parquet") == PAIRS[1::2]
+    assert (len(PairFile(tmp_path / "a.parquet")), *PairFile(tmp_path / "a.parquet")) == (750, *PAIRS[1::2])
+    assert read_pairs(tmp_path / "a.parquet", 3) == PAIRS[1:7:2]
+
+
+def test_text_that_is_no_unicode_is_named(tmp_path: Path):
+    with pytest.raises(DataError, match="not valid Unicode"), PairWriter(tmp_path / "a.arrow") as writer:
+        writer.extend([PreferencePair("p", "a\ud800", "b")])
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"test_seed": 3}, {"pairs_per_prompt": 2}, {"eval_source": "b.parquet", "eval_pairs_per_prompt": 1}],
+    ids=lambda more: next(iter(more), "plain"),
+)
+def test_a_source_read_onto_disk_is_split_and_audited_as_one_in_memory(tmp_path: Path, more):
+    write_pairs(PAIRS, tmp_path / "a.parquet")
+    write_pairs([*PAIRS[:30], *map(other, range(90))], tmp_path / "b.parquet")
+    more = {name: str(tmp_path / value) if name == "eval_source" else value for name, value in more.items()}
+    config = DataConfig(source=str(tmp_path / "a.parquet"), limit=1490, eval_limit=100, **more)
+    in_memory, loaded = prepare.load_splits(config, seed=1)
+    (tmp_path / "spool").mkdir()
+    on_disk, also = prepare.load_splits(config, seed=1, spool=tmp_path / "spool")
+    assert {name: list(pairs) for name, pairs in on_disk.items()} == in_memory
+    assert all(isinstance(pairs, PairsOnDisk) for pairs in on_disk.values())
+    assert audit(on_disk, also) == audit(in_memory, loaded)
+
+
+def other(number: int) -> PreferencePair:
+    return replace_prompt(pair(number), f"other {number // 3}")
+
+
+def replace_prompt(one: PreferencePair, prompt: str) -> PreferencePair:
+    return replace(one, prompt=prompt, pair_id="")
+
+
+def test_preparing_holds_some_bytes_a_pair_and_not_the_texts(tmp_path: Path):
+    """Python at its peak holds less than half of them, most of it one batch of 512; Arrow keeps next to nothing."""
+
+    def texts():
+        for number in range(3000):
+            yield PreferencePair(f"prompt {number}" + " x" * 500, "good " * 300, f"bad {number} " * 150)
+
+    write_pairs(texts(), tmp_path / "a.parquet")
+    num_bytes = sum(len(str(one.prompt)) + len(one.chosen) + len(one.rejected) for one in texts())
+    out = tmp_path / "out"
+    out.mkdir()
+    before = pa.total_allocated_bytes()
+    pool = pa.default_memory_pool()
+    tracemalloc.start()
+    try:
+        settings = PrepareSettings(data=DataConfig(source=str(tmp_path / "a.parquet")), seed=0)
+        prepare.run(settings, {}, out, NullTracker(), lambda done, total, text: None)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert num_bytes > 10e6
+    assert peak < num_bytes / 2
+    assert pool.bytes_allocated() - before < num_bytes / 4
+    assert not list(out.glob(".pairs-*"))
+
+
+@pytest.fixture(scope="module")
+def renderer():
+    return BradleyTerryRM.new(ModelConfig(name="tiny", max_seq_len=24), seed=0, device=torch.device("cpu")).renderer
+
+
+@pytest.mark.parametrize("over_length", ["cut", "drop", None])
+@pytest.mark.parametrize("parts", [1, 3])
+def test_tokens_on_disk_are_those_in_memory_whoever_shares_the_work(tmp_path: Path, renderer, over_length, parts):
+    pairs = [pair(number) for number in range(2 * PAIRS_A_BATCH + 17)]
+    for number in range(parts):
+        write_tokenized(renderer, pairs, tmp_path, over_length=over_length, share=(number, parts))
+    found = open_tokenized(tmp_path, len(pairs), parts=parts)
+    every = renderer.tokenize_pairs(pairs)
+    kept, dropped = (every, []) if over_length is None else select_training_pairs(every, over_length=over_length)
+    assert list(found.pairs) == kept
+    assert [found.pairs[place] for place in (0, len(kept) // 2, -1)] == [kept[0], kept[len(kept) // 2], kept[-1]]
+    assert found.pairs[5:9] == kept[5:9]
+    assert found.pairs.lengths().tolist() == [[len(one.chosen.ids), len(one.rejected.ids)] for one in kept]
+    assert [{**one, "row": None} for one in found.left_out()] == [{**one.to_dict(), "row": None} for one in dropped]
+    assert [pairs[one["row"]].pair_id for one in found.left_out()] == [one.pair_id for one in dropped]
+    assert found.num_left_out == len(dropped)
+    assert bool(dropped) == (over_length == "drop")
+    assert list(pickle.loads(pickle.dumps(found.pairs))) == kept  # noqa: S301 - what this test wrote
+    with pytest.raises(IndexError):
+        found.pairs[len(kept)]
+
+
+def test_their_digest_knows_every_token_and_not_who_shared_the_work(tmp_path: Path, renderer):
+    def digest(pairs, parts=1):
+        folder = tmp_path / f"{len(list(tmp_path.iterdir()))}"
+        for number in range(parts):
+            write_tokenized(renderer, pairs, folder, over_length="cut", share=(number, parts))
+        return open_tokenized(folder, len(pairs), parts=parts).pairs.digest()
+
+    pairs = PAIRS[:1100]
+    same = digest(pairs)
+    assert digest(pairs, parts=2) == same
+    swapped = PreferencePair(pairs[7].prompt, pairs[7].rejected, pairs[7].chosen, pairs[7].target_margin)
+    changed = {
+        "order": [*pairs[1:], pairs[0]],
+        "fewer": pairs[:-1],
+        "margin": [replace(pairs[0], target_margin=9.0), *pairs[1:]],
+        "sides": [*pairs[:7], replace(swapped, pair_id=pairs[7].pair_id), *pairs[8:]],
+        "id": [replace(pairs[0], pair_id="another"), *pairs[1:]],
+    }
+    assert len({same, *map(digest, changed.values())}) == 1 + len(changed)
+
+
+def test_nothing_to_train_on_is_refused_with_the_reason(tmp_path: Path, renderer):
+    long = [PreferencePair(f"p{i}", "word " * 40, "other " * 40) for i in range(3)]
+    write_tokenized(renderer, long, tmp_path, over_length="drop")
+    with pytest.raises(DataError, match=r"none of the 3 training pairs is left .*: 3\): raise max_seq_len, or cut"):
+        open_tokenized(tmp_path, 3)
+    write_tokenized(renderer, [], tmp_path, over_length="drop")
+    assert len(open_tokenized(tmp_path, 0).pairs) == 0
