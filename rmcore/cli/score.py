@@ -1,4 +1,4 @@
-"""`rm-opt score`: rewards of a file of any size, here or on a Ray cluster."""
+"""`rm-opt score`: rewards of a file of any size, here, by vLLM, or on a Ray cluster."""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -22,13 +22,14 @@ def score(
     reading: PairReading,
     model: ModelReading,
     engine: Annotated[
-        Literal["local", "ray"],
+        Literal["local", "ray", "vllm"],
         typer.Option(
-            help="local: in this process. ray: by actors of the Ray cluster of RAY_ADDRESS, or of this machine."
+            help="local: in this process. ray: by actors of the Ray cluster of RAY_ADDRESS, or of this machine. "
+            "vllm: by servers that are started for it, one a GPU."
         ),
     ] = "local",
     actors: Annotated[
-        int | None, typer.Option(min=1, help="Models of a Ray cluster, each with a GPU; default: all that are free.")
+        int | None, typer.Option(min=1, help="Models of ray or vllm, each with a GPU; default: all that are free.")
     ] = None,
     part_rows: Annotated[
         int, typer.Option(min=1, help="Rows that are scored and kept at once; a kill costs as many.")
@@ -44,14 +45,18 @@ def score(
     from rmcore.data.parts import SourceInParts
     from rmcore.ensembles.bulk import LocalScorer, score_source
 
-    if actors is not None and engine != "ray":
-        raise ConfigError("--actors is of --engine ray; this process scores with one model.")
+    if actors is not None and engine == "local":
+        raise ConfigError("--actors is of --engine ray and vllm; this process scores with one model.")
     source = SourceInParts(data, part_rows, reading.split, reading.columns(), reading.limit)
-    scorer: Any = (
-        _ray_scorer(checkpoint, model, actors) if engine == "ray" else nullcontext(LocalScorer(model.load(checkpoint)))
-    )
+    scorer: Any
+    if engine == "ray":
+        scorer = _ray_scorer(checkpoint, model, actors)
+    elif engine == "vllm":
+        scorer = _vllm_scorer(checkpoint, model, actors)
+    else:
+        scorer = nullcontext(LocalScorer(model.load(checkpoint)))
     with scorer as ready, progress_bar("score") as report:
-        num_rows = score_source(source, ready, out, _job(checkpoint, model, reading, source), report=report)
+        num_rows = score_source(source, ready, out, _job(checkpoint, model, reading, source, engine), report=report)
     for sentence in source.notices:
         print(sentence)
     if source.num_unusable:
@@ -67,7 +72,18 @@ def _ray_scorer(checkpoint: str, model: ModelReading, actors: int | None) -> Any
     return RayScorer(Loading(place, model.device, model.max_seq_len, model.render_fn), actors)
 
 
-def _job(checkpoint: str, model: ModelReading, reading: PairReading, source: Any) -> dict[str, Any]:
+def _vllm_scorer(checkpoint: str, model: ModelReading, actors: int | None) -> Any:
+    from rmcore.serving.bulk_scoring import VllmScorer
+
+    if model.device != "auto":
+        raise ConfigError(
+            f"--device {model.device} with --engine vllm, which takes the GPUs that there are: leave out."
+        )
+    print(f"starting vLLM with {checkpoint}; the first time takes a minute", flush=True)
+    return VllmScorer(checkpoint, max_seq_len=model.max_seq_len, render_fn=model.render_fn, number=actors)
+
+
+def _job(checkpoint: str, model: ModelReading, reading: PairReading, source: Any, engine: str) -> dict[str, Any]:
     """Gather all that decides the rewards and the cut into parts."""
     from rmcore.data.readers.sources import source_digest
     from rmcore.ensembles.ensemble_folder import checkpoint_digest
@@ -76,6 +92,7 @@ def _job(checkpoint: str, model: ModelReading, reading: PairReading, source: Any
     return {
         "checkpoint": checkpoint_digest(folder) if folder.is_dir() else checkpoint,
         "data": source_digest(source.source),
+        "computed_by": "vllm" if engine == "vllm" else "torch",
         "part_rows": source.size,
         "max_seq_len": model.max_seq_len,
         "render_fn": model.render_fn,

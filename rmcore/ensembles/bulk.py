@@ -19,8 +19,7 @@ from rmcore.core.errors import ConfigError, DataError
 from rmcore.core.files import atomic_file, try_exclusive, write_json
 from rmcore.core.progress import Report, silent, tell_left_out
 from rmcore.data.parts import Part, SourceInParts
-from rmcore.ensembles.score import score_readable_pairs, score_readable_responses
-from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.ensembles.score import SideScorer, score_readable_pairs, score_readable_responses
 
 PARTS_SUFFIX = ".parts"
 JOB_FILE = "job.json"
@@ -51,7 +50,7 @@ class Scorer(Protocol):
 class LocalScorer:
     """Scores in this process, one part after the other."""
 
-    def __init__(self, rm: BradleyTerryRM) -> None:
+    def __init__(self, rm: SideScorer) -> None:
         self.rm = rm
 
     def scored(self, parts: Iterable[Part]) -> Iterator[ScoredPart]:
@@ -60,7 +59,7 @@ class LocalScorer:
             yield score_part(self.rm, part)
 
 
-def score_part(rm: BradleyTerryRM, part: Part) -> ScoredPart:
+def score_part(rm: SideScorer, part: Part) -> ScoredPart:
     """Score one part.
 
     Raises:

@@ -1,19 +1,32 @@
 """Rewards of many pairs as a table: what evaluation, comparison and `rm-opt score` start from."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
+import numpy as np
 import pandas as pd
 
 from rmcore.core.errors import DataError
 from rmcore.core.progress import Report, labelled, silent, tell_left_out
 from rmcore.data.pair import PreferencePair, prompt_text
-from rmcore.data.rendering import DroppedPair, TokenizedSide, count_cut
+from rmcore.data.rendering import DroppedPair, Renderer, TokenizedSide, count_cut
 from rmcore.data.table import rewards_table
 from rmcore.models.reward_model import BradleyTerryRM, refuse_not_finite
 
 
+class SideScorer(Protocol):
+    """What gives rewards of tokenized sides: a reward model here, or one that is served."""
+
+    @property
+    def renderer(self) -> Renderer:
+        """How it reads text."""
+
+    def score_sides(self, sides: Sequence[TokenizedSide], *, report: Report = silent) -> np.ndarray:
+        """Rewards of N sides: (N,) float32 in logits, in their order."""
+
+
 def score_pairs_table(
-    rm: BradleyTerryRM, pairs: Sequence[PreferencePair], *, report: Report = silent
+    rm: SideScorer, pairs: Sequence[PreferencePair], *, report: Report = silent
 ) -> tuple[pd.DataFrame, dict[str, int]]:
     """Score both sides of P pairs; those that the model cannot read are left out, counted and said on stderr.
 
@@ -33,7 +46,7 @@ def score_pairs_table(
 
 
 def score_readable_pairs(
-    rm: BradleyTerryRM, pairs: Sequence[PreferencePair], *, report: Report = silent
+    rm: SideScorer, pairs: Sequence[PreferencePair], *, report: Report = silent
 ) -> tuple[pd.DataFrame, dict[str, int], list[DroppedPair]]:
     """The same, with the pairs that the model cannot read, and nothing said about them.
 
@@ -86,7 +99,7 @@ def score_responses_table(
 
 
 def score_readable_responses(
-    rm: BradleyTerryRM, rows: Sequence[tuple[str, str]], *, first_row: int = 0, report: Report = silent
+    rm: SideScorer, rows: Sequence[tuple[str, str]], *, first_row: int = 0, report: Report = silent
 ) -> tuple[pd.DataFrame, list[str]]:
     """The same, with a sentence for each row that the model cannot read; `first_row` are before them in their source.
 

@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from rmcore.core.errors import ModelError
-from rmcore.data.rendering import Rendering, choose_rendering
+from rmcore.data.render_fn import load_render_fn
+from rmcore.data.rendering import Renderer, Rendering, choose_rendering, ensure_pad_token
 from rmcore.models import lora
 from rmcore.models.head import is_reward_head
 from rmcore.models.loading import (
@@ -18,6 +19,7 @@ from rmcore.models.loading import (
     check_positions,
     is_headless,
     load_backbone,
+    load_tokenizer,
     max_positions,
     read_config,
     resolve_model,
@@ -61,18 +63,44 @@ def load_trained(
         if base is not None
         else _load_whole(source, trust_remote_code=trust_remote_code)
     )
-    recorded, found = Rendering.load(folder), loaded.model.config
-    limit = max_seq_len or (
-        recorded.max_seq_len if recorded else min(DEFAULT_LIMIT, max_positions(found) or DEFAULT_LIMIT)
-    )
-    check_positions(found, limit, name=source)
-    rendering = (
-        replace(recorded, max_seq_len=limit)
-        if recorded
-        else choose_rendering(loaded.tokenizer, use_chat_template=True, max_seq_len=limit, render_fn=render_fn)
-    )
+    rendering = _rendering(source, loaded.model.config, loaded.tokenizer, max_seq_len, render_fn)
     model = loaded.model if base is None else lora.load_adapter(loaded, folder, base)
     return Trained(model, loaded.tokenizer, rendering, loaded.origin, base, beta)
+
+
+def load_renderer(name_or_path: str, *, max_seq_len: int | None, render_fn: str | None) -> Renderer:
+    """How a trained model reads text, without its weights: what `load_trained` gives of that.
+
+    Raises:
+        ModelError: its tokenizer or rendering cannot be read, or its rendering function was not named.
+        ConfigError: max_seq_len exceeds the model's positions, or render_fn cannot be imported.
+    """
+    source = resolve_model(name_or_path)
+    folder = Path(source)
+    base = lora.read_base(folder).name if lora.is_adapter(folder) else source
+    tokenizer = load_tokenizer(source)
+    ensure_pad_token(tokenizer)
+    config = read_config(resolve_model(base), trust_remote_code=False)
+    rendering = _rendering(source, config, tokenizer, max_seq_len, render_fn)
+    return Renderer(tokenizer, rendering, load_render_fn(render_fn) if render_fn else None)
+
+
+def _rendering(
+    source: str,
+    config: PretrainedConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    max_seq_len: int | None,
+    render_fn: str | None,
+) -> Rendering:
+    """The recorded one, else what suits the tokenizer; with the limit that was asked for."""
+    recorded = Rendering.load(Path(source))
+    limit = max_seq_len or (
+        recorded.max_seq_len if recorded else min(DEFAULT_LIMIT, max_positions(config) or DEFAULT_LIMIT)
+    )
+    check_positions(config, limit, name=source)
+    if recorded:
+        return replace(recorded, max_seq_len=limit)
+    return choose_rendering(tokenizer, use_chat_template=True, max_seq_len=limit, render_fn=render_fn)
 
 
 def _load_whole(source: str, *, trust_remote_code: bool) -> Backbone:

@@ -6,8 +6,10 @@ stays open for as long as the parent lives: its end tells the child to stop, how
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -35,11 +37,15 @@ class RewardServer:
     Args:
         settings: what is served and where.
         log: file that the server's own messages are appended to; None shows them on standard error.
+        environment: variables that it has beside this process's own.
     """
 
-    def __init__(self, settings: ServeSettings, log: Path | None = None) -> None:
+    def __init__(
+        self, settings: ServeSettings, log: Path | None = None, environment: Mapping[str, str] | None = None
+    ) -> None:
         self.settings = settings
         self.log = log
+        self._environment = dict(environment or {})
         self.address = ""
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -56,6 +62,7 @@ class RewardServer:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,
+                env={**os.environ, **self._environment},
                 start_new_session=True,  # Ctrl-C is for the parent, which then closes the pipe
             )
         finally:
