@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,6 +28,7 @@ from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
 from rmcore.reporting.runs import find_run
 from tasks.home import configure_environment, digests_file, home, make_home
+from tasks.nodes import is_helper
 
 if TYPE_CHECKING:
     from rmcore.core.store import Entry, Store
@@ -139,8 +141,24 @@ def run(
         config = load_config(preset, given.config, [*chosen, *(given.set_ or [])], recorded)
         require_hub_names(config)
         cli_runs.print_plan(config)
+    elif _is_helper(preset, given, chosen, recorded):
+        return
     else:
         print_reported(run_configured(_load_pipeline, preset, given, assignments=chosen, recorded=recorded))
+
+
+def _is_helper(
+    preset: str | None, given: FlowOptions, assignments: Sequence[str], recorded: PipelineConfig | None
+) -> bool:
+    """Help another host with its training, where this one is there for that."""
+    config = load_config(preset, given.config, [*assignments, *(given.set_ or [])], recorded)
+    if not is_helper(config.train.num_nodes):
+        return False
+    from tasks.helping import help_training  # imports Prefect, which on the first host must find its address set
+
+    make_home(home())
+    print(help_training(config))
+    return True
 
 
 def _load_pipeline() -> Flow:

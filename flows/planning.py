@@ -239,6 +239,11 @@ def plan_looks(plan: MatrixPlan) -> list[LookPlan]:
 def arm_cells(experiment: Experiment, arm: Arm, tuned: Tuned | None) -> list[Cell]:
     """The cells of an arm, one a seed, with its tuned setting where that is decided."""
     config = arm.config if tuned is None else change_config(arm.config, {tuned["setting"]: tuned["chosen"]})
+    if config.train.num_nodes > 1:
+        raise ConfigError(
+            f"arm {arm.name}: train.num_nodes={config.train.num_nodes} is of `rm-opt run`, which the other hosts help; "
+            "a cell of an experiment is trained on one host. Take it out of the arm's settings."
+        )
     stages = tuple(experiment.stages())
     return [Cell(arm.name, arm.name, seed, change_config(config, {"seed": seed}), stages) for seed in experiment.seeds]
 

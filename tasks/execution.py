@@ -27,6 +27,7 @@ from rmcore.stages.settings import DeviceSettings, StageSettings
 from rmcore.training.resume import ResumePoint, clear, rewind
 from tasks.device import as_seen, in_the_way, several_device_slots, slots_environment, slots_needed
 from tasks.holders import holder, noted
+from tasks.nodes import this_node
 from tasks.sharing import pushed, shared_store, states_shared, taken
 from tasks.stage_processes import LOG_FILE, StageProcesses
 from tasks.waiting import Wait
@@ -155,7 +156,7 @@ def run_child(
             "out": str(out),
         }
         try:
-            status, own = _wait_for_children(place, spec, call.settings.num_processes, environment, tell, run, lease)
+            status, own = _wait_for_children(place, spec, call.settings, environment, tell, run, lease)
             if lease.lost.is_set():
                 raise StoreError(
                     f"stage {stage.name} was ended: the shared store did not hear of this machine for too long, or "
@@ -185,14 +186,15 @@ def _as_seen(settings: StageSettings) -> dict[str, Any]:
 def _wait_for_children(
     place: Path,
     spec: Mapping[str, Any],
-    number: int,
+    settings: StageSettings,
     environment: Mapping[str, str],
     tell: Tell,
     run: str,
     lease: Lease,
 ) -> tuple[int, Path]:
     with _progress_told(tell, run) as shown:
-        processes = StageProcesses(place, spec, number, os.environ | environment, shown)
+        node = this_node(settings.num_nodes)
+        processes = StageProcesses(place, spec, settings.num_processes, os.environ | environment, shown, node)
         try:
             with lease.ending(processes.kill):
                 return processes.wait()

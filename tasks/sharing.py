@@ -19,10 +19,10 @@ from rmcore.core.shared_store import SharedStore, saved_files
 from rmcore.core.store import Store
 from rmcore.core.tracking import METRICS_FILE
 from rmcore.stages.registry import StageCall
+from tasks.nodes import SHARED_VARIABLE
 from tasks.run_owner import BOOT, HOST, PID, has_died, this_boot, this_process
 from tasks.waiting import Wait
 
-SHARED_VARIABLE = "RM_OPT_SHARED"
 POLL_SECONDS = 2.0
 LOOK_SECONDS = 2.0
 """How often it is looked whether a running stage has saved something new."""

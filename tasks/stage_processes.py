@@ -6,7 +6,6 @@ the artifact and tells its progress. When one ends badly the others cannot go on
 
 import contextlib
 import json
-import socket
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from rmcore.core.child_process import ForkedProcess
 from rmcore.stages.run import ERROR_FILE
+from tasks.nodes import ALONE, Node, places
 
 MODULE = "rmcore.stages.run"
 LOG_FILE = "log.txt"
@@ -34,6 +34,7 @@ class StageProcesses:
         number: how many.
         environment: variables of all of them.
         progress: descriptors that the first one shows its progress on.
+        node: which host this is, where others run as many processes of the same stage.
     """
 
     def __init__(
@@ -43,11 +44,12 @@ class StageProcesses:
         number: int,
         environment: Mapping[str, str],
         progress: Sequence[int] = (),
+        node: Node = ALONE,
     ) -> None:
         self.folders = [folder / str(rank) for rank in range(number)]
         self._processes: list[ForkedProcess] = []
         try:
-            for place, own in zip(_places(number), self.folders, strict=True):
+            for place, own in zip(places(number, node), self.folders, strict=True):
                 own.mkdir()
                 (own / "spec.json").write_text(json.dumps(spec))
                 with (own / LOG_FILE).open("w") as log:
@@ -96,19 +98,6 @@ class StageProcesses:
         """End all of them."""
         for process in self._processes:
             process.kill()
-
-
-def _places(number: int) -> list[dict[str, str]]:
-    """The variables in which torchrun tells each process its place; none for one alone."""
-    if number == 1:
-        return [{}]
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    shared = {"WORLD_SIZE": number, "LOCAL_WORLD_SIZE": number, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    return [
-        {name: str(value) for name, value in (shared | {"RANK": rank, "LOCAL_RANK": rank}).items()}
-        for rank in range(number)
-    ]
 
 
 def _only_noticed(folder: Path) -> bool:

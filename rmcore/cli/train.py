@@ -148,6 +148,10 @@ def train(
             f"--num-processes {config.train.num_processes} under torchrun, which has started "
             f"{os.environ.get('LOCAL_WORLD_SIZE', '1')} here; leave it out: --nproc-per-node says how many there are."
         )
+    if config.train.num_nodes > 1:
+        raise ConfigError(
+            f"train.num_nodes={config.train.num_nodes} is of `rm-opt run`; here torchrun --nnodes starts several hosts."
+        )
     ranks.check_divides(config.train.pairs_per_step)
     if dry_run:
         _print_plan(config, *_load(config.data, None))

@@ -102,6 +102,8 @@ class TrainConfig(Settings):
     """How long a step waits for such a process before training stops with an error."""
     num_processes: int = Field(default=1, ge=1)
     """Processes of this machine that train the model together, sharded over them (FSDP2): one a GPU."""
+    num_nodes: int = Field(default=1, ge=1)
+    """Hosts that train the model together, each with so many processes; the same command runs on each of them."""
     profile_memory: bool = False
     """Log the memory of device and host with the training metrics."""
 
@@ -122,20 +124,23 @@ class TrainConfig(Settings):
 
     @model_validator(mode="after")
     def _processes_can_share(self) -> Self:
-        if self.pairs_per_step % self.num_processes:
+        number = self.num_processes * self.num_nodes
+        hosts = f" on each of num_nodes={self.num_nodes} hosts" if self.num_nodes > 1 else ""
+        if self.pairs_per_step % number:
             raise ValueError(
-                f"pairs_per_step={self.pairs_per_step} does not divide among num_processes={self.num_processes}, so "
-                "some would idle in every step; use a multiple."
+                f"pairs_per_step={self.pairs_per_step} does not divide among num_processes={self.num_processes}{hosts}"
+                ", so some would idle in every step; use a multiple."
             )
-        if self.num_processes > 1 and "curvature" in self.callbacks:
+        if number > 1 and "curvature" in self.callbacks:
             raise ValueError(
-                f"the curvature callback needs the whole model in one process, and num_processes={self.num_processes} "
-                "share it; leave it out of callbacks and analyze the saved checkpoints afterwards."
+                f"the curvature callback needs the whole model in one process, and num_processes={self.num_processes}"
+                f"{hosts} share it; leave it out of callbacks and analyze the saved checkpoints afterwards."
             )
         return self
 
 
 RUN_ONLY_FIELDS = (
-    *("log_every", "resume_every_seconds", "num_workers", "fetch_timeout_seconds", "num_processes", "profile_memory"),
+    *("log_every", "resume_every_seconds", "num_workers", "fetch_timeout_seconds", "num_processes", "num_nodes"),
+    "profile_memory",
 )
 """Fields of TrainConfig that do not change the weights: no part of a cache key, free when a training is resumed."""

@@ -61,6 +61,11 @@ class StageSettings(Settings):
         return 1
 
     @property
+    def num_nodes(self) -> int:
+        """Hosts that run the stage together, each with so many processes."""
+        return 1
+
+    @property
     def keeps_states(self) -> bool:
         """Whether the artifact keeps the states to resume from, because the work was cut off on purpose."""
         return False
@@ -162,6 +167,11 @@ class TrainSettings(ModelSettings):
     def num_processes(self) -> int:
         """See `StageSettings.num_processes`."""
         return self.train.num_processes
+
+    @property
+    def num_nodes(self) -> int:
+        """See `StageSettings.num_nodes`."""
+        return self.train.num_nodes
 
     @property
     def keeps_states(self) -> bool:

@@ -7,6 +7,7 @@ Writes `best/` and `step_*/` (plain Hugging Face folders), `metrics.csv`, `metri
 """
 
 import hashlib
+import os
 import platform
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -39,7 +40,7 @@ from rmcore.stages.interface import VALIDATION_REWARDS, Upstream, policy_place
 from rmcore.stages.settings import TrainSettings
 from rmcore.stages.train_order import curriculum_order
 from rmcore.training.loop import Trainer
-from rmcore.training.ranks import Ranks, share_of_host
+from rmcore.training.ranks import Ranks, environment_ranks, share_of_host
 from rmcore.training.record import TrainResult
 from rmcore.training.resume import FINISHED_FILE, clear
 from rmcore.training.sharding import process_group
@@ -82,6 +83,9 @@ def train_into(
     device = pick_device(settings.device)
     # Before joining a group, in which rank 0 alone could write `tiny`.
     rm = BradleyTerryRM.new(settings.model, seed=settings.seed, device=device)
+    share, world = share_of_host(), environment_ranks().world
+    if world > share[1]:
+        report(0, 1, f"waits for the other hosts at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}")
     with ExitStack() as stack:
         ranks = stack.enter_context(process_group(device))
         if ranks.world > 1 and "curvature" in settings.train.callbacks:
@@ -89,7 +93,7 @@ def train_into(
                 f"the curvature callback needs the whole model in one process, and {ranks.world} share it; leave it "
                 "out of train.callbacks and analyze the saved step_*/ checkpoints afterwards."
             )
-        read, held_out = stack.enter_context(_tokens(rm, settings.train, train, validation, out, ranks, report))
+        read, held_out = stack.enter_context(_tokens(rm, settings.train, train, validation, out, ranks, share, report))
         order = None
         if settings.train.curriculum != "none":
             order = curriculum_order(rm, settings.train, read.pairs, train, ranks, seed=settings.seed)
@@ -130,11 +134,11 @@ def _tokens(
     validation: Pairs,
     out: Path,
     ranks: Ranks,
+    share: tuple[int, int],
     report: Report,
 ) -> Iterator[tuple[Tokenized, Tokenized]]:
     """Tokenize both on disk, each process of a host its share, for use inside the block."""
     folder = out / f".tokens-{platform.node()}"  # hosts may see one another's files
-    share = share_of_host()
     wanted = {"train": (train, config.over_length), "validation": (validation, None)}
     try:
         for name, (pairs, over_length) in wanted.items():
