@@ -36,18 +36,21 @@ CHUNK = 8 * 2**20
 class ObjectStore:
     """Objects under one address, named by their place there."""
 
-    def __init__(self, url: str) -> None:
-        """Open it, and make sure that it keeps what is created from being created again.
+    def __init__(self, url: str, *, named_by: str = "RM_OPT_SHARED", read_only: bool = False) -> None:
+        """Open it, and unless it is only read, make sure that it keeps what is created from being created again.
+
+        `named_by` is where the address stands, for messages.
 
         Raises:
             ConfigError: there is no such address, or obstore is not installed.
             StoreError: it cannot be reached, forbids something, or lets two writers create the same object.
         """
         self.url = url.rstrip("/")
-        _check(self.url)
+        _check(self.url, named_by)
         with self.errors():
-            self._objects = _open(self.url, QUICK)
-            self._probe()
+            if not read_only:
+                self._objects = _open(self.url, QUICK)
+                self._probe()
             self._objects = _open(self.url, PATIENT)
 
     def _probe(self) -> None:
@@ -120,6 +123,14 @@ class ObjectStore:
         with self.errors():
             return [(one["path"], one["last_modified"]) for part in obstore.list(self._objects, prefix) for one in part]
 
+    def versions(self) -> dict[str, str]:
+        """Everything that lies there by its place, each with words that change when it does."""
+        import obstore
+
+        with self.errors():
+            found = [one for part in obstore.list(self._objects) for one in part]
+        return {one["path"]: f"{one['size']} {one['last_modified'].isoformat()} {_token(one)}" for one in found}
+
     def now(self) -> datetime:
         """The time by the store's own clock, by which it dates its objects."""
         import obstore
@@ -187,7 +198,7 @@ class ObjectStore:
 def _meaning(kind: str, said: str) -> str:
     known = {
         "RequestTimeTooSkewed": "refuses requests from this machine's clock, which is off by too much; set it (NTP)",
-        "NoSuchBucket": "is not there: no such bucket; make it, or name another one in RM_OPT_SHARED",
+        "NoSuchBucket": "is not there: no such bucket; make it, or name another one",
         "No space left": "is full; free space, or run `rm-opt store gc-shared`",
         "QuotaExceeded": "is full; free space, or run `rm-opt store gc-shared`",
         "AccessDenied": "does not let these credentials read and write; give them rights on this prefix",
@@ -202,7 +213,7 @@ def _meaning(kind: str, said: str) -> str:
     return "does not answer, or not as an object store does; the same command goes on when it is back"
 
 
-def _check(url: str) -> None:
+def _check(url: str, named_by: str) -> None:
     """Refuse an address before anything is asked of it.
 
     Raises:
@@ -210,21 +221,21 @@ def _check(url: str) -> None:
     """
     if importlib.util.find_spec("obstore") is None:
         raise ConfigError(
-            "RM_OPT_SHARED needs obstore: pip install 'rm-optimizer[cluster]', or unset it to work alone."
+            f"{named_by} needs obstore: pip install 'rm-optimizer[cluster]', or do without it to work alone."
         )
     parts, folder = urlsplit(url), _folder(url)
     if parts.scheme not in ("s3", "gs", "az", "file"):
         raise ConfigError(
-            f"RM_OPT_SHARED={url!r} is no address of a store; it begins with s3://, gs://, az:// or file://."
+            f"{named_by}={url!r} is no address of a store; it begins with s3://, gs://, az:// or file://."
         )
     if parts.username or parts.query:
         raise ConfigError(
-            "RM_OPT_SHARED holds credentials or parameters (it is not shown); the address goes without, they belong "
+            f"{named_by} holds credentials or parameters (it is not shown); the address goes without, they belong "
             "into the environment (AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME, …)."
         )
     if folder is not None and (parts.netloc or not folder.is_absolute() or not folder.is_dir()):
         raise ConfigError(
-            f"RM_OPT_SHARED={url!r} names no folder that is there; it begins with file:/// and a folder that all "
+            f"{named_by}={url!r} names no folder that is there; it begins with file:/// and a folder that all "
             "machines see. Make it first: a share that is not mounted must not be taken for an empty store."
         )
 

@@ -23,6 +23,7 @@ from rmcore.core.files import known_digest, write_json_lines
 from rmcore.core.progress import Report, silent
 from rmcore.data.pair import PreferencePair, prompt_text, text_number
 from rmcore.data.pairs_on_disk import PairWriter, select
+from rmcore.data.readers.cluster import SCHEME, cluster_digest, read_cluster
 from rmcore.data.readers.columns import USUAL_COLUMNS, ColumnMap
 from rmcore.data.readers.fields import TIES, Reason, RowRejected
 from rmcore.data.readers.files import RawRecord, conversion_to_utf8, is_file_name, is_text_file, is_utf8, read_file
@@ -239,6 +240,8 @@ def iter_records(source: str, *, split: str = "train") -> Iterator[RawRecord]:
         DataError: the source is missing, damaged or of a kind that is not read.
     """
     kind = source_kind(source)
+    if kind == "cluster":
+        return read_cluster(source)
     if kind == "file":
         return read_file(Path(source).expanduser())
     return read_folder(Path(source).expanduser(), split) if kind == "folder" else read_hub(source, split)
@@ -251,8 +254,10 @@ def _counted(records: Iterator[RawRecord], source: str, report: Report) -> Itera
         yield record
 
 
-def source_kind(source: str) -> Literal["file", "folder", "hub"]:
-    """Tell what a source is: what lies on disk counts first, then what its name looks like."""
+def source_kind(source: str) -> Literal["cluster", "file", "folder", "hub"]:
+    """Tell what a source is: files for a Ray cluster by its `ray:`, else what lies on disk, then what it looks like."""
+    if source.startswith(SCHEME):
+        return "cluster"
     path = Path(source).expanduser()
     if path.is_dir():
         return "folder"
@@ -265,7 +270,8 @@ def source_digest(source: str) -> str:
     """Digest the content of a source: equal digests mean equal rows.
 
     Returns:
-        sha256 in hex of a file's bytes, or of a folder's relative names and bytes; `hub:<name>@<commit>` for the hub.
+        sha256 in hex of a file's bytes, or of a folder's relative names and bytes; `hub:<name>@<commit>` for the hub;
+        of files for a cluster see `rmcore.data.readers.cluster.cluster_digest`.
 
     Raises:
         DataError: the source is not there, or the hub does not say which commit it has.
@@ -273,6 +279,8 @@ def source_digest(source: str) -> str:
     kind = source_kind(source)
     if kind == "hub":
         return f"hub:{source}@{hub_revision(source)}"
+    if kind == "cluster":
+        return cluster_digest(source)
     path = Path(source).expanduser()
     try:
         return known_digest(path) if kind == "file" else _folder_digest(path)

@@ -1,0 +1,153 @@
+"""Many files at once, read on a Ray cluster: `ray:` before a folder, a pattern or an object store's address.
+
+    ray:/shared/pairs/*.jsonl.gz      files that every machine of the cluster sees under that name
+    ray:s3://bucket/pairs/*.parquet   objects; gs:// and az:// alike, with the cloud's own variables on all machines
+
+Ray Data has each file opened, unpacked and parsed by some machine, with the readers of `rmcore.data.readers.files`. The
+rows arrive here in order, so that what is read is what the files, one after the other by name, would give.
+"""
+
+import fnmatch
+import hashlib
+import importlib
+import logging
+import pickle
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from rmcore.core.errors import ConfigError, DataError, RmcoreError, ServiceError
+from rmcore.core.files import known_digest
+from rmcore.core.object_store import ObjectStore
+from rmcore.core.ray_cluster import RayCluster
+from rmcore.data.readers.files import BATCH_ROWS, RawRecord, is_file_name, read_file
+
+SCHEME = "ray:"
+_PATTERN = "*?["
+
+
+def read_cluster(source: str) -> Iterator[RawRecord]:
+    """The rows of all files of a source, by name; `row` counts through all of them.
+
+    Raises:
+        DataError: no file is there, or one cannot be read.
+        ConfigError: Ray is not installed, the cluster has no login, or no core of it is free.
+        ServiceError: no cluster answers.
+        StoreError: the object store refuses.
+    """
+    address, names = _place(source), list(_versions(source))
+    with ExitStack() as stack:
+        ray = _connected(stack, source)
+        logging.getLogger("ray.data").setLevel(logging.ERROR)  # it tells of its plans on a user's terminal
+        context = ray.data.DataContext.get_current()
+        context.execution_options.preserve_order = True
+        context.enable_progress_bars = False
+        files = ray.data.from_items([{"name": name} for name in names], override_num_blocks=len(names))
+        parsed = files.map_batches(_parsed, batch_size=1, batch_format="numpy", fn_kwargs={"address": address})
+        row = last = 0
+        for batch in _told(parsed.iter_rows(), ray, source):
+            found = pickle.loads(batch["records"])  # noqa: S301 - Ray itself hands over what its processes pickle
+            if isinstance(found, RmcoreError):
+                raise found
+            first, records = found
+            if first:
+                row = last
+            for record in records:
+                last = row + record.row
+                yield replace(record, row=last)
+
+
+def _told(batches: Iterator[dict[str, Any]], ray: Any, source: str) -> Iterator[dict[str, Any]]:
+    """The batches, with Ray's own errors in words."""
+    try:
+        yield from batches
+    except ray.exceptions.RayError as error:
+        first = str(error).strip().splitlines()[0]
+        raise ServiceError(
+            f"the Ray cluster failed while it read {source} ({first}): a machine or process of it was lost, often for "
+            "lack of memory. Run the same command again, with smaller files if it fails again."
+        ) from error
+
+
+def cluster_digest(source: str) -> str:
+    """Digest of the content of files here; of objects, of their sizes, times and tags.
+
+    Raises:
+        DataError, StoreError: as `read_cluster`.
+    """
+    lines = "".join(f"{version} {name}\n" for name, version in _versions(source).items())
+    return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _connected(stack: ExitStack, source: str) -> Any:
+    """Ray, connected to its cluster; one that this process uses already is used for this, too."""
+    known = sys.modules.get("ray")
+    if known is not None and known.is_initialized():
+        ray: Any = known
+    else:
+        ray = stack.enter_context(RayCluster(f"a source {source}")).ray
+    if ray.available_resources().get("CPU", 0) < 1:
+        raise ConfigError(
+            f"{source} is read by the Ray cluster, and no core of it is free, so that it would wait for ever without a "
+            "word: leave one, with fewer --actors for example."
+        )
+    importlib.import_module("ray.data")
+    return ray
+
+
+def _place(source: str) -> str:
+    """Address or folder that the names of files are below."""
+    path = source.removeprefix(SCHEME)
+    head, _, last = path.rpartition("/")
+    return head if any(sign in last for sign in _PATTERN) else path.rstrip("/")
+
+
+def _versions(source: str) -> Mapping[str, str]:
+    """Files of a source by name, sorted, each with what tells its content.
+
+    Raises:
+        DataError: there is none.
+        StoreError: the object store refuses.
+    """
+    path, address = source.removeprefix(SCHEME), _place(source)
+    pattern = path.rpartition("/")[2] if address != path.rstrip("/") else "*"
+    if "://" in address:
+        found = ObjectStore(address, named_by="the source", read_only=True).versions()
+    else:
+        folder = Path(address).expanduser()
+        found = {one.name: known_digest(one) for one in folder.glob("*") if one.is_file()}
+    fitting = {name: found[name] for name in sorted(found) if fnmatch.fnmatch(name, pattern) and is_file_name(name)}
+    if not fitting:
+        raise DataError(
+            f"{source} names no file that can be read: none of {len(found)} at {address} fits {pattern}. Check the "
+            "path; files are found by their endings, such as .jsonl, .parquet, .csv, each also with .gz."
+        )
+    return fitting
+
+
+def _parsed(batch: Mapping[str, Sequence[str]], address: str) -> Iterator[dict[str, list[bytes]]]:
+    """The rows of one file, some hundred at a time; runs in a process of Ray's. An error is handed over as it is."""
+    name = str(batch["name"][0])
+    first = True
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            records = read_file(_here(address, name, Path(scratch)))
+            while some := list(islice(records, BATCH_ROWS)):
+                yield {"records": [pickle.dumps((first, some))]}
+                first = False
+    except RmcoreError as error:
+        yield {"records": [pickle.dumps(type(error)(str(error)))]}
+
+
+def _here(address: str, name: str, scratch: Path) -> Path:
+    """A file as one of this machine; an object is fetched."""
+    if "://" not in address:
+        return Path(address).expanduser() / name
+    place = scratch / Path(name).name
+    ObjectStore(address, named_by="the source", read_only=True).fetch(name, place)
+    return place
