@@ -16,12 +16,13 @@ from collections.abc import Callable
 from pathlib import Path
 from shutil import rmtree
 
-from rmcore.config.data import DataConfig
+from rmcore.config.data import DataConfig, GoldConfig
 from rmcore.config.model import ModelConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.train import TrainConfig
 from rmcore.core.progress import progress_bar
 from rmcore.core.tracking import METRICS_FILE, JsonlTracker
+from rmcore.data.gold.world import generate_pairs
 from rmcore.stages import prepare, train
 from rmcore.stages.settings import PrepareSettings, TrainSettings
 
@@ -33,9 +34,11 @@ LOOK_SECONDS = 0.2
 
 
 def write_source(path: Path, num_pairs: int) -> None:
-    """Write so many different pairs, of words drawn at random."""
+    """Write so many different pairs, of the gold world's words, drawn at random."""
     draw = random.Random(0)  # noqa: S311
-    words = [f"{first}{second}" for first in ("ka", "lo", "mi", "nu", "re") for second in ("ber", "dan", "fol", "gin")]
+    words = sorted(
+        {word for pair in generate_pairs(GoldConfig(num_prompts=50), 0).pairs for word in pair.chosen.split()}
+    )
     phrases = [" ".join(draw.choices(words, k=9)) for _ in range(5000)]
     with path.open("w") as file:
         for number in range(num_pairs):
@@ -95,7 +98,7 @@ def main() -> None:
         size = source.stat().st_size / 1e9
         config = PipelineConfig(
             data=DataConfig(source=str(source), validation_fraction=HELD_OUT_SHARE, test_fraction=HELD_OUT_SHARE),
-            model=ModelConfig(name="tiny", max_seq_len=256),
+            model=ModelConfig(name="tiny", max_seq_len=256, use_chat_template=False),
             train=TrainConfig(steps=STEPS, pairs_per_step=8, eval_every=STEPS, token_budget=8192),
             device="cpu",
         )
