@@ -91,7 +91,7 @@ def audit(splits: Mapping[str, Iterable[PreferencePair]], loaded: Sequence[Loade
 
 
 class _Measured(NamedTuple):
-    """What is kept of the P pairs of a split."""
+    """All that is kept of the P pairs of a split."""
 
     prompt: Numbers  # (P,) normalized
     conversation: Numbers  # (P,)

@@ -48,7 +48,7 @@ def reason_left_out(pair: TokenizedPair, over_length: Literal["cut", "drop"]) ->
 
 
 def nothing_left(reasons: Counter[str]) -> DataError:
-    """What to say where every pair was left out; `reasons` counts why."""
+    """Say that every pair was left out; `reasons` counts why."""
     counts = ", ".join(f"{why}: {n}" for why, n in reasons.items())
     remedy = "raise max_seq_len" + (", or cut such sides with over_length=cut" if OVER_LENGTH in reasons else "")
     return DataError(f"none of the {reasons.total()} training pairs is left ({counts}): {remedy}.")

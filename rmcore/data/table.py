@@ -66,7 +66,7 @@ def write_pairs(pairs: Iterable[PreferencePair], path: Path) -> None:
 
 
 def not_unicode(error: UnicodeEncodeError) -> DataError:
-    """What to say of a text that cannot be encoded."""
+    """Say that a text cannot be encoded."""
     return DataError(
         f"a pair holds text that is not valid Unicode ({error}): it cannot be stored or tokenized. Drop that pair; "
         "rmcore.data.readers.sources.load_pairs sets such rows aside."

@@ -140,7 +140,7 @@ def token_lengths(pairs: Sequence[TokenizedPair]) -> IntArray:
 
 @dataclass(frozen=True, slots=True)
 class Tokenized:
-    """What tokenizing gave: the pairs that can be used, and what is known of the others."""
+    """The pairs that can be used after tokenizing, and all that is known of the others."""
 
     pairs: TokenizedPairs
     cut: dict[str, int]

@@ -15,7 +15,7 @@ from rmcore.models.reward_model import BradleyTerryRM, refuse_not_finite
 
 
 class SideScorer(Protocol):
-    """What gives rewards of tokenized sides: a reward model here, or one that is served."""
+    """Gives rewards of tokenized sides: a reward model here, or one that is served."""
 
     @property
     def renderer(self) -> Renderer:
