@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rmcore.core.errors import ConfigError
 
 NODE_VARIABLES = ("NODE_RANK", "SLURM_NODEID")
-"""What tells a host which one it is: torchrun's users set the first, Slurm the second."""
+"""Variables that tell a host which one it is: torchrun's users set the first, Slurm the second."""
 SHARED_VARIABLE = "RM_OPT_SHARED"
 DEFAULT_PORT = 29500
 """torchrun's."""
