@@ -1,6 +1,7 @@
 """Memory and time of preparing and training on up to ten million pairs.
 
-A synthetic file of plain pairs (JSON Lines, 550 bytes each) is prepared and trained on for a few steps, stage by stage,
+A synthetic file of plain pairs (JSON Lines, 550 bytes each, half of them a column that is kept and not trained on) is
+prepared and trained on for a few steps, stage by stage,
 each in a process of its own; its memory is read from the kernel as it runs. "Own" memory is what the process itself
 holds (RssAnon). "Mapped" are pages of files that it has read (RssFile), which the kernel takes back when it needs them.
 
@@ -43,9 +44,10 @@ def write_source(path: Path, num_pairs: int) -> None:
     with path.open("w") as file:
         for number in range(num_pairs):
             if number % PAIRS_A_PROMPT == 0:
-                prompt = " ".join(draw.choices(phrases, k=2))
-            chosen, rejected = (" ".join(draw.choices(phrases, k=count)) for count in (4, 3))
-            file.write(json.dumps({"prompt": prompt, "chosen": f"{number} {chosen}", "rejected": rejected}) + "\n")
+                prompt = draw.choice(phrases)
+            chosen, rejected, note = (" ".join(draw.choices(phrases, k=count)) for count in (2, 1, 5))
+            row = {"prompt": prompt, "chosen": f"{number} {chosen}", "rejected": rejected, "annotators_note": note}
+            file.write(json.dumps(row) + "\n")
 
 
 def run_prepare(config: PipelineConfig, folder: Path) -> None:

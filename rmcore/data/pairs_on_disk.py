@@ -15,9 +15,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rmcore.core.arrays import IntArray
-from rmcore.core.files import atomic_file
 from rmcore.data.pair import PreferencePair
-from rmcore.data.table import ROWS_A_BATCH, SCHEMA, iter_pairs, not_unicode, pair_of_row, row_of_pair
+from rmcore.data.table import (
+    ROWS_A_BATCH,
+    SCHEMA,
+    iter_pairs,
+    not_unicode,
+    pair_of_row,
+    row_of_pair,
+    write_tables,
+)
+
+ROWS_A_STRETCH = 1024
+"""Rows of the file that are looked through together for those that are wanted: Arrow joins them in memory."""
 
 
 class PairsOnDisk(Sequence[PreferencePair]):
@@ -49,16 +59,19 @@ class PairsOnDisk(Sequence[PreferencePair]):
 
     def write_parquet(self, path: Path) -> None:
         """Write the rows as they are: the file that `rmcore.data.table.write_pairs` writes of these pairs."""
-        with atomic_file(path) as unfinished, pq.ParquetWriter(unfinished, SCHEMA, compression="zstd") as writer:
-            for batch in self._batches():
-                writer.write_table(batch)
+        write_tables(self._batches(), path)
 
     def _batches(self) -> Iterator[pa.Table]:
+        """The rows, some hundred a table; what lies far apart in the file is copied from where it lies, bit by bit."""
         for start in range(0, len(self._rows), ROWS_A_BATCH):
             rows = self._rows[start : start + ROWS_A_BATCH]
-            # Rows of one stretch of the file are copied together: `take` alone looks through all chunks each time.
-            first, last = int(rows.min()), int(rows.max())
-            yield self._table.slice(first, last - first + 1).take(rows - first)
+            stretch = rows // ROWS_A_STRETCH
+            ends = [*(np.flatnonzero(np.diff(stretch)) + 1).tolist(), len(rows)]
+            firsts = [0, *ends[:-1]]
+            yield pa.concat_tables(
+                self._table.slice(at := int(stretch[first]) * ROWS_A_STRETCH, ROWS_A_STRETCH).take(rows[first:end] - at)
+                for first, end in zip(firsts, ends, strict=True)
+            )
 
 
 @dataclass

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ROWS_A_BATCH = 512
-"""Pairs that are written, or read in turn, at a time."""
+"""Pairs that are read, or written to an Arrow file, at a time."""
+ROWS_A_GROUP, BYTES_A_GROUP = 8192, 2**24
+"""Of a row group of Parquet, at most about."""
 SCHEMA = pa.schema(
     [
         pa.field("pair_id", pa.string(), nullable=False),
@@ -53,16 +55,32 @@ def write_pairs(pairs: Iterable[PreferencePair], path: Path) -> None:
     Raises:
         DataError: a text is not valid Unicode (a lone surrogate).
     """
+    rows = map(row_of_pair, pairs)
+    batches = iter(lambda: list(islice(rows, ROWS_A_BATCH)), [])
     try:
-        with (
-            atomic_file(path) as unfinished,
-            pq.ParquetWriter(unfinished, SCHEMA, compression="zstd") as writer,
-        ):
-            rows = map(row_of_pair, pairs)
-            while batch := list(islice(rows, ROWS_A_BATCH)):
-                writer.write_batch(pa.RecordBatch.from_pylist(batch, schema=SCHEMA))
+        write_tables((pa.Table.from_pylist(batch, schema=SCHEMA) for batch in batches), path)
     except UnicodeEncodeError as error:
         raise not_unicode(error) from error
+
+
+def write_tables(tables: Iterable[pa.Table], path: Path) -> None:
+    """Write tables of `SCHEMA` to Parquet, whole or not at all, in row groups that are bounded by rows and by bytes.
+
+    A file's footer has an entry for each group, and writer and reader hold it in memory. Least and greatest values are
+    left out of it: of texts they are whole texts.
+    """
+    with (
+        atomic_file(path) as unfinished,
+        pq.ParquetWriter(unfinished, SCHEMA, compression="zstd", write_statistics=False) as writer,
+    ):
+        waiting: list[pa.Table] = []
+        for table in tables:
+            waiting.append(table)
+            if sum(map(len, waiting)) >= ROWS_A_GROUP or sum(one.nbytes for one in waiting) >= BYTES_A_GROUP:
+                writer.write_table(pa.concat_tables(waiting))
+                waiting.clear()
+        if waiting:
+            writer.write_table(pa.concat_tables(waiting))
 
 
 def not_unicode(error: UnicodeEncodeError) -> DataError:

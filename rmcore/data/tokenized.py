@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rmcore.core.arrays import IntArray
 from rmcore.core.errors import DataError
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report, silent
@@ -106,10 +105,10 @@ class TokenizedPairs(Sequence[TokenizedPair]):
         for batch in self._batches:
             yield from map(batch.at, range(len(batch.pair_id)))
 
-    def lengths(self) -> IntArray:
+    def lengths(self) -> npt.NDArray[np.int32]:
         """(P, 2) tokens of the chosen and the rejected side."""
         both = [np.stack([np.diff(one.chosen.starts), np.diff(one.rejected.starts)], axis=1) for one in self._batches]
-        return np.concatenate([np.zeros((0, 2), dtype=np.int64), *both])
+        return np.concatenate([np.zeros((0, 2), dtype=np.int32), *both])
 
     def digest(self) -> str:
         """Hex digits that depend on all pairs, their order and the batches that they were tokenized in."""
@@ -131,11 +130,11 @@ def _mapped(batch: pa.RecordBatch) -> _Batch:
     return _Batch(batch.column("pair_id"), side("chosen"), side("rejected"), batch.column("target_margin"))
 
 
-def token_lengths(pairs: Sequence[TokenizedPair]) -> IntArray:
+def token_lengths(pairs: Sequence[TokenizedPair]) -> npt.NDArray[np.int32]:
     """(P, 2) tokens of the chosen and the rejected side of pairs in memory or on disk."""
     if isinstance(pairs, TokenizedPairs):
         return pairs.lengths()
-    return np.array([(len(pair.chosen.ids), len(pair.rejected.ids)) for pair in pairs], dtype=np.int64).reshape(-1, 2)
+    return np.array([(len(pair.chosen.ids), len(pair.rejected.ids)) for pair in pairs], dtype=np.int32).reshape(-1, 2)
 
 
 @dataclass(frozen=True, slots=True)
