@@ -26,7 +26,6 @@ from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.stages import prepare
 from rmcore.stages.settings import PrepareSettings
 
-
 POOLS = []
 
 
