@@ -11,7 +11,7 @@ from tasks.home import configure_environment
 configure_environment()  # before Prefect and MLflow read their settings
 
 # ruff: noqa: E402
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -23,11 +23,11 @@ from flows.form import described_flow
 from flows.pipeline import open_store
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
-from rmcore.core.store import ArtifactRef, Store, make_key
+from rmcore.core.store import ArtifactRef, make_key
 from rmcore.stages.registry import STAGES, stage_call, stage_code
 from rmcore.stages.settings import device_type
 from rmcore.study.plan import Cell
-from tasks.sharing import named_store
+from tasks.sharing import named_store, share_all
 from tasks.stages import StageRun, run_stage
 
 
@@ -96,7 +96,7 @@ def cell(order: CellOrder) -> dict[str, Any]:
         )
         refs[name] = runs[name].ref
         say(f"{name:<10} {'there already' if runs[name].cached else 'done'}")
-    share_all(store, refs)
+    share_all(named_store(), store, refs)
     return {"stages": {name: ref.digest for name, ref in refs.items()}}
 
 
@@ -119,18 +119,6 @@ def refuse_other(order: CellOrder, config: PipelineConfig) -> None:
             f"this machine would compute something else ({found}) than was planned ({order.made_by}): its code, its "
             "data or the versions of torch and transformers differ. Update its checkout, its environment and its data."
         )
-
-
-def share_all(store: Store, refs: Mapping[str, ArtifactRef]) -> None:
-    """Push what the shared store has not: whose upload failed, or that this machine had before.
-
-    Raises:
-        StoreError: it could not be shared.
-    """
-    shared = named_store()
-    for name, ref in refs.items():
-        if shared.find(name, ref.key) is None:
-            shared.push(store, name, ref.key)
 
 
 def _made_by(stages: Sequence[str], config: PipelineConfig) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from prefect.exceptions import TerminationSignal
 
-from flows.cell import CellOrder, order, refuse_other, share_all, untracked
+from flows.cell import CellOrder, order, refuse_other, untracked
 from flows.console import say
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import RmcoreError
@@ -22,7 +22,7 @@ from rmcore.study.plan import CellPlan
 from tasks.device import SLOTS_VARIABLE, visible_gpus
 from tasks.execution import SAVING_SECONDS, execute
 from tasks.home import home, make_home
-from tasks.sharing import SHARED_VARIABLE, named_store
+from tasks.sharing import SHARED_VARIABLE, named_store, share_all
 
 MOST_RESTARTS = 2
 """Times that a cell is begun anew whose process died; one that kills three has a reason of its own."""
@@ -99,7 +99,7 @@ def compute(asked: dict[str, Any]) -> dict[str, str]:
         call = stage_call(name, config, refs)
         store.hold(call.key)
         refs[name], _ = execute(store, call, untracked, lambda: None, run=f"{wanted.label} of {wanted.study}")
-    share_all(store, refs)
+    share_all(named_store(), store, refs)
     return {name: ref.digest for name, ref in refs.items()}
 
 

@@ -33,8 +33,7 @@ from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.files import write_json
 from rmcore.core.store import ArtifactRef, flatten, make_key
-from rmcore.data.pairs_on_disk import PairFile
-from rmcore.data.table import read_pairs
+from rmcore.data.table import count_pairs, read_pairs
 from rmcore.reporting.html.index import write_index
 from rmcore.reporting.html.note import run_note
 from rmcore.reporting.html.tuning import draw_tuning, tuning_markdown, write_tuning_report
@@ -141,7 +140,7 @@ def tune(
             chosen,
             objective,
             frozen,
-            num_pairs=len(PairFile(Path(prepared.ref.path) / "train.parquet")),
+            num_pairs=count_pairs(Path(prepared.ref.path) / "train.parquet"),
             warm=[drawn for kept in earlier.values() for drawn in kept],
             parallel=device_slots() > 1,
             storage=opened,

@@ -12,7 +12,7 @@ from flows.tune_run import Tuning
 from rmcore.core.cost import price_per_hour
 from rmcore.core.files import write_text
 from rmcore.core.store import ArtifactRef
-from rmcore.data.pairs_on_disk import PairFile
+from rmcore.data.table import count_pairs
 from rmcore.reporting.schema import Metric
 from rmcore.reporting.tuning_schema import ArmRow, TrialRow, TuningResults
 from rmcore.stages.results import artifact_seconds
@@ -49,7 +49,7 @@ def gather_tuning(run: Tuning, best: Any, cells: Mapping[str, Outcome], prepared
     )
     total = search_seconds + confirmation
     rows = [_trial_row(run, one) for one in records]
-    pairs = {name: len(PairFile(Path(prepared.path) / f"{name}.parquet")) for name in ("train", "validation")}
+    pairs = {name: count_pairs(Path(prepared.path) / f"{name}.parquet") for name in ("train", "validation")}
     return {
         "name": run.name,
         "study": run.base.study,

@@ -9,6 +9,7 @@ import shutil
 import sys
 import threading
 import time
+from contextlib import suppress
 
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import StoreError
@@ -19,10 +20,11 @@ from rmcore.stages.registry import STAGES, StageCall, stage_call
 from tasks.device import several_device_slots, slots_environment, slots_needed
 from tasks.execution import run_child
 from tasks.home import home
+from tasks.nodes import this_node
 from tasks.sharing import named_store
 
 POLL_SECONDS = 2.0
-SAY_SECONDS = 15.0
+SAY_SECONDS, DOUBT_SECONDS = 15.0, 60.0
 
 
 def help_training(config: PipelineConfig) -> str:
@@ -38,7 +40,7 @@ def help_training(config: PipelineConfig) -> str:
         _wait_for(shared, store, needed)
         refs[name] = store.ref(name, needed.key)
     call = stage_call("train", config, refs)
-    if not shared.pull(store, "train", call.key):
+    if not _taken(shared, store, call):
         _compute_share(shared, store, call)
         _wait_for(shared, store, call)
     return f"the training is done, and its model is here: {store.ref('train', call.key).path}"
@@ -52,13 +54,12 @@ def _compute_share(shared: SharedStore, store: Store, call: StageCall) -> None:
 
     def look() -> None:
         while not done.wait(POLL_SECONDS):
-            if (
-                shared.find(call.stage.name, call.key) is not None
-            ):  # computed before this host came, and nobody waits for it
-                lease.lose()
-                return
+            with suppress(StoreError):  # which may be away for a moment
+                if shared.find(call.stage.name, call.key) is not None:  # made before this host came: nobody waits
+                    lease.lose()
+                    return
 
-    out = home() / "helping" / call.key
+    out = home() / "helping" / f"{call.key}-{this_node(settings.num_nodes).rank}"  # hosts may share a home
     shutil.rmtree(out, ignore_errors=True)  # states are the first host's
     out.mkdir(parents=True)
     looking = threading.Thread(target=look, name="look", daemon=True)
@@ -83,8 +84,16 @@ def _wait_for(shared: SharedStore, store: Store, call: StageCall) -> None:
     """Take an artifact that the first host makes, when it is there."""
     name, began = call.stage.name, time.monotonic()
     said = began - SAY_SECONDS
-    while store.status(name, call.key).state != "valid" and not shared.pull(store, name, call.key):
-        if time.monotonic() - said >= SAY_SECONDS:
-            said = time.monotonic()
-            print(f"{name:<10} waits for the first host, {said - began:.0f} s so far", file=sys.stderr)
+    while not _taken(shared, store, call):
+        waited = time.monotonic() - began
+        if began + waited - said >= SAY_SECONDS:
+            said = began + waited
+            doubt = f"; does it run, with the same data, code and versions (key {call.key[:12]})?"
+            told = f"{name:<10} waits for the first host, {waited:.0f} s so far"
+            print(told + (doubt if waited > DOUBT_SECONDS else ""), file=sys.stderr)
         time.sleep(POLL_SECONDS)
+
+
+def _taken(shared: SharedStore, store: Store, call: StageCall) -> bool:
+    with store.lock(call.key):
+        return store.status(call.stage.name, call.key).state == "valid" or shared.pull(store, call.stage.name, call.key)

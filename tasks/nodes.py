@@ -36,6 +36,11 @@ def this_node(number: int) -> Node:
     """
     if number == 1:
         return ALONE
+    if not _joined:
+        raise ConfigError(
+            f"train.num_nodes={number} is of `rm-opt run` alone, which the other hosts help when it is started there, "
+            "too. Take it out of these settings."
+        )
     given = next((os.environ[name] for name in NODE_VARIABLES if name in os.environ), None)
     address = os.environ.get("MASTER_ADDR")
     if given is None or address is None:
@@ -53,8 +58,11 @@ def this_node(number: int) -> Node:
     return Node(int(given), number, address, int(port))
 
 
+_joined = False
+
+
 def is_helper(number: int) -> bool:
-    """Whether this host, of `number`, only helps another one, which runs the pipeline.
+    """Whether this host, of `number`, only helps another one, which runs the pipeline; for who starts one on each.
 
     Raises:
         ConfigError: see `this_node`; or there are several hosts, and they share no store.
@@ -66,6 +74,8 @@ def is_helper(number: int) -> bool:
             f"train.num_nodes={number} needs {SHARED_VARIABLE} on all hosts: the first one's prepared "
             "pairs, and the trained model, travel through that store. Set it to s3://bucket/prefix or file:///folder."
         )
+    global _joined  # noqa: PLW0603 - one command a process
+    _joined = True
     return this_node(number).rank > 0
 
 

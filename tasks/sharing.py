@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -16,7 +16,7 @@ from pathlib import Path
 from rmcore.core.errors import ConfigError, StoreError
 from rmcore.core.leases import Lease
 from rmcore.core.shared_store import SharedStore, saved_files
-from rmcore.core.store import Store
+from rmcore.core.store import ArtifactRef, Store
 from rmcore.core.tracking import METRICS_FILE
 from rmcore.stages.registry import StageCall
 from tasks.nodes import SHARED_VARIABLE
@@ -97,6 +97,17 @@ def pushed(shared: SharedStore, store: Store, call: StageCall, tell: Callable[[s
         warning = f"warning: {name} is on this machine alone until `rm-opt store push`: {error}"
         tell(warning)
         print(warning, file=sys.stderr)
+
+
+def share_all(shared: SharedStore, store: Store, refs: Mapping[str, ArtifactRef]) -> None:
+    """Push what the shared store has not: whose upload failed, or that this machine had before.
+
+    Raises:
+        StoreError: it could not be shared.
+    """
+    for name, ref in refs.items():
+        if shared.find(name, ref.key) is None:
+            shared.push(store, name, ref.key)
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """`rm-opt train`: train a reward model on a file or hub data set, without an orchestrator. Also under torchrun."""
 
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -158,7 +159,6 @@ def train(
         return
     require_loggers(config.loggers)
     _check_free(output_dir)
-    output_dir.mkdir(parents=True, exist_ok=True)
     pairs, held_out = _load(config.data, output_dir)
     _train(config, pairs, held_out, output_dir, is_main=ranks.is_main)
 
@@ -201,8 +201,21 @@ def _load(config: DataConfig, output_dir: Path | None) -> tuple[Sequence[Prefere
     from rmcore.stages.prepare import load_sources
     from rmcore.training.ranks import environment_ranks
 
-    with TemporaryDirectory(prefix=".pairs-", dir=output_dir) as spool:  # mapped files outlive their names
-        loaded = load_sources(config, spool=Path(spool))
+    ranks = environment_ranks()
+    if output_dir is None:
+        with TemporaryDirectory(ignore_cleanup_errors=True) as spool:  # what is mapped outlives its name
+            loaded = load_sources(config, spool=Path(spool))
+    else:
+        place = output_dir / f".pairs-{ranks.rank}"  # a name of its own: one that was left by a kill is not kept
+        shutil.rmtree(place, ignore_errors=True)
+        is_new = not output_dir.exists()
+        place.mkdir(parents=True)
+        try:
+            loaded = load_sources(config, spool=place)
+        except BaseException:
+            shutil.rmtree(output_dir if is_new and ranks.world == 1 else place, ignore_errors=True)
+            raise
+        shutil.rmtree(place, ignore_errors=True)
     for one in loaded:
         _say(
             f"{one.source}: {len(one.pairs)} pairs ({one.layout}), {len(one.rejected)} of {one.num_rows} rows unusable"
@@ -210,7 +223,7 @@ def _load(config: DataConfig, output_dir: Path | None) -> tuple[Sequence[Prefere
         for sentence in one.notices():
             _say(sentence)
     rejected = [row for one in loaded for row in one.rejected]
-    if rejected and output_dir is not None and environment_ranks().is_main:
+    if rejected and output_dir is not None and ranks.is_main:
         write_rejected(rejected, output_dir / "rejected_rows.jsonl")
         _say(f"rows set aside, with reasons: {output_dir / 'rejected_rows.jsonl'}")
     return loaded[0].pairs, loaded[1].pairs if len(loaded) > 1 else []

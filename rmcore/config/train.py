@@ -140,7 +140,12 @@ class TrainConfig(Settings):
 
 
 RUN_ONLY_FIELDS = (
-    *("log_every", "resume_every_seconds", "num_workers", "fetch_timeout_seconds", "num_processes", "num_nodes"),
+    "log_every",
+    "resume_every_seconds",
+    "num_workers",
+    "fetch_timeout_seconds",
+    "num_processes",
+    "num_nodes",
     "profile_memory",
 )
 """Fields of TrainConfig that do not change the weights: no part of a cache key, free when a training is resumed."""

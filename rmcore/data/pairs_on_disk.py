@@ -12,13 +12,13 @@ from typing import Any, overload
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from rmcore.core.arrays import IntArray
 from rmcore.data.pair import PreferencePair
 from rmcore.data.table import (
     ROWS_A_BATCH,
     SCHEMA,
+    count_pairs,
     iter_pairs,
     not_unicode,
     pair_of_row,
@@ -134,8 +134,7 @@ class PairFile:
     path: Path
 
     def __len__(self) -> int:
-        with pq.ParquetFile(self.path) as file:
-            return int(file.metadata.num_rows)
+        return count_pairs(self.path)
 
     def __iter__(self) -> Iterator[PreferencePair]:
         return iter_pairs(self.path)

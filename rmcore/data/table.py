@@ -16,6 +16,7 @@ included.
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -106,16 +107,31 @@ def iter_pairs(path: Path) -> Iterator[PreferencePair]:
     Raises:
         DataError: as `read_pairs`.
     """
+    with _damage_in_words(path), pq.ParquetFile(path) as file:
+        absent = [name for name in SCHEMA.names if name not in file.schema_arrow.names]
+        if absent:
+            raise DataError(
+                f"{path} has no column {absent[0]!r}: it is not a table of prepared pairs. "
+                "Read other data with rmcore.data.readers.sources.load_pairs."
+            )
+        for batch in file.iter_batches(ROWS_A_BATCH):
+            yield from map(pair_of_row, batch.to_pylist())
+
+
+def count_pairs(path: Path) -> int:
+    """How many pairs a file has that `write_pairs` wrote.
+
+    Raises:
+        DataError: as `read_pairs`.
+    """
+    with _damage_in_words(path):
+        return int(pq.read_metadata(path).num_rows)
+
+
+@contextmanager
+def _damage_in_words(path: Path) -> Iterator[None]:
     try:
-        with pq.ParquetFile(path) as file:
-            absent = [name for name in SCHEMA.names if name not in file.schema_arrow.names]
-            if absent:
-                raise DataError(
-                    f"{path} has no column {absent[0]!r}: it is not a table of prepared pairs. "
-                    "Read other data with rmcore.data.readers.sources.load_pairs."
-                )
-            for batch in file.iter_batches(ROWS_A_BATCH):
-                yield from map(pair_of_row, batch.to_pylist())
+        yield
     except FileNotFoundError as error:
         raise DataError(f"{path} is not there: the pairs were not prepared. Run the prepare stage again.") from error
     except (OSError, pa.ArrowException, json.JSONDecodeError, UnicodeDecodeError) as error:

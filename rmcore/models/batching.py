@@ -223,7 +223,7 @@ def _padded_shares(lengths: Sequence[int], token_budget: int, world: int) -> lis
 def distinct_sides(sides: Sequence[TokenizedSide]) -> tuple[list[TokenizedSide], np.ndarray]:
     """The D different ones of N sides, and for each side which of them it is: (N,) int.
 
-    Each is computed once: equal sides then have equal rewards to the last bit, so a tie is a tie wherever they stand.
+    Each is computed once: equal sides of one call then have equal rewards to the last bit, so a tie is a tie.
     """
     numbers: dict[tuple[int, ...], int] = {}
     which = [numbers.setdefault(tuple(side.ids), len(numbers)) for side in sides]

@@ -16,6 +16,7 @@ from types import TracebackType
 import numpy as np
 import torch
 
+from rmcore.core.errors import ConfigError
 from rmcore.core.progress import Report, silent
 from rmcore.data.parts import Part
 from rmcore.data.rendering import Renderer, TokenizedSide
@@ -59,6 +60,7 @@ class VllmScorer:
         vllm: as `ServeSettings.vllm`.
 
     Raises:
+        ConfigError: there are GPUs, and fewer than servers.
         RmcoreError: on entering, as `rmcore.serving.server.serve`.
     """
 
@@ -81,6 +83,10 @@ class VllmScorer:
         )
         self._gpus = _visible_gpus()
         self._number = number or max(1, len(self._gpus))
+        if self._gpus and self._number > len(self._gpus):
+            raise ConfigError(
+                f"--actors {self._number}, and {len(self._gpus)} GPUs are seen: vLLM wants one for itself."
+            )
         self.servers: list[RewardServer] = []
 
     def __enter__(self) -> "VllmScorer":
@@ -110,16 +116,19 @@ class VllmScorer:
         Raises:
             ServingError, NotReadyError, RequestError: as `RewardClient.score`; what was scored is kept.
         """
-        with ThreadPoolExecutor(self._number) as pool:
-            running: set[Future[ScoredPart]] = set()
+        pool = ThreadPoolExecutor(self._number)
+        running: set[Future[ScoredPart]] = set()
+        try:
             for part in parts:
                 running.add(pool.submit(self._score, part))
                 if len(running) > self._number:
                     done, running = wait(running, return_when=FIRST_COMPLETED)
-                    yield from (one.result() for one in done)
+                    yield from _whole(done, running)
             while running:
                 done, running = wait(running, return_when=FIRST_COMPLETED)
-                yield from (one.result() for one in done)
+                yield from _whole(done, running)
+        finally:  # on Ctrl-C nobody waits for parts of many minutes: the servers end, and with them the requests
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def _score(self, part: Part) -> ScoredPart:
         sides = self._free.get()
@@ -130,7 +139,17 @@ class VllmScorer:
 
     def _place(self, place: int) -> Mapping[str, str]:
         """Give each server a GPU of its own, where there are some."""
-        return {"CUDA_VISIBLE_DEVICES": self._gpus[place % len(self._gpus)]} if self._gpus else {}
+        return {"CUDA_VISIBLE_DEVICES": self._gpus[place]} if self._gpus else {}
+
+
+def _whole(done: set[Future[ScoredPart]], running: set[Future[ScoredPart]]) -> Iterator[ScoredPart]:
+    """The parts that are done; before an error those that came through, also of those that still run."""
+    failed = next((one for one in done if one.exception() is not None), None)
+    if failed is not None:
+        done = done | wait(running).done
+    yield from (one.result() for one in done if one.exception() is None)
+    if failed is not None:
+        failed.result()
 
 
 def _visible_gpus() -> list[str]:

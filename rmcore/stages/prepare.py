@@ -27,15 +27,22 @@ from rmcore.data.table import write_pairs
 from rmcore.stages.interface import CEILING_FILE, Upstream
 from rmcore.stages.settings import PrepareSettings
 
+FILES = ("file", "cluster")
+"""Kinds of sources that have no splits."""
 Splits = dict[str, Sequence[PreferencePair]]
 
 
 def run(settings: PrepareSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
     """Read, audit and split the pairs named in `settings.data`."""
+    # What is mapped outlives its name, but for disks of other machines, which keep it until this process ends.
+    with TemporaryDirectory(prefix=".pairs-", dir=out, ignore_cleanup_errors=True) as spool:
+        _run(settings, out, Path(spool), report)
+
+
+def _run(settings: PrepareSettings, out: Path, spool: Path, report: Report) -> None:
     report(0, 3, "reading")
-    with TemporaryDirectory(prefix=".pairs-", dir=out) as spool:  # mapped files outlive their names
-        reading = within(report, 0, 3, "reading")
-        splits, loaded = load_splits(settings.data, seed=settings.seed, report=reading, spool=Path(spool))
+    reading = within(report, 0, 3, "reading")
+    splits, loaded = load_splits(settings.data, seed=settings.seed, report=reading, spool=spool)
     report(1, 3, "writing the splits")
     for name, pairs in splits.items():
         _write(pairs, out / f"{name}.parquet")
@@ -90,7 +97,7 @@ def load_sources(config: DataConfig, report: Report = silent, spool: Path | None
         DataError: see `rmcore.data.readers.sources.take_out` and `rmcore.data.readers.sources.load_pairs`.
     """
     columns = ColumnMap.from_config(config)
-    if config.eval_source is None and config.eval_split is not None and source_kind(config.source) == "file":
+    if config.eval_source is None and config.eval_split is not None and source_kind(config.source) in FILES:
         raise ConfigError(
             f"eval_split={config.eval_split} names a split of {config.source}, and a file has none, so the test pairs "
             "would be the training pairs; name a file in eval_source, or leave both out to hold out some prompts."

@@ -8,7 +8,6 @@ Writes `best/` and `step_*/` (plain Hugging Face folders), `metrics.csv`, `metri
 
 import hashlib
 import os
-import platform
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import chain, islice
@@ -138,17 +137,24 @@ def _tokens(
     report: Report,
 ) -> Iterator[tuple[Tokenized, Tokenized]]:
     """Tokenize both on disk, each process of a host its share, for use inside the block."""
-    folder = out / f".tokens-{platform.node()}"  # hosts may see one another's files
+    folder = out / f".tokens-{ranks.rank // share[1]}"  # hosts may see one another's files
     wanted = {"train": (train, config.over_length), "validation": (validation, None)}
+    if share[0] == 0:
+        for left in out.glob(".tokens-*"):  # by an attempt that was killed
+            rmtree(left, ignore_errors=True)
+    ranks.wait()
     try:
         for name, (pairs, over_length) in wanted.items():
             write_tokenized(
                 rm.renderer, pairs, folder / name, over_length=over_length, share=share, report=prefixed(report, name)
             )
         ranks.wait()
-        read, held_out = (
-            open_tokenized(folder / name, len(pairs), parts=share[1]) for name, (pairs, _) in wanted.items()
-        )
+        try:
+            read, held_out = (
+                open_tokenized(folder / name, len(pairs), parts=share[1]) for name, (pairs, _) in wanted.items()
+            )
+        finally:
+            ranks.wait()  # all have opened them, or have the same to say of them
         yield read, held_out
     finally:
         if share[0] == 0:

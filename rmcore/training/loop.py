@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from rmcore.config.train import TrainConfig
-from rmcore.core.errors import TrainingError
+from rmcore.core.errors import ConfigError, TrainingError
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report, silent
 from rmcore.core.tracking import Tracker
@@ -52,7 +52,7 @@ from rmcore.training.train_mode import training_form
 DISTRIBUTION_PAIRS = 500
 """Training pairs whose rewards are described where there are no validation pairs."""
 SCORED_TOGETHER = 16384
-"""Pairs that are held in memory, and sorted by length, at a time."""
+"""Pairs that are held in memory, and sorted by length, at a time; equal sides beyond them may differ by rounding."""
 ALL_DONE = "all steps done"
 CAUGHT = (signal.SIGINT, signal.SIGTERM)
 ECHO_SECONDS = 1.0
@@ -84,7 +84,8 @@ class Trainer:
         order: positions of the pairs of each step, in place of an even draw; a state of another order is refused.
 
     Raises:
-        ConfigError: a pair exceeds the token budget, or the world size does not divide `pairs_per_step`.
+        ConfigError: a pair exceeds the token budget, the world size does not divide `pairs_per_step`, or the ranks
+            differ in settings or pairs.
     """
 
     def __init__(
@@ -109,6 +110,11 @@ class Trainer:
         self.report, self.callbacks = report, callbacks
         self.num_steps = planned_steps(config, len(train))
         self.settings = states.training_settings(config, seed, train, validation) | dict(settings or {})
+        if len({states.settings_digest(one) for one in ranks.gather(self.settings)}) > 1:
+            raise ConfigError(
+                "the processes of this training have different settings or pairs, so they would not train one model: "
+                "start the same command with the same data on all hosts."
+            )
         rm.allow_packing = rm.allow_packing and config.packing
         rm.beta = config.beta
         self.packing = choose_packing(rm, config, ranks)

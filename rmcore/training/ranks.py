@@ -72,7 +72,19 @@ def environment_ranks() -> Ranks:
 
 
 def share_of_host() -> tuple[int, int]:
-    """Read which process of its host this one is, from 0, and how many of the training run there (torchrun sets it)."""
+    """Read which process of its host this one is, from 0, and how many of the training run there.
+
+    Raises:
+        ConfigError: there are several processes, and the variables that torchrun sets do not tell.
+    """
     ranks = environment_ranks()
-    number, of = (os.environ.get(name) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
-    return int(number or ranks.rank), int(of or ranks.world)
+    if ranks.world == 1:
+        return 0, 1
+    local = os.environ.get("LOCAL_RANK")
+    of = os.environ.get("LOCAL_WORLD_SIZE", str(ranks.world) if local == str(ranks.rank) else None)
+    if local is None or of is None or int(local) >= int(of):
+        raise ConfigError(
+            f"RANK={ranks.rank} of WORLD_SIZE={ranks.world}, with LOCAL_RANK={local}, LOCAL_WORLD_SIZE={of}: which "
+            "processes share a host is not known. torchrun sets all four; with another launcher set them yourself."
+        )
+    return int(local), int(of)

@@ -5,7 +5,8 @@ and read with `weights_only=True`, so that a state can hold numbers and nothing 
 """
 
 import hashlib
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,11 @@ def training_settings(
         "pairs.train": _digest(train),
         "pairs.validation": _digest(validation),
     }
+
+
+def settings_digest(settings: Mapping[str, Any]) -> str:
+    """Hex digits of what `training_settings` and its callers list."""
+    return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _digest(pairs: Sequence[TokenizedPair]) -> str:

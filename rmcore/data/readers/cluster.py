@@ -7,7 +7,6 @@ Ray Data has each file opened, unpacked and parsed by some machine, with the rea
 rows arrive here in order, so that what is read is what the files, one after the other by name, would give.
 """
 
-import fnmatch
 import hashlib
 import importlib
 import logging
@@ -17,6 +16,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from fnmatch import fnmatch
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ def read_cluster(source: str) -> Iterator[RawRecord]:
         ServiceError: no cluster answers.
         StoreError: the object store refuses.
     """
-    address, names = _place(source), list(_versions(source))
+    address, names = _place(source), _names(source)
     with ExitStack() as stack:
         ray = _connected(stack, source)
         logging.getLogger("ray.data").setLevel(logging.ERROR)  # it tells of its plans on a user's terminal
@@ -68,6 +68,11 @@ def _told(batches: Iterator[dict[str, Any]], ray: Any, source: str) -> Iterator[
         yield from batches
     except ray.exceptions.RayError as error:
         first = str(error).strip().splitlines()[0]
+        if isinstance(error, ray.exceptions.RayTaskError):
+            raise ServiceError(
+                f"a process of the Ray cluster failed while it read {source}: {error.cause!r}. See that all machines "
+                "have the same version of rm-optimizer, and may read the files."
+            ) from error
         raise ServiceError(
             f"the Ray cluster failed while it read {source} ({first}): a machine or process of it was lost, often for "
             "lack of memory. Run the same command again, with smaller files if it fails again."
@@ -80,7 +85,12 @@ def cluster_digest(source: str) -> str:
     Raises:
         DataError, StoreError: as `read_cluster`.
     """
-    lines = "".join(f"{version} {name}\n" for name, version in _versions(source).items())
+    address, names = _place(source), _names(source)
+    if "://" in address:
+        versions = _objects(address).versions()
+    else:
+        versions = {name: known_digest(Path(address).expanduser() / name) for name in names}
+    lines = "".join(f"{versions[name]} {name}\n" for name in names)
     return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()
 
 
@@ -101,33 +111,36 @@ def _connected(stack: ExitStack, source: str) -> Any:
 
 
 def _place(source: str) -> str:
-    """Address or folder that the names of files are below."""
+    """Address or folder of the files."""
     path = source.removeprefix(SCHEME)
     head, _, last = path.rpartition("/")
-    return head if any(sign in last for sign in _PATTERN) else path.rstrip("/")
+    return head if is_file_name(last) or any(sign in last for sign in _PATTERN) else path.rstrip("/")
 
 
-def _versions(source: str) -> Mapping[str, str]:
-    """Files of a source by name, sorted, each with what tells its content.
+def _names(source: str) -> list[str]:
+    """Names of a source's files, sorted: those of one folder that end like files which can be read, and fit.
 
     Raises:
         DataError: there is none.
         StoreError: the object store refuses.
     """
     path, address = source.removeprefix(SCHEME), _place(source)
-    pattern = path.rpartition("/")[2] if address != path.rstrip("/") else "*"
+    pattern = "*" if address == path.rstrip("/") else path.rpartition("/")[2]
     if "://" in address:
-        found = ObjectStore(address, named_by="the source", read_only=True).versions()
+        found = [name for name in _objects(address).versions() if "/" not in name]
     else:
-        folder = Path(address).expanduser()
-        found = {one.name: known_digest(one) for one in folder.glob("*") if one.is_file()}
-    fitting = {name: found[name] for name in sorted(found) if fnmatch.fnmatch(name, pattern) and is_file_name(name)}
+        found = [one.name for one in Path(address).expanduser().glob("*") if one.is_file()]
+    fitting = sorted(name for name in found if is_file_name(name) and (name == pattern or fnmatch(name, pattern)))
     if not fitting:
         raise DataError(
             f"{source} names no file that can be read: none of {len(found)} at {address} fits {pattern}. Check the "
             "path; files are found by their endings, such as .jsonl, .parquet, .csv, each also with .gz."
         )
     return fitting
+
+
+def _objects(address: str) -> ObjectStore:
+    return ObjectStore(address, named_by="the source", read_only=True)
 
 
 def _parsed(batch: Mapping[str, Sequence[str]], address: str) -> Iterator[dict[str, list[bytes]]]:
@@ -149,5 +162,7 @@ def _here(address: str, name: str, scratch: Path) -> Path:
     if "://" not in address:
         return Path(address).expanduser() / name
     place = scratch / Path(name).name
-    ObjectStore(address, named_by="the source", read_only=True).fetch(name, place)
+    _objects(address).fetch(name, place)
+    if not place.is_file():
+        raise DataError(f"{address}/{name} has gone since it was listed; run the same command again.")
     return place

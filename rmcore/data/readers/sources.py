@@ -108,10 +108,9 @@ def notices(
             f"{num_ties:,} of {num_rows:,} rows of {source} are ties: left out, as the loss is over strict preferences."
         )
     num_bad = reasons[Reason.INVALID_UTF8]
-    if num_bad and is_text_file(source):
+    if num_bad and (is_text_file(source) or source_kind(source) == "cluster"):
         sentences.append(
-            f"{num_bad:,} of {num_rows:,} rows of {source} are not UTF-8 and left out. "
-            f"{conversion_to_utf8(Path(source).expanduser())}"
+            f"{num_bad:,} of {num_rows:,} rows of {source} are not UTF-8 and left out. {_conversion(source)}"
         )
     return sentences
 
@@ -358,13 +357,22 @@ def _check_encoding(source: str, rejected: list[RejectedRow], num_rows: int, num
     """
     num_bad = sum(row.reason == Reason.INVALID_UTF8 for row in rejected)
     few = num_bad < 2 or num_bad <= FEW_BAD_ROWS * num_rows
-    if not num_bad or (few and num_pairs) or not is_text_file(source) or is_utf8(Path(source).expanduser()):
+    if not num_bad or (few and num_pairs):
+        return
+    here = is_text_file(source)
+    if (here and is_utf8(Path(source).expanduser())) or not (here or source_kind(source) == "cluster"):
         return
     first = next(row for row in rejected if row.reason == Reason.INVALID_UTF8)
     raise DataError(
         f"{source} is not UTF-8: {num_bad:,} of {num_rows:,} rows hold other bytes, row {first.row} first. "
-        f"{conversion_to_utf8(Path(source).expanduser())}"
+        f"{_conversion(source)}"
     )
+
+
+def _conversion(source: str) -> str:
+    if is_text_file(source):
+        return conversion_to_utf8(Path(source).expanduser())
+    return "Convert the files, with iconv for example."
 
 
 def _nothing_usable(source: str, rejected: list[RejectedRow], layout: Layout | None = None) -> DataError:

@@ -7,12 +7,14 @@ from importlib.util import find_spec
 
 import pytest
 
+from rmcore.config.data import DataConfig
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.core.object_store import ObjectStore
 from rmcore.core.ray_cluster import RayCluster
 from rmcore.data.readers.cluster import cluster_digest
 from rmcore.data.readers.sources import load_pairs, source_digest
 from rmcore.data.table import write_pairs
+from rmcore.stages.prepare import load_splits
 from s3_server import make_bucket, s3_environment, s3_server
 
 
@@ -68,6 +70,9 @@ def test_files_are_read_in_order_wherever_they_lie(cluster, folder, whole):
         assert (found.num_rows, found.layout) == (expected.num_rows, expected.layout)
         assert [(row.row, row.reason) for row in found.rejected] == [(13, "not valid JSON")]
     assert load_pairs(f"ray:{folder}/[bc]*", limit=20).pairs == expected.pairs[15:35]
+    assert load_pairs("ray:s3://pairs/mine/c.jsonl").pairs == expected.pairs[30:]
+    store.send("old/x.jsonl", folder / "a.jsonl")  # of another folder
+    assert load_pairs("ray:s3://pairs/mine/*.jsonl").num_rows == 16 + 10
     before = source_digest("ray:s3://pairs/mine")
     assert source_digest("ray:s3://pairs/mine") == before
     store.write("d.jsonl", b"{}")
@@ -80,6 +85,11 @@ def test_a_file_that_cannot_be_read_is_named_and_so_is_a_busy_cluster(cluster, f
     (tmp_path / "b.parquet").write_bytes(b"PAR1 and no more")
     with pytest.raises(DataError, match=r"b\.parquet cannot be read"):
         load_pairs(f"ray:{tmp_path}")
+    row = {"prompt": "p", "chosen": "chos\u00e9n", "rejected": "r"}
+    lines = "".join(json.dumps(row | {"prompt": f"p{at}"}, ensure_ascii=False) + "\n" for at in range(9))
+    (tmp_path / "latin.jsonl").write_bytes(lines.encode("latin-1"))
+    with pytest.raises(DataError, match=r"is not UTF-8: 9 of 9 rows hold other bytes.*Convert the files"):
+        load_pairs(f"ray:{tmp_path}/latin.jsonl")
     ray = cluster.ray
 
     class Holder:
@@ -96,5 +106,7 @@ def test_the_digest_is_that_of_the_files_that_are_read(folder, tmp_path):
     before = cluster_digest(f"ray:{folder}")
     (folder / "README.md").write_text("other words")
     assert cluster_digest(f"ray:{folder}/*") == before != cluster_digest(f"ray:{folder}/*.gz")
+    with pytest.raises(ConfigError, match="a file has none, so the test pairs would be the training pairs"):
+        load_splits(DataConfig(source=f"ray:{folder}", eval_split="test"), seed=0)
     with pytest.raises(DataError, match=r"none of 0 at .* fits \*\.csv"):
         cluster_digest(f"ray:{tmp_path}/*.csv")

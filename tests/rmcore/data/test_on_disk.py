@@ -182,6 +182,24 @@ def test_their_digest_knows_every_token_and_not_who_shared_the_work(tmp_path: Pa
     assert len({same, *map(digest, changed.values())}) == 1 + len(changed)
 
 
+def test_a_batch_of_which_nothing_is_left_is_in_the_way_of_no_other(tmp_path: Path, renderer):
+    long = [PreferencePair(f"p{i}", "word " * 40, "other " * 40) for i in range(PAIRS_A_BATCH)]
+    short = [PreferencePair(f"q{i}", "a", "b") for i in range(5)]
+    write_tokenized(renderer, [*short[:2], *long, *short[2:]], tmp_path, over_length="drop")
+    found = open_tokenized(tmp_path, PAIRS_A_BATCH + 5)
+    assert [one.pair_id for one in found.pairs] == [one.pair_id for one in short]
+    assert found.pairs[3].pair_id == short[3].pair_id
+    assert found.num_left_out == PAIRS_A_BATCH
+
+
+def test_a_file_that_is_missing_or_damaged_is_told_also_when_its_pairs_are_counted(tmp_path: Path):
+    with pytest.raises(DataError, match="is not there: the pairs were not prepared"):
+        len(PairFile(tmp_path / "no.parquet"))
+    (tmp_path / "bad.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(DataError, match="it is damaged"):
+        len(PairFile(tmp_path / "bad.parquet"))
+
+
 def test_nothing_to_train_on_is_refused_with_the_reason(tmp_path: Path, renderer):
     long = [PreferencePair(f"p{i}", "word " * 40, "other " * 40) for i in range(3)]
     write_tokenized(renderer, long, tmp_path, over_length="drop")

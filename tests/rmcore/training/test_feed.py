@@ -16,7 +16,7 @@ from rmcore.data.rendering import TokenizedPair, TokenizedSide
 from rmcore.models.batching import micro_batches
 from rmcore.training.feed import make_feed, steps_from
 from rmcore.training.length import planned_steps
-from rmcore.training.ranks import ALONE, Ranks
+from rmcore.training.ranks import ALONE, Ranks, share_of_host
 
 CPU = torch.device("cpu")
 BUDGET = 160
@@ -160,3 +160,27 @@ def test_a_plain_feed_is_refused_among_several_processes():
 )
 def test_planned_steps(given_settings, num_pairs, steps):
     assert planned_steps(TrainConfig.model_validate(given_settings), num_pairs) == steps
+
+
+@pytest.mark.parametrize(
+    ("rank", "world", "local", "of", "expected"),
+    [
+        (0, 1, None, None, (0, 1)),
+        (5, 8, "1", "4", (1, 4)),
+        (1, 2, "1", None, (1, 2)),
+        (3, 4, None, None, None),
+        (3, 4, "3", "2", None),
+        (3, 4, "1", None, None),
+    ],
+)
+def test_who_shares_a_host_is_told_by_the_launcher_or_not_guessed(monkeypatch, rank, world, local, of, expected):
+    values = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": of}
+    for name, value in values.items():
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, str(value))
+    if expected is not None:
+        assert share_of_host() == expected
+        return
+    with pytest.raises(ConfigError, match="which processes share a host is not known"):
+        share_of_host()

@@ -249,12 +249,14 @@ def test_a_run_that_blows_up_keeps_the_last_good_checkpoint(tmp_path, gold_pairs
 def test_the_stage_writes_the_documented_files(tmp_path, gold_pairs):
     config = PipelineConfig.model_validate({"model": {"name": "tiny", "max_seq_len": 96}, "train": TRAIN})
     tracker = JsonlTracker(tmp_path / METRICS_FILE)
+    (tmp_path / ".tokens-7").mkdir()  # of an attempt that was killed
     with progress_bar("train") as report:
         train_into(TrainSettings.of(config), gold_pairs[:20], gold_pairs[20:30], tmp_path, tracker, report)
     tracker.close()
     names = {path.name for path in tmp_path.iterdir()}
     assert {"best", "step_6", "metrics.csv", "metrics.jsonl", "reward_distributions.json", "training.json"} <= names
     assert "resume" not in names
+    assert not [name for name in names if name.startswith(".")]
     assert len(read_json_lines(tmp_path / METRICS_FILE)) == 9  # six logged steps, three evaluations
     distribution = json.loads((tmp_path / "reward_distributions.json").read_text())["validation"]["chosen"]
     assert sum(distribution["histogram"]["counts"]) == distribution["num"] == 10

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -99,6 +100,9 @@ def test_two_hosts_train_one_model_and_one_that_is_killed_is_resumed_by_the_same
     assert main.wait(LONGEST) == FAILED
     assert "another process of this training has ended, or its host cannot be reached" in said(tmp_path, 0)
 
+    # Host 1 comes back on another disk, and host 0 has prepared pairs that the store does not know.
+    shutil.rmtree(tmp_path / "host-1")
+    shutil.rmtree(tmp_path / "shared" / "manifests" / "prepare")
     main, helper = start(0), start(1)
     assert (main.wait(LONGEST), helper.wait(LONGEST)) == (0, 0), said(tmp_path, 0) + said(tmp_path, 1)
     assert "train resumes from step" in said(tmp_path, 0)
@@ -128,6 +132,7 @@ def test_two_hosts_train_one_model_and_one_that_is_killed_is_resumed_by_the_same
     ],
 )
 def test_what_is_missing_for_several_hosts_is_named(monkeypatch, variables, message):
+    monkeypatch.setattr("tasks.nodes._joined", False)
     for name in ("RM_OPT_SHARED", "NODE_RANK", "SLURM_NODEID", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     assert not is_helper(1)
@@ -138,9 +143,13 @@ def test_what_is_missing_for_several_hosts_is_named(monkeypatch, variables, mess
 
 
 def test_processes_of_the_second_host_are_numbered_after_those_of_the_first(monkeypatch):
-    monkeypatch.setenv("NODE_RANK", "1")
-    monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
+    for name, value in {"NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1", "RM_OPT_SHARED": "file:///s"}.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.delenv("MASTER_PORT", raising=False)
+    monkeypatch.setattr("tasks.nodes._joined", False)
+    with pytest.raises(ConfigError, match="is of `rm-opt run` alone"):  # as a search or a notebook would
+        this_node(2)
+    assert is_helper(2)
     found = places(4, this_node(2))
     assert [(one["RANK"], one["LOCAL_RANK"]) for one in found] == [(str(4 + at), str(at)) for at in range(4)]
     shared = {"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
