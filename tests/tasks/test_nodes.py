@@ -37,8 +37,6 @@ SETTINGS = {
 }
 LONGEST = 240
 
-pytestmark = pytest.mark.timeout(900)
-
 
 @pytest.fixture
 def start(tmp_path):
@@ -89,6 +87,7 @@ def until(condition, what):
         time.sleep(0.2)
 
 
+@pytest.mark.services
 def test_two_hosts_train_one_model_and_one_that_is_killed_is_resumed_by_the_same_command(start, tmp_path):
     main, helper = start(0), start(1)
     states = tmp_path / "host-0" / "store"
