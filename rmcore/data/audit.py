@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rmcore.core.arrays import BoolArray, FloatArray, IntArray
+from rmcore.core.arrays import BoolArray, FloatArray
 from rmcore.data.control_tokens import KNOWN_FORMS, texts_of
 from rmcore.data.pair import PreferencePair, prompt_text, text_number
 from rmcore.data.readers.fields import TIES, Reason
@@ -31,6 +31,8 @@ COMPLETION_LEAKAGE_WARNING = 0.01
 """Share of a split's completions found in another: stock answers ("I can't help with that.") repeat by themselves."""
 _PERCENTILES = (5, 25, 50, 75, 95, 99)
 _SHOWN_STRINGS = 20
+KINDS = {"num_prompts": "prompt", "num_conversations": "conversation", "num_completions": "completions"}
+"""Texts that splits may share, by their name in the audit and in `_Measured`. One kind after the other is sorted."""
 
 Numbers = npt.NDArray[np.uint64]
 """Texts, each as its `text_number`."""
@@ -39,7 +41,7 @@ Numbers = npt.NDArray[np.uint64]
 def audit(splits: Mapping[str, Iterable[PreferencePair]], loaded: Sequence[LoadedPairs]) -> dict[str, Any]:
     """Count what a reader of the results must know about the data.
 
-    The pairs are gone through once, and may lie on disk: of each some numbers are kept, 80 bytes in all.
+    The pairs are gone through once, and may lie on disk: of each some numbers are kept, 60 bytes in all.
 
     Args:
         splits: split name -> its pairs; one entry for a file on its own.
@@ -56,10 +58,11 @@ def audit(splits: Mapping[str, Iterable[PreferencePair]], loaded: Sequence[Loade
     rejected = Counter(row.reason for source in loaded for row in source.rejected)
     measured = {name: _measure(pairs) for name, pairs in splits.items()}
     every = list(measured.values())
+    texts = {kind: _shared(measured, field) for kind, field in KINDS.items()}
     result: dict[str, Any] = {
         "num_pairs": sum(one.num_pairs for one in every),
-        "num_prompts": _num_different(one.prompt for one in every),
-        "num_conversations": _num_different(one.conversation for one in every),
+        "num_prompts": texts["num_prompts"].num_different,
+        "num_conversations": texts["num_conversations"].num_different,
         "num_rows": num_rows,
         "num_rejected": rejected.total(),
         "rejected": dict(rejected.most_common()),
@@ -82,7 +85,7 @@ def audit(splits: Mapping[str, Iterable[PreferencePair]], loaded: Sequence[Loade
         ],
         "duplicates": _duplicates(every),
         "control_tokens": _control_tokens(every),
-        "leakage": _leakage(measured),
+        "leakage": [_leakage(texts, first, second) for first, second in combinations(splits, 2)],
         "splits": {name: _describe(one) for name, one in measured.items()},
         "notices": [sentence for source in loaded for sentence in source.notices()],
     }
@@ -98,7 +101,7 @@ class _Measured(NamedTuple):
     completions: Numbers  # (2P,) normalized, chosen and rejected in turn
     same: Numbers  # (P,) the three texts as they are
     swapped: Numbers  # (P,) with the completions the other way round
-    characters: IntArray  # (P, 3) of prompt, chosen, rejected
+    characters: npt.NDArray[np.int32]  # (P, 3) of prompt, chosen, rejected
     margins: FloatArray  # of the pairs that have one
     held_strings: Counter[str]  # of control tokens, each counted once a pair
     num_with_strings: int
@@ -116,7 +119,7 @@ class _Measured(NamedTuple):
 
 def _measure(pairs: Iterable[PreferencePair]) -> _Measured:
     prompt, opening, completions, same, swapped = (array("Q") for _ in range(5))
-    characters, margins = array("q"), array("d")
+    characters, margins = array("i"), array("d")
     held: Counter[str] = Counter()
     num_with_strings = 0
     for pair in pairs:
@@ -139,7 +142,7 @@ def _measure(pairs: Iterable[PreferencePair]) -> _Measured:
         completions=np.frombuffer(completions, np.uint64),
         same=np.frombuffer(same, np.uint64),
         swapped=np.frombuffer(swapped, np.uint64),
-        characters=np.frombuffer(characters, np.int64).reshape(-1, 3),
+        characters=np.frombuffer(characters, np.int32).reshape(-1, 3),
         margins=np.frombuffer(margins, np.float64),
         held_strings=held,
         num_with_strings=num_with_strings,
@@ -162,8 +165,25 @@ def longer_wins(chosen: npt.ArrayLike, rejected: npt.ArrayLike) -> dict[str, Any
     return {"accuracy": accuracy, "num_pairs": len(differences), "num_ties": ties}
 
 
-def _num_different(numbers: Iterable[Numbers]) -> int:
-    return len(np.unique(np.concatenate([np.zeros(0, np.uint64), *numbers])))
+class _Shared(NamedTuple):
+    """How many different texts of a kind there are, in all and in each split, and how many two splits share."""
+
+    num_different: int
+    sizes: dict[str, int]
+    shared: dict[tuple[str, str], int]
+
+
+def _shared(measured: Mapping[str, _Measured], field: str) -> _Shared:
+    different = {name: np.unique(getattr(one, field)) for name, one in measured.items()}
+    every = np.unique(np.concatenate([np.zeros(0, np.uint64), *different.values()]))
+    return _Shared(
+        len(every),
+        {name: len(numbers) for name, numbers in different.items()},
+        {
+            (first, second): int(_is_in(different[second], different[first]).sum())
+            for first, second in combinations(different, 2)
+        },
+    )
 
 
 def _duplicates(every: Sequence[_Measured]) -> dict[str, int]:
@@ -193,19 +213,11 @@ def _control_tokens(every: Sequence[_Measured]) -> dict[str, Any]:
     }
 
 
-def _leakage(measured: Mapping[str, _Measured]) -> list[dict[str, Any]]:
+def _leakage(texts: Mapping[str, _Shared], first: str, second: str) -> dict[str, Any]:
     """Count prompts, conversations and completions that two splits share, and their share of the later split's."""
-    kinds = {"num_prompts": "prompt", "num_conversations": "conversation", "num_completions": "completions"}
-    different = {
-        name: {kind: np.unique(getattr(one, field)) for kind, field in kinds.items()} for name, one in measured.items()
-    }
-    rows = []
-    for first, second in combinations(measured, 2):
-        shared = {kind: int(_is_in(different[second][kind], different[first][kind]).sum()) for kind in kinds}
-        num_completions = len(different[second]["num_completions"])
-        share = shared["num_completions"] / max(1, num_completions)
-        rows.append({"splits": [first, second], **shared, "share_of_completions": share})
-    return rows
+    shared = {kind: one.shared[first, second] for kind, one in texts.items()}
+    share = shared["num_completions"] / max(1, texts["num_completions"].sizes[second])
+    return {"splits": [first, second], **shared, "share_of_completions": share}
 
 
 def _describe(split: _Measured) -> dict[str, Any]:
@@ -233,7 +245,7 @@ def _describe(split: _Measured) -> dict[str, Any]:
     }
 
 
-def _distribution(values: IntArray | FloatArray) -> dict[str, float | None]:
+def _distribution(values: npt.NDArray[np.int32] | FloatArray) -> dict[str, float | None]:
     names = [*(f"p{percent}" for percent in _PERCENTILES), "mean", "max"]
     if not len(values):
         return dict.fromkeys(names)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 ROWS_A_BATCH = 512
 """Pairs that are read, or written to an Arrow file, at a time."""
 ROWS_A_GROUP, BYTES_A_GROUP = 8192, 2**24
-"""Of a row group of Parquet, at most about."""
+"""Bounds of a row group of Parquet, both approximate."""
 SCHEMA = pa.schema(
     [
         pa.field("pair_id", pa.string(), nullable=False),
