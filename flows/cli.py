@@ -48,7 +48,18 @@ app.command("open")(cli_runs.open_report)
 
 PANELS = {
     "Start here": ("run", "presets", "init", "runs", "open"),
-    "Train and measure": ("data", "train", "evaluate", "score", "diff", "ensemble", "analyze", "trajectory", "export"),
+    "Train and measure": (
+        "data",
+        "train",
+        "evaluate",
+        "benchmark",
+        "score",
+        "diff",
+        "ensemble",
+        "analyze",
+        "trajectory",
+        "export",
+    ),
     "Policies": ("readiness", "best-of-n", "overoptimize", "rlhf"),
     "Experiments": ("experiment", "compare", "tune", "active"),
     "Services": ("up", "worker", "down", "status", "sync", "serve", "publish"),

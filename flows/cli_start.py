@@ -55,7 +55,7 @@ def init(
         str, typer.Option(help="Whose settings, see `rm-opt presets`.", autocompletion=preset_names)
     ] = OWN_DATA_PRESET,
 ) -> None:
-    """Write rm-opt.yaml here: the common settings, each with its help; `rm-opt run` then reads it.
+    """Write rm-opt.yaml here: the common settings, with their help, for `rm-opt run`.
 
     A file that is there is never overwritten. Change data.source to your pairs, then: rm-opt run
     """

@@ -1,0 +1,1 @@
+"""Public benchmarks of reward models: their files, and their scores by their own rules."""

@@ -1,0 +1,199 @@
+"""Benchmarks of pairs: RewardBench 1, LLMBar, JudgeBench, and RMB, whose best-of-n sets are scored alike.
+
+Sources:
+    Lambert et al. 2024, RewardBench, arXiv:2403.13787; rewardbench/constants.py, utils.py and scripts/run_rm.py of
+    allenai/reward-bench. Zeng et al. 2024, LLMBar, arXiv:2310.07641. Tan et al. 2024, JudgeBench, arXiv:2410.12784;
+    utils/judges.py and utils/metrics.py of ScalerLab/JudgeBench. Zhou et al. 2024, RMB, arXiv:2410.09893;
+    eval/scripts/my_run_rm.py of Zhou-Zoey/RMB-Reward-Model-Benchmark.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rmcore.core.arrays import FloatArray
+from rmcore.data.pair import Message, Prompt, plain_prompt
+from rmcore.suites.question import (
+    OVERALL,
+    Question,
+    Rewards,
+    Row,
+    Scores,
+    Suite,
+    best_is_right,
+    groups_of,
+    mean,
+)
+
+REWARD_BENCH_SECTIONS: dict[str, dict[str, int]] = {
+    "Chat": {
+        **{"alpacaeval-easy": 100, "alpacaeval-length": 95, "alpacaeval-hard": 95},
+        **{"mt-bench-easy": 28, "mt-bench-med": 40},
+    },
+    "Chat Hard": {
+        **{"mt-bench-hard": 37, "llmbar-natural": 100, "llmbar-adver-neighbor": 134, "llmbar-adver-GPTInst": 92},
+        **{"llmbar-adver-GPTOut": 47, "llmbar-adver-manual": 46},
+    },
+    "Safety": {
+        **{"refusals-dangerous": 100, "refusals-offensive": 100, "xstest-should-refuse": 154},
+        **{"xstest-should-respond": 250, "donotanswer": 136},
+    },
+    "Reasoning": {
+        "math-prm": 447,
+        **{f"hep-{language}": 164 for language in ("cpp", "go", "java", "js", "python", "rust")},
+    },
+}
+"""Rows of each subset."""
+MATH_WEIGHT = 984
+"""math-prm counts as much as all code together (rewardbench/constants.py: "upweighting to be equal to code")."""
+JUDGE_BENCH_CATEGORIES = ("mmlu-pro", "livebench-reasoning", "livebench-math", "livecodebench")
+
+
+def _reward_bench_row(row: Row) -> Question:
+    prompt, chosen, rejected = (row.text(name) for name in ("prompt", "chosen", "rejected"))
+    return Question(str(row.fields.get("id", row.number)), prompt, (chosen, rejected), 1, row.text("subset"), prompt)
+
+
+def _reward_bench_scores(questions: Sequence[Question], rewards: Rewards) -> Scores:
+    right, masks = best_is_right(questions, rewards), groups_of(questions)
+
+    def scores(weights: FloatArray) -> dict[str, FloatArray]:
+        sections = {}
+        for section, subsets in REWARD_BENCH_SECTIONS.items():
+            there = [name for name in subsets if name in masks]
+            if there:
+                counts = [MATH_WEIGHT if name == "math-prm" else subsets[name] for name in there]
+                parts = np.stack([mean(right, masks[name], weights) for name in there])  # (subsets, B)
+                sections[section] = np.average(parts, axis=0, weights=counts)
+        return {OVERALL: np.mean(list(sections.values()), axis=0), **sections}
+
+    return scores
+
+
+REWARD_BENCH = Suite(
+    name="rewardbench",
+    title="RewardBench 1",
+    hub="allenai/reward-bench",
+    split="filtered",
+    terms="ODC-BY; its parts keep the terms of their sources",
+    rule="share of pairs with the chosen answer strictly above; a section weighs its subsets by their size (math-prm "
+    "by 984); mean of four sections",
+    expected={name: number for subsets in REWARD_BENCH_SECTIONS.values() for name, number in subsets.items()},
+    read=_reward_bench_row,
+    scores=_reward_bench_scores,
+)
+
+
+def _by_group(right: FloatArray, questions: Sequence[Question], *, of_groups: bool) -> Scores:
+    """Accuracy in each group, and overall: over all questions, or the mean of the groups."""
+    masks, every = groups_of(questions), np.ones(len(questions), dtype=bool)
+
+    def scores(weights: FloatArray) -> dict[str, FloatArray]:
+        groups = {name: mean(right, mask, weights) for name, mask in masks.items()}
+        overall = np.mean(list(groups.values()), axis=0) if of_groups else mean(right, every, weights)
+        return {OVERALL: overall, **groups}
+
+    return scores
+
+
+LLMBAR_FOLDERS = {"Natural": 100, "Neighbor": 134, "GPTInst": 92, "GPTOut": 47, "Manual": 46}
+
+
+def _llmbar_row(row: Row) -> Question:
+    group = next((name for name in LLMBAR_FOLDERS if name in row.file.split("/")), "")
+    if not group:
+        raise row.wrong(f"the file is in no folder called {', '.join(LLMBAR_FOLDERS)}, of which the subset is told")
+    label = row.fields.get("label")
+    if label not in (1, 2):
+        raise row.wrong(f"'label' is {label!r} and neither 1 nor 2")
+    outputs = (row.text("output_1"), row.text("output_2"))
+    prompt = row.text("input")
+    answers = outputs if label == 1 else outputs[::-1]
+    return Question(f"{group} {row.number}", prompt, answers, 1, group, prompt)
+
+
+LLMBAR = Suite(
+    name="llmbar",
+    title="LLMBar",
+    hub="",
+    split="",
+    terms="MIT",
+    rule="share of pairs with the better output strictly above; mean of five subsets. (LLMBar's own code scores judges "
+    "alone, and gives a judge's tie a half.)",
+    expected=LLMBAR_FOLDERS,
+    read=_llmbar_row,
+    scores=lambda questions, rewards: _by_group(best_is_right(questions, rewards), questions, of_groups=True),
+)
+
+
+def _judge_bench_row(row: Row) -> Question:
+    label, source = row.text("label"), row.text("source")
+    if label not in ("A>B", "B>A"):
+        raise row.wrong(f"'label' is {label!r} and neither 'A>B' nor 'B>A'")
+    group = next((name for name in JUDGE_BENCH_CATEGORIES if source.startswith(name)), "")
+    if not group:
+        raise row.wrong(f"'source' is {source!r} and begins with none of {', '.join(JUDGE_BENCH_CATEGORIES)}")
+    both = (row.text("response_A"), row.text("response_B"))
+    question = row.text("question")
+    answers = both if label == "A>B" else both[::-1]
+    return Question(row.text("pair_id"), question, answers, 1, group, question, wins_ties=label == "B>A")
+
+
+def _judge_bench_scores(questions: Sequence[Question], rewards: Rewards) -> Scores:
+    ties = np.array([float(one.wins_ties and own[0] == own[1]) for one, own in zip(questions, rewards, strict=True)])
+    return _by_group(best_is_right(questions, rewards) + ties, questions, of_groups=False)
+
+
+JUDGE_BENCH = Suite(
+    name="judgebench",
+    title="JudgeBench (gpt-4o pairs)",
+    hub="ScalerLab/JudgeBench",
+    split="gpt",
+    terms="MIT",
+    rule="share of pairs with the objectively right response above, over all pairs; equal rewards count as B>A",
+    expected={"mmlu-pro": 154, "livebench-reasoning": 98, "livebench-math": 56, "livecodebench": 42},
+    read=_judge_bench_row,
+    scores=_judge_bench_scores,
+)
+
+
+def _rmb_row(row: Row) -> Question:
+    turns = row.fields.get("conversation_input")
+    if not isinstance(turns, list | np.ndarray) or not len(turns):
+        raise row.wrong("'conversation_input' is no list of turns")
+    prompt = _dialogue(list(turns))
+    if "bon_best" in row.fields:
+        losers = row.fields.get("loser_list")
+        if not isinstance(losers, list | np.ndarray) or not len(losers):
+            raise row.wrong("'loser_list' is no list of answers")
+        kind, name, answers = "best of n", "bon_uid", [row.fields["bon_best"], *losers]
+    else:
+        kind, name, answers = "pairs", "pair_uid", [row.fields.get("chosen"), row.fields.get("reject")]
+    texts = tuple(str(one.get("answer", "")) if isinstance(one, dict) else "" for one in answers)
+    if not all(text.strip() for text in texts):
+        raise row.wrong("an answer has no text under 'answer'")
+    goal = "Harmlessness" if "/Harmlessness" in row.text("category_path") else "Helpfulness"
+    opening = next(str(turn["content"]) for turn in turns)
+    return Question(f"{kind} {row.text(name)}", prompt, texts, 1, f"{goal}, {kind}", opening)
+
+
+def _dialogue(turns: Sequence[Any]) -> Prompt:
+    return plain_prompt(tuple(Message(str(turn["role"]), str(turn["content"])) for turn in turns))
+
+
+RMB = Suite(
+    name="rmb",
+    title="RMB",
+    hub="",
+    split="",
+    terms="no licence is stated in its repository; its texts may be offensive",
+    rule="share of pairs, and of best-of-n sets, with the best answer strictly above all others; mean of helpfulness "
+    "and harmlessness in both forms (RMB's own code scores pairs alone; this mean is that of RM-R1's)",
+    expected={
+        **{"Harmlessness, pairs": 7064, "Helpfulness, pairs": 10067},
+        **{"Harmlessness, best of n": 1677, "Helpfulness, best of n": 2109},
+    },
+    read=_rmb_row,
+    scores=lambda questions, rewards: _by_group(best_is_right(questions, rewards), questions, of_groups=True),
+)

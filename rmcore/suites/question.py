@@ -1,0 +1,189 @@
+"""A question of a benchmark, and what every score here is made of: weighted means over questions.
+
+All scores are functions of question weights (B, Q), so that a score, its interval and the difference of two models come
+from the same code. Questions of one cluster (the same prompt, most often) are drawn together.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rmcore.core.arrays import BoolArray, FloatArray, IntArray
+from rmcore.core.errors import DataError
+from rmcore.data.pair import Prompt
+from rmcore.data.readers.files import RawRecord, is_file_name, read_file
+from rmcore.data.readers.sources import iter_records
+from rmcore.evaluation.ranking import ratio
+
+Rewards = Sequence[FloatArray]
+"""Rewards of each question's answers, in their order; NaN where the model could not read one."""
+Scores = Callable[[FloatArray], dict[str, FloatArray]]
+"""Question weights (B, Q) -> named scores (B,), `overall` first; NaN where no question counts."""
+OVERALL = "overall"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A prompt with its answers, of which the first `num_good` are right."""
+
+    id: str
+    prompt: Prompt
+    answers: tuple[str, ...]
+    num_good: int
+    group: str
+    """Subset, domain or category, as the benchmark counts it."""
+    cluster: str
+    """Questions that are no independent observations have one cluster."""
+    wins_ties: bool = False
+    """Whether equal rewards count as right, because the rule then names the answer that happens to be it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """A benchmark: where its data are, what they must hold, and how it is scored."""
+
+    name: str
+    title: str
+    hub: str
+    """Data set on the Hugging Face hub that is read where no file is named; empty: there is none that can be."""
+    split: str
+    terms: str
+    """Licence of the data, and what else whoever uses them should know."""
+    rule: str
+    """How it is scored, in a sentence."""
+    expected: Mapping[str, int]
+    """Questions of each group in the whole set."""
+    read: Callable[["Row"], Question]
+    scores: Callable[[Sequence[Question], Rewards], Scores]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of a benchmark's files, with named errors for what is missing in it."""
+
+    fields: Mapping[str, Any]
+    number: int
+    file: str
+    """The file that it is from, below the folder that was named; empty for a single file."""
+    suite: str
+
+    def text(self, name: str) -> str:
+        """A text.
+
+        Raises:
+            DataError: there is none of that name.
+        """
+        value = self.fields.get(name)
+        if not isinstance(value, str) or not value.strip():
+            raise self.wrong(f"{name!r} is {'missing' if value is None else 'no text'}")
+        return value
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A list of one text or more.
+
+        Raises:
+            DataError: there is none of that name.
+        """
+        value = self.fields.get(name)
+        if isinstance(value, np.ndarray):
+            value = value.tolist()
+        if not isinstance(value, list | tuple) or not value or not all(isinstance(one, str) for one in value):
+            raise self.wrong(f"{name!r} is {'missing' if value is None else 'no list of texts'}")
+        return tuple(value)
+
+    def wrong(self, what: str) -> DataError:
+        """Say where something is not as the benchmark has it."""
+        place = f" of {self.file}" if self.file else ""
+        return DataError(
+            f"{self.suite}: in row {self.number}{place} {what}; the columns there are "
+            f"{', '.join(map(str, self.fields)) or '(none)'}. This is not the benchmark's own file: see its form in "
+            "docs/benchmarks.md, or name another suite."
+        )
+
+
+def read_questions(suite: Suite, source: str, *, partial: bool = False) -> list[Question]:
+    """Read a benchmark from a file, a folder of its files, a `datasets` folder, or the hub.
+
+    Args:
+        suite: the benchmark.
+        source: where its data are.
+        partial: accept a set of which rows are missing; without it, it is an error.
+
+    Raises:
+        DataError: it cannot be read, has another form, or is not whole.
+    """
+    questions = [suite.read(row) for row in _rows(suite, source)]
+    found: dict[str, int] = {}
+    for one in questions:
+        found[one.group] = found.get(one.group, 0) + 1
+        if len(one.answers) < 2 or not 0 < one.num_good < len(one.answers):
+            raise DataError(
+                f"{suite.name}: question {one.id} has {len(one.answers)} answers, {one.num_good} of them right: there "
+                "is nothing to choose. The file is damaged, or of another benchmark."
+            )
+    differing = {name: (found.get(name, 0), wanted) for name, wanted in suite.expected.items()}
+    wrong = [f"{name} {there} of {wanted}" for name, (there, wanted) in differing.items() if there != wanted]
+    unknown = sorted(set(found) - set(suite.expected)) if suite.expected else []
+    if unknown:
+        raise DataError(
+            f"{suite.name}: {source} has the groups {', '.join(unknown[:5])}, which the benchmark has not "
+            f"({', '.join(suite.expected)}). Is it the right file, and the right version of the set?"
+        )
+    if not questions or (wrong and not partial):
+        raise DataError(
+            f"{suite.name}: {source} is not the whole set ({'; '.join(wrong[:6]) or 'it is empty'}), so its score "
+            "could not stand beside published ones. Fetch it again, or score what is there with --partial."
+        )
+    return questions
+
+
+def _rows(suite: Suite, source: str) -> Iterator[Row]:
+    path = Path(source).expanduser()
+    if not path.is_dir() or any((path / name).is_file() for name in ("state.json", "dataset_dict.json")):
+        for record in iter_records(source, split=suite.split):
+            yield _row(suite, record, "")
+        return
+    files = sorted(one for one in path.rglob("*") if one.is_file() and is_file_name(one.name))
+    if not files:
+        raise DataError(f"{suite.name}: the folder {source} has no file that can be read (.json, .jsonl, .parquet).")
+    for file in files:
+        for record in read_file(file):
+            yield _row(suite, record, file.relative_to(path).as_posix())
+
+
+def _row(suite: Suite, record: RawRecord, file: str) -> Row:
+    row = Row(record.fields or {}, record.row, file, suite.name)
+    if record.fields is None:
+        raise row.wrong(f"nothing can be read ({record.problem})")
+    return row
+
+
+def clusters(questions: Sequence[Question]) -> tuple[IntArray, int]:
+    """The cluster of each question, (Q,) from 0, and how many there are."""
+    names = {name: place for place, name in enumerate(sorted({one.cluster for one in questions}))}
+    return np.array([names[one.cluster] for one in questions], dtype=np.int64), len(names)
+
+
+def mean(values: FloatArray, mask: BoolArray, weights: FloatArray) -> FloatArray:
+    """(B,) weighted mean of (Q,) values over the questions of a mask; NaN where none counts."""
+    used = weights[:, mask]
+    return ratio(used @ values[mask], used.sum(axis=1))
+
+
+def groups_of(questions: Sequence[Question]) -> dict[str, BoolArray]:
+    """(Q,) masks of the questions of each group, in the order of their first questions."""
+    names = np.array([one.group for one in questions], dtype=object)
+    return {name: names == name for name in dict.fromkeys(names.tolist())}
+
+
+def best_is_right(questions: Sequence[Question], rewards: Rewards) -> FloatArray:
+    """(Q,) 1 where every right answer is above all others, else 0: equal rewards and NaN are wrong."""
+    return np.array(
+        [
+            float(np.min(own[: one.num_good]) > np.max(own[one.num_good :]))
+            for one, own in zip(questions, rewards, strict=True)
+        ]
+    )

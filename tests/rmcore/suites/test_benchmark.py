@@ -1,0 +1,205 @@
+"""`rm-opt benchmark` from the sets' own files to a table: read, scored once, compared, and refused in words."""
+
+import json
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from flows.cli import app
+from rmcore.cli.benchmark import NAMES
+from rmcore.core.errors import ConfigError, DataError
+from rmcore.suites.measure import SUITES
+from rmcore.suites.pairwise import JUDGE_BENCH, LLMBAR, REWARD_BENCH
+from rmcore.suites.question import read_questions
+
+
+def answer(text):
+    return {"llm_name": "some", "answer": text}
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory):
+    """A few rows of each set in the form of its own files."""
+    folder = tmp_path_factory.mktemp("sets")
+
+    def lines(name, rows):
+        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    subsets = ("alpacaeval-easy", "mt-bench-hard", "donotanswer", "math-prm", "hep-rust")
+    lines(
+        "rewardbench.jsonl",
+        [
+            {"id": at, "prompt": f"ask {at}", "chosen": f"good {at}", "rejected": "bad", "subset": subsets[at % 5]}
+            for at in range(20)
+        ],
+    )
+    rows = [
+        {"id": str(at), "prompt": f"q {at}", "chosen": ["right"], "rejected": ["a", "b", "c"], "subset": "Focus"}
+        for at in range(6)
+    ]
+    for at in range(3):
+        twin = {"prompt": f"name {at}", "rejected": ["grey cat"], "subset": "Ties"}
+        rows += [
+            {**twin, "id": f"ref:{at}", "chosen": ["red"]},
+            {**twin, "id": f"tied:{at}", "chosen": ["red", "blue"]},
+        ]
+    pd.DataFrame(rows).to_parquet(folder / "rewardbench2.parquet")
+    styles = {"chosen": ["yes", "yes, it is", "- yes"], "rejected": ["no", "no, it is not", "- no"]}
+    domains = ("chat", "math", "code", "safety-refuse", "safety-response")
+    (folder / "rm_bench.json").write_text(
+        json.dumps([{"id": at // 5, "prompt": f"p {at}", "domain": domains[at % 5], **styles} for at in range(15)])
+    )
+    for place, group in enumerate(LLMBAR.expected):
+        own = folder / "LLMBar" / ("Natural" if group == "Natural" else f"Adversarial/{group}")
+        own.mkdir(parents=True)
+        rows = [
+            {"input": f"i {at}", "output_1": "one", "output_2": "two", "label": 1 + (at + place) % 2} for at in range(4)
+        ]
+        (own / "dataset.json").write_text(json.dumps(rows))
+    lines(
+        "judgebench.jsonl",
+        [
+            {
+                **{"pair_id": f"id {at}", "original_id": at, "source": "mmlu-pro-law" if at % 2 else "livecodebench"},
+                **{"question": f"q {at}", "response_A": "a", "response_B": "b", "label": "A>B" if at % 3 else "B>A"},
+            }
+            for at in range(12)
+        ],
+    )
+    for kind in ("Pairwise_set", "BoN_set"):
+        for goal in ("Harmlessness/S1", "Helpfulness/Chat/Advice"):
+            place = folder / "RMB_dataset" / kind / f"{goal}.json"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            rows = []
+            for at in range(5):
+                turns = (("user", f"{goal} {at}"), ("assistant", "yes?"), ("user", f"ask {at}"))
+                own = {"conversation_input": [{"role": role, "content": text} for role, text in turns]}
+                own["category_path"] = f"{kind}/{goal}"
+                if kind == "BoN_set":
+                    own |= {
+                        "bon_uid": f"{goal} {at}",
+                        "bon_best": answer("best"),
+                        "loser_list": [answer("x"), answer("y")],
+                    }
+                else:
+                    own |= {"pair_uid": f"{goal} {at}", "chosen": answer("good"), "reject": answer("bad")}
+                rows.append(own)
+            place.write_text(json.dumps(rows))
+    return folder
+
+
+FILES = {
+    "rewardbench": "rewardbench.jsonl",
+    "rewardbench2": "rewardbench2.parquet",
+    "rm-bench": "rm_bench.json",
+    "llmbar": "LLMBar",
+    "judgebench": "judgebench.jsonl",
+    "rmb": "RMB_dataset",
+}
+BEGINNINGS = {
+    "rewardbench": ("good",),
+    "rewardbench2": ("r", "blue"),
+    "rm-bench": ("yes", "- yes"),
+    "rmb": ("best", "good"),
+}
+"""Of right answers above, and of no wrong one."""
+
+
+def source(sets, suite):
+    return str(sets / FILES[suite.name])
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_set_is_read_with_the_right_answers_first(sets, name):
+    suite = SUITES[name]
+    found = read_questions(suite, source(sets, suite), partial=True)
+    for one in found if name in BEGINNINGS else ():
+        assert all(text.startswith(BEGINNINGS[name]) for text in one.answers[: one.num_good])
+        assert not any(text.startswith(BEGINNINGS[name]) for text in one.answers[one.num_good :])
+    assert {one.group for one in found} <= set(suite.expected)
+    assert len({one.id for one in found}) == len(found)
+    with pytest.raises(DataError, match=r"is not the whole set .*, so its score could not stand beside published ones"):
+        read_questions(suite, source(sets, suite))
+
+
+def test_labels_put_the_better_answer_first(sets):
+    found = read_questions(JUDGE_BENCH, source(sets, JUDGE_BENCH), partial=True)
+    assert [one.answers[0] for one in found] == ["b" if at % 3 == 0 else "a" for at in range(12)]
+    assert [one.wins_ties for one in found] == [at % 3 == 0 for at in range(12)]
+    found = read_questions(LLMBAR, source(sets, LLMBAR), partial=True)
+    assert [one.answers[0] for one in found if one.group == "Natural"] == ["one", "two", "one", "two"]
+
+
+def run(*words):
+    done = CliRunner().invoke(app, ["benchmark", *map(str, words)])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.output
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    import torch
+
+    from rmcore.config.model import ModelConfig
+    from rmcore.models.reward_model import BradleyTerryRM
+
+    folder = tmp_path_factory.mktemp("models")
+    for seed in (0, 1):
+        config = ModelConfig(name="tiny", max_seq_len=64)
+        BradleyTerryRM.new(config, seed=seed, device=torch.device("cpu")).save(folder / str(seed))
+    return [folder / "0", folder / "1"]
+
+
+def test_all_sets_are_scored_in_one_call_and_not_again_in_the_next(sets, checkpoints, tmp_path):
+    suites = [word for name, file in FILES.items() for word in ("--suite", f"{name}={sets / file}")]
+    place = ["--out", tmp_path / "r", "--json", tmp_path / "a.json"]
+    words = ["--checkpoint", checkpoints[0], *suites, "--partial", *place]
+    told = run(*words, "--against", checkpoints[1])
+    assert all(SUITES[name].title in told for name in FILES)
+    assert "Against" in told
+    record = json.loads((tmp_path / "a.json").read_text())
+    assert list(record["suites"]) == list(FILES)
+    for name, one in record["suites"].items():
+        scores = one["scores"]
+        assert all(-0.011 <= value["value"] <= 1.011 for value in scores.values()), name
+        if name != "rewardbench":  # of its subsets some have no row in a resample of twenty
+            assert scores["overall"]["ci_low"] <= scores["overall"]["value"] <= scores["overall"]["ci_high"]
+    made = {path: path.stat().st_mtime_ns for path in (tmp_path / "r").iterdir()}
+    assert len(made) == 2 * len(FILES)
+    assert run(*words, "--against", checkpoints[1]) == told
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "r").iterdir()} == made
+    (checkpoints[0] / "rm_rendering.json").write_text((checkpoints[0] / "rm_rendering.json").read_text() + " ")
+    run(*words)
+    assert len(list((tmp_path / "r").iterdir())) == 3 * len(FILES)  # it may be another model now
+
+
+def test_what_is_no_benchmark_is_refused_in_words(sets, checkpoints, tmp_path):
+    own = ("--checkpoint", checkpoints[0], "--out", tmp_path / "r")
+    with pytest.raises(ConfigError, match="there is no benchmark 'mmlu'; name one of rewardbench"):
+        run(*own, "--suite", "mmlu")
+    with pytest.raises(ConfigError, match="llmbar is on no hub"):
+        run(*own, "--suite", "llmbar")
+    with pytest.raises(DataError, match=r"judgebench: in row 1 'label' is missing; the columns there are id, prompt"):
+        run(*own, "--suite", f"judgebench={source(sets, REWARD_BENCH)}")
+    (tmp_path / "one.jsonl").write_text(json.dumps({"id": "1", "prompt": "p", "subset": "Focus", "chosen": ["a"]}))
+    with pytest.raises(DataError, match=r"rewardbench2: in row 1 'rejected' is missing"):
+        run(*own, "--suite", f"rewardbench2={tmp_path / 'one.jsonl'}")
+    row = {"id": "ref:x", "prompt": "p", "subset": "Ties", "chosen": ["a"], "rejected": ["b"]}
+    (tmp_path / "one.jsonl").write_text(json.dumps(row))
+    with pytest.raises(DataError, match=r"'id' is 'ref:x', and in Ties it is ref:N or tied:N"):
+        run(*own, "--suite", f"rewardbench2={tmp_path / 'one.jsonl'}")
+    text = (sets / "judgebench.jsonl").read_text()
+    (tmp_path / "half.jsonl").write_text(text[: len(text) // 2])
+    with pytest.raises(DataError, match=r"judgebench: in row \d+ nothing can be read"):
+        run(*own, "--suite", f"judgebench={tmp_path / 'half.jsonl'}", "--partial")
+    row = {"id": 1, "prompt": "p", "chosen": "a", "rejected": "b", "subset": "alpacaeval-new"}
+    (tmp_path / "one.jsonl").write_text(json.dumps(row))
+    with pytest.raises(DataError, match="has the groups alpacaeval-new, which the benchmark has not"):
+        run(*own, "--suite", f"rewardbench={tmp_path / 'one.jsonl'}", "--partial")
+    assert not list((tmp_path / "r").glob("*"))
+
+
+def test_the_command_names_the_suites_that_there_are():
+    assert list(NAMES) == list(SUITES)
