@@ -2,9 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -12,7 +12,7 @@ from rmcore.cli.common import write_report_json
 from rmcore.cli.inputs import Checkpoint, JsonOut, ModelReading
 from rmcore.cli.options import options
 from rmcore.core.errors import ConfigError
-from rmcore.core.files import atomic_file
+from rmcore.core.files import atomic_file, exclusive
 
 if TYPE_CHECKING:
     from rmcore.core.arrays import FloatArray
@@ -56,24 +56,28 @@ def benchmark(
     from rmcore.suites.question import read_questions
 
     chosen = [_named(one) for one in suite]
-    sets = [(one, source, read_questions(one, source, partial=partial)) for one, source in chosen]
-    record: dict[str, Any] = {"checkpoint": checkpoint, "against": against, "partial": partial, "suites": {}}
+    if len({one.name for one, _ in chosen}) < len(chosen):
+        raise ConfigError("a benchmark is named twice: its second result would stand in the place of its first.")
+    sets = [_Set(one, source, *read_questions(one, source, partial=partial)) for one, source in chosen]
+    record: dict[str, Any] = {"checkpoint": checkpoint, "against": against, "suites": {}}
     rewards = {name: _rewards(name, sets, model, out) for name in (checkpoint, *([against] if against else []))}
-    for place, (one, source, questions) in enumerate(sets):
-        found = measure(one, questions, rewards[checkpoint][place])
+    for place, one in enumerate(sets):
+        found = measure(one.suite, one.questions, rewards[checkpoint][place])
         told: dict[str, Any] = {
-            "source": source,
+            "source": one.source,
+            "missing": one.missing,
             "scores": {name: value.to_dict() for name, value in found.scores.items()},
             "longer_wins": found.longer,
+            "over_longer_wins": found.over_longer.to_dict(),
             "more_markdown_wins": found.markdown,
             "num_questions": found.num_questions,
             "num_unreadable": found.num_unreadable,
         }
         if against is not None:
-            value, p = difference(one, questions, rewards[checkpoint][place], rewards[against][place])
+            value, p = difference(one.suite, one.questions, rewards[checkpoint][place], rewards[against][place])
             told["difference"] = {**value.to_dict(), "p": p}
-        record["suites"][one.name] = told
-        _print(one, told, partial)
+        record["suites"][one.suite.name] = told
+        _print(one.suite, told)
     if against is not None:
         _print_differences(record["suites"], against)
     write_report_json(json_out, record)
@@ -82,20 +86,27 @@ def benchmark(
 def _named(given: str) -> "tuple[Suite, str]":
     from rmcore.suites.measure import SUITES
 
-    name, _, source = given.partition("=")
+    name, is_place, source = given.partition("=")
     if name not in SUITES:
         raise ConfigError(f"there is no benchmark {name!r}; name one of {', '.join(SUITES)}, or NAME=PATH.")
     found = SUITES[name]
-    if not source and not found.hub:
+    if is_place and not (source and Path(source).expanduser().exists()):
+        raise ConfigError(f"--suite {given}: there is no file or folder {source!r}; {name} alone names the hub's.")
+    if not is_place and not found.hub:
         raise ConfigError(
             f"{name} is on no hub in a form that can be read: fetch its repository and give --suite {name}=FOLDER."
         )
-    return found, source or found.hub
+    return found, source if is_place else found.hub
 
 
-def _rewards(
-    checkpoint: str, sets: "list[tuple[Suite, str, list[Question]]]", model: ModelReading, out: Path
-) -> "list[list[FloatArray]]":
+class _Set(NamedTuple):
+    suite: "Suite"
+    source: str
+    questions: "list[Question]"
+    missing: dict[str, int]
+
+
+def _rewards(checkpoint: str, sets: Sequence[_Set], model: ModelReading, out: Path) -> "list[list[FloatArray]]":
     """Rewards of all sets by a model, which is loaded only where some are not there yet."""
     import pandas as pd
 
@@ -103,47 +114,58 @@ def _rewards(
     from rmcore.suites.measure import from_table, score_answers, to_table
 
     out.mkdir(parents=True, exist_ok=True)
-    places = [out / f"{suite.name}-{_key(checkpoint, source, model)}.parquet" for suite, source, _ in sets]
+    places = [out / f"{one.suite.name}-{_key(checkpoint, one.questions, model)}.parquet" for one in sets]
     rm = None
-    for (suite, _, questions), place in zip(sets, places, strict=True):
-        if place.is_file() and len(pd.read_parquet(place)) == sum(len(one.answers) for one in questions):
-            continue
-        rm = rm or model.load(checkpoint)
-        with progress_bar("benchmark") as report:
-            rewards = score_answers(rm, questions, report=prefixed(report, suite.name))
-        with atomic_file(place) as unfinished:
-            to_table(questions, rewards).to_parquet(unfinished)
-    return [from_table(one[2], pd.read_parquet(place)) for one, place in zip(sets, places, strict=True)]
+    with exclusive(out / ".lock"):
+        for one, place in zip(sets, places, strict=True):
+            if place.is_file():
+                continue
+            rm = rm or model.load(checkpoint)
+            with progress_bar("benchmark") as report:
+                rewards = score_answers(rm, one.questions, report=prefixed(report, one.suite.name))
+            with atomic_file(place) as unfinished:
+                to_table(one.questions, rewards).to_parquet(unfinished)
+    return [from_table(one.questions, pd.read_parquet(place)) for one, place in zip(sets, places, strict=True)]
 
 
-def _key(checkpoint: str, source: str, model: ModelReading) -> str:
-    """Digest what the rewards depend on: the content of model and set, and how the model reads."""
-    from rmcore.data.readers.sources import source_digest
+def _key(checkpoint: str, questions: "Sequence[Question]", model: ModelReading) -> str:
+    """Digest what the rewards depend on: the model (on the hub: its name), all texts, and how they are read."""
+    from rmcore.data.render_fn import render_fn_digest
     from rmcore.ensembles.ensemble_folder import checkpoint_digest
+    from rmcore.suites.question import digest
 
     folder = Path(checkpoint)
     depends = {
         "checkpoint": checkpoint_digest(folder) if folder.is_dir() else checkpoint,
-        "set": source_digest(source),
+        "questions": digest(questions),
         "max_seq_len": model.max_seq_len,
-        "render_fn": model.render_fn,
+        "render_fn": None if model.render_fn is None else render_fn_digest(model.render_fn),
     }
     return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def _print(suite: "Suite", told: Mapping[str, Any], partial: bool) -> None:
-    print(f"{suite.title}{' (in part)' if partial else ''}: {suite.rule}. Terms: {suite.terms}.")
+def _print(suite: "Suite", told: Mapping[str, Any]) -> None:
+    missing = sum(told["missing"].values())
+    title = f"{suite.title} ({missing} questions are missing)" if missing else suite.title
+    print(f"{title}: {suite.rule}. Terms: {suite.terms}.")
     for name, value in told["scores"].items():
-        interval = "" if value["ci_low"] is None else f" [{value['ci_low']:.3f}, {value['ci_high']:.3f}]"
-        print(f"    {name:<28}{value['value']:.4f}{interval:<18}{value['num']:>7,} questions")
-    print(f"    {'the longer answer wins':<28}{told['longer_wins']:.4f}")
-    print(f"    {'more Markdown wins':<28}{told['more_markdown_wins']:.4f}")
+        print(f"    {name:<28}{_shown(value, '.4f'):<32}{value['num']:>7,} questions")
+    for words, name in (("the longer answer wins", "longer_wins"), ("more Markdown wins", "more_markdown_wins")):
+        print(f"    {words:<28}{'-' if told[name] is None else format(told[name], '.4f')}")
+    print(f"    {'above the longer answer by':<28}{_shown(told['over_longer_wins'], '+.4f')}")
     if told["num_unreadable"]:
         print(f"    {told['num_unreadable']} questions have an answer that the model cannot read: not right")
     print()
 
 
-def _print_differences(suites: Mapping[str, Mapping[str, Any]], against: str) -> None:
+def _shown(value: Mapping[str, Any], form: str) -> str:
+    if value["value"] is None:
+        return f"- ({value['reason']})"
+    low, high = value["ci_low"], value["ci_high"]
+    return format(value["value"], form) + ("" if low is None else f" [{low:{form}}, {high:{form}}]")
+
+
+def _print_differences(suites: Mapping[str, dict[str, Any]], against: str) -> None:
     """The differences, and which are shown after Holm's correction over the benchmarks."""
     from rmcore.evaluation.verdicts.judgement import holm
 
@@ -151,6 +173,7 @@ def _print_differences(suites: Mapping[str, Mapping[str, Any]], against: str) ->
     differences = {name: told["difference"] for name, told in suites.items()}
     adjusted = holm([1.0 if value["p"] is None else value["p"] for value in differences.values()])
     for (name, value), p in zip(differences.items(), adjusted, strict=True):
-        interval = "" if value["ci_low"] is None else f" [{value['ci_low']:+.3f}, {value['ci_high']:+.3f}]"
-        verdict = ("better" if value["value"] > 0 else "worse") if p < LEVEL else "cannot be told apart"
-        print(f"    {name:<28}{value['value']:+.4f}{interval:<18} {verdict}")
+        value["p_adjusted"] = p
+        is_shown = value["value"] is not None and p < LEVEL
+        verdict = "cannot be told apart" if not is_shown else "better" if value["value"] > 0 else "worse"
+        print(f"    {name:<28}{_shown(value, '+.4f'):<32} {verdict}")

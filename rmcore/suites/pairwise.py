@@ -8,7 +8,6 @@ Sources:
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -51,8 +50,10 @@ JUDGE_BENCH_CATEGORIES = ("mmlu-pro", "livebench-reasoning", "livebench-math", "
 
 
 def _reward_bench_row(row: Row) -> Question:
-    prompt, chosen, rejected = (row.text(name) for name in ("prompt", "chosen", "rejected"))
-    return Question(str(row.fields.get("id", row.number)), prompt, (chosen, rejected), 1, row.text("subset"), prompt)
+    prompt = row.text("prompt")
+    chosen, rejected = (row.text(name, may_be_empty=True) for name in ("chosen", "rejected"))
+    subset = row.text("subset")
+    return Question(f"{subset} {row.fields.get('id', row.number)}", prompt, (chosen, rejected), 1, subset, prompt)
 
 
 def _reward_bench_scores(questions: Sequence[Question], rewards: Rewards) -> Scores:
@@ -82,6 +83,7 @@ REWARD_BENCH = Suite(
     expected={name: number for subsets in REWARD_BENCH_SECTIONS.values() for name, number in subsets.items()},
     read=_reward_bench_row,
     scores=_reward_bench_scores,
+    parts={section: tuple(subsets) for section, subsets in REWARD_BENCH_SECTIONS.items()},
 )
 
 
@@ -101,13 +103,14 @@ LLMBAR_FOLDERS = {"Natural": 100, "Neighbor": 134, "GPTInst": 92, "GPTOut": 47, 
 
 
 def _llmbar_row(row: Row) -> Question:
-    group = next((name for name in LLMBAR_FOLDERS if name in row.file.split("/")), "")
+    folders = row.file.parts if row.file is not None else ()
+    group = next((name for name in LLMBAR_FOLDERS if name in folders), "")
     if not group:
         raise row.wrong(f"the file is in no folder called {', '.join(LLMBAR_FOLDERS)}, of which the subset is told")
     label = row.fields.get("label")
     if label not in (1, 2):
         raise row.wrong(f"'label' is {label!r} and neither 1 nor 2")
-    outputs = (row.text("output_1"), row.text("output_2"))
+    outputs = tuple(row.text(name, may_be_empty=True) for name in ("output_1", "output_2"))
     prompt = row.text("input")
     answers = outputs if label == 1 else outputs[::-1]
     return Question(f"{group} {row.number}", prompt, answers, 1, group, prompt)
@@ -122,6 +125,7 @@ LLMBAR = Suite(
     rule="share of pairs with the better output strictly above; mean of five subsets. (LLMBar's own code scores judges "
     "alone, and gives a judge's tie a half.)",
     expected=LLMBAR_FOLDERS,
+    files="dataset.json",  # and not those of its evaluators, which have the same columns
     read=_llmbar_row,
     scores=lambda questions, rewards: _by_group(best_is_right(questions, rewards), questions, of_groups=True),
 )
@@ -134,7 +138,7 @@ def _judge_bench_row(row: Row) -> Question:
     group = next((name for name in JUDGE_BENCH_CATEGORIES if source.startswith(name)), "")
     if not group:
         raise row.wrong(f"'source' is {source!r} and begins with none of {', '.join(JUDGE_BENCH_CATEGORIES)}")
-    both = (row.text("response_A"), row.text("response_B"))
+    both = tuple(row.text(name, may_be_empty=True) for name in ("response_A", "response_B"))
     question = row.text("question")
     answers = both if label == "A>B" else both[::-1]
     return Question(row.text("pair_id"), question, answers, 1, group, question, wins_ties=label == "B>A")
@@ -151,7 +155,8 @@ JUDGE_BENCH = Suite(
     hub="ScalerLab/JudgeBench",
     split="gpt",
     terms="MIT",
-    rule="share of pairs with the objectively right response above, over all pairs; equal rewards count as B>A",
+    rule="share of pairs with the objectively right response above, over all pairs; equal rewards count as B>A (the "
+    "rule of --single_game; in both orders a tie is wrong)",
     expected={"mmlu-pro": 154, "livebench-reasoning": 98, "livebench-math": 56, "livecodebench": 42},
     read=_judge_bench_row,
     scores=_judge_bench_scores,
@@ -159,27 +164,34 @@ JUDGE_BENCH = Suite(
 
 
 def _rmb_row(row: Row) -> Question:
-    turns = row.fields.get("conversation_input")
-    if not isinstance(turns, list | np.ndarray) or not len(turns):
-        raise row.wrong("'conversation_input' is no list of turns")
-    prompt = _dialogue(list(turns))
-    if "bon_best" in row.fields:
+    prompt, opening = _dialogue(row)
+    if row.fields.get("bon_best") is not None:
         losers = row.fields.get("loser_list")
         if not isinstance(losers, list | np.ndarray) or not len(losers):
             raise row.wrong("'loser_list' is no list of answers")
         kind, name, answers = "best of n", "bon_uid", [row.fields["bon_best"], *losers]
     else:
         kind, name, answers = "pairs", "pair_uid", [row.fields.get("chosen"), row.fields.get("reject")]
-    texts = tuple(str(one.get("answer", "")) if isinstance(one, dict) else "" for one in answers)
-    if not all(text.strip() for text in texts):
+    texts = tuple(one["answer"] for one in answers if isinstance(one, dict) and isinstance(one.get("answer"), str))
+    if len(texts) < len(answers):
         raise row.wrong("an answer has no text under 'answer'")
-    goal = "Harmlessness" if "/Harmlessness" in row.text("category_path") else "Helpfulness"
-    opening = next(str(turn["content"]) for turn in turns)
+    category = row.text("category_path").split("/")
+    goal = next((name for name in ("Harmlessness", "Helpfulness") if name in category), "")
+    if not goal:
+        raise row.wrong(f"'category_path' is {'/'.join(category)!r}, and names neither Harmlessness nor Helpfulness")
     return Question(f"{kind} {row.text(name)}", prompt, texts, 1, f"{goal}, {kind}", opening)
 
 
-def _dialogue(turns: Sequence[Any]) -> Prompt:
-    return plain_prompt(tuple(Message(str(turn["role"]), str(turn["content"])) for turn in turns))
+def _dialogue(row: Row) -> tuple[Prompt, str]:
+    """The turns before the answers, and the first of them."""
+    given = row.fields.get("conversation_input")
+    turns = list(given) if isinstance(given, list | np.ndarray) else []
+    if not turns or not all(
+        isinstance(turn, dict) and isinstance(turn.get("role"), str) and isinstance(turn.get("content"), str)
+        for turn in turns
+    ):
+        raise row.wrong("'conversation_input' is no list of turns with 'role' and 'content'")
+    return plain_prompt(tuple(Message(turn["role"], turn["content"]) for turn in turns)), turns[0]["content"]
 
 
 RMB = Suite(
@@ -191,9 +203,11 @@ RMB = Suite(
     rule="share of pairs, and of best-of-n sets, with the best answer strictly above all others; mean of helpfulness "
     "and harmlessness in both forms (RMB's own code scores pairs alone; this mean is that of RM-R1's)",
     expected={
+        # Of three files of pairs the numbers follow from scores that others published (RM-R1): not counted.
         **{"Harmlessness, pairs": 7064, "Helpfulness, pairs": 10067},
         **{"Harmlessness, best of n": 1677, "Helpfulness, best of n": 2109},
     },
+    files="*.json",
     read=_rmb_row,
     scores=lambda questions, rewards: _by_group(best_is_right(questions, rewards), questions, of_groups=True),
 )

@@ -4,8 +4,12 @@ All scores are functions of question weights (B, Q), so that a score, its interv
 from the same code. Questions of one cluster (the same prompt, most often) are drawn together.
 """
 
+import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +62,10 @@ class Suite:
     """Questions of each group in the whole set."""
     read: Callable[["Row"], Question]
     scores: Callable[[Sequence[Question], Rewards], Scores]
+    parts: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Groups that a score is over, of those that are neither over one group of its name nor over all."""
+    files: str = "*"
+    """Names of the files of a folder that are its data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +74,18 @@ class Row:
 
     fields: Mapping[str, Any]
     number: int
-    file: str
-    """The file that it is from, below the folder that was named; empty for a single file."""
+    file: Path | None
+    """The file that it is from; None of a set of the hub."""
     suite: str
 
-    def text(self, name: str) -> str:
-        """A text.
+    def text(self, name: str, *, may_be_empty: bool = False) -> str:
+        """A text; a completion may be empty.
 
         Raises:
             DataError: there is none of that name.
         """
         value = self.fields.get(name)
-        if not isinstance(value, str) or not value.strip():
+        if not isinstance(value, str) or not (value.strip() or may_be_empty):
             raise self.wrong(f"{name!r} is {'missing' if value is None else 'no text'}")
         return value
 
@@ -96,7 +104,7 @@ class Row:
 
     def wrong(self, what: str) -> DataError:
         """Say where something is not as the benchmark has it."""
-        place = f" of {self.file}" if self.file else ""
+        place = f" of {self.file.name}" if self.file else ""
         return DataError(
             f"{self.suite}: in row {self.number}{place} {what}; the columns there are "
             f"{', '.join(map(str, self.fields)) or '(none)'}. This is not the benchmark's own file: see its form in "
@@ -104,7 +112,7 @@ class Row:
         )
 
 
-def read_questions(suite: Suite, source: str, *, partial: bool = False) -> list[Question]:
+def read_questions(suite: Suite, source: str, *, partial: bool = False) -> tuple[list[Question], dict[str, int]]:
     """Read a benchmark from a file, a folder of its files, a `datasets` folder, or the hub.
 
     Args:
@@ -112,49 +120,71 @@ def read_questions(suite: Suite, source: str, *, partial: bool = False) -> list[
         source: where its data are.
         partial: accept a set of which rows are missing; without it, it is an error.
 
+    Returns:
+        The questions, and how many are missing of each group of which some are.
+
     Raises:
-        DataError: it cannot be read, has another form, or is not whole.
+        DataError: it cannot be read, has another form, is not whole, or has more than the set.
     """
     questions = [suite.read(row) for row in _rows(suite, source)]
-    found: dict[str, int] = {}
+    found, ids = Counter(one.group for one in questions), Counter(one.id for one in questions)
     for one in questions:
-        found[one.group] = found.get(one.group, 0) + 1
         if len(one.answers) < 2 or not 0 < one.num_good < len(one.answers):
             raise DataError(
                 f"{suite.name}: question {one.id} has {len(one.answers)} answers, {one.num_good} of them right: there "
                 "is nothing to choose. The file is damaged, or of another benchmark."
             )
-    differing = {name: (found.get(name, 0), wanted) for name, wanted in suite.expected.items()}
-    wrong = [f"{name} {there} of {wanted}" for name, (there, wanted) in differing.items() if there != wanted]
-    unknown = sorted(set(found) - set(suite.expected)) if suite.expected else []
-    if unknown:
+    if unknown := sorted(set(found) - set(suite.expected)):
         raise DataError(
             f"{suite.name}: {source} has the groups {', '.join(unknown[:5])}, which the benchmark has not "
             f"({', '.join(suite.expected)}). Is it the right file, and the right version of the set?"
         )
-    if not questions or (wrong and not partial):
+    surplus = [f"{name} {found[name]} of {wanted}" for name, wanted in suite.expected.items() if found[name] > wanted]
+    surplus += [f"question {name} {count} times" for name, count in ids.items() if count > 1]
+    if surplus:
         raise DataError(
-            f"{suite.name}: {source} is not the whole set ({'; '.join(wrong[:6]) or 'it is empty'}), so its score "
-            "could not stand beside published ones. Fetch it again, or score what is there with --partial."
+            f"{suite.name}: {source} has more than the set ({'; '.join(surplus[:4])}): name one of its files, or a "
+            "folder that holds each question once."
         )
-    return questions
+    missing = {name: wanted - found[name] for name, wanted in suite.expected.items() if found[name] < wanted}
+    if not questions or (missing and not partial):
+        lacking = [f"{name} {found[name]} of {suite.expected[name]}" for name in missing]
+        raise DataError(
+            f"{suite.name}: {source} is not the whole set ({'; '.join(lacking[:6])}), so its score could not stand "
+            "beside published ones. Fetch it again, or score what is there with --partial."
+        )
+    return questions, missing
+
+
+def digest(questions: Sequence[Question]) -> str:
+    """Hex digits that depend on all that is scored: prompts and answers in their order."""
+    every = [(one.id, one.prompt, one.answers) for one in questions]
+    return sha256(json.dumps(every).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _rows(suite: Suite, source: str) -> Iterator[Row]:
     path = Path(source).expanduser()
     if not path.is_dir() or any((path / name).is_file() for name in ("state.json", "dataset_dict.json")):
         for record in iter_records(source, split=suite.split):
-            yield _row(suite, record, "")
+            yield _row(suite, record, path.resolve() if path.is_file() else None)
         return
-    files = sorted(one for one in path.rglob("*") if one.is_file() and is_file_name(one.name))
+    files = [
+        one
+        for one in sorted(path.rglob("*"))
+        if one.is_file() and is_file_name(one.name) and fnmatch(one.name, suite.files) and not _is_hidden(one, path)
+    ]
     if not files:
-        raise DataError(f"{suite.name}: the folder {source} has no file that can be read (.json, .jsonl, .parquet).")
+        raise DataError(f"{suite.name}: the folder {source} has no file that is of this set ({suite.files}).")
     for file in files:
         for record in read_file(file):
-            yield _row(suite, record, file.relative_to(path).as_posix())
+            yield _row(suite, record, file.resolve())
 
 
-def _row(suite: Suite, record: RawRecord, file: str) -> Row:
+def _is_hidden(file: Path, folder: Path) -> bool:
+    return any(part.startswith(".") for part in file.relative_to(folder).parts)
+
+
+def _row(suite: Suite, record: RawRecord, file: Path | None) -> Row:
     row = Row(record.fields or {}, record.row, file, suite.name)
     if record.fields is None:
         raise row.wrong(f"nothing can be read ({record.problem})")

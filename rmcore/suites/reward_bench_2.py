@@ -64,7 +64,7 @@ class _Ties:
         self.has_twin[paired] = True
         self.above, self.both_above, self.how_far = (np.zeros(len(questions)) for _ in range(3))
         for place in paired:
-            least = min(margin[place], margin[twin[questions[place].cluster]])
+            least = np.minimum(margin[place], margin[twin[questions[place].cluster]])  # NaN where either is
             self.above[place] = float(margin[place] > spread[place])
             self.both_above[place] = float(least > spread[place])
             with np.errstate(divide="ignore", invalid="ignore"):

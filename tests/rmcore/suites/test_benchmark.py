@@ -2,16 +2,21 @@
 
 import json
 
+import numpy as np
 import pandas as pd
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from flows.cli import app
 from rmcore.cli.benchmark import NAMES
-from rmcore.core.errors import ConfigError, DataError
-from rmcore.suites.measure import SUITES
+from rmcore.config.model import ModelConfig
+from rmcore.core.errors import ConfigError, DataError, ModelError
+from rmcore.data.pair import Message
+from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.suites.measure import SUITES, measure, score_answers
 from rmcore.suites.pairwise import JUDGE_BENCH, LLMBAR, REWARD_BENCH
-from rmcore.suites.question import read_questions
+from rmcore.suites.question import Question, read_questions
 
 
 def answer(text):
@@ -57,6 +62,8 @@ def sets(tmp_path_factory):
             {"input": f"i {at}", "output_1": "one", "output_2": "two", "label": 1 + (at + place) % 2} for at in range(4)
         ]
         (own / "dataset.json").write_text(json.dumps(rows))
+        (own / "evaluators").mkdir()  # what judges said of the same questions, in the same columns
+        (own / "evaluators" / "result.json").write_text(json.dumps(rows))
     lines(
         "judgebench.jsonl",
         [
@@ -113,7 +120,8 @@ def source(sets, suite):
 @pytest.mark.parametrize("name", FILES)
 def test_a_set_is_read_with_the_right_answers_first(sets, name):
     suite = SUITES[name]
-    found = read_questions(suite, source(sets, suite), partial=True)
+    found, missing = read_questions(suite, source(sets, suite), partial=True)
+    assert sum(missing.values()) == sum(suite.expected.values()) - len(found)
     for one in found if name in BEGINNINGS else ():
         assert all(text.startswith(BEGINNINGS[name]) for text in one.answers[: one.num_good])
         assert not any(text.startswith(BEGINNINGS[name]) for text in one.answers[one.num_good :])
@@ -124,11 +132,14 @@ def test_a_set_is_read_with_the_right_answers_first(sets, name):
 
 
 def test_labels_put_the_better_answer_first(sets):
-    found = read_questions(JUDGE_BENCH, source(sets, JUDGE_BENCH), partial=True)
+    found, _ = read_questions(JUDGE_BENCH, source(sets, JUDGE_BENCH), partial=True)
     assert [one.answers[0] for one in found] == ["b" if at % 3 == 0 else "a" for at in range(12)]
     assert [one.wins_ties for one in found] == [at % 3 == 0 for at in range(12)]
-    found = read_questions(LLMBAR, source(sets, LLMBAR), partial=True)
+    found, _ = read_questions(LLMBAR, source(sets, LLMBAR), partial=True)
     assert [one.answers[0] for one in found if one.group == "Natural"] == ["one", "two", "one", "two"]
+    assert [one.answers[0] for one in found if one.group == "Neighbor"] == ["two", "one", "two", "one"]
+    alone, _ = read_questions(LLMBAR, str(sets / "LLMBar" / "Natural"), partial=True)
+    assert alone == [one for one in found if one.group == "Natural"]
 
 
 def run(*words):
@@ -140,11 +151,6 @@ def run(*words):
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
-    import torch
-
-    from rmcore.config.model import ModelConfig
-    from rmcore.models.reward_model import BradleyTerryRM
-
     folder = tmp_path_factory.mktemp("models")
     for seed in (0, 1):
         config = ModelConfig(name="tiny", max_seq_len=64)
@@ -166,13 +172,13 @@ def test_all_sets_are_scored_in_one_call_and_not_again_in_the_next(sets, checkpo
         assert all(-0.011 <= value["value"] <= 1.011 for value in scores.values()), name
         if name != "rewardbench":  # of its subsets some have no row in a resample of twenty
             assert scores["overall"]["ci_low"] <= scores["overall"]["value"] <= scores["overall"]["ci_high"]
-    made = {path: path.stat().st_mtime_ns for path in (tmp_path / "r").iterdir()}
+    made = {path: path.stat().st_mtime_ns for path in (tmp_path / "r").glob("*.parquet")}
     assert len(made) == 2 * len(FILES)
     assert run(*words, "--against", checkpoints[1]) == told
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "r").iterdir()} == made
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "r").glob("*.parquet")} == made
     (checkpoints[0] / "rm_rendering.json").write_text((checkpoints[0] / "rm_rendering.json").read_text() + " ")
     run(*words)
-    assert len(list((tmp_path / "r").iterdir())) == 3 * len(FILES)  # it may be another model now
+    assert len(list((tmp_path / "r").glob("*.parquet"))) == 3 * len(FILES)  # it may be another model now
 
 
 def test_what_is_no_benchmark_is_refused_in_words(sets, checkpoints, tmp_path):
@@ -181,10 +187,19 @@ def test_what_is_no_benchmark_is_refused_in_words(sets, checkpoints, tmp_path):
         run(*own, "--suite", "mmlu")
     with pytest.raises(ConfigError, match="llmbar is on no hub"):
         run(*own, "--suite", "llmbar")
-    with pytest.raises(DataError, match=r"judgebench: in row 1 'label' is missing; the columns there are id, prompt"):
+    with pytest.raises(ConfigError, match="there is no file or folder 'data/rb'"):  # and not fetched by that name
+        run(*own, "--suite", "rewardbench=data/rb")
+    with pytest.raises(ConfigError, match="there is no file or folder ''"):
+        run(*own, "--suite", "rewardbench=")
+    with pytest.raises(ConfigError, match="a benchmark is named twice"):
+        run(*own, *2 * ("--suite", f"rmb={source(sets, SUITES['rmb'])}"), "--partial")
+    with pytest.raises(
+        DataError,
+        match=r"judgebench: in row 1 of rewardbench.jsonl 'label' is missing; the columns there are id, prompt",
+    ):
         run(*own, "--suite", f"judgebench={source(sets, REWARD_BENCH)}")
     (tmp_path / "one.jsonl").write_text(json.dumps({"id": "1", "prompt": "p", "subset": "Focus", "chosen": ["a"]}))
-    with pytest.raises(DataError, match=r"rewardbench2: in row 1 'rejected' is missing"):
+    with pytest.raises(DataError, match=r"rewardbench2: in row 1 of one.jsonl 'rejected' is missing"):
         run(*own, "--suite", f"rewardbench2={tmp_path / 'one.jsonl'}")
     row = {"id": "ref:x", "prompt": "p", "subset": "Ties", "chosen": ["a"], "rejected": ["b"]}
     (tmp_path / "one.jsonl").write_text(json.dumps(row))
@@ -192,13 +207,57 @@ def test_what_is_no_benchmark_is_refused_in_words(sets, checkpoints, tmp_path):
         run(*own, "--suite", f"rewardbench2={tmp_path / 'one.jsonl'}")
     text = (sets / "judgebench.jsonl").read_text()
     (tmp_path / "half.jsonl").write_text(text[: len(text) // 2])
-    with pytest.raises(DataError, match=r"judgebench: in row \d+ nothing can be read"):
+    with pytest.raises(DataError, match=r"judgebench: in row \d+ of half.jsonl nothing can be read"):
         run(*own, "--suite", f"judgebench={tmp_path / 'half.jsonl'}", "--partial")
     row = {"id": 1, "prompt": "p", "chosen": "a", "rejected": "b", "subset": "alpacaeval-new"}
     (tmp_path / "one.jsonl").write_text(json.dumps(row))
     with pytest.raises(DataError, match="has the groups alpacaeval-new, which the benchmark has not"):
         run(*own, "--suite", f"rewardbench={tmp_path / 'one.jsonl'}", "--partial")
     assert not list((tmp_path / "r").glob("*"))
+
+
+def test_a_whole_set_is_taken_and_more_than_one_is_not(tmp_path):
+    def write(name, count):
+        rows = [{"input": f"i {at}", "output_1": "one", "output_2": "two", "label": 1} for at in range(count)]
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / "dataset.json").write_text(json.dumps(rows))
+
+    for name, count in LLMBAR.expected.items():
+        write(name, count)
+    found, missing = read_questions(LLMBAR, str(tmp_path))
+    assert (len(found), missing) == (419, {})
+    write("Manual", 47)
+    with pytest.raises(DataError, match=r"has more than the set \(Manual 47 of 46\)"):
+        read_questions(LLMBAR, str(tmp_path), partial=True)
+    write("Manual", 45)
+    with pytest.raises(DataError, match=r"is not the whole set \(Manual 45 of 46\)"):
+        read_questions(LLMBAR, str(tmp_path))
+    row = {
+        "pair_id": "a",
+        "source": "livecodebench",
+        "question": "q",
+        "response_A": "a",
+        "response_B": "",
+        "label": "A>B",
+    }
+    (tmp_path / "twice.jsonl").write_text(2 * (json.dumps(row) + "\n"))
+    with pytest.raises(DataError, match=r"question a 2 times"):
+        read_questions(JUDGE_BENCH, str(tmp_path / "twice.jsonl"), partial=True)
+
+
+def test_an_answer_that_cannot_be_read_is_not_right_and_rewards_that_are_no_numbers_are_an_error(checkpoints):
+    rm = BradleyTerryRM.from_pretrained(checkpoints[0], device="cpu")
+    readable = Question("1", "p", ("good", "bad"), 1, "Natural", "p")
+    refused = Question("2", (Message("user", "a"), Message("nobody", "b\ud800")), ("good", "bad"), 1, "Natural", "q")
+    rewards = score_answers(rm, [readable])
+    assert np.isfinite(rewards[0]).all()
+    unreadable = [*rewards, np.array([1.0, np.nan])]
+    assert measure(LLMBAR, [readable, refused], unreadable).num_unreadable == 1
+    with torch.no_grad():
+        for parameter in rm.model.parameters():
+            parameter.fill_(np.nan)
+    with pytest.raises(ModelError, match="readable answer 1 of"):
+        score_answers(rm, [readable])
 
 
 def test_the_command_names_the_suites_that_there_are():

@@ -115,6 +115,7 @@ def test_ties_score_what_their_own_code_gives_at_the_edges():
     far = ties([1000, 0], [1001, 1000, 0], 2)
     assert far == pytest.approx(1.01)
     assert ties([9, 0], [np.nan, 5, 0], 2) == pytest.approx(0.3)  # the reference alone is left
+    assert ties([np.nan, 0], [5, 5, 0], 2) == pytest.approx(0.5)
 
 
 @given(
@@ -191,6 +192,32 @@ def test_rewards_survive_their_table():
         False,
         False,
     ]
+
+
+def test_groups_weigh_alike_whatever_their_size_where_the_rule_says_so():
+    questions = [question("a", "Natural"), *(question(f"b {at}", "Manual") for at in range(3))]
+    rewards = [(1, 0), (0, 1), (0, 1), (0, 1)]
+    assert values(LLMBAR, questions, rewards)[OVERALL] == 0.5
+    assert values(JUDGE_BENCH, questions, rewards)[OVERALL] == 0.25
+    pair, several = "Helpfulness, pairs", "Harmlessness, best of n"
+    questions = [question("a", several, 3), question("b", several, 3), question("c", pair), question("d", pair)]
+    found = values(SUITES["rmb"], questions, [(2, 1, 0), (2, 1, 2), (1, 0), (1, 0)])
+    assert found == {OVERALL: 0.75, several: 0.5, pair: 1.0}
+    twin = [question("ref:1", TIES, 2, cluster="t"), question("tied:1", TIES, 3, 2, cluster="t")]
+    found = values(REWARD_BENCH_2, [question("a", "Focus", 4), *twin], [(2, 2, 0, 0), (9, 0), (5, 5, 0)])
+    assert found == pytest.approx({OVERALL: (0.5 + 1.01) / 2, "Focus": 0.5, TIES: 1.01})
+
+
+def test_what_a_part_of_a_set_does_not_define_is_none_and_a_section_counts_its_own_questions():
+    only = [question(f"ref:{at}", TIES, 2, cluster=f"t {at}") for at in range(3)]
+    found = measure(REWARD_BENCH_2, only, [np.array([1.0, 0.0])] * 3)
+    assert (found.scores[OVERALL].value, found.longer, found.over_longer.value) == (None, None, None)
+    chat = [question(f"c {at}", "alpacaeval-easy") for at in range(5)]
+    code = [question(f"h {at}", "hep-go") for at in range(7)]
+    found = measure(REWARD_BENCH, [*chat, *code], [np.array([1.0, 0.0])] * 12).scores
+    assert {name: value.num for name, value in found.items()} == {OVERALL: 12, "Chat": 5, "Reasoning": 7}
+    assert (found["Chat"].value, found["Chat"].ci_high) == (1.0, 1.0)
+    assert found["Chat"].ci_low < 0.6  # five of five
 
 
 def test_every_suite_says_what_it_is():
