@@ -122,8 +122,8 @@ LLMBAR = Suite(
     hub="",
     split="",
     terms="MIT",
-    rule="share of pairs with the better output strictly above; mean of five subsets. (LLMBar's own code scores judges "
-    "alone, and gives a judge's tie a half.)",
+    rule="share of pairs with the better output strictly above; mean of five subsets (its own code scores judges "
+    "alone, and gives a judge's tie a half)",
     expected=LLMBAR_FOLDERS,
     files="dataset.json",  # and not those of its evaluators, which have the same columns
     read=_llmbar_row,
