@@ -50,7 +50,7 @@ class StepFeed(Dataset):
         if self.packing is None:
             return 2 * int(lengths.max())
         most, totals = 0, lengths.sum(axis=1)
-        for place in np.argsort(-totals, kind="stable").tolist():
+        for place in map(int, np.argsort(-totals, kind="stable")):  # no list: there may be ten million
             if totals[place] <= most:  # longest first: what is shorter in all than the largest so far cannot be larger
                 break
             most = max(most, pair_tokens(self.pairs[place], self.packing))
