@@ -316,7 +316,7 @@ def test_the_embedded_server_is_ours_alone_and_a_run_ends_with_it(home):
             run.kill()
     assert (line, run.returncode) == ("ready\n", 2), said
     *waiting, error = said.splitlines()
-    assert all(line.startswith("Prefect ") for line in waiting)  # how long a busy machine takes to start it
+    assert all(line.startswith("Prefect ") for line in waiting), said  # how long a busy machine takes to start it
     assert error == (
         f"error: Prefect's server at {error.split()[4]} has ended during the run. Finished stages are stored: run the "
         "same command again."
