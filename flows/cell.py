@@ -96,7 +96,7 @@ def cell(order: CellOrder) -> dict[str, Any]:
         )
         refs[name] = runs[name].ref
         say(f"{name:<10} {'there already' if runs[name].cached else 'done'}")
-    share_all(named_store(), store, refs)
+    share_all(store, refs)
     return {"stages": {name: ref.digest for name, ref in refs.items()}}
 
 

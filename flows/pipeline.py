@@ -50,7 +50,7 @@ from rmcore.stages.results import figures, gather_results, read_json, run_key
 from rmcore.stages.run import INTERRUPTED
 from rmcore.stages.settings import GrpoSettings
 from tasks.local_services import START_PAGE_VARIABLE
-from tasks.sharing import named_store, share_all
+from tasks.sharing import share_all
 from tasks.stages import StageRun, run_stage, run_step
 from tasks.tracking import RunTracker
 
@@ -223,7 +223,7 @@ def run_stages(
             say_notices(name, Path(runs[name].ref.path))
             refs[name] = runs[name].ref
             if config.train.num_nodes > 1:  # the other hosts wait for it, also where it was here before
-                share_all(named_store(), store, {name: refs[name]})
+                share_all(store, {name: refs[name]})
             tracker.log_artifact_folder(Path(runs[name].ref.path), name)
     if "prepare" in refs:
         log_pairs(tracker, config, refs["prepare"])

@@ -99,7 +99,7 @@ def compute(asked: dict[str, Any]) -> dict[str, str]:
         call = stage_call(name, config, refs)
         store.hold(call.key)
         refs[name], _ = execute(store, call, untracked, lambda: None, run=f"{wanted.label} of {wanted.study}")
-    share_all(named_store(), store, refs)
+    share_all(store, refs)
     return {name: ref.digest for name, ref in refs.items()}
 
 

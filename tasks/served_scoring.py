@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from rmcore.serving.types import ScoringResponse, VersionInfo
 
 OverLength = Literal["cut", "refuse"]
-REQUEST_TIMEOUT_S = 600.0
-"""Longest wait for a batch. Nobody else is served, so a late answer means a slow machine and not a busy server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +139,7 @@ def score_served(
 
 
 def _serve_and_score(served: ModelToServe, data: ScoringData, over_length: OverLength) -> Scored:
+    from rmcore.serving.bulk_scoring import REQUEST_TIMEOUT_S
     from rmcore.serving.http_app import HttpSettings
     from rmcore.serving.process import RewardServer
     from rmcore.serving.server import ServeSettings

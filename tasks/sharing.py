@@ -99,12 +99,13 @@ def pushed(shared: SharedStore, store: Store, call: StageCall, tell: Callable[[s
         print(warning, file=sys.stderr)
 
 
-def share_all(shared: SharedStore, store: Store, refs: Mapping[str, ArtifactRef]) -> None:
+def share_all(store: Store, refs: Mapping[str, ArtifactRef]) -> None:
     """Push what the shared store has not: whose upload failed, or that this machine had before.
 
     Raises:
         StoreError: it could not be shared.
     """
+    shared = named_store()
     for name, ref in refs.items():
         if shared.find(name, ref.key) is None:
             shared.push(store, name, ref.key)

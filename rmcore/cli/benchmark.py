@@ -70,7 +70,7 @@ def benchmark(
             "longer_wins": found.longer,
             "over_longer_wins": found.over_longer.to_dict(),
             "more_markdown_wins": found.markdown,
-            "num_questions": found.num_questions,
+            "num_questions": len(one.questions),
             "num_unreadable": found.num_unreadable,
         }
         if against is not None:

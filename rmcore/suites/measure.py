@@ -41,7 +41,6 @@ class Measured:
     """How far the model is above it, on the same draws of prompts."""
     markdown: float | None
     """Overall score of "the one with more Markdown is better"."""
-    num_questions: int
     num_unreadable: int
     """Questions with an answer that the model cannot read: none of them counts as right."""
 
@@ -82,7 +81,6 @@ def measure(suite: Suite, questions: Sequence[Question], rewards: Rewards, *, se
         _overall(suite, questions, lengths),
         difference(suite, questions, rewards, lengths, seed=seed)[0],
         _overall(suite, questions, _counted(questions, lambda text: len(_MARKDOWN.findall(text)))),
-        len(questions),
         sum(bool(np.isnan(own).any()) for own in rewards),
     )
 

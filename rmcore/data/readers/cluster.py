@@ -40,7 +40,7 @@ def read_cluster(source: str) -> Iterator[RawRecord]:
         ServiceError: no cluster answers.
         StoreError: the object store refuses.
     """
-    address, names = _place(source), _names(source)
+    address, names = _place(source), list(_files(source))
     with ExitStack() as stack:
         ray = _connected(stack, source)
         logging.getLogger("ray.data").setLevel(logging.ERROR)  # it tells of its plans on a user's terminal
@@ -85,12 +85,9 @@ def cluster_digest(source: str) -> str:
     Raises:
         DataError, StoreError: as `read_cluster`.
     """
-    address, names = _place(source), _names(source)
-    if "://" in address:
-        versions = _objects(address).versions()
-    else:
-        versions = {name: known_digest(Path(address).expanduser() / name) for name in names}
-    lines = "".join(f"{versions[name]} {name}\n" for name in names)
+    folder = Path(_place(source)).expanduser()
+    versions = {name: known_digest(folder / name) if said is None else said for name, said in _files(source).items()}
+    lines = "".join(f"{version} {name}\n" for name, version in versions.items())
     return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()
 
 
@@ -117,8 +114,10 @@ def _place(source: str) -> str:
     return head if is_file_name(last) or any(sign in last for sign in _PATTERN) else path.rstrip("/")
 
 
-def _names(source: str) -> list[str]:
-    """Names of a source's files, sorted: those of one folder that end like files which can be read, and fit.
+def _files(source: str) -> dict[str, str | None]:
+    """Names of a source's files, sorted, each with the words that tell an object's version; None for a file.
+
+    They are those of one folder that end like files which can be read, and fit.
 
     Raises:
         DataError: there is none.
@@ -126,11 +125,13 @@ def _names(source: str) -> list[str]:
     """
     path, address = source.removeprefix(SCHEME), _place(source)
     pattern = "*" if address == path.rstrip("/") else path.rpartition("/")[2]
+    found: dict[str, str | None]
     if "://" in address:
-        found = [name for name in _objects(address).versions() if "/" not in name]
+        found = {name: said for name, said in _objects(address).versions().items() if "/" not in name}
     else:
-        found = [one.name for one in Path(address).expanduser().glob("*") if one.is_file()]
-    fitting = sorted(name for name in found if is_file_name(name) and (name == pattern or fnmatch(name, pattern)))
+        found = {one.name: None for one in Path(address).expanduser().glob("*") if one.is_file()}
+    fits = (name for name in found if is_file_name(name) and (name == pattern or fnmatch(name, pattern)))
+    fitting = {name: found[name] for name in sorted(fits)}
     if not fitting:
         raise DataError(
             f"{source} names no file that can be read: none of {len(found)} at {address} fits {pattern}. Check the "
