@@ -6,8 +6,10 @@ and reports are redrawn from the numbers. What else a stage imports and its key 
 """
 
 import ast
+import gc
 import hashlib
 import os
+import threading
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -22,6 +24,8 @@ WITHOUT_EFFECT = (
     "rmcore.stages.settings",
 )
 _PACKAGE_FILE = "__init__.py"
+_PARSING = threading.Lock()
+"""One thread at a time: a second would take the collector's pause for its own state."""
 
 
 def code_digests(module: str, hidden: tuple[str, ...] = (), root: Path | None = None) -> dict[str, str]:
@@ -62,7 +66,7 @@ def _module_file(name: str, base: str) -> tuple[str, int] | None:
 
 @cache
 def _read_module(path: str, modified_ns: int) -> tuple[str, tuple[str, ...]]:
-    tree = ast.parse(Path(path).read_text(encoding="utf-8"))
+    tree = _parse(Path(path).read_text(encoding="utf-8"))
     imports: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -74,6 +78,23 @@ def _read_module(path: str, modified_ns: int) -> tuple[str, tuple[str, ...]]:
             _drop_docstring(node)
     text = ast.dump(tree, annotate_fields=False, include_attributes=False)
     return hashlib.sha256(text.encode()).hexdigest()[:16], tuple(imports)
+
+
+def _parse(text: str) -> ast.Module:
+    """Syntax tree of a module, also while other threads parse (Prefect's and MLflow's do, to read signatures).
+
+    CPython before 3.11.8 counts the depth of all threads' trees in one variable and fails with "AST constructor
+    recursion depth mismatch" where another thread parses in the midst (python/cpython 106905). It can only come in
+    through the garbage collector, which runs Python code then; so that waits.
+    """
+    with _PARSING:
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            return ast.parse(text)
+        finally:
+            if collects:
+                gc.enable()
 
 
 def _drop_docstring(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> None:

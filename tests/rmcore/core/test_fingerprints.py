@@ -1,3 +1,8 @@
+import ast
+import gc
+import sys
+import threading
+
 import pytest
 
 from rmcore.core.fingerprints import code_digests
@@ -83,3 +88,43 @@ def test_real_stages_depend_on_what_they_run_and_not_on_each_other():
         for name in train
     )
     assert "rmcore.training.losses" not in code_digests("rmcore.stages.readiness")
+
+
+class _Finalized:
+    """Garbage that runs Python code as it is collected."""
+
+    def __init__(self):
+        self.itself = self
+
+    def __del__(self):
+        sum(range(50))
+
+
+@pytest.fixture
+def thread_that_parses():
+    """A thread that parses all the time and comes in whenever it may; the collector runs often."""
+    often, thresholds, ended = sys.getswitchinterval(), gc.get_threshold(), threading.Event()
+
+    def parse():
+        while not ended.is_set():
+            ast.parse("def signature(a=1): pass")
+
+    thread = threading.Thread(target=parse)
+    thread.start()
+    sys.setswitchinterval(1e-6)
+    gc.set_threshold(50)
+    yield
+    ended.set()
+    thread.join()
+    sys.setswitchinterval(often)
+    gc.set_threshold(*thresholds)
+
+
+def test_another_thread_may_parse_at_the_same_time(tmp_path, thread_that_parses):
+    # It failed with a SystemError of CPython 3.11.7 in a cell of a matrix, once in some hundred cells.
+    for number in range(20):
+        digests = package(tmp_path, a=f"x = {number}\n" + "y = [[[1], 2], 3]\n" * 40)
+        for _ in range(20):
+            _Finalized()
+        assert set(digests()) == {"rmcore.a"}
+    assert gc.isenabled()
