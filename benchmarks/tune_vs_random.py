@@ -64,14 +64,20 @@ TRL_DEFAULTS = {
 }
 
 
-def tiny_base(repeat: int, steps: int) -> PipelineConfig:
-    """The defaults of a repeat in the gold world."""
+def tiny_base(repeat: int, steps: int, validation_prompts: int) -> PipelineConfig:
+    """The defaults of a repeat in the gold world: pairs of some 280 prompts to train on."""
+    num_prompts = 353 + validation_prompts
+    data = DataConfig(
+        gold=GoldConfig(num_prompts=num_prompts, pairs_per_prompt=2),
+        validation_fraction=validation_prompts / num_prompts,
+        test_fraction=72 / num_prompts,
+    )
     return PipelineConfig(
         study="bench",
         seed=repeat,
-        data=DataConfig(gold=GoldConfig(num_prompts=400, pairs_per_prompt=2)),
+        data=data,
         model=ModelConfig(name="tiny-small", max_seq_len=128),
-        train=TrainConfig(steps=steps, lr=1e-3, warmup_steps=5, token_budget=8192, callbacks=()),
+        train=TrainConfig(steps=steps, lr=1e-3, warmup_steps=5, eval_every=steps // 3, token_budget=8192, callbacks=()),
     )
 
 
@@ -168,14 +174,15 @@ def true_accuracy(bench: Bench, config: PipelineConfig, name: str, pairs: Sequen
 
 def repeat(number: int, args: argparse.Namespace) -> dict[str, Any]:
     """One pair of searches; read where it was finished before."""
-    place = args.out / f"repeat_{number}_{args.steps}_{args.trainings}.json"
+    place = args.out / f"repeat_{number}_{args.steps}_{args.trainings}_{args.validation_prompts}.json"
     if place.is_file():
         return dict(json.loads(place.read_text()))
-    base = tiny_base(number, args.steps)
+    base = tiny_base(number, args.steps, args.validation_prompts)
     bench = Bench(base, args.out / place.stem)
     fresh = generate_pairs(GoldConfig(num_prompts=args.fresh_prompts, pairs_per_prompt=2), 10_000 + number).pairs
     budget = args.trainings * args.steps * base.train.pairs_per_step
     row: dict[str, Any] = {"repeat": number, "budget_pairs": budget, "fresh_pairs": len(fresh)}
+    row |= {"train_pairs": len(bench.train), "validation_pairs": len(bench.validation)}
     for side in SIDES:
         config, record = search(bench, side, budget)
         row[side] = record | {"accuracy": true_accuracy(bench, config, f"winner_{side}", fresh)}
@@ -242,6 +249,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--steps", type=int, default=90, help="of the defaults")
     parser.add_argument("--trainings", type=int, default=12, help="budget of a search, in trainings of the defaults")
+    parser.add_argument("--validation-prompts", type=int, default=500, help="prompts, two pairs each, to choose by")
     parser.add_argument("--fresh-prompts", type=int, default=1500, help="prompts that winners are judged on")
     parser.add_argument("--data", help="a file of pairs: compare with our and TRL's defaults on it, instead")
     parser.add_argument("--model", default="minilm")

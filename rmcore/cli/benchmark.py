@@ -1,10 +1,8 @@
 """`rm-opt benchmark`: a reward model on public benchmarks, by their own rules, with intervals."""
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,15 +10,13 @@ from rmcore.cli.common import write_report_json
 from rmcore.cli.inputs import Checkpoint, JsonOut, ModelReading
 from rmcore.cli.options import options
 from rmcore.core.errors import ConfigError
-from rmcore.core.files import atomic_file, exclusive
 
 if TYPE_CHECKING:
-    from rmcore.core.arrays import FloatArray
-    from rmcore.suites.question import Question, Suite
+    from rmcore.data.pair import PreferencePair
+    from rmcore.suites.overlap import Overlap
 
-LEVEL = 0.05
-"""Familywise level of all differences together (Holm)."""
 NAMES = ("rewardbench", "rewardbench2", "rm-bench", "llmbar", "judgebench", "rmb")
+PUBLISHED_SUFFIX = ".json"
 
 
 @options()
@@ -29,8 +25,8 @@ def benchmark(
     suite: Annotated[
         list[str],
         typer.Option(
-            help=f"{', '.join(NAMES)}; or NAME=PATH: its own file or folder here. May be repeated. A NAME alone is "
-            "fetched from the Hugging Face hub."
+            help=f"{', '.join(NAMES)}; NAME=PATH: its own file or folder here; FILE.yaml: a set of your own. May be "
+            "repeated. A NAME alone is fetched from the Hugging Face hub; all: every one that is there."
         ),
     ],
     model: ModelReading,
@@ -38,7 +34,17 @@ def benchmark(
         "benchmark-rewards"
     ),
     against: Annotated[
-        str | None, typer.Option(help="Another checkpoint or hub name: the differences on the same questions, too.")
+        list[str],
+        typer.Option(help="Another checkpoint or hub name, or published scores in a .json. May be repeated."),
+    ] = [],  # noqa: B006 - typer copies it
+    train_data: Annotated[
+        str | None,
+        typer.Option(
+            help="Pairs that the model was trained on: their overlap with each set, and what their words get."
+        ),
+    ] = None,
+    decontaminate: Annotated[
+        Path | None, typer.Option(help="Write the training pairs that share no prompt with a set: .parquet or .jsonl.")
     ] = None,
     partial: Annotated[
         bool, typer.Option("--partial", help="Accept a set with rows missing; its score is no published one's equal.")
@@ -52,110 +58,85 @@ def benchmark(
 
     Example: rm-opt benchmark --checkpoint out/best --suite judgebench=gpt.jsonl --suite llmbar=LLMBar/Dataset/LLMBar
     """
-    from rmcore.suites.measure import difference, measure
-    from rmcore.suites.question import read_questions
-
-    chosen = [_named(one) for one in suite]
-    if len({one.name for one, _ in chosen}) < len(chosen):
-        raise ConfigError("a benchmark is named twice: its second result would stand in the place of its first.")
-    sets = [_Set(one, source, *read_questions(one, source, partial=partial)) for one, source in chosen]
-    record: dict[str, Any] = {"checkpoint": checkpoint, "against": against, "suites": {}}
-    rewards = {name: _rewards(name, sets, model, out) for name in (checkpoint, *([against] if against else []))}
-    for place, one in enumerate(sets):
-        found = measure(one.suite, one.questions, rewards[checkpoint][place])
-        told: dict[str, Any] = {
-            "source": one.source,
-            "missing": one.missing,
-            "scores": {name: value.to_dict() for name, value in found.scores.items()},
-            "longer_wins": found.longer,
-            "over_longer_wins": found.over_longer.to_dict(),
-            "more_markdown_wins": found.markdown,
-            "num_questions": len(one.questions),
-            "num_unreadable": found.num_unreadable,
-        }
-        if against is not None:
-            value, p = difference(one.suite, one.questions, rewards[checkpoint][place], rewards[against][place])
-            told["difference"] = {**value.to_dict(), "p": p}
-        record["suites"][one.suite.name] = told
-        _print(one.suite, told)
-    if against is not None:
-        _print_differences(record["suites"], against)
-    write_report_json(json_out, record)
-
-
-def _named(given: str) -> "tuple[Suite, str]":
-    from rmcore.suites.measure import SUITES
-
-    name, is_place, source = given.partition("=")
-    if name not in SUITES:
-        raise ConfigError(f"there is no benchmark {name!r}; name one of {', '.join(SUITES)}, or NAME=PATH.")
-    found = SUITES[name]
-    if is_place and not (source and Path(source).expanduser().exists()):
-        raise ConfigError(f"--suite {given}: there is no file or folder {source!r}; {name} alone names the hub's.")
-    if not is_place and not found.hub:
-        raise ConfigError(
-            f"{name} is on no hub in a form that can be read: fetch its repository and give --suite {name}=FOLDER."
-        )
-    return found, source if is_place else found.hub
-
-
-class _Set(NamedTuple):
-    suite: "Suite"
-    source: str
-    questions: "list[Question]"
-    missing: dict[str, int]
-
-
-def _rewards(checkpoint: str, sets: Sequence[_Set], model: ModelReading, out: Path) -> "list[list[FloatArray]]":
-    """Rewards of all sets by a model, which is loaded only where some are not there yet."""
-    import pandas as pd
-
-    from rmcore.core.progress import prefixed, progress_bar
-    from rmcore.suites.measure import from_table, score_answers, to_table
-
-    out.mkdir(parents=True, exist_ok=True)
-    places = [out / f"{one.suite.name}-{_key(checkpoint, one.questions, model)}.parquet" for one in sets]
-    rm = None
-    with exclusive(out / ".lock"):
-        for one, place in zip(sets, places, strict=True):
-            if place.is_file():
-                continue
-            rm = rm or model.load(checkpoint)
-            with progress_bar("benchmark") as report:
-                rewards = score_answers(rm, one.questions, report=prefixed(report, one.suite.name))
-            with atomic_file(place) as unfinished:
-                to_table(one.questions, rewards).to_parquet(unfinished)
-    return [from_table(one.questions, pd.read_parquet(place)) for one, place in zip(sets, places, strict=True)]
-
-
-def _key(checkpoint: str, questions: "Sequence[Question]", model: ModelReading) -> str:
-    """Digest what the rewards depend on: the model (on the hub: its name), all texts, and how they are read."""
+    from rmcore.cli.inputs import PairReading, read_pairs
+    from rmcore.core.progress import progress_bar
     from rmcore.data.render_fn import render_fn_digest
-    from rmcore.ensembles.ensemble_folder import checkpoint_digest
-    from rmcore.suites.question import digest
+    from rmcore.data.table import check_target
+    from rmcore.suites.record import benchmark_record, find_overlaps
+    from rmcore.suites.sets import read_sets
+    from rmcore.suites.standing import read_published
+    from rmcore.suites.stored import stored_rewards
 
-    folder = Path(checkpoint)
-    depends = {
-        "checkpoint": checkpoint_digest(folder) if folder.is_dir() else checkpoint,
-        "questions": digest(questions),
+    if decontaminate is not None:
+        if train_data is None:
+            raise ConfigError("--decontaminate writes training pairs: name them with --train-data.")
+        check_target(decontaminate, train_data, force=False)
+    files = {name: Path(name).expanduser() for name in against if name.endswith(PUBLISHED_SUFFIX)}
+    published = {name: scores for file in files.values() for name, scores in read_published(file).items()}
+    models = [checkpoint, *(name for name in against if name not in files)]
+    if len(set(models) | set(published)) < len(models) + len(published):
+        raise ConfigError("--against names a model twice, or the checkpoint itself: each is compared once.")
+    sets = read_sets(suite, partial=partial)
+    pairs = None if train_data is None else read_pairs(train_data, PairReading())
+    overlaps: Sequence[Overlap] = ()
+    if pairs is not None:
+        with progress_bar("overlap") as report:
+            overlaps = find_overlaps(pairs, sets, report=report)
+    read_as = {
         "max_seq_len": model.max_seq_len,
         "render_fn": None if model.render_fn is None else render_fn_digest(model.render_fn),
     }
-    return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:12]
+    rewards = {name: stored_rewards(name, sets, out, model.load, read_as) for name in models}
+    record = benchmark_record(sets, rewards, published=published, pairs=pairs, overlaps=overlaps)
+    for told in record["suites"].values():
+        _print(told, checkpoint)
+    if pairs is not None and decontaminate is not None:
+        _write_rest(pairs, overlaps, decontaminate)
+    write_report_json(json_out, record)
 
 
-def _print(suite: "Suite", told: Mapping[str, Any]) -> None:
+def _write_rest(pairs: "Sequence[PreferencePair]", overlaps: "Sequence[Overlap]", out: Path) -> None:
+    from rmcore.data.table import write_converted
+
+    kept = [pair for place, pair in enumerate(pairs) if not any(one.pairs[place] for one in overlaps)]
+    write_converted(kept, out)
+    print(f"{len(kept):,} of {len(pairs):,} training pairs share no prompt with these sets: written to {out}")
+
+
+def _print(told: Mapping[str, Any], checkpoint: str) -> None:
     missing = sum(told["missing"].values())
-    title = f"{suite.title} ({missing} questions are missing)" if missing else suite.title
-    print(f"{title}: {suite.rule}. Terms: {suite.terms}.")
+    title = f"{told['title']} ({missing} questions are missing)" if missing else told["title"]
+    print(f"{title}: {told['rule']}. Terms: {told['terms']}.")
     for name, value in told["scores"].items():
         print(f"    {name:<28}{_shown(value, '.4f'):<32}{value['num']:>7,} questions")
+    matched = told["length_matched"]
+    print(f"    {'of about the same length':<28}{_shown(matched, '.4f'):<32}{matched['num']:>7,} pairs of answers")
     for words, name in (("the longer answer wins", "longer_wins"), ("more Markdown wins", "more_markdown_wins")):
         print(f"    {words:<28}{'-' if told[name] is None else format(told[name], '.4f')}")
     print(f"    {'above the longer answer by':<28}{_shown(told['over_longer_wins'], '+.4f')}")
+    if learnt := told.get("bag_of_words"):
+        above = _shown(learnt["above"], "+.4f")
+        print(f"    {'words of the training pairs':<28}{learnt['score']:.4f}, above that by {above}")
     if told["num_unreadable"]:
         print(f"    {told['num_unreadable']} questions have an answer that the model cannot read: not right")
+    if overlap := told.get("overlap"):
+        _print_overlap(overlap, told["num_questions"])
+    if "standing" in told:
+        _print_standing(told, checkpoint)
     print()
+
+
+def _print_overlap(overlap: Mapping[str, Any], number: int) -> None:
+    seen = overlap["num_exact"] + overlap["num_near"]
+    if not seen:
+        print(f"    no prompt of the {number:,} is one of the training pairs, or nearly")
+        return
+    without = overlap["score_without"]
+    print(
+        f"    {seen:,} of {number:,} prompts were seen in training ({overlap['num_exact']:,} exactly, "
+        f"{overlap['num_near']:,} nearly; {overlap['num_with_answer']:,} with an answer), by "
+        f"{overlap['num_training_pairs']:,} pairs; {'no' if without is None else f'{without:.4f}'} overall without them"
+    )
 
 
 def _shown(value: Mapping[str, Any], form: str) -> str:
@@ -165,15 +146,16 @@ def _shown(value: Mapping[str, Any], form: str) -> str:
     return format(value["value"], form) + ("" if low is None else f" [{low:{form}}, {high:{form}}]")
 
 
-def _print_differences(suites: Mapping[str, dict[str, Any]], against: str) -> None:
-    """The differences, and which are shown after Holm's correction over the benchmarks."""
-    from rmcore.evaluation.verdicts.judgement import holm
+def _print_standing(told: Mapping[str, Any], checkpoint: str) -> None:
+    """Places with ties, and the difference of each model to this one, after Holm's correction over all of them."""
+    print("    place  model")
+    for one in told["standing"]:
+        against = told["differences"].get(one["model"])
+        words = "this model" if one["model"] == checkpoint else "" if against is None else _against(against)
+        published = ", published" if one["is_published"] else ""
+        print(f"    {one['place']:>5}  {one['model']} {one['score']:.4f}{published}  {words}")
 
-    print(f"Against {against}, on the same questions:")
-    differences = {name: told["difference"] for name, told in suites.items()}
-    adjusted = holm([1.0 if value["p"] is None else value["p"] for value in differences.values()])
-    for (name, value), p in zip(differences.items(), adjusted, strict=True):
-        value["p_adjusted"] = p
-        is_shown = value["value"] is not None and p < LEVEL
-        verdict = "cannot be told apart" if not is_shown else "better" if value["value"] > 0 else "worse"
-        print(f"    {name:<28}{_shown(value, '+.4f'):<32} {verdict}")
+
+def _against(value: Mapping[str, Any]) -> str:
+    verdicts = {"better": "this model is better", "worse": "this model is worse"}
+    return f"{verdicts.get(value['verdict'], value['verdict'])}: {_shown(value, '+.4f')}"

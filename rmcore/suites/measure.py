@@ -10,19 +10,18 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from rmcore.core.arrays import FloatArray, IntArray
+from rmcore.core.arrays import BoolArray, FloatArray, IntArray
 from rmcore.core.errors import DataError
 from rmcore.core.progress import Report, silent
 from rmcore.data.rendering import TokenizedSide
 from rmcore.ensembles.score import SideScorer
+from rmcore.evaluation.ranking import ratio
+from rmcore.evaluation.rewards import LENGTH_MATCHED
 from rmcore.evaluation.uncertainty import MetricValue, Resampled, cluster_bootstrap, interval_p, metric_value
 from rmcore.models.reward_model import refuse_not_finite
-from rmcore.suites.pairwise import JUDGE_BENCH, LLMBAR, REWARD_BENCH, RMB
 from rmcore.suites.question import OVERALL, Question, Rewards, Suite, clusters
-from rmcore.suites.reward_bench_2 import REWARD_BENCH_2, TIES
-from rmcore.suites.rm_bench import RM_BENCH
+from rmcore.suites.reward_bench_2 import TIES
 
-SUITES = {one.name: one for one in (REWARD_BENCH, REWARD_BENCH_2, RM_BENCH, LLMBAR, JUDGE_BENCH, RMB)}
 _MARKDOWN = re.compile(r"(?m)^\s*(?:[-*+]|\d+[.)])\s|^#{1,6}\s|\*\*|```|^\|")
 """List items, headings, bold, code, tables."""
 RESAMPLES = 2000
@@ -41,6 +40,8 @@ class Measured:
     """How far the model is above it, on the same draws of prompts."""
     markdown: float | None
     """Overall score of "the one with more Markdown is better"."""
+    length_matched: MetricValue
+    """Share of right answers above wrong ones of about the same length."""
     num_unreadable: int
     """Questions with an answer that the model cannot read: none of them counts as right."""
 
@@ -78,9 +79,10 @@ def measure(suite: Suite, questions: Sequence[Question], rewards: Rewards, *, se
     lengths = _counted(questions, len)
     return Measured(
         {name: _value(suite, name, found, questions, cluster) for name in found.point},
-        _overall(suite, questions, lengths),
+        overall(suite, questions, lengths),
         difference(suite, questions, rewards, lengths, seed=seed)[0],
-        _overall(suite, questions, _counted(questions, lambda text: len(_MARKDOWN.findall(text)))),
+        overall(suite, questions, _counted(questions, lambda text: len(_MARKDOWN.findall(text)))),
+        length_matched(questions, rewards, seed=seed),
         sum(bool(np.isnan(own).any()) for own in rewards),
     )
 
@@ -98,15 +100,82 @@ def difference(
 
     found = cluster_bootstrap(compute, number, num_resamples=RESAMPLES, seed=seed, row_size=len(questions))
     replicates = found.replicates.get(OVERALL)
-    if np.isnan(found.point[OVERALL]):
-        return MetricValue(None, None, None, len(questions), UNDEFINED), None
-    value = metric_value(found.point[OVERALL], replicates, num_prompts=number, num_pairs=len(questions))
-    return value, interval_p(replicates, number)
+    return _of_difference(found.point[OVERALL], replicates, number, len(questions))
+
+
+def _of_difference(
+    value: float, replicates: FloatArray | None, num_prompts: int, num_questions: int
+) -> tuple[MetricValue, float | None]:
+    """A difference with its interval and p value, or with the reason why there is none."""
+    if np.isnan(value):
+        return MetricValue(None, None, None, num_questions, UNDEFINED), None
+    if replicates is not None and np.ptp(replicates) == 0:
+        why = "it is the same in every draw of prompts, which says nothing about others"
+        return MetricValue(value, None, None, num_questions, why), None
+    shown = metric_value(value, replicates, num_prompts=num_prompts, num_pairs=num_questions)
+    return shown, interval_p(replicates, num_prompts)
+
+
+def difference_from_score(
+    suite: Suite, questions: Sequence[Question], rewards: Rewards, published: float, *, seed: int = 0
+) -> tuple[MetricValue, float | None]:
+    """Overall score of a model minus a published one, of which only the number is known; and its p value.
+
+    The published model is taken to be as uncertain as this one and independent of it, which is wide: models find the
+    same questions hard.
+    """
+    cluster, number = clusters(questions)
+    scores = suite.scores(questions, rewards)
+    found = cluster_bootstrap(
+        lambda weights: {OVERALL: scores(weights[:, cluster])[OVERALL]},
+        number, num_resamples=RESAMPLES, seed=seed, row_size=len(questions),
+    )  # fmt: skip
+    own, replicates = found.point[OVERALL], found.replicates.get(OVERALL)
+    if replicates is not None:
+        other = published + np.random.default_rng(seed).permutation(replicates - own)
+        replicates = replicates - other
+    return _of_difference(own - published, replicates, number, len(questions))
+
+
+def length_matched(questions: Sequence[Question], rewards: Rewards, *, seed: int = 0) -> MetricValue:
+    """Share of a right and a wrong answer to one question, of about the same length, with the right one above.
+
+    About the same: they differ by less than 15 % of the longer one's characters. All such pairs count alike.
+    """
+    right, there = np.zeros(len(questions)), np.zeros(len(questions))
+    for place, (one, own) in enumerate(zip(questions, rewards, strict=True)):
+        chars = np.array([len(text) for text in one.answers], dtype=np.float64)
+        good, bad = np.split(chars, [one.num_good])
+        alike = np.abs(good[:, None] - bad) < LENGTH_MATCHED * np.maximum(good[:, None], bad)  # (good, bad)
+        above = own[: one.num_good, None] > own[one.num_good :]
+        right[place], there[place] = (alike & above).sum(), alike.sum()
+    cluster, number = clusters(questions)
+    found = cluster_bootstrap(
+        lambda weights: {OVERALL: ratio(weights[:, cluster] @ right, weights[:, cluster] @ there)},
+        number, num_resamples=RESAMPLES, seed=seed, row_size=len(questions),
+    )  # fmt: skip
+    if not there.any():
+        return MetricValue(None, None, None, 0, "no right and wrong answer of about the same length")
+    return metric_value(
+        found.point[OVERALL],
+        found.replicates.get(OVERALL),
+        num_prompts=len(np.unique(cluster[there > 0])),
+        num_pairs=int(there.sum()),
+        is_share=True,
+    )
+
+
+def without(suite: Suite, questions: Sequence[Question], rewards: Rewards, left_out: BoolArray) -> float | None:
+    """Overall score without some questions (Q,); None where nothing is left or the rest does not define it."""
+    kept = [place for place in range(len(questions)) if not left_out[place]]
+    if not kept:
+        return None
+    return overall(suite, [questions[place] for place in kept], [rewards[place] for place in kept])
 
 
 def _value(suite: Suite, name: str, found: Resampled, questions: Sequence[Question], cluster: IntArray) -> MetricValue:
-    groups = suite.parts.get(name, (name,) if name in suite.expected else tuple(suite.expected))
-    own = [place for place, one in enumerate(questions) if one.group in groups]
+    parts = suite.parts.get(name, (name,))
+    own = [place for place, one in enumerate(questions) if one.group in parts] or list(range(len(questions)))
     if np.isnan(found.point[name]):
         return MetricValue(None, None, None, len(own), UNDEFINED)
     return metric_value(
@@ -122,7 +191,8 @@ def _counted(questions: Sequence[Question], count: Callable[[str], int]) -> list
     return [np.array([count(text) for text in one.answers], dtype=np.float64) for one in questions]
 
 
-def _overall(suite: Suite, questions: Sequence[Question], rewards: Rewards) -> float | None:
+def overall(suite: Suite, questions: Sequence[Question], rewards: Rewards) -> float | None:
+    """Overall score by the benchmark's own rule; None where the questions do not define it."""
     value = float(suite.scores(questions, rewards)(np.ones((1, len(questions))))[OVERALL][0])
     return None if np.isnan(value) else value
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rmcore.core.arrays import FloatArray
-from rmcore.data.pair import Message, Prompt, plain_prompt
+from rmcore.data.pair import opening
 from rmcore.suites.question import (
     OVERALL,
     Question,
@@ -21,6 +21,7 @@ from rmcore.suites.question import (
     Scores,
     Suite,
     best_is_right,
+    by_group,
     groups_of,
     mean,
 )
@@ -87,18 +88,6 @@ REWARD_BENCH = Suite(
 )
 
 
-def _by_group(right: FloatArray, questions: Sequence[Question], *, of_groups: bool) -> Scores:
-    """Accuracy in each group, and overall: over all questions, or the mean of the groups."""
-    masks, every = groups_of(questions), np.ones(len(questions), dtype=bool)
-
-    def scores(weights: FloatArray) -> dict[str, FloatArray]:
-        groups = {name: mean(right, mask, weights) for name, mask in masks.items()}
-        overall = np.mean(list(groups.values()), axis=0) if of_groups else mean(right, every, weights)
-        return {OVERALL: overall, **groups}
-
-    return scores
-
-
 LLMBAR_FOLDERS = {"Natural": 100, "Neighbor": 134, "GPTInst": 92, "GPTOut": 47, "Manual": 46}
 
 
@@ -127,7 +116,7 @@ LLMBAR = Suite(
     expected=LLMBAR_FOLDERS,
     files="dataset.json",  # and not those of its evaluators, which have the same columns
     read=_llmbar_row,
-    scores=lambda questions, rewards: _by_group(best_is_right(questions, rewards), questions, of_groups=True),
+    scores=lambda questions, rewards: by_group(best_is_right(questions, rewards), questions, of_groups=True),
 )
 
 
@@ -146,7 +135,7 @@ def _judge_bench_row(row: Row) -> Question:
 
 def _judge_bench_scores(questions: Sequence[Question], rewards: Rewards) -> Scores:
     ties = np.array([float(one.wins_ties and own[0] == own[1]) for one, own in zip(questions, rewards, strict=True)])
-    return _by_group(best_is_right(questions, rewards) + ties, questions, of_groups=False)
+    return by_group(best_is_right(questions, rewards) + ties, questions, of_groups=False)
 
 
 JUDGE_BENCH = Suite(
@@ -164,7 +153,7 @@ JUDGE_BENCH = Suite(
 
 
 def _rmb_row(row: Row) -> Question:
-    prompt, opening = _dialogue(row)
+    prompt = row.prompt("conversation_input")
     if row.fields.get("bon_best") is not None:
         losers = row.fields.get("loser_list")
         if not isinstance(losers, list | np.ndarray) or not len(losers):
@@ -179,19 +168,7 @@ def _rmb_row(row: Row) -> Question:
     goal = next((name for name in ("Harmlessness", "Helpfulness") if name in category), "")
     if not goal:
         raise row.wrong(f"'category_path' is {'/'.join(category)!r}, and names neither Harmlessness nor Helpfulness")
-    return Question(f"{kind} {row.text(name)}", prompt, texts, 1, f"{goal}, {kind}", opening)
-
-
-def _dialogue(row: Row) -> tuple[Prompt, str]:
-    """The turns before the answers, and the first of them."""
-    given = row.fields.get("conversation_input")
-    turns = list(given) if isinstance(given, list | np.ndarray) else []
-    if not turns or not all(
-        isinstance(turn, dict) and isinstance(turn.get("role"), str) and isinstance(turn.get("content"), str)
-        for turn in turns
-    ):
-        raise row.wrong("'conversation_input' is no list of turns with 'role' and 'content'")
-    return plain_prompt(tuple(Message(turn["role"], turn["content"]) for turn in turns)), turns[0]["content"]
+    return Question(f"{kind} {row.text(name)}", prompt, texts, 1, f"{goal}, {kind}", opening(prompt))
 
 
 RMB = Suite(
@@ -209,5 +186,5 @@ RMB = Suite(
     },
     files="*.json",
     read=_rmb_row,
-    scores=lambda questions, rewards: _by_group(best_is_right(questions, rewards), questions, of_groups=True),
+    scores=lambda questions, rewards: by_group(best_is_right(questions, rewards), questions, of_groups=True),
 )

@@ -17,7 +17,8 @@ import numpy as np
 
 from rmcore.core.arrays import BoolArray, FloatArray, IntArray
 from rmcore.core.errors import DataError
-from rmcore.data.pair import Prompt
+from rmcore.data.pair import Prompt, plain_prompt
+from rmcore.data.readers.fields import RowRejected, message_list
 from rmcore.data.readers.files import RawRecord, is_file_name, read_file
 from rmcore.data.readers.sources import iter_records
 from rmcore.evaluation.ranking import ratio
@@ -59,7 +60,7 @@ class Suite:
     rule: str
     """How it is scored, in a sentence."""
     expected: Mapping[str, int]
-    """Questions of each group in the whole set."""
+    """Questions of each group in the whole set; empty for a set of one's own, which is whole as it is."""
     read: Callable[["Row"], Question]
     scores: Callable[[Sequence[Question], Rewards], Scores]
     parts: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -102,6 +103,23 @@ class Row:
             raise self.wrong(f"{name!r} is {'missing' if value is None else 'no list of texts'}")
         return tuple(value)
 
+    def prompt(self, name: str) -> Prompt:
+        """A text, or the turns of a dialogue, each with `role` and `content`.
+
+        Raises:
+            DataError: it is neither.
+        """
+        value = self.fields.get(name)
+        if isinstance(value, str):
+            return self.text(name)
+        try:
+            turns = message_list(value)
+        except RowRejected:
+            turns = ()
+        if not turns:
+            raise self.wrong(f"{name!r} is neither a text nor a list of turns with 'role' and 'content'")
+        return plain_prompt(turns)
+
     def wrong(self, what: str) -> DataError:
         """Say where something is not as the benchmark has it."""
         place = f" of {self.file.name}" if self.file else ""
@@ -134,6 +152,9 @@ def read_questions(suite: Suite, source: str, *, partial: bool = False) -> tuple
                 f"{suite.name}: question {one.id} has {len(one.answers)} answers, {one.num_good} of them right: there "
                 "is nothing to choose. The file is damaged, or of another benchmark."
             )
+    if not suite.expected:  # a set of one's own has what its file has
+        _require_some(suite, source, questions, ids)
+        return questions, {}
     if unknown := sorted(set(found) - set(suite.expected)):
         raise DataError(
             f"{suite.name}: {source} has the groups {', '.join(unknown[:5])}, which the benchmark has not "
@@ -154,6 +175,13 @@ def read_questions(suite: Suite, source: str, *, partial: bool = False) -> tuple
             "beside published ones. Fetch it again, or score what is there with --partial."
         )
     return questions, missing
+
+
+def _require_some(suite: Suite, source: str, questions: Sequence[Question], ids: Mapping[str, int]) -> None:
+    if not questions:
+        raise DataError(f"{suite.name}: {source} has no row, so there is nothing to score.")
+    if twice := [name for name, count in ids.items() if count > 1]:
+        raise DataError(f"{suite.name}: {source} has question {twice[0]} {ids[twice[0]]} times; name it once.")
 
 
 def digest(questions: Sequence[Question]) -> str:
@@ -207,6 +235,24 @@ def groups_of(questions: Sequence[Question]) -> dict[str, BoolArray]:
     """(Q,) masks of the questions of each group, in the order of their first questions."""
     names = np.array([one.group for one in questions], dtype=object)
     return {name: names == name for name in dict.fromkeys(names.tolist())}
+
+
+def by_group(right: FloatArray, questions: Sequence[Question], *, of_groups: bool) -> Scores:
+    """Give the share that is right in each group, and overall: of all questions, or as the mean of the groups.
+
+    Args:
+        right: (Q,) 1 or 0.
+        questions: the Q questions.
+        of_groups: whether `overall` is the mean of the groups.
+    """
+    masks, every = groups_of(questions), np.ones(len(questions), dtype=bool)
+
+    def scores(weights: FloatArray) -> dict[str, FloatArray]:
+        groups = {name: mean(right, mask, weights) for name, mask in masks.items()}
+        overall = np.mean(list(groups.values()), axis=0) if of_groups else mean(right, every, weights)
+        return {OVERALL: overall, **groups}
+
+    return scores
 
 
 def best_is_right(questions: Sequence[Question], rewards: Rewards) -> FloatArray:

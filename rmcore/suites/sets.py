@@ -1,0 +1,74 @@
+"""The benchmarks that are known by a name, and how one is named: NAME, NAME=PATH, a YAML of one's own, or `all`."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rmcore.core.errors import ConfigError
+from rmcore.suites.own import YAML_SUFFIXES, read_own_suite
+from rmcore.suites.pairwise import JUDGE_BENCH, LLMBAR, REWARD_BENCH, RMB
+from rmcore.suites.question import Question, Suite, digest, read_questions
+from rmcore.suites.reward_bench_2 import REWARD_BENCH_2
+from rmcore.suites.rm_bench import RM_BENCH
+
+SUITES = {one.name: one for one in (REWARD_BENCH, REWARD_BENCH_2, RM_BENCH, LLMBAR, JUDGE_BENCH, RMB)}
+ALL = "all"
+"""Every benchmark that the hub has."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionSet:
+    """A benchmark that was read."""
+
+    suite: Suite
+    source: str
+    """Where it was read from."""
+    questions: Sequence[Question]
+    missing: dict[str, int]
+    """How many questions are missing, of each group of which some are."""
+
+    @property
+    def digest(self) -> str:
+        """Hex digits that depend on all texts that are scored."""
+        return digest(self.questions)
+
+
+def read_sets(named: Sequence[str], *, partial: bool = False) -> list[QuestionSet]:
+    """Read the benchmarks that are named, each as `NAME`, `NAME=PATH`, a YAML file of one's own set, or `all`.
+
+    Args:
+        named: names; several may stand in one with commas between them.
+        partial: accept sets of which rows are missing.
+
+    Raises:
+        ConfigError: there is no such benchmark, its file is not there, or one is named twice.
+        DataError: it cannot be read, or is not the benchmark that it is said to be.
+    """
+    chosen = [found for one in named for name in one.split(",") for found in _named(name.strip())]
+    names = [suite.name for suite, _ in chosen]
+    if len(set(names)) < len(names):
+        raise ConfigError("a benchmark is named twice: its second result would stand in the place of its first.")
+    return [QuestionSet(one, source, *read_questions(one, source, partial=partial)) for one, source in chosen]
+
+
+def _named(given: str) -> Iterator[tuple[Suite, str]]:
+    if given == ALL:
+        yield from ((one, one.hub) for one in SUITES.values() if one.hub)
+        return
+    if given.endswith(YAML_SUFFIXES) and "=" not in given:
+        yield read_own_suite(Path(given).expanduser())
+        return
+    name, is_place, source = given.partition("=")
+    if name not in SUITES:
+        raise ConfigError(
+            f"there is no benchmark {name!r}; name one of {', '.join(SUITES)}, or NAME=PATH, or a YAML file of "
+            "your own set (docs/benchmarks.md)."
+        )
+    found = SUITES[name]
+    if is_place and not (source and Path(source).expanduser().exists()):
+        raise ConfigError(f"--suite {given}: there is no file or folder {source!r}; {name} alone names the hub's.")
+    if not is_place and not found.hub:
+        raise ConfigError(
+            f"{name} is on no hub in a form that can be read: fetch its repository and give --suite {name}=FOLDER."
+        )
+    yield found, source if is_place else found.hub
