@@ -16,6 +16,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from PIL import Image
 
+import benchmark_sample
 import curvature_sample
 import experiment_sample
 import figure_sample
@@ -26,6 +27,7 @@ import tuning_sample
 from rmcore.reporting.figures.active import label_efficiency_figure, label_savings_figure
 from rmcore.reporting.figures.arm_intervals import arm_intervals_figure
 from rmcore.reporting.figures.arms import main_metrics
+from rmcore.reporting.figures.benchmarks import benchmarks_figure
 from rmcore.reporting.figures.calibration import reliability_diagram_figure
 from rmcore.reporting.figures.context import accuracy_in_context_figure
 from rmcore.reporting.figures.density import density_figure
@@ -216,6 +218,11 @@ SHOWN = {
         lambda: reward_by_length_figure(REWARDS),
         "run",
         "Rising means alone are no fault where longer answers are better. Compare with length-matched accuracy.",
+    ),
+    "benchmarks": Shown(
+        lambda: benchmarks_figure(benchmark_sample.record()["suites"]),
+        "run",
+        "Scores on public benchmarks. A model left of the diamonds does less than counting characters.",
     ),
     "logged_answers": Shown(
         lambda: logged_answers_figure(logged_sample.record()),

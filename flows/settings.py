@@ -10,6 +10,7 @@ import yaml
 from experiments.presets import PRESETS
 from rmcore.config.active import ActiveConfig, CheckConfig
 from rmcore.config.base import Settings
+from rmcore.config.benchmark import BenchmarkConfig
 from rmcore.config.files import parse_yaml, read_mapping
 from rmcore.config.model import LoraSettings
 from rmcore.config.pipeline import PipelineConfig
@@ -21,6 +22,7 @@ from rmcore.core.store import flatten
 
 Tree = dict[str, Any]
 OPTIONAL_GROUPS: dict[str, type[Settings]] = {
+    "benchmark": BenchmarkConfig,
     "policy": PolicyConfig,
     "validation": ValidationConfig,
     "active": ActiveConfig,

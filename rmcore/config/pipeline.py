@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from rmcore.config.active import ActiveConfig
 from rmcore.config.base import Settings
+from rmcore.config.benchmark import BenchmarkConfig
 from rmcore.config.data import DataConfig
 from rmcore.config.evaluate import EvaluateConfig
 from rmcore.config.landscape import LandscapeConfig
@@ -50,6 +51,8 @@ class PipelineConfig(Settings):
     """Loss landscape."""
     readiness: ReadinessConfig = ReadinessConfig()
     """Readiness for reinforcement learning."""
+    benchmark: BenchmarkConfig | None = None
+    """Public benchmarks, and sets of your own, that the model is measured on."""
     policy: PolicyConfig | None = None
     """The policy to be optimised. Without it, and without its judged samples, no verdict says "ready"."""
     validation: ValidationConfig | None = None

@@ -150,6 +150,8 @@ class Results(TypedDict):
     context: Sequence[ContextItem]
     readiness: Readiness | None
     """The original score: no verdict, and no part of one. None where no curvature was measured, which it needs."""
+    benchmarks: Mapping[str, Any] | None
+    """Scores on benchmarks (`rmcore.suites.record.benchmark_record`), where some were named."""
     logged: Mapping[str, Any] | None
     """Choosing among logged answers (`rmcore.policy.logged_answers`), where held-out prompts have enough of them."""
     policy: PolicyResults | None

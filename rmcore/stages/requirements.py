@@ -1,11 +1,23 @@
 """Parts of a config that some stages cannot do without; flows ask for them before anything runs. Imports no torch."""
 
 from rmcore.config.active import ActiveConfig
+from rmcore.config.benchmark import BenchmarkConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import PolicyConfig
 from rmcore.config.rlhf import RlhfConfig
 from rmcore.config.validation import ValidationConfig
 from rmcore.core.errors import ConfigError
+
+
+def required_benchmark(config: PipelineConfig) -> BenchmarkConfig:
+    """The benchmarks.
+
+    Raises:
+        ConfigError: the config names none.
+    """
+    if config.benchmark is None or not config.benchmark.suites:
+        raise ConfigError("there is no benchmark in this config; set benchmark.suites, for example to [judgebench].")
+    return config.benchmark
 
 
 def required_policy(config: PipelineConfig) -> PolicyConfig:

@@ -70,6 +70,7 @@ def gather_results(
         "gate": judged["gate"],
         "label_gate": v1["gate"],
         "readiness": v1["readiness"],
+        "benchmarks": _read(folder["benchmark"] / "benchmark.json") if "benchmark" in folder else None,
         "logged": _read(folder["readiness"] / "logged_answers.json"),
         "policy": policy,
         "rlhf": trained,

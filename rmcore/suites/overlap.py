@@ -18,8 +18,8 @@ from datasketch import MinHash, MinHashLSH
 
 from rmcore.core.arrays import BoolArray
 from rmcore.core.progress import Report, silent
-from rmcore.data.pair import PreferencePair
 from rmcore.data.splits import normalized_prompt
+from rmcore.data.tokenized import Pairs
 from rmcore.suites.question import Question
 
 NEAR = 0.8
@@ -52,7 +52,7 @@ class Overlap:
         return self.exact | self.near
 
 
-def find_overlap(pairs: Sequence[PreferencePair], questions: Sequence[Question], *, report: Report = silent) -> Overlap:
+def find_overlap(pairs: Pairs, questions: Sequence[Question], *, report: Report = silent) -> Overlap:
     """Compare the prompts of training pairs with those of a benchmark's questions; the pairs are read once."""
     prompts = _Prompts(questions)
     exact, near, answered = (np.zeros(len(questions), dtype=bool) for _ in range(3))

@@ -27,6 +27,7 @@ RULES: dict[Kind, str] = {
     "best-of-k": "share of questions with the chosen answer strictly above all others",
     "ties": "share of questions with every right answer strictly above every other",
 }
+COLUMNS = ("prompt", "chosen", "rejected", "group", "cluster")
 EXAMPLE = "write for example `name: mine`, `file: pairs.jsonl`, `kind: pairs`, a line each"
 
 
@@ -69,13 +70,14 @@ def read_own_suite(path: Path) -> tuple[Suite, str]:
                 raise row.wrong(f"{column!r} is missing")
         return Question(str(row.number), prompt, (*chosen, *rejected), len(chosen), group, cluster)
 
+    said = ", ".join(f"{name} is {getattr(own, name)}" for name in COLUMNS if getattr(own, name) not in (None, name))
     return Suite(
         name=own.name,
         title=own.name,
         hub="",
         split="train",
         terms="your own",
-        rule=RULES[own.kind],
+        rule=RULES[own.kind] + (f" ({said})" if said else ""),
         expected={},
         read=read,
         scores=lambda questions, rewards: by_group(best_is_right(questions, rewards), questions, of_groups=False),

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rmcore.core.progress import Report, prefixed, silent
-from rmcore.data.pair import PreferencePair
+from rmcore.data.tokenized import Pairs
 from rmcore.suites.measure import difference, measure, overall, without
 from rmcore.suites.overlap import Overlap, find_overlap
 from rmcore.suites.question import Rewards
@@ -13,9 +13,7 @@ from rmcore.suites.standing import Difference, compare_models, places
 from rmcore.suites.words import word_rewards
 
 
-def find_overlaps(
-    pairs: Sequence[PreferencePair], sets: Sequence[QuestionSet], *, report: Report = silent
-) -> list[Overlap]:
+def find_overlaps(pairs: Pairs, sets: Sequence[QuestionSet], *, report: Report = silent) -> list[Overlap]:
     """Compare each benchmark with the training pairs."""
     return [find_overlap(pairs, one.questions, report=prefixed(report, one.suite.name)) for one in sets]
 
@@ -25,7 +23,7 @@ def benchmark_record(
     rewards: Mapping[str, Sequence[Rewards]],
     *,
     published: Mapping[str, Mapping[str, float]] | None = None,
-    pairs: Sequence[PreferencePair] | None = None,
+    pairs: Pairs | None = None,
     overlaps: Sequence[Overlap] = (),
 ) -> dict[str, Any]:
     """Measure the first model on every set, beside the others and beside rules that read little.
@@ -75,7 +73,7 @@ def _of_one(one: QuestionSet, rewards: Rewards) -> dict[str, Any]:
     }
 
 
-def _bag_of_words(one: QuestionSet, rewards: Rewards, pairs: Sequence[PreferencePair]) -> dict[str, Any] | None:
+def _bag_of_words(one: QuestionSet, rewards: Rewards, pairs: Pairs) -> dict[str, Any] | None:
     """Score of a bag of words that learnt from the training pairs, and how far the model is above it."""
     words = word_rewards(pairs, one.questions)
     if words is None:

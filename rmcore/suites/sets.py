@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rmcore.core.errors import ConfigError
+from rmcore.data.readers.sources import source_digest
 from rmcore.suites.own import YAML_SUFFIXES, read_own_suite
 from rmcore.suites.pairwise import JUDGE_BENCH, LLMBAR, REWARD_BENCH, RMB
 from rmcore.suites.question import Question, Suite, digest, read_questions
@@ -49,6 +50,17 @@ def read_sets(named: Sequence[str], *, partial: bool = False) -> list[QuestionSe
     if len(set(names)) < len(names):
         raise ConfigError("a benchmark is named twice: its second result would stand in the place of its first.")
     return [QuestionSet(one, source, *read_questions(one, source, partial=partial)) for one, source in chosen]
+
+
+def source_digests(named: Sequence[str]) -> dict[str, str]:
+    """Digest what each benchmark that is named is read from: equal digests mean equal questions.
+
+    Raises:
+        ConfigError: see `read_sets`.
+        DataError: a source is not there.
+    """
+    chosen = [found for one in named for name in one.split(",") for found in _named(name.strip())]
+    return {f"{suite.name} {suite.rule}": source_digest(source) for suite, source in chosen}
 
 
 def _named(given: str) -> Iterator[tuple[Suite, str]]:

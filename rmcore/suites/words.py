@@ -4,13 +4,13 @@ Logistic regression on the difference of the two sides' TF-IDF vectors. It knows
 what a reward model does not do better on is decided by which words are used.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 
 import numpy as np
 
 from rmcore.core.arrays import FloatArray
-from rmcore.data.pair import PreferencePair
+from rmcore.data.tokenized import Pairs
 from rmcore.suites.question import Question
 
 MOST_PAIRS = 100_000
@@ -18,7 +18,7 @@ MOST_PAIRS = 100_000
 MOST_WORDS = 50_000
 
 
-def word_rewards(pairs: Iterable[PreferencePair], questions: Sequence[Question]) -> list[FloatArray] | None:
+def word_rewards(pairs: Pairs, questions: Sequence[Question]) -> list[FloatArray] | None:
     """Rewards of each question's answers by a bag of words that learnt from `pairs`; None where no word is in two.
 
     Words in one answer alone are left out, the rest weigh by 1 + log(count) times their rarity, normalised to length

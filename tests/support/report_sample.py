@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import benchmark_sample
 import curvature_sample
 import logged_sample
 import policy_sample
@@ -149,6 +150,7 @@ def results() -> dict[str, Any]:
         "metrics": metrics(),
         "ood_metrics": metrics(-0.13),
         "context": context(),
+        "benchmarks": benchmark_sample.record(),
         "logged": logged_sample.record(length=1.0),
         "policy": policy_sample.policy(),
         "rlhf": rlhf_sample.record(),

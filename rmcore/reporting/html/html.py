@@ -9,7 +9,7 @@ import yaml
 from rmcore.core.cost import money_text, price_per_hour
 from rmcore.core.metrics import metric_order, metric_spec
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.html import curvature, glossary, logged, policy, rlhf
+from rmcore.reporting.html import benchmarks, curvature, glossary, logged, policy, rlhf
 from rmcore.reporting.html.cards import headline_cards, metric_texts
 from rmcore.reporting.html.page import date, gate_row, write_page
 from rmcore.reporting.html.tree import blocks
@@ -31,6 +31,7 @@ CAPTIONS = {
     "the time; below it the model is too sure of itself, above it too modest.",
     "margin_histogram": "How far apart the model puts the two sides. Left of zero it prefers the rejected side.",
     "reward_by_length": "If reward follows length, a policy learns to write long instead of well.",
+    **benchmarks.CAPTIONS,
     **curvature.CAPTIONS,
     **logged.CAPTIONS,
     **policy.CAPTIONS,
@@ -87,6 +88,7 @@ def view(results: Results) -> dict[str, Any]:
         "truncation": blocks({"texts cut to fit the model": results["training"]["truncation"]}, "texts cut"),
         "curvature": curvature.view(results["curvature"]),
         "readiness_parts": _readiness_rows(results["readiness"]),
+        "benchmarks": benchmarks.benchmarks_section(results["benchmarks"]),
         "logged": logged.logged_section(results["logged"]),
         "policy": policy.section(results["policy"]),
         "rlhf": rlhf.rlhf_section(results["rlhf"]),

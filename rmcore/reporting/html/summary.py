@@ -1,6 +1,7 @@
 """The result of a run in a few lines of Markdown, for a terminal and for Prefect's artifact view."""
 
 from rmcore.reporting.figures import numbers
+from rmcore.reporting.html.benchmarks import benchmarks_markdown
 from rmcore.reporting.html.cards import headline_cards
 from rmcore.reporting.html.logged import logged_markdown
 from rmcore.reporting.html.markdown import bullets, escape, table
@@ -28,6 +29,8 @@ def summary_markdown(results: Results) -> str:
             f"    {command}",
         ]
         lines += ["", f"It costs {escape(more['cost'])}."]
+    if results["benchmarks"] is not None:
+        lines += ["", benchmarks_markdown(results["benchmarks"])]
     if results["logged"] is not None:
         lines += ["", logged_markdown(results["logged"])]
     stages = []

@@ -6,6 +6,7 @@ from functools import cache
 import pytest
 
 from rmcore.config.active import ActiveConfig, CheckConfig
+from rmcore.config.benchmark import BenchmarkConfig
 from rmcore.config.data import DataConfig, GoldConfig
 from rmcore.config.model import LoraSettings
 from rmcore.config.pipeline import PipelineConfig
@@ -95,7 +96,11 @@ def test_what_came_out_upstream_is_in_a_key_and_not_how_or_where():
 
 
 BASE = PipelineConfig(
-    policy=PolicyConfig(), validation=ValidationConfig(), active=ActiveConfig(check=CheckConfig()), rlhf=RlhfConfig()
+    benchmark=BenchmarkConfig(suites=(f"judgebench={__file__}",)),
+    policy=PolicyConfig(),
+    validation=ValidationConfig(),
+    active=ActiveConfig(check=CheckConfig()),
+    rlhf=RlhfConfig(),
 )
 """Every stage has what it needs."""
 
@@ -105,7 +110,13 @@ def base_keys():
     return {stage: key(stage, BASE) for stage in STAGES}
 
 
-ADDRESSES = {"data.source", "data.eval_source", "policy.samples", "policy.judge"}  # their content counts, see below
+ADDRESSES = {
+    "benchmark.suites",
+    "data.source",
+    "data.eval_source",
+    "policy.samples",
+    "policy.judge",
+}  # by content
 OTHER_VALUES = {
     "device": "cuda:1", "skip": ("landscape",), "loggers": ("wandb",),
     "data.gold.shortcut": "flattery", "model.name": "deberta", "model.lora": LoraSettings(),
@@ -122,7 +133,7 @@ OTHER_VALUES = {
     "active.check.labels": (50, 60),
 }  # fmt: skip
 """Where the value cannot be told from its type."""
-CHECKPOINT_STAGES = {"evaluate", "landscape", "overoptimization", "confirmation", "grpo"}
+CHECKPOINT_STAGES = {"evaluate", "benchmark", "landscape", "overoptimization", "confirmation", "grpo"}
 ON_DEVICE = CHECKPOINT_STAGES | {"train", "policy", "samples", "population", "features", "active_check"}
 STAGES_OF_A_SECTION = {
     "study": set(),
@@ -134,6 +145,7 @@ STAGES_OF_A_SECTION = {
     "model": {"train", "population", "features", "active_check"},
     "train": {"train", "population", "grpo", "active_check"},
     "evaluate": {"evaluate"},
+    "benchmark": {"benchmark"},
     "landscape": {"landscape"},
     "readiness": {"readiness", "readiness_v2", "validation"},
     "validation": {"population"},

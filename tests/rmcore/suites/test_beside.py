@@ -6,11 +6,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from benchmark_sample import write_own_set
 from flows.cli import app
 from rmcore.config.model import ModelConfig
 from rmcore.core.errors import ConfigError, DataError
@@ -168,20 +168,13 @@ def test_published_scores_of_another_form_are_refused(tmp_path, text, said):
         read_published(tmp_path / "published.json")
 
 
-def own_set(folder, rows, **described):
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    file = folder / "mine.yaml"
-    file.write_text(yaml.safe_dump({"name": "mine", "file": "rows.jsonl", "kind": "pairs"} | described))
-    return file
-
-
 def test_a_set_of_ones_own_is_read_by_its_description(tmp_path):
     rows = [
         {"ask": f"q {at // 2}", "good": f"g {at}", "bad": [f"b {at}", "c"], "topic": "x" if at % 2 else "y"}
         for at in range(6)
     ]
     named = {"kind": "best-of-k", "prompt": "ask", "chosen": "good", "rejected": "bad", "group": "topic"}
-    suite, source = read_own_suite(own_set(tmp_path, rows, **named))
+    suite, source = read_own_suite(write_own_set(tmp_path, rows, **named))
     questions, missing = read_questions(suite, source)
     assert missing == {}
     assert [one.answers for one in questions] == [(f"g {at}", f"b {at}", "c") for at in range(6)]
@@ -194,7 +187,7 @@ def test_a_set_of_ones_own_is_read_by_its_description(tmp_path):
         {"role": "assistant", "content": "yes?"},
         {"role": "user", "content": "so"},
     ]
-    file = own_set(tmp_path, [{"prompt": turns, "chosen": ["a", "b"], "rejected": ["c"]}], kind="ties")
+    file = write_own_set(tmp_path, [{"prompt": turns, "chosen": ["a", "b"], "rejected": ["c"]}], kind="ties")
     [one] = read_questions(*read_own_suite(file))[0]
     assert (one.num_good, one.answers, len(one.prompt)) == (2, ("a", "b", "c"), 3)
 
@@ -218,12 +211,12 @@ def test_a_set_of_ones_own_is_read_by_its_description(tmp_path):
 )
 def test_a_description_or_rows_that_do_not_fit_are_refused_in_words(tmp_path, described, rows, said):
     with pytest.raises((ConfigError, DataError), match=said):
-        read_sets([str(own_set(tmp_path, rows, **described))])
+        read_sets([str(write_own_set(tmp_path, rows, **described))])
 
 
 def test_the_command_shows_it_all_and_writes_the_training_pairs_that_are_clean(tmp_path):
     rows = [{"prompt": f"question {at}", "chosen": f"right {at}", "rejected": f"wrong {at}"} for at in range(12)]
-    mine = own_set(tmp_path, rows)
+    mine = write_own_set(tmp_path, rows)
     training = [
         *rows[:3],
         *({"prompt": f"other {at}", "chosen": "right so", "rejected": "wrong so"} for at in range(20)),

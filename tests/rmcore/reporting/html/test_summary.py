@@ -2,6 +2,7 @@
 
 import report_sample as sample
 from rmcore.reporting.figures import numbers
+from rmcore.reporting.html import benchmarks
 from rmcore.reporting.html.cards import headline_cards
 from rmcore.reporting.html.logged import HEADINGS, TITLE
 from rmcore.reporting.html.summary import summary_markdown
@@ -25,8 +26,8 @@ def test_tables_keep_their_columns_whatever_the_texts_hold():
     results["run_name"] = "<b>[x](y)\n# not a heading"
     text = summary_markdown(results)
     tables = [line.replace("\\|", "") for line in text.splitlines() if line.startswith("|")]
-    assert {line.count("|") for line in tables} == {4, 1 + len(HEADINGS)}
-    assert [line for line in text.splitlines() if line.startswith("#")][1:] == [f"## {TITLE}"]
+    assert {line.count("|") for line in tables} == {4, 1 + len(HEADINGS), 1 + len(benchmarks.HEADINGS)}
+    assert [line for line in text.splitlines() if line.startswith("#")][1:] == [f"## {benchmarks.TITLE}", f"## {TITLE}"]
     assert "<b>" not in text.replace("\\<b\\>", "")
 
 

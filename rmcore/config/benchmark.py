@@ -1,0 +1,12 @@
+"""Settings of the measurement on public benchmarks."""
+
+from rmcore.config.base import Settings
+
+
+class BenchmarkConfig(Settings):
+    """Public benchmarks, and sets of your own, that the trained model is measured on."""
+
+    suites: tuple[str, ...] = ()
+    """Which, as `rm-opt benchmark --suite` names them: judgebench, llmbar=FOLDER, mine.yaml, all."""
+    partial: bool = False
+    """Accept sets of which rows are missing; their scores are no published ones' equals."""

@@ -1,0 +1,46 @@
+"""Stage benchmark: the trained model on public benchmarks and sets of one's own, beside its training pairs.
+
+Writes `benchmark.json` (`rmcore.suites.record.benchmark_record`), `rewards_<suite>.parquet` (one row an answer), a
+figure and `summary.json`.
+"""
+
+from pathlib import Path
+
+from rmcore.core.files import write_json
+from rmcore.core.progress import Report, prefixed
+from rmcore.core.tracking import Tracker
+from rmcore.data.pairs_on_disk import PairFile
+from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.reporting.figures.benchmarks import benchmarks_figure
+from rmcore.reporting.figures.style import save
+from rmcore.stages.interface import Upstream
+from rmcore.stages.settings import BenchmarkSettings
+from rmcore.suites.measure import score_answers, to_table
+from rmcore.suites.question import OVERALL
+from rmcore.suites.record import benchmark_record, find_overlaps
+from rmcore.suites.sets import read_sets
+
+RECORD_FILE = "benchmark.json"
+MODEL = "this model"
+
+
+def run(settings: BenchmarkSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+    """Score every answer, and compare prompts and words with those of the training pairs."""
+    sets = read_sets(settings.benchmark.suites, partial=settings.benchmark.partial)
+    rm = BradleyTerryRM.from_pretrained(
+        upstream["train"] / "best",
+        device=settings.device,
+        trust_remote_code=settings.trust_remote_code,
+        render_fn=settings.render_fn,
+    )
+    rewards = []
+    for one in sets:
+        rewards.append(score_answers(rm, one.questions, report=prefixed(report, one.suite.name)))
+        to_table(one.questions, rewards[-1]).to_parquet(out / f"rewards_{one.suite.name}.parquet")
+    pairs = PairFile(upstream["prepare"] / "train.parquet")
+    overlaps = find_overlaps(pairs, sets, report=report)
+    record = benchmark_record(sets, {MODEL: rewards}, pairs=pairs, overlaps=overlaps)
+    write_json(out / RECORD_FILE, record)
+    scores = {f"eval/{name}": told["scores"][OVERALL] for name, told in record["suites"].items()}
+    write_json(out / "summary.json", {"metrics": scores})
+    save(benchmarks_figure(record["suites"]), out / "figures" / "benchmarks.png")
