@@ -10,9 +10,9 @@ configure_environment()  # before Prefect and MLflow read their settings
 
 # ruff: noqa: E402
 from flows.automations import tell_study
+from flows.chain import Telling, run_chain
 from flows.form import Form, configured_flow, presets_for
 from flows.pipeline import REPORT_FILE
-from flows.policy import Telling, run_chain
 from rmcore.active.efficiency import claims_of
 from rmcore.config.active import ActiveConfig
 from rmcore.config.pipeline import PipelineConfig

@@ -1,7 +1,6 @@
 """Flows about a policy: best-of-n by a reward model, readiness v2, and the study that tests it. Order only."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,15 +14,13 @@ from prefect import runtime
 from pydantic import Field
 
 from flows.automations import tell_study
+from flows.chain import Telling, run_chain
 from flows.form import Form, configured_flow, described_flow, presets_for
 from flows.pipeline import (
     REPORT_FILE,
     REPORT_FOLDER,
-    last_of,
-    open_store,
     places,
     require_judge,
-    run_stages,
     show_on_page,
 )
 from rmcore.config.pipeline import PipelineConfig
@@ -31,14 +28,13 @@ from rmcore.config.validation import StudiedWorld
 from rmcore.core.errors import ConfigError
 from rmcore.core.files import write_json
 from rmcore.core.fingerprints import code_digests
-from rmcore.core.store import ArtifactRef, Store, flatten, make_key
+from rmcore.core.store import ArtifactRef, make_key
 from rmcore.policy.confirmation import smallest_n
 from rmcore.policy.curves import curves_of_file
 from rmcore.policy.grpo.defects import backbones
 from rmcore.policy.readiness.claims import frozen_claims
-from rmcore.policy.readiness.verdict import next_rung, verdict_on_served, verdict_tags
-from rmcore.reporting.html.index import write_index
-from rmcore.reporting.html.note import run_note, verdict_note
+from rmcore.policy.readiness.verdict import next_rung, verdict_on_served
+from rmcore.reporting.html.note import run_note
 from rmcore.reporting.html.policy import (
     best_of_n_headline,
     best_of_n_markdown,
@@ -51,11 +47,10 @@ from rmcore.reporting.html.validation import validation_markdown
 from rmcore.stages.interface import POPULATIONS
 from rmcore.stages.registry import POLICY, pipeline_stages
 from rmcore.stages.requirements import required_policy, required_validation
-from rmcore.stages.results import figures, read_json, run_key
+from rmcore.stages.results import read_json
 from rmcore.study.registration import register
-from tasks.checkpoints import given_checkpoint, trained_key
 from tasks.sharing import write_once
-from tasks.stages import StageRun, run_step
+from tasks.stages import run_step
 from tasks.tracking import RunTracker
 
 OF_THE_MODEL = {"data": "data.source", "model": "model.name", "steps": "train.steps", "policy": "policy.name"}
@@ -66,133 +61,6 @@ WITH_POLICY = presets_for("run", "rlhf")
 BEST_OF_N = ("prepare", "train", *POLICY)
 CONFIRMATION = ("prepare", "train", "policy", "confirmation")
 POPULATION = ("prepare", "policy", "samples", "population")
-WriteReport = Callable[[Mapping[str, ArtifactRef], Path], Path]
-"""Given the artifacts by stage and the run's folder, writes its report and gives the file."""
-
-
-@dataclass(frozen=True, slots=True)
-class Telling:
-    """How a chain of stages tells what it found."""
-
-    results: Callable[[Mapping[str, ArtifactRef]], dict[str, Any]]
-    """Gives the record of the run, from the artifacts by stage."""
-    markdown: Callable[[dict[str, Any]], str]
-    """Gives the record as people read it on the flow run's page."""
-    headline: Callable[[dict[str, Any]], str] | None = None
-    """Gives it in one sentence; None where the record has a `verdict` of the ladder and the `next_rung`."""
-    write: WriteReport | None = None
-    """Writes its report; None: the Markdown with the figures."""
-
-
-@dataclass(frozen=True, slots=True)
-class Chain:
-    """Artifacts of a chain of stages by stage, which of them were computed, and where MLflow shows the run."""
-
-    refs: dict[str, ArtifactRef]
-    executed: list[str]
-    mlflow_url: str | None
-    folder: Path
-    """Folder of the run, below the home's reports."""
-    runs: dict[str, StageRun]
-    results: dict[str, Any]
-    report: Path | None
-    """None where nothing was to be told of it."""
-
-    def claims(self) -> dict[str, str]:
-        """Give the verdict on each claim of a study."""
-        return {claim["name"]: claim["verdict"] for claim in self.results["claims"]}
-
-    def outcome(self, **more: Any) -> dict[str, Any]:
-        """Make the outcome that a flow returns."""
-        shown = {name: str(path) for name, path in figures(self.refs).items()}
-        return {
-            "results": self.results,
-            "figures": shown,
-            "folder": str(self.folder),
-            "report": None if self.report is None else str(self.report),
-            "executed": self.executed,
-            "mlflow_url": self.mlflow_url,
-        } | more
-
-
-def run_chain(
-    config: PipelineConfig,
-    names: Sequence[str],
-    telling: Telling | None,
-    *,
-    kind: str,
-    checkpoint: str | None = None,
-    earlier: Mapping[str, StageRun] | None = None,
-    suffix: str = "",
-) -> Chain:
-    """Run the stages `names` with tracking, and tell what they found: in a report, in MLflow, on the flow run's page.
-
-    `checkpoint` stands in for the stage train; for `earlier` and `suffix` see `run_stages`.
-    """
-    store = open_store()
-    if checkpoint is not None:
-        store.hold_around(checkpoint)
-    run_name = f"{config.study}-seed{config.seed}-{kind}"
-    with RunTracker.start(
-        study=config.study,
-        run_name=run_name,
-        tags={"rm.kind": kind, "rm.seed": str(config.seed), "prefect.flow_run_id": str(runtime.flow_run.id)},
-        params=flatten(config.model_dump(mode="json")) | ({} if checkpoint is None else {"checkpoint": checkpoint}),
-        loggers=config.loggers,
-    ) as tracker:
-        tracker.watch_machine()
-        there = {name: run.ref for name, run in (earlier or {}).items()}
-        if checkpoint is not None:
-            there["train"] = given_checkpoint(checkpoint, home() / "given")
-        wanted = [name for name in names if name not in there]
-        runs = run_stages(wanted, config, store, tracker, there, earlier=earlier, suffix=suffix)
-        refs = there | {name: run.ref for name, run in runs.items()}
-        key = run_key(refs)
-        cached = [name for name, run in runs.items() if run.cached]
-        tracker.set_tags({"rm.key": key, "rm.cache": ",".join(cached) or "none"})
-        folder = home() / "reports" / f"{run_name}-{key[:12]}"
-        results: dict[str, Any] = {}
-        report = None
-        if telling is None:
-            tracker.describe(run_note(f"{run_name}: a part of a study", *places(None)))
-        else:
-            told = partial(_tell, telling, refs, folder, tracker)
-            results, report = run_step("report", told, last_of(runs, config)).found
-            verdict = results.get("verdict")
-            if isinstance(verdict, dict) and verdict.get("rung") == 4:
-                trained = _trained(refs, checkpoint, store)
-                if trained is not None:
-                    tracker.confirm_model(trained, results["verdict"])
-    executed = [name for name, run in runs.items() if not run.cached]
-    if telling is not None and report is not None:
-        show_on_page(telling.markdown(results), report, tracker.url)
-    return Chain(refs, executed, tracker.url, folder, runs, results, report)
-
-
-def _tell(
-    telling: Telling, refs: Mapping[str, ArtifactRef], folder: Path, tracker: RunTracker
-) -> tuple[dict[str, Any], Path]:
-    """Write record and report, and describe the run in MLflow."""
-    results = telling.results(refs)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "summary.json", results)
-    if telling.write is None:
-        report = write_text_report(folder.name, telling.markdown(results), figures(refs), folder / REPORT_FILE)
-    else:
-        report = telling.write(refs, folder)
-    write_index(folder.parent)
-    tracker.log_file(report, REPORT_FOLDER)
-    if telling.headline is None:
-        tracker.set_tags(verdict_tags(results["verdict"], results["next_rung"]))
-        tracker.describe(verdict_note(results["verdict"], results["next_rung"], *places(report)))
-    else:
-        tracker.describe(run_note(telling.headline(results), *places(report)))
-    return results, report
-
-
-def _trained(refs: Mapping[str, ArtifactRef], checkpoint: str | None, store: Store) -> str | None:
-    """Key of the training that the judged reward model comes from; None where it was trained elsewhere."""
-    return refs["train"].key if checkpoint is None else trained_key(checkpoint, store)
 
 
 @configured_flow(

@@ -9,9 +9,9 @@ configure_environment()  # before Prefect and MLflow read their settings
 # ruff: noqa: E402
 from prefect.artifacts import create_markdown_artifact
 
+from flows.chain import Telling, run_chain
 from flows.form import Form, configured_flow, presets_for
 from flows.pipeline import require_judge, run_pipeline
-from flows.policy import Telling, run_chain
 from rmcore.config.model import FROM_POLICY
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError

@@ -24,18 +24,13 @@ HEADINGS = (
 
 def benchmark_rows(suites: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, ...]]:
     """One row a benchmark, as `HEADINGS`."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for told in suites.values():
-        overlap = told["overlap"]
-        rows.append(
-            (
-                told["title"],
-                numbers.count(told["num_questions"]),
-                numbers.with_interval(told["scores"][OVERALL], "share"),
-                _points(told["over_longer_wins"]),
-                numbers.count(overlap["num_exact"] + overlap["num_near"]),
-            )
-        )
+        overlap = told.get("overlap")
+        seen = None if overlap is None else overlap["num_exact"] + overlap["num_near"]
+        score = numbers.with_interval(told["scores"][OVERALL], "share")
+        questions = numbers.count(told["num_questions"])
+        rows.append((told["title"], questions, score, _points(told["over_longer_wins"]), numbers.count(seen)))
     return rows
 
 
@@ -86,7 +81,7 @@ def _parts(told: Mapping[str, Any]) -> list[tuple[str, str]]:
         (f"yardstick: {label}", numbers.percent(yardstick(told, name))) for name, (label, _, _) in YARDSTICKS.items()
     ]
     alike = [("answers of about one length", numbers.with_interval(told["length_matched"], "share"))]
-    without = told["overlap"]["score_without"]
+    without = told.get("overlap", {}).get("score_without")
     unseen = [] if without is None else [("without the prompts seen in training", numbers.percent(without))]
     return [*parts, *alike, *unseen, *yardsticks, *above]
 
