@@ -6,6 +6,7 @@ from coolname import generate
 
 from experiments.presets import PRESETS
 from flows.active_learning import active_learning
+from flows.benchmark import benchmark
 from flows.experiment import experiment
 from flows.pipeline import pipeline
 from flows.policy import best_of_n, confirm, overoptimize, readiness, readiness_validation
@@ -17,7 +18,10 @@ from flows.tune import tune
 from rmcore.core.errors import ConfigError, ModelError
 from tasks.home import project_root
 
-CONFIGURED = (pipeline, trajectory, best_of_n, readiness, confirm, readiness_validation, rlhf, active_learning, tune)
+CONFIGURED = (
+    *(pipeline, trajectory, benchmark, best_of_n, readiness, confirm, readiness_validation, rlhf, active_learning),
+    tune,
+)
 
 
 @pytest.mark.parametrize("flow", [*CONFIGURED, score, experiment, overoptimize], ids=lambda flow: flow.name)

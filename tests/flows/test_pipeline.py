@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from benchmark_sample import write_own_set
 from rmcore.core.processes import marked, terminate
 from used_homes import begin
 from warm_commands import WarmCommands
@@ -164,6 +165,20 @@ json.dump({"runs": found, "versions": len(versions), "candidate": candidate}, sy
         assert all(name.count("/") == 1 for name in run["metrics"])
         assert run["params"]["train.steps"] == "6"
         assert "report" in run["artifacts"]
+
+
+def test_a_benchmark_is_a_stage_of_its_own_and_again_when_its_rows_change(place, finished, tmp_path):
+    rows = [{"prompt": f"p {at}", "chosen": f"right {at}", "rejected": f"wrong {at}"} for at in range(8)]
+    file = write_own_set(tmp_path, rows)
+    changes = ["--set", f"benchmark.suites=[{file}]"]
+    _, summary, _ = place.run(*changes)
+    assert summary["executed"] == ["benchmark"]
+    told = summary["results"]["benchmarks"]["suites"]["mine"]
+    assert told["num_questions"] == 8
+    assert 'id="benchmarks"' in Path(summary["report"]).read_text()
+    assert place.run(*changes)[1]["executed"] == []
+    write_own_set(tmp_path, rows[:7])
+    assert place.run(*changes)[1]["executed"] == ["benchmark"]
 
 
 def test_changing_only_readiness_weights_runs_readiness_only(place, finished):

@@ -26,12 +26,13 @@ from tasks.local_services import HOME_MARK
 
 pytestmark = pytest.mark.services
 FLOWS = (
-    "pipeline", "trajectory", "experiment", "score", "best-of-n", "overoptimize", "readiness", "confirm",
+    "pipeline", "trajectory", "experiment", "score", "benchmark", "best-of-n", "overoptimize", "readiness", "confirm",
     "readiness-validation", "active-learning", "rlhf", "tune",
 )  # fmt: skip
 CONFIGURED = [
     *("pipeline", "trajectory", "best-of-n", "readiness", "confirm", "readiness-validation", "active-learning", "rlhf"),
     "tune",
+    "benchmark",
 ]
 MATRIX = {"experiment": "baseline", "size": "smoke", "seeds": 1}
 
@@ -266,6 +267,7 @@ def test_the_form_and_the_run_show_in_a_browser(browse, services, finished):
         forms["trajectory"]: ["steps between kept", "data, model, train, landscape;", "Submit"],
         forms["experiment"]: ["which question: baseline, ablation", "replicates of every arm", "Submit"],
         forms["score"]: ["a version in MLflow's registry", "longer than the model was trained to read", "Submit"],
+        forms["benchmark"]: ["judgebench, llmbar=FOLDER", "Submit"],
         forms["best-of-n"]: ["in place of a training", "samples of each prompt", "Submit"],
         forms["overoptimize"]: ["column of the gold reward", "largest n of best-of-n", "Submit"],
         forms["readiness"]: ["nats that the policy will be moved by", "Submit"],

@@ -1,0 +1,65 @@
+"""A reward model on public benchmarks and sets of one's own, started from a form. Order only."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tasks.home import configure_environment
+
+configure_environment()  # before Prefect and MLflow read their settings
+
+# ruff: noqa: E402
+from flows.chain import Telling, run_chain
+from flows.form import Form, configured_flow, presets_for
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.core.store import ArtifactRef
+from rmcore.reporting.figures.benchmarks import title
+from rmcore.reporting.html.benchmarks import benchmarks_markdown
+from rmcore.stages.requirements import required_benchmark
+from rmcore.stages.results import read_json
+
+STAGES = ("prepare", "train", "benchmark")
+
+
+@configured_flow(
+    "benchmark",
+    Form(
+        "demo",
+        {
+            "suites": "benchmark.suites",
+            "partial": "benchmark.partial",
+            "data": "data.source",
+            "model": "model.name",
+            "steps": "train.steps",
+            "seed": "seed",
+            "study": "study",
+        },
+        ("data", "model", "train", "benchmark"),
+        presets_for("run"),
+    ),
+    """
+    prepare ──> train ──> benchmark ──> scores beside yardsticks, and what was seen in training
+    """,
+    "-benchmark",
+)
+def benchmark(config: PipelineConfig, checkpoint: str | None = None) -> dict[str, Any]:
+    """Score a reward model on the benchmarks that are named, each by its own rule, and compare them with its training.
+
+    Args:
+        config: the benchmarks, and data, model and training of the reward model; with a checkpoint of one that is there
+            already, its training pairs.
+        checkpoint: a reward model that is there already, in place of a training: a checkpoint folder.
+
+    Returns:
+        {"results": see rmcore.suites.record.benchmark_record, "figures": paths by name, "folder", "report": HTML file,
+        "executed", "mlflow_url"}.
+
+    Raises:
+        ConfigError: no benchmark is named, or there is none of that name.
+    """
+    required_benchmark(config)
+
+    def found(refs: Mapping[str, ArtifactRef]) -> dict[str, Any]:
+        return read_json(refs["benchmark"], "benchmark.json")
+
+    telling = Telling(found, benchmarks_markdown, lambda results: title(results["suites"]))
+    return run_chain(config, STAGES, telling, kind="benchmark", checkpoint=checkpoint).outcome()
