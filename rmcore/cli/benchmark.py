@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rmcore.data.pair import PreferencePair
     from rmcore.suites.overlap import Overlap
 
-NAMES = ("rewardbench", "rewardbench2", "rm-bench", "llmbar", "judgebench", "rmb")
+NAMES = ("rewardbench", "rewardbench2", "rm-bench", "llmbar", "judgebench", "rmb", "ppe-human", "ppe-correctness")
 PUBLISHED_SUFFIX = ".json"
 
 

@@ -42,6 +42,8 @@ class Question:
     """Subset, domain or category, as the benchmark counts it."""
     cluster: str
     """Questions that are no independent observations have one cluster."""
+    pairs: tuple[tuple[int, int], ...] = ()
+    """Places of a right and a wrong answer that are compared, where the benchmark drew some."""
     wins_ties: bool = False
     """Whether equal rewards count as right, because the rule then names the answer that happens to be it."""
 
@@ -60,13 +62,16 @@ class Suite:
     rule: str
     """How it is scored, in a sentence."""
     expected: Mapping[str, int]
-    """Questions of each group in the whole set; empty for a set of one's own, which is whole as it is."""
-    read: Callable[["Row"], Question]
+    """Questions of each group in the whole set; empty where that is not known, as of a set of one's own."""
+    read: Callable[["Row"], Question | None]
+    """Gives the question of a row; None where its labels say that no answer is better."""
     scores: Callable[[Sequence[Question], Rewards], Scores]
     parts: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Groups that a score is over, of those that are neither over one group of its name nor over all."""
     files: str = "*"
     """Names of the files of a folder that are its data."""
+    num_rows: int = 0
+    """Rows of the whole set, where its groups' numbers are not known; 0: it is whole as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +149,8 @@ def read_questions(suite: Suite, source: str, *, partial: bool = False) -> tuple
     Raises:
         DataError: it cannot be read, has another form, is not whole, or has more than the set.
     """
-    questions = [suite.read(row) for row in _rows(suite, source)]
+    read = [suite.read(row) for row in _rows(suite, source)]
+    questions = [one for one in read if one is not None]
     found, ids = Counter(one.group for one in questions), Counter(one.id for one in questions)
     for one in questions:
         if len(one.answers) < 2 or not 0 < one.num_good < len(one.answers):
@@ -152,9 +158,16 @@ def read_questions(suite: Suite, source: str, *, partial: bool = False) -> tuple
                 f"{suite.name}: question {one.id} has {len(one.answers)} answers, {one.num_good} of them right: there "
                 "is nothing to choose. The file is damaged, or of another benchmark."
             )
-    if not suite.expected:  # a set of one's own has what its file has
+    if not suite.expected:
         _require_some(suite, source, questions, ids)
-        return questions, {}
+        if not suite.num_rows or len(read) == suite.num_rows:
+            return questions, {}
+        if not partial or len(read) > suite.num_rows:
+            raise DataError(
+                f"{suite.name}: {source} has {len(read):,} rows and the whole set {suite.num_rows:,}, so its score "
+                "could not stand beside published ones. Fetch it again, or score a part with --partial."
+            )
+        return questions, {"rows": suite.num_rows - len(read)}
     if unknown := sorted(set(found) - set(suite.expected)):
         raise DataError(
             f"{suite.name}: {source} has the groups {', '.join(unknown[:5])}, which the benchmark has not "

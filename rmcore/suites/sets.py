@@ -8,11 +8,15 @@ from rmcore.core.errors import ConfigError
 from rmcore.data.readers.sources import source_digest
 from rmcore.suites.own import YAML_SUFFIXES, read_own_suite
 from rmcore.suites.pairwise import JUDGE_BENCH, LLMBAR, REWARD_BENCH, RMB
+from rmcore.suites.ppe import PPE_CORRECTNESS, PPE_HUMAN
 from rmcore.suites.question import Question, Suite, digest, read_questions
 from rmcore.suites.reward_bench_2 import REWARD_BENCH_2
 from rmcore.suites.rm_bench import RM_BENCH
 
-SUITES = {one.name: one for one in (REWARD_BENCH, REWARD_BENCH_2, RM_BENCH, LLMBAR, JUDGE_BENCH, RMB)}
+SUITES = {
+    one.name: one
+    for one in (REWARD_BENCH, REWARD_BENCH_2, RM_BENCH, LLMBAR, JUDGE_BENCH, RMB, PPE_HUMAN, PPE_CORRECTNESS)
+}
 ALL = "all"
 """Every benchmark that the hub has."""
 
@@ -81,6 +85,7 @@ def _named(given: str) -> Iterator[tuple[Suite, str]]:
         raise ConfigError(f"--suite {given}: there is no file or folder {source!r}; {name} alone names the hub's.")
     if not is_place and not found.hub:
         raise ConfigError(
-            f"{name} is on no hub in a form that can be read: fetch its repository and give --suite {name}=FOLDER."
+            f"{name} is no single data set of the hub: fetch its files (docs/benchmarks.md) and give "
+            f"--suite {name}=FOLDER."
         )
     yield found, source if is_place else found.hub

@@ -94,6 +94,25 @@ def sets(tmp_path_factory):
                     own |= {"pair_uid": f"{goal} {at}", "chosen": answer("good"), "reject": answer("bad")}
                 rows.append(own)
             place.write_text(json.dumps(rows))
+    lines(
+        "human.jsonl",
+        [
+            {"question_id": f"h{at}", "prompt": f"p {at}", "response_1": "one", "response_2": "two", "winner": won}
+            for at, won in enumerate(("model_a", "model_b", "tie", "tie (bothbad)", "model_b", "model_a"))
+        ],
+    )
+    (folder / "ppe").mkdir()
+    for name in ("MMLU-Pro", "MATH", "GPQA", "IFEval", "MBPP-Plus"):
+        answers = {f"response_{at + 1}": f"{'right' if at % 3 == 0 else 'wrong'} {at}" for at in range(32)}
+        rows = [
+            {
+                **{"question_id": str(number), "model_name": "m", "prompt": f"{name} {number}", **answers},
+                "scores": [at % 3 == 0 for at in range(32)],
+                "sampled_conflict_pairs": [[0, 1], [2, 3], [31, 30]],
+            }
+            for number in range(3)
+        ]
+        pd.DataFrame(rows).to_parquet(folder / "ppe" / f"PPE-{name}-Best-of-K.parquet")
     return folder
 
 
@@ -104,12 +123,15 @@ FILES = {
     "llmbar": "LLMBar",
     "judgebench": "judgebench.jsonl",
     "rmb": "RMB_dataset",
+    "ppe-human": "human.jsonl",
+    "ppe-correctness": "ppe",
 }
 BEGINNINGS = {
     "rewardbench": ("good",),
     "rewardbench2": ("r", "blue"),
     "rm-bench": ("yes", "- yes"),
     "rmb": ("best", "good"),
+    "ppe-correctness": ("right",),
 }
 """Of right answers above, and of no wrong one."""
 
@@ -122,13 +144,14 @@ def source(sets, suite):
 def test_a_set_is_read_with_the_right_answers_first(sets, name):
     suite = SUITES[name]
     found, missing = read_questions(suite, source(sets, suite), partial=True)
-    assert sum(missing.values()) == sum(suite.expected.values()) - len(found)
+    wanted = sum(suite.expected.values()) or suite.num_rows - (2 if name == "ppe-human" else 0)  # which are ties
+    assert sum(missing.values()) == wanted - len(found)
     for one in found if name in BEGINNINGS else ():
         assert all(text.startswith(BEGINNINGS[name]) for text in one.answers[: one.num_good])
         assert not any(text.startswith(BEGINNINGS[name]) for text in one.answers[one.num_good :])
-    assert {one.group for one in found} <= set(suite.expected)
+    assert not suite.expected or {one.group for one in found} <= set(suite.expected)
     assert len({one.id for one in found}) == len(found)
-    with pytest.raises(DataError, match=r"is not the whole set .*, so its score could not stand beside published ones"):
+    with pytest.raises(DataError, match=r"whole set .*, so its score could not stand beside published ones"):
         read_questions(suite, source(sets, suite))
 
 
@@ -186,7 +209,7 @@ def test_what_is_no_benchmark_is_refused_in_words(sets, checkpoints, tmp_path):
     own = ("--checkpoint", checkpoints[0], "--out", tmp_path / "r")
     with pytest.raises(ConfigError, match="there is no benchmark 'mmlu'; name one of rewardbench"):
         run(*own, "--suite", "mmlu")
-    with pytest.raises(ConfigError, match="llmbar is on no hub"):
+    with pytest.raises(ConfigError, match="llmbar is no single data set of the hub"):
         run(*own, "--suite", "llmbar")
     with pytest.raises(ConfigError, match="there is no file or folder 'data/rb'"):  # and not fetched by that name
         run(*own, "--suite", "rewardbench=data/rb")

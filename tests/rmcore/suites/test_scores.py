@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from rmcore.suites.measure import difference, from_table, measure, to_table
 from rmcore.suites.pairwise import JUDGE_BENCH, LLMBAR, MATH_WEIGHT, REWARD_BENCH, REWARD_BENCH_SECTIONS
+from rmcore.suites.ppe import PPE_CORRECTNESS, best_of_k_curve
 from rmcore.suites.question import OVERALL, Question
 from rmcore.suites.reward_bench_2 import REWARD_BENCH_2, TIES
 from rmcore.suites.rm_bench import RM_BENCH
@@ -222,4 +223,44 @@ def test_what_a_part_of_a_set_does_not_define_is_none_and_a_section_counts_its_o
 
 
 def test_every_suite_says_what_it_is():
-    assert all(one.name == name and one.rule and one.terms and one.expected for name, one in SUITES.items())
+    assert all(
+        one.name == name and one.rule and one.terms and (one.expected or one.num_rows) for name, one in SUITES.items()
+    )
+
+
+@given(st.lists(st.integers(0, 4), min_size=3, max_size=6), st.data())
+def test_the_best_of_k_curve_is_the_mean_over_all_draws(values, data):
+    num_good = data.draw(st.integers(1, len(values) - 1))
+    rewards = np.array(values, dtype=float)
+    curve = best_of_k_curve(rewards, num_good)
+    for size in range(1, len(values) + 1):
+        chances = []
+        for drawn in itertools.combinations(range(len(values)), size):
+            top = [at for at in drawn if rewards[at] == max(rewards[list(drawn)])]
+            # Equal rewards share the top in the same proportion in every draw that reaches that level.
+            level = [at for at in range(len(values)) if rewards[at] == rewards[top[0]]]
+            chances.append(np.mean([at < num_good for at in level]))
+        assert curve[size - 1] == pytest.approx(np.mean(chances))
+    assert curve[0] == pytest.approx(num_good / len(values))
+
+
+def test_correctness_counts_pairs_then_questions_then_domains():
+    rng = np.random.default_rng(0)
+    questions, rewards = [], []
+    for at, (domain, num_good) in enumerate((("MATH", 4), ("MATH", 20), ("GPQA", 31))):
+        pairs = tuple((int(rng.integers(num_good)), int(rng.integers(num_good, 32))) for _ in range(at + 2))
+        answers = tuple(map(str, range(32)))
+        questions.append(Question(str(at), "p", answers, num_good, domain, str(at), pairs=pairs))
+        rewards.append(rng.normal(size=32))
+    found = {
+        name: float(value[0]) for name, value in PPE_CORRECTNESS.scores(questions, rewards)(np.ones((1, 3))).items()
+    }
+    of = [np.mean([own[a] > own[b] for a, b in one.pairs]) for one, own in zip(questions, rewards, strict=True)]
+    assert found["MATH"] == pytest.approx((of[0] + of[1]) / 2)
+    assert found[OVERALL] == pytest.approx((found["MATH"] + of[2]) / 2)
+    ends = [float(np.argmax(own) < one.num_good) for one, own in zip(questions, rewards, strict=True)]
+    assert found["best of 32"] == pytest.approx(((ends[0] + ends[1]) / 2 + ends[2]) / 2)
+    assert found["best of K at its best"] >= found["best of 32"]
+    worst = [np.sort(own) for own in rewards]  # wrong ones on top
+    low = {name: float(value[0]) for name, value in PPE_CORRECTNESS.scores(questions, worst)(np.ones((1, 3))).items()}
+    assert (low[OVERALL], low["best of 32"], low["ROC AUC"]) == (0.0, 0.0, 0.0)
