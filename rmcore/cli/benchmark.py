@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rmcore.cli.common import write_report_json
-from rmcore.cli.inputs import Checkpoint, JsonOut, ModelReading
+from rmcore.cli.inputs import Checkpoint, JsonOut, ModelReading, named_model
 from rmcore.cli.options import options
 from rmcore.core.errors import ConfigError
 
@@ -92,7 +92,7 @@ def benchmark(
         _print(told, checkpoint)
     if pairs is not None and decontaminate is not None:
         _write_rest(pairs, overlaps, decontaminate)
-    write_report_json(json_out, record)
+    write_report_json(json_out, named_model(checkpoint) | record)
 
 
 def _write_rest(pairs: "Sequence[PreferencePair]", overlaps: "Sequence[Overlap]", out: Path) -> None:

@@ -44,6 +44,18 @@ class ModelReading:
         )
 
 
+def named_model(checkpoint: str) -> dict[str, str | None]:
+    """Which model a result is about: its name, and the digest of its folder; None for a name on the hub.
+
+    So what was measured of one checkpoint is never told of another (`rm-opt card`).
+    """
+    from rmcore.ensembles.ensemble_folder import checkpoint_digest
+
+    folder = Path(checkpoint)
+    digest = checkpoint_digest(folder) if folder.is_dir() else None
+    return {"checkpoint": checkpoint, "checkpoint_digest": digest}
+
+
 @dataclass(frozen=True, slots=True)
 class PairLayout:
     """Where preference pairs stand in their file."""

@@ -9,7 +9,7 @@ import typer
 from rmcore.cli.analyze import measure_model
 from rmcore.cli.common import print_metrics, write_report_json
 from rmcore.cli.help import common
-from rmcore.cli.inputs import Checkpoint, Data, JsonOut, ModelReading, PairReading, Seed, read_pairs
+from rmcore.cli.inputs import Checkpoint, Data, JsonOut, ModelReading, PairReading, Seed, named_model, read_pairs
 from rmcore.cli.options import field_options, given, options
 from rmcore.cli.verdict import print_verdict
 from rmcore.config.data import DataConfig
@@ -58,7 +58,8 @@ def evaluate(
     if rewards is not None:
         rewards.parent.mkdir(parents=True, exist_ok=True)
         table.to_parquet(rewards)
-    write_report_json(json_out, {"num_pairs": len(table), "beta": rm.beta, "metrics": metrics, "truncation": cut})
+    told = {"num_pairs": len(table), "beta": rm.beta, "metrics": metrics, "truncation": cut}
+    write_report_json(json_out, {**named_model(checkpoint), "data": data, **told})
 
 
 @readiness_app.command("pairs")
@@ -106,7 +107,8 @@ def readiness(
         print(f"v1          {original['overall_score']:.3f}: the original score, no verdict")
     print()
     print_verdict(judged["verdict"], more)
-    write_report_json(json_out, {"num_pairs": len(pairs), **judged, "logged_answers": logged, "next_rung": more})
+    told = {"num_pairs": len(pairs), **judged, "logged_answers": logged, "next_rung": more}
+    write_report_json(json_out, {**named_model(checkpoint), "data": data, **told})
 
 
 @options()

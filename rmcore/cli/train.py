@@ -18,7 +18,7 @@ from rmcore.config.model import LoraSettings, ModelConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.train import TrainConfig
 from rmcore.core.errors import ConfigError
-from rmcore.core.files import exclusive, is_free
+from rmcore.core.files import exclusive, is_free, write_json
 from rmcore.core.hardware import HARDWARE
 from rmcore.core.loggers import ManyTrackers, open_loggers, require_loggers
 from rmcore.data.pair import PreferencePair
@@ -49,6 +49,8 @@ FLAGS = {
 }
 """Flags that are not called as their field, or have a short form."""
 OUTPUT_DIR = Path("checkpoints")
+SETTINGS_FILE = "settings.json"
+"""All settings of the training, in its folder: what it was made of, which no checkpoint says by itself."""
 COMMON = (
     *("model", "data", "eval_data", "output_dir", "preset", "lora", "device", "dry_run"),
     *("epochs", "pairs_per_step", "lr", "optimizer", "max_seq_len"),
@@ -101,8 +103,8 @@ def train(
 ) -> None:
     """Train a reward model on preference pairs.
 
-    The folder then holds metrics.csv, metrics.jsonl, reward_distributions.json, training.json, best/ and step_*/, the
-    last two plain Hugging Face folders. After a kill the same command continues where it was, exactly.
+    The folder then holds metrics.csv, metrics.jsonl, reward_distributions.json, settings.json, training.json, best/ and
+    step_*/, the last two plain Hugging Face folders. After a kill the same command continues where it was, exactly.
 
     Example: rm-opt train --model minilm --data pairs.parquet --eval-data held_out.parquet --lr 5e-5 --output-dir out
 
@@ -253,6 +255,7 @@ def _train(
         raise ConfigError(f"another process is training into {output_dir}; wait for it, or name another folder.")
     with exclusive(lock), progress_bar("train") as report:
         rewind(output_dir)
+        write_json(output_dir / SETTINGS_FILE, config.model_dump(mode="json"))
         also = open_loggers(config.loggers, study=config.study, run=output_dir.name, folder=output_dir, config=flat)
         tracker = JsonlTracker(output_dir / METRICS_FILE)
         try:

@@ -60,6 +60,7 @@ def _of_one(one: QuestionSet, rewards: Rewards) -> dict[str, Any]:
         "title": one.suite.title,
         "rule": one.suite.rule,
         "terms": one.suite.terms,
+        "hub": one.suite.hub,
         "source": one.source,
         "digest": one.digest,
         "missing": one.missing,
