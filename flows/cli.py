@@ -59,6 +59,8 @@ PANELS = {
         "analyze",
         "trajectory",
         "export",
+        "card",
+        "push",
     ),
     "Policies": ("readiness", "best-of-n", "overoptimize", "rlhf"),
     "Experiments": ("experiment", "compare", "tune", "active"),

@@ -2,7 +2,21 @@
 
 import typer
 
-from rmcore.cli import active, analyze, benchmark, data, ensemble, export, measure, overoptimize, score, serve, train
+from rmcore.cli import (
+    active,
+    analyze,
+    benchmark,
+    card,
+    data,
+    ensemble,
+    export,
+    measure,
+    overoptimize,
+    push,
+    score,
+    serve,
+    train,
+)
 
 app = typer.Typer(no_args_is_help=True)
 app.command("train")(train.train)
@@ -14,6 +28,8 @@ app.command("diff")(measure.diff)
 app.command("ensemble")(ensemble.ensemble)
 app.command("overoptimize")(overoptimize.overoptimize)
 app.command("export")(export.export)
+app.command("card")(card.card)
+app.command("push")(push.push)
 app.command("serve")(serve.serve)
 app.command("publish")(serve.publish)
 app.add_typer(data.app, name="data")

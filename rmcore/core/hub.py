@@ -12,9 +12,14 @@ ALIASES = {"deberta": "microsoft/deberta-v3-large", "llama": "meta-llama/Llama-3
 """Short names of models on the hub."""
 TIMEOUT_SECONDS = 10.0
 """How long the hub may take to answer: huggingface_hub's own default for one request."""
-_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
 _CONFIG = "config.json"
 _LOCAL = "or name a folder or one of tiny, minilm, which need no hub"
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether a name is one that the hub gives, `owner/model`, and nothing that lies here."""
+    return _NAME.fullmatch(name) is not None and not Path(name).expanduser().exists()
 
 
 def require_model(name: str) -> None:
@@ -27,7 +32,7 @@ def require_model(name: str) -> None:
         ModelError: the hub does not answer, or does not show such a model.
     """
     wanted = ALIASES.get(name, name)
-    if not _NAME.fullmatch(wanted) or Path(wanted).expanduser().exists():
+    if not is_hub_name(wanted):
         return
     from huggingface_hub import HfApi, try_to_load_from_cache
     from huggingface_hub.errors import (

@@ -1,0 +1,128 @@
+"""`rm-opt push`: a trained reward model and its card on the Hugging Face hub."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rmcore.cli.card import Folder, License, make_card, tell_card
+from rmcore.cli.card_facts import find_origin
+from rmcore.cli.inputs import Device, RenderFn
+from rmcore.core.errors import ConfigError
+from rmcore.core.hub_upload import Repository, hub_token
+
+if TYPE_CHECKING:
+    from rmcore.reporting.card.model_card import ReadCard
+
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def push(
+    name: Annotated[str, typer.Argument(help="Repository on the hub: OWNER/NAME, or NAME for one of your own.")],
+    checkpoint: Folder,
+    public: Annotated[bool, typer.Option("--public", help="Everybody may see it; else only its owner.")] = False,
+    although_not_ready: Annotated[
+        bool,
+        typer.Option("--although-not-ready", help="Push although its verdict speaks against it; the card says so."),
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be sent, and send nothing.")] = False,
+    license_id: License = None,
+    render_fn: RenderFn = None,
+    device: Device = "auto",
+) -> None:
+    """Publish a trained reward model with its card on the Hugging Face hub; private unless --public.
+
+    Sent are weights (safetensors), configuration, tokenizer, our records of rendering and beta, and the card that
+    `rm-opt card` wrote; where there is none it is made. The token is read from HF_TOKEN.
+
+    Example: rm-opt push OWNER/my-reward-model --checkpoint out/best --dry-run
+    """
+    from rmcore.reporting.card.model_card import CARD_FILE, REPOSITORY
+
+    origin = find_origin(checkpoint)
+    names = _files(origin.folder)
+    token = None if dry_run else hub_token()
+    place = origin.folder / CARD_FILE
+    if place.is_file():
+        if license_id is not None:
+            raise ConfigError(
+                f"--license is for a card that is made, and {place} is there; write it again by `rm-opt card`."
+            )
+        text = place.read_text(encoding="utf-8")
+    else:
+        made = make_card(origin, [], license_id, render_fn, device)
+        tell_card(made)
+        text = made.text
+    _check_card(text, origin.folder, although_not_ready=although_not_ready)
+    visibility = "public" if public else "private"
+    if token is None:
+        _tell_files(origin.folder, names, text.replace(REPOSITORY, name))
+        print(f"dry run     nothing was sent; it would be {visibility}, as {name}")
+        return
+    repository = Repository(name, is_private=not public, token=token)
+    card = text.replace(REPOSITORY, repository.name)
+    _tell_files(origin.folder, names, card)
+    contents: dict[str, Path | bytes] = {file: origin.folder / file for file in names}
+    address = repository.publish({**contents, CARD_FILE: card.encode()}, "Reward model and card, by rm-opt push")
+    print(f"pushed      {repository.name} ({visibility}): {address}")
+
+
+def _files(folder: Path) -> list[str]:
+    """Names of the files that make the model; its own Python code is not among them, which no loader should run."""
+    from rmcore.models.weight_index import INDEX_FILE
+    from rmcore.serving.model_files import WHOLE_FILE, text_files, weight_files
+
+    weights = weight_files(folder)
+    index = [] if weights == [WHOLE_FILE] else [INDEX_FILE]
+    return [*(file for file in text_files(folder) if not file.endswith(".py")), *index, *weights]
+
+
+def _tell_files(folder: Path, names: list[str], card: str) -> None:
+    """Say what is sent, with sizes, and what of the folder is not."""
+    from rmcore.reporting.card.model_card import CARD_FILE
+
+    sizes = {CARD_FILE: len(card.encode())} | {name: (folder / name).stat().st_size for name in names}
+    for name, size in sizes.items():
+        print(f"{_size(size):>11} {name}")
+    print(f"{_size(sum(sizes.values())):>11} in {len(sizes)} files")
+    if left_out := sorted(path.name for path in folder.iterdir() if path.name not in sizes):
+        print(f"left out    {', '.join(left_out)}")
+
+
+def _size(num_bytes: float) -> str:
+    for unit in UNITS[:-1]:
+        if num_bytes < 1024:
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.1f} {UNITS[-1]}"
+
+
+def _check_card(text: str, folder: Path, *, although_not_ready: bool) -> None:
+    """Refuse a model whose verdict speaks against it, and a card of other weights.
+
+    Raises:
+        ConfigError: either.
+        DataError: the card's metadata cannot be read.
+    """
+    from rmcore.ensembles.ensemble_folder import checkpoint_digest
+    from rmcore.reporting.card.limits import FAILED
+    from rmcore.reporting.card.model_card import CARD_FILE, read_card
+
+    card: ReadCard | None = read_card(text)
+    if card is not None and card.digest != checkpoint_digest(folder):
+        raise ConfigError(
+            f"{folder / CARD_FILE} was written for other weights than those beside it, so it speaks of another model; "
+            "write it again with `rm-opt card`."
+        )
+    if although_not_ready:
+        return
+    if card is None:
+        raise ConfigError(
+            f"{folder / CARD_FILE} was not written by `rm-opt card`, so it is not known what the verdict was. Move it "
+            "away, or push it as it is with --although-not-ready."
+        )
+    if card.status in FAILED:
+        raise ConfigError(
+            f"the verdict speaks against this model: {card.headline}. Whoever loads it may optimise a policy against "
+            "it. Give --although-not-ready to push it all the same; its card says what failed."
+        )

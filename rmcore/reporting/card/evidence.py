@@ -1,0 +1,292 @@
+"""What a model card tells of measurements: each kind of file that a command left becomes sections, results, a verdict.
+
+A file is a JSON object, and its kind is the key that only this kind has: `KINDS` names the function that reads it.
+One more kind is one more function and its line there. A file may be of several kinds: the record of a run holds
+metrics and a verdict.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rmcore.core.errors import DataError
+from rmcore.core.hub import is_hub_name
+from rmcore.core.metrics import metric_order, metric_spec
+from rmcore.reporting.card.text import NOT_STATED, Markdown, shown_table
+from rmcore.reporting.figures import numbers
+from rmcore.reporting.html.cards import metric_texts
+from rmcore.reporting.html.page import gate_row
+
+if TYPE_CHECKING:
+    from huggingface_hub import EvalResult
+
+Record = Mapping[str, Any]
+SHOWN = (
+    "pairwise_accuracy",
+    "longer_wins_accuracy",
+    "accuracy_over_baseline",
+    "length_matched_accuracy",
+    "expected_accuracy",
+    "tie_rate",
+    "loss",
+    "ece_debiased",
+    "temperature",
+)
+"""Metrics of held-out pairs that a card has; those of subsets follow. A report has all."""
+NUMBERS = ("metric", "value", "95 % interval", "n", "what it is")
+OPTIMIZERS = {"best_of_n": "best-of-n", "kl_optimum": "RL with a KL penalty"}
+RUNG_OF_A_POLICY = 3
+GOLD = "gold"
+"""Source of data that is a synthetic world."""
+POLICIES = {"world": "the gold world's own writer", "sft": "the one that was fine-tuned in the same run"}
+"""Policies that are no folder and no name of the hub."""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One table of the card with what must be read beside it."""
+
+    title: str
+    table: Markdown
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """A verdict of the ladder, its checks, and how far a policy was to be optimised."""
+
+    rung: int
+    status: str
+    headline: str
+    evidence: str
+    reasons: tuple[str, ...]
+    raised_by: str | None
+    """What would raise it; None: not stated, or nothing."""
+    checks: tuple[Record, ...]
+    kl: float | None
+    """Nats that were planned, or reached; None below rung 3, or not stated."""
+    method: str | None
+    """By what the policy was, or is to be, optimised."""
+    policy: str | None
+    """The policy that it is about; None below rung 3, or not stated."""
+    source: str
+    """What the verdict is read from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What one file has to tell."""
+
+    sections: tuple[Section, ...] = ()
+    results: tuple["EvalResult", ...] = ()
+    """The same numbers in the hub's own form, for what may be compared with others'."""
+    judgement: Judgement | None = None
+    elsewhere: Record | None = None
+    """Accuracy on pairs unlike the training's, where it was measured."""
+
+
+def read_evidence(record: Record, source: str) -> list[Found]:
+    """Everything a file has to tell.
+
+    Args:
+        record: what it holds.
+        source: what it is called, for messages and the card.
+
+    Raises:
+        DataError: it is of no kind that is known, or not as the command wrote it.
+    """
+    kinds = [read for key, read in KINDS.items() if isinstance(record.get(key), Mapping)]
+    if not kinds:
+        raise DataError(
+            f"{source} holds none of {', '.join(KINDS)}, so it is no result that a card can tell. Name what `rm-opt "
+            "evaluate`, `readiness pairs` or `benchmark` wrote with --json, or the summary.json of a run."
+        )
+    try:
+        return [read(record, source) for read in kinds]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(
+            f"{source} is not as the command wrote it ({type(error).__name__}: {error}); make it again."
+        ) from error
+
+
+def _evaluation(record: Record, source: str) -> Found:
+    """Metrics on pairs: of `rm-opt evaluate`, of a run, or of a training's own validation pairs."""
+    data = data_name(record)
+    chosen_on = record.get("chosen_on_these", False)
+    splits = [("Validation pairs" if chosen_on else "Held-out pairs", record["metrics"], data)]
+    elsewhere = record.get("ood_metrics")
+    if elsewhere:
+        splits.append(("Out-of-distribution pairs", elsewhere, data))
+    notes = ["Intervals resample prompts, not pairs; n counts pairs."]
+    if chosen_on:
+        notes.append(
+            "The kept step was chosen on these pairs, so these numbers are too good. Others were not measured."
+        )
+    sections = tuple(
+        Section(f"{title} of {name}", _metrics_table(metrics), tuple(notes)) for title, metrics, name in splits
+    )
+    accuracy = record["metrics"]["pairwise_accuracy"]
+    results = () if chosen_on or accuracy["value"] is None else (_accuracy_result(record, data),)
+    return Found(sections, results, elsewhere=elsewhere["pairwise_accuracy"] if elsewhere else None)
+
+
+def _metrics_table(metrics: Record) -> Markdown:
+    names = [name for name in metrics if name in SHOWN or name.startswith("pairwise_accuracy[")]
+    rows = []
+    for name in sorted(names, key=metric_order):
+        value, interval, _ = metric_texts(name, metrics[name])
+        rows.append(
+            (
+                metric_spec(name).label,
+                value,
+                interval,
+                numbers.count(metrics[name]["num"]),
+                metric_spec(name).definition,
+            )
+        )
+    return shown_table(NUMBERS, rows, right=(1, 3))
+
+
+def _accuracy_result(record: Record, data: str) -> "EvalResult":
+    from huggingface_hub import EvalResult
+
+    return EvalResult(
+        task_type="text-classification",
+        task_name="Preference ranking",
+        dataset_type=hub_name(record) or "preference-pairs",
+        dataset_name=data,
+        metric_type="accuracy",
+        metric_name="Pairwise accuracy",
+        **_measured(record["metrics"]["pairwise_accuracy"]),
+    )
+
+
+def _measured(metric: Record) -> dict[str, Any]:
+    """Value and interval of a metric, in the hub's form."""
+    bounds = {"ci_low": metric["ci_low"], "ci_high": metric["ci_high"]}
+    known = {name: round(float(value), 4) for name, value in bounds.items() if value is not None}
+    args = {**known, "level": 0.95} if known else {}
+    return {"metric_value": round(float(metric["value"]), 4), "metric_args": {**args, "n": int(metric["num"])}}
+
+
+def _benchmarks(record: Record, source: str) -> Found:
+    """Public benchmarks: of `rm-opt benchmark`. A set with questions missing is told, and not sent to the hub."""
+    rows, notes, results = [], [], []
+    for name, told in record["suites"].items():
+        title, missing = str(told.get("title", name)), sum(told["missing"].values())
+        parts = {**told["scores"], "overall minus “the longer answer wins”": told["over_longer_wins"]}
+        rows += [(title, part, *_score(value)) for part, value in parts.items()]
+        notes.append(f"{title}: {told.get('rule', 'its own rule')}. Terms of the set: {told.get('terms', NOT_STATED)}.")
+        if missing:
+            whole = f"{missing:,} of its {missing + told['num_questions']:,} questions"
+            notes.append(f"{title}: {whole} are missing here, so no published score is its equal.")
+        if unread := told["num_unreadable"]:
+            notes.append(f"{title}: {unread} questions have an answer that the model cannot read: not right.")
+        overall = told["scores"]["overall"]
+        if not missing and overall["value"] is not None:
+            results.append(_benchmark_result(title, told.get("hub") or name, overall))
+    table = shown_table(("benchmark", "part", "score", "95 % interval", "n"), rows, right=(2, 4))
+    notes.append("n counts questions; intervals resample prompts.")
+    return Found((Section("Public benchmarks", table, tuple(notes)),), tuple(results))
+
+
+def _score(value: Record) -> tuple[str, str, str]:
+    bounds = numbers.interval(value) or str(value.get("reason") or "no interval")
+    return numbers.decimal(value["value"]), bounds, numbers.count(value["num"])
+
+
+def _benchmark_result(title: str, dataset: str, overall: Record) -> "EvalResult":
+    from huggingface_hub import EvalResult
+
+    return EvalResult(
+        task_type="text-classification",
+        task_name="Reward model benchmark",
+        dataset_type=dataset,
+        dataset_name=title,
+        metric_type="accuracy",
+        metric_name="Score by the benchmark's own rule",
+        **_measured(overall),
+    )
+
+
+def _judged(record: Record, source: str) -> Found:
+    """A verdict: of a run, of `rm-opt readiness`, or of a policy that was optimised."""
+    verdict = record["verdict"]
+    more = record.get("next_rung")
+    kl, method = _reached(record) if verdict["rung"] >= RUNG_OF_A_POLICY else (None, None)
+    judgement = Judgement(
+        rung=int(verdict["rung"]),
+        status=str(verdict["status"]),
+        headline=str(verdict["headline"]),
+        evidence=str(verdict["evidence"]),
+        reasons=tuple(map(str, verdict["reasons"])),
+        raised_by=f"{more['evidence']} (rung {more['rung']})" if more else None,
+        checks=tuple(gate_row(check) for check in record.get("gate", ())),
+        kl=kl,
+        method=method,
+        policy=_policy(record) if verdict["rung"] >= RUNG_OF_A_POLICY else None,
+        source=source,
+    )
+    return Found(judgement=judgement)
+
+
+def _reached(record: Record) -> tuple[float | None, str | None]:
+    """Nats of KL that a verdict on a policy is about, and by what; None for what the record does not say."""
+    trained = record.get("rlhf")
+    if record["verdict"]["rung"] == 4 and trained:
+        return float(trained["curve"][-1]["kl"]["value"]), "RL (GRPO)"
+    if "n" in record and "kl" in record:  # best-of-n that was served on fresh prompts
+        return float(record["kl"]), f"best-of-{record['n']}"
+    judged = record["policy"]["readiness"] if record.get("policy") else record
+    plan = (judged.get("readiness") or {}).get("plan")
+    return (float(plan["kl"]), OPTIMIZERS[plan["optimizer"]]) if plan else (None, None)
+
+
+def _policy(record: Record) -> str | None:
+    name = ((record.get("config") or {}).get("policy") or {}).get("name")
+    return None if name is None else POLICIES.get(name) or public_name(name)
+
+
+def checks_section(judgement: Judgement) -> Section:
+    """The conditions that decided a verdict, as a table."""
+    rows = [
+        (
+            Markdown("pass" if check["passed"] else "**fail**"),
+            check["label"],
+            check["value"],
+            check["threshold"],
+            check["text"],
+        )
+        for check in judgement.checks
+    ]
+    table = shown_table(("", "check", "value", "wanted", "in words"), rows, right=(2, 3))
+    return Section(f"Checks of rung {judgement.rung}", table)
+
+
+def data_name(record: Record) -> str:
+    """What the pairs of a record are called; a local file by its name alone, never by where it lies."""
+    config = record.get("config") or {}
+    return public_name(record.get("data") or (config.get("data") or {}).get("source"))
+
+
+def hub_name(record: Record) -> str | None:
+    """Name of the hub's data set that a record is about, None for other data."""
+    source = record.get("data") or ((record.get("config") or {}).get("data") or {}).get("source")
+    return source if isinstance(source, str) and is_hub_name(source) else None
+
+
+def public_name(source: object) -> str:
+    """A source as strangers may read it: names of the hub as they are, paths and addresses by their last part."""
+    if not isinstance(source, str) or not source:
+        return "pairs that are not named"
+    if source == GOLD:
+        return "the gold world of rm-opt"
+    return source if is_hub_name(source) else source.partition("?")[0].rstrip("/").rpartition("/")[2]
+
+
+KINDS: Mapping[str, Callable[[Record, str], Found]] = {
+    "metrics": _evaluation,
+    "suites": _benchmarks,
+    "verdict": _judged,
+}
+"""How a file is read, by the key that says of which kind it is; sections of the card stand in this order."""

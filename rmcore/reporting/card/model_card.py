@@ -1,0 +1,222 @@
+"""The model card of a reward model: metadata in the hub's own form, and a page for people.
+
+It says what is known, and of what is not that it is not stated. It is made from plain facts and from what measurements
+left (`evidence`); `rmcore.cli.card` gathers both.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import yaml
+
+from rmcore.core.errors import DataError
+from rmcore.reporting.card.evidence import Found, Judgement, checks_section
+from rmcore.reporting.card.limits import limits
+from rmcore.reporting.card.text import NOT_STATED, Markdown, shown
+from rmcore.reporting.figures import numbers
+from rmcore.reporting.html.page import date
+from rmcore.reporting.verdict_style import VERDICT_STYLES
+
+TEMPLATE = "model_card.md.j2"
+CARD_FILE = "README.md"
+REPOSITORY = "OWNER/NAME"
+"""Stands in a card for the repository's name; `rm-opt push` writes the name there."""
+OWN_KEY = "rm_optimizer"
+"""Key of the metadata under which a card says of which weights it is, and what the verdict was."""
+TERMS = ("label_smoothing", "regularization_lambda", "margin_regularization", "centering", "margin_loss_weight")
+"""Settings of the loss that are told where they are not 0; β has its own line."""
+TAGS = ("reward-model", "preference", "rm-optimizer")
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One answer with its reward, so that whoever loads the model can see that it reads as it was trained to."""
+
+    prompt: str
+    response: str
+    reward: float
+    """In float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of a trained reward model apart from measurements."""
+
+    name: str
+    digest: str
+    """Of the files that decide its rewards."""
+    architecture: str
+    num_parameters: int
+    rendering: str
+    """chat, plain or custom."""
+    max_seq_len: int
+    beta: float
+    token_ids: str | None
+    """Python lines that make the token ids `ids` of `prompt` and `response` with `tokenizer`; None where transformers
+    alone cannot make them."""
+    example: Example
+    license: str | None = None
+    base_model: str | None = None
+    """Name as strangers may read it; None: not stated."""
+    base_on_hub: str | None = None
+    """The same where it is a name on the hub."""
+    data: tuple[tuple[str, str], ...] = ()
+    """What was read for what: ("training", "hh.jsonl")."""
+    data_on_hub: tuple[str, ...] = ()
+    synthetic: bool = False
+    """Whether it was trained on the gold world's texts."""
+    training: Mapping[str, Any] | None = None
+    """Record `training.json`."""
+    settings: Mapping[str, Any] | None = None
+    """All settings of the training, as a PipelineConfig."""
+    made_with: Mapping[str, str] | None = None
+    """Versions of the libraries of the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadCard:
+    """What a card says to programs."""
+
+    digest: str
+    """Of the model that it is about."""
+    status: str | None
+    """Of the verdict; None: nobody judged."""
+    headline: str | None
+    is_as_written: bool
+    """Whether nobody has changed its page since."""
+
+
+def write_card(facts: Facts, found: Sequence[Found], *, made: str) -> str:
+    """The card's text: metadata, then Markdown.
+
+    Args:
+        facts: of the model.
+        found: what measurements tell, in any order; of several verdicts the one on the highest rung stands.
+        made: ISO 8601 time.
+    """
+    judgement = highest(found)
+    elsewhere = next((one.elsewhere for one in reversed(found) if one.elsewhere is not None), None)
+    truncation = (facts.training or {}).get("truncation", {}).get("train")
+    values = {
+        "facts": facts,
+        "judgement": judgement,
+        "sign": Markdown("?" if judgement is None else VERDICT_STYLES[judgement.status].sign),
+        "limits": limits(
+            judgement,
+            max_seq_len=facts.max_seq_len,
+            truncation=truncation,
+            elsewhere=elsewhere,
+            synthetic=facts.synthetic,
+        ),
+        "sections": [section for one in found for section in one.sections],
+        "checks": checks_section(judgement) if judgement is not None and judgement.checks else None,
+        "training": _training_rows(facts),
+        "not_stated": NOT_STATED,
+        "example": {name: Markdown(repr(getattr(facts.example, name))) for name in ("prompt", "response")},
+        "reward": Markdown(f"{facts.example.reward:.4f}"),
+        "token_ids": None if facts.token_ids is None else Markdown(facts.token_ids),
+        "repository": Markdown(REPOSITORY),
+        "made": date(made),
+    }
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=False,  # noqa: S701 - it is no HTML: `finalize` escapes, for Markdown and for the HTML in it
+        finalize=shown,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    page = environment.get_template(TEMPLATE).render(values)
+    return f"---\n{_metadata(facts, found, judgement, page)}\n---\n\n{page}"
+
+
+def highest(found: Sequence[Found]) -> Judgement | None:
+    """The verdict on the highest rung, the last of several there; None where nobody judged."""
+    judged = [one.judgement for one in found if one.judgement is not None]
+    return max(reversed(judged), key=lambda one: one.rung, default=None)
+
+
+def _metadata(facts: Facts, found: Sequence[Found], judgement: Judgement | None, page: str) -> str:
+    from huggingface_hub import ModelCardData
+
+    results = [result for one in found for result in one.results]
+    own: dict[str, Any] = {"checkpoint_digest": facts.digest, "page_digest": _digest(page), "verdict": None}
+    if judgement is not None:
+        own["verdict"] = {"status": judgement.status, "rung": judgement.rung, "headline": judgement.headline}
+    more: dict[str, Any] = {OWN_KEY: own}
+    data = ModelCardData(
+        base_model=facts.base_on_hub,
+        datasets=list(facts.data_on_hub) or None,
+        eval_results=results or None,
+        library_name="transformers",
+        license=facts.license,
+        model_name=facts.name if results else None,
+        pipeline_tag="text-classification",
+        tags=list(TAGS),
+        **more,
+    )
+    return str(data.to_yaml())
+
+
+def read_card(text: str) -> ReadCard | None:
+    """What a card of `write_card` says to programs; None where it is another's.
+
+    Raises:
+        DataError: its metadata are no YAML.
+    """
+    from huggingface_hub import ModelCard
+
+    try:
+        card = ModelCard(text, ignore_metadata_errors=True)
+        own = card.data.to_dict().get(OWN_KEY)
+        if own is None:
+            return None
+        verdict = own["verdict"] or {}
+        is_as_written = own["page_digest"] == _digest(card.text)
+        return ReadCard(str(own["checkpoint_digest"]), verdict.get("status"), verdict.get("headline"), is_as_written)
+    except (yaml.YAMLError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"the metadata at the beginning of the card cannot be read ({type(error).__name__}); write it again with "
+            "`rm-opt card`."
+        ) from error
+
+
+def _digest(page: str) -> str:
+    return hashlib.sha256(page.strip().encode()).hexdigest()
+
+
+def _training_rows(facts: Facts) -> list[tuple[str, str | Markdown]]:
+    """What training was, in words; what is not known is said."""
+    training, settings = facts.training or {}, facts.settings or {}
+    model, train = settings.get("model") or {}, settings.get("train") or {}
+    rows: list[tuple[str, str | Markdown]] = [("base model", facts.base_model or NOT_STATED)]
+    rows += [("licence of the base model", NOT_STATED)]
+    rows += [(f"{what} pairs", name) for what, name in facts.data] or [("training pairs", NOT_STATED)]
+    rows += [("licence of the pairs", "they are synthetic" if facts.synthetic else NOT_STATED)]
+    pairs = (training.get("truncation") or {}).get("train", {}).get("num_pairs")
+    rows += [("pairs that were trained on", NOT_STATED if pairs is None else numbers.count(pairs))]
+    if training:
+        steps = f"{numbers.count(training['num_steps'])} ({training['stop_reason'].replace('_', ' ')})"
+        rows += [("optimizer steps", f"{steps}; kept was step {numbers.count(training['best_step'])}")]
+    if train:
+        rows += [("loss", _loss(train)), ("optimizer", f"{train['optimizer']}, learning rate {train['lr']:g}")]
+        rows += [("pairs a step", numbers.count(train["pairs_per_step"]))]
+        trained = "LoRA adapters and the reward head" if model.get("lora") else "all weights"
+        rows += [("what was trained", "the reward head alone" if model.get("head_only") else trained)]
+    rows += [("seed", str(settings["seed"]) if settings else NOT_STATED)]
+    rows += [("parameters", numbers.count(facts.num_parameters)), ("architecture", facts.architecture)]
+    formats = {"chat": "its chat template", "plain": "as paragraphs Prompt: … and Response: …"}
+    rows += [("how text is written", formats.get(facts.rendering, "by a function of its makers, which is not in here"))]
+    rows += [("longest text", f"{facts.max_seq_len:,} tokens, prompt and answer together")]
+    versions = ", ".join(f"{name} {version}" for name, version in (facts.made_with or {}).items())
+    rows += [("made with", versions or NOT_STATED), ("digest of its files", Markdown(f"`{facts.digest[:16]}`"))]
+    return rows
+
+
+def _loss(train: Mapping[str, Any]) -> str:
+    weights = {name.replace("_", " "): train[name] for name in TERMS if train.get(name)}
+    return "Bradley–Terry" + "".join(f", {name} {weight:g}" for name, weight in weights.items())
