@@ -83,7 +83,6 @@ def root(
     ] = False,
 ) -> None:
     """Train reward models, measure them, and know whether a policy may be optimised against them.
-
     Start with `rm-opt run`. Everything it makes lies under $RM_OPT_HOME (default: .rm-opt).
     """
 

@@ -143,7 +143,7 @@ def compare(
     ] = None,
     size: Annotated[Size | None, SIZE_HELP] = None,
 ) -> int:
-    """Compare finished runs side by side; where none is named, optimizers by an experiment.
+    """Compare finished runs side by side; with none named, optimizers by an experiment.
 
     Runs: the settings that differ, the main numbers with intervals, the training curves in one picture.
 

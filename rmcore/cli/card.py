@@ -52,10 +52,10 @@ def card(
     render_fn: RenderFn = None,
     device: Device = "auto",
 ) -> None:
-    """Write the model card of a trained reward model, for the Hugging Face hub and for people.
+    """Write the model card of a reward model: what was shown of it, and what was not.
 
-    What it was made of, its measurements with intervals, its verdict, what it must not be used for, and how to load it
-    and check one reward. What is not known is said to be not stated.
+    For the Hugging Face hub and for people: what it was made of, its measurements with intervals, its verdict, what it
+    must not be used for, how to load it and check one reward. What is not known is said to be not stated.
 
     Example: rm-opt card --checkpoint out/best --evidence benchmark.json --license apache-2.0
     """

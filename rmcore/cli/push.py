@@ -30,7 +30,7 @@ def push(
     render_fn: RenderFn = None,
     device: Device = "auto",
 ) -> None:
-    """Publish a trained reward model with its card on the Hugging Face hub; private unless --public.
+    """Publish a reward model with its card on the Hugging Face hub, private by default.
 
     Sent are weights (safetensors), configuration, tokenizer, our records of rendering and beta, and the card that
     `rm-opt card` wrote; where there is none it is made. The token is read from HF_TOKEN.

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 TOKEN_VARIABLE = "HF_TOKEN"  # noqa: S105 - the name of a variable
 WEIGHT_ENDINGS = (".safetensors", ".safetensors.index.json")
-"""Ends of the names of files that hold weights, or say where they are: of two sets, a loader takes the one or the other."""
+"""Ends of the names of files that hold weights, or say where they are: a loader that finds two sets takes either."""
 UNKNOWN, FORBIDDEN, TAKEN, TOO_MANY, SERVER_ERROR = 401, 403, 409, 429, 500
 SHOWN_CHARS = 300
 """Characters of what the hub said that a message shows."""
@@ -28,9 +28,9 @@ def hub_token() -> str:
     token = os.environ.get(TOKEN_VARIABLE, "").strip()
     if not token:
         raise ConfigError(
-            f"{TOKEN_VARIABLE} is not set, and the hub takes files from nobody it does not know. Make a token with write "
-            "access at https://huggingface.co/settings/tokens and put it into the environment: "
-            f"read -s {TOKEN_VARIABLE}; export {TOKEN_VARIABLE}. No option takes it: others on this machine see options."
+            f"{TOKEN_VARIABLE} is not set, and the hub takes files from nobody it does not know. Make a token with "
+            "write access at https://huggingface.co/settings/tokens and put it into the environment: "
+            f"read -s {TOKEN_VARIABLE}; export {TOKEN_VARIABLE}. No option takes it: others on this machine see those."
         )
     return token
 
@@ -57,8 +57,8 @@ class Repository:
 
         if is_offline_mode():
             raise ConfigError(
-                "HF_HUB_OFFLINE (or TRANSFORMERS_OFFLINE) is set, which switches the hub off; unset it to push, or look "
-                "at what would be sent with --dry-run."
+                "HF_HUB_OFFLINE (or TRANSFORMERS_OFFLINE) is set, which switches the hub off; unset it to push, or "
+                "look at what would be sent with --dry-run."
             )
         try:
             validate_repo_id(name)
@@ -123,8 +123,8 @@ class Repository:
             raise self._answered(error, name) from error
         except (HTTPError, OSError) as error:
             raise ServiceError(
-                f"the hub at {self._api.endpoint} does not answer ({self._shown(error)}), so nothing was published. Check "
-                "the network, and HF_ENDPOINT if you set it; the same command then begins again."
+                f"the hub at {self._api.endpoint} does not answer ({self._shown(error)}), so nothing was published. "
+                "Check the network, and HF_ENDPOINT if you set it; the same command then begins again."
             ) from error
         except (RuntimeError, ValueError) as error:  # of an upload, whose cause is the answer of a store of large files
             cause = error.__cause__ or error
@@ -137,8 +137,8 @@ class Repository:
         status, said = error.response.status_code, self._shown(error.server_message or error)
         if status == UNKNOWN:
             return ConfigError(
-                f"the hub does not know the token in {TOKEN_VARIABLE} ({said}): it is mistyped, expired or was revoked. "
-                "Make another one."
+                f"the hub does not know the token in {TOKEN_VARIABLE} ({said}): it is mistyped, expired or was "
+                "revoked. Make another one."
             )
         if status in (FORBIDDEN, TAKEN):
             return ConfigError(

@@ -18,6 +18,8 @@ SLOW = (
     *("mlflow", "mlflow.store.tracking.sqlalchemy_store", "matplotlib.figure"),
 )
 """What commands import that start a flow."""
+WITHOUT_FLOWS = ("flows.cli", "huggingface_hub.hf_api", "rmcore.models.reward_model")
+"""What commands import that start none."""
 
 
 class WarmCommands:
@@ -25,10 +27,13 @@ class WarmCommands:
 
     _process = None
 
+    def __init__(self, imports=SLOW):
+        self.imports = imports
+
     def _start(self, environment, cwd):
         self._process = subprocess.Popen(
-            [sys.executable, "-P", __file__], env=environment, cwd=cwd, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            text=True, start_new_session=True,
+            [sys.executable, "-P", __file__, *self.imports], env=environment, cwd=cwd, stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
 
     def run(self, words, environment, cwd=None, timeout=900):
@@ -77,9 +82,11 @@ if __name__ == "__main__":
 
     from rmcore.core import child_process
 
-    for name in SLOW:
+    names = tuple(sys.argv[1:])
+    for name in names:
         importlib.import_module(name)
-    child_process.start_server(os.environ)  # one for the stages of all commands
+    if names == SLOW:
+        child_process.start_server(os.environ)  # one for the stages of all commands
     assert threading.enumerate() == [threading.main_thread()], "no fork with threads"
     words = serve()
     if words is not None:

@@ -202,7 +202,7 @@ def _training_rows(facts: Facts) -> list[tuple[str, str | Markdown]]:
     if training:
         steps = f"{numbers.count(training['num_steps'])} ({training['stop_reason'].replace('_', ' ')})"
         rows += [("optimizer steps", f"{steps}; kept was step {numbers.count(training['best_step'])}")]
-    if train:
+    if {"optimizer", "lr", "pairs_per_step"} <= train.keys():
         rows += [("loss", _loss(train)), ("optimizer", f"{train['optimizer']}, learning rate {train['lr']:g}")]
         rows += [("pairs a step", numbers.count(train["pairs_per_step"]))]
         trained = "LoRA adapters and the reward head" if model.get("lora") else "all weights"

@@ -1,0 +1,237 @@
+"""`rm-opt push` as a user types it, against a hub on loopback: what arrives, what is refused, what is never said."""
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flows.cli import app
+from hub_server import StoredRepository, hub_server
+from rmcore.cli.common import guard
+from rmcore.reporting.card.evidence import Found, Judgement
+from rmcore.reporting.card.model_card import CARD_FILE
+from warm_commands import WITHOUT_FLOWS, WarmCommands
+
+TOKEN = "hf_alice"
+SENT = {
+    *("README.md", "chat_template.jinja", "config.json", "model.safetensors"),
+    *("rm_preference.json", "rm_rendering.json", "tokenizer.json", "tokenizer_config.json"),
+}
+NAME = "alice/judge"
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def server():
+    """A hub, and commands in processes that know its address from the start."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("HF_HUB_OFFLINE", "HF_TOKEN")}
+    with hub_server() as hub:
+        # Large files by the protocol that the stand-in speaks; NO_PROXY: to loopback without one.
+        own = {"HF_ENDPOINT": hub.address, "HF_HUB_DISABLE_XET": "1", "NO_PROXY": "127.0.0.1", "HF_HOME": "/nowhere"}
+        warm = WarmCommands(WITHOUT_FLOWS)
+        try:
+            yield hub, warm, environment | own
+        finally:
+            warm.close()
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_folder, tmp_path_factory):
+    """A checkpoint, among files that belong to none."""
+    from rmcore.models.reward_model import BradleyTerryRM
+
+    best = tmp_path_factory.mktemp("push") / "best"
+    BradleyTerryRM.from_pretrained(tiny_folder, device="cpu", max_seq_len=128).save(best)
+    for name in ("optimizer.pt", "training_args.bin", "events.log", ".env", "modeling_own.py", "rewards.parquet"):
+        (best / name).write_bytes(b"a secret")
+    (best / "checkpoint-1").mkdir()
+    return best
+
+
+@pytest.fixture(scope="module")
+def facts(trained):
+    """What a card says of the checkpoint beside its verdict."""
+    from rmcore.cli.card_facts import find_origin, gather_facts
+    from rmcore.ensembles.ensemble_folder import checkpoint_digest
+    from rmcore.models.reward_model import BradleyTerryRM
+
+    rm = BradleyTerryRM.from_pretrained(trained, device="cpu")
+    return gather_facts(find_origin(str(trained)), checkpoint_digest(trained), rm, None)
+
+
+@pytest.fixture
+def checkpoint(trained, tmp_path):
+    return Path(shutil.copytree(trained, tmp_path / "best", copy_function=os.link))
+
+
+@pytest.fixture
+def push(server, checkpoint):
+    """Push the checkpoint, by default with a token; nothing that it says holds the token."""
+    hub, warm, environment = server
+    hub.forget()
+
+    def run(*words, name=NAME, token=TOKEN):
+        given = environment | ({} if token is None else {"HF_TOKEN": token})
+        done = warm.run(["push", name, "--checkpoint", checkpoint, "--device", "cpu", *words], given)
+        said = done.stdout + done.stderr
+        assert token is None or token not in said
+        assert "Traceback" not in said
+        return done.returncode, said
+
+    run.hub, run.checkpoint = hub, checkpoint
+    return run
+
+
+def write_verdict(checkpoint, facts, status="passes", rung=1):
+    """Write the card that `rm-opt card` writes of a model with this verdict."""
+    from rmcore.reporting.card.model_card import write_card
+
+    headline = f"It {status.replace('_', ' ')}"
+    judgement = Judgement(rung, status, headline, "pairs", ("one reason",), None, (), None, None, None, "a file")
+    text = write_card(facts, [Found(judgement=judgement)], made="2026-11-25T00:00:00+00:00")
+    (checkpoint / CARD_FILE).write_text(text)
+    return headline
+
+
+def test_what_makes_the_model_arrives_privately_and_nothing_else(push):
+    status, said = push()
+    assert status == 0, said
+    stored = push.hub.repositories[NAME]
+    assert stored.private
+    assert stored.files.keys() == SENT
+    assert all(stored.files[name] == (push.checkpoint / name).read_bytes() for name in SENT - {CARD_FILE})
+    assert f'NAME = "{NAME}"' in stored.files[CARD_FILE].decode()
+    assert len(stored.commits) == 1
+    assert "nobody judged" in said
+    assert "left out    .env, checkpoint-1, events.log, modeling_own.py, optimizer.pt" in said
+    assert not (push.checkpoint / CARD_FILE).exists()  # a card that was made for the hub is there alone
+
+
+def test_a_second_push_sends_no_large_file_again_and_removes_other_weights(push, facts):
+    write_verdict(push.checkpoint, facts)
+    hub = push.hub
+    hub.repositories[NAME] = StoredRepository(True, {"model-00001-of-00002.safetensors": b"old", "notes.md": b"mine"})
+    assert push()[0] == 0
+    assert hub.repositories[NAME].files.keys() == SENT | {"notes.md"}
+    assert push()[0] == 0
+    assert sum(method == "PUT" for method, _ in hub.seen) == 1
+
+
+def test_a_name_alone_is_one_of_the_user_s_and_public_is_public(push, facts):
+    write_verdict(push.checkpoint, facts)
+    status, said = push("--public", name="judge")
+    assert status == 0, said
+    assert not push.hub.repositories[NAME].private
+    assert NAME in said
+
+
+@pytest.mark.parametrize(("status", "rung"), [("fails", 1), ("not_ready", 3), ("lost", 4)])
+def test_a_verdict_against_it_stops_it_before_the_hub_hears_of_it(status, rung, push, facts):
+    headline = write_verdict(push.checkpoint, facts, status, rung)
+    code, said = push()
+    assert code == 2
+    assert f"the verdict speaks against this model: {headline}" in said
+    assert push.hub.seen == []
+    if status == "not_ready":
+        assert push("--although-not-ready")[0] == 0
+        assert f"✗ {headline}" in push.hub.repositories[NAME].files[CARD_FILE].decode()
+
+
+def test_a_card_of_other_weights_or_of_somebody_else_is_refused(push, facts):
+    write_verdict(push.checkpoint, replace(facts, digest="0" * 64))
+    assert "was written for other weights" in push("--although-not-ready")[1]
+    (push.checkpoint / CARD_FILE).write_text("# mine\n")
+    assert "was not written by `rm-opt card`" in push()[1]
+    assert push.hub.seen == []
+    assert push("--although-not-ready")[0] == 0
+
+
+def test_a_dry_run_says_all_and_asks_nobody(push, facts):
+    write_verdict(push.checkpoint, facts)
+    status, said = push("--dry-run", token=None)
+    assert status == 0, said
+    assert all(name in said for name in SENT)
+    assert "KiB model.safetensors" in said
+    assert "nothing was sent; it would be private, as alice/judge" in said
+    assert push.hub.seen == []
+
+
+def test_without_a_token_nothing_is_begun(push):
+    status, said = push(token=None)
+    assert status == 2
+    assert "HF_TOKEN is not set" in said
+    assert push.hub.seen == []
+
+
+@pytest.mark.parametrize(
+    ("token", "name", "says"),
+    [
+        ("hf_unknown", NAME, "does not know the token in HF_TOKEN"),
+        (TOKEN, "bob/judge", "lets your token write nothing to bob/judge (You don't have the rights"),
+        ("hf_reader", "reader/judge", "the token has no write access"),
+        (TOKEN, "no/such/name", "is no name of a repository"),
+    ],
+)
+def test_what_the_hub_refuses_is_named(token, name, says, push, facts):
+    write_verdict(push.checkpoint, facts)
+    status, said = push(name=name, token=token)
+    assert status == 2
+    assert says in " ".join(said.split())
+    assert push.hub.repositories == {}
+
+
+@pytest.mark.parametrize(("there", "words"), [(False, ()), (True, ("--public",))])
+def test_a_repository_of_the_other_visibility_is_left_alone(there, words, push, facts):
+    write_verdict(push.checkpoint, facts)
+    push.hub.repositories[NAME] = StoredRepository(there, {"old": b"1"})
+    status, said = push(*words)
+    assert status == 2
+    assert f"is there already and {'private' if there else 'public'}" in said
+    assert push.hub.repositories[NAME].files == {"old": b"1"}
+
+
+@pytest.mark.parametrize(
+    ("part", "code", "says"),
+    [
+        ("/commit/", 500, "the hub failed with status 500 (the hub is out of order for [HF_TOKEN])"),
+        ("/api/models/", 503, "the hub failed with status 503"),
+        ("/large/", 400, "the files did not arrive at the hub"),
+        ("whoami", 0, "does not answer"),
+        ("/api/repos/create", 429, "status 429"),
+    ],
+)
+def test_a_hub_that_fails_leaves_the_repository_as_it_was(part, code, says, push, facts):
+    write_verdict(push.checkpoint, facts)
+    push.hub.fail[part] = code
+    status, said = push(name="judge")
+    assert status == 2
+    assert says in " ".join(said.split())
+    assert not any(stored.files for stored in push.hub.repositories.values())
+    if part == "/large/":
+        push.hub.fail.clear()
+        assert push()[0] == 0  # the same command begins again
+
+
+def test_no_network_is_named():
+    code = (
+        "from rmcore.core.hub_upload import Repository\n"
+        "try:\n    Repository('alice/judge', is_private=True, token='hf_alice')\n"
+        "except RuntimeError as error:\n    print(error)"
+    )
+    own = {"HF_ENDPOINT": "http://127.0.0.1:9", "NO_PROXY": "127.0.0.1", "HF_HUB_OFFLINE": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | own, capture_output=True, text=True, check=True
+    )
+    assert "the hub at http://127.0.0.1:9 does not answer" in done.stdout
+
+
+def test_a_hub_that_is_switched_off_is_named(checkpoint, facts, monkeypatch, capsys):
+    write_verdict(checkpoint, facts)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    words = ["push", NAME, "--checkpoint", str(checkpoint)]
+    assert guard(lambda: app(words, standalone_mode=False)) == 2
+    assert "HF_HUB_OFFLINE" in capsys.readouterr().err

@@ -1,0 +1,97 @@
+"""What each kind of result tells a card."""
+
+import pytest
+
+import report_sample
+from rmcore.core.errors import DataError
+from rmcore.reporting.card.evidence import KINDS, public_name, read_evidence
+from rmcore.reporting.card.model_card import highest
+
+
+def score(value, num=100):
+    return {"value": value, "ci_low": value - 0.1, "ci_high": value + 0.1, "num": num, "reason": None}
+
+
+def suites(missing):
+    told = {
+        "title": "JudgeBench", "rule": "strictly above", "terms": "MIT", "hub": "ScalerLab/JudgeBench",
+        "source": "/home/me/gpt.jsonl", "missing": {"knowledge": missing} if missing else {},
+        "scores": {"overall": score(0.6), "math": score(0.5, 20)}, "longer_wins": 0.5, "over_longer_wins": score(0.1),
+        "more_markdown_wins": 0.4, "num_questions": 100, "num_unreadable": 3,
+    }  # fmt: skip
+    return {"suites": {"judgebench": told}}
+
+
+def test_a_whole_benchmark_goes_to_the_hub_with_its_interval():
+    (found,) = read_evidence(suites(0), "b.json")
+    (result,) = found.results
+    assert (result.dataset_type, result.metric_value) == ("ScalerLab/JudgeBench", 0.6)
+    assert result.metric_args == {"ci_low": 0.5, "ci_high": 0.7, "level": 0.95, "n": 100}
+    assert "| JudgeBench | math | 0.500 | 0.400 to 0.600 | 20 |" in found.sections[0].table
+    assert any("3 questions have an answer that the model cannot read" in note for note in found.sections[0].notes)
+
+
+def test_a_part_of_a_benchmark_is_told_and_stays_here():
+    (found,) = read_evidence(suites(250), "b.json")
+    assert found.results == ()
+    assert any("250 of its 350 questions are missing" in note for note in found.sections[0].notes)
+
+
+def test_a_run_tells_metrics_and_verdict():
+    results = report_sample.results()
+    found = read_evidence(results, "run demo")
+    judgement = highest(found)
+    assert judgement.headline == results["verdict"]["headline"]
+    assert judgement.rung == results["verdict"]["rung"]
+    assert found[0].results[0].metric_value == round(results["metrics"]["pairwise_accuracy"]["value"], 4)
+    assert len(judgement.checks) == len(results["gate"])
+
+
+def verdict(rung, status="passes", **more):
+    told = {"rung": rung, "status": status, "headline": f"rung {rung}", "evidence": "e", "reasons": []}
+    return {"verdict": told, "gate": [], "next_rung": None, **more}
+
+
+def test_the_highest_rung_stands_and_of_two_there_the_last():
+    records = [
+        verdict(1, "fails"),
+        verdict(3, "ready", readiness={"plan": {"kl": 3, "optimizer": "best_of_n"}}),
+        verdict(3, "not_ready", readiness={"plan": {"kl": 5, "optimizer": "kl_optimum"}}),
+        verdict(2),
+    ]
+    found = [one for record in records for one in read_evidence(record, "f.json")]
+    judgement = highest(found)
+    assert (judgement.rung, judgement.status, judgement.kl) == (3, "not_ready", 5.0)
+    assert judgement.method == "RL with a KL penalty"
+    assert highest([]) is None
+
+
+def test_best_of_n_that_was_served_names_its_kl():
+    (found,) = read_evidence(verdict(4, "gained", n=64, kl=3.17), "confirm.json")
+    assert (found.judgement.kl, found.judgement.method) == (3.17, "best-of-64")
+
+
+def test_a_file_of_no_kind_is_refused_by_name():
+    with pytest.raises(DataError, match=r"x\.json holds none of " + ", ".join(KINDS)):
+        read_evidence({"other": 1}, "x.json")
+
+
+@pytest.mark.parametrize("broken", [{"metrics": {}}, {"suites": {"a": {}}}, {"verdict": {}}, {"suites": {"a": 3}}])
+def test_a_file_of_another_form_is_refused(broken):
+    with pytest.raises(DataError, match="not as the command wrote it"):
+        read_evidence(broken, "x.json")
+
+
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        ("/home/alice/secret-project/pairs.jsonl", "pairs.jsonl"),
+        ("s3://bucket/deep/pairs.parquet", "pairs.parquet"),
+        ("https://host/pairs.jsonl?X-Amz-Signature=abc", "pairs.jsonl"),
+        ("stanfordnlp/SHP", "stanfordnlp/SHP"),
+        ("pairs/", "pairs"),
+        (None, "pairs that are not named"),
+    ],
+)
+def test_strangers_read_names_and_no_places(source, shown):
+    assert public_name(source) == shown
