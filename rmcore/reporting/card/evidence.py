@@ -83,6 +83,8 @@ class Found:
     judgement: Judgement | None = None
     elsewhere: Record | None = None
     """Accuracy on pairs unlike the training's, where it was measured."""
+    over_baseline: Record | None = None
+    """Accuracy over the better of chance and length, where it was measured."""
 
 
 def read_evidence(record: Record, source: str) -> list[Found]:
@@ -119,15 +121,18 @@ def _evaluation(record: Record, source: str) -> Found:
         splits.append(("Out-of-distribution pairs", elsewhere, data))
     notes = ["Intervals resample prompts, not pairs; n counts pairs."]
     if chosen_on:
-        notes.append(
-            "The kept step was chosen on these pairs, so these numbers are too good. Others were not measured."
-        )
+        notes.append("The kept step was chosen on these pairs, so these numbers are too good.")
     sections = tuple(
         Section(f"{title} of {name}", _metrics_table(metrics), tuple(notes)) for title, metrics, name in splits
     )
     accuracy = record["metrics"]["pairwise_accuracy"]
     results = () if chosen_on or accuracy["value"] is None else (_accuracy_result(record, data),)
-    return Found(sections, results, elsewhere=elsewhere["pairwise_accuracy"] if elsewhere else None)
+    return Found(
+        sections,
+        results,
+        elsewhere=elsewhere["pairwise_accuracy"] if elsewhere else None,
+        over_baseline=record["metrics"].get("accuracy_over_baseline"),
+    )
 
 
 def _metrics_table(metrics: Record) -> Markdown:

@@ -10,7 +10,7 @@ from rmcore.reporting.figures import numbers
 FAILED = ("fails", "not_ready", "lost")
 """Statuses of a verdict that speak against a model: none of these is published by mistake."""
 SHOWN_GOOD = ("ready", "gained")
-_RANKING = Markdown("**Ranking answers where it matters.** It failed checks on labelled pairs; they are listed below.")
+_RANKING = "**Ranking answers where it matters.** "
 _PROMPTS = Markdown(
     "**Comparing answers to different prompts, or a threshold on the reward.** Only differences between answers to one "
     "prompt were trained: what is added to all rewards of a prompt is arbitrary."
@@ -30,6 +30,7 @@ def limits(
     max_seq_len: int,
     truncation: Mapping[str, Any] | None,
     elsewhere: Mapping[str, Any] | None,
+    over_baseline: Mapping[str, Any] | None,
     synthetic: bool,
 ) -> list[Markdown]:
     """Uses that nothing here speaks for, each with its reason.
@@ -39,12 +40,12 @@ def limits(
         max_seq_len: tokens a side that it reads.
         truncation: counts of training sides that were cut, None where that is not known.
         elsewhere: accuracy on out-of-distribution pairs, None where it was not measured.
+        over_baseline: accuracy over the better of chance and length, None where it was not measured.
         synthetic: whether it was trained on texts of the gold world.
     """
-    unsure = judgement is not None and judgement.status == "fails"
     return [
         _optimising(judgement),
-        *([_RANKING] if unsure else []),
+        *_ranking(judgement, over_baseline),
         _PROMPTS,
         *([_PEOPLE] if synthetic else [_LANGUAGES]),
         _unlike(elsewhere),
@@ -75,6 +76,21 @@ def _optimising(judgement: Judgement | None) -> Markdown:
         f"**{what}**, {ways}. No policy was tried on it: its verdict stands on rung {judgement.rung} of 4, and nothing "
         "is called ready below the third."
     )
+
+
+def _ranking(judgement: Judgement | None, over_baseline: Mapping[str, Any] | None) -> list[Markdown]:
+    """What labelled pairs say against it: nothing is shown that is not so at the end of its interval."""
+    if over_baseline is not None and (over_baseline["ci_low"] is None or over_baseline["ci_low"] <= 0):
+        found = shown(numbers.with_interval(over_baseline, "points"))
+        return [
+            Markdown(
+                f"{_RANKING}It was not shown to be right more often than the better of guessing and always taking the "
+                f"longer (or the shorter) answer: {found}, on {numbers.count(over_baseline['num'])} pairs."
+            )
+        ]
+    if judgement is not None and judgement.status == "fails":
+        return [Markdown(f"{_RANKING}It failed checks on labelled pairs; they are listed below.")]
+    return []
 
 
 def _unlike(elsewhere: Mapping[str, Any] | None) -> Markdown:

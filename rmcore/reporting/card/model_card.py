@@ -5,6 +5,7 @@ left (`evidence`); `rmcore.cli.card` gathers both.
 """
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,6 +101,7 @@ def write_card(facts: Facts, found: Sequence[Found], *, made: str) -> str:
     """
     judgement = highest(found)
     elsewhere = next((one.elsewhere for one in reversed(found) if one.elsewhere is not None), None)
+    over_baseline = next((one.over_baseline for one in reversed(found) if one.over_baseline is not None), None)
     truncation = (facts.training or {}).get("truncation", {}).get("train")
     values = {
         "facts": facts,
@@ -110,13 +112,15 @@ def write_card(facts: Facts, found: Sequence[Found], *, made: str) -> str:
             max_seq_len=facts.max_seq_len,
             truncation=truncation,
             elsewhere=elsewhere,
+            over_baseline=over_baseline,
             synthetic=facts.synthetic,
         ),
         "sections": [section for one in found for section in one.sections],
         "checks": checks_section(judgement) if judgement is not None and judgement.checks else None,
         "training": _training_rows(facts),
         "not_stated": NOT_STATED,
-        "example": {name: Markdown(repr(getattr(facts.example, name))) for name in ("prompt", "response")},
+        "example": {name: Markdown(json.dumps(getattr(facts.example, name))) for name in ("prompt", "response")},
+        "beta": f"{facts.beta:g}",
         "reward": Markdown(f"{facts.example.reward:.4f}"),
         "token_ids": None if facts.token_ids is None else Markdown(facts.token_ids),
         "repository": Markdown(REPOSITORY),

@@ -14,7 +14,7 @@ READY = Judgement(
 
 
 def said(judgement, **more):
-    given = {"max_seq_len": 128, "truncation": None, "elsewhere": None, "synthetic": False}
+    given = {"max_seq_len": 128, "truncation": None, "elsewhere": None, "over_baseline": None, "synthetic": False}
     return limits(judgement, **given | more)
 
 
@@ -46,6 +46,14 @@ def test_a_good_status_on_a_low_rung_allows_nothing():
 def test_failed_checks_forbid_ranking():
     assert any("Ranking answers" in one for one in said(replace(READY, rung=1, status="fails")))
     assert not any("Ranking answers" in one for one in said(replace(READY, rung=1, status="passes")))
+
+
+@pytest.mark.parametrize(("low", "forbids"), [(-0.107, True), (0.0, True), (None, True), (0.01, False)])
+def test_what_is_not_shown_to_beat_length_is_not_for_ranking(low, forbids):
+    over = {"value": -0.04 if low is None else low + 0.05, "ci_low": low, "ci_high": 0.2, "num": 300}
+    told = [one for one in said(None, over_baseline=over) if "Ranking answers" in one]
+    assert bool(told) == forbids
+    assert not told or "on 300 pairs" in told[0]
 
 
 def test_what_was_measured_elsewhere_is_told_with_interval_and_number():
