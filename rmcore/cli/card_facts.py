@@ -1,4 +1,4 @@
-"""What is known of a trained reward model: its folder, the training that wrote it, and the run that measured it."""
+"""Facts of a trained reward model: its folder, the training that wrote it, and the run that measured it."""
 
 import json
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ CHAT_TEXT = (
 )
 PLAIN_TEXT = 'ids = tokenizer(f"Prompt: {prompt}\\n\\nResponse: {response}")["input_ids"]'
 CLOSINGS = ("", " + [tokenizer.eos_token_id]", " + [tokenizer.sep_token_id]")
-"""What `Renderer` may append to a text."""
+"""Ends that `Renderer` may append to a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Origin:
 
     @property
     def name(self) -> str:
-        """What the model is called: the run, or the folder of the training, or its own."""
+        """Name of the model: that of the run, or the folder of the training, or its own."""
         if self.run is not None:
             return str(self.run.record["run_name"])
         trained = self.folder.parent.name if self.training is not None else self.folder.name

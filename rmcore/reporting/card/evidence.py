@@ -1,4 +1,4 @@
-"""What a model card tells of measurements: each kind of file that a command left becomes sections, results, a verdict.
+"""Measurements as a model card tells them: each kind of file that a command left becomes sections, results, a verdict.
 
 A file is a JSON object, and its kind is the key that only this kind has: `KINDS` names the function that reads it.
 One more kind is one more function and its line there. A file may be of several kinds: the record of a run holds
@@ -61,7 +61,7 @@ class Judgement:
     evidence: str
     reasons: tuple[str, ...]
     raised_by: str | None
-    """What would raise it; None: not stated, or nothing."""
+    """The evidence that would raise it; None: not stated, or nothing."""
     checks: tuple[Record, ...]
     kl: float | None
     """Nats that were planned, or reached; None below rung 3, or not stated."""
@@ -70,12 +70,12 @@ class Judgement:
     policy: str | None
     """The policy that it is about; None below rung 3, or not stated."""
     source: str
-    """What the verdict is read from."""
+    """Name of the file or run that it is read from."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What one file has to tell."""
+    """All that one file has to tell."""
 
     sections: tuple[Section, ...] = ()
     results: tuple["EvalResult", ...] = ()
@@ -269,7 +269,7 @@ def checks_section(judgement: Judgement) -> Section:
 
 
 def data_name(record: Record) -> str:
-    """What the pairs of a record are called; a local file by its name alone, never by where it lies."""
+    """Name of the pairs of a record; a local file by its name alone, never by where it lies."""
     config = record.get("config") or {}
     return public_name(record.get("data") or (config.get("data") or {}).get("source"))
 

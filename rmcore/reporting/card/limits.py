@@ -1,4 +1,4 @@
-"""What a reward model must not be used for: what follows from its verdict, and from what was not measured."""
+"""Uses that a reward model is not for: what follows from its verdict, and from what was not measured."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -79,7 +79,7 @@ def _optimising(judgement: Judgement | None) -> Markdown:
 
 
 def _ranking(judgement: Judgement | None, over_baseline: Mapping[str, Any] | None) -> list[Markdown]:
-    """What labelled pairs say against it: nothing is shown that is not so at the end of its interval."""
+    """Tell what labelled pairs say against it: nothing is shown that is not so at the end of its interval."""
     if over_baseline is not None and (over_baseline["ci_low"] is None or over_baseline["ci_low"] <= 0):
         found = shown(numbers.with_interval(over_baseline, "points"))
         return [

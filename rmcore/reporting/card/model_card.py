@@ -45,11 +45,11 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of a trained reward model apart from measurements."""
+    """All that is known of a trained reward model apart from measurements."""
 
     name: str
     digest: str
-    """Of the files that decide its rewards."""
+    """Digest of the files that decide its rewards."""
     architecture: str
     num_parameters: int
     rendering: str
@@ -66,7 +66,7 @@ class Facts:
     base_on_hub: str | None = None
     """The same where it is a name on the hub."""
     data: tuple[tuple[str, str], ...] = ()
-    """What was read for what: ("training", "hh.jsonl")."""
+    """Names by what they were read for: ("training", "hh.jsonl")."""
     data_on_hub: tuple[str, ...] = ()
     synthetic: bool = False
     """Whether it was trained on the gold world's texts."""
@@ -80,12 +80,12 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class ReadCard:
-    """What a card says to programs."""
+    """All that a card says to programs."""
 
     digest: str
-    """Of the model that it is about."""
+    """Digest of the model that it is about."""
     status: str | None
-    """Of the verdict; None: nobody judged."""
+    """Status of the verdict; None: nobody judged."""
     headline: str | None
     is_as_written: bool
     """Whether nobody has changed its page since."""
@@ -167,7 +167,7 @@ def _metadata(facts: Facts, found: Sequence[Found], judgement: Judgement | None,
 
 
 def read_card(text: str) -> ReadCard | None:
-    """What a card of `write_card` says to programs; None where it is another's.
+    """Read what a card of `write_card` says to programs; None where it is another's.
 
     Raises:
         DataError: its metadata are no YAML.
@@ -194,7 +194,7 @@ def _digest(page: str) -> str:
 
 
 def _training_rows(facts: Facts) -> list[tuple[str, str | Markdown]]:
-    """What training was, in words; what is not known is said."""
+    """Tell what training was, in words; what is not known is said."""
     training, settings = facts.training or {}, facts.settings or {}
     model, train = settings.get("model") or {}, settings.get("train") or {}
     rows: list[tuple[str, str | Markdown]] = [("base model", facts.base_model or NOT_STATED)]
