@@ -10,7 +10,6 @@ from rmcore.cli.train import SETTINGS_FILE
 from rmcore.core.errors import DataError, ModelError
 from rmcore.core.hub import ALIASES, is_hub_name
 from rmcore.core.store import MANIFEST
-from rmcore.reporting.card.evidence import GOLD, public_name
 from rmcore.reporting.runs import Run, read_runs
 
 if TYPE_CHECKING:
@@ -120,6 +119,7 @@ def gather_facts(origin: Origin, digest: str, rm: "BradleyTerryRM", license_id: 
     Raises:
         DataError: the model cannot read the card's own example.
     """
+    from rmcore.reporting.card.evidence import GOLD, public_name
     from rmcore.reporting.card.model_card import Example, Facts
 
     settings = origin.settings or {}
@@ -155,6 +155,8 @@ def _on_hub(name: str | None) -> str | None:
 
 
 def _shown_source(name: str) -> str:
+    from rmcore.reporting.card.evidence import GOLD, public_name
+
     return f"{public_name(name)}, which is synthetic" if name == GOLD else public_name(name)
 
 
