@@ -292,6 +292,7 @@ def public_name(source: object) -> str:
 KINDS: Mapping[str, Callable[[Record, str], Found]] = {
     "metrics": _evaluation,
     "suites": _benchmarks,
+    "benchmarks": lambda record, source: _benchmarks(record["benchmarks"], source),  # of a run's stage
     "verdict": _judged,
 }
 """How a file is read, by the key that says of which kind it is; sections of the card stand in this order."""

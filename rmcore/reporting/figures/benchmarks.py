@@ -1,9 +1,7 @@
 """Scores on benchmarks with their intervals, beside those of rules that read little or nothing."""
 
 from collections.abc import Mapping
-from typing import Any
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from rmcore.core.errors import DataError
 from rmcore.reporting.figures import numbers
@@ -21,6 +19,9 @@ from rmcore.reporting.figures.style import (
     shared_legend,
 )
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 OVERALL = "overall"
 YARDSTICKS = {
     "longer_wins": ("the longer answer", "D", MUTED),
@@ -30,7 +31,7 @@ YARDSTICKS = {
 _ROW = 0.42  # inches
 
 
-def benchmarks_figure(suites: Mapping[str, Mapping[str, Any]]) -> Figure:
+def benchmarks_figure(suites: Mapping[str, Mapping[str, Any]]) -> "Figure":
     """Dot plot of overall scores, one row a benchmark, with what the same rule gives to yardsticks.
 
     Args:

@@ -45,6 +45,7 @@ def test_a_run_tells_metrics_and_verdict():
     assert judgement.rung == results["verdict"]["rung"]
     assert found[0].results[0].metric_value == round(results["metrics"]["pairwise_accuracy"]["value"], 4)
     assert len(judgement.checks) == len(results["gate"])
+    assert "RM-Bench" in "".join(section.table for one in found for section in one.sections)
 
 
 def verdict(rung, status="passes", **more):
