@@ -419,6 +419,13 @@ def open_search(
         yield search
 
 
+def _said(record: Any) -> Any:
+    """A record without what is null in it: a newer version has more settings, which were nothing then and are now."""
+    if isinstance(record, Mapping):
+        return {name: _said(value) for name, value in record.items() if value is not None}
+    return record
+
+
 def _settle(study: optuna.Study, frozen: Mapping[str, Any]) -> None:
     """Write down what a new study is about, or see that an old one is about the same."""
     text = json.dumps(frozen, sort_keys=True)
@@ -426,7 +433,7 @@ def _settle(study: optuna.Study, frozen: Mapping[str, Any]) -> None:
     if known is None:
         study.set_user_attr(FROZEN, text)
         return
-    if known != text:
+    if _said(json.loads(known)) != _said(json.loads(text)):
         listed = "\n  ".join(describe_changes(json.loads(known), json.loads(text)))
         raise ConfigError(
             f"the search {study.study_name} was begun with other settings, and trials of both cannot be compared:\n  "

@@ -193,6 +193,16 @@ def test_a_new_search_begins_with_the_best_of_earlier_ones_for_the_same_model(tm
     assert again[1].drawn["train.lr"] == pytest.approx(rate)
 
 
+def test_a_search_is_resumed_by_a_version_with_more_settings_and_not_under_others(tmp_path):
+    with opened(tmp_path / "a", frozen={"pairs": "a", "base": {"seed": 1}}):
+        pass
+    with opened(tmp_path / "a", frozen={"pairs": "a", "base": {"seed": 1, "new": None}}):
+        pass
+    for other, said in (({"seed": 2}, "base.seed: 1 -> 2"), ({"seed": 1, "new": 3}, "base.new added: 3")):
+        with pytest.raises(ConfigError, match=said), opened(tmp_path / "a", frozen={"pairs": "a", "base": other}):
+            pass
+
+
 @pytest.mark.slow
 def test_what_mattered_is_told_from_ten_complete_trials_on(tmp_path):
     rates = {"low": 1e-6, "high": 1e-2, "log": True}
