@@ -6,8 +6,8 @@ Trials have true scores normal(mean, spread) in points above the defaults, whose
 noise of the validation prompts and that of its one training seed. The rules:
 
 - best: the highest score as seen, the defaults among them.
-- shrunk: the same, but a trial's score is shrunk towards the mean of all trials by the part of their spread that prompts
-  alone explain (empirical Bayes), and that of the defaults is not.
+- shrunk: the same, but a trial's score is shrunk towards the mean of all trials by the part of their spread that
+  prompts alone explain (empirical Bayes), and that of the defaults is not.
 - again N: N trials fewer are drawn; the best N - 1 and the defaults are trained once more under another seed, and the
   highest mean of both wins.
 """
