@@ -10,6 +10,7 @@ configure_environment()  # before Prefect and MLflow read their settings
 # ruff: noqa: E402
 from flows.chain import Telling, run_chain
 from flows.form import Form, configured_flow, presets_for
+from flows.pipeline import require_benchmarks
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.store import ArtifactRef
 from rmcore.reporting.figures.benchmarks import title
@@ -57,6 +58,7 @@ def benchmark(config: PipelineConfig, checkpoint: str | None = None) -> dict[str
         ConfigError: no benchmark is named, or there is none of that name.
     """
     required_benchmark(config)
+    require_benchmarks(config)
 
     def found(refs: Mapping[str, ArtifactRef]) -> dict[str, Any]:
         return read_json(refs["benchmark"], "benchmark.json")

@@ -46,6 +46,7 @@ from rmcore.reporting.html.note import (
 from rmcore.reporting.html.summary import summary_markdown
 from rmcore.reporting.schema import Results
 from rmcore.stages.registry import STAGES, in_order, is_judged, pipeline_stages
+from rmcore.stages.requirements import required_benchmark
 from rmcore.stages.results import figures, gather_results, read_json, run_key
 from rmcore.stages.run import INTERRUPTED
 from rmcore.stages.settings import GrpoSettings
@@ -86,9 +87,10 @@ def pipeline(config: PipelineConfig) -> dict[str, Any]:
         "executed": names of the stages that ran, "model_version": registry version or None}.
 
     Raises:
-        ConfigError: there is a policy and nobody who judges its samples.
+        ConfigError: there is a policy and nobody who judges its samples, or no benchmark of a name.
     """
     require_judge(config)
+    require_benchmarks(config)
     if config.rlhf is not None:
         settings = GrpoSettings.of(config)
         require_rlhf(settings.rlhf, settings.judge, settings.gold)
@@ -168,6 +170,19 @@ def require_judge(config: PipelineConfig) -> None:
             "policy.samples; or name a function of (prompt, response) in policy.judge; or leave the policy out, for a "
             "verdict on labelled pairs alone."
         )
+
+
+def require_benchmarks(config: PipelineConfig) -> None:
+    """Read the benchmarks that are named, before hours are spent on a model that cannot be measured on them.
+
+    Raises:
+        ConfigError: there is none of that name, or no file of it.
+        DataError: one cannot be read, or is not whole.
+    """
+    if config.benchmark is not None:
+        from rmcore.suites.sets import read_sets
+
+        read_sets(required_benchmark(config).suites, partial=config.benchmark.partial)
 
 
 def open_store() -> Store:

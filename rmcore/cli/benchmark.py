@@ -9,7 +9,7 @@ import typer
 from rmcore.cli.common import write_report_json
 from rmcore.cli.inputs import Checkpoint, JsonOut, ModelReading, named_model
 from rmcore.cli.options import options
-from rmcore.core.errors import ConfigError
+from rmcore.core.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from rmcore.data.pair import PreferencePair
@@ -71,10 +71,11 @@ def benchmark(
         if train_data is None:
             raise ConfigError("--decontaminate writes training pairs: name them with --train-data.")
         check_target(decontaminate, train_data, force=False)
-    files = {name: Path(name).expanduser() for name in against if name.endswith(PUBLISHED_SUFFIX)}
-    published = {name: scores for file in files.values() for name, scores in read_published(file).items()}
+    files = [name for name in against if name.endswith(PUBLISHED_SUFFIX)]
+    published = _merged([read_published(Path(name)) for name in files])
     models = [checkpoint, *(name for name in against if name not in files)]
-    if len(set(models) | set(published)) < len(models) + len(published):
+    places = {Path(name).resolve() if Path(name).exists() else name for name in models}
+    if len(places | published.keys()) < len(models) + len(published):
         raise ConfigError("--against names a model twice, or the checkpoint itself: each is compared once.")
     sets = read_sets(suite, partial=partial)
     pairs = None if train_data is None else read_pairs(train_data, PairReading())
@@ -88,17 +89,40 @@ def benchmark(
     }
     rewards = {name: stored_rewards(name, sets, out, model.load, read_as) for name in models}
     record = benchmark_record(sets, rewards, published=published, pairs=pairs, overlaps=overlaps)
-    for told in record["suites"].values():
-        _print(told, checkpoint)
+    write_report_json(json_out, named_model(checkpoint) | record)
     if pairs is not None and decontaminate is not None:
         _write_rest(pairs, overlaps, decontaminate)
-    write_report_json(json_out, named_model(checkpoint) | record)
+    for told in record["suites"].values():
+        _print(told, checkpoint)
+        if published and told["missing"]:
+            print("    (published scores are of the whole set, and not compared with a part of it)\n")
+
+
+def _merged(files: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, dict[str, float]]:
+    """Published scores of several files by model.
+
+    Raises:
+        ConfigError: two files give a model different scores on one benchmark.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for file in files:
+        for model, scores in file.items():
+            known = found.setdefault(model, {})
+            if differing := [name for name in scores if known.get(name, scores[name]) != scores[name]]:
+                raise ConfigError(f"two files give {model} different scores on {differing[0]}: keep one of them.")
+            known.update(scores)
+    return found
 
 
 def _write_rest(pairs: "Sequence[PreferencePair]", overlaps: "Sequence[Overlap]", out: Path) -> None:
     from rmcore.data.table import write_converted
 
     kept = [pair for place, pair in enumerate(pairs) if not any(one.pairs[place] for one in overlaps)]
+    if not kept:
+        raise DataError(
+            f"all {len(pairs):,} training pairs share a prompt with these sets, so {out} would be empty and is not "
+            "written: were the model trained on the benchmark itself?"
+        )
     write_converted(kept, out)
     print(f"{len(kept):,} of {len(pairs):,} training pairs share no prompt with these sets: written to {out}")
 
@@ -107,7 +131,8 @@ def _print(told: Mapping[str, Any], checkpoint: str) -> None:
     missing = sum(told["missing"].values())
     title = f"{told['title']} ({missing} questions are missing)" if missing else told["title"]
     print(f"{title}: {told['rule']}. Terms: {told['terms']}.")
-    for name, value in told["scores"].items():
+    for group, value in told["scores"].items():
+        name = "".join(letter if letter.isprintable() else "?" for letter in group)  # it may be a column's value
         print(f"    {name:<28}{_shown(value, '.4f'):<32}{value['num']:>7,} questions")
     matched = told["length_matched"]
     print(f"    {'of about the same length':<28}{_shown(matched, '.4f'):<32}{matched['num']:>7,} pairs of answers")
@@ -116,7 +141,8 @@ def _print(told: Mapping[str, Any], checkpoint: str) -> None:
     print(f"    {'above the longer answer by':<28}{_shown(told['over_longer_wins'], '+.4f')}")
     if learnt := told.get("bag_of_words"):
         above = _shown(learnt["above"], "+.4f")
-        print(f"    {'words of the training pairs':<28}{learnt['score']:.4f}, above that by {above}")
+        score = "-" if learnt["score"] is None else format(learnt["score"], ".4f")
+        print(f"    {'words of the training pairs':<28}{score}, above that by {above}")
     if told["num_unreadable"]:
         print(f"    {told['num_unreadable']} questions have an answer that the model cannot read: not right")
     if overlap := told.get("overlap"):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from scipy import special
 
 from rmcore.core.arrays import BoolArray, FloatArray, IntArray
 from rmcore.core.errors import DataError
@@ -109,11 +110,18 @@ def _of_difference(
     """A difference with its interval and p value, or with the reason why there is none."""
     if np.isnan(value):
         return MetricValue(None, None, None, num_questions, UNDEFINED), None
-    if replicates is not None and np.ptp(replicates) == 0:
+    if replicates is not None and len(np.unique(replicates[~np.isnan(replicates)])) < 2:
         why = "it is the same in every draw of prompts, which says nothing about others"
         return MetricValue(value, None, None, num_questions, why), None
     shown = metric_value(value, replicates, num_prompts=num_prompts, num_pairs=num_questions)
-    return shown, interval_p(replicates, num_prompts)
+    p = interval_p(replicates, num_prompts)
+    if p is not None and replicates is not None:
+        # Of 2,000 draws the smallest p is 0.001, which a family of fifty makes 0.05. Where no draw is beyond zero,
+        # the tail is that of a t distribution with the draws' spread.
+        defined = replicates[~np.isnan(replicates)]
+        if np.all(defined > 0) or np.all(defined < 0):
+            p = min(p, float(2 * special.stdtr(num_prompts - 1, -abs(value) / defined.std(ddof=1))))
+    return shown, p
 
 
 def difference_from_score(
@@ -166,9 +174,9 @@ def length_matched(questions: Sequence[Question], rewards: Rewards, *, seed: int
 
 
 def without(suite: Suite, questions: Sequence[Question], rewards: Rewards, left_out: BoolArray) -> float | None:
-    """Overall score without some questions (Q,); None where nothing is left or the rest does not define it."""
+    """Overall score without some questions (Q,); None where the rest does not define it, as where a group is gone."""
     kept = [place for place in range(len(questions)) if not left_out[place]]
-    if not kept:
+    if {questions[place].group for place in kept} != {one.group for one in questions}:
         return None
     return overall(suite, [questions[place] for place in kept], [rewards[place] for place in kept])
 

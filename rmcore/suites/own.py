@@ -52,9 +52,9 @@ def read_own_suite(path: Path) -> tuple[Suite, str]:
         ConfigError: it cannot be read, or says too little, too much or nonsense.
     """
     own = _checked(path, read_mapping(path, EXAMPLE))
-    file = (path.parent / Path(own.file).expanduser()).resolve()
-    if not file.exists():
-        raise ConfigError(f"{path}: there is no file {own.file!r} (looked for {file}).")
+    file = path.parent / own.file
+    if not is_there(file):
+        raise ConfigError(f"{path}: there is no file {own.file!r} (looked for {str(file)!r}).")
 
     def read(row: Row) -> Question:
         prompt = row.prompt(own.prompt)
@@ -66,9 +66,12 @@ def read_own_suite(path: Path) -> tuple[Suite, str]:
         group = OVERALL if own.group is None else str(row.fields.get(own.group))
         cluster = opening(prompt) if own.cluster is None else str(row.fields.get(own.cluster))
         for column in (own.group, own.cluster):
-            if column is not None and row.fields.get(column) is None:
+            if column is not None and row.fields.get(column) in (None, ""):  # of a table of text: empty
                 raise row.wrong(f"{column!r} is missing")
-        return Question(str(row.number), prompt, (*chosen, *rejected), len(chosen), group, cluster)
+        if own.group is not None and group == OVERALL:
+            raise row.wrong(f"{own.group!r} is {OVERALL!r}, which is what the score of all groups is called")
+        name = str(row.number) if row.file is None else f"{row.file.name} {row.number}"
+        return Question(name, prompt, (*chosen, *rejected), len(chosen), group, cluster)
 
     said = ", ".join(f"{name} is {getattr(own, name)}" for name in COLUMNS if getattr(own, name) not in (None, name))
     return Suite(
@@ -81,12 +84,20 @@ def read_own_suite(path: Path) -> tuple[Suite, str]:
         expected={},
         read=read,
         scores=lambda questions, rewards: by_group(best_is_right(questions, rewards), questions, of_groups=False),
-    ), str(file)
+    ), str(file.resolve())
+
+
+def is_there(path: Path) -> bool:
+    """Whether there is such a file or folder; also where no path can be called so."""
+    try:
+        return path.exists()
+    except ValueError:  # a null character
+        return False
 
 
 def _checked(path: Path, given: Mapping[str, Any]) -> OwnSet:
     known = {one.name for one in fields(OwnSet)}
-    if unknown := sorted(set(given) - known):
+    if unknown := sorted(map(str, set(given) - known)):
         raise ConfigError(f"{path}: {', '.join(map(repr, unknown))} is nothing that a set has; it has {sorted(known)}.")
     if wrong := [name for name, value in given.items() if not (isinstance(value, str) and value.strip())]:
         raise ConfigError(f"{path}: {wrong[0]} is {given[wrong[0]]!r} and no text; {EXAMPLE}.")

@@ -57,12 +57,14 @@ def _correctness_row(row: Row) -> Question:
     scores = row.fields.get("scores")
     if not isinstance(scores, list | np.ndarray) or len(scores) != NUM_ANSWERS:
         raise row.wrong(f"'scores' does not hold {NUM_ANSWERS} values")
+    if not all(isinstance(one, bool | np.bool_ | int | float) and one in (0, 1) for one in scores):
+        raise row.wrong("'scores' has values other than true and false")
     is_right = np.array([bool(one) for one in scores])
     order = np.argsort(~is_right, kind="stable")  # right ones first
     place = {int(old): new for new, old in enumerate(order)}
     pairs = []
-    for pair in row.fields.get("sampled_conflict_pairs", ()):
-        first, second = (int(one) for one in pair)
+    for pair in _pairs_of(row):
+        first, second = pair
         if is_right[first] != is_right[second]:
             good, bad = (first, second) if is_right[first] else (second, first)
             pairs.append((place[good], place[bad]))
@@ -73,6 +75,16 @@ def _correctness_row(row: Row) -> Question:
     ordered = tuple(answers[old] for old in order)
     cluster = f"{domain} {row.fields.get('question_id', row.number)}"  # several models answer one task
     return Question(name, prompt, ordered, int(is_right.sum()), domain, cluster, pairs=tuple(pairs))
+
+
+def _pairs_of(row: Row) -> list[tuple[int, int]]:
+    """The sampled pairs of a row, as places of its answers."""
+    given = row.fields.get("sampled_conflict_pairs")
+    pairs = [list(pair) for pair in given] if isinstance(given, list | np.ndarray) else []
+    places = [[one for one in pair if isinstance(one, int | np.integer) and 0 <= one < NUM_ANSWERS] for pair in pairs]
+    if not pairs or any(len(pair) != 2 or len(whole) != 2 for pair, whole in zip(places, pairs, strict=True)):
+        raise row.wrong(f"'sampled_conflict_pairs' is no list of two places each, from 0 to {NUM_ANSWERS - 1}")
+    return [(int(first), int(second)) for first, second in places]
 
 
 def best_of_k_curve(rewards: FloatArray, num_good: int) -> FloatArray:

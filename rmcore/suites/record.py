@@ -10,7 +10,7 @@ from rmcore.suites.overlap import Overlap, find_overlap
 from rmcore.suites.question import Rewards
 from rmcore.suites.sets import QuestionSet
 from rmcore.suites.standing import Difference, compare_models, places
-from rmcore.suites.words import word_rewards
+from rmcore.suites.words import WordModel, learn_words
 
 
 def find_overlaps(pairs: Pairs, sets: Sequence[QuestionSet], *, report: Report = silent) -> list[Overlap]:
@@ -40,12 +40,13 @@ def benchmark_record(
     """
     first, *others = rewards
     published = published or {}
+    words = None if pairs is None else learn_words(pairs)
     differences = compare_models(sets, rewards, published) if others or published else []
     suites = {}
     for place, one in enumerate(sets):
         told = _of_one(one, rewards[first][place])
         if pairs is not None:
-            told["bag_of_words"] = _bag_of_words(one, rewards[first][place], pairs)
+            told["bag_of_words"] = _bag_of_words(one, rewards[first][place], words)
         if overlaps:
             told["overlap"] = _overlap(one, rewards[first][place], overlaps[place])
         if others or published:
@@ -74,13 +75,13 @@ def _of_one(one: QuestionSet, rewards: Rewards) -> dict[str, Any]:
     }
 
 
-def _bag_of_words(one: QuestionSet, rewards: Rewards, pairs: Pairs) -> dict[str, Any] | None:
+def _bag_of_words(one: QuestionSet, rewards: Rewards, words: WordModel | None) -> dict[str, Any] | None:
     """Score of a bag of words that learnt from the training pairs, and how far the model is above it."""
-    words = word_rewards(pairs, one.questions)
     if words is None:
         return None
-    above, _ = difference(one.suite, one.questions, rewards, words)
-    return {"score": overall(one.suite, one.questions, words), "above": above.to_dict()}
+    theirs = words.rewards(one.questions)
+    above, _ = difference(one.suite, one.questions, rewards, theirs)
+    return {"score": overall(one.suite, one.questions, theirs), "above": above.to_dict()}
 
 
 def _overlap(one: QuestionSet, rewards: Rewards, overlap: Overlap) -> dict[str, Any]:
@@ -102,7 +103,8 @@ def _beside(
     """Differences of the first model to the others, and the places of all."""
     name, first = one.suite.name, next(iter(rewards))
     scores = {model: overall(one.suite, one.questions, own) for model, own in rewards.items()}
-    scores |= {model: own[name] for model, own in published.items() if name in own}
+    if not one.missing:
+        scores |= {model: own[name] for model, own in published.items() if name in own}
     known = {model: score for model, score in scores.items() if score is not None}
     listed = [
         {"model": model, "place": place, "score": known[model], "is_published": model in published}

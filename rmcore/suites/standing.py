@@ -16,7 +16,7 @@ from rmcore.evaluation.uncertainty import MetricValue
 from rmcore.evaluation.verdicts.judgement import holm
 from rmcore.suites.measure import difference, difference_from_score
 from rmcore.suites.question import Rewards
-from rmcore.suites.sets import QuestionSet
+from rmcore.suites.sets import SUITES, QuestionSet
 
 BETTER, WORSE, SAME = "better", "worse", "cannot be told apart"
 LEAST_SCORE, MOST_SCORE = -0.01, 1.01
@@ -54,7 +54,7 @@ def read_published(file: Path) -> dict[str, dict[str, float]]:
     """
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{file} cannot be read as JSON: {error}.") from error
     is_right = isinstance(found, dict) and all(
         isinstance(scores, dict) and all(_is_score(one) for one in scores.values()) for scores in found.values()
@@ -79,22 +79,33 @@ def compare_models(
     Of a published score only the number is known: see `difference_from_score`. Two published ones are not compared.
 
     Args:
-        sets: the benchmarks.
+        sets: the benchmarks; on one that is not whole, published scores are not compared.
         rewards: of each model on each of them.
         published: overall scores of further models, by benchmark.
+
+    Raises:
+        ConfigError: a published score is on a benchmark that is not known.
     """
     found: list[Difference] = []
+    known = {*SUITES, *(one.suite.name for one in sets)}
+    if unknown := sorted({name for scores in published.values() for name in scores} - known):
+        raise ConfigError(
+            f"published scores are on {', '.join(unknown)}, which is no benchmark that is known here or measured; the "
+            f"names are {', '.join(sorted(known))}."
+        )
     for place, one in enumerate(sets):
         name = one.suite.name
         for first, second in itertools.combinations(rewards, 2):
             both = rewards[first][place], rewards[second][place]
             found.append(Difference(name, first, second, *difference(one.suite, one.questions, *both)))
-        for second, scores in published.items():
+        # A part of a set has no score that a published one can stand beside.
+        for second, scores in published.items() if not one.missing else ():
             for first in rewards if name in scores else ():
                 value, p = difference_from_score(one.suite, one.questions, rewards[first][place], scores[name])
                 found.append(Difference(name, first, second, value, p))
-    adjusted = holm([1.0 if one.p is None else one.p for one in found])
-    return [replace(one, p_adjusted=p) for one, p in zip(found, adjusted, strict=True)]
+    tested = [one for one in found if one.p is not None]
+    adjusted = dict(zip(map(id, tested), holm([one.p for one in tested if one.p is not None]), strict=True))
+    return [replace(one, p_adjusted=adjusted.get(id(one), 1.0)) for one in found]
 
 
 def places(suite: str, scores: Mapping[str, float], differences: Sequence[Difference]) -> dict[str, int]:

@@ -5,9 +5,12 @@ what a reward model does not do better on is decided by which words are used.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import numpy as np
+from scipy import sparse
 
 from rmcore.core.arrays import FloatArray
 from rmcore.data.tokenized import Pairs
@@ -18,8 +21,22 @@ MOST_PAIRS = 100_000
 MOST_WORDS = 50_000
 
 
-def word_rewards(pairs: Pairs, questions: Sequence[Question]) -> list[FloatArray] | None:
-    """Rewards of each question's answers by a bag of words that learnt from `pairs`; None where no word is in two.
+@dataclass(frozen=True, slots=True)
+class WordModel:
+    """A bag of words that has learnt."""
+
+    vectorizer: Any
+    weights: FloatArray
+    """(W,) of the words."""
+
+    def rewards(self, questions: Sequence[Question]) -> list[FloatArray]:
+        """Rewards of each question's answers."""
+        rewards = self.vectorizer.transform([text for one in questions for text in one.answers]) @ self.weights
+        return np.split(rewards, np.cumsum([len(one.answers) for one in questions])[:-1])
+
+
+def learn_words(pairs: Pairs) -> WordModel | None:
+    """Fit a bag of words to training pairs; None where no word stands in two answers.
 
     Words in one answer alone are left out, the rest weigh by 1 + log(count) times their rarity, normalised to length
     1; the penalty is scikit-learn's default (C = 1).
@@ -33,12 +50,10 @@ def word_rewards(pairs: Pairs, questions: Sequence[Question]) -> list[FloatArray
         vectorizer.fit(text for pair in first for text in (pair.chosen, pair.rejected))
     except ValueError:  # an empty vocabulary
         return None
-    chosen, rejected = (
-        vectorizer.transform([getattr(pair, side) for pair in first]) for side in ("chosen", "rejected")
-    )
-    # Half of the pairs the other way round: a regression needs both outcomes.
-    sign = np.where(np.arange(len(first)) % 2, -1.0, 1.0)
-    model = LogisticRegression(fit_intercept=False, max_iter=1000)
-    model.fit((chosen - rejected).multiply(sign[:, None]).tocsr(), sign > 0)
-    rewards = vectorizer.transform([text for one in questions for text in one.answers]) @ model.coef_[0]
-    return np.split(rewards, np.cumsum([len(one.answers) for one in questions])[:-1])
+    chosen = vectorizer.transform([pair.chosen for pair in first])
+    rejected = vectorizer.transform([pair.rejected for pair in first])
+    # Each pair both ways round: a regression needs both outcomes, and none of them more often.
+    both = sparse.vstack([chosen - rejected, rejected - chosen]).tocsr()
+    model = LogisticRegression(fit_intercept=False, max_iter=1000, C=0.5)  # two rows a pair: half for each is C = 1
+    model.fit(both, np.repeat([True, False], len(first)))
+    return WordModel(vectorizer, np.asarray(model.coef_[0], dtype=np.float64))

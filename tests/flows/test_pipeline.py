@@ -179,6 +179,11 @@ def test_a_benchmark_is_a_stage_of_its_own_and_again_when_its_rows_change(place,
     assert place.run(*changes)[1]["executed"] == []
     write_own_set(tmp_path, rows[:7])
     assert place.run(*changes)[1]["executed"] == ["benchmark"]
+    words = ["--set", "train.steps=7", "--set", "benchmark.suites=[judgebenhc]"]
+    refused = place.rm_opt("run", *SMOKE, *words, check=False)
+    assert refused.returncode != 0
+    assert "there is no benchmark 'judgebenhc'" in refused.stderr
+    assert "train " not in refused.stdout  # nothing was computed before
 
 
 def test_changing_only_readiness_weights_runs_readiness_only(place, finished):

@@ -60,7 +60,7 @@ def benchmarks_figure(suites: Mapping[str, Mapping[str, Any]]) -> "Figure":
 def title(suites: Mapping[str, Mapping[str, Any]]) -> str:
     """Say on how many benchmarks the model is above the rule that the longer answer wins."""
     above = [told for told in suites.values() if (told["over_longer_wins"]["ci_low"] or 0) > 0]
-    return f"Shown to be better than “the longer answer wins” on {len(above)} of {len(suites)} benchmarks"
+    return f"Above “the longer answer wins” on {len(above)} of {len(suites)} benchmarks (each at 95 %)"
 
 
 def yardstick(told: Mapping[str, Any], name: str) -> float | None:

@@ -237,6 +237,15 @@ def test_what_is_no_benchmark_is_refused_in_words(sets, checkpoints, tmp_path):
     (tmp_path / "one.jsonl").write_text(json.dumps(row))
     with pytest.raises(DataError, match="has the groups alpacaeval-new, which the benchmark has not"):
         run(*own, "--suite", f"rewardbench={tmp_path / 'one.jsonl'}", "--partial")
+    task = {"prompt": "p", "scores": [True] + [False] * 31, **{f"response_{at + 1}": "x" for at in range(32)}}
+    for pairs in ([[0, 40]], None, [[0, -1]], [[0, 1, 2]], [[1, 2]]):
+        (tmp_path / "math.jsonl").write_text(json.dumps({**task, "sampled_conflict_pairs": pairs}))
+        with pytest.raises(DataError, match="'sampled_conflict_pairs'"):
+            run(*own, "--suite", f"ppe-correctness={tmp_path / 'math.jsonl'}", "--partial")
+    odd = {**task, "scores": ["False"] * 32, "sampled_conflict_pairs": [[0, 1]]}
+    (tmp_path / "math.jsonl").write_text(json.dumps(odd))
+    with pytest.raises(DataError, match="'scores' has values other than true and false"):
+        run(*own, "--suite", f"ppe-correctness={tmp_path / 'math.jsonl'}", "--partial")
     assert not list((tmp_path / "r").glob("*"))
 
 

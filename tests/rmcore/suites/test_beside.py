@@ -16,6 +16,7 @@ from rmcore.config.model import ModelConfig
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.data.pair import Message, PreferencePair
 from rmcore.data.table import read_pairs
+from rmcore.evaluation.uncertainty import MetricValue
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.suites.measure import length_matched
 from rmcore.suites.overlap import find_overlap
@@ -25,7 +26,7 @@ from rmcore.suites.question import Question, read_questions
 from rmcore.suites.record import benchmark_record
 from rmcore.suites.sets import QuestionSet, read_sets
 from rmcore.suites.standing import Difference, compare_models, places, read_published
-from rmcore.suites.words import word_rewards
+from rmcore.suites.words import learn_words
 
 WORDS = [f"word{number}" for number in range(60)]
 LONG = " ".join(WORDS[:40])
@@ -59,7 +60,7 @@ def test_a_prompt_is_seen_exactly_nearly_or_not_at_all():
 
 
 @given(
-    st.lists(st.sampled_from(WORDS), min_size=10, max_size=60, unique=True),
+    st.lists(st.sampled_from(WORDS), min_size=14, max_size=60, unique=True),
     st.lists(st.integers(0, 59), max_size=3),
 )
 def test_what_is_called_near_is_near_by_the_exact_similarity(words, changed):
@@ -69,6 +70,23 @@ def test_what_is_called_near_is_near_by_the_exact_similarity(words, changed):
     found = find_overlap([pair(" ".join(words))], [question(0, " ".join(other))])
     assert found.exact[0] == (words == other)
     assert found.near[0] == (words != other and similarity >= 0.8)
+
+
+def test_a_template_that_many_prompts_share_makes_none_of_them_seen():
+    template = " ".join(WORDS[:50])
+    asked = [f"{template} how much is {at} and {at * 7 % 100}" for at in range(100)]
+    trained = [pair(f"{template} how much is {at} and {at * 3 % 100}") for at in range(1000, 1100)]
+    found = find_overlap(trained, [question(at, text) for at, text in enumerate(asked)])
+    assert not found.seen.any()
+    whole = find_overlap([*trained, pair(asked[5])], [question(at, text) for at, text in enumerate(asked)])
+    assert np.flatnonzero(whole.exact).tolist() == [5]
+
+
+def test_scripts_without_spaces_are_compared_by_characters():
+    text = "".join(chr(0x4E00 + 7 * at) for at in range(40))
+    found = find_overlap([pair(text)], [question(0, text + "。"), question(1, text[::-1])])
+    assert found.exact.tolist() == [False, False]
+    assert found.near.tolist() == [True, False]
 
 
 def test_dialogues_are_compared_whole():
@@ -83,10 +101,12 @@ def test_words_that_decide_are_learnt_and_nothing_else_is():
         question(0, "q", ("that is right", "that is wrong")),
         question(1, "q", ("unheard of", "never said")),
     ]
-    first, second = word_rewards(pairs, questions)
+    first, second = learn_words(pairs).rewards(questions)
     assert first[0] > first[1]
     assert second.tolist() == [0.0, 0.0]
-    assert word_rewards([pair("p", "a b", "c d")], questions) is None  # no word twice: nothing is learnt
+    [alone] = learn_words([pair("p", "right right right or", "wrong or")]).rewards([question(0, "q", ("or", "right"))])
+    assert alone.tolist() == [0.0, 0.0]  # the one word in both says nothing
+    assert learn_words([pair("p", "a b", "c d")]) is None  # no word twice: nothing is learnt
 
 
 def test_length_matched_counts_only_answers_of_about_one_length():
@@ -148,7 +168,31 @@ def test_a_difference_that_no_draw_changes_has_no_interval():
     [found] = compare_models([one_set(3)], rewards, {})
     assert (found.value.value, found.value.ci_low, found.p) == (1.0, None, None)
     assert found.verdict == "cannot be told apart"
-    assert isinstance(found, Difference)
+    # A resample without any question of a group leaves NaN among the draws, and is no spread either.
+    named = ["Natural"] * 2 + ["Manual"] * 6
+    groups = [Question(str(at), f"p {at}", ("a", "b"), 1, group, str(at)) for at, group in enumerate(named)]
+    always = {"a": [[np.array([1.0, 0.0])] * 8], "b": [[np.array([0.0, 1.0])] * 8]}
+    [one] = compare_models([QuestionSet(LLMBAR, "here", groups, {})], always, {})
+    assert (one.value.value, one.value.ci_low, one.p) == (1.0, None, None)
+
+
+def test_a_large_family_hides_no_large_difference():
+    rewards = {"ours": rewards_that_are_right(0.9)}
+    published = {f"model {at}": {"llmbar": 0.1} for at in range(200)}
+    assert {one.verdict for one in compare_models([one_set()], rewards, published)} == {"better"}
+
+
+def test_published_scores_are_compared_on_whole_sets_alone():
+    part = QuestionSet(LLMBAR, "here", one_set().questions, {"Manual": 3})
+    assert compare_models([part], {"ours": rewards_that_are_right(0.9)}, {"paper": {"llmbar": 0.1}}) == []
+    told = benchmark_record([part], {"ours": rewards_that_are_right(0.9)}, published={"paper": {"llmbar": 0.1}})
+    assert [row["model"] for row in told["suites"]["llmbar"]["standing"]] == ["ours"]
+    with pytest.raises(ConfigError, match="on lmbar, which is no benchmark that is known"):
+        compare_models([one_set()], {"ours": rewards_that_are_right(0.9)}, {"paper": {"lmbar": 0.1}})
+
+
+def test_without_an_interval_models_share_a_place():
+    found = Difference("llmbar", "a", "b", MetricValue(1.0, None, None, 3), None)
     assert places("llmbar", {"a": 1.0, "b": 0.0}, [found]) == {"a": 1, "b": 1}
 
 
@@ -197,6 +241,10 @@ def test_a_set_of_ones_own_is_read_by_its_description(tmp_path):
     [
         ({"kind": "list"}, [], "kind is 'list' and none of pairs, best-of-k, ties"),
         ({"kind": 3}, [], "kind is 3 and no text"),
+        ({"name": "judgebench"}, [{"prompt": "p", "chosen": "a", "rejected": "b"}], "as a public benchmark is called"),
+        ({"file": "a\0b"}, [], "there is no file"),
+        ({"group": "topic"}, [{"prompt": "p", "chosen": "a", "rejected": "b", "topic": "overall"}], "the score of all"),
+        ({"cluster": "id"}, [{"prompt": "p", "chosen": "a", "rejected": "b", "id": ""}], "'id' is missing"),
         ({"colour": "red"}, [], "'colour' is nothing that a set has"),
         ({"name": "../up"}, [], "has other characters than letters"),
         ({"file": "none.jsonl"}, [], "there is no file 'none.jsonl'"),
@@ -239,6 +287,7 @@ def test_the_command_shows_it_all_and_writes_the_training_pairs_that_are_clean(t
     assert {row["model"] for row in told["standing"]} == {str(tmp_path / "0"), str(tmp_path / "1"), "someone's"}
     for wrong, said in (
         (["--against", str(tmp_path / "0")], "names a model twice, or the checkpoint itself"),
+        (["--against", f"{tmp_path}/../{tmp_path.name}/0"], "names a model twice, or the checkpoint itself"),
         (["--decontaminate", str(tmp_path / "new.parquet")], "name them with --train-data"),
     ):
         done = CliRunner().invoke(app, ["benchmark", "--checkpoint", str(tmp_path / "0"), "--suite", str(mine), *wrong])
