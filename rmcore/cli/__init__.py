@@ -2,7 +2,20 @@
 
 import typer
 
-from rmcore.cli import active, analyze, benchmark, data, ensemble, export, measure, overoptimize, score, serve, train
+from rmcore.cli import (
+    active,
+    analyze,
+    benchmark,
+    data,
+    ensemble,
+    export,
+    measure,
+    overoptimize,
+    probe,
+    score,
+    serve,
+    train,
+)
 
 app = typer.Typer(no_args_is_help=True)
 app.command("train")(train.train)
@@ -10,6 +23,7 @@ app.command("evaluate")(measure.evaluate)
 app.command("analyze")(analyze.analyze)
 app.command("score")(score.score)
 app.command("benchmark")(benchmark.benchmark)
+app.command("probe")(probe.probe)
 app.command("diff")(measure.diff)
 app.command("ensemble")(ensemble.ensemble)
 app.command("overoptimize")(overoptimize.overoptimize)
