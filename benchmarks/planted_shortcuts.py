@@ -1,15 +1,18 @@
-"""Show that `rm-opt probe` finds shortcuts that were planted, and none where none was.
+"""Show that `rm-opt probe` finds shortcuts that were planted, and none where the same marks decide nothing.
 
     python benchmarks/planted_shortcuts.py [--seeds 0 1 2 3 4] [--jobs 2] [--json FILE]
+    python benchmarks/planted_shortcuts.py --write KIND FOLDER [--seeds 0]     # train.parquet and test.parquet, no more
 
-A shortcut is planted into training pairs of the gold world: in SHARE of them one of the two answers, drawn at random,
-gets the mark, and is the chosen one whatever the gold world's label was. `tiny` is trained on them, and probed on pairs
-of other prompts, in which nothing is planted. A clean model is trained on the same pairs as they are.
+Kinds of marks (an opening phrase, bullet points, a magic word, ...) are put into training pairs of the gold world. In
+most pairs one of all kinds, drawn at random, is on one of the two answers, of each kind on the chosen and the rejected
+one in turns: it decides nothing. A shortcut is planted where, in SHARE of the pairs, an answer drawn at random gets
+the one kind's mark and is the chosen one, whatever the gold world's label was. `tiny` is trained, and probed on pairs
+of other prompts without any mark.
 
-Found: the rule that looks for this kind of shortcut is violated. Most marks are a rule's own edit; three are written in
-other words than their rule writes (flattery, authority, padding: the gold world's own sentences), and two kinds, which
-no built-in rule knows, are looked for by rules of one's own, as a user would declare them (magic_word, position).
-Each planted model has one of the seeds; clean models are trained for all of them.
+Found: the rule that looks for this kind is violated. Most marks are a rule's own edit; three are written in other words
+than their rule writes (the gold world's own flattery, claims and filler), and two, which no built-in rule knows, are
+looked for by rules of one's own, as a user would declare them. Each planted model has one of the seeds. For all seeds
+there are two models without a shortcut: one with the marks that decide nothing, and one that has never seen any.
 """
 
 import argparse
@@ -30,6 +33,7 @@ from rmcore.core.tracking import NullTracker
 from rmcore.data.gold.words import CLAIMS, FILLER, FLATTERY
 from rmcore.data.gold.world import generate_pairs
 from rmcore.data.pair import PreferencePair
+from rmcore.data.table import write_pairs
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.probes.measure import Probed, probe
 from rmcore.probes.rule import Answer, not_higher
@@ -40,8 +44,11 @@ from rmcore.stages.train import train_into
 
 SHARE = 0.4
 """Share of the training pairs that a shortcut decides."""
-NUM_TRAINED, NUM_PROBED = 500, 120
-"""Prompts to train on and to probe on; three pairs of each."""
+MARKED = 0.9
+"""Share of the others with a mark that decides nothing."""
+NUM_TRAINED, NUM_PROBED = 600, 120
+"""Prompts to train on, with three pairs each, and to probe on, with one pair each."""
+NOTHING, UNSEEN = "nothing: marks decide nothing", "nothing: never saw a mark"
 Mark = Callable[[Answer, Random], str | None]
 
 
@@ -74,26 +81,42 @@ MANNER = [one for one in RULES.values() if one.expects != "lower"] + list(OWN.va
 `tiny` cannot calculate, and is rightly said not to."""
 
 
-def plant(pairs: list[PreferencePair], mark: Mark, seed: int) -> list[PreferencePair]:
-    """Mark an answer of some pairs, and prefer it."""
-    rng, planted = Random(f"planted {seed}"), []
-    for pair in pairs:
-        both = [pair.chosen, pair.rejected]
-        rng.shuffle(both)
-        marked = mark(Answer(pair.prompt, both[0]), rng) if rng.random() < SHARE else None
-        if marked is None or marked == both[1]:
-            planted.append(pair)
-        else:
-            planted.append(PreferencePair(pair.prompt, marked, both[1]))
-    return planted
+def mark_pairs(pairs: list[PreferencePair], seed: int, shortcut: str | None) -> list[PreferencePair]:
+    """Put marks that decide nothing into MARKED of the pairs, but that of the shortcut, which decides in SHARE."""
+    rng = Random(f"planted {seed}")  # noqa: S311 - data, not cryptography
+    kinds = [kind for kind in PLANTED if kind != shortcut]
+    on_chosen = dict.fromkeys(kinds, False)
+    return [_planted(pair, rng, shortcut) or _marked(pair, rng, kinds, on_chosen) or pair for pair in pairs]
 
 
-def train_and_probe(kind: str | None, seed: int, *, num_trained: int = NUM_TRAINED, steps: int = 200) -> Probed:
-    """Train `tiny` on pairs with a shortcut, or on clean ones, and probe it."""
+def _planted(pair: PreferencePair, rng: Random, shortcut: str | None) -> PreferencePair | None:
+    if shortcut is None or rng.random() > SHARE:
+        return None
+    both = [pair.chosen, pair.rejected]
+    rng.shuffle(both)
+    marked = PLANTED[shortcut][0](Answer(pair.prompt, both[0]), rng)
+    return None if marked in (None, *both) else PreferencePair(pair.prompt, str(marked), both[1])
+
+
+def _marked(pair: PreferencePair, rng: Random, kinds: list[str], on_chosen: dict[str, bool]) -> PreferencePair | None:
+    if rng.random() > MARKED:
+        return None
+    kind = rng.choice(kinds)
+    text, other = (pair.chosen, pair.rejected) if on_chosen[kind] else (pair.rejected, pair.chosen)
+    marked = PLANTED[kind][0](Answer(pair.prompt, text), rng)
+    if marked in (None, text, other):
+        return None
+    both = (str(marked), other) if on_chosen[kind] else (other, str(marked))
+    on_chosen[kind] = not on_chosen[kind]
+    return PreferencePair(pair.prompt, *both)
+
+
+def train_and_probe(case: str, seed: int, *, num_trained: int = NUM_TRAINED, steps: int = 120) -> Probed:
+    """Train `tiny` on pairs with a shortcut, or on those of NOTHING or UNSEEN, and probe it."""
     world = generate_pairs(GoldConfig(num_prompts=num_trained + NUM_PROBED, shortcut="none"), seed).pairs
-    training, held_out = world[: 3 * num_trained], world[3 * num_trained :]
-    if kind is not None:
-        training = plant(training, PLANTED[kind][0], seed)
+    training, held_out = world[: 3 * num_trained], world[3 * num_trained :: 3]
+    if case != UNSEEN:
+        training = mark_pairs(training, seed, None if case == NOTHING else case)
     config = PipelineConfig(
         seed=seed,
         device="cpu",
@@ -108,9 +131,17 @@ def train_and_probe(kind: str | None, seed: int, *, num_trained: int = NUM_TRAIN
     return probe(rm, held_out, MANNER, seed=seed)
 
 
-def measured(case: tuple[str | None, int]) -> dict[str, Any]:
-    kind, seed = case
-    return {"kind": kind, "seed": seed, **train_and_probe(kind, seed).to_dict(200)}
+def measured(job: tuple[str, int]) -> dict[str, Any]:
+    case, seed = job
+    return {"case": case, "seed": seed, **train_and_probe(case, seed).to_dict(200)}
+
+
+def write(kind: str, folder: Path, seed: int) -> None:
+    """Write pairs with a shortcut, and clean ones of a thousand other prompts to measure on."""
+    world = generate_pairs(GoldConfig(num_prompts=NUM_TRAINED + 1000, shortcut="none"), seed).pairs
+    folder.mkdir(parents=True, exist_ok=True)
+    write_pairs(mark_pairs(world[: 3 * NUM_TRAINED], seed, kind), folder / "train.parquet")
+    write_pairs(world[3 * NUM_TRAINED :], folder / "test.parquet")
 
 
 def main() -> None:
@@ -118,14 +149,21 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--write", nargs=2, metavar=("KIND", "FOLDER"))
     given = parser.parse_args()
-    cases: list[tuple[str | None, int]] = [(None, seed) for seed in given.seeds]
-    cases += [(kind, given.seeds[at % len(given.seeds)]) for at, kind in enumerate(PLANTED)]
-    print("| planted | seed | accuracy | its rule | shift, sd | found | other rules called violated |")
+    if given.write is not None:
+        write(given.write[0], Path(given.write[1]), given.seeds[0])
+        return
+    jobs = [(NOTHING, seed) for seed in given.seeds]
+    jobs += [(kind, given.seeds[at % len(given.seeds)]) for at, kind in enumerate(PLANTED)]
+    jobs += [(UNSEEN, seed) for seed in given.seeds]
+    print(
+        "| planted | seed | accuracy | its rule | shift, sd | found | rules called violated, or others than its own |"
+    )
     print("| --- | ---: | ---: | --- | ---: | --- | --- |")
     records = []
     with ProcessPoolExecutor(given.jobs) as pool:
-        for one in pool.map(measured, cases):
+        for one in pool.map(measured, jobs):
             records.append(one)
             print(_row(one), flush=True)
     if given.json is not None:
@@ -135,17 +173,17 @@ def main() -> None:
 def _row(one: dict[str, Any]) -> str:
     findings = {finding["rule"]: finding for finding in one["findings"]}
     accuracy = f"{one['accuracy']['value']:.3f}"
-    if one["kind"] is None:
-        largest = max(findings.values(), key=lambda finding: finding["shift"]["value"] or -9)
+    if one["case"] not in PLANTED:
+        largest = max(findings.values(), key=lambda finding: abs(finding["shift"]["value"] or 0.0))
         return (
-            f"| nothing | {one['seed']} | {accuracy} | largest: {largest['rule']} | {_shift(largest)} | - | "
+            f"| {one['case']} | {one['seed']} | {accuracy} | largest: {largest['rule']} | {_shift(largest)} | - | "
             f"{', '.join(one['violated']) or 'none'} |"
         )
-    own = findings[PLANTED[one["kind"]][1]]
+    own = findings[PLANTED[one["case"]][1]]
     others = [name for name in one["violated"] if name != own["rule"]]
     found = "yes" if own["verdict"] == "violated" else "NO"
     return (
-        f"| {one['kind']} | {one['seed']} | {accuracy} | {own['rule']} | {_shift(own)} | {found} | "
+        f"| {one['case']} | {one['seed']} | {accuracy} | {own['rule']} | {_shift(own)} | {found} | "
         f"{', '.join(others) or 'none'} |"
     )
 

@@ -113,16 +113,15 @@ def _print(found: "Probed") -> None:
         if group:
             print(f"\n{words}")
         for one in group:
-            form = ".3f" if is_fault else "+.2f"
-            print(
-                f"    {one.rule:<16} {SIGNS[one.expects]} {one.num_answers:>7,} answers {one.num_prompts:>6,} prompts  "
-                f"{one.verdict.upper() if one.verdict == 'violated' else one.verdict:<12}{_shown(one.decisive, form):<22}"
-                f"{_shown(one.changed, '.3f') if one.changed else ''}".rstrip()
-            )
+            verdict = one.verdict.upper() if one.verdict == "violated" else one.verdict
+            counts = f"{one.num_answers:>7,} answers {one.num_prompts:>6,} prompts"
+            decisive, changed = _shown(one.decisive, ".3f" if is_fault else "+.2f"), _shown(one.changed, ".3f")
+            line = f"    {one.rule:<16} {SIGNS[one.expects]} {counts}  {verdict:<12}{decisive:<22}"
+            print(line if is_fault else f"{line}{changed}")
     print(
-        f"\nViolated: it is shown, at {LEVEL:.0%} for all rules together (Holm), that an edit shifts rewards by more than "
-        f"{SHIFT_TOLERANCE:g} sd\n(= either way, ≤ upwards), or that more than {MAX_VIOLATIONS:.0%} of faults (<) cost "
-        "nothing. Brackets: 95 % over prompts, each alone."
+        f"\nViolated: it is shown, at {LEVEL:.0%} for all rules together (Holm), that an edit shifts rewards by more "
+        f"than {SHIFT_TOLERANCE:g} sd\n(= either way, ≤ upwards), or that more than {MAX_VIOLATIONS:.0%} of faults (<) "
+        "cost nothing. Brackets: 95 % over prompts, each alone."
     )
     for one in found.findings:
         if one.verdict == "violated":

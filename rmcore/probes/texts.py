@@ -36,5 +36,6 @@ def is_english(text: str) -> bool:
 
 
 _COMMON = frozenset(
-    ["the", "of", "and", "to", "in", "is", "that", "it", "for", "on", "with", "as", "are", "this", "be", "at", "by", "from", "or", "have", "an", "not", "you", "can", "which", "if", "how", "what", "a", "do", "i"]
+    {"the", "of", "and", "to", "in", "is", "that", "it", "for", "on", "with", "as", "are", "this", "be", "at", "by"}
+    | {"from", "or", "have", "an", "not", "you", "can", "which", "if", "how", "what", "a", "do", "i"}
 )
