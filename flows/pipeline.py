@@ -60,12 +60,13 @@ REPORT_FILE = "report.html"
 FORM = Form(
     "demo",
     FIELDS,
-    ("data", "model", "train", "evaluate", "landscape", "readiness", "policy", "rlhf"),
+    ("data", "model", "train", "evaluate", "landscape", "readiness", "probe", "policy", "rlhf"),
     presets_for("run"),
 )
 PICTURE = """
 prepare ──> train ─┬─> evaluate ──┬─> readiness ──> report ──> register: MLflow, model
-                   └─> landscape ─┘
+                   ├─> landscape ─┘
+                   └─> probe, where it is set
 with a policy, whose samples are judged:
 policy ──> samples ──> overoptimization ──> readiness_v2 ──> grpo, where rlhf is set
 """

@@ -58,6 +58,7 @@ def probe(
     Example: rm-opt probe --checkpoint out/best --data test.parquet --repair fixed.parquet --repair-data train.parquet
     """
     from rmcore.core.progress import progress_bar
+    from rmcore.data.pair import cap_pairs
     from rmcore.data.table import check_target
     from rmcore.probes.measure import probe as measure
     from rmcore.probes.rules import find_rules
@@ -70,7 +71,10 @@ def probe(
     rules = find_rules(rule or [])
     if repair is not None and repair_data is not None:
         check_target(repair, repair_data, force=False)
-    pairs = _capped(reading.read(data), pairs_per_prompt)
+    read = reading.read(data)
+    pairs = cap_pairs(read, pairs_per_prompt)
+    if len(pairs) < len(read):
+        print(f"{len(pairs):,} of {len(read):,} pairs are measured, at most {pairs_per_prompt} of a prompt")
     rm = model.load(checkpoint)
     with progress_bar("probe") as report:
         found = measure(rm, pairs, rules, seed=seed, report=report)
@@ -80,20 +84,6 @@ def probe(
         violated = [one for one in rules if one.name in found.violated]
         record["repair"] = _write_repair(violated, pairs, repair, repair_data, reading, seed)
     write_report_json(json_out, record)
-
-
-def _capped(pairs: "list[PreferencePair]", most: int | None) -> "list[PreferencePair]":
-    """Keep the first pairs of each prompt."""
-    if most is None:
-        return pairs
-    seen: Counter[Any] = Counter()
-    kept = []
-    for pair in pairs:
-        seen[pair.prompt] += 1
-        if seen[pair.prompt] <= most:
-            kept.append(pair)
-    print(f"{len(kept):,} of {len(pairs):,} pairs are measured, at most {most} of a prompt")
-    return kept
 
 
 def _print(found: "Probed") -> None:

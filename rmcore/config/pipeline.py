@@ -15,6 +15,7 @@ from rmcore.config.evaluate import EvaluateConfig
 from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.model import FROM_POLICY, ModelConfig
 from rmcore.config.policy import WORLD, PolicyConfig
+from rmcore.config.probe import ProbeConfig
 from rmcore.config.readiness import ReadinessConfig
 from rmcore.config.rlhf import RlhfConfig
 from rmcore.config.train import TrainConfig
@@ -50,6 +51,8 @@ class PipelineConfig(Settings):
     """Loss landscape."""
     readiness: ReadinessConfig = ReadinessConfig()
     """Readiness for reinforcement learning."""
+    probe: ProbeConfig | None = None
+    """Probes: edits of answers that must not pay. Left out: none is made. They decide nothing."""
     policy: PolicyConfig | None = None
     """The policy to be optimised. Without it, and without its judged samples, no verdict says "ready"."""
     validation: ValidationConfig | None = None

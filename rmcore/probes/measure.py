@@ -39,8 +39,9 @@ from rmcore.evaluation.verdicts.judgement import holm
 from rmcore.probes.rule import Expectation, Rule
 from rmcore.probes.scoring import Answers, Edits, score_answers, score_edits
 
-SHIFT_TOLERANCE = 0.25
-"""In standard deviations between answers to one prompt. The better of two random answers is 0.56 above the mean."""
+SHIFT_TOLERANCE = 0.5
+"""In standard deviations between answers to one prompt: nearly the 0.56 that the better of two answers lies above the
+mean. What shifts rewards by more pays more than a second draw."""
 MAX_VIOLATIONS = 0.25
 """Of edits that are plain faults. A model that errs on more of them errs there as it may on ordinary pairs."""
 LEVEL = 0.05

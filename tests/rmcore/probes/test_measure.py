@@ -3,27 +3,12 @@
 import numpy as np
 import pytest
 
+from probe_sample import drawn_answers, edits_of
 from rmcore.core.errors import DataError
 from rmcore.data.pair import Message, PreferencePair
 from rmcore.probes.measure import LEVEL, MAX_VIOLATIONS, SHIFT_TOLERANCE, judge, probe, shortened
-from rmcore.probes.rule import Rule
 from rmcore.probes.rules import RULES
-from rmcore.probes.scoring import Answers, Edits, other_answers, score_answers, score_edits
-
-
-def drawn_answers(rng, num_prompts=60, per_prompt=4):
-    """Rewards of answers with a standard deviation of 1 within prompts; two pairs of each prompt's four answers."""
-    cluster = np.repeat(np.arange(num_prompts), per_prompt)
-    sides = [(f"prompt {at}", f"answer {place}") for place, at in enumerate(cluster)]
-    rewards = 5 * rng.normal(size=num_prompts)[cluster] + rng.normal(size=len(cluster))
-    places = np.arange(len(cluster)).reshape(-1, 2)
-    return Answers(sides, rewards, cluster, places[:, 0], places[:, 1])
-
-
-def edits_of(answers, expects, gain, place=None):
-    place = np.arange(len(answers.sides)) if place is None else place
-    rule = Rule("some", expects, lambda answer, rng: None, "Some.")
-    return Edits(rule, ["edited"] * len(place), place, answers.rewards[place] + gain)
+from rmcore.probes.scoring import Answers, other_answers, score_answers, score_edits
 
 
 def test_every_quantity_is_its_formula():
@@ -62,7 +47,7 @@ def test_every_quantity_is_its_formula():
 def test_no_verdict_depends_on_the_scale_or_the_offsets_of_rewards():
     rng = np.random.default_rng(1)
     answers = drawn_answers(rng)
-    gain = rng.normal(0.4, 0.3, size=len(answers.sides))
+    gain = rng.normal(0.8, 0.3, size=len(answers.sides))
     chosen = np.unique(answers.chosen)
     moved = Answers(
         answers.sides, 64 * answers.rewards + 7 * answers.cluster, answers.cluster, answers.chosen, answers.rejected
@@ -72,7 +57,7 @@ def test_no_verdict_depends_on_the_scale_or_the_offsets_of_rewards():
             of,
             [
                 edits_of(of, "not_higher", scale * gain),
-                edits_of(of, "lower", scale * (gain[chosen] - 0.3), chosen),
+                edits_of(of, "lower", scale * (gain[chosen] - 0.8), chosen),
                 edits_of(of, "invariant", -scale * gain),
             ],
         )
