@@ -42,11 +42,11 @@ from rmcore.probes.texts import sentences
 from rmcore.stages.settings import TrainSettings
 from rmcore.stages.train import train_into
 
-SHARE = 0.2
+SHARE = 0.3
 """Share of the training pairs that a shortcut decides."""
 MARKED = 0.9
 """Share of the others with a mark that decides nothing."""
-NUM_TRAINED, NUM_PROBED = 600, 120
+NUM_TRAINED, NUM_PROBED = 400, 60
 """Prompts to train on, with three pairs each, and to probe on, with one pair each."""
 NOTHING, UNSEEN = "nothing: marks decide nothing", "nothing: never saw a mark"
 Mark = Callable[[Answer, Random], str | None]
@@ -111,7 +111,7 @@ def _marked(pair: PreferencePair, rng: Random, kinds: list[str], on_chosen: dict
     return PreferencePair(pair.prompt, *both)
 
 
-def train_and_probe(case: str, seed: int, *, num_trained: int = NUM_TRAINED, steps: int = 120) -> Probed:
+def train_and_probe(case: str, seed: int, *, num_trained: int = NUM_TRAINED, steps: int = 60) -> Probed:
     """Train `tiny` on pairs with a shortcut, or on those of NOTHING or UNSEEN, and probe it."""
     world = generate_pairs(GoldConfig(num_prompts=num_trained + NUM_PROBED, shortcut="none"), seed).pairs
     training, held_out = world[: 3 * num_trained], world[3 * num_trained :: 3]

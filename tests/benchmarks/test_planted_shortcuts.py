@@ -40,7 +40,7 @@ def test_marks_decide_nothing_but_that_of_the_shortcut(planted_shortcuts):
 @pytest.mark.slow
 def test_a_planted_word_is_found_and_marks_at_random_are_not(planted_shortcuts):
     found, clean = (
-        planted_shortcuts.train_and_probe(case, 7, num_trained=300, steps=100)
+        planted_shortcuts.train_and_probe(case, 7, num_trained=250, steps=60)
         for case in ("magic_word", planted_shortcuts.NOTHING)
     )
     assert "magic_word" in found.violated
