@@ -50,7 +50,7 @@ def probe(
     seed: Seed = 0,
     json_out: JsonOut = None,
 ) -> None:
-    """Test a reward model with edits of answers: what must not change a reward, and what must lower it.
+    """Edit answers in ways that must not pay, or must cost, and see what the rewards do.
 
     Each rule edits the answers of the pairs. It is violated where that is shown with an interval over prompts and after
     Holm's correction over all rules, and repaired by training on pairs that --repair writes.

@@ -43,11 +43,11 @@ SHIFT_TOLERANCE = 0.5
 """In standard deviations between answers to one prompt: nearly the 0.56 that the better of two answers lies above the
 mean. What shifts rewards by more pays more than a second draw."""
 MAX_VIOLATIONS = 0.25
-"""Of edits that are plain faults. A model that errs on more of them errs there as it may on ordinary pairs."""
+"""Share of plain faults. A model that errs on more of them errs there as it may on ordinary pairs."""
 LEVEL = 0.05
 """Familywise, over all rules that are measured together."""
 MIN_PROMPTS = 10
-"""Of fewer a bootstrap says little."""
+"""Fewer, and a bootstrap says little."""
 RESAMPLES = 10_000
 """So many that a p value can be small enough for Holm's correction over some dozens of rules."""
 NUM_WORST = 3

@@ -1,4 +1,4 @@
-"""What edits of answers do to a reward model's rewards, as the report shows it."""
+"""The section of the report on what edits of answers do to rewards."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from rmcore.reporting.figures import numbers
 
 TITLE = "Probes: edits of answers that must not pay"
 RESULTS = {"violated": ("✗ violated", "fail"), "holds": ("✓ holds", "pass")}
-"""What a rule's verdict is called, and its tone; others are neither."""
+"""How a rule's verdict is shown, and its tone; others have none."""
 EXPECTED = {"invariant": "no change", "not_higher": "no rise", "lower": "a fall"}
 
 
