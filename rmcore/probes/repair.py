@@ -1,10 +1,14 @@
 """Counterfactual preference pairs: what a model has to be trained on, too, so that it no longer follows an edit.
 
-Of a fault (`lower`): the chosen answer is preferred to itself with the fault. Of manner (`invariant`, `not_higher`): a
-pair keeps its label while one of its answers is edited, the rejected one and the chosen one in turns. So the edit is on
-the losing side as often as on the winning one, and with the loss -log sigmoid(margin) nothing is lower than to give it
-no reward at all: for any margin m of a pair, -log sigmoid(m - s) - log sigmoid(m + s) is least at the shift s = 0.
-Swapping in edited copies as Liu et al. 2024 (RRM, arXiv:2409.13156) swap in answers to other prompts.
+Each pair is an answer and the same answer edited, so that they differ in the edit alone. Its label is the rule's
+expectation: where the edit must lower the reward, or must not raise it, the original is preferred. Where nothing may
+change, both orders are there: with the loss -log sigmoid(margin) an edit that shifts the reward by s costs
+-log sigmoid(s) - log sigmoid(-s), which is least at s = 0. (So `rm-opt data check` counts these pairs as preferred
+both ways round.)
+
+Editing one answer of a pair under the pair's own label seems as good and is not. Bullet points are put into plain
+answers alone: bulleted chosen answers then meet plain rejected ones, bulleted rejected ones meet chosen answers that
+had lists all along, and bullets win (measured in docs/probes.md).
 
 The pairs must be training data. Made of test pairs they would let the model see the test.
 """
@@ -46,29 +50,21 @@ def _of_rule(pairs: Sequence[PreferencePair], rule: Rule, seed: int) -> list[Pre
     order = rng.sample(range(len(pairs)), len(pairs))
     wanted = max(1, round(SHARE * len(pairs)))
     made: list[PreferencePair] = []
-    for at in order:
-        if len(made) == wanted:
+    for place, at in enumerate(order):
+        if len(made) >= wanted:
             break
-        one = _counterfactual(pairs[at], pairs[order[at]], rule, on_rejected=len(made) % 2 == 0, seed=seed)
-        if one is not None:
-            made.append(one)
+        text = pairs[at].rejected if rule.expects != "lower" and place % 2 else pairs[at].chosen
+        made += _counterfactuals(pairs[at], text, pairs[order[place - 1]], rule, seed)
     return made
 
 
-def _counterfactual(
-    pair: PreferencePair, other: PreferencePair, rule: Rule, *, on_rejected: bool, seed: int
-) -> PreferencePair | None:
-    """Make one pair of another; None where the rule does not apply, or leaves two equal answers."""
+def _counterfactuals(
+    pair: PreferencePair, text: str, other: PreferencePair, rule: Rule, seed: int
+) -> list[PreferencePair]:
+    """Make one or two pairs of an answer to a pair's prompt; none where the rule does not apply."""
     elsewhere = other.chosen if other.prompt_id != pair.prompt_id else None
-    is_fault = rule.expects == "lower"
-    text = pair.rejected if on_rejected and not is_fault else pair.chosen
     edited = rule.apply(Answer(pair.prompt, text, elsewhere), seed=seed)
     if edited is None:
-        return None
-    if is_fault:
-        chosen, rejected = pair.chosen, edited
-    else:
-        chosen, rejected = (pair.chosen, edited) if on_rejected else (edited, pair.rejected)
-    if chosen == rejected:
-        return None
-    return PreferencePair(pair.prompt, chosen, rejected, metadata={RULE_KEY: rule.name})
+        return []
+    orders = [(text, edited), (edited, text)] if rule.expects == "invariant" else [(text, edited)]
+    return [PreferencePair(pair.prompt, *both, metadata={RULE_KEY: rule.name}) for both in orders]

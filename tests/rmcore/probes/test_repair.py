@@ -28,22 +28,21 @@ def test_pairs_stay_and_each_rule_gets_its_share(gold_pairs, tmp_path):
         assert list(load_pairs(str(tmp_path / f"mixed.{kind}")).pairs) == mixed
 
 
-def test_manner_is_edited_on_either_side_alike_and_the_label_stays(gold_pairs):
-    originals = {pair.prompt: [] for pair in gold_pairs}
-    for pair in gold_pairs:
-        originals[pair.prompt].append((pair.chosen, pair.rejected))
-    added = [pair for pair in repair_pairs(gold_pairs, [RULES["padding"]]) if RULE_KEY in pair.metadata]
-    on_rejected = 0
-    for pair in added:
-        kept = [
-            "rejected" if pair.chosen == chosen else "chosen"
-            for chosen, rejected in originals[pair.prompt]
-            if (pair.chosen == chosen and pair.rejected.startswith(rejected.rstrip()))
-            or (pair.rejected == rejected and pair.chosen.startswith(chosen.rstrip()))
-        ]
-        assert kept
-        on_rejected += kept[0] == "rejected"
-    assert abs(2 * on_rejected - len(added)) <= 1
+def added_by(pairs, rule):
+    return [pair for pair in repair_pairs(pairs, [RULES[rule]]) if RULE_KEY in pair.metadata]
+
+
+def test_a_pair_differs_in_the_edit_alone_and_is_labelled_as_the_rule_expects(gold_pairs):
+    answers = {(pair.prompt, text) for pair in gold_pairs for text in (pair.chosen, pair.rejected)}
+    rejected = {(pair.prompt, pair.rejected) for pair in gold_pairs}
+    padded = added_by(gold_pairs, "padding")
+    for pair in padded:
+        assert (pair.prompt, pair.chosen) in answers
+        assert pair.rejected.startswith(pair.chosen.rstrip())
+    assert sum((pair.prompt, pair.chosen) in rejected for pair in padded) == pytest.approx(len(padded) / 2, abs=3)
+    both = Counter((pair.prompt, pair.chosen, pair.rejected) for pair in added_by(gold_pairs, "heading"))
+    assert both == Counter((prompt, second, first) for prompt, first, second in both.elements())
+    assert all((prompt, first) in answers or (prompt, second) in answers for prompt, first, second in both)
 
 
 def test_a_fault_is_put_into_the_chosen_answer_which_is_preferred_to_it(gold_pairs):
@@ -51,9 +50,7 @@ def test_a_fault_is_put_into_the_chosen_answer_which_is_preferred_to_it(gold_pai
     elsewhere = {
         pair.chosen: {other.prompt for other in gold_pairs if other.chosen == pair.chosen} for pair in gold_pairs
     }
-    added = [pair for pair in repair_pairs(gold_pairs, [RULES["off_topic"]]) if RULE_KEY in pair.metadata]
-    assert added
-    for pair in added:
+    for pair in added_by(gold_pairs, "off_topic"):
         assert (pair.prompt, pair.chosen) in chosen
         assert elsewhere[pair.rejected] - {pair.prompt}
 
