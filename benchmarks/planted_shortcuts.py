@@ -1,7 +1,7 @@
 """Show that `rm-opt probe` finds shortcuts that were planted, and none where the same marks decide nothing.
 
     python benchmarks/planted_shortcuts.py [--seeds 0 1 2 3 4] [--jobs 2] [--json FILE]
-    python benchmarks/planted_shortcuts.py --write KIND FOLDER [--seeds 0]     # train.parquet and test.parquet, no more
+    python benchmarks/planted_shortcuts.py --write KIND FOLDER --share 0.4 --prompts 600    # pairs, no more
 
 Kinds of marks (an opening phrase, bullet points, a magic word, ...) are put into training pairs of the gold world. In
 most pairs one of all kinds, drawn at random, is on one of the two answers, of each kind on the chosen and the rejected
@@ -81,16 +81,18 @@ MANNER = [one for one in RULES.values() if one.expects != "lower"] + list(OWN.va
 `tiny` cannot calculate, and is rightly said not to."""
 
 
-def mark_pairs(pairs: list[PreferencePair], seed: int, shortcut: str | None) -> list[PreferencePair]:
-    """Put marks that decide nothing into MARKED of the pairs, but that of the shortcut, which decides in SHARE."""
+def mark_pairs(
+    pairs: list[PreferencePair], seed: int, shortcut: str | None, share: float = SHARE
+) -> list[PreferencePair]:
+    """Put marks that decide nothing into MARKED of the pairs, but that of the shortcut, which decides in a share."""
     rng = Random(f"planted {seed}")  # noqa: S311 - data, not cryptography
     kinds = [kind for kind in PLANTED if kind != shortcut]
     on_chosen = dict.fromkeys(kinds, False)
-    return [_planted(pair, rng, shortcut) or _marked(pair, rng, kinds, on_chosen) or pair for pair in pairs]
+    return [_planted(pair, rng, shortcut, share) or _marked(pair, rng, kinds, on_chosen) or pair for pair in pairs]
 
 
-def _planted(pair: PreferencePair, rng: Random, shortcut: str | None) -> PreferencePair | None:
-    if shortcut is None or rng.random() > SHARE:
+def _planted(pair: PreferencePair, rng: Random, shortcut: str | None, share: float) -> PreferencePair | None:
+    if shortcut is None or rng.random() > share:
         return None
     both = [pair.chosen, pair.rejected]
     rng.shuffle(both)
@@ -136,12 +138,12 @@ def measured(job: tuple[str, int]) -> dict[str, Any]:
     return {"case": case, "seed": seed, **train_and_probe(case, seed).to_dict(200)}
 
 
-def write(kind: str, folder: Path, seed: int) -> None:
+def write(kind: str, folder: Path, seed: int, share: float, num_trained: int) -> None:
     """Write pairs with a shortcut, and clean ones of a thousand other prompts to measure on."""
-    world = generate_pairs(GoldConfig(num_prompts=NUM_TRAINED + 1000, shortcut="none"), seed).pairs
+    world = generate_pairs(GoldConfig(num_prompts=num_trained + 1000, shortcut="none"), seed).pairs
     folder.mkdir(parents=True, exist_ok=True)
-    write_pairs(mark_pairs(world[: 3 * NUM_TRAINED], seed, kind), folder / "train.parquet")
-    write_pairs(world[3 * NUM_TRAINED :], folder / "test.parquet")
+    write_pairs(mark_pairs(world[: 3 * num_trained], seed, kind, share), folder / "train.parquet")
+    write_pairs(world[3 * num_trained :], folder / "test.parquet")
 
 
 def main() -> None:
@@ -150,9 +152,11 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--write", nargs=2, metavar=("KIND", "FOLDER"))
+    parser.add_argument("--share", type=float, default=SHARE, help="with --write")
+    parser.add_argument("--prompts", type=int, default=NUM_TRAINED, help="with --write: to train on")
     given = parser.parse_args()
     if given.write is not None:
-        write(given.write[0], Path(given.write[1]), given.seeds[0])
+        write(given.write[0], Path(given.write[1]), given.seeds[0], given.share, given.prompts)
         return
     jobs = [(NOTHING, seed) for seed in given.seeds]
     jobs += [(kind, given.seeds[at % len(given.seeds)]) for at, kind in enumerate(PLANTED)]
