@@ -41,7 +41,7 @@ from rmcore.probes.scoring import Answers, Edits, score_answers, score_edits
 
 SHIFT_TOLERANCE = 0.5
 """In standard deviations between answers to one prompt: nearly the 0.56 that the better of two answers lies above the
-mean. What shifts rewards by more pays more than a second draw."""
+mean. What shifts rewards by more pays about as much as a second draw."""
 MAX_VIOLATIONS = 0.25
 """Share of plain faults. A model that errs on more of them errs there as it may on ordinary pairs."""
 LEVEL = 0.05
