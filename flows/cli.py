@@ -53,6 +53,7 @@ PANELS = {
         "train",
         "evaluate",
         "benchmark",
+        "probe",
         "score",
         "diff",
         "ensemble",

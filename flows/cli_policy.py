@@ -59,7 +59,7 @@ def best_of_n(
     n: Annotated[int | None, typer.Option(min=4, help="Samples of each prompt; default 64.")] = None,
     prompts: Annotated[int | None, typer.Option(min=4, help="Held-out prompts at most; default 150.")] = None,
 ) -> None:
-    """Draw a policy's samples, and show what choosing the best of n by a model would do.
+    """Draw a policy's samples, and show what choosing the best of n by this model gives.
 
     Samples are stored: another reward model scores the same ones. Example: rm-opt best-of-n, then
     rm-opt best-of-n --checkpoint out/best --policy my-policy --data pairs.parquet

@@ -15,6 +15,7 @@ from rmcore.config.files import parse_yaml, read_mapping
 from rmcore.config.model import LoraSettings
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import PolicyConfig
+from rmcore.config.probe import ProbeConfig
 from rmcore.config.rlhf import RlhfConfig
 from rmcore.config.validation import ValidationConfig
 from rmcore.core.errors import ConfigError
@@ -23,6 +24,7 @@ from rmcore.core.store import flatten
 Tree = dict[str, Any]
 OPTIONAL_GROUPS: dict[str, type[Settings]] = {
     "benchmark": BenchmarkConfig,
+    "probe": ProbeConfig,
     "policy": PolicyConfig,
     "validation": ValidationConfig,
     "active": ActiveConfig,

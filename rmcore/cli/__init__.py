@@ -12,6 +12,7 @@ from rmcore.cli import (
     export,
     measure,
     overoptimize,
+    probe,
     push,
     score,
     serve,
@@ -24,6 +25,7 @@ app.command("evaluate")(measure.evaluate)
 app.command("analyze")(analyze.analyze)
 app.command("score")(score.score)
 app.command("benchmark")(benchmark.benchmark)
+app.command("probe")(probe.probe)
 app.command("diff")(measure.diff)
 app.command("ensemble")(ensemble.ensemble)
 app.command("overoptimize")(overoptimize.overoptimize)

@@ -16,6 +16,7 @@ from rmcore.config.evaluate import EvaluateConfig
 from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.model import FROM_POLICY, ModelConfig
 from rmcore.config.policy import WORLD, PolicyConfig
+from rmcore.config.probe import ProbeConfig
 from rmcore.config.readiness import ReadinessConfig
 from rmcore.config.rlhf import RlhfConfig
 from rmcore.config.train import TrainConfig
@@ -53,6 +54,8 @@ class PipelineConfig(Settings):
     """Readiness for reinforcement learning."""
     benchmark: BenchmarkConfig | None = None
     """Public benchmarks, and sets of your own, that the model is measured on."""
+    probe: ProbeConfig | None = None
+    """Probes: edits of answers that must not pay. Left out: none is made. They decide nothing."""
     policy: PolicyConfig | None = None
     """The policy to be optimised. Without it, and without its judged samples, no verdict says "ready"."""
     validation: ValidationConfig | None = None

@@ -3,7 +3,8 @@
 import hashlib
 import json
 import unicodedata
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -155,3 +156,14 @@ class PreferencePair:
             "target_margin": self.target_margin,
             "metadata": json.loads(json.dumps(dict(self.metadata))),
         }
+
+
+def cap_pairs(pairs: Iterable[PreferencePair], most: int | None) -> list[PreferencePair]:
+    """The first `most` pairs of each prompt, with all its turns, in order; None keeps all."""
+    seen: Counter[Prompt] = Counter()
+    kept = []
+    for pair in pairs:
+        seen[pair.prompt] += 1
+        if most is None or seen[pair.prompt] <= most:
+            kept.append(pair)
+    return kept

@@ -1,7 +1,8 @@
 """The stages of a pipeline and what their keys contain. Imports no torch: a cached run must not pay for it.
 
     prepare -> train -> evaluate -> landscape -> readiness                       the pipeline
-               benchmark                                                     where benchmarks are named
+               probe                                                             where probes are asked for
+               benchmark                                                         where benchmarks are named
                policy -> samples -> overoptimization -> readiness_v2             where a policy is given
                policy -> train                                                   where the reward model starts from it
                          samples -> overoptimization -> grpo                     where the policy is trained on
@@ -100,6 +101,7 @@ STAGES: dict[str, Stage] = {
             ("spectrum.json", "curvature.json"),
             libraries=TORCH,
         ),
+        Stage("probe", ("prepare", "train"), of_stage.ProbeSettings, ("probe.json",), libraries=TORCH),
         Stage("readiness", ("prepare", "evaluate", "landscape"), of_stage.ReadinessSettings, ("readiness.json",)),
         Stage(
             "benchmark",
@@ -182,7 +184,8 @@ POLICY = ("policy", "samples", "overoptimization")
 
 def pipeline_stages(config: PipelineConfig) -> tuple[str, ...]:
     """Stages of a pipeline run in order: with a policy its judged samples decide about readiness."""
-    measured = PIPELINE if config.benchmark is None else (*PIPELINE, "benchmark")
+    asked = {"probe": config.probe, "benchmark": config.benchmark}
+    measured = (*PIPELINE, *(name for name, settings in asked.items() if settings is not None))
     if config.policy is None:
         return in_order(measured, config)
     judged = ("readiness_v2",) if is_judged(config) else ()

@@ -4,6 +4,7 @@ from rmcore.config.active import ActiveConfig
 from rmcore.config.benchmark import BenchmarkConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import PolicyConfig
+from rmcore.config.probe import ProbeConfig
 from rmcore.config.rlhf import RlhfConfig
 from rmcore.config.validation import ValidationConfig
 from rmcore.core.errors import ConfigError
@@ -32,6 +33,17 @@ def required_policy(config: PipelineConfig) -> PolicyConfig:
             "policy.name to sft, a folder or a hub name."
         )
     return config.policy
+
+
+def required_probe(config: PipelineConfig) -> ProbeConfig:
+    """The settings of the probes.
+
+    Raises:
+        ConfigError: the config has none.
+    """
+    if config.probe is None:
+        raise ConfigError("there are no probes in this config; set probe.pairs_per_prompt, or probe.rules.")
+    return config.probe
 
 
 def required_rlhf(config: PipelineConfig) -> RlhfConfig:

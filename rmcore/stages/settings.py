@@ -23,6 +23,7 @@ from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.model import FROM_POLICY, TINY_SIZES, ModelConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import SFT, WORLD
+from rmcore.config.probe import ProbeConfig
 from rmcore.config.readiness import ReadinessConfig
 from rmcore.config.rlhf import RlhfConfig
 from rmcore.config.train import RUN_ONLY_FIELDS, TrainConfig
@@ -37,6 +38,7 @@ from rmcore.stages.requirements import (
     required_active,
     required_benchmark,
     required_policy,
+    required_probe,
     required_rlhf,
     required_validation,
 )
@@ -213,6 +215,22 @@ class BenchmarkSettings(CheckpointSettings):
         from rmcore.suites.sets import source_digests  # which reads data: most runs name none
 
         return super().named() | {"benchmark.suites": make_key(source_digests(self.benchmark.suites))}
+
+
+class ProbeSettings(CheckpointSettings):
+    """Which edits are tried on which held-out pairs."""
+
+    probe: ProbeConfig
+
+    @classmethod
+    def of(cls, config: PipelineConfig) -> Self:
+        """See `StageSettings.of`."""
+        return cls(**_loading(config), probe=required_probe(config))
+
+    def named(self) -> dict[str, Any]:
+        """Rules of one's own with the files that they are in."""
+        rules = [_rule(name) for name in self.probe.rules]
+        return super().named() | ({"probe.rules": rules} if rules != list(self.probe.rules) else {})
 
 
 class LandscapeSettings(CheckpointSettings):
@@ -562,6 +580,10 @@ def _files(**places: str | None) -> dict[str, str]:
     """Digests of those that are files or folders; names that are built in are no folders of that name."""
     given = {name: place for name, place in places.items() if place not in (None, SFT, WORLD, *TINY_SIZES)}
     return {name: source_digest(place) for name, place in given.items() if place and Path(place).exists()}
+
+
+def _rule(named: str) -> str:
+    return f"{named} {source_file_digest('probe.rules', named)}" if ":" in named else named
 
 
 def _judge(named: str | None) -> dict[str, str]:

@@ -6,6 +6,7 @@ import benchmark_sample
 import curvature_sample
 import logged_sample
 import policy_sample
+import probe_sample
 import rlhf_sample
 
 
@@ -152,6 +153,7 @@ def results() -> dict[str, Any]:
         "context": context(),
         "benchmarks": benchmark_sample.record(),
         "logged": logged_sample.record(length=1.0),
+        "probe": probe_sample.record(),
         "policy": policy_sample.policy(),
         "rlhf": rlhf_sample.record(),
         "readiness": {

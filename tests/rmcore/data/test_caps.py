@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rmcore.config.data import DataConfig
 from rmcore.core.errors import DataError
 from rmcore.data.audit import audit, format_audit
-from rmcore.data.pair import Message, PreferencePair
+from rmcore.data.pair import Message, PreferencePair, cap_pairs
 from rmcore.data.readers.layouts import recognise
 from rmcore.data.readers.sources import LoadedPairs, cap_prompts, load_pairs, take_out
 from rmcore.data.table import write_pairs
@@ -31,6 +31,8 @@ def test_each_prompt_keeps_its_first_pairs_in_order(prompts, most):
     assert Counter(one.prompt for one in capped.pairs) == {name: min(most, count) for name, count in counts.items()}
     assert capped.pairs == [one for one in pairs if one in capped.pairs]
     assert capped.num_over_cap == len(pairs) - len(capped.pairs)
+    assert cap_pairs(pairs, most) == capped.pairs
+    assert cap_pairs(pairs, None) == pairs
     for prompt in counts:
         own = [one for one in pairs if one.prompt == prompt]
         assert [one for one in capped.pairs if one.prompt == prompt] == own[:most]

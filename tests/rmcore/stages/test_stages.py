@@ -11,6 +11,7 @@ from rmcore.config.data import DataConfig, GoldConfig
 from rmcore.config.model import LoraSettings
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import PolicyConfig
+from rmcore.config.probe import ProbeConfig
 from rmcore.config.readiness import ReadinessConfig
 from rmcore.config.rlhf import RlhfConfig
 from rmcore.config.train import RUN_ONLY_FIELDS
@@ -97,6 +98,7 @@ def test_what_came_out_upstream_is_in_a_key_and_not_how_or_where():
 
 BASE = PipelineConfig(
     benchmark=BenchmarkConfig(suites=(f"judgebench={__file__}",)),
+    probe=ProbeConfig(),
     policy=PolicyConfig(),
     validation=ValidationConfig(),
     active=ActiveConfig(check=CheckConfig()),
@@ -127,13 +129,13 @@ OTHER_VALUES = {
     "landscape.checkpoint": "step_5", "landscape.method": "full", "landscape.parameters": "head",
     "readiness.planned_optimizer": "kl_optimum", "policy.name": "a/policy", "policy.engine": "generate",
     "rlhf.loss": "grpo", "rlhf.rewards": "local", "rlhf.aggregate": "mean", "active.acquisitions": ("random", "bald"),
-    "active.claimed_target": 0.9,
+    "active.claimed_target": 0.9, "probe.rules": ("padding",),
     "validation.worlds": ("length", "claims"),
     "active.noise": (0.1,), "active.targets": (0.8, 0.9), "active.check.acquisitions": ("random", "d-optimal"),
     "active.check.labels": (50, 60),
 }  # fmt: skip
 """Where the value cannot be told from its type."""
-CHECKPOINT_STAGES = {"evaluate", "benchmark", "landscape", "overoptimization", "confirmation", "grpo"}
+CHECKPOINT_STAGES = {"evaluate", "benchmark", "landscape", "probe", "overoptimization", "confirmation", "grpo"}
 ON_DEVICE = CHECKPOINT_STAGES | {"train", "policy", "samples", "population", "features", "active_check"}
 STAGES_OF_A_SECTION = {
     "study": set(),
@@ -148,6 +150,7 @@ STAGES_OF_A_SECTION = {
     "benchmark": {"benchmark"},
     "landscape": {"landscape"},
     "readiness": {"readiness", "readiness_v2", "validation"},
+    "probe": {"probe"},
     "validation": {"population"},
     "active": {"active", "active_check"},
     "active.check": {"active_check"},

@@ -1,0 +1,174 @@
+"""`rm-opt probe`: edits of answers that must not pay, and training pairs against those that do."""
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rmcore.cli.common import setting, write_report_json
+from rmcore.cli.inputs import Checkpoint, Data, JsonOut, ModelReading, PairReading, Seed
+from rmcore.cli.options import options
+from rmcore.config.data import DataConfig
+from rmcore.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rmcore.data.pair import PreferencePair
+    from rmcore.evaluation.uncertainty import MetricValue
+    from rmcore.probes.measure import Finding, Probed
+    from rmcore.probes.rule import Rule
+
+SHOWN_CHARS = 160
+"""Characters of a text in the terminal."""
+SIGNS = {"invariant": "=", "not_higher": "≤", "lower": "<"}
+KEPT_CHARS = 1000
+"""The same in the JSON record."""
+
+
+@options()
+def probe(
+    checkpoint: Checkpoint,
+    data: Data,
+    reading: PairReading,
+    model: ModelReading,
+    pairs_per_prompt: Annotated[int | None, setting(DataConfig, "pairs_per_prompt")] = None,
+    rule: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--rule", help="A rule by name, or module:function of your own; repeatable. Default: all of them."
+        ),
+    ] = None,
+    repair: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write --repair-data with counterfactual pairs for the violated rules mixed in: .parquet or .jsonl."
+        ),
+    ] = None,
+    repair_data: Annotated[
+        str | None, typer.Option(help="Training pairs that --repair is made of; never those that are measured.")
+    ] = None,
+    seed: Seed = 0,
+    json_out: JsonOut = None,
+) -> None:
+    """Edit answers in ways that must not pay, or must cost, and see what the rewards do.
+
+    Each rule edits the answers of the pairs. It is violated where that is shown with an interval over prompts and after
+    Holm's correction over all rules, and repaired by training on pairs that --repair writes.
+
+    Example: rm-opt probe --checkpoint out/best --data test.parquet --repair fixed.parquet --repair-data train.parquet
+    """
+    from rmcore.core.progress import progress_bar
+    from rmcore.data.pair import cap_pairs
+    from rmcore.data.table import check_target
+    from rmcore.probes.measure import probe as measure
+    from rmcore.probes.rules import find_rules
+
+    if (repair is None) != (repair_data is None):
+        raise ConfigError(
+            "--repair FILE and --repair-data TRAINING go together: counterfactual pairs are made of training data, and "
+            "pairs that measure the repaired model must not be among them."
+        )
+    rules = find_rules(rule or [])
+    if repair is not None and repair_data is not None:
+        check_target(repair, repair_data, force=False)
+    read = reading.read(data)
+    pairs = cap_pairs(read, pairs_per_prompt)
+    if len(pairs) < len(read):
+        print(f"{len(pairs):,} of {len(read):,} pairs are measured, at most {pairs_per_prompt} of a prompt")
+    rm = model.load(checkpoint)
+    with progress_bar("probe") as report:
+        found = measure(rm, pairs, rules, seed=seed, report=report)
+    _print(found)
+    record: dict[str, Any] = {"checkpoint": checkpoint, "data": data, **found.to_dict(KEPT_CHARS)}
+    if repair is not None and repair_data is not None:
+        violated = [one for one in rules if one.name in found.violated]
+        record["repair"] = _write_repair(violated, pairs, repair, repair_data, reading, seed)
+    write_report_json(json_out, record)
+
+
+def _print(found: "Probed") -> None:
+    from rmcore.probes.measure import LEVEL, MAX_VIOLATIONS, SHIFT_TOLERANCE
+
+    print(
+        f"{found.num_pairs:,} pairs of {found.num_prompts:,} prompts; accuracy {_shown(found.accuracy, '.3f')}, spread "
+        f"between answers to one prompt {_shown(found.spread, '.3f')}"
+    )
+    if found.num_unreadable:
+        print(f"{found.num_unreadable} answers cannot be read by this model: their pairs are left out")
+    for words, is_fault in (
+        ("manner: shift of the reward in sd, and winners that change", False),
+        ("faults: share of chosen answers whose reward is no lower with one", True),
+    ):
+        group = [one for one in found.findings if (one.expects == "lower") == is_fault]
+        if group:
+            print(f"\n{words}")
+        for one in group:
+            verdict = one.verdict.upper() if one.verdict == "violated" else one.verdict
+            counts = f"{one.num_answers:>7,} answers {one.num_prompts:>6,} prompts"
+            decisive, changed = _shown(one.decisive, ".3f" if is_fault else "+.2f"), _shown(one.changed, ".3f")
+            line = f"    {one.rule:<16} {SIGNS[one.expects]} {counts}  {verdict:<12}{decisive:<22}"
+            print(line if is_fault else f"{line}{changed}")
+    print(
+        f"\nViolated: it is shown, at {LEVEL:.0%} for all rules together (Holm), that an edit shifts rewards by more "
+        f"than {SHIFT_TOLERANCE:g} sd\n(= either way, ≤ upwards), or that more than {MAX_VIOLATIONS:.0%} of faults (<) "
+        "cost nothing. Brackets: 95 % over prompts, each alone."
+    )
+    for one in found.findings:
+        if one.verdict == "violated":
+            _print_worst(one)
+    print(f"violated: {', '.join(found.violated) or 'none is shown to be'}")
+
+
+def _print_worst(finding: "Finding") -> None:
+    from rmcore.probes.measure import shortened
+
+    print(f"\n{finding.rule}: {finding.meaning}")
+    for one in finding.worst[:1]:
+        for words, text, reward in (
+            ("prompt", one.prompt, None),
+            ("answer", one.original, one.reward),
+            ("edited", one.edited, one.edited_reward),
+        ):
+            told = "" if reward is None else f"{reward:+.3f}"
+            print(f"    {words:<8}{told:<8}{shortened(text, SHOWN_CHARS)!r}")
+    print()
+
+
+def _shown(value: "MetricValue | None", form: str) -> str:
+    if value is None or value.value is None:
+        return "-"
+    ends = "" if value.ci_low is None else f" [{value.ci_low:{form}}, {value.ci_high:{form}}]"
+    return format(value.value, form) + ends
+
+
+def _write_repair(
+    rules: "list[Rule]",
+    measured: "list[PreferencePair]",
+    out: Path,
+    source: str,
+    reading: PairReading,
+    seed: int,
+) -> dict[str, Any] | None:
+    """Write training pairs with counterfactual ones; nothing where no rule is violated."""
+    from rmcore.data.table import write_converted
+    from rmcore.probes.repair import RULE_KEY, repair_pairs
+
+    if not rules:
+        print(f"{out} is not written: no rule is shown to be violated, so there is nothing to repair.")
+        return None
+    training = PairReading(
+        reading.split, reading.prompt_column, reading.chosen_column, reading.rejected_column, limit=None
+    ).read(source)
+    shared = {pair.prompt_id for pair in training} & {pair.prompt_id for pair in measured}
+    if shared:
+        raise ConfigError(
+            f"{len(shared)} prompts of --repair-data {source} are among those that are measured: a model trained on "
+            "them has seen its test. Name training pairs with prompts of their own."
+        )
+    pairs = repair_pairs(training, rules, seed=seed)
+    write_converted(pairs, out)
+    added = dict(Counter(pair.metadata[RULE_KEY] for pair in pairs if RULE_KEY in pair.metadata))
+    print(f"{out}: {len(training):,} pairs of {source} and {sum(added.values()):,} counterfactual ones")
+    for name, number in added.items():
+        print(f"    {name:<20}{number:>8,}")
+    return {"file": str(out), "num_pairs": len(training), "num_counterfactual": added}

@@ -1,0 +1,37 @@
+"""Stage probe: what edits of answers do to the rewards of the best checkpoint, on held-out pairs.
+
+Writes `probe.json` (`rmcore.probes.measure.Probed`, texts shortened) and `summary.json`. No verdict follows from it.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from rmcore.core.files import write_json
+from rmcore.core.progress import Report
+from rmcore.core.tracking import Tracker
+from rmcore.data.pair import cap_pairs
+from rmcore.data.table import read_pairs
+from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.probes.measure import probe
+from rmcore.probes.rules import find_rules
+from rmcore.stages.interface import Upstream
+from rmcore.stages.settings import ProbeSettings
+
+KEPT_CHARS = 700
+"""Characters of an example's text."""
+
+
+def run(settings: ProbeSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+    """Probe the best checkpoint on the test pairs."""
+    rules = find_rules(settings.probe.rules)
+    rm = BradleyTerryRM.from_pretrained(
+        upstream["train"] / "best",
+        device=settings.device,
+        trust_remote_code=settings.trust_remote_code,
+        render_fn=settings.render_fn,
+    )
+    pairs = cap_pairs(read_pairs(upstream["prepare"] / "test.parquet"), settings.probe.pairs_per_prompt)
+    found = probe(rm, pairs, rules, seed=settings.seed, report=report)
+    write_json(out / "probe.json", found.to_dict(KEPT_CHARS))
+    numbers: dict[str, Any] = {"eval/test_probes_violated": len(found.violated)}
+    write_json(out / "summary.json", {"metrics": numbers})
