@@ -28,7 +28,7 @@ NEAR = 0.8
 """Least Jaccard similarity of near duplicates."""
 WORDS_IN_A_ROW = 5
 FEWEST_GRAMS = 6
-"""Of ten words; short prompts resemble one another."""
+"""Fewest sequences that tell prompts apart, as ten words have: short ones resemble one another."""
 TEMPLATE_SHARE, FEWEST_OF_A_TEMPLATE = 0.1, 10
 """A sequence in more than this share of a set's prompts, and in so many, is a part of their template."""
 CANDIDATES = 0.5
