@@ -169,7 +169,7 @@ def _check_free(place: Path) -> None:
 
     if not place.is_file():
         return
-    old = read_card(place.read_text(encoding="utf-8"))
+    old = read_card(place.read_bytes())
     if old is None or not old.is_as_written:
         who = "was not written by `rm-opt card`" if old is None else "was changed since `rm-opt card` wrote it"
         raise ConfigError(f"{place} {who}, and would be overwritten. Move it away, or name another file with --out.")
