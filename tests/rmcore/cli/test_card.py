@@ -147,9 +147,10 @@ def test_what_somebody_wrote_is_not_overwritten(trained, tmp_path, capsys):
     status, _, errors = run(capsys, *command)
     assert (status, "was not written by" in errors) == (2, True)
     assert out.read_text() == "# My model\n"
-    out.write_bytes("# Mon modèle\n".encode("latin-1"))
-    status, _, errors = run(capsys, *command)
-    assert (status, "was not written by" in errors) == (2, True)
+    for content in ("# Mon modèle\n".encode("latin-1"), b"---\na: [\n---\n"):
+        out.write_bytes(content)
+        status, _, errors = run(capsys, *command)
+        assert (status, "was not written by" in errors) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """A card as programs read it: whose it is, and whether somebody has changed it since."""
 
 import pytest
+from huggingface_hub import EvalResult
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +17,12 @@ FACTS = Facts(
 
 def written(headline="It passes"):
     judgement = Judgement(1, "passes", headline, "pairs", (), None, (), None, None, None, "a file")
-    return write_card(FACTS, [Found(judgement=judgement)], made="2026-11-25T00:00:00+00:00")
+    measured = {
+        "metric_value": 0.1234, "metric_args": {"ci_low": 0.1, "ci_high": 0.2, "level": 0.95, "n": 30},
+        "metric_type": "accuracy", "metric_name": "Score", "task_type": "text-classification",
+    }  # fmt: skip
+    results = tuple(EvalResult(dataset_type=f"a/{name}", dataset_name=name, **measured) for name in ("2024-01-01", "x"))
+    return write_card(FACTS, [Found(results=results, judgement=judgement)], made="2026-11-25T00:00:00+00:00")
 
 
 @given(PART, PART, st.text(max_size=30))
