@@ -10,7 +10,7 @@ import typer
 
 from rmcore.cli.card_facts import Origin, find_origin, gather_facts, read_record
 from rmcore.cli.inputs import Device, RenderFn
-from rmcore.core.errors import ConfigError
+from rmcore.core.errors import ConfigError, DataError
 from rmcore.core.files import write_text
 
 if TYPE_CHECKING:
@@ -169,7 +169,10 @@ def _check_free(place: Path) -> None:
 
     if not place.is_file():
         return
-    old = read_card(place.read_text(encoding="utf-8"))
+    try:
+        old = read_card(place.read_bytes())
+    except DataError:  # metadata that are no YAML, which it never writes
+        old = None
     if old is None or not old.is_as_written:
         who = "was not written by `rm-opt card`" if old is None else "was changed since `rm-opt card` wrote it"
         raise ConfigError(f"{place} {who}, and would be overwritten. Move it away, or name another file with --out.")

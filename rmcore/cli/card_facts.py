@@ -76,15 +76,25 @@ def find_origin(checkpoint: str) -> Origin:
     is_best = folder.name == BEST
     if not (is_best or folder.name.startswith("step_")) or not (trained / "training.json").is_file():
         return Origin(folder, None, None, None, is_best)
-    training, settings, run = _read(trained / "training.json"), None, None
+    training = _read(trained / "training.json")
+    settings: Mapping[str, Any] | None = None
+    run = None
     if (trained / SETTINGS_FILE).is_file():
         settings = _read(trained / SETTINGS_FILE)
     elif (trained / MANIFEST).is_file():
-        manifest = _read(trained / MANIFEST)
-        settings = manifest["inputs"]["config"]
-        run = _run_of(str(manifest["key"]), trained.parents[2] / "reports")
-        settings = settings if run is None else run.record["config"]
+        settings, run = _of_store(trained)
     return Origin(folder, training, settings, run if is_best else None, is_best)
+
+
+def _of_store(trained: Path) -> tuple[Mapping[str, Any] | None, Run | None]:
+    """Settings and newest run of a training that lies at store/train/NAME; (None, None): it lies in no store."""
+    manifest = _read(trained / MANIFEST)
+    key, inputs = manifest.get("key"), manifest.get("inputs")
+    settings = inputs.get("config") if isinstance(inputs, Mapping) else None
+    if not isinstance(key, str) or not isinstance(settings, Mapping) or len(trained.parents) < 3:
+        return None, None
+    run = _run_of(key, trained.parents[2] / "reports")
+    return (settings, None) if run is None else (run.record["config"], run)
 
 
 def _run_of(key: str, reports: Path) -> Run | None:

@@ -8,7 +8,7 @@ import typer
 from rmcore.cli.card import Folder, License, make_card, tell_card
 from rmcore.cli.card_facts import find_origin
 from rmcore.cli.inputs import Device, RenderFn
-from rmcore.core.errors import ConfigError
+from rmcore.core.errors import ConfigError, DataError
 from rmcore.core.hub_upload import Repository, hub_token
 
 if TYPE_CHECKING:
@@ -33,14 +33,17 @@ def push(
     """Publish a reward model with its card on the Hugging Face hub, private by default.
 
     Sent are weights (safetensors), configuration, tokenizer, our records of rendering and beta, and the card that
-    `rm-opt card` wrote; where there is none it is made. The token is read from HF_TOKEN.
+    `rm-opt card` wrote; where there is none it is made. The token is read from HF_TOKEN. A repository that is there is
+    replaced only where its card says that an earlier push wrote it.
 
     Example: rm-opt push OWNER/my-reward-model --checkpoint out/best --dry-run
     """
-    from rmcore.reporting.card.model_card import CARD_FILE, REPOSITORY
+    from rmcore.reporting.card.model_card import CARD_FILE, name_repository
+    from rmcore.serving.model_files import check_links
 
     origin = find_origin(checkpoint)
     names = _files(origin.folder)
+    check_links(origin.folder, [*names, CARD_FILE])
     token = None if dry_run else hub_token()
     place = origin.folder / CARD_FILE
     if place.is_file():
@@ -48,7 +51,7 @@ def push(
             raise ConfigError(
                 f"--license is for a card that is made, and {place} is there; write it again by `rm-opt card`."
             )
-        text = place.read_text(encoding="utf-8")
+        text = _read_text(place)
     else:
         made = make_card(origin, [], license_id, render_fn, device)
         tell_card(made)
@@ -56,15 +59,63 @@ def push(
     _check_card(text, origin.folder, although_not_ready=although_not_ready)
     visibility = "public" if public else "private"
     if token is None:
-        _tell_files(origin.folder, names, text.replace(REPOSITORY, name))
+        _tell_files(origin.folder, names, name_repository(text, name))
         print(f"dry run     nothing was sent; it would be {visibility}, as {name}")
+        print("removed     the hub was not asked; weights of an earlier push there are removed, and named then")
         return
     repository = Repository(name, is_private=not public, token=token)
-    card = text.replace(REPOSITORY, repository.name)
+    card = name_repository(text, repository.name)
+    _check_replaced(repository, card)
     _tell_files(origin.folder, names, card)
     contents: dict[str, Path | bytes] = {file: origin.folder / file for file in names}
-    address = repository.publish({**contents, CARD_FILE: card.encode()}, "Reward model and card, by rm-opt push")
+    contents[CARD_FILE] = card.encode()
+    if stale := repository.stale(contents):
+        print(f"removed     {', '.join(stale)}: weights that lie on the hub under other names")
+    address = repository.publish(contents, "Reward model and card, by rm-opt push")
     print(f"pushed      {repository.name} ({visibility}): {address}")
+
+
+def _read_text(place: Path) -> str:
+    """Read a card that is there.
+
+    Raises:
+        ConfigError: it is no text.
+    """
+    try:
+        return place.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{place} is no text in UTF-8, so it was not written by `rm-opt card`, and the hub shows nothing else. "
+            "Move it away, or save it as UTF-8."
+        ) from error
+
+
+def _check_replaced(repository: Repository, card: str) -> None:
+    """Refuse to replace what no earlier push wrote, or what was changed on the hub since; say what is replaced.
+
+    Raises:
+        ConfigError: either.
+        ServiceError: the hub does not answer, or fails.
+    """
+    from rmcore.reporting.card.model_card import CARD_FILE, read_card
+
+    if not repository.files:
+        return
+    content = repository.read(CARD_FILE) if CARD_FILE in repository.files else b""
+    try:
+        old = read_card(content)
+    except DataError:  # metadata that are no YAML: somebody's, whoever began it
+        old = None
+    if content != card.encode() and (old is None or not old.is_as_written):
+        what = "its card was not written by `rm-opt card`" if content else f"it has files and no {CARD_FILE}"
+        if old is not None:
+            what = "its card was changed since `rm-opt card` wrote it"
+        raise ConfigError(
+            f"{repository.name} is there already, and {what}, so a push would overwrite somebody's work; nothing was "
+            "sent. Name another repository or, if nothing in this one is wanted, delete or rename it on the hub."
+        )
+    if old is not None:
+        print(f"replaces    {old.digest[:16]} in {repository.name}: {old.headline or 'nobody judged'}")
 
 
 def _files(folder: Path) -> list[str]:

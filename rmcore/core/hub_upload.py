@@ -1,7 +1,8 @@
 """Publishing a folder's files in a repository of the Hugging Face hub, all of them in one commit or none."""
 
 import os
-from collections.abc import Iterator, Mapping
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,9 @@ if TYPE_CHECKING:
 TOKEN_VARIABLE = "HF_TOKEN"  # noqa: S105 - the name of a variable
 WEIGHT_ENDINGS = (".safetensors", ".safetensors.index.json")
 """Ends of the names of files that hold weights, or say where they are: a loader that finds two sets takes either."""
-UNKNOWN, FORBIDDEN, TAKEN, TOO_MANY, SERVER_ERROR = 401, 403, 409, 429, 500
+UNKNOWN, FORBIDDEN, TAKEN, MOVED, TOO_MANY, SERVER_ERROR = 401, 403, 409, 412, 429, 500
+HUB_S_OWN = ".gitattributes"
+"""The file that the hub itself puts into a repository when it makes one."""
 SHOWN_CHARS = 300
 """Characters of what the hub said that a message shows."""
 
@@ -36,7 +39,7 @@ def hub_token() -> str:
 
 
 class Repository:
-    """A repository of models on the hub that exists and may be written to.
+    """A repository of models on the hub that exists and may be written to, as it was when it was looked at.
 
     Args:
         name: as the user gives it: `owner/name`, or `name` alone for one of their own.
@@ -69,17 +72,17 @@ class Repository:
         with self._told(name):
             self.name = name if "/" in name else f"{self._api.whoami()['name']}/{name}"
         with self._told(self.name):
-            self._files = self._open(self._api, is_private)
+            self.files, self._commit = self._open(self._api, is_private)
 
-    def _open(self, api: "HfApi", is_private: bool) -> list[str]:
-        """Names of the files that are there; makes the repository where it is not."""
+    def _open(self, api: "HfApi", is_private: bool) -> tuple[frozenset[str], str | None]:
+        """Files that somebody put there, and the commit that has them; makes the repository where it is not."""
         from huggingface_hub.errors import RepositoryNotFoundError
 
         try:
             there = api.model_info(self.name)
         except RepositoryNotFoundError:
             api.create_repo(self.name, private=is_private)
-            return []
+            return frozenset(), None
         if bool(there.private) != is_private:
             now, asked, option = ("private", "public", "leave out --public")
             if is_private:
@@ -88,27 +91,49 @@ class Repository:
                 f"{self.name} is there already and {now}, and what you push is to be {asked}, so nothing was sent. "
                 f"Name another repository, change this one in its settings on the hub, or {option}."
             )
-        return [file.rfilename for file in there.siblings or []]
+        return frozenset(file.rfilename for file in there.siblings or []) - {HUB_S_OWN}, there.sha
+
+    def read(self, name: str) -> bytes:
+        """Content of one of `files`.
+
+        Raises:
+            ConfigError: the hub refuses.
+            ServiceError: the hub does not answer, or fails.
+        """
+        with self._told(self.name), tempfile.TemporaryDirectory() as folder:
+            place = self._api.hf_hub_download(self.name, name, revision=self._commit, cache_dir=folder)
+            return Path(place).read_bytes()
+
+    def stale(self, names: Iterable[str]) -> list[str]:
+        """Weights that a push of files of these names removes: in the first folder, under other names.
+
+        Loaders would take the one or the other. What lies in folders, such as adapters, is read by its own name alone.
+        """
+        kept = {*names}
+        return sorted(
+            name for name in self.files if name.endswith(WEIGHT_ENDINGS) and "/" not in name and name not in kept
+        )
 
     def publish(self, files: Mapping[str, Path | bytes], message: str) -> str:
         """Send files by their names in the repository; gives the address of the commit.
 
-        Weights that are there under other names are removed: loaders would take the one or the other.
+        `stale` files are removed.
 
         Raises:
-            ConfigError: the hub refuses, or the token may not write there.
+            ConfigError: the hub refuses, the token may not write there, or somebody has changed the repository since
+                it was looked at.
             ServiceError: the hub does not answer, or fails. What was there before is untouched.
         """
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
-        stale = [name for name in self._files if name.endswith(WEIGHT_ENDINGS) and name not in files]
-        changes: list[Any] = [CommitOperationDelete(name) for name in stale]
+        changes: list[Any] = [CommitOperationDelete(name) for name in self.stale(files)]
         changes += [
             CommitOperationAdd(name, content if isinstance(content, bytes) else str(content))
             for name, content in files.items()
         ]
         with self._told(self.name):
-            return str(self._api.create_commit(self.name, changes, commit_message=message).commit_url)
+            done = self._api.create_commit(self.name, changes, commit_message=message, parent_commit=self._commit)
+        return str(done.commit_url)
 
     @contextmanager
     def _told(self, name: str) -> Iterator[None]:
@@ -144,6 +169,11 @@ class Repository:
             return ConfigError(
                 f"the hub lets your token write nothing to {name} ({said}): the name belongs to somebody else, or the "
                 "token has no write access there. Name a repository of your own, OWNER/NAME, or use another token."
+            )
+        if status == MOVED:
+            return ConfigError(
+                f"somebody has changed {name} since this push looked at it ({said}), so it has none of these files. "
+                "Look at what came; the same command then begins again."
             )
         if status >= SERVER_ERROR or status == TOO_MANY:
             return ServiceError(

@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -27,6 +27,12 @@ class StoredRepository:
     private: bool
     files: dict[str, bytes] = field(default_factory=dict)
     commits: list[str] = field(default_factory=list)
+
+    @property
+    def sha(self) -> str:
+        """Name of its state; another one after every change."""
+        state = [*self.commits, *((name, hashlib.sha1(content).hexdigest()) for name, content in self.files.items())]  # noqa: S324
+        return hashlib.sha1(repr(state).encode()).hexdigest()  # noqa: S324 - as git does
 
 
 class Refused(Exception):
@@ -48,6 +54,8 @@ class HubServer:
         self.seen: list[tuple[str, str]] = []
         self.fail: dict[str, int] = {}
         """Status by a part of the path; 0 hangs up without an answer."""
+        self.meanwhile: dict[str, Callable[[], object]] = {}
+        """What others do, once, before a request whose path has this part is answered."""
         self.address = ""
 
     def forget(self) -> None:
@@ -79,11 +87,19 @@ class HubServer:
         return {
             "id": name,
             "private": stored.private,
+            "sha": stored.sha,
             "siblings": [{"rfilename": file} for file in stored.files],
             "tags": [],
             "downloads": 0,
             "likes": 0,
         }
+
+    def _resolve(self, user: str, body: bytes, name: str, revision: str, file: str) -> bytes:
+        self._info(user, b"", name)
+        stored = self.repositories[name]
+        if revision != stored.sha or file not in stored.files:
+            raise Refused(404, "Entry not found", "EntryNotFound")
+        return stored.files[file]
 
     def _create(self, user: str, body: bytes) -> object:
         asked = json.loads(body)
@@ -141,6 +157,8 @@ class HubServer:
         for line in map(json.loads, body.splitlines()):
             value = line["value"]
             if line["key"] == "header":
+                if value.get("parentCommit", stored.sha) != stored.sha:
+                    raise Refused(412, "A commit has happened since. Please refresh and try again.")
                 stored.commits.append(value["summary"])
             elif line["key"] == "file":
                 files[value["path"]] = base64.b64decode(value["content"])
@@ -156,6 +174,7 @@ class HubServer:
 ROUTES = {
     ("GET", "/api/whoami-v2"): HubServer._whoami,
     ("GET", MODEL): HubServer._info,
+    ("GET", r"/(?P<name>[^/]+/[^/]+)/resolve/(?P<revision>[0-9a-f]{40})/(?P<file>.+)"): HubServer._resolve,
     ("POST", "/api/repos/create"): HubServer._create,
     ("POST", "/api/validate-yaml"): HubServer._validate,
     ("POST", MODEL + "/preupload/main"): HubServer._preupload,
@@ -178,6 +197,8 @@ def hub_server() -> Iterator[HubServer]:
             path = self.path.partition("?")[0]
             hub.seen.append((self.command, path))
             token = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
+            for part in [part for part in hub.meanwhile if part in path]:
+                hub.meanwhile.pop(part)()
             status = next((code for part, code in hub.fail.items() if part in path), None)
             if status == 0:
                 self.close_connection = True
@@ -185,22 +206,27 @@ def hub_server() -> Iterator[HubServer]:
             try:
                 if status is not None:
                     raise Refused(status, f"the hub is out of order for {token}")
-                self._send(200, hub.answer(self.command, path, token, body))
+                method = "GET" if self.command == "HEAD" else self.command
+                self._send(200, hub.answer(method, path, token, body))
             except Refused as refusal:
                 self._send(refusal.status, {"error": refusal.message}, refusal)
 
-        do_GET = do_POST = do_PUT = _handle
+        do_GET = do_HEAD = do_POST = do_PUT = _handle
 
         def _send(self, status: int, value: object, refusal: Refused | None = None) -> None:
-            content = json.dumps(value).encode()
+            content = value if isinstance(value, bytes) else json.dumps(value).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(content)))
             if refusal is not None:
                 self.send_header("X-Error-Message", refusal.message)
                 self.send_header("X-Error-Code", refusal.code)
+            if isinstance(value, bytes):
+                self.send_header("ETag", f'"{hashlib.sha256(value).hexdigest()}"')
+                self.send_header("X-Repo-Commit", self.path.split("/")[4])
             self.end_headers()
-            self.wfile.write(content)
+            if self.command != "HEAD":
+                self.wfile.write(content)
 
         def log_message(self, *words: object) -> None:
             """Say nothing: the test looks at `seen`."""

@@ -175,7 +175,10 @@ def _measured(metric: Record) -> dict[str, Any]:
 
 
 def _benchmarks(record: Record, source: str) -> Found:
-    """Public benchmarks: of `rm-opt benchmark`. A set with questions missing is told, and not sent to the hub."""
+    """Public benchmarks: of `rm-opt benchmark`.
+
+    A set of which questions are missing, or were seen in training, is told, and not sent to the hub.
+    """
     rows, notes, results = [], [], []
     for name, told in record["suites"].items():
         title, missing = str(told.get("title", name)), sum(told["missing"].values())
@@ -187,12 +190,45 @@ def _benchmarks(record: Record, source: str) -> Found:
             notes.append(f"{title}: {whole} are missing here, so no published score is its equal.")
         if unread := told["num_unreadable"]:
             notes.append(f"{title}: {unread} questions have an answer that the model cannot read: not right.")
+        overlap = told.get("overlap")
+        seen = 0 if overlap is None else overlap["num_exact"] + overlap["num_near"]
+        notes.append(f"{title}: {_seen(overlap, seen, told['num_questions'])}.")
+        if learnt := told.get("bag_of_words"):
+            notes.append(f"{title}: {_words(learnt)}.")
         overall = told["scores"]["overall"]
-        if not missing and overall["value"] is not None:
+        if not missing and not seen and overall["value"] is not None:
             results.append(_benchmark_result(title, told.get("hub") or name, overall))
     table = shown_table(("benchmark", "part", "score", "95 % interval", "n"), rows, right=(2, 4))
     notes.append("n counts questions; intervals resample prompts.")
     return Found((Section("Public benchmarks", table, tuple(notes)),), tuple(results))
+
+
+def _seen(overlap: Record | None, seen: int, num_questions: int) -> str:
+    """Tell contamination in words: how many prompts training has seen, and the score without them."""
+    if overlap is None:
+        return "not compared with the training pairs, so it is not known whether its prompts were seen in training"
+    if not seen:
+        return f"none of its {num_questions:,} prompts was seen in training"
+    without = overlap["score_without"]
+    rest = "no score is known without them" if without is None else f"without them the score is {without:.3f}"
+    return (
+        f"{seen:,} of its {num_questions:,} prompts were seen in training ({overlap['num_exact']:,} exactly, "
+        f"{overlap['num_near']:,} nearly; {overlap['num_with_answer']:,} with an answer), by "
+        f"{overlap['num_training_pairs']:,} training pairs; {rest}. The score in the table counts them, so it is not "
+        "among the results that the hub shows"
+    )
+
+
+def _words(learnt: Record) -> str:
+    """Tell the yardstick in words: a bag of words that learnt from the same training pairs."""
+    score, above = learnt["score"], learnt["above"]
+    if score is None or above["value"] is None:
+        return "a bag of words that learnt from the training pairs has no score here"
+    bounds = numbers.interval(above) or str(above.get("reason") or "no interval")
+    return (
+        f"a bag of words that learnt from the training pairs gets {score:.3f}; the model minus it is "
+        f"{numbers.decimal(above['value'])} ({bounds})"
+    )
 
 
 def _score(value: Record) -> tuple[str, str, str]:

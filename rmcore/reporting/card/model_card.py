@@ -28,6 +28,8 @@ REPOSITORY = "OWNER/NAME"
 """Stands in a card for the repository's name; `rm-opt push` writes the name there."""
 OWN_KEY = "rm_optimizer"
 """Key of the metadata under which a card says of which weights it is, and what the verdict was."""
+DIGEST_KEY = "card_digest"
+"""Key below it of the digest by which a card that somebody has changed is known."""
 TERMS = ("label_smoothing", "regularization_lambda", "margin_regularization", "centering", "margin_loss_weight")
 """Settings of the loss that are told where they are not 0; β has its own line."""
 TAGS = ("reward-model", "preference", "rm-optimizer")
@@ -88,7 +90,7 @@ class ReadCard:
     """Status of the verdict; None: nobody judged."""
     headline: str | None
     is_as_written: bool
-    """Whether nobody has changed its page since."""
+    """Whether nobody has changed its page or its metadata since."""
 
 
 def write_card(facts: Facts, found: Sequence[Found], *, made: str) -> str:
@@ -135,7 +137,8 @@ def write_card(facts: Facts, found: Sequence[Found], *, made: str) -> str:
         lstrip_blocks=True,
     )
     page = environment.get_template(TEMPLATE).render(values)
-    return f"---\n{_metadata(facts, found, judgement, page)}\n---\n\n{page}"
+    digest = _digest(_written(facts, found, judgement, page, None))
+    return _written(facts, found, judgement, page, digest)
 
 
 def highest(found: Sequence[Found]) -> Judgement | None:
@@ -144,11 +147,12 @@ def highest(found: Sequence[Found]) -> Judgement | None:
     return max(reversed(judged), key=lambda one: one.rung, default=None)
 
 
-def _metadata(facts: Facts, found: Sequence[Found], judgement: Judgement | None, page: str) -> str:
+def _written(facts: Facts, found: Sequence[Found], judgement: Judgement | None, page: str, digest: str | None) -> str:
+    """Metadata and page, with the digest of both."""
     from huggingface_hub import ModelCardData
 
     results = [result for one in found for result in one.results]
-    own: dict[str, Any] = {"checkpoint_digest": facts.digest, "page_digest": _digest(page), "verdict": None}
+    own: dict[str, Any] = {"checkpoint_digest": facts.digest, DIGEST_KEY: digest, "verdict": None}
     if judgement is not None:
         own["verdict"] = {"status": judgement.status, "rung": judgement.rung, "headline": judgement.headline}
     more: dict[str, Any] = {OWN_KEY: own}
@@ -163,11 +167,19 @@ def _metadata(facts: Facts, found: Sequence[Found], judgement: Judgement | None,
         tags=list(TAGS),
         **more,
     )
-    return str(data.to_yaml())
+    return f"---\n{data.to_yaml()}\n---\n\n{page}"
 
 
-def read_card(text: str) -> ReadCard | None:
-    """Read what a card of `write_card` says to programs; None where it is another's.
+def name_repository(text: str, repository: str) -> str:
+    """The card with the repository's name where `REPOSITORY` stands; one that was as written stays so."""
+    card, named = read_card(text), text.replace(REPOSITORY, repository)
+    if card is None or not card.is_as_written:
+        return named
+    return named.replace(_digest(text), _digest(named), 1)  # the first is in the metadata
+
+
+def read_card(content: str | bytes) -> ReadCard | None:
+    """Read what a card of `write_card` says to programs; None where it is another's, or no text in UTF-8.
 
     Raises:
         DataError: its metadata are no YAML.
@@ -175,12 +187,17 @@ def read_card(text: str) -> ReadCard | None:
     from huggingface_hub import ModelCard
 
     try:
+        text = content if isinstance(content, str) else content.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+    text = text.replace("\r\n", "\n")  # as an editor or git may have written it
+    try:
         card = ModelCard(text, ignore_metadata_errors=True)
         own = card.data.to_dict().get(OWN_KEY)
         if own is None:
             return None
         verdict = own["verdict"] or {}
-        is_as_written = own["page_digest"] == _digest(card.text)
+        is_as_written = own[DIGEST_KEY] == _digest(text)
         return ReadCard(str(own["checkpoint_digest"]), verdict.get("status"), verdict.get("headline"), is_as_written)
     except (yaml.YAMLError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
@@ -189,8 +206,15 @@ def read_card(text: str) -> ReadCard | None:
         ) from error
 
 
-def _digest(page: str) -> str:
-    return hashlib.sha256(page.strip().encode()).hexdigest()
+def _digest(text: str) -> str:
+    """sha256 of a card of ours in hex digits: of its page, and of its metadata apart from this digest."""
+    from huggingface_hub import ModelCard
+
+    card = ModelCard(text, ignore_metadata_errors=True)
+    data = card.data.to_dict()
+    data[OWN_KEY] = {name: value for name, value in data[OWN_KEY].items() if name != DIGEST_KEY}
+    told = json.dumps(data, sort_keys=True, default=str)  # YAML has dates, JSON has none
+    return hashlib.sha256(f"{told}\n{card.text.strip()}".encode()).hexdigest()
 
 
 def _training_rows(facts: Facts) -> list[tuple[str, str | Markdown]]:

@@ -5,6 +5,7 @@ import io
 import json
 import re
 import shutil
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -12,7 +13,10 @@ from huggingface_hub import ModelCard
 
 import report_sample
 from flows.cli import app
+from rmcore.cli import card_facts
+from rmcore.cli.card_facts import find_origin
 from rmcore.cli.common import guard
+from rmcore.core.store import MANIFEST
 from rmcore.data.pair import prompt_text
 from rmcore.reporting.card.model_card import OWN_KEY, REPOSITORY, read_card
 
@@ -143,6 +147,28 @@ def test_what_somebody_wrote_is_not_overwritten(trained, tmp_path, capsys):
     status, _, errors = run(capsys, *command)
     assert (status, "was not written by" in errors) == (2, True)
     assert out.read_text() == "# My model\n"
+    for content in ("# Mon modèle\n".encode("latin-1"), b"---\na: [\n---\n"):
+        out.write_bytes(content)
+        status, _, errors = run(capsys, *command)
+        assert (status, "was not written by" in errors) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "manifest", [{}, {"key": "ab"}, {"key": "ab", "inputs": None}, {"key": "ab", "inputs": {"config": 3}}]
+)
+def test_a_manifest_of_another_kind_is_that_of_no_store(manifest, tmp_path):
+    best = tmp_path / "best"
+    best.mkdir()
+    for path, told in ((best / "config.json", {}), (tmp_path / "training.json", {}), (tmp_path / MANIFEST, manifest)):
+        path.write_text(json.dumps(told))
+    origin = find_origin(str(best))
+    assert (origin.training, origin.settings, origin.run) == ({}, None, None)
+
+
+def test_a_training_near_the_root_lies_in_no_store(tmp_path, monkeypatch):
+    (tmp_path / MANIFEST).write_text(json.dumps({"key": "ab", "inputs": {"config": {}}}))
+    monkeypatch.chdir(tmp_path)
+    assert card_facts._of_store(Path(".")) == (None, None)  # a relative path has as few parents as one near the root
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,10 @@ import pytest
 from flows.cli import app
 from hub_server import StoredRepository, hub_server
 from rmcore.cli.common import guard
+from rmcore.core.errors import ModelError
 from rmcore.reporting.card.evidence import Found, Judgement
-from rmcore.reporting.card.model_card import CARD_FILE
+from rmcore.reporting.card.model_card import CARD_FILE, name_repository, read_card, write_card
+from rmcore.serving.model_files import check_links
 from warm_commands import WITHOUT_FLOWS, WarmCommands
 
 TOKEN = "hf_alice"
@@ -87,14 +89,20 @@ def push(server, checkpoint):
 
 
 def write_verdict(checkpoint, facts, status="passes", rung=1):
-    """Write the card that `rm-opt card` writes of a model with this verdict."""
-    from rmcore.reporting.card.model_card import write_card
+    """Write the card that `rm-opt card` writes of a model with this verdict; gives the headline."""
+    (checkpoint / CARD_FILE).write_text(verdict_text(facts, status, rung))
+    return headline(status)
 
-    headline = f"It {status.replace('_', ' ')}"
-    judgement = Judgement(rung, status, headline, "pairs", ("one reason",), None, (), None, None, None, "a file")
-    text = write_card(facts, [Found(judgement=judgement)], made="2026-11-25T00:00:00+00:00")
-    (checkpoint / CARD_FILE).write_text(text)
-    return headline
+
+def headline(status):
+    return f"It {status.replace('_', ' ')}"
+
+
+def verdict_text(facts, status="passes", rung=1):
+    judgement = Judgement(
+        rung, status, headline(status), "pairs", ("one reason",), None, (), None, None, None, "a file"
+    )
+    return write_card(facts, [Found(judgement=judgement)], made="2026-11-25T00:00:00+00:00")
 
 
 def test_what_makes_the_model_arrives_privately_and_nothing_else(push):
@@ -105,6 +113,7 @@ def test_what_makes_the_model_arrives_privately_and_nothing_else(push):
     assert stored.files.keys() == SENT
     assert all(stored.files[name] == (push.checkpoint / name).read_bytes() for name in SENT - {CARD_FILE})
     assert f'NAME = "{NAME}"' in stored.files[CARD_FILE].decode()
+    assert read_card(stored.files[CARD_FILE]).is_as_written
     assert len(stored.commits) == 1
     assert "nobody judged" in said
     assert "left out    .env, checkpoint-1, events.log, modeling_own.py, optimizer.pt" in said
@@ -114,11 +123,92 @@ def test_what_makes_the_model_arrives_privately_and_nothing_else(push):
 def test_a_second_push_sends_no_large_file_again_and_removes_other_weights(push, facts):
     write_verdict(push.checkpoint, facts)
     hub = push.hub
-    hub.repositories[NAME] = StoredRepository(True, {"model-00001-of-00002.safetensors": b"old", "notes.md": b"mine"})
-    assert push()[0] == 0
-    assert hub.repositories[NAME].files.keys() == SENT | {"notes.md"}
-    assert push()[0] == 0
+    other = {"model-00001-of-00002.safetensors": b"old", "model.safetensors.index.json": b"{}"}
+    mine = {"notes.md": b"mine", "lora/adapter_model.safetensors": b"mine", ".gitattributes": b"hub's"}
+    hub.repositories[NAME] = StoredRepository(True, other | mine | card_there(facts))
+    status, said = push()
+    assert status == 0, said
+    assert hub.repositories[NAME].files.keys() == SENT | mine.keys()
+    assert f"replaces    {facts.digest[:16]} in {NAME}: It passes" in said
+    assert f"removed     {', '.join(sorted(other))}: weights" in said
+    status, said = push()
+    assert (status, "removed" in said) == (0, False)
     assert sum(method == "PUT" for method, _ in hub.seen) == 1
+
+
+def card_there(facts):
+    """The card of an earlier push, as a hub has it."""
+    return {CARD_FILE: name_repository(verdict_text(facts), NAME).encode()}
+
+
+@pytest.mark.parametrize(
+    ("card", "says"),
+    [
+        (lambda text: text + b"Our shop's.\n", "its card was changed since `rm-opt card` wrote it"),
+        (lambda text: b"\xff\xfe", "its card was not written by `rm-opt card`"),
+        (lambda text: b"---\na: [\n---\n", "its card was not written by `rm-opt card`"),
+        (lambda text: None, "it has files and no README.md"),
+    ],
+)
+def test_what_no_push_wrote_is_left_alone(card, says, push, facts):
+    write_verdict(push.checkpoint, facts)
+    content = card(card_there(facts)[CARD_FILE])
+    files = {"old.safetensors": b"1"} | ({} if content is None else {CARD_FILE: content})
+    push.hub.repositories[NAME] = StoredRepository(True, files)
+    status, said = push()
+    assert status == 2
+    assert says in " ".join(said.split())
+    assert "nothing was sent. Name another repository" in " ".join(said.split())
+    assert push.hub.repositories[NAME] == StoredRepository(True, files)
+
+
+def test_a_card_of_other_words_may_be_sent_twice_but_replaces_no_other(push, facts):
+    write_verdict(push.checkpoint, facts)
+    local = push.checkpoint / CARD_FILE
+    local.write_text(local.read_text() + "Our data are from our shop.\n")
+    push.hub.repositories[NAME] = StoredRepository(True, card_there(facts))
+    assert push()[0] == 0
+    assert b"from our shop" in push.hub.repositories[NAME].files[CARD_FILE]
+    assert push()[0] == 0  # nothing is lost
+    local.write_text(local.read_text() + "And more.\n")
+    assert "was changed since" in push()[1]
+
+
+def test_what_others_change_meanwhile_is_not_overwritten(push, facts):
+    write_verdict(push.checkpoint, facts)
+    stored = push.hub.repositories[NAME] = StoredRepository(True, card_there(facts))
+    push.hub.meanwhile["/commit/"] = lambda: stored.files.update({CARD_FILE: b"# edited on the hub"})
+    status, said = push()
+    assert status == 2
+    assert f"somebody has changed {NAME} since this push looked at it" in " ".join(said.split())
+    assert stored.files == {CARD_FILE: b"# edited on the hub"}
+    assert "its card was not written by" in push()[1]
+
+
+def test_a_link_out_of_the_folder_is_not_followed(push, facts, tmp_path):
+    write_verdict(push.checkpoint, facts)
+    secret = tmp_path / "credentials"
+    secret.write_text("a secret")
+    (push.checkpoint / CARD_FILE).unlink()
+    for name in (CARD_FILE, "vocab.txt"):  # the second is told first
+        (push.checkpoint / name).symlink_to(secret)
+        status, said = push("--although-not-ready")
+        assert (status, f"{name} is a link to {secret}" in " ".join(said.split())) == (2, True)
+    assert push.hub.seen == []
+
+
+def test_a_snapshot_of_the_hub_s_cache_links_to_its_own_blobs_alone(tmp_path):
+    snapshot = tmp_path / "models--alice--judge" / "snapshots" / "abc"
+    blobs = [tmp_path / f"models--{name}" / "blobs" / "0123" for name in ("alice--judge", "bob--judge")]
+    snapshot.mkdir(parents=True)
+    for blob in blobs:
+        blob.parent.mkdir(parents=True)
+        blob.write_text("{}")
+    (snapshot / "config.json").symlink_to("../../blobs/0123")
+    (snapshot / "vocab.txt").symlink_to(blobs[1])
+    check_links(snapshot, ["config.json", "tokenizer.json"])
+    with pytest.raises(ModelError, match=r"vocab\.txt is a link to .*bob--judge.*, outside the model's folder"):
+        check_links(snapshot, ["config.json", "vocab.txt"])
 
 
 def test_a_name_alone_is_one_of_the_user_s_and_public_is_public(push, facts):
@@ -131,14 +221,14 @@ def test_a_name_alone_is_one_of_the_user_s_and_public_is_public(push, facts):
 
 @pytest.mark.parametrize(("status", "rung"), [("fails", 1), ("not_ready", 3)])
 def test_a_verdict_against_it_stops_it_before_the_hub_hears_of_it(status, rung, push, facts):
-    headline = write_verdict(push.checkpoint, facts, status, rung)
+    told = write_verdict(push.checkpoint, facts, status, rung)
     code, said = push()
     assert code == 2
-    assert f"the verdict speaks against this model: {headline}" in said
+    assert f"the verdict speaks against this model: {told}" in said
     assert push.hub.seen == []
     if status == "not_ready":
         assert push("--although-not-ready")[0] == 0
-        assert f"✗ {headline}" in push.hub.repositories[NAME].files[CARD_FILE].decode()
+        assert f"✗ {told}" in push.hub.repositories[NAME].files[CARD_FILE].decode()
 
 
 def test_a_card_of_other_weights_or_of_somebody_else_is_refused(push, facts):
@@ -148,6 +238,10 @@ def test_a_card_of_other_weights_or_of_somebody_else_is_refused(push, facts):
     assert "was not written by `rm-opt card`" in push()[1]
     assert push.hub.seen == []
     assert push("--although-not-ready")[0] == 0
+    (push.checkpoint / CARD_FILE).write_bytes("# modèle\n".encode("latin-1"))
+    assert "is no text in UTF-8, so it was not written by `rm-opt card`" in " ".join(
+        push("--although-not-ready")[1].split()
+    )
 
 
 def test_a_dry_run_says_all_and_asks_nobody(push, facts):
@@ -157,6 +251,7 @@ def test_a_dry_run_says_all_and_asks_nobody(push, facts):
     assert all(name in said for name in SENT)
     assert "KiB model.safetensors" in said
     assert "nothing was sent; it would be private, as alice/judge" in said
+    assert "the hub was not asked; weights of an earlier push there are removed" in said
     assert push.hub.seen == []
 
 

@@ -12,14 +12,14 @@ def score(value, num=100):
     return {"value": value, "ci_low": value - 0.1, "ci_high": value + 0.1, "num": num, "reason": None}
 
 
-def suites(missing):
+def suites(missing, **more):
     told = {
         "title": "JudgeBench", "rule": "strictly above", "terms": "MIT", "hub": "ScalerLab/JudgeBench",
         "source": "/home/me/gpt.jsonl", "missing": {"knowledge": missing} if missing else {},
         "scores": {"overall": score(0.6), "math": score(0.5, 20)}, "longer_wins": 0.5, "over_longer_wins": score(0.1),
         "more_markdown_wins": 0.4, "num_questions": 100, "num_unreadable": 3,
     }  # fmt: skip
-    return {"suites": {"judgebench": told}}
+    return {"suites": {"judgebench": told | more}}
 
 
 def test_a_whole_benchmark_goes_to_the_hub_with_its_interval():
@@ -35,6 +35,43 @@ def test_a_part_of_a_benchmark_is_told_and_stays_here():
     (found,) = read_evidence(suites(250), "b.json")
     assert found.results == ()
     assert any("250 of its 350 questions are missing" in note for note in found.sections[0].notes)
+
+
+OVERLAP = {"num_exact": 3, "num_near": 4, "num_with_answer": 2, "num_training_pairs": 1200, "score_without": 0.55}
+
+
+@pytest.mark.parametrize(
+    ("overlap", "says", "goes_to_the_hub"),
+    [
+        (None, "JudgeBench: not compared with the training pairs", True),
+        (OVERLAP | {"num_exact": 0, "num_near": 0}, "none of its 100 prompts was seen in training", True),
+        (
+            OVERLAP,
+            "7 of its 100 prompts were seen in training (3 exactly, 4 nearly; 2 with an answer), by 1,200",
+            False,
+        ),
+        (OVERLAP | {"num_exact": 0}, "without them the score is 0.550. The score in the table counts them", False),
+        (OVERLAP | {"num_near": 0, "score_without": None}, "no score is known without them", False),
+    ],
+)
+def test_what_training_has_seen_is_told_and_goes_to_no_leaderboard(overlap, says, goes_to_the_hub):
+    (found,) = read_evidence(suites(0, **({} if overlap is None else {"overlap": overlap})), "b.json")
+    assert any(says in note for note in found.sections[0].notes)
+    assert bool(found.results) == goes_to_the_hub
+
+
+@pytest.mark.parametrize(
+    ("learnt", "says"),
+    [
+        ({"score": 0.58, "above": score(0.02)}, "gets 0.580; the model minus it is 0.020 (-0.080 to 0.120)"),
+        ({"score": None, "above": score(0.0) | {"value": None}}, "has no score here"),
+        (None, None),
+    ],
+)
+def test_what_a_bag_of_words_gets_is_told(learnt, says):
+    (found,) = read_evidence(suites(0, bag_of_words=learnt), "b.json")
+    told = [note for note in found.sections[0].notes if "bag of words" in note]
+    assert (says is None and told == []) or says in told[0].replace("\N{MINUS SIGN}", "-")
 
 
 def test_a_run_tells_metrics_and_verdict():
