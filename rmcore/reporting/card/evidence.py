@@ -101,7 +101,7 @@ def read_evidence(record: Record, source: str) -> list[Found]:
     if not kinds:
         raise DataError(
             f"{source} holds none of {', '.join(KINDS)}, so it is no result that a card can tell. Name what `rm-opt "
-            "evaluate`, `readiness pairs` or `benchmark` wrote with --json, or the summary.json of a run."
+            "evaluate`, `readiness pairs`, `benchmark` or `probe` wrote with --json, or the summary.json of a run."
         )
     try:
         return [read(record, source) for read in kinds]
@@ -250,6 +250,30 @@ def _benchmark_result(title: str, dataset: str, overall: Record) -> "EvalResult"
     )
 
 
+def _probes(record: Record, source: str) -> Found:
+    """Edits of answers that must not pay: of `rm-opt probe`, or of a run's stage."""
+    rows = []
+    for one in record["findings"]:
+        is_fault = one["expects"] == "lower"
+        value = numbers.with_interval(one["violations"], "share") if is_fault else numbers.with_interval(one["shift"])
+        wanted = "the reward falls" if is_fault else "no rise" if one["expects"] == "not_higher" else "no change"
+        what = "of spoilt answers no lower" if is_fault else "sd of shift"
+        verdict = Markdown("**violated**") if one["verdict"] == "violated" else one["verdict"]
+        rows.append(
+            (one["rule"], verdict, wanted, f"{value} {what}", numbers.count(one["num_answers"]), one["meaning"])
+        )
+    heads = ("edit", "result", "wanted", "seen", "n", "what it is")
+    tolerated = record["tolerated"]
+    pairs, prompts = (numbers.count(record[name]) for name in ("num_pairs", "num_prompts"))
+    notes = (
+        f"{pairs} pairs of {prompts} prompts. Violated: it is shown, at {tolerated['familywise_level']:.0%} for all "
+        f"edits together, that one shifts rewards by more than {tolerated['shift']:g} standard deviations, or that "
+        f"more than {tolerated['violations']:.0%} of spoilt answers are not lowered. A policy that is optimised "
+        "against the model can earn what is violated.",
+    )
+    return Found((Section("Edits that must not pay", shown_table(heads, rows, right=(4,)), notes),))
+
+
 def _judged(record: Record, source: str) -> Found:
     """A verdict: of a run, of `rm-opt readiness`, or of a policy that was optimised."""
     verdict = record["verdict"]
@@ -329,6 +353,8 @@ KINDS: Mapping[str, Callable[[Record, str], Found]] = {
     "metrics": _evaluation,
     "suites": _benchmarks,
     "benchmarks": lambda record, source: _benchmarks(record["benchmarks"], source),  # of a run's stage
+    "tolerated": _probes,
+    "probe": lambda record, source: _probes(record["probe"], source),
     "verdict": _judged,
 }
 """How a file is read, by the key that says of which kind it is; sections of the card stand in this order."""

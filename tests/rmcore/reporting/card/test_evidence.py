@@ -2,6 +2,7 @@
 
 import pytest
 
+import probe_sample
 import report_sample
 from rmcore.core.errors import DataError
 from rmcore.reporting.card.evidence import KINDS, public_name, read_evidence
@@ -83,6 +84,16 @@ def test_a_run_tells_metrics_and_verdict():
     assert found[0].results[0].metric_value == round(results["metrics"]["pairwise_accuracy"]["value"], 4)
     assert len(judgement.checks) == len(results["gate"])
     assert "RM-Bench" in "".join(section.table for one in found for section in one.sections)
+
+
+def test_probes_tell_which_edits_pay():
+    record = probe_sample.record()
+    (found,) = read_evidence(record, "probe.json")
+    (section,) = found.sections
+    assert section.table.count("**violated**") == len(record["violated"]) > 0
+    assert "60 prompts" in section.notes[0]
+    told = read_evidence(report_sample.results(), "run demo")
+    assert any(one.title == section.title for part in told for one in part.sections)
 
 
 def verdict(rung, status="passes", **more):
