@@ -64,7 +64,7 @@ def benchmark(
     from rmcore.data.table import check_target
     from rmcore.suites.record import benchmark_record, find_overlaps
     from rmcore.suites.sets import read_sets
-    from rmcore.suites.standing import read_published
+    from rmcore.suites.standing import read_published, require_known
     from rmcore.suites.stored import stored_rewards
 
     if decontaminate is not None:
@@ -78,6 +78,7 @@ def benchmark(
     if len(places | published.keys()) < len(models) + len(published):
         raise ConfigError("--against names a model twice, or the checkpoint itself: each is compared once.")
     sets = read_sets(suite, partial=partial)
+    require_known(published, sets)
     pairs = None if train_data is None else read_pairs(train_data, PairReading())
     overlaps: Sequence[Overlap] = ()
     if pairs is not None:
@@ -90,12 +91,12 @@ def benchmark(
     rewards = {name: stored_rewards(name, sets, out, model.load, read_as) for name in models}
     record = benchmark_record(sets, rewards, published=published, pairs=pairs, overlaps=overlaps)
     write_report_json(json_out, named_model(checkpoint) | record)
-    if pairs is not None and decontaminate is not None:
-        _write_rest(pairs, overlaps, decontaminate)
     for told in record["suites"].values():
         _print(told, checkpoint)
         if published and told["missing"]:
             print("    (published scores are of the whole set, and not compared with a part of it)\n")
+    if pairs is not None and decontaminate is not None:
+        _write_rest(pairs, overlaps, decontaminate)
 
 
 def _merged(files: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, dict[str, float]]:

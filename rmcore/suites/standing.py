@@ -67,6 +67,20 @@ def read_published(file: Path) -> dict[str, dict[str, float]]:
     return found
 
 
+def require_known(published: Mapping[str, Mapping[str, float]], sets: Sequence[QuestionSet]) -> None:
+    """Refuse published scores on a benchmark of another name, which would be compared with nothing.
+
+    Raises:
+        ConfigError: there are some.
+    """
+    known = {*SUITES, *(one.suite.name for one in sets)}
+    if unknown := sorted({name for scores in published.values() for name in scores} - known):
+        raise ConfigError(
+            f"published scores are on {', '.join(unknown)}, which is no benchmark that is known here or measured; the "
+            f"names are {', '.join(sorted(known))}."
+        )
+
+
 def _is_score(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and LEAST_SCORE <= value <= MOST_SCORE
 
@@ -82,17 +96,8 @@ def compare_models(
         sets: the benchmarks; on one that is not whole, published scores are not compared.
         rewards: of each model on each of them.
         published: overall scores of further models, by benchmark.
-
-    Raises:
-        ConfigError: a published score is on a benchmark that is not known.
     """
     found: list[Difference] = []
-    known = {*SUITES, *(one.suite.name for one in sets)}
-    if unknown := sorted({name for scores in published.values() for name in scores} - known):
-        raise ConfigError(
-            f"published scores are on {', '.join(unknown)}, which is no benchmark that is known here or measured; the "
-            f"names are {', '.join(sorted(known))}."
-        )
     for place, one in enumerate(sets):
         name = one.suite.name
         for first, second in itertools.combinations(rewards, 2):

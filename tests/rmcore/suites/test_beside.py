@@ -25,7 +25,7 @@ from rmcore.suites.pairwise import LLMBAR
 from rmcore.suites.question import Question, read_questions
 from rmcore.suites.record import benchmark_record
 from rmcore.suites.sets import QuestionSet, read_sets
-from rmcore.suites.standing import Difference, compare_models, places, read_published
+from rmcore.suites.standing import Difference, compare_models, places, read_published, require_known
 from rmcore.suites.words import learn_words
 
 WORDS = [f"word{number}" for number in range(60)]
@@ -188,7 +188,8 @@ def test_published_scores_are_compared_on_whole_sets_alone():
     told = benchmark_record([part], {"ours": rewards_that_are_right(0.9)}, published={"paper": {"llmbar": 0.1}})
     assert [row["model"] for row in told["suites"]["llmbar"]["standing"]] == ["ours"]
     with pytest.raises(ConfigError, match="on lmbar, which is no benchmark that is known"):
-        compare_models([one_set()], {"ours": rewards_that_are_right(0.9)}, {"paper": {"lmbar": 0.1}})
+        require_known({"paper": {"lmbar": 0.1}}, [one_set()])
+    require_known({"paper": {"llmbar": 0.1, "rmb": 0.5}}, [one_set()])
 
 
 def test_without_an_interval_models_share_a_place():
