@@ -90,6 +90,10 @@ def test_ten_steps_and_new_weights_in_between(server, client, policy, tmp_path):
 def test_an_update_between_two_halves_of_a_group_scores_it_again_whole(server, policy, tmp_path):
     """Requests of two rows each, one at a time: updates fall between those of one step."""
     seen = []
+
+    def scored_under(steps):
+        return steps[-1][0].meta["rm_score_version"] if steps else None
+
     with server.client(batch_size=2, max_concurrency=1) as session:
         rm = world.served_model(session)
         publisher = world.publisher_of(server)
@@ -105,7 +109,7 @@ def test_an_update_between_two_halves_of_a_group_scores_it_again_whole(server, p
         def record(step, rollouts, credits):
             seen.append(rollouts)
 
-        until_published = [After(1, updates.start), StopWhen(lambda: len(seen) > 1 and not updates.is_alive())]
+        until_published = [After(1, updates.start), StopWhen(lambda: scored_under(seen) == before + 3)]
         train(policy, scorer, tmp_path, steps=200, record=record, group_size=8, callbacks=until_published)
         updates.join()
         after = session.version().weight_version
