@@ -52,7 +52,7 @@ def read_own_suite(path: Path) -> tuple[Suite, str]:
         ConfigError: it cannot be read, or says too little, too much or nonsense.
     """
     own = _checked(path, read_mapping(path, EXAMPLE))
-    file = path.parent / own.file
+    file = Path(own.file) if own.file.startswith("~") else path.parent / own.file
     if not is_there(file):
         raise ConfigError(f"{path}: there is no file {own.file!r} (looked for {str(file)!r}).")
 
@@ -84,14 +84,14 @@ def read_own_suite(path: Path) -> tuple[Suite, str]:
         expected={},
         read=read,
         scores=lambda questions, rewards: by_group(best_is_right(questions, rewards), questions, of_groups=False),
-    ), str(file.resolve())
+    ), str(file.expanduser().resolve())
 
 
 def is_there(path: Path) -> bool:
-    """Whether there is such a file or folder; also where no path can be called so."""
+    """Whether there is such a file or folder, `~` being the home; also asked of what no path can be called."""
     try:
-        return path.exists()
-    except ValueError:  # a null character
+        return path.expanduser().exists()
+    except (ValueError, RuntimeError):  # a null character; no home of that name
         return False
 
 

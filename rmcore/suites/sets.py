@@ -79,7 +79,7 @@ def _named(given: str) -> Iterator[tuple[Suite, str]]:
         return
     name, is_place, source = given.partition("=")
     if given.endswith(YAML_SUFFIXES) and (name not in SUITES or is_there(Path(given))):
-        suite, rows = read_own_suite(Path(given))
+        suite, rows = read_own_suite(Path(given).expanduser() if is_there(Path(given)) else Path(given))
         if suite.name in (*SUITES, ALL):
             raise ConfigError(
                 f"{given} calls a set {suite.name!r}, as a public benchmark is called: take another name."

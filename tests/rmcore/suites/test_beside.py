@@ -237,6 +237,21 @@ def test_a_set_of_ones_own_is_read_by_its_description(tmp_path):
     assert (one.num_good, one.answers, len(one.prompt)) == (2, ("a", "b", "c"), 3)
 
 
+def test_places_may_begin_with_the_sign_of_the_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_own_set(tmp_path, [{"prompt": "p", "chosen": "a", "rejected": "b"}], file="~/rows.jsonl")
+    [one] = read_sets(["~/mine.yaml"])
+    assert (one.suite.name, len(one.questions)) == ("mine", 1)
+    (tmp_path / "llmbar" / "Natural").mkdir(parents=True)
+    row = {"input": "i", "output_1": "a", "output_2": "b", "label": 1}
+    (tmp_path / "llmbar" / "Natural" / "dataset.json").write_text(json.dumps([row]))
+    [one] = read_sets(["llmbar=~/llmbar"], partial=True)
+    assert len(one.questions) == 1
+    for nowhere in ("llmbar=~nobody-of-that-name/llmbar", "~nobody-of-that-name/mine.yaml"):
+        with pytest.raises(ConfigError):
+            read_sets([nowhere])
+
+
 @pytest.mark.parametrize(
     ("described", "rows", "said"),
     [
