@@ -10,11 +10,11 @@ from rmcore.core.files import write_json
 from rmcore.core.progress import Report, prefixed
 from rmcore.core.tracking import Tracker
 from rmcore.data.pairs_on_disk import PairFile
-from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.reporting.figures.benchmarks import benchmarks_figure
 from rmcore.reporting.figures.style import save
 from rmcore.stages.interface import Upstream
 from rmcore.stages.settings import BenchmarkSettings
+from rmcore.stages.trained import load_trained
 from rmcore.suites.measure import score_answers, to_table
 from rmcore.suites.question import OVERALL
 from rmcore.suites.record import benchmark_record, find_overlaps
@@ -27,12 +27,7 @@ MODEL = "this model"
 def run(settings: BenchmarkSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
     """Score every answer, and compare prompts and words with those of the training pairs."""
     sets = read_sets(settings.benchmark.suites, partial=settings.benchmark.partial)
-    rm = BradleyTerryRM.from_pretrained(
-        upstream["train"] / "best",
-        device=settings.device,
-        trust_remote_code=settings.trust_remote_code,
-        render_fn=settings.render_fn,
-    )
+    rm = load_trained(settings, upstream["train"] / "best")
     rewards = []
     for one in sets:
         rewards.append(score_answers(rm, one.questions, report=prefixed(report, one.suite.name)))

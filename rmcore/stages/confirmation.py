@@ -28,6 +28,7 @@ from rmcore.policy.sampling.best_of_n import nominal_kl
 from rmcore.stages.interface import Upstream
 from rmcore.stages.samples import answers, one_each
 from rmcore.stages.settings import ConfirmationSettings
+from rmcore.stages.trained import load_trained
 
 RECORD_FILE = "confirmation.json"
 FEWEST_PROMPTS = 10
@@ -45,12 +46,7 @@ def run(settings: ConfirmationSettings, upstream: Upstream, out: Path, tracker: 
     prompts = _fresh_prompts(settings, upstream["prepare"])
     _, found = answers(settings, prompts, n + OPPONENTS, upstream["policy"], out / "drawn.jsonl", report)
     answered = {int(place): rows.tolist() for place, rows in found.groupby("prompt_index", sort=True)["response"]}
-    rm = BradleyTerryRM.from_pretrained(
-        upstream["train"] / "best",
-        device=settings.device,
-        trust_remote_code=settings.trust_remote_code,
-        render_fn=settings.render_fn,
-    )
+    rm = load_trained(settings, upstream["train"] / "best")
     prompts, responses = _readable(rm, [(prompts[place], pool) for place, pool in answered.items()])
     table = _judged(rm, judge, n, prompts, responses, out / "judged.jsonl", report)
     table.to_parquet(out / "served.parquet")

@@ -21,7 +21,6 @@ from rmcore.ensembles.score import score_pairs_table, with_texts
 from rmcore.evaluation.calibration import reliability_bins
 from rmcore.evaluation.report_card import evaluate_pairs, most_confident_mistakes
 from rmcore.evaluation.uncertainty import MetricValue
-from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.reporting.figures.calibration import reliability_diagram_figure
 from rmcore.reporting.figures.context import accuracy_in_context_figure
 from rmcore.reporting.figures.length import reward_by_length_figure
@@ -29,6 +28,7 @@ from rmcore.reporting.figures.margins import margin_histogram_figure
 from rmcore.reporting.figures.style import save
 from rmcore.stages.interface import CEILING_FILE, Upstream
 from rmcore.stages.settings import EvaluateSettings
+from rmcore.stages.trained import load_trained
 
 TRAIN_METRICS = ("pairwise_accuracy", "loss", "mean_margin")
 CALIBRATION_METRICS = ("ece", "brier", "temperature")
@@ -39,12 +39,7 @@ NUM_MISTAKES = 50
 def run(settings: EvaluateSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
     """Score the splits with the best checkpoint and measure."""
     prepared = upstream["prepare"]
-    rm = BradleyTerryRM.from_pretrained(
-        upstream["train"] / "best",
-        device=settings.device,
-        trust_remote_code=settings.trust_remote_code,
-        render_fn=settings.render_fn,
-    )
+    rm = load_trained(settings, upstream["train"] / "best")
     splits = {
         name: read_pairs(prepared / f"{name}.parquet", settings.evaluate.train_pairs if name == "train" else None)
         for name in ("test", "validation", "ood", "train")

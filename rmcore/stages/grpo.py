@@ -22,7 +22,6 @@ from rmcore.core.tracking import Tracker
 from rmcore.data.pair import PreferencePair, Prompt, prompt_key
 from rmcore.data.table import read_pairs
 from rmcore.models.loading import pick_device
-from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.policy.grpo.local_reward import LocalReward
 from rmcore.policy.grpo.policy_meter import PolicyMeter, StartPools
 from rmcore.policy.grpo.refresh import Refresher
@@ -47,6 +46,7 @@ from rmcore.reporting.figures.style import save
 from rmcore.stages.interface import Upstream, policy_place
 from rmcore.stages.samples import SAMPLES_FILE
 from rmcore.stages.settings import GrpoSettings
+from rmcore.stages.trained import load_trained
 from rmcore.training.memory import peak_memory_bytes
 
 RECORD_FILE = "rlhf.json"
@@ -109,12 +109,7 @@ def _start(settings: RlhfConfig, upstream: Upstream, judge: Judge | None) -> Sta
 
 
 def _local_reward(settings: GrpoSettings, upstream: Upstream, pairs: list[PreferencePair]) -> LocalReward:
-    rm = BradleyTerryRM.from_pretrained(
-        upstream["train"] / "best",
-        device=settings.device,
-        trust_remote_code=settings.trust_remote_code,
-        render_fn=settings.render_fn,
-    )
+    rm = load_trained(settings, upstream["train"] / "best")
     return LocalReward(
         rm,
         pairs[:MEMBER_PAIRS],

@@ -21,6 +21,7 @@ from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.reporting.figures.curvature import draw_curvature
 from rmcore.stages.interface import Upstream
 from rmcore.stages.settings import LandscapeSettings
+from rmcore.stages.trained import load_trained
 
 SPECTRUM_METRICS = (
     "lambda_max",
@@ -37,12 +38,7 @@ SPECTRUM_METRICS = (
 
 def run(settings: LandscapeSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
     """Measure the curvature on `num_pairs` test pairs."""
-    rm = BradleyTerryRM.from_pretrained(
-        checkpoint_folder(upstream["train"], settings.landscape.checkpoint),
-        device=settings.device,
-        trust_remote_code=settings.trust_remote_code,
-        render_fn=settings.render_fn,
-    )
+    rm = load_trained(settings, checkpoint_folder(upstream["train"], settings.landscape.checkpoint))
     pairs = read_pairs(upstream["prepare"] / "test.parquet")
     sample = draw_sample(rm, pairs, settings.landscape, seed=settings.seed)
     write_curvature(measure_curvature(rm, sample, settings.landscape, seed=settings.seed, report=report), out)

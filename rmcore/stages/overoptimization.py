@@ -19,7 +19,6 @@ from rmcore.core.tracking import Tracker
 from rmcore.data.pair import Prompt, prompt_key, prompt_text
 from rmcore.data.table import read_pairs
 from rmcore.models.loading import guard, pick_device
-from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.policy.conservative import conservative_gains, disagreement_along_n
 from rmcore.policy.grpo.gradient_variance import gradient_variance
 from rmcore.policy.overoptimization import METHODS, overoptimization
@@ -35,6 +34,7 @@ from rmcore.reporting.figures.style import save
 from rmcore.stages.interface import Upstream, policy_place
 from rmcore.stages.samples import SAMPLES_FILE
 from rmcore.stages.settings import OveroptimizationSettings
+from rmcore.stages.trained import load_trained
 
 GRADIENT_SAMPLES = 16
 """Samples of each prompt that the policy gradient is estimated from."""
@@ -47,12 +47,7 @@ MEMBER_PAIRS = 2000
 def run(settings: OveroptimizationSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
     """Score the samples with the best checkpoint and measure."""
     samples = pd.read_parquet(upstream["samples"] / SAMPLES_FILE)
-    rm = BradleyTerryRM.from_pretrained(
-        upstream["train"] / "best",
-        device=settings.device,
-        trust_remote_code=settings.trust_remote_code,
-        render_fn=settings.render_fn,
-    )
+    rm = load_trained(settings, upstream["train"] / "best")
     training = read_pairs(upstream["prepare"] / "train.parquet", MEMBER_PAIRS)
     asked = samples.assign(prompt=_prompts(upstream["prepare"], samples))
     scored = score_samples(rm, asked, training, num_members=settings.num_members, seed=settings.seed, report=report)

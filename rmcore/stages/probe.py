@@ -11,11 +11,11 @@ from rmcore.core.progress import Report
 from rmcore.core.tracking import Tracker
 from rmcore.data.pair import cap_pairs
 from rmcore.data.table import read_pairs
-from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.probes.measure import probe
 from rmcore.probes.rules import find_rules
 from rmcore.stages.interface import Upstream
 from rmcore.stages.settings import ProbeSettings
+from rmcore.stages.trained import load_trained
 
 KEPT_CHARS = 700
 """Characters of an example's text."""
@@ -24,12 +24,7 @@ KEPT_CHARS = 700
 def run(settings: ProbeSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
     """Probe the best checkpoint on the test pairs."""
     rules = find_rules(settings.probe.rules)
-    rm = BradleyTerryRM.from_pretrained(
-        upstream["train"] / "best",
-        device=settings.device,
-        trust_remote_code=settings.trust_remote_code,
-        render_fn=settings.render_fn,
-    )
+    rm = load_trained(settings, upstream["train"] / "best")
     pairs = cap_pairs(read_pairs(upstream["prepare"] / "test.parquet"), settings.probe.pairs_per_prompt)
     found = probe(rm, pairs, rules, seed=settings.seed, report=report)
     write_json(out / "probe.json", found.to_dict(KEPT_CHARS))
