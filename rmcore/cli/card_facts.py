@@ -76,11 +76,11 @@ def find_origin(checkpoint: str) -> Origin:
     is_best = folder.name == BEST
     if not (is_best or folder.name.startswith("step_")) or not (trained / "training.json").is_file():
         return Origin(folder, None, None, None, is_best)
-    training = _read(trained / "training.json")
+    training = read_record(trained / "training.json")
     settings: Mapping[str, Any] | None = None
     run = None
     if (trained / SETTINGS_FILE).is_file():
-        settings = _read(trained / SETTINGS_FILE)
+        settings = read_record(trained / SETTINGS_FILE)
     elif (trained / MANIFEST).is_file():
         settings, run = _of_store(trained)
     return Origin(folder, training, settings, run if is_best else None, is_best)
@@ -88,7 +88,7 @@ def find_origin(checkpoint: str) -> Origin:
 
 def _of_store(trained: Path) -> tuple[Mapping[str, Any] | None, Run | None]:
     """Settings and newest run of a training that lies at store/train/NAME; (None, None): it lies in no store."""
-    manifest = _read(trained / MANIFEST)
+    manifest = read_record(trained / MANIFEST)
     key, inputs = manifest.get("key"), manifest.get("inputs")
     settings = inputs.get("config") if isinstance(inputs, Mapping) else None
     if not isinstance(key, str) or not isinstance(settings, Mapping) or len(trained.parents) < 3:
@@ -104,7 +104,12 @@ def _run_of(key: str, reports: Path) -> Run | None:
     return None
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_record(path: Path) -> dict[str, Any]:
+    """A JSON object that a command wrote.
+
+    Raises:
+        DataError: the file cannot be read, or holds something else.
+    """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -112,15 +117,6 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise DataError(f"{path} holds no JSON object; restore it, or move it away.")
     return found
-
-
-def read_record(path: Path) -> dict[str, Any]:
-    """A JSON object that a command wrote.
-
-    Raises:
-        DataError: the file cannot be read, or holds something else.
-    """
-    return _read(path)
 
 
 def gather_facts(origin: Origin, digest: str, rm: "BradleyTerryRM", license_id: str | None) -> "Facts":

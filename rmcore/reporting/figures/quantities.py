@@ -63,6 +63,13 @@ def interval(low: float | None, high: float | None, unit: str, comparison: str =
     return f"{start['number'] if start and same else first} to {last}"
 
 
+def points(difference: Mapping[str, Any]) -> str:
+    """A difference of two shares with its interval in brackets, where it has one: +2.4 points (+1.0 to +3.8 points)."""
+    bounds = interval(difference["ci_low"], difference["ci_high"], "share", "difference")
+    value = compared(difference["value"], "share", "difference")
+    return f"{value} ({bounds})" if bounds else value
+
+
 def estimate(name: str, item: Mapping[str, Any], unit: str, comparison: str = "level") -> tuple[str, str]:
     """Value and interval, which may be empty, of a metric or of a comparison of arms by it.
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.benchmarks import OVERALL, YARDSTICKS, title, yardstick
-from rmcore.reporting.figures.quantities import compared, interval
+from rmcore.reporting.figures.quantities import points
 from rmcore.reporting.html.markdown import bullets, escape, text_table
 
 TITLE = "Benchmarks"
@@ -30,7 +30,7 @@ def benchmark_rows(suites: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, .
         seen = None if overlap is None else overlap["num_exact"] + overlap["num_near"]
         score = numbers.with_interval(told["scores"][OVERALL], "share")
         questions = numbers.count(told["num_questions"])
-        rows.append((told["title"], questions, score, _points(told["over_longer_wins"]), numbers.count(seen)))
+        rows.append((told["title"], questions, score, points(told["over_longer_wins"]), numbers.count(seen)))
     return rows
 
 
@@ -76,7 +76,7 @@ def _parts(told: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The scores that a benchmark's overall one is made of, and its yardsticks."""
     parts = [(name, numbers.with_interval(value, "share")) for name, value in told["scores"].items() if name != OVERALL]
     learnt = told.get("bag_of_words")
-    above = [] if learnt is None else [("this model minus those words", _points(learnt["above"]))]
+    above = [] if learnt is None else [("this model minus those words", points(learnt["above"]))]
     yardsticks = [
         (f"yardstick: {label}", numbers.percent(yardstick(told, name))) for name, (label, _, _) in YARDSTICKS.items()
     ]
@@ -84,9 +84,3 @@ def _parts(told: Mapping[str, Any]) -> list[tuple[str, str]]:
     without = told.get("overlap", {}).get("score_without")
     unseen = [] if without is None else [("without the prompts seen in training", numbers.percent(without))]
     return [*parts, *alike, *unseen, *yardsticks, *above]
-
-
-def _points(difference: Mapping[str, Any]) -> str:
-    bounds = interval(difference["ci_low"], difference["ci_high"], "share", "difference")
-    value = compared(difference["value"], "share", "difference")
-    return f"{value} ({bounds})" if bounds else value

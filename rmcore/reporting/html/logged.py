@@ -5,7 +5,7 @@ from typing import Any
 
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.logged_answers import finding
-from rmcore.reporting.figures.quantities import compared, interval
+from rmcore.reporting.figures.quantities import points
 from rmcore.reporting.html.markdown import bullets, escape, text_table
 
 CAPTIONS = {
@@ -33,7 +33,7 @@ def logged_rows(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
             numbers.count(row["num_prompts"]),
             numbers.with_interval(row["win_rate"], "share"),
             numbers.with_interval(row["longest_win_rate"], "share"),
-            _points(row["over_longest"]),
+            points(row["over_longest"]),
             numbers.percent(row["perfect_win_rate"]),
             numbers.with_interval(row["gain"]),
             numbers.decimal(row["perfect_gain"]),
@@ -80,9 +80,3 @@ def logged_markdown(found: Mapping[str, Any]) -> str:
     """Finding, table and what it was taken on; no line break at its end."""
     lines = bullets(map(escape, logged_findings(found)))
     return f"## {TITLE}\n\n{escape(finding(found))}.\n\n{text_table(HEADINGS, logged_rows(found))}\n\n{lines}"
-
-
-def _points(difference: Mapping[str, Any]) -> str:
-    bounds = interval(difference["ci_low"], difference["ci_high"], "share", "difference")
-    value = compared(difference["value"], "share", "difference")
-    return f"{value} ({bounds})" if bounds else value
