@@ -1,0 +1,175 @@
+"""What a set of observations holds: kinds, ties, scales of grades, annotators. The likelihood is made to measure.
+
+It is taken once, of the training split, and kept with the model: a held-out grade is read on the training scale.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from rmcore.data.observation import Kind, Observation
+
+Link = Literal["binary", "ordinal", "real"]
+"""Two levels, several, or numbers on a line."""
+MOST_LEVELS = 11
+"""Whole numbers of more different values than this (0 to 10) are real grades."""
+LARGEST_TIE = 8
+"""Answers that may be called equal at once; an observation with more is set aside."""
+PREFERRED_ATTRIBUTES = ("overall", "overall_score", "helpfulness", "score", "rating", "quality", "grade")
+"""Names of attributes that, where one is there, count alone as what "better" means; the first of them."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The grades of one attribute, as the training data have them.
+
+    Attributes:
+        attribute: its name.
+        link: which likelihood they have.
+        levels: the grades that occur, rising; empty for real ones.
+        shares: how often each level occurs in training, summing to 1; empty for real ones.
+        mean: of the training grades; real ones are standardised by it and `deviation`.
+        deviation: their standard deviation.
+    """
+
+    attribute: str
+    link: Link
+    levels: tuple[float, ...]
+    shares: tuple[float, ...]
+    mean: float
+    deviation: float
+
+    def code(self, grade: float) -> float | None:
+        """A grade as the likelihood takes it: number of its level, or standardised; None: it is not on the scale."""
+        if self.link == "real":
+            return (grade - self.mean) / self.deviation
+        return float(self.levels.index(grade)) if grade in self.levels else None
+
+    @property
+    def num_thresholds(self) -> int:
+        """Thresholds between its levels; the mean of real grades is a threshold, too."""
+        return max(1, len(self.levels) - 1)
+
+    @classmethod
+    def of(cls, attribute: str, counts: Mapping[float, int]) -> "Scale | None":
+        """Take the scale of the grades that occur so often; None: they are all the same, so they say nothing."""
+        if len(counts) < 2:
+            return None
+        levels = sorted(counts)
+        total = sum(counts.values())
+        mean = sum(level * count for level, count in counts.items()) / total
+        deviation = math.sqrt(sum(count * (level - mean) ** 2 for level, count in counts.items()) / total)
+        discrete = len(levels) == 2 or (len(levels) <= MOST_LEVELS and all(level == round(level) for level in levels))
+        link: Link = "real" if not discrete else "binary" if len(levels) == 2 else "ordinal"
+        shares = tuple(counts[level] / total for level in levels) if discrete else ()
+        return cls(attribute, link, tuple(levels) if discrete else (), shares, mean, deviation)
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What N observations hold.
+
+    Attributes:
+        kinds: how many there are of each kind.
+        tie_sizes: how many choices were of one answer, of two that tie, of three, ...; index 0 is one answer.
+        scales: of the graded attributes that have more than one value, by name.
+        single_valued: attributes whose grades are all the same.
+        annotators: who judged how often, in the order of first appearance.
+        num_weighted: observations whose weight is not 1.
+    """
+
+    kinds: Mapping[str, int] = field(default_factory=dict)
+    tie_sizes: tuple[int, ...] = ()
+    scales: tuple[Scale, ...] = ()
+    single_valued: tuple[str, ...] = ()
+    annotators: Mapping[str, int] = field(default_factory=dict)
+    num_weighted: int = 0
+
+    @property
+    def largest_tie(self) -> int:
+        """The most answers that were called equal, `LARGEST_TIE` at most; 1 where there are no ties."""
+        return max(1, len(self.tie_sizes))
+
+    @property
+    def has_choices(self) -> bool:
+        """Whether anything was ranked."""
+        return any(count for kind, count in self.kinds.items() if kind != Kind.GRADES)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready record."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> "Survey":
+        """Read a record of `to_dict` back."""
+        scales = [
+            Scale(**{**scale, "levels": tuple(scale["levels"]), "shares": tuple(scale["shares"])})
+            for scale in record["scales"]
+        ]
+        return cls(
+            kinds=record["kinds"],
+            tie_sizes=tuple(record["tie_sizes"]),
+            scales=tuple(scales),
+            single_valued=tuple(record["single_valued"]),
+            annotators=record["annotators"],
+            num_weighted=record["num_weighted"],
+        )
+
+
+def survey(observations: Iterable[Observation]) -> Survey:
+    """Look through the observations once."""
+    kinds: Counter[str] = Counter()
+    ties: Counter[int] = Counter()
+    grades: dict[str, Counter[float]] = {}
+    annotators: Counter[str] = Counter()
+    num_weighted = 0
+    for one in observations:
+        kinds[str(one.kind)] += 1
+        num_weighted += one.weight != 1
+        if one.annotator is not None:
+            annotators[one.annotator] += 1
+        if one.ranks is not None and not one.top_only:
+            ties.update(size for size in Counter(one.ranks).values() if size <= LARGEST_TIE)
+        for attribute, given in one.grades.items():
+            grades.setdefault(attribute, Counter()).update(grade for grade in given if grade is not None)
+    scales = {name: Scale.of(name, counts) for name, counts in sorted(grades.items())}
+    return Survey(
+        kinds=dict(kinds),
+        tie_sizes=tuple(ties[size] for size in range(1, max(ties, default=0) + 1)),
+        scales=tuple(scale for scale in scales.values() if scale is not None),
+        single_valued=tuple(name for name, scale in scales.items() if scale is None),
+        annotators=dict(annotators),
+        num_weighted=num_weighted,
+    )
+
+
+def better_weights(attributes: Sequence[str], asked: Mapping[str, float] | None) -> dict[str, float]:
+    """Weights of the attributes in what "better" means, for those of which it is not 0.
+
+    As asked for; else the first of `PREFERRED_ATTRIBUTES` that is there alone; else all alike, summing to 1.
+
+    Args:
+        attributes: names of those that are graded.
+        asked: `data.attribute_weights`.
+    """
+    if asked is not None:
+        return {name: weight for name, weight in asked.items() if weight and name in attributes}
+    preferred = next((name for name in PREFERRED_ATTRIBUTES if name in attributes), None)
+    if preferred is not None:
+        return {preferred: 1.0}
+    return {name: 1 / len(attributes) for name in attributes}
+
+
+def better_scores(observation: Observation, scales: Sequence[Scale], weights: Mapping[str, float]) -> np.ndarray:
+    """How good each of K graded answers is by the weighted sum of its standardised grades: (K,), NaN where one lacks."""
+    scores = np.zeros(len(observation.answers))
+    for scale in scales:
+        if scale.attribute in weights:
+            given = observation.grades.get(scale.attribute, (None,) * len(scores))
+            codes = np.array([math.nan if grade is None else grade for grade in given])
+            scores += weights[scale.attribute] * (codes - scale.mean) / scale.deviation
+    return scores
