@@ -70,6 +70,9 @@ class DataConfig(Settings):
     """Column of the other completion or dialogue."""
     margin_column: str | None = None
     """Column of the annotated preference strength (optional)."""
+    attribute_weights: dict[str, float] | None = None
+    """Weights of the graded attributes in what "better" means. Left out: an attribute overall, helpfulness, score,
+    rating, quality or grade counts alone, else all alike."""
     require_complete_pairs: bool = False
     """Make a pair with a side missing, or with two of one side, an error instead of a counted, rejected row."""
     gold: GoldConfig = GoldConfig()

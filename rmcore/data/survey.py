@@ -165,7 +165,7 @@ def better_weights(attributes: Sequence[str], asked: Mapping[str, float] | None)
 
 
 def better_scores(observation: Observation, scales: Sequence[Scale], weights: Mapping[str, float]) -> np.ndarray:
-    """How good each of K graded answers is by the weighted sum of its standardised grades: (K,), NaN where one lacks."""
+    """How good each of K graded answers is by the weighted sum of its standardised grades: (K,), NaN if one lacks."""
     scores = np.zeros(len(observation.answers))
     for scale in scales:
         if scale.attribute in weights:

@@ -52,6 +52,11 @@ class MicroBatch:
     weight: float = 1.0  # of its pairs in the gradient; logged means count all pairs alike
 
     @property
+    def labels(self) -> Tensor:
+        """What the loss is given beside the rows."""
+        return self.target_margins
+
+    @property
     def num_pairs(self) -> int:
         """Pairs that count in this micro-batch: P, none if it is idle."""
         return 0 if self.idle else len(self.indices)
@@ -138,7 +143,7 @@ def even_shares(costs: Sequence[int], token_budget: int, *, num_ranks: int, aim:
     return [largest_first[rank::num_ranks] for rank in range(num_ranks)]
 
 
-def check_budget(token_budget: int, largest: int) -> None:
+def check_budget(token_budget: int, largest: int, what: str = "pair") -> None:
     """Refuse a budget under which the `largest` pair, in computed tokens, does not fit.
 
     Raises:
@@ -146,7 +151,7 @@ def check_budget(token_budget: int, largest: int) -> None:
     """
     if largest > token_budget:
         raise ConfigError(
-            f"token_budget={token_budget} cannot hold one pair of {largest} tokens; raise token_budget to at least "
+            f"token_budget={token_budget} cannot hold one {what} of {largest} tokens; raise token_budget to at least "
             f"{largest} or lower max_seq_len."
         )
 
@@ -195,14 +200,14 @@ def micro_batches(
         shares = _padded_shares(lengths, token_budget, world)
     else:
         lengths = [pair_tokens(pair, packing) for pair in pairs]
-        shares = even_shares(lengths, token_budget, num_ranks=world, aim=_row_tokens(token_budget, packing))
+        shares = even_shares(lengths, token_budget, num_ranks=world, aim=row_tokens(token_budget, packing))
     own = [collate(pairs, group, pad_id=pad_id, packing=packing) for group in shares[rank] if group]
     shortest = [min(range(len(pairs)), key=lambda index: lengths[index])]
     missing = max(sum(map(bool, share)) for share in shares) - len(own)
     return own + missing * [replace(collate(pairs, shortest, pad_id=pad_id, packing=packing), idle=True)]
 
 
-def _row_tokens(token_budget: int, packing: Packing) -> int:
+def row_tokens(token_budget: int, packing: Packing) -> int:
     """Tokens of a packed row beyond which nothing is gained."""
     return min(token_budget, PACKED_TOKENS_ON_CPU) if packing.kernel == "sdpa" else token_budget
 
@@ -247,7 +252,7 @@ def scoring_chunks(sides: Sequence[list[int]], *, token_budget: int, packing: Pa
             chunks.append([[index] for index in order[done : done + count]])
             done += count
         return chunks
-    most = _row_tokens(token_budget, packing)
+    most = row_tokens(token_budget, packing)
     groups = find_groups(sides, most_tokens=most) if packing.causal else [[index] for index in range(len(sides))]
     costs = [group_tokens([sides[index] for index in group], packing) for group in groups]
     chunks, room = [], 0

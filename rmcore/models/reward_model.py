@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -39,6 +39,18 @@ if TYPE_CHECKING:
 
 SCORING_TOKEN_BUDGET = 8192
 """Computed tokens of one batch where nothing but rewards is computed."""
+
+
+class Companion(Protocol):
+    """What is trained as a part of `BradleyTerryRM.model` and is no part of the plain model that is saved."""
+
+    def plain_state(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Give the state of the plain model: the same rewards, the usual names."""
+        ...
+
+    def save(self, state: Mapping[str, Tensor], folder: Path) -> None:
+        """Write what the plain state lacks into the checkpoint's folder."""
+        ...
 
 
 class BradleyTerryRM:
@@ -83,6 +95,8 @@ class BradleyTerryRM:
         training set it, and for checkpoints without a record."""
         self.allow_packing = True
         """Whether rows are packed where the model can be; off: always padded."""
+        self.companion: Companion | None = None
+        """See there; None: the model is the plain one."""
         self._packing: dict[tuple[Precision, str], Packing | None] = {}
 
     @classmethod
@@ -337,6 +351,10 @@ class BradleyTerryRM:
             folder: where; files in it are replaced.
             state: the whole weights by the names of `model.state_dict()`, where the live ones are sharded.
         """
+        if self.companion is not None:
+            whole = self.model.state_dict() if state is None else state
+            state = self.companion.plain_state(whole)
+            self.companion.save(whole, folder)
         if self._adapter_base is None:
             save_pretrained(self.model, folder, state_dict=None if state is None else dict(state))
             self.save_records(folder)

@@ -161,12 +161,20 @@ class TrainSettings(ModelSettings):
     """The model and its training."""
 
     train: TrainConfig
+    attribute_weights: dict[str, float] | None = None
+    """See `DataConfig.attribute_weights`."""
     how: ClassVar[tuple[str, ...]] = HOW_TO_TRAIN
 
     @classmethod
     def of(cls, config: PipelineConfig) -> Self:
         """See `StageSettings.of`; a policy that is a folder or on the hub is named as the model that it starts from."""
-        settings = super().of(config)
+        settings = cls(
+            seed=config.seed,
+            device=config.device,
+            model=config.model,
+            train=config.train,
+            attribute_weights=config.data.attribute_weights,
+        )
         if config.model.name == FROM_POLICY and not starts_from_sft(config):
             model = config.model.model_copy(update={"name": required_policy(config).name})
             return settings.model_copy(update={"model": model})

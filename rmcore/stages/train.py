@@ -10,6 +10,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from shutil import rmtree
@@ -29,6 +30,12 @@ from rmcore.data.pairs_on_disk import PairFile
 from rmcore.data.readers.sources import source_digest
 from rmcore.data.table import rewards_table
 from rmcore.data.tokenized import Pairs, Tokenized, open_tokenized, write_tokenized
+from rmcore.data.tokenized_observations import (
+    Observations,
+    ReadObservations,
+    open_observations_tokenized,
+    write_observations_tokenized,
+)
 from rmcore.landscape.trajectory import make_callbacks
 from rmcore.models.loading import pick_device
 from rmcore.models.reward_model import BradleyTerryRM
@@ -38,6 +45,9 @@ from rmcore.reporting.figures.trajectory import curvature_trajectory_figure
 from rmcore.stages.interface import VALIDATION_REWARDS, Upstream, policy_place
 from rmcore.stages.settings import TrainSettings
 from rmcore.stages.train_order import curriculum_order
+from rmcore.training.likelihood.attached import attach
+from rmcore.training.likelihood.designs import make_design, training_observations
+from rmcore.training.likelihood.observed import Design
 from rmcore.training.loop import Trainer
 from rmcore.training.ranks import Ranks, environment_ranks, share_of_host
 from rmcore.training.record import TrainResult
@@ -45,6 +55,19 @@ from rmcore.training.resume import FINISHED_FILE, clear
 from rmcore.training.sharding import process_group
 
 ROWS_A_TABLE = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A likelihood of all kinds of observations, in place of the loss of pairs.
+
+    Attributes:
+        design: which likelihood.
+        observations: what it is trained on.
+    """
+
+    design: Design
+    observations: Observations
 
 
 def run(settings: TrainSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
@@ -71,8 +94,12 @@ def train_into(
     out: Path,
     tracker: Tracker,
     report: Report,
+    *,
+    observations: Observations | None = None,
 ) -> TrainResult:
     """Train the model of `settings` on `train`, choosing the best step on `validation` (may be empty), into `out`.
+
+    Where there are `observations`, those are trained on, and not the pairs that they imply (`train.objective`).
 
     The pairs may lie on disk, and their tokens do, in `out`, while it trains. `tracker` must write to
     `out/metrics.jsonl`, from where the training curves are drawn. Under torchrun every process calls this with the same
@@ -80,8 +107,14 @@ def train_into(
     `rmcore.training.resume.rewind(out)`.
     """
     device = pick_device(settings.device)
+    beside = None
+    wanted = training_observations(settings.train, train, observations)
+    if wanted is not None:
+        beside = Beside(make_design(settings.train, wanted, settings.attribute_weights), wanted)
     # Before joining a group, in which rank 0 alone could write `tiny`.
     rm = BradleyTerryRM.new(settings.model, seed=settings.seed, device=device)
+    if beside is not None:
+        attach(rm, beside.design)
     share, world = share_of_host(), environment_ranks().world
     if world > share[1]:
         report(0, 1, f"waits for the other hosts at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}")
@@ -92,21 +125,23 @@ def train_into(
                 f"the curvature callback needs the whole model in one process, and {ranks.world} share it; leave it "
                 "out of train.callbacks and analyze the saved step_*/ checkpoints afterwards."
             )
-        read, held_out = stack.enter_context(_tokens(rm, settings.train, train, validation, out, ranks, share, report))
+        read, held_out = stack.enter_context(
+            _tokens(rm, settings.train, beside or train, validation, out, ranks, share, report)
+        )
         order = None
-        if settings.train.curriculum != "none":
+        if settings.train.curriculum != "none" and isinstance(read, Tokenized):
             order = curriculum_order(rm, settings.train, read.pairs, train, ranks, seed=settings.seed)
         trainer = Trainer(
             rm,
             settings.train,
-            train=read.pairs,
+            train=read.pairs if isinstance(read, Tokenized) else read.observations,
             validation=held_out.pairs,
             folder=out,
             tracker=tracker,
             seed=settings.seed,
             report=report,
             callbacks=make_callbacks(settings.train.callbacks, seed=settings.seed),
-            settings=_model_settings(settings.model, device.type) | _order_settings(order),
+            settings=_model_settings(settings.model, device.type) | _order_settings(order) | _design_settings(beside),
             ranks=ranks,
             order=order,
         )
@@ -129,30 +164,43 @@ def train_into(
 def _tokens(
     rm: BradleyTerryRM,
     config: TrainConfig,
-    train: Pairs,
+    train: Pairs | Beside,
     validation: Pairs,
     out: Path,
     ranks: Ranks,
     share: tuple[int, int],
     report: Report,
-) -> Iterator[tuple[Tokenized, Tokenized]]:
+) -> Iterator[tuple[Tokenized | ReadObservations, Tokenized]]:
     """Tokenize both on disk, each process of a host its share, for use inside the block."""
     folder = out / f".tokens-{ranks.rank // share[1]}"  # hosts may see one another's files
-    wanted = {"train": (train, config.over_length), "validation": (validation, None)}
     if share[0] == 0:
         for left in out.glob(".tokens-*"):  # by an attempt that was killed
             rmtree(left, ignore_errors=True)
     ranks.wait()
     try:
-        for name, (pairs, over_length) in wanted.items():
-            write_tokenized(
-                rm.renderer, pairs, folder / name, over_length=over_length, share=share, report=prefixed(report, name)
+        place, said = folder / "train", prefixed(report, "train")
+        if isinstance(train, Beside):
+            write_observations_tokenized(
+                rm.renderer,
+                train.observations,
+                place,
+                train.design.coding,
+                over_length=config.over_length,
+                share=share,
+                report=said,
             )
+        else:
+            write_tokenized(rm.renderer, train, place, over_length=config.over_length, share=share, report=said)
+        place, said = folder / "validation", prefixed(report, "validation")
+        write_tokenized(rm.renderer, validation, place, over_length=None, share=share, report=said)
         ranks.wait()
         try:
-            read, held_out = (
-                open_tokenized(folder / name, len(pairs), parts=share[1]) for name, (pairs, _) in wanted.items()
-            )
+            read: Tokenized | ReadObservations
+            if isinstance(train, Beside):
+                read = open_observations_tokenized(folder / "train", len(train.observations), parts=share[1])
+            else:
+                read = open_tokenized(folder / "train", len(train), parts=share[1])
+            held_out = open_tokenized(folder / "validation", len(validation), parts=share[1])
         finally:
             ranks.wait()  # all have opened them, or have the same to say of them
         yield read, held_out
@@ -182,6 +230,11 @@ def _model_settings(model: ModelConfig, device_type: str) -> dict[str, Any]:
     if Path(model.name).is_dir():
         settings["model.name"] = source_digest(model.name)
     return settings | {"device": device_type}
+
+
+def _design_settings(beside: Beside | None) -> dict[str, Any]:
+    """The likelihood of a training is one of what makes it what it is."""
+    return {} if beside is None else {"likelihood": beside.design.to_dict()}
 
 
 def _order_settings(order: Sequence[Sequence[int]] | None) -> dict[str, Any]:

@@ -14,10 +14,13 @@ from rmcore.config.train import TrainConfig
 from rmcore.core.errors import ConfigError, TrainingError
 from rmcore.data.rendering import TokenizedPair
 from rmcore.data.tokenized import token_lengths
-from rmcore.models.batching import MicroBatch, StepOrder, micro_batches, pair_tokens
+from rmcore.data.tokenized_observations import TokenizedObservation, side_lengths
+from rmcore.models.batching import StepOrder, micro_batches, pair_tokens
+from rmcore.models.observation_batching import observation_micro_batches, observation_tokens, padded_tokens
 from rmcore.models.packing.layout import Packing
 from rmcore.models.plain_batching import plain_micro_batches
 from rmcore.training.ranks import Ranks
+from rmcore.training.step import Batch
 
 WORKERS_ON_GPU = 2
 """A CPU trains in the time that a worker would take from it; a GPU must not wait for packing or padding."""
@@ -40,9 +43,13 @@ class StepFeed(Dataset):
     def __len__(self) -> int:
         return len(self.order)
 
-    def __getitem__(self, step: int) -> tuple[list[int], list[MicroBatch]]:
+    def __getitem__(self, step: int) -> tuple[list[int], list[Batch]]:
         indices = list(self.order[step])
         return indices, self.cut(indices, self.token_budget)
+
+    def num_terms(self, indices: Sequence[int]) -> float:
+        """What the summed loss of a step over these positions is divided by."""
+        return len(indices)
 
     def least_budget(self) -> int:
         """Tokens of the largest micro-batch of a single pair: a smaller token budget cannot hold every pair."""
@@ -56,12 +63,12 @@ class StepFeed(Dataset):
             most = max(most, pair_tokens(self.pairs[place], self.packing))
         return most
 
-    def cut(self, indices: Sequence[int], token_budget: int) -> list[MicroBatch]:
+    def cut(self, indices: Sequence[int], token_budget: int) -> list[Batch]:
         """Cut the pairs at `indices` under some other budget; gives this rank's micro-batches."""
         pairs = [self.pairs[index] for index in indices]
         if self.plain:
-            return plain_micro_batches(pairs, token_budget=token_budget, pad_id=self.pad_id)
-        return micro_batches(
+            return [*plain_micro_batches(pairs, token_budget=token_budget, pad_id=self.pad_id)]
+        cut = micro_batches(
             pairs,
             token_budget=token_budget,
             pad_id=self.pad_id,
@@ -69,10 +76,46 @@ class StepFeed(Dataset):
             rank=self.ranks.rank,
             world=self.ranks.world,
         )
+        return [*cut]
+
+
+@dataclass(frozen=True, slots=True)
+class ObservationFeed(StepFeed):
+    """The same over observations of any kind."""
+
+    pairs: Sequence[TokenizedObservation]  # type: ignore[assignment]
+
+    def num_terms(self, indices: Sequence[int]) -> float:
+        """Weighted terms of the likelihood."""
+        return sum(self.pairs[index].num_terms for index in indices)
+
+    def least_budget(self) -> int:
+        """Tokens of the largest observation: a smaller token budget cannot hold every one."""
+        lengths = side_lengths(self.pairs)
+        if self.packing is None:
+            return max(map(padded_tokens, lengths))
+        most, totals = 0, np.array([sum(one) for one in lengths])
+        for place in map(int, np.argsort(-totals, kind="stable")):
+            if totals[place] <= most:  # longest first, as for pairs
+                break
+            most = max(most, observation_tokens(self.pairs[place], self.packing))
+        return most
+
+    def cut(self, indices: Sequence[int], token_budget: int) -> list[Batch]:
+        """Cut the observations at `indices` under some other budget; gives this rank's micro-batches."""
+        cut = observation_micro_batches(
+            [self.pairs[index] for index in indices],
+            token_budget=token_budget,
+            pad_id=self.pad_id,
+            packing=self.packing,
+            rank=self.ranks.rank,
+            world=self.ranks.world,
+        )
+        return [*cut]
 
 
 def make_feed(
-    pairs: Sequence[TokenizedPair],
+    pairs: Sequence[TokenizedPair] | Sequence[TokenizedObservation],
     config: TrainConfig,
     *,
     num_steps: int,
@@ -88,9 +131,15 @@ def make_feed(
     `order` has the positions of the pairs of each of `num_steps` steps; None: `rmcore.models.batching.StepOrder`.
 
     Raises:
-        ConfigError: plain batching on several processes.
+        ConfigError: plain batching on several processes, or of other observations than pairs.
     """
     plain = config.batching == "plain"
+    observed = any(isinstance(one, TokenizedObservation) for one in pairs[:1])
+    if plain and observed:
+        raise ConfigError(
+            "batching=plain is the usual loop over pairs, and these are other observations too; use batching=pairs, or "
+            "train on the pairs alone (train.objective=pairs)."
+        )
     if plain and ranks.world > 1:
         raise ConfigError(
             f"batching=plain on {ranks.world} processes: its loss is a mean over the micro-batches of a step, which "
@@ -98,13 +147,14 @@ def make_feed(
         )
     if order is None:
         order = StepOrder(len(pairs), config.pairs_per_step, num_steps, seed)
-    return StepFeed(pairs, order, token_budget, pad_id, ranks, packing, plain)
+    kind: Any = ObservationFeed if observed else StepFeed
+    return kind(pairs, order, token_budget, pad_id, ranks, packing, plain)
 
 
 @contextmanager
 def steps_from(
     feed: StepFeed, start: int, config: TrainConfig, device: torch.device
-) -> Iterator[Iterator[tuple[list[int], list[MicroBatch]]]]:
+) -> Iterator[Iterator[tuple[list[int], list[Batch]]]]:
     """The steps from `start` (steps already done) on, for use inside the block.
 
     Raises:
@@ -139,7 +189,7 @@ def steps_from(
                 steps._shutdown_workers()
 
 
-def _fetched(steps: Iterator[Any], workers: int) -> Iterator[tuple[list[int], list[MicroBatch]]]:
+def _fetched(steps: Iterator[Any], workers: int) -> Iterator[tuple[list[int], list[Batch]]]:
     """The steps as they come. A tensor is handed over by a socket of the worker's, so a death may show there first."""
     try:
         yield from steps

@@ -26,8 +26,9 @@ from rmcore.core.files import write_json
 from rmcore.core.progress import Report, silent
 from rmcore.core.tracking import Tracker
 from rmcore.data.rendering import TokenizedPair
+from rmcore.data.tokenized_observations import TokenizedObservation, implied_pairs
 from rmcore.evaluation.report_card import batch_metrics
-from rmcore.models.batching import MicroBatch, check_budget, distinct_sides
+from rmcore.models.batching import check_budget, distinct_sides
 from rmcore.models.precision import Precision
 from rmcore.models.reward_model import SCORING_TOKEN_BUDGET, BradleyTerryRM
 from rmcore.training import resume
@@ -45,7 +46,7 @@ from rmcore.training.record import MetricsTable, Progress, TrainResult, Window, 
 from rmcore.training.selection import LAST, Selection
 from rmcore.training.setup import choose_budget, choose_packing, make_context, restore_training
 from rmcore.training.sharding import reshard
-from rmcore.training.step import HalfUpdateError, StepContext
+from rmcore.training.step import Batch, HalfUpdateError, StepContext
 from rmcore.training.stepper import Stepper
 from rmcore.training.train_mode import training_form
 
@@ -71,7 +72,7 @@ class Trainer:
         rm: the model; trained in place, and sharded in place where there are several ranks. `config.packing` holds
             for its scoring too, from then on, and its `beta` is `config.beta`.
         config: settings.
-        train: P tokenized training pairs.
+        train: P tokenized training pairs; or, after `likelihood.attached.attach`, observations of any kind.
         validation: held-out pairs for choosing the best step; may be empty, then best = last and nothing stops early,
             as with `best_metric="last"`.
         folder: where checkpoints go.
@@ -93,7 +94,7 @@ class Trainer:
         rm: BradleyTerryRM,
         config: TrainConfig,
         *,
-        train: Sequence[TokenizedPair],
+        train: Sequence[TokenizedPair] | Sequence[TokenizedObservation],
         validation: Sequence[TokenizedPair],
         folder: Path,
         tracker: Tracker,
@@ -228,7 +229,7 @@ class Trainer:
             return None
         return f"{self.config.best_metric} did not improve for {patience} evaluations"
 
-    def _step(self, stepper: Stepper, step: int, indices: Sequence[int], batches: Sequence[MicroBatch]) -> None:
+    def _step(self, stepper: Stepper, step: int, indices: Sequence[int], batches: Sequence[Batch]) -> None:
         try:
             with self._peak.around(step):
                 stepper.run(step, indices, batches)
@@ -329,10 +330,11 @@ class Trainer:
         else:
             self.writer.finished(self.at.step)
         if not len(self.best_rewards):  # nothing was evaluated, or the metric was never defined
-            some = self.train[:DISTRIBUTION_PAIRS]
+            some = implied_pairs(self.train[:DISTRIBUTION_PAIRS])
             self.best_rewards = self._score(some)
             self.best_rewards_split = "train"
-        self._describe_rewards()
+        if len(self.best_rewards):
+            self._describe_rewards()
         return self.at.result(
             planned_steps=self.num_steps,
             stop_reason=stop_reason,

@@ -24,6 +24,10 @@ ADAM_BETA1 = 0.9
 LION_BETAS = (0.9, 0.99)
 """Chen et al. 2023, arXiv:2302.06675, algorithm 2."""
 SGD_MOMENTUM = 0.9
+LIKELIHOOD_PREFIX = "likelihood."
+"""Beginning of the names of what a likelihood learns beside the model: widths of ties, thresholds, reliabilities."""
+LIKELIHOOD_LR = 0.01
+"""Peak learning rate of those: they are a handful of numbers of size 1, which 5e-6 would never move."""
 MUON_MOMENTUM = 0.95
 """Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/."""
 
@@ -189,10 +193,10 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> OptimizerSet:
         ConfigError: the model is sharded over processes and the optimizer is not exact there.
     """
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    name, lr, decay = config.optimizer, config.lr, config.weight_decay
+    name, lr = config.optimizer, config.lr
     if name == "muon":
         return OptimizerSet(trained, _muon_parts(model, config))
-    groups, betas = decay_groups(trained.values(), decay), (ADAM_BETA1, config.adam_beta2)
+    groups, betas = parameter_groups(trained, config), (ADAM_BETA1, config.adam_beta2)
     if name == "lion":
         from pytorch_optimizer import Lion
 
@@ -205,6 +209,20 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> OptimizerSet:
         return OptimizerSet(trained, [SGD(groups, lr=lr, momentum=SGD_MOMENTUM, fused=not sharded)])
     radius = config.sam_rho if name == "sam" else None
     return OptimizerSet(trained, [AdamW(groups, lr=lr, betas=betas, fused=True)], ascent_radius=radius)
+
+
+def parameter_groups(named: Mapping[str, nn.Parameter], config: TrainConfig) -> list[dict[str, Any]]:
+    """The `decay_groups` of the model and, where a likelihood learns beside it, one of its own with its own `lr_scale`.
+
+    `set_learning_rate` multiplies by that.
+    """
+    beside = [parameter for name, parameter in named.items() if name.startswith(LIKELIHOOD_PREFIX)]
+    model = [parameter for name, parameter in named.items() if not name.startswith(LIKELIHOOD_PREFIX)]
+    groups = decay_groups(model, config.weight_decay)
+    if beside:
+        scale = max(1.0, LIKELIHOOD_LR / config.lr)
+        groups.append({"params": beside, "weight_decay": 0.0, "lr_scale": scale, "lr": config.lr * scale})
+    return groups
 
 
 def decay_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
@@ -250,7 +268,7 @@ def _muon_parts(model: nn.Module, config: TrainConfig) -> list[Optimizer]:
         )
     among = set(hidden)
     kind = Float32Muon if hidden[0].device.type == "cpu" else Muon
-    rest = [p for p in model.parameters() if p.requires_grad and p not in among]
+    rest = {name: p for name, p in model.named_parameters() if p.requires_grad and p not in among}
     return [
         kind(
             hidden,
@@ -259,7 +277,7 @@ def _muon_parts(model: nn.Module, config: TrainConfig) -> list[Optimizer]:
             momentum=MUON_MOMENTUM,
             adjust_lr_fn="match_rms_adamw",
         ),
-        AdamW(decay_groups(rest, config.weight_decay), lr=config.lr, betas=(ADAM_BETA1, config.adam_beta2), fused=True),
+        AdamW(parameter_groups(rest, config), lr=config.lr, betas=(ADAM_BETA1, config.adam_beta2), fused=True),
     ]
 
 
@@ -290,7 +308,7 @@ def set_learning_rate(optimizer: OptimizerSet, config: TrainConfig, step: int, n
     """Set the learning rate of step `step` (from 0) of `num_steps`, in all groups; call it before the step.
 
     Returns:
-        The learning rate.
+        The learning rate, of the groups without an `lr_scale`.
     """
     factor = lr_factor(
         step,
@@ -301,5 +319,5 @@ def set_learning_rate(optimizer: OptimizerSet, config: TrainConfig, step: int, n
     )
     lr = config.lr * factor
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group.get("lr_scale", 1.0)
     return lr

@@ -12,6 +12,7 @@ from rmcore.models.packing.layout import Packing
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.training import state as states
 from rmcore.training.compiling import CompiledForward
+from rmcore.training.likelihood.attached import make_observation_forward
 from rmcore.training.losses import make_bradley_terry
 from rmcore.training.memory import choose_token_budget
 from rmcore.training.optimizers import OptimizerSet, make_optimizer
@@ -73,7 +74,10 @@ def make_context(rm: BradleyTerryRM, config: TrainConfig, ranks: Ranks) -> StepC
         rm.enable_gradient_checkpointing()
     shard(rm.model, ranks)
     device = rm.device
-    forward = make_forward(rm.model, make_bradley_terry(config), config.precision, device)
+    if rm.companion is None:
+        forward = make_forward(rm.model, make_bradley_terry(config), config.precision, device)
+    else:
+        forward = make_observation_forward(rm, config.precision, device)
     optimizer = make_optimizer(rm.model, config)
     return StepContext(
         model=rm.model,

@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
 from rmcore.core.errors import LostProcessError, ModelError
-from rmcore.models.packing.forward import FORWARD_METHOD, packed_rewards
-from rmcore.training.optimizers import whole
+from rmcore.models.packing.forward import FORWARD_METHOD, packed_outputs
+from rmcore.training.optimizers import LIKELIHOOD_PREFIX, whole
 from rmcore.training.ranks import Ranks, environment_ranks
 
+LIKELIHOOD = LIKELIHOOD_PREFIX.removesuffix(".")
 GONE = ("remote process exited", "closed by", "Connection", "timed out", "Timeout")
 """Words of NCCL's errors where it is another process that is the matter."""
 LONGEST_WAIT = timedelta(hours=2)
@@ -100,9 +101,11 @@ def shard_blocks(model: nn.Module) -> None:
         )
     for block in longest:
         fully_shard(block)
+    if hasattr(model, LIKELIHOOD):  # runs after the model, so it gathers its own few numbers
+        fully_shard(model.get_submodule(LIKELIHOOD))
     fully_shard(model)
     sharded: Any = model
-    setattr(sharded, FORWARD_METHOD, MethodType(packed_rewards, model))
+    setattr(sharded, FORWARD_METHOD, MethodType(packed_outputs, model))
     register_fsdp_forward_method(sharded, FORWARD_METHOD)
 
 

@@ -18,6 +18,7 @@ from rmcore.config.train import RUN_ONLY_FIELDS, TrainConfig
 from rmcore.core.errors import TrainingError
 from rmcore.data.rendering import TokenizedPair
 from rmcore.data.tokenized import TokenizedPairs
+from rmcore.data.tokenized_observations import TokenizedObservation, TokenizedObservations
 from rmcore.training.optimizers import OptimizerSet, placed_like, whole
 from rmcore.training.ranks import Ranks
 
@@ -90,7 +91,10 @@ def apply_state(state: dict[str, Any], model: nn.Module, optimizer: OptimizerSet
 
 
 def training_settings(
-    config: TrainConfig, seed: int, train: Sequence[TokenizedPair], validation: Sequence[TokenizedPair]
+    config: TrainConfig,
+    seed: int,
+    train: Sequence[TokenizedPair] | Sequence[TokenizedObservation],
+    validation: Sequence[TokenizedPair],
 ) -> dict[str, Any]:
     """List what a state must share with the training that resumes from it, by dotted name."""
     # Where it is to stop changes no step before.
@@ -108,10 +112,18 @@ def settings_digest(settings: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def _digest(pairs: Sequence[TokenizedPair]) -> str:
+def _digest(pairs: Sequence[TokenizedPair] | Sequence[TokenizedObservation]) -> str:
+    if isinstance(pairs, TokenizedObservations):
+        hashed = hashlib.sha256()
+        for line in pairs.digest_lines():
+            hashed.update(line)
+        return f"{len(pairs)} observations, {hashed.hexdigest()[:12]}"
     if isinstance(pairs, TokenizedPairs):
         return f"{len(pairs)} pairs, {pairs.digest()[:12]}"
     digest = hashlib.sha256()
     for pair in pairs:
+        if isinstance(pair, TokenizedObservation):
+            digest.update(repr(pair).encode())
+            continue
         digest.update(f"{pair.pair_id} {pair.chosen.ids} {pair.rejected.ids} {pair.target_margin}\n".encode())
     return f"{len(pairs)} pairs, {digest.hexdigest()[:12]}"

@@ -12,6 +12,7 @@ so, and the host reads what many steps saw at once, later (`StepContext.failed`)
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from rmcore.core.errors import TrainingError
 from rmcore.models.batching import MicroBatch
+from rmcore.models.observation_batching import ObservationBatch
 from rmcore.models.packing.forward import rewards_of
 from rmcore.models.packing.rows import Rows
 from rmcore.models.precision import precision_context
@@ -26,8 +28,9 @@ from rmcore.training.losses import PairLoss, split_rewards
 from rmcore.training.optimizers import OptimizerSet
 from rmcore.training.ranks import ALONE, Ranks
 
-Forward = Callable[[Rows, Tensor], tuple[Tensor, Tensor]]
-"""(rows, target_margins) of a micro-batch -> its summed loss, 0-d, and its (P,) margins."""
+Batch = MicroBatch | ObservationBatch
+Forward = Callable[[Rows, Any], tuple[Tensor, Tensor]]
+"""(rows, labels) of a micro-batch -> its summed loss, 0-d, and its (P,) margins, of P compared answers."""
 
 
 class HalfUpdateError(TrainingError):
@@ -39,6 +42,7 @@ class StepResult:
     """Measurements of one optimizer step, before its update. Counts and means are over its pairs of all ranks."""
 
     num_pairs: int
+    """Of other observations than pairs, these."""
     num_tokens: int
     """Tokens computed: padding included, a prompt that both sides share once where rows are packed."""
     num_real_tokens: int
@@ -77,12 +81,14 @@ class UnreadStep:
 
     step: int
     pair_ids: Sequence[str]
+    num_terms: float
+    """What the summed loss is divided by: pairs, or weighted terms of the likelihood of other observations."""
     numbers: Tensor
-    """(6,) float64, of all ranks: summed loss, wins, summed margin, tokens, real tokens; gradient norm."""
+    """(7,) float64, of all ranks: summed loss, wins, summed margin, margins; tokens, real tokens; gradient norm."""
 
     def not_finite(self) -> Tensor:
         """0-d bool: the step must not change the weights."""
-        return ~(self.numbers[0].isfinite() & self.numbers[5].isfinite())
+        return ~(self.numbers[0].isfinite() & self.numbers[6].isfinite())
 
     def result(self, numbers: Sequence[float]) -> StepResult:
         """Make the result of the step from its `numbers`, once they have been read from the device.
@@ -90,12 +96,12 @@ class UnreadStep:
         Raises:
             TrainingError: the step was not finite.
         """
-        loss_sum, wins, margin_sum, num_tokens, num_real_tokens, norm = numbers
+        loss_sum, wins, margin_sum, num_margins, num_tokens, num_real_tokens, norm = numbers
         num_pairs = len(self.pair_ids)
         if not (math.isfinite(loss_sum) and math.isfinite(norm)):
             named = ", ".join(self.pair_ids[:4]) + (", ..." if num_pairs > 4 else "")
             raise TrainingError(
-                f"step {self.step}: loss {loss_sum / num_pairs:.4g}, gradient norm {norm:.4g}: not finite (pairs "
+                f"step {self.step}: loss {loss_sum / self.num_terms:.4g}, gradient norm {norm:.4g}: not finite (pairs "
                 f"{named}); the update was not applied. Lower the learning rate, lengthen the warm-up, or look at "
                 "those pairs."
             )
@@ -103,9 +109,9 @@ class UnreadStep:
             num_pairs=num_pairs,
             num_tokens=int(num_tokens),
             num_real_tokens=int(num_real_tokens),
-            loss=loss_sum / num_pairs,
-            pairwise_accuracy=wins / num_pairs,
-            mean_margin=margin_sum / num_pairs,
+            loss=loss_sum / self.num_terms,
+            pairwise_accuracy=wins / num_margins if num_margins else math.nan,
+            mean_margin=margin_sum / num_margins if num_margins else math.nan,
             grad_norm=norm,
         )
 
@@ -123,31 +129,32 @@ def make_forward(model: torch.nn.Module, loss: PairLoss, precision: str, device:
     return forward
 
 
-def accumulate_gradient(context: StepContext, batches: Sequence[MicroBatch], *, num_pairs: int) -> Tensor:
-    """Add the gradient of the mean loss over `num_pairs` pairs, those of all ranks, to `.grad`.
+def accumulate_gradient(context: StepContext, batches: Sequence[Batch], *, num_terms: float) -> Tensor:
+    """Add the gradient of the mean loss over `num_terms` terms, pairs mostly, those of all ranks, to `.grad`.
 
     Pairs count by the weight of their micro-batch (1 but for plain batching), in the gradient alone. Sharded gradients
     are summed over the ranks once, with the last micro-batch.
 
     Returns:
-        (3,) float64 on the device, of this rank: summed loss, wins of the chosen side, summed margin. Ties count half.
+        (4,) float64 on the device, of this rank: summed loss, wins of the better side, summed margin, number of
+        margins. Ties count half.
     """
     device = context.device
-    sums = torch.zeros(3, dtype=torch.float64, device=device)
+    sums = torch.zeros(4, dtype=torch.float64, device=device)
     for position, batch in enumerate(batches):
         synchronise_gradients(context.model, position == len(batches) - 1)
         moved = batch.to(device)
-        loss, margins = context.forward(moved.rows, moved.target_margins)
+        loss, margins = context.forward(moved.rows, moved.labels)
         if batch.idle:
             # Sharded weights are gathered and gradients reduced by all ranks together: one that skipped its backward
             # pass would leave the others waiting for ever.
             (0.0 * loss).backward()
             continue
         # Sharded data parallelism averages over ranks; what is wanted is the sum.
-        (loss * (batch.weight * context.ranks.world / num_pairs)).backward()
+        (loss * (batch.weight * context.ranks.world / num_terms)).backward()
         margins = margins.detach().double()  # (P,); float64: sums over many pairs are not rounded
         wins = (margins > 0).sum() + 0.5 * (margins == 0).sum()
-        sums += torch.stack([loss.detach().double(), wins, margins.sum()])
+        sums += torch.stack([loss.detach().double(), wins, margins.sum(), wins.new_full((), len(margins))])
     return sums
 
 
@@ -159,9 +166,16 @@ def synchronise_gradients(model: torch.nn.Module, on: bool) -> None:
 
 
 def train_step(
-    context: StepContext, batches: Sequence[MicroBatch], *, step: int, pair_ids: Sequence[str]
+    context: StepContext,
+    batches: Sequence[Batch],
+    *,
+    step: int,
+    pair_ids: Sequence[str],
+    num_terms: float | None = None,
 ) -> UnreadStep:
     """Run one optimizer step over this rank's `batches`; all ranks' together hold the pairs named `pair_ids`.
+
+    `num_terms` is what the summed loss is divided by, where that is not the number of pairs.
 
     Where the context is deferred, nothing here waits for the device, and `read_steps` raises what this would have.
 
@@ -170,21 +184,22 @@ def train_step(
         HalfUpdateError: the update itself ran out of memory.
         torch.OutOfMemoryError: a gradient did. The weights are left as they were before the step.
     """
-    optimizer, num_pairs = context.optimizer, len(pair_ids)
+    optimizer = context.optimizer
+    terms = len(pair_ids) if num_terms is None else num_terms
     optimizer.zero_grad()
-    sums = accumulate_gradient(context, batches, num_pairs=num_pairs)
+    sums = accumulate_gradient(context, batches, num_terms=terms)
     # Filled on the device: a tensor made of Python numbers would be copied there, and waited for.
     tokens = sums.new_full((1,), sum(batch.rows.num_tokens for batch in batches))
     real_tokens = sums.new_full((1,), sum(batch.rows.num_real_tokens for batch in batches if not batch.idle))
-    totals = context.ranks.sum(torch.cat([sums, tokens, real_tokens]))  # (5,): one reduction for all five numbers
+    totals = context.ranks.sum(torch.cat([sums, tokens, real_tokens]))  # (6,): one reduction for all six numbers
     numbers = torch.cat([totals, _gradient_norm(context).double()[None]])
     if context.failed is None:
-        seen = UnreadStep(step, pair_ids, numbers.cpu())
+        seen = UnreadStep(step, pair_ids, terms, numbers.cpu())
         seen.result(seen.numbers.tolist())
         if optimizer.sharpness_aware:
-            _sharpness_aware_gradient(context, batches, step=step, num_pairs=num_pairs)
+            _sharpness_aware_gradient(context, batches, step=step, num_terms=terms)
     else:
-        seen = UnreadStep(step, pair_ids, numbers)
+        seen = UnreadStep(step, pair_ids, terms, numbers)
         context.failed.logical_or_(seen.not_finite())
     try:
         optimizer.step(skip=context.failed)
@@ -207,15 +222,13 @@ def read_steps(steps: Sequence[UnreadStep]) -> Iterator[StepResult]:
     return (seen.result(numbers) for seen, numbers in zip(steps, rows, strict=True))
 
 
-def _sharpness_aware_gradient(
-    context: StepContext, batches: Sequence[MicroBatch], *, step: int, num_pairs: int
-) -> None:
+def _sharpness_aware_gradient(context: StepContext, batches: Sequence[Batch], *, step: int, num_terms: float) -> None:
     """Replace the gradient by the one at the weights that SAM perturbs; the weights come back."""
     optimizer = context.optimizer
     try:
         optimizer.ascend()
         optimizer.zero_grad()
-        accumulate_gradient(context, batches, num_pairs=num_pairs)
+        accumulate_gradient(context, batches, num_terms=num_terms)
     finally:
         optimizer.descend()
     if not _gradient_norm(context).isfinite():

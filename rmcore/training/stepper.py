@@ -10,11 +10,10 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from rmcore.core.errors import TrainingError
-from rmcore.models.batching import MicroBatch
 from rmcore.training.compiling import COMPILE_ERRORS, CompiledForward
 from rmcore.training.feed import StepFeed
 from rmcore.training.state import random_state, set_random_state
-from rmcore.training.step import StepContext, StepResult, UnreadStep, read_steps, train_step
+from rmcore.training.step import Batch, StepContext, StepResult, UnreadStep, read_steps, train_step
 
 
 class Stepper:
@@ -27,7 +26,7 @@ class Stepper:
         self._unread: list[UnreadStep] = []
         self._since = 0.0
 
-    def run(self, step: int, indices: Sequence[int], batches: Sequence[MicroBatch]) -> None:
+    def run(self, step: int, indices: Sequence[int], batches: Sequence[Batch]) -> None:
         """Run step `step` (counted from 1) over the pairs at `indices`, which come cut into `batches`.
 
         Raises:
@@ -38,12 +37,15 @@ class Stepper:
             self._since = time.perf_counter()
         self.context.model.train()
         pair_ids = [self.feed.pairs[index].pair_id for index in indices]
+        num_terms = self.feed.num_terms(indices)
         random = random_state(self.context.device)
         if self.token_budget != self.feed.token_budget:  # halved since these were cut
             batches = self._cut(indices)
         while True:
             try:
-                self._unread.append(train_step(self.context, batches, step=step, pair_ids=pair_ids))
+                self._unread.append(
+                    train_step(self.context, batches, step=step, pair_ids=pair_ids, num_terms=num_terms)
+                )
                 return
             except torch.OutOfMemoryError as error:
                 self._halve_budget(step, max(batch.rows.num_tokens for batch in batches), error)
@@ -79,7 +81,7 @@ class Stepper:
         for result in results:
             yield result, seconds
 
-    def _cut(self, indices: Sequence[int]) -> list[MicroBatch]:
+    def _cut(self, indices: Sequence[int]) -> list[Batch]:
         batches = self.feed.cut(indices, self.token_budget)
         return [batch.pin_memory() for batch in batches] if self.context.device.type == "cuda" else batches
 

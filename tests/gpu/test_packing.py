@@ -25,7 +25,7 @@ def gradient(rm, pairs, packing, *, compiled=False, precision="bf16"):
     context = StepContext(rm.model, CompiledForward(forward) if compiled else forward, None, 1.0, rm.device)
     batches = micro_batches(pairs, token_budget=1500, pad_id=rm.pad_id, packing=packing)
     rm.model.zero_grad()
-    sums = accumulate_gradient(context, batches, num_pairs=len(pairs))
+    sums = accumulate_gradient(context, batches, num_terms=len(pairs))
     return float(sums[0]), torch.cat([p.grad.flatten() for p in rm.model.parameters() if p.grad is not None]).double()
 
 

@@ -24,7 +24,7 @@ from rmcore.models.packing.layout import PackedRow, Packing, pack_sides, reading
 from rmcore.models.packing.rows import PaddedRows, Rows, pad_rows
 from rmcore.models.precision import precision_context
 
-FORWARD_METHOD = "packed_rewards"
+FORWARD_METHOD = "packed_outputs"
 """Where a sharded model carries the packed forward as a method, because only there its weights get gathered."""
 WINDOWS = ("sliding_window", "attention_chunk_size", "attention_window_size", "local_attention", "window_size")
 """Names of the config field that limits how far back a token sees."""
@@ -36,24 +36,34 @@ ROW_MIXERS = (nn.Conv1d, nn.RNNBase)
 
 def rewards_of(model: nn.Module, rows: Rows) -> Tensor:
     """Rewards of the S sides in `rows`, (S,), in the precision of the context. `rows` lie on the model's device."""
+    return outputs_of(model, rows)[:, 0]  # (S, 1) -> (S,)
+
+
+def outputs_of(model: nn.Module, rows: Rows) -> Tensor:
+    """All that the head says of the S sides in `rows`: (S, 1), or (S, 1 + A), the reward first, with attributes."""
     if isinstance(rows, PaddedRows):
-        return model(input_ids=rows.input_ids, attention_mask=rows.attention_mask).logits[:, 0]  # (S, 1) -> (S,)
-    return getattr(model, FORWARD_METHOD, partial(packed_rewards, model))(rows)
+        return model(input_ids=rows.input_ids, attention_mask=rows.attention_mask).logits
+    return getattr(model, FORWARD_METHOD, partial(packed_outputs, model))(rows)
 
 
 def packed_rewards(model: nn.Module, row: PackedRow) -> Tensor:
     """Rewards of the S sides of a packed row: (S,)."""
+    return packed_outputs(model, row)[:, 0]
+
+
+def packed_outputs(model: nn.Module, row: PackedRow) -> Tensor:
+    """All that the head says of the S sides of a packed row; see `outputs_of`."""
     plain = _without_adapters(model)
-    return _rewards_of_states(plain, _packed_states(plain, row))
+    return _outputs_of_states(plain, _packed_states(plain, row))
 
 
-def _rewards_of_states(plain: Any, states: Tensor) -> Tensor:
-    """Turn S states (S, H) into rewards (S,) by the model's own head."""
+def _outputs_of_states(plain: Any, states: Tensor) -> Tensor:
+    """Turn S states (S, H) into outputs (S, 1) by the model's own head."""
     if hasattr(plain, "score"):
-        return plain.score(states)[:, 0]
+        return plain.score(states)
     firsts = states[:, None]  # an encoder's head reads the first token of each of S sequences
     pooler = getattr(plain.base_model, "pooler", None)
-    return plain.classifier(firsts if pooler is None else plain.dropout(pooler(firsts)))[:, 0]
+    return plain.classifier(firsts if pooler is None else plain.dropout(pooler(firsts)))
 
 
 def _without_adapters(model: Any) -> Any:
@@ -198,7 +208,7 @@ def _compare(model: nn.Module, packing: Packing, precision: str, pad_id: int) ->
     with precision_context(precision, device):
         packed_states = _packed_states(plain, row)
         rewards = (
-            _rewards_of_states(plain, packed_states),
+            _outputs_of_states(plain, packed_states)[:, 0],
             rewards_of(model, together),
             [rewards_of(model, one) for one in singles],
         )

@@ -52,7 +52,7 @@ def context(model):
 def gradient(model, batches: list[MicroBatch], num_pairs: int = NUM_PAIRS):
     """Summed loss, wins and margin, and the gradient as one vector."""
     model.zero_grad()
-    sums = accumulate_gradient(context(model), batches, num_pairs=num_pairs)
+    sums = accumulate_gradient(context(model), batches, num_terms=num_pairs)
     return sums, torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
 
 

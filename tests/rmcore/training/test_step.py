@@ -37,7 +37,7 @@ def model_and_pairs(tiny_folder, gold_pairs):
 
 def gradient(model, batches):
     model.zero_grad()
-    sums = accumulate_gradient(context(model, TrainConfig(), LOSS), batches, num_pairs=NUM_PAIRS)
+    sums = accumulate_gradient(context(model, TrainConfig(), LOSS), batches, num_terms=NUM_PAIRS)
     return sums, torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
 
 

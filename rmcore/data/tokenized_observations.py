@@ -1,0 +1,328 @@
+"""Tokenized observations on disk: what a training on more than pairs draws its steps from, whatever their number.
+
+As `rmcore.data.tokenized` for pairs: a batch at a time into Arrow files that are mapped into memory; several processes
+of one host share the work. Grades, annotators and features are numbers here already, by the `Coding` of the training.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import merge
+from itertools import islice
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol, overload
+
+import numpy as np
+import pyarrow as pa
+
+from rmcore.core.errors import DataError
+from rmcore.core.files import write_json
+from rmcore.core.progress import Report, silent
+from rmcore.data.nuisance import Feature
+from rmcore.data.observation import Observation
+from rmcore.data.rendering import Renderer, TokenizedPair, TokenizedSide, count_cut
+from rmcore.data.survey import LARGEST_TIE, Scale
+
+OBSERVATIONS_A_BATCH = 256
+"""Observations that are tokenized, and lie in the file, together."""
+EQUAL = "two answers are the same within max_seq_len"
+CUT = "an answer is longer than max_seq_len"
+OFF_SCALE = "a grade is not among those of the training data"
+TOO_MANY_TIED = f"more than {LARGEST_TIE} answers are called equal"
+NOTHING_LEFT = "no grade of an attribute that is trained on"
+
+
+class Observations(Protocol):
+    """Observations that can be gone through, more than once."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[Observation]: ...
+
+
+class CodedGrade(NamedTuple):
+    """One grade: of which answer, of which attribute of the coding, and its code (`Scale.code`)."""
+
+    answer: int
+    attribute: int
+    code: float
+
+
+@dataclass(frozen=True, slots=True)
+class Coding:
+    """How judgements become numbers."""
+
+    scales: tuple[Scale, ...] = ()
+    annotators: Mapping[str, int] = field(default_factory=dict)
+    """Those with a reliability of their own, counted from 1; 0 is anybody else."""
+    features: tuple[Feature, ...] = ()
+
+    def grades(self, observation: Observation) -> list[CodedGrade]:
+        """The grades of the attributes that have a scale.
+
+        Raises:
+            ValueError: one of them is not on it; the message is the reason.
+        """
+        coded = []
+        for number, scale in enumerate(self.scales):
+            for answer, grade in enumerate(observation.grades.get(scale.attribute, ())):
+                if grade is None:
+                    continue
+                code = scale.code(grade)
+                if code is None:
+                    raise ValueError(OFF_SCALE)
+                coded.append(CodedGrade(answer, number, code))
+        return coded
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedObservation:
+    """Token ids of the K answers to one prompt, each a whole side, and the judgement of them."""
+
+    observation_id: str
+    sides: tuple[TokenizedSide, ...]
+    ranks: tuple[int, ...] | None
+    top_only: bool
+    grades: tuple[CodedGrade, ...]
+    annotator: int
+    weight: float
+    features: tuple[tuple[float, ...], ...]
+    """(K, F) standardised features of the answers."""
+
+    @property
+    def num_terms(self) -> float:
+        """How much it counts in a step: terms of the likelihood times weight."""
+        return self.weight * (len(self.grades) if self.ranks is None else 1)
+
+    @property
+    def pair_id(self) -> str:
+        """What messages name it by; as that of a pair."""
+        return self.observation_id
+
+
+_SCHEMA = pa.schema(
+    [
+        pa.field("tokens", pa.list_(pa.int32()), nullable=False),
+        pa.field("lengths", pa.list_(pa.int32()), nullable=False),
+        pa.field("cut", pa.list_(pa.int32()), nullable=False),
+        pa.field("judgement", pa.string(), nullable=False),
+    ]
+)
+
+
+class TokenizedObservations(Sequence[TokenizedObservation]):
+    """N tokenized observations in the order of their source, read as they are asked for."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._files = list(files)
+        readers = [pa.ipc.open_file(pa.memory_map(str(file))) for file in files]
+        number = sum(reader.num_record_batches for reader in readers)
+        turns = (divmod(batch, len(readers)) for batch in range(number))
+        self._batches = [readers[file].get_batch(place) for place, file in turns]
+        self._starts = np.cumsum([0, *(batch.num_rows for batch in self._batches)])
+
+    def __reduce__(self) -> tuple[type, tuple[list[Path]]]:  # a process that loads data maps the files itself
+        return TokenizedObservations, (self._files,)
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    @overload
+    def __getitem__(self, place: int) -> TokenizedObservation: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[TokenizedObservation]: ...
+    def __getitem__(self, place: int | slice) -> TokenizedObservation | list[TokenizedObservation]:
+        if isinstance(place, slice):
+            return [self[index] for index in range(*place.indices(len(self)))]
+        index = place + len(self) if place < 0 else place
+        if not 0 <= index < len(self):
+            raise IndexError(f"observation {place} of {len(self)}")
+        batch = int(np.searchsorted(self._starts, index, side="right")) - 1
+        return _read(self._batches[batch], index - int(self._starts[batch]))
+
+    def lengths(self) -> list[list[int]]:
+        """For each observation the tokens of its K sides."""
+        return [row for batch in self._batches for row in batch.column("lengths").to_pylist()]
+
+    def digest_lines(self) -> Iterator[bytes]:
+        """Bytes that depend on all observations and their order."""
+        for batch in self._batches:
+            for column in batch.columns:
+                yield repr(column.to_pylist()).encode()
+
+
+def _read(batch: pa.RecordBatch, row: int) -> TokenizedObservation:
+    tokens = batch.column("tokens")[row].values.to_numpy()
+    ends = np.cumsum(batch.column("lengths")[row].values.to_numpy())
+    cut = batch.column("cut")[row].as_py()
+    said = json.loads(batch.column("judgement")[row].as_py())
+    sides = (TokenizedSide(ids.tolist(), num) for ids, num in zip(np.split(tokens, ends[:-1]), cut, strict=True))
+    return TokenizedObservation(
+        said["id"],
+        tuple(sides),
+        None if said["ranks"] is None else tuple(said["ranks"]),
+        said["top_only"],
+        tuple(CodedGrade(*grade) for grade in said["grades"]),
+        said["annotator"],
+        said["weight"],
+        tuple(map(tuple, said["features"])),
+    )
+
+
+def side_lengths(observations: Sequence[TokenizedObservation]) -> list[list[int]]:
+    """For each observation, in memory or on disk, the tokens of its K sides."""
+    if isinstance(observations, TokenizedObservations):
+        return observations.lengths()
+    return [[len(side.ids) for side in one.sides] for one in observations]
+
+
+def implied_pairs(
+    observations: Sequence[TokenizedPair] | Sequence[TokenizedObservation],
+) -> list[TokenizedPair]:
+    """One pair of each observation, its best ranked answer and its worst: none of ties and grades; pairs stay."""
+    pairs = []
+    for one in observations:
+        if isinstance(one, TokenizedPair):
+            pairs.append(one)
+        elif one.ranks is not None and min(one.ranks) < max(one.ranks):
+            best, worst = one.ranks.index(min(one.ranks)), one.ranks.index(max(one.ranks))
+            pairs.append(TokenizedPair(one.observation_id, one.sides[best], one.sides[worst]))
+    return pairs
+
+
+class ReadObservations(NamedTuple):
+    """The observations that can be used after tokenizing, and what is known of the others."""
+
+    observations: TokenizedObservations
+    cut: dict[str, int]
+    """Counts as `rendering.count_cut` gives them, of the observations that are used; these count as pairs."""
+    num_left_out: int
+    records: Sequence[Path]
+
+    def left_out(self) -> Iterator[dict[str, Any]]:
+        """A record of each that is left out, in the order of the source: row, pair_id (its own), reason."""
+        return merge(*(map(json.loads, path.open(encoding="utf-8")) for path in self.records), key=itemgetter("row"))
+
+
+def write_observations_tokenized(
+    renderer: Renderer,
+    observations: Observations,
+    folder: Path,
+    coding: Coding,
+    *,
+    over_length: Literal["cut", "drop"],
+    share: tuple[int, int] = (0, 1),
+    report: Report = silent,
+) -> None:
+    """Tokenize this process's share of the observations into `folder`, for `open_observations_tokenized`.
+
+    Left out, each with a reason, is what cannot be read, loses what its answers differ in to the length limit, or has
+    a grade or a tie that the coding does not have.
+
+    Args:
+        renderer: of the model.
+        observations: all of them; the same ones in every process.
+        folder: of this host alone.
+        coding: of the training.
+        over_length: an observation with a side over the limit: cut that side, or leave the observation out.
+        share: number of this process, from 0, and number of processes of this host.
+        report: told of the observations that this process has passed.
+    """
+    number, of = share
+    folder.mkdir(parents=True, exist_ok=True)
+    reasons, cut = Counter[str](), Counter(count_cut([]))
+    with (
+        pa.ipc.new_file(str(folder / f"{number}.arrow"), _SCHEMA) as writer,
+        (folder / f"{number}.jsonl").open("w", encoding="utf-8") as records,
+    ):
+        rows = iter(observations)
+        for first in range(0, len(observations), OBSERVATIONS_A_BATCH):
+            batch = list(islice(rows, OBSERVATIONS_A_BATCH))
+            if first // OBSERVATIONS_A_BATCH % of != number:
+                continue
+            kept = []
+            for row, (one, found) in enumerate(zip(batch, _tokenize(renderer, batch), strict=True), first):
+                coded = found if isinstance(found, str) else _coded(one, found, coding, over_length)
+                if isinstance(coded, str):
+                    record = {"row": row, "pair_id": one.observation_id, "reason": coded}
+                    records.write(json.dumps(record) + "\n")
+                    reasons[coded] += 1
+                else:
+                    kept.append(coded)
+                    lost = [tokens for tokens in coded["cut"] if tokens]
+                    cut.update(num_pairs=1, num_cut_pairs=bool(lost), num_cut_sides=len(lost), num_cut_tokens=sum(lost))
+            writer.write_batch(pa.RecordBatch.from_pylist(kept, schema=_SCHEMA))
+            report(first + len(batch), len(observations), "observations tokenized")
+    write_json(folder / f"{number}.json", {"cut": cut, "reasons": reasons})
+
+
+def open_observations_tokenized(folder: Path, num_observations: int, *, parts: int = 1) -> ReadObservations:
+    """Open what `parts` processes have written of `num_observations` observations.
+
+    Raises:
+        DataError: there were some, and none is left.
+    """
+    counts = [json.loads((folder / f"{number}.json").read_text()) for number in range(parts)]
+    reasons = sum((Counter(one["reasons"]) for one in counts), Counter[str]())
+    read = TokenizedObservations([folder / f"{number}.arrow" for number in range(parts)])
+    if num_observations and not read:
+        why = ", ".join(f"{reason}: {count}" for reason, count in reasons.most_common(5))
+        raise DataError(
+            f"none of the {num_observations} observations can be trained on ({why}). Raise model.max_seq_len, or look "
+            "at the file with: rm-opt data check FILE"
+        )
+    records = [folder / f"{number}.jsonl" for number in range(parts)]
+    cut = {name: sum(one["cut"][name] for one in counts) for name in count_cut([])}
+    return ReadObservations(read, cut, reasons.total(), records)
+
+
+def _tokenize(renderer: Renderer, batch: Sequence[Observation]) -> list[list[TokenizedSide] | str]:
+    """Give the sides of each observation, or why it cannot be read; one that cannot costs its batch nothing."""
+    asked = [(one.prompt, answer) for one in batch for answer in one.answers]
+    try:
+        sides = iter(renderer.tokenize_sides(asked))
+    except DataError:
+        return [_alone(renderer, one) for one in batch]
+    return [[next(sides) for _ in one.answers] for one in batch]
+
+
+def _alone(renderer: Renderer, observation: Observation) -> list[TokenizedSide] | str:
+    try:
+        return renderer.tokenize_sides([(observation.prompt, answer) for answer in observation.answers])
+    except DataError as error:
+        return str(error)
+
+
+def _coded(
+    one: Observation, sides: Iterable[TokenizedSide], coding: Coding, over_length: Literal["cut", "drop"]
+) -> dict[str, Any] | str:
+    """The row of `_SCHEMA` of an observation, or why it is left out."""
+    sides = list(sides)
+    if over_length == "drop" and any(side.num_cut for side in sides):
+        return CUT
+    if len({tuple(side.ids) for side in sides}) < len(sides):
+        return EQUAL
+    if one.ranks is not None and not one.top_only and max(Counter(one.ranks).values()) > LARGEST_TIE:
+        return TOO_MANY_TIED
+    try:
+        grades = coding.grades(one)
+    except ValueError as refusal:
+        return str(refusal)
+    if one.ranks is None and not grades:
+        return NOTHING_LEFT
+    judgement = {
+        "id": one.observation_id,
+        "ranks": one.ranks,
+        "top_only": one.top_only,
+        "grades": grades,
+        "annotator": coding.annotators.get(one.annotator or "", 0),
+        "weight": one.weight,
+        "features": [[feature.of(answer) for feature in coding.features] for answer in one.answers],
+    }
+    return {
+        "tokens": [token for side in sides for token in side.ids],
+        "lengths": [len(side.ids) for side in sides],
+        "cut": [side.num_cut for side in sides],
+        "judgement": json.dumps(judgement),
+    }

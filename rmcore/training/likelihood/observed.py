@@ -1,0 +1,329 @@
+"""One likelihood of all kinds of observations, as a sum of nats, with what it has to learn beside the model.
+
+Of a side the model says a reward r and, where attributes are graded, o_1 .. o_A with r = sum_a c_a o_a. Then
+
+    ranks     utilities beta (r + gamma . f), f features of the answer: `choices`
+    grades    eta = o_a (with one attribute: eta = s r, s learned where there are ranks to fix the scale): `grades`
+    annotator a judges by the model with probability 1 - eps_a and else at random (Dawid and Skene 1979, one number an
+              annotator): log((1 - eps_a) P + eps_a P_0), eps_a = sigmoid(mu + theta_a), theta_a ~ Normal(0, 1)
+
+Ranks of an observation are one term, every grade is one; each counts by its weight, and a step divides by the sum of
+weights once. Pairs alone need nothing of this and never come here: `rmcore.training.losses`.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rmcore.data.nuisance import Feature
+from rmcore.data.survey import Scale
+from rmcore.data.tokenized_observations import Coding
+from rmcore.models.observation_batching import ObservationLabels
+from rmcore.training.likelihood.choices import num_outcomes, ranking_log_likelihood
+from rmcore.training.likelihood.grades import (
+    free_thresholds,
+    gaussian_with_offset,
+    grade_log_likelihood,
+    hermite_rule,
+    thresholds,
+)
+
+CARELESS = 0.1
+"""Share of judgements at random that an annotator is taken for before anything is known of them."""
+
+
+@dataclass(frozen=True)
+class Design:
+    """Which likelihood a training has: all that is not learned.
+
+    Attributes:
+        tie_sizes: how many choices of 1, 2, ... answers training has; one number or none: no ties.
+        scales: of the graded attributes.
+        combination: weight of each of them in the reward, where there are two or more; else empty.
+        learns_combination: whether these weights are trained, by ranks.
+        has_choices: whether anything is ranked.
+        annotators: how often each of those with a reliability of their own judged; empty: all are taken at their word.
+        features: what the second head sees.
+        offset: whether grades of one prompt share an offset.
+        beta: scale of utilities.
+        label_smoothing: of choices, where annotators have no reliabilities.
+        reward_penalty: weight of the mean squared reward of an observation.
+        margin_penalty: weight of the mean squared margin of ranked answers.
+        centering: weight of the squared sum of two rewards of mean size, of ranked answers.
+    """
+
+    tie_sizes: tuple[int, ...] = ()
+    scales: tuple[Scale, ...] = ()
+    combination: tuple[float, ...] = ()
+    learns_combination: bool = False
+    has_choices: bool = True
+    annotators: Mapping[str, int] = field(default_factory=dict)
+    features: tuple[Feature, ...] = ()
+    offset: bool = False
+    beta: float = 1.0
+    label_smoothing: float = 0.0
+    reward_penalty: float = 0.0
+    margin_penalty: float = 0.0
+    centering: float = 0.0
+
+    @property
+    def coding(self) -> Coding:
+        """How judgements become numbers for it."""
+        return Coding(self.scales, {name: at for at, name in enumerate(self.annotators, 1)}, self.features)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready record."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> "Design":
+        """Read a record of `to_dict` back."""
+        scales = [
+            Scale(**{**scale, "levels": tuple(scale["levels"]), "shares": tuple(scale["shares"])})
+            for scale in record["scales"]
+        ]
+        read = dict(record) | {
+            "tie_sizes": tuple(record["tie_sizes"]),
+            "scales": tuple(scales),
+            "combination": tuple(record["combination"]),
+            "features": tuple(Feature(**feature) for feature in record["features"]),
+        }
+        return cls(**read)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Log-likelihoods of a micro-batch, before weights.
+
+    Attributes:
+        choices: (N,) nats, of the ranked observations.
+        grades: (M,) nats, of the grades; with an offset each is an even share of its prompt's.
+    """
+
+    choices: Tensor
+    grades: Tensor
+
+
+class Likelihood(nn.Module):
+    """The likelihood of a design, with its parameters.
+
+    Attributes:
+        log_tie: (D - 1,) log delta_2 .. delta_D.
+        gamma: (F,) logits a standard deviation of each feature.
+        log_scale: (1,) or (0,) log s.
+        cuts: for each attribute its free thresholds, see `grades.free_thresholds`.
+        log_sigma: (A,) of real grades.
+        log_tau: (A,) of offsets, or (0,).
+        carelessness: (1 + annotators,) mu, then theta; or (0,).
+    """
+
+    log_tie: Tensor
+    gamma: Tensor
+    log_scale: Tensor
+    log_sigma: Tensor
+    log_tau: Tensor
+    carelessness: Tensor
+    _judged: Tensor
+
+    def __init__(self, design: Design) -> None:
+        super().__init__()
+        self.design = design
+        single, *tied = design.tie_sizes or (1,)
+        self._learn("log_tie", torch.tensor([math.log((size + 0.5) / (single + 0.5)) for size in tied]))
+        self._learn("gamma", torch.zeros(len(design.features)))
+        self._learn("log_scale", torch.zeros(int(design.has_choices and len(design.scales) == 1)))
+        self.cuts = nn.ParameterList(nn.Parameter(_first_cuts(scale)) for scale in design.scales)
+        self._learn("log_sigma", torch.zeros(len(design.scales)))
+        self._learn("log_tau", torch.full((len(design.scales) if design.offset else 0,), math.log(0.5)))
+        number = len(design.annotators)
+        careless = torch.zeros(1 + number if number else 0)
+        careless[:1] = math.log(CARELESS / (1 - CARELESS))
+        self._learn("carelessness", careless)
+        counts = torch.tensor([1, *design.annotators.values()], dtype=torch.float32)
+        self.register_buffer("_judged", counts, persistent=False)
+
+    def _learn(self, name: str, first: Tensor) -> None:
+        """Add a parameter; one of no numbers is none, as sharding cannot cut it."""
+        if len(first):
+            self.register_parameter(name, nn.Parameter(first))
+        else:
+            self.register_buffer(name, first, persistent=False)
+
+    def forward(self, outputs: Tensor, labels: ObservationLabels) -> tuple[Tensor, Tensor]:
+        """Negative log-likelihood, with penalties, and margins to be shown.
+
+        Args:
+            outputs: (S, 1) rewards of the sides, or (S, 1 + A) with attributes.
+            labels: the judgements.
+
+        Returns:
+            0-d weighted sum in nats, float32 or wider: divide by the weights of the step. And (P,) margins of P pairs
+            of answers of which one was judged better, better minus worse, by reward or by their attribute.
+        """
+        if outputs.dtype in (torch.float16, torch.bfloat16):
+            outputs = outputs.float()
+        terms = self.terms(outputs, labels)
+        weights = labels.rank_weights.to(outputs.dtype), labels.grade_weights.to(outputs.dtype)
+        loss = -(weights[0] * terms.choices).sum() - (weights[1] * terms.grades).sum()
+        return loss + self._penalties(outputs[:, 0], labels), self._margins(outputs.detach(), labels)
+
+    def terms(self, outputs: Tensor, labels: ObservationLabels) -> Terms:
+        """Log-likelihoods by observation and grade; without smoothing where the module is in evaluation mode."""
+        return Terms(self._choices(outputs[:, 0], labels), self._grades(outputs, labels))
+
+    def _choices(self, rewards: Tensor, labels: ObservationLabels) -> Tensor:
+        if not len(labels.ranks):
+            return rewards.new_zeros(0)
+        utilities = self.design.beta * (rewards + labels.features.to(rewards.dtype) @ self.gamma)  # (S,)
+        smoothing = self.design.label_smoothing if self.training and not len(self.carelessness) else 0.0
+        said = ranking_log_likelihood(
+            utilities[labels.answers],
+            labels.ranks,
+            self.log_tie,
+            first_only=labels.first_only,
+            label_smoothing=smoothing,
+        )
+        if not len(self.carelessness):
+            return said
+        at_random = -num_outcomes(labels.ranks, labels.first_only, ties=bool(len(self.log_tie))).log()
+        return self._by_annotators(said, at_random.to(said.dtype), labels.rank_annotators)
+
+    def _grades(self, outputs: Tensor, labels: ObservationLabels) -> Tensor:
+        found = outputs.new_zeros(len(labels.codes))
+        for number, scale in enumerate(self.design.scales):
+            own = torch.nonzero(labels.attributes == number)[:, 0]
+            eta = outputs[labels.graded[own], 1 + number if self.design.combination else 0]
+            if len(self.log_scale):
+                eta = self.log_scale.exp() * eta
+            found = found.index_copy(0, own, self._attribute(number, scale, eta, own, labels))
+        return found
+
+    def _attribute(self, number: int, scale: Scale, eta: Tensor, own: Tensor, labels: ObservationLabels) -> Tensor:
+        """Log-likelihoods of the grades `own` of one attribute."""
+        rising, log_sigma = thresholds(self.cuts[number]), self.log_sigma[number, None]
+        codes, prompts = labels.codes[own].to(eta.dtype), labels.prompts[own]
+        annotators = labels.grade_annotators[own]
+
+        def said(eta: Tensor) -> Tensor:
+            plain = grade_log_likelihood(eta, codes, rising, log_sigma, scale.link)
+            if not len(self.carelessness):
+                return plain
+            return self._by_annotators(plain, _marginal(scale, codes), annotators)
+
+        if not len(self.log_tau):
+            return said(eta)
+        log_tau = self.log_tau[number, None]
+        counts = eta.new_zeros(labels.num_observations).index_add(0, prompts, torch.ones_like(eta))
+        if scale.link == "real" and not len(self.carelessness):
+            of_prompt = gaussian_with_offset(eta, codes, prompts, rising, log_sigma, log_tau, labels.num_observations)
+        else:
+            nodes, log_weights = hermite_rule(eta)  # (Q,)
+            by_node = said(eta + (log_tau.exp() * nodes)[:, None])  # (Q, M)
+            sums = eta.new_zeros(len(nodes), labels.num_observations).index_add(1, prompts, by_node)
+            of_prompt = (sums + log_weights[:, None]).logsumexp(0)  # (G,)
+        return (of_prompt / counts.clamp(min=1))[prompts]
+
+    def _by_annotators(self, said: Tensor, at_random: Tensor, annotators: Tensor) -> Tensor:
+        """Mix with judgements at random, and add each annotator's prior in as many parts as they have judgements."""
+        theta = torch.cat([self.carelessness.new_zeros(1), self.carelessness[1:]])  # 0 for anybody
+        logit = (self.carelessness[0] + theta)[annotators]
+        log_careless = nn.functional.logsigmoid(logit)
+        log_careful = nn.functional.logsigmoid(-logit)
+        mixed = torch.logaddexp(log_careful + said, log_careless + at_random)
+        if not self.training:
+            return mixed
+        prior = theta.square() / (2 * self._judged)
+        return mixed - prior[annotators]
+
+    def _penalties(self, rewards: Tensor, labels: ObservationLabels) -> Tensor:
+        design = self.design
+        total = rewards.new_zeros(())
+        if design.reward_penalty:
+            counted = [rewards.new_zeros(0)]
+            if len(labels.ranks):
+                present = labels.ranks > 0
+                counted.append((rewards[labels.answers].square() * present).sum(1) / present.sum(1))
+            if len(labels.graded):
+                counted.append(rewards[labels.graded].square())
+            total = total + design.reward_penalty * torch.cat(counted).sum()
+        if len(labels.ranks) and (design.margin_penalty or design.centering):
+            present = labels.ranks > 0  # (N, K)
+            ranked = rewards[labels.answers] * present
+            number = present.sum(1)
+            mean = ranked.sum(1) / number
+            # The mean squared margin over pairs of K answers is 2 K / (K - 1) times their variance.
+            variance = ((ranked - mean[:, None] * present).square()).sum(1) / number
+            total = total + design.margin_penalty * (2 * number / (number - 1) * variance).sum()
+            total = total + design.centering * (2 * mean).square().sum()
+        return total
+
+    def _margins(self, outputs: Tensor, labels: ObservationLabels) -> Tensor:
+        found = [outputs.new_zeros(0)]
+        if len(labels.ranks):
+            rewards, ranks = outputs[labels.answers, 0], labels.ranks
+            better = (ranks[:, :, None] > 0) & (ranks[:, :, None] < ranks[:, None, :])  # (N, K, K)
+            found.append((rewards[:, :, None] - rewards[:, None, :])[better])
+        for number in range(len(self.design.scales)):
+            own = torch.nonzero(labels.attributes == number)[:, 0]
+            eta = outputs[labels.graded[own], 1 + number if self.design.combination else 0]
+            codes, prompts = labels.codes[own], labels.prompts[own]
+            better = (prompts[:, None] == prompts) & (codes[:, None] > codes)  # (M, M)
+            found.append((eta[:, None] - eta)[better])
+        return torch.cat(found)
+
+    @torch.no_grad()
+    def learned(self) -> dict[str, Any]:
+        """What was learned, in the terms that people use; JSON-ready."""
+        design = self.design
+        read: dict[str, Any] = {}
+        if len(self.log_tie):
+            read["tie"] = {str(size): float(value) for size, value in enumerate(self.log_tie.exp(), 2)}
+        if len(self.gamma):
+            read["nuisance"] = dict(zip([one.name for one in design.features], self.gamma.tolist(), strict=True))
+        if len(self.log_scale):
+            read["grade_scale"] = float(self.log_scale.exp())
+        for number, scale in enumerate(design.scales):
+            entry: dict[str, Any] = {"thresholds": thresholds(self.cuts[number]).tolist()}
+            if scale.link == "real":
+                entry["sigma"] = float(self.log_sigma[number].exp())
+            if len(self.log_tau):
+                entry["offset_deviation"] = float(self.log_tau[number].exp())
+            read.setdefault("grades", {})[scale.attribute] = entry
+        if len(self.carelessness):
+            shares = torch.sigmoid(self.carelessness[0] + self.carelessness[1:]).tolist()
+            read["reliability"] = {name: 1 - share for name, share in zip(design.annotators, shares, strict=True)}
+        return read
+
+
+def _first_cuts(scale: Scale) -> Tensor:
+    """Thresholds that give each level the share it has in training where the model says 0."""
+    if scale.link == "real":
+        return torch.zeros(1)
+    below = torch.tensor(scale.shares, dtype=torch.float64).cumsum(0)[:-1]
+    return free_thresholds(torch.logit(below)).float()
+
+
+def _marginal(scale: Scale, codes: Tensor) -> Tensor:
+    """Log-probability of each grade as it occurs in training; a standard normal density for real ones."""
+    if scale.link == "real":
+        return -0.5 * codes.square() - 0.5 * math.log(2 * math.pi)
+    return codes.new_tensor(scale.shares).log()[codes.long()]
+
+
+def state_of(likelihood: Likelihood) -> dict[str, Any]:
+    """A JSON-ready record of a likelihood: design, parameters, and the same in people's terms."""
+    values: dict[str, Sequence[float]] = {
+        name: one.detach().cpu().tolist() for name, one in likelihood.named_parameters()
+    }
+    return {"design": likelihood.design.to_dict(), "parameters": values, "learned": likelihood.learned()}
+
+
+def likelihood_from(record: Mapping[str, Any]) -> Likelihood:
+    """Read a record of `state_of` back, in evaluation mode."""
+    likelihood = Likelihood(Design.from_dict(record["design"]))
+    likelihood.load_state_dict({name: torch.tensor(values) for name, values in record["parameters"].items()})
+    return likelihood.eval()
