@@ -6,7 +6,8 @@ label, for transformers, PEFT and vLLM alike, and the attributes' rows lie in a 
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -99,6 +100,24 @@ def folded(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if bias is not None:
             plain[f"{prefix}bias"] = (combination @ bias.double())[None].to(bias.dtype)
     return plain
+
+
+@contextmanager
+def plain_heads(model: nn.Module) -> Iterator[None]:
+    """Inside the block every attribute head is a linear layer of one row, of no meaning: PEFT saves what it sees."""
+    found = [
+        (parent, name, child)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if isinstance(child, AttributeHead)
+    ]
+    for parent, name, child in found:
+        setattr(parent, name, nn.Linear(child.weight.shape[1], 1, bias=child.bias is not None, device="meta"))
+    try:
+        yield
+    finally:
+        for parent, name, child in found:
+            setattr(parent, name, child)
 
 
 def save_attributes(state: Mapping[str, Tensor], names: Sequence[str], folder: Path) -> None:

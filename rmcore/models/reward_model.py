@@ -6,7 +6,7 @@ Hugging Face folders, so `AutoModelForSequenceClassification.from_pretrained` gi
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -27,7 +27,7 @@ from rmcore.models.batching import distinct_sides, scoring_chunks
 from rmcore.models.head import is_reward_head
 from rmcore.models.loading import Origin, check_positions, load_backbone, pick_device, quiet_libraries
 from rmcore.models.lora_targets import make_lora_config
-from rmcore.models.packing.forward import find_packing, rewards_of
+from rmcore.models.packing.forward import find_packing, outputs_of
 from rmcore.models.packing.layout import Packing, pack_sides
 from rmcore.models.packing.rows import Rows, pad_rows
 from rmcore.models.precision import Precision, float32_head, precision_context, reward_heads
@@ -46,6 +46,10 @@ class Companion(Protocol):
 
     def plain_state(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Give the state of the plain model: the same rewards, the usual names."""
+        ...
+
+    def plain_form(self, model: Any) -> AbstractContextManager[None]:
+        """Inside the block `model` has the modules of the plain model; what is in them means nothing."""
         ...
 
     def save(self, state: Mapping[str, Tensor], folder: Path) -> None:
@@ -299,19 +303,36 @@ class BradleyTerryRM:
         Inside, sides with a common prefix are computed together where the model allows it, so N answers to one prompt
         cost one prompt. `report` is told of the sides done.
         """
+        return self.score_outputs(sides, token_budget=token_budget, precision=precision, report=report)[:, 0]
+
+    @torch.inference_mode()
+    def score_outputs(
+        self,
+        sides: Sequence[TokenizedSide],
+        *,
+        token_budget: int = SCORING_TOKEN_BUDGET,
+        precision: Precision = "fp32",
+        report: Report = silent,
+    ) -> np.ndarray:
+        """All that the head says of N tokenized sides: (N, 1), or (N, 1 + A) with A attributes; the reward first."""
         different, which = distinct_sides(sides)  # D sides, and (N,) which of them each one is
         times = np.bincount(which, minlength=len(different))
-        rewards = np.zeros(len(different), dtype=np.float32)
+        outputs: np.ndarray | None = None
         was_training = self.model.training
         self.model.eval()
         done = 0
         for chunk in self.scoring_chunks(different, token_budget=token_budget, precision=precision):
             indices = [index for group in chunk for index in group]
-            rewards[indices] = self.score_chunk(different, chunk, precision=precision).cpu().numpy()
+            found = self.output_chunk(different, chunk, precision=precision).cpu().numpy()
+            if outputs is None:
+                outputs = np.zeros((len(different), found.shape[1]), dtype=np.float32)
+            outputs[indices] = found
             done += int(times[indices].sum())
             report(done, len(sides), "sides")
         self.model.train(was_training)
-        return rewards[which]  # (D,) -> (N,)
+        if outputs is None:
+            return np.zeros((0, 1), dtype=np.float32)
+        return outputs[which]  # (D, 1) -> (N, 1)
 
     def scoring_chunks(
         self, sides: Sequence[TokenizedSide], *, token_budget: int, precision: Precision
@@ -328,6 +349,13 @@ class BradleyTerryRM:
 
         The caller sets evaluation mode.
         """
+        return self.output_chunk(sides, chunk, precision=precision)[:, 0]
+
+    @torch.no_grad()
+    def output_chunk(
+        self, sides: Sequence[TokenizedSide], chunk: Sequence[Sequence[int]], *, precision: Precision = "fp32"
+    ) -> Tensor:
+        """All that the head says of the sides of one batch of groups: (S, 1), with attributes (S, 1 + A); as above."""
         ids = [sides[index].ids for group in chunk for index in group]
         packing = self.packing(precision)
         if packing is None:
@@ -339,7 +367,7 @@ class BradleyTerryRM:
             precision_context(precision, self.device),
             float32_head(self.model) if precision == "bf16" else nullcontext(),
         ):
-            return rewards_of(self.model, rows.to(self.device)).float()
+            return outputs_of(self.model, rows.to(self.device)).float()
 
     def save(self, folder: Path, *, state: Mapping[str, Tensor] | None = None) -> None:
         """Write a plain Hugging Face folder (safetensors, tokenizer) plus the records of rendering and beta.
@@ -351,10 +379,15 @@ class BradleyTerryRM:
             folder: where; files in it are replaced.
             state: the whole weights by the names of `model.state_dict()`, where the live ones are sharded.
         """
-        if self.companion is not None:
-            whole = self.model.state_dict() if state is None else state
-            state = self.companion.plain_state(whole)
-            self.companion.save(whole, folder)
+        if self.companion is None:
+            self._save_plain(folder, state)
+            return
+        whole = self.model.state_dict() if state is None else state
+        with self.companion.plain_form(self.model):
+            self._save_plain(folder, self.companion.plain_state(whole))
+        self.companion.save(whole, folder)
+
+    def _save_plain(self, folder: Path, state: Mapping[str, Tensor] | None) -> None:
         if self._adapter_base is None:
             save_pretrained(self.model, folder, state_dict=None if state is None else dict(state))
             self.save_records(folder)

@@ -19,8 +19,12 @@ from rmcore.config.model import ModelConfig
 from rmcore.config.train import TrainConfig
 from rmcore.core.tracking import MemoryTracker
 from rmcore.data.gold.world import generate_pairs
+from rmcore.data.observation import Observation
+from rmcore.data.tokenized_observations import open_observations_tokenized, write_observations_tokenized
 from rmcore.models import tiny
 from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.training.likelihood.attached import attach
+from rmcore.training.likelihood.designs import make_design
 from rmcore.training.loop import Trainer
 from rmcore.training.sharding import process_group, whole_state_dict
 
@@ -48,10 +52,15 @@ def main(folder: Path, stop_at: int, changes: dict) -> None:
             "steps": STEPS, "pairs_per_step": 6, "lr": 1e-3, "warmup_steps": 2, "log_every": 1, "eval_every": 10,
             "token_budget": 400, "resume_every_seconds": 0, "callbacks": (),
         }  # fmt: skip
+        kinds = changes.pop("kinds", None)
+        config = TrainConfig.model_validate(settings | changes)
+        train = rm.renderer.tokenize_pairs(pairs[:41])  # 7 steps an epoch, the last of 5 pairs: shares differ
+        if kinds:
+            train = tokenized_observations(rm, config, pairs[:41], kinds, folder / f"tokens{ranks.rank}")
         trainer = Trainer(
             rm,
-            TrainConfig.model_validate(settings | changes),
-            train=rm.renderer.tokenize_pairs(pairs[:41]),  # 7 steps an epoch, the last of 5 pairs: shares differ
+            config,
+            train=train,
             validation=rm.renderer.tokenize_pairs(pairs[50:61]),
             folder=folder,
             tracker=tracker,
@@ -68,6 +77,25 @@ def main(folder: Path, stop_at: int, changes: dict) -> None:
             torch.save(weights, folder / "weights.pt")
             np.save(folder / "best_rewards.npy", trainer.best_rewards)
             (folder / "rows.json").write_text(json.dumps({"rows": trainer.at.rows, "result": result.to_dict()}))
+
+
+def tokenized_observations(rm, config, pairs, kinds, folder):
+    """Pairs, and what else two answers may be judged to be, with the likelihood put on `rm`."""
+    judgements = {
+        "pair": {"ranks": (1, 2)},
+        "tie": {"ranks": (1, 1)},
+        "grades": {"grades": {"good": (2.0, 1.0), "short": (0.0, 1.0)}},
+        "more": {"grades": {"good": (3.0, None), "short": (1.0, 0.0)}},
+    }
+    observations = [
+        Observation(pair.prompt, (pair.chosen, pair.rejected), **judgements[kinds[at % len(kinds)]])
+        for at, pair in enumerate(pairs)
+    ]
+    design = make_design(config, observations, None)
+    attach(rm, design)
+    rm.model.double()
+    write_observations_tokenized(rm.renderer, observations, folder, design.coding, over_length="cut")
+    return open_observations_tokenized(folder, len(observations)).observations
 
 
 def run_from_file(spec: str) -> int:

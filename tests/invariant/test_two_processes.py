@@ -128,3 +128,21 @@ def test_a_training_goes_on_with_another_number_of_processes_twice(tmp_path, alo
     run(tmp_path, 2, environment, **changes)
     told = assert_follows(tmp_path, alone)
     assert told["result"]["resumed_from"] == [7, 13]
+
+
+def test_observations_of_all_kinds_follow_one_trajectory(environment, tmp_path):
+    """The likelihood's own numbers are sharded, too, and gathered for its part of the step."""
+    kinds = ["pair", "tie", "grades", "more"]
+    told, weights, _ = _after(tmp_path / "one", 1, environment, kinds)
+    shared, others, _ = _after(tmp_path / "two", 2, environment, kinds)
+    np.testing.assert_allclose(losses(told), losses(shared), rtol=1e-9)
+    assert {name for name in weights if name.startswith("likelihood.")} == {
+        "likelihood.log_tie", "likelihood.log_sigma", "likelihood.cuts.0", "likelihood.cuts.1"
+    }  # fmt: skip
+    for name, one in weights.items():
+        torch.testing.assert_close(one, others[name], rtol=1e-6, atol=1e-8, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def _after(folder, processes, environment, kinds):
+    run(folder, processes, environment, kinds=kinds, steps=8)
+    return outcome(folder)

@@ -7,14 +7,15 @@ several attributes, `attributes/`.
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rmcore.core.errors import ModelError
 from rmcore.core.files import write_json
-from rmcore.models.attributes import add_attributes, folded, save_attributes
+from rmcore.models.attributes import add_attributes, folded, plain_heads, save_attributes
 from rmcore.models.observation_batching import ObservationLabels
 from rmcore.models.packing.forward import outputs_of
 from rmcore.models.packing.rows import Rows
@@ -37,6 +38,10 @@ class Attached:
     def plain_state(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Leave the likelihood out, and make several attributes one reward."""
         return folded({name: value for name, value in state.items() if not name.startswith(LIKELIHOOD_PREFIX)})
+
+    def plain_form(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Inside the block `model` has the modules of the plain model."""
+        return plain_heads(model)
 
     def save(self, state: Mapping[str, Tensor], folder: Path) -> None:
         """Write `likelihood.json` and, with several attributes, their rows."""

@@ -246,19 +246,20 @@ class Likelihood(nn.Module):
             counted = [rewards.new_zeros(0)]
             if len(labels.ranks):
                 present = labels.ranks > 0
-                counted.append((rewards[labels.answers].square() * present).sum(1) / present.sum(1))
+                squares = (rewards[labels.answers].square() * present).sum(1) / present.sum(1)
+                counted.append(labels.rank_weights * squares)
             if len(labels.graded):
-                counted.append(rewards[labels.graded].square())
+                counted.append(labels.grade_weights * rewards[labels.graded].square())
             total = total + design.reward_penalty * torch.cat(counted).sum()
         if len(labels.ranks) and (design.margin_penalty or design.centering):
             present = labels.ranks > 0  # (N, K)
             ranked = rewards[labels.answers] * present
-            number = present.sum(1)
+            number, weights = present.sum(1), labels.rank_weights
             mean = ranked.sum(1) / number
             # The mean squared margin over pairs of K answers is 2 K / (K - 1) times their variance.
             variance = ((ranked - mean[:, None] * present).square()).sum(1) / number
-            total = total + design.margin_penalty * (2 * number / (number - 1) * variance).sum()
-            total = total + design.centering * (2 * mean).square().sum()
+            total = total + design.margin_penalty * (weights * 2 * number / (number - 1) * variance).sum()
+            total = total + design.centering * (weights * (2 * mean).square()).sum()
         return total
 
     def _margins(self, outputs: Tensor, labels: ObservationLabels) -> Tensor:

@@ -1,0 +1,162 @@
+"""Training on observations of all kinds: what it leaves, resumed or not, with adapters, packed or padded."""
+
+import signal
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification
+
+from rmcore.config.model import ModelConfig
+from rmcore.config.train import TrainConfig
+from rmcore.core.errors import ConfigError
+from rmcore.core.progress import silent
+from rmcore.core.tracking import MemoryTracker
+from rmcore.data.pair import PreferencePair
+from rmcore.data.tokenized_observations import open_observations_tokenized, write_observations_tokenized
+from rmcore.models.attributes import load_attributes, read_attributes
+from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.training.likelihood.attached import attach, read_likelihood
+from rmcore.training.likelihood.designs import make_design
+from rmcore.training.loop import Trainer
+from rmcore.training.setup import make_context
+from rmcore.training.step import accumulate_gradient
+from rmcore.training.train_mode import training_form
+
+CPU = torch.device("cpu")
+MIXTURE = ("pair", "tie", "ranking", "best", "attributes")
+TRAIN = {
+    "steps": 6, "eval_every": 3, "log_every": 1, "lr": 1e-3, "pairs_per_step": 8, "warmup_steps": 0,
+    "token_budget": 512, "resume_every_seconds": 1e9,
+}  # fmt: skip
+HELD_OUT = [PreferencePair(f"question {at}", f"a good answer {at}", f"a bad one {at}") for at in range(6)]
+
+
+def make_trainer(folder, observations, *, stop=None, model=None, held_out=HELD_OUT, tokens=None, **changes) -> Trainer:
+    config = TrainConfig(**{**TRAIN, **changes})
+    design = make_design(config, observations, None)
+    rm = BradleyTerryRM.new(
+        ModelConfig.model_validate({"name": "tiny", "max_seq_len": 96} | (model or {})), seed=0, device=CPU
+    )
+    attach(rm, design)
+    place = (tokens or folder) / "tokens"
+    write_observations_tokenized(rm.renderer, observations, place, design.coding, over_length="cut")
+    read = open_observations_tokenized(place, len(observations))
+    assert not read.num_left_out
+    return Trainer(
+        rm,
+        config,
+        train=read.observations,
+        validation=rm.renderer.tokenize_pairs(held_out),
+        folder=folder / "out",
+        tracker=MemoryTracker(),
+        seed=3,
+        report=(lambda step, total, text: stop(step)) if stop else silent,
+    )
+
+
+def rewards_of(folder) -> np.ndarray:
+    rm = BradleyTerryRM.from_pretrained(folder, device="cpu")
+    return rm.score([pair.prompt for pair in HELD_OUT], [pair.chosen for pair in HELD_OUT])
+
+
+@pytest.mark.parametrize("model", [{}, {"lora": {}}], ids=["full", "lora"])
+def test_a_checkpoint_is_a_plain_reward_model_with_its_likelihood_beside_it(observations_of, tmp_path, model) -> None:
+    trainer = make_trainer(
+        tmp_path, observations_of(60, kinds=MIXTURE), model=model, reliability=True, nuisance=("length",)
+    )
+    before = {name: one.clone() for name, one in trainer.rm.model.named_parameters() if "likelihood." in name}
+    result = trainer.run()
+    assert result.num_steps == TRAIN["steps"]
+    after = dict(trainer.rm.model.named_parameters())
+    assert all(not torch.equal(one, after[name]) for name, one in before.items())
+    best = tmp_path / "out" / "step_6"
+    plain = AutoModelForSequenceClassification.from_pretrained(best)
+    assert plain.config.num_labels == 1
+    rm = BradleyTerryRM.from_pretrained(best, device="cpu")
+    sides = rm.renderer.tokenize_sides([(pair.prompt, pair.chosen) for pair in HELD_OUT])
+    by_transformers = [float(plain(torch.tensor([side.ids])).logits[0, 0].detach()) for side in sides]
+    np.testing.assert_allclose(rm.score_sides(sides), by_transformers, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(trainer.rm.score_sides(sides), by_transformers, rtol=1e-4, atol=1e-5)
+    likelihood = read_likelihood(best)
+    assert likelihood is not None
+    assert len(likelihood.design.tie_sizes) == 2
+    assert set(likelihood.learned()["reliability"]) == {f"person {at}" for at in range(4)}
+    weights = read_attributes(best)
+    assert weights == pytest.approx({"helpfulness": 1.0, "length": 0.0, "safe": 0.0})
+    if model:
+        adapter = BradleyTerryRM.from_pretrained(best / "adapter", device="cpu")
+        np.testing.assert_allclose(adapter.score_sides(sides), by_transformers, rtol=1e-4, atol=1e-5)
+
+
+def test_attributes_of_a_checkpoint_sum_to_its_reward(observations_of, tmp_path) -> None:
+    trainer = make_trainer(tmp_path, observations_of(60, kinds=MIXTURE), combination="learned")
+    trainer.run()
+    best = tmp_path / "out" / "step_6"
+    rm = BradleyTerryRM.from_pretrained(best, device="cpu")
+    sides = rm.renderer.tokenize_sides([(pair.prompt, pair.chosen) for pair in HELD_OUT])
+    rewards = rm.score_sides(sides)
+    names = load_attributes(rm.model, best)
+    weights = read_attributes(best)
+    assert list(weights) == list(names)
+    assert list(weights.values()) != pytest.approx([1.0, 0.0, 0.0], abs=1e-6)  # they were learned
+    outputs = rm.score_outputs(sides)
+    np.testing.assert_allclose(outputs[:, 0], rewards, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(outputs[:, 1:] @ np.array(list(weights.values())), rewards, rtol=1e-4, atol=1e-5)
+
+
+def test_a_training_that_was_stopped_ends_in_the_same_bits(observations_of, tmp_path) -> None:
+    observations = observations_of(60, kinds=MIXTURE)
+    whole = make_trainer(tmp_path / "whole", observations, reliability=True)
+    whole.run()
+
+    def stop(step: int) -> None:
+        if step == 4:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        make_trainer(tmp_path / "cut", observations, stop=stop, reliability=True).run()
+    resumed = make_trainer(tmp_path / "cut", observations, reliability=True)
+    assert resumed.run().resumed_from == [4]
+    expected = whole.rm.model.state_dict()
+    assert all(torch.equal(one, expected[name]) for name, one in resumed.rm.model.state_dict().items())
+
+
+def test_another_likelihood_does_not_resume(observations_of, tmp_path) -> None:
+    observations = observations_of(60, kinds=MIXTURE)
+
+    def stop(step: int) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        make_trainer(tmp_path, observations, stop=stop).run()
+    with pytest.raises(ConfigError, match="grade_offset"):
+        make_trainer(tmp_path, observations, grade_offset=True)
+
+
+@pytest.mark.parametrize("budget", [200, 100_000])
+def test_packed_and_padded_in_any_cut_have_one_gradient(observations_of, tmp_path, budget) -> None:
+    observations = observations_of(20, kinds=MIXTURE)
+    gradients = []
+    for packing in (True, False):
+        trainer = make_trainer(
+            tmp_path / str(packing), observations, packing=packing, token_budget=budget if packing else 400
+        )
+        assert (trainer.packing is not None) == packing
+        trainer.rm.model.double()
+        with training_form(trainer.rm, trainer.config):
+            context = make_context(trainer.rm, trainer.config, trainer.ranks)
+            indices = list(range(20))
+            accumulate_gradient(
+                context, trainer.feed.cut(indices, trainer.feed.token_budget), num_terms=trainer.feed.num_terms(indices)
+            )
+        gradients.append({n: p.grad for n, p in trainer.rm.model.named_parameters() if p.grad is not None})
+    assert gradients[0].keys() == gradients[1].keys()
+    for name, one in gradients[0].items():
+        assert float((one - gradients[1][name]).norm() / one.norm()) < 1e-6, name
+
+
+def test_without_validation_pairs_the_best_is_the_last(observations_of, tmp_path) -> None:
+    trainer = make_trainer(tmp_path, observations_of(40, kinds=("grade",)), held_out=[])
+    assert trainer.run().best_step == TRAIN["steps"]
+    assert rewards_of(tmp_path / "out" / "best").shape == (6,)
