@@ -57,7 +57,8 @@ def convert(
 ) -> None:
     """Write preference data of any recognised layout as prompt, chosen, rejected, target_margin and metadata.
 
-    Read again, the file gives the same pairs with the same ids. Example: rm-opt data convert export.json pairs.parquet
+    Read again, the file gives the same pairs with the same ids; ties, rankings and grades are written as the pairs that
+    they imply. Example: rm-opt data convert export.json pairs.parquet
     """
     from rmcore.data.readers.sources import load_pairs, write_rejected
     from rmcore.data.table import check_target, write_converted
@@ -78,6 +79,8 @@ def convert(
     print(f"{'rows left out':<32}{len(loaded.rejected):>9,}")
     for reason, count in Counter(row.reason for row in loaded.rejected).most_common():
         print(f"    {reason:<28}{count:>9,}")
+    if loaded.num_ties:
+        print(f"{'ties, which are no pairs':<32}{loaded.num_ties:>9,}")
     for sentence in loaded.notices():
         print(sentence)
     if rejected_rows is not None:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from rmcore.core.arrays import BoolArray, FloatArray
 from rmcore.data.control_tokens import KNOWN_FORMS, texts_of
 from rmcore.data.pair import PreferencePair, prompt_text, text_number
-from rmcore.data.readers.fields import TIES, Reason
+from rmcore.data.readers.fields import Reason
 from rmcore.data.readers.sources import LoadedPairs
 from rmcore.data.splits import conversation, normalized_prompt, normalized_text
 
@@ -273,8 +273,7 @@ def _warnings(result: Mapping[str, Any]) -> list[str]:
                 f"{shared['num_completions']} completions of {second} ({shared['share_of_completions']:.1%}) are also "
                 f"in {first}: the model may know them by heart."
             )
-    # Ties are no defect of the data: there is nothing to learn from them, and nothing to repair.
-    num_unusable = result["num_rejected"] - sum(result["rejected"].get(reason, 0) for reason in TIES)
+    num_unusable = result["num_rejected"]
     if num_unusable > REJECTED_SHARE_WARNING * result["num_rows"]:
         warnings.append(
             f"{num_unusable} of {result['num_rows']} rows "

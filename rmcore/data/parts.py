@@ -103,7 +103,7 @@ class SourceInParts:
             return
         rejected: list[RejectedRow] = []
         pairs: list[PreferencePair] = []
-        number = done = num_over_cap = 0
+        number = done = num_over_cap = num_ties = num_contradicting = 0
         for record in records:
             for outcome in outcomes(record, self.source, layout):
                 self.num_rows += 1
@@ -113,6 +113,9 @@ class SourceInParts:
                 else:
                     pairs.extend(outcome.pairs)
                     num_over_cap += outcome.num_over_cap
+                    num_ties += not outcome.pairs
+                    num_contradicting += outcome.contradicts
+                    self.num_unusable += not outcome.pairs
             while len(pairs) >= self.size and (self.limit is None or done < self.limit):
                 part = pairs[: self.size if self.limit is None else min(self.size, self.limit - done)]
                 yield Part(number, pairs=part)
@@ -122,5 +125,13 @@ class SourceInParts:
         rest = pairs if self.limit is None else pairs[: max(0, self.limit - done)]
         if rest:
             yield Part(number, pairs=rest)
-        check_usable(self.source, rejected, self.num_rows, done + len(rest), layout)
-        self.notices = notices(self.source, rejected, self.num_rows, done + len(rest), num_over_row_cap=num_over_cap)
+        check_usable(self.source, rejected, self.num_rows, done + len(rest), layout, num_ties=num_ties)
+        self.notices = notices(
+            self.source,
+            rejected,
+            self.num_rows,
+            done + len(rest),
+            num_over_row_cap=num_over_cap,
+            num_ties=num_ties,
+            num_contradicting=num_contradicting,
+        )

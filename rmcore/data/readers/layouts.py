@@ -1,4 +1,4 @@
-r"""Raw records to preference pairs: every way in which public preference data is laid out.
+r"""Raw records to preference pairs and observations: every way in which public preference data is laid out.
 
 A layout is recognised from the column names once for a source, and then holds for all its rows, so that a row that
 lacks a value is a row with a missing value and not one of another layout. What cannot become a pair is refused with
@@ -21,8 +21,8 @@ All take a prompt of several turns except SHP, whose `history` is one user turn 
 import math
 import random
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, groupby
 from operator import itemgetter
@@ -30,6 +30,7 @@ from typing import Any
 
 from rmcore.config.data import PAIRS_PER_ROW
 from rmcore.core.errors import DataError
+from rmcore.data.observation import WEIGHT, Observation, annotator_of
 from rmcore.data.pair import Message, PreferencePair, content_id, is_blank, plain_prompt, prompt_text
 from rmcore.data.readers.columns import (
     ANSWER_COLUMNS,
@@ -64,10 +65,14 @@ _SIDE_REASONS = (("chosen", Reason.EMPTY_CHOSEN), ("rejected", Reason.EMPTY_REJE
 
 @dataclass(frozen=True, slots=True)
 class RowPairs:
-    """The pairs of one row, and how many more it would give that `most` (see `recognise`) leaves out."""
+    """The pairs of one row, how many more it would give that `most` (see `recognise`) leaves out, and what it says."""
 
     pairs: list[PreferencePair]
     num_over_cap: int = 0
+    observation: Observation | None = None
+    """What the row says; None where that is `Observation.of_pair` of its one pair."""
+    contradicts: bool = False
+    """A text has two ranks: the row has its pairs, which go both ways, and no observation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +151,18 @@ def _unrecognised(seen: str, sample: Row) -> DataError:
 
 
 def _one(parse: Callable[[Row], PreferencePair]) -> Callable[[Row], RowPairs]:
-    return lambda row: RowPairs([parse(row)])
+    def parse_row(row: Row) -> RowPairs:
+        pair = parse(row)
+        return RowPairs([pair], observation=None if _weight(pair.metadata) == 1 else Observation.of_pair(pair))
+
+    return parse_row
+
+
+def _weight(carried: Mapping[str, Any]) -> float:
+    weight = number(carried.get(WEIGHT), Reason.BAD_WEIGHT)
+    if weight is not None and weight <= 0:
+        raise RowRejected(Reason.BAD_WEIGHT)
+    return 1.0 if weight is None else weight
 
 
 def side_fields(row: Row) -> dict[str, Any]:
@@ -175,8 +191,8 @@ def _pair_layout(row: Row, columns: ColumnMap) -> Layout | None:
 def _parse_translated(row: Row, *, translate: Translate, most: int) -> RowPairs:
     translated = translate(row)
     if "responses" in translated:
-        return _parse_ranked(translated, most=most)
-    return RowPairs([(_parse_prompt_pair if "prompt" in translated else _parse_implicit)(translated)])
+        return _parse_ranked(translated, most=most, is_implicit="prompt" not in translated)
+    return _one(_parse_prompt_pair if "prompt" in translated else _parse_implicit)(translated)
 
 
 def _parse_prompt_pair(row: Row) -> PreferencePair:
@@ -215,8 +231,8 @@ def _parse_shp(row: Row) -> PreferencePair:
     return _pair((prompt,), chosen, rejected, row, margin=margin, used=SHP_COLUMNS)
 
 
-def _parse_ranked(row: Row, *, most: int) -> RowPairs:
-    """The strictly ordered pairs of K answers, or `most` of them, each as likely as any other.
+def _parse_ranked(row: Row, *, most: int, is_implicit: bool = False) -> RowPairs:
+    """The ranking of K answers, and its strictly ordered pairs, or `most` of them, each as likely as any other.
 
     With scores, the target margin is the difference of the two. The choice depends on what the row holds alone, so it
     is the same wherever the row stands. Nothing here is done for each of the K (K - 1) / 2 pairs: a row of thousands of
@@ -233,16 +249,15 @@ def _parse_ranked(row: Row, *, most: int) -> RowPairs:
     contexts = {context for context, _ in answers}
     if len(contexts) > 1:
         raise RowRejected(Reason.PROMPTS_DIFFER)
-    prompt = _whole_prompt(row, contexts.pop())
-    if len(set(strength)) == 1:
-        raise RowRejected(Reason.EQUAL_RANKS)
+    context = contexts.pop()
+    prompt = context if is_implicit else _whole_prompt(row, context)
     if scores is not None and _contradict(strength, scores):
         raise RowRejected(Reason.RANKS_CONTRADICT_SCORES)
     texts = [text for _, text in answers]
+    if len(set(texts)) < 2:
+        raise RowRejected(Reason.IDENTICAL_SIDES)
     num_worse = _num_worse(strength, texts)
     ends = list(accumulate(num_worse))  # the pairs in order: those that the first answer wins, then the second's, ...
-    if not ends[-1]:
-        raise RowRejected(Reason.IDENTICAL_SIDES)
     numbers: Iterable[int] = range(ends[-1])
     if ends[-1] > most:
         identity = content_id(prompt_text(prompt), *texts, *map(repr, strength))
@@ -255,7 +270,31 @@ def _parse_ranked(row: Row, *, most: int) -> RowPairs:
             j = worse[place - ends[i] + num_worse[i]]
             margin = None if scores is None else scores[i] - scores[j]
             pairs.append(_pair(prompt, texts[i], texts[j], row, margin=margin, used=used))
-    return RowPairs(pairs, ends[-1] - len(pairs))
+    return _observed(RowPairs(pairs, ends[-1] - len(pairs)), prompt, texts, strength, row, used)
+
+
+def _observed(
+    found: RowPairs, prompt: tuple[Message, ...], texts: list[str], strength: list[float], row: Row, used: Iterable[str]
+) -> RowPairs:
+    """Add what the row says of its answers; of those that are the same text and have the same rank one is kept."""
+    by_text = dict(zip(texts, strength, strict=True))
+    if any(by_text[text] != value for text, value in zip(texts, strength, strict=True)):
+        return replace(found, contradicts=True)
+    weight = _weight(row)
+    if len(texts) == 2 and found.pairs and weight == 1:
+        return found
+    if all(is_blank(message.content) for message in prompt):
+        raise RowRejected(Reason.EMPTY_PROMPT)
+    rank_of = {value: rank for rank, value in enumerate(sorted(set(strength), reverse=True), start=1)}
+    observation = Observation(
+        plain_prompt(prompt),
+        tuple(by_text),
+        ranks=tuple(rank_of[value] for value in by_text.values()),
+        annotator=annotator_of(row),
+        weight=weight,
+        metadata=_metadata(row, {"prompt", "chosen", "rejected", *MARGIN_COLUMNS, *used}),
+    )
+    return replace(found, observation=observation)
 
 
 def _contradict(strength: list[float], scores: list[float]) -> bool:
