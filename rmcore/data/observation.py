@@ -8,8 +8,8 @@
 | best of K | 3 or more | which one is best, nothing of the order of the others |
 | grades | 1 or more | numbers for the answers, of one or several attributes; some may be missing |
 
-A file of strict pairs alone needs none of this and keeps its `PreferencePair` records. Where a file says more, its pairs
-are what its observations imply, for what can only be said of pairs: pairwise accuracy, curvature, readiness.
+A file of strict pairs alone needs none of this and keeps its `PreferencePair` records. Where a file says more, its
+pairs are what its observations imply, for what can only be said of pairs: pairwise accuracy, curvature, readiness.
 """
 
 import math

@@ -13,7 +13,7 @@ from rmcore.config.data import PAIRS_PER_ROW
 from rmcore.data.pair import PreferencePair
 from rmcore.data.readers.columns import USUAL_COLUMNS, ColumnMap
 from rmcore.data.readers.files import RawRecord
-from rmcore.data.readers.layouts import SIDE_ROWS
+from rmcore.data.readers.layouts import GRADED_ROWS, SIDE_ROWS
 from rmcore.data.readers.rejected import RejectedRow
 from rmcore.data.readers.sources import check_usable, iter_records, load_pairs, notices, outcomes, probe
 from rmcore.data.responses import is_response, nothing_to_score, response_of
@@ -94,7 +94,10 @@ class SourceInParts:
 
     def _pairs(self, records: Iterator[RawRecord]) -> Iterator[Part]:
         records, layout = probe(records, self.source, self.columns, PAIRS_PER_ROW)
-        if layout.name == SIDE_ROWS:  # the sides of a pair may stand anywhere, so all rows are read before any is whole
+        if layout.name in (
+            SIDE_ROWS,
+            GRADED_ROWS,
+        ):  # the sides of a pair may stand anywhere, so all rows are read before any is whole
             loaded = load_pairs(self.source, split=self.split, columns=self.columns, limit=self.limit)
             self.num_rows, self.num_unusable = loaded.num_rows, len(loaded.rejected)
             self.notices = loaded.notices()

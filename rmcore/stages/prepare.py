@@ -26,6 +26,7 @@ from rmcore.data.pair import PreferencePair
 from rmcore.data.pairs_on_disk import RowsOnDisk
 from rmcore.data.parquet_rows import Form, Record, write_records
 from rmcore.data.readers.columns import ColumnMap
+from rmcore.data.readers.graded_rows import Grading
 from rmcore.data.readers.sources import LoadedPairs, cap_prompts, load_pairs, source_kind, take_out, write_rejected
 from rmcore.data.splits import split_together
 from rmcore.data.table import PAIRS
@@ -135,12 +136,20 @@ def load_sources(config: DataConfig, report: Report = silent, spool: Path | None
         columns=columns,
         require_complete_pairs=config.require_complete_pairs,
         pairs_per_row=config.pairs_per_row,
+        grading=Grading.from_config(config),
         report=report,
     )
+    measures_elsewhere = config.eval_source is not None or config.eval_split is not None
     places = (None, None) if spool is None else (spool / "training.arrow", spool / "held_out.arrow")
-    everything = load(config.source, split=config.split, limit=config.limit, spool=places[0])
+    everything = load(
+        config.source,
+        split=config.split,
+        limit=config.limit,
+        spool=places[0],
+        require_pairs=not measures_elsewhere,
+    )
     training = cap_prompts(everything, config.pairs_per_prompt)
-    if config.eval_source is None and config.eval_split is None:
+    if not measures_elsewhere:
         return [training]
     source, split = config.eval_source or config.source, config.eval_split or config.split
     everything = load(source, split=split, limit=config.eval_limit, spool=places[1])

@@ -50,6 +50,9 @@ class Reason(StrEnum):
     MARGINS_DIFFER = "margins differ"
     UNKNOWN_WINNER = "winner not understood"
     NOT_LABELLED = "not labelled"
+    BAD_GRADE = "grade is not a finite number"
+    NOT_A_LEVEL = "grade is none of data.grade_levels"
+    BAD_BEST = "the best answer is none of the answers"
     BAD_WEIGHT = "weight is not a finite number above 0"
 
 
@@ -138,6 +141,13 @@ def number(value: Any, wrong: Reason) -> float | None:
     if not math.isfinite(converted):
         raise RowRejected(wrong)
     return converted
+
+
+def grade(value: Any) -> float | None:
+    """A finite number, None where it is missing; true is 1 and false 0, also as text."""
+    if isinstance(value, str) and value.strip().lower() in ("true", "false"):
+        return float(value.strip().lower() == "true")
+    return number(value.strip() if isinstance(value, str) else value, Reason.BAD_GRADE)
 
 
 def number_list(value: Any, count: int) -> list[float] | None:

@@ -84,18 +84,28 @@ class Foreign:
     unfold: Callable[[Row], list[Row]] = whole
 
 
-def _only(found: Sequence[Any], what: str) -> Any:
+def only(found: Sequence[Any], what: str) -> Any:
+    """The only one of several that may be meant.
+
+    Raises:
+        DataError: there are two.
+    """
     if len(found) > 1:
         named = " and ".join(" with ".join(one) if isinstance(one, tuple) else one for one in found[:2])
         raise DataError(f"{named} may both be {what}, and which one is meant is unknown: drop or rename one.")
     return found[0]
 
 
-def _prompt_column(columns: Collection[str]) -> str | None:
+def prompt_column(columns: Collection[str]) -> str | None:
+    """Find the column of the prompt beside answers; None where there is none.
+
+    Raises:
+        DataError: two may be it.
+    """
     found = [name for name in PROMPTS if name in columns]
     if found[:1] == ["prompt"] or not found:
         return found[0] if found else None
-    return str(_only(found, "the prompt"))
+    return str(only(found, "the prompt"))
 
 
 def _two_answers(columns: Collection[str]) -> list[tuple[str, str]]:
@@ -110,7 +120,7 @@ def _two_answers(columns: Collection[str]) -> list[tuple[str, str]]:
 
 def _prompt_of_two(sample: Row, first: str) -> tuple[bool, str | None]:
     """(whether a prompt is to be had, its column): whole conversations carry theirs."""
-    prompt = _prompt_column(sample)
+    prompt = prompt_column(sample)
     return prompt is not None or isinstance(sample[first], list), prompt
 
 
@@ -142,7 +152,7 @@ def _winner(sample: Row) -> Translate | None:
     verdicts, found = [name for name in WINNERS if name in sample], _two_answers(sample)
     if not verdicts or not found:
         return None
-    column, answers = _only(verdicts, "the column that says which answer is better"), _only(found, "the two answers")
+    column, answers = only(verdicts, "the column that says which answer is better"), only(found, "the two answers")
     has_prompt, prompt = _prompt_of_two(sample, answers[0])
     if not has_prompt:
         return None
@@ -199,7 +209,7 @@ def _arena(sample: Row) -> Translate | None:
     found = _two_answers(sample)
     if not found or any(name not in sample for name in ARENA_WINNERS[:2]):
         return None
-    answers = _only(found, "the two answers")
+    answers = only(found, "the two answers")
     has_prompt, prompt = _prompt_of_two(sample, answers[0])
     if not has_prompt:
         return None
@@ -246,10 +256,10 @@ def _strength(sample: Row) -> Translate | None:
     """HelpSteer2 and 3: from -3 (the first is much better) to 3 (the second is); its size is the margin."""
     columns = [name for name in STRENGTHS if name in sample]
     found = [answers for answers in _two_answers(sample) if answers[0].endswith("1")]
-    prompt = _prompt_column(sample) if columns and found else None
+    prompt = prompt_column(sample) if columns and found else None
     if prompt is None:
         return None
-    column, answers = _only(columns, "the strength of the preference"), _only(found, "the two answers")
+    column, answers = only(columns, "the strength of the preference"), only(found, "the two answers")
 
     def translate(row: Row) -> dict[str, Any]:
         value = number(row.get(column), Reason.BAD_MARGIN)
@@ -288,10 +298,10 @@ def _ranking(sample: Row) -> Translate | None:
     column = next((name for name in ANSWER_COLUMNS if name in sample), None)
     if not columns or column is None:
         return None
-    prompt = _prompt_column(sample)
+    prompt = prompt_column(sample)
     if prompt is None:
         return None
-    order = _only(columns, "how the answers are ranked")
+    order = only(columns, "how the answers are ranked")
 
     def translate(row: Row) -> dict[str, Any]:
         answers, places = list_value(row.get(column)), row.get(order)
@@ -342,7 +352,7 @@ def _ultrafeedback(sample: Row) -> Translate | None:
     first = completions[0] if isinstance(completions, list) and completions else None
     if not isinstance(first, dict) or "response" not in first:
         return None
-    prompt = _prompt_column(sample)
+    prompt = prompt_column(sample)
     if prompt is None:
         return None
     is_rated = isinstance(first.get("annotations"), dict)
@@ -417,12 +427,12 @@ def _translate_label_studio(row: Row) -> dict[str, Any]:
     answers = [(shown[0], shown[1])] if len(shown) == 2 else _two_answers(data)
     if not answers:
         raise RowRejected(Reason.MISSING_VALUE)
-    sides = _only(answers, "the two answers")
+    sides = only(answers, "the two answers")
     who = annotation.get("completed_by")
     who = who.get("id") if isinstance(who, dict) else who
     if who is not None and annotator_of(data) is None:
         data[ANNOTATOR] = who
-    return _preferred(data, sides, _SIDES[selected], _prompt_column(data), ("pair_id",))
+    return _preferred(data, sides, _SIDES[selected], prompt_column(data), ("pair_id",))
 
 
 def _argilla(sample: Row) -> Translate | None:
@@ -469,7 +479,7 @@ def _flat_responses(row: Row) -> dict[str, list[dict[str, Any]]]:
 def _translate_argilla(row: Row) -> dict[str, Any]:
     """Translate what one user said of the answers: a ranking of them, the better one of two, or a rating of each."""
     fields, said = respelled(row["fields"]), row["said"]
-    prompt = _prompt_column(fields)
+    prompt = prompt_column(fields)
     answers = [name for name in fields if name != prompt]
     verdicts: dict[str, tuple[str, dict[str, Any]]] = {}
     ratings: dict[str, Any] = {}
@@ -490,7 +500,7 @@ def _translate_argilla(row: Row) -> dict[str, Any]:
         verdicts["the tie"] = ("ranks", tied)
     if not verdicts:
         raise RowRejected(Reason.NOT_LABELLED)
-    kind, numbers = verdicts[_only(list(verdicts), "the preference")]
+    kind, numbers = verdicts[only(list(verdicts), "the preference")]
     unused = {name: value for name, value in fields.items() if name not in {prompt, "pair_id", *numbers}}
     metadata = row["metadata"] if isinstance(row["metadata"], dict) else {}
     responses = [fields[name] for name in numbers]

@@ -23,6 +23,7 @@ from rmcore.core.errors import DataError
 from rmcore.core.files import known_digest, write_json_lines
 from rmcore.core.progress import Report, silent
 from rmcore.data.observation import Observation
+from rmcore.data.observation_counts import annotator_notices
 from rmcore.data.pair import PreferencePair, prompt_text, text_number
 from rmcore.data.pairs_on_disk import select
 from rmcore.data.readers.cluster import SCHEME, cluster_digest, read_cluster
@@ -30,8 +31,9 @@ from rmcore.data.readers.collector import Collected, Collector
 from rmcore.data.readers.columns import USUAL_COLUMNS, ColumnMap
 from rmcore.data.readers.fields import Reason, RowRejected
 from rmcore.data.readers.files import RawRecord, conversion_to_utf8, is_file_name, is_text_file, is_utf8, read_file
+from rmcore.data.readers.graded_rows import USUAL_GRADING, GradedRows, Grading
 from rmcore.data.readers.hub import hub_revision, read_folder, read_hub
-from rmcore.data.readers.layouts import SIDE_ROWS, Layout, RowPairs, recognise
+from rmcore.data.readers.layouts import GRADED_ROWS, SIDE_ROWS, Layout, RowPairs, recognise
 from rmcore.data.readers.rejected import INCOMPLETE, INCOMPLETE_SIDES, RejectedRow, refuse_incomplete, reject
 from rmcore.data.readers.unpaired_rows import read_unpaired_rows
 from rmcore.data.splits import conversation
@@ -73,10 +75,12 @@ class LoadedPairs:
     """Rows that say no answer is better: observations that give no pair."""
     num_contradicting: int = 0
     """Rows that give one text two ranks: their pairs are here, and no observation."""
+    sentences: Sequence[str] = ()
+    """Further notices, of the observations."""
 
     def notices(self) -> list[str]:
-        """See `notices`."""
-        return notices(
+        """See `notices`; those of the observations follow."""
+        said = notices(
             self.source,
             self.rejected,
             self.num_rows,
@@ -87,6 +91,7 @@ class LoadedPairs:
             num_ties=self.num_ties,
             num_contradicting=self.num_contradicting,
         )
+        return [*said, *self.sentences]
 
 
 def notices(
@@ -140,6 +145,8 @@ def load_pairs(
     limit: int | None = None,
     require_complete_pairs: bool = False,
     pairs_per_row: int = PAIRS_PER_ROW,
+    grading: Grading = USUAL_GRADING,
+    require_pairs: bool = True,
     report: Report = silent,
     spool: Path | None = None,
 ) -> LoadedPairs:
@@ -156,9 +163,11 @@ def load_pairs(
             the same prompt. Rows of which only something else is wrong (equal sides, a bad margin, a line that is not
             JSON) are set aside as ever, and so are ranked answers, which have no sides.
         pairs_per_row: a row of ranked answers that would give more gives so many, drawn at random; see `layouts`.
+        grading: what the grades of answers mean, where rows grade them; see `graded_rows`.
+        require_pairs: make it an error where grades imply no pair. Ties alone always are one.
         report: called as report(0, 1, "12,000 rows of FILE") on the way: how many there are is known at the end only.
         spool: a file to write the pairs to as they are read; memory then holds some hundred of them, or all where each
-            row is one side of a pair. None: they are a list.
+            row is one side of a pair, or grades one answer. None: they are a list.
 
     Raises:
         DataError: the source cannot be read, its columns fit no layout, no row gives a pair, or see above.
@@ -166,9 +175,16 @@ def load_pairs(
     read = _counted(iter_records(source, split=split), source, report)
     records, layout = probe(read, source, columns, pairs_per_row)
     sided = layout.name == SIDE_ROWS
+    sentences: list[str] = []
     if sided:
         sides, rejected, num_rows = read_unpaired_rows(records, layout, limit)
         found = Collected(list(sides.pairs()[:limit]), sides.observations(limit))
+    elif layout.name == GRADED_ROWS:
+        graded = GradedRows(source, grading, pairs_per_row)
+        rejected, num_rows = _read_graded_rows(records, source, layout, graded)
+        found, sentences = graded.collected(limit)
+        if found.observations and not found.pairs and require_pairs:
+            raise graded.why_no_pair()
     else:
         with Collector(spool) as collector:
             rejected, num_rows = _read_pair_rows(records, source, layout, limit, collector)
@@ -176,7 +192,8 @@ def load_pairs(
     _check_encoding(source, rejected, num_rows, len(found.pairs))
     if require_complete_pairs:
         refuse_incomplete(source, rejected, INCOMPLETE_SIDES if sided else INCOMPLETE)
-    check_usable(source, rejected, num_rows, len(found.pairs), layout, num_ties=found.num_ties)
+    if layout.name != GRADED_ROWS or not found.observations:
+        check_usable(source, rejected, num_rows, len(found.pairs), layout, num_ties=found.num_ties)
     return LoadedPairs(
         found.pairs[:limit],
         rejected,
@@ -187,6 +204,7 @@ def load_pairs(
         observations=found.observations,
         num_ties=found.num_ties,
         num_contradicting=found.num_contradicting,
+        sentences=[*sentences, *annotator_notices(source, found.observations)],
     )
 
 
@@ -271,6 +289,25 @@ def _read_pair_rows(
                 collector.add(outcome)
         if limit is not None and collector.num_pairs >= limit:
             break
+    return rejected, num_rows
+
+
+def _read_graded_rows(
+    records: Iterable[RawRecord], source: str, layout: Layout, graded: GradedRows
+) -> tuple[list[RejectedRow], int]:
+    """Read rows of one graded answer each into `graded`; gives the rows set aside and the number of rows."""
+    rejected: list[RejectedRow] = []
+    num_rows = 0
+    for record in records:
+        for outcome in outcomes(record, source, layout):
+            num_rows += 1
+            refused: RejectedRow | None = None
+            if isinstance(outcome, RejectedRow):
+                refused = outcome
+            elif outcome.observation is not None:
+                refused = graded.add(record, outcome.observation)
+            if refused is not None:
+                rejected.append(refused)
     return rejected, num_rows
 
 
