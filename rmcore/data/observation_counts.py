@@ -88,6 +88,36 @@ def _describe_attribute(counts: Mapping[float, int], num_missing: int) -> dict[s
     }
 
 
+def format_observations(name: str, found: Mapping[str, Any]) -> list[str]:
+    """Lines of text for what `describe_observations` counted."""
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in found["kinds"].items()) or "none"
+    lines = [f"{name}: {found['num_observations']:,} judgements of {found['num_prompts']:,} prompts: {kinds}"]
+    sizes = list(found["answers"].items())
+    shown = [f"{count:,} of {size}" for size, count in sizes[:_SHOWN]] + ["..."] * (len(sizes) > _SHOWN)
+    lines.append(_line("answers", ", ".join(shown)))
+    ties = found["ties"]
+    if ties["num_ranked"]:
+        lines.append(_line("with a tie", f"{ties['num']:,} of {ties['num_ranked']:,} ({ties['share']:.1%})"))
+    for attribute, one in found["attributes"].items():
+        text = f"{one['scale']}, {one['num']:,} grades from {one['min']:g} to {one['max']:g}, mean {one['mean']:.3g}"
+        text += f", {one['num_missing']:,} missing" if one["num_missing"] else ""
+        levels = ", ".join(f"{count:,} of {level}" for level, count in (one["levels"] or {}).items())
+        lines.append(_line(attribute, f"{text} ({levels})" if levels else text))
+    annotators = found["annotators"]
+    if annotators["num"]:
+        most = ", ".join(f"{who} {count:,}" for who, count in list(annotators["labels"].items())[:_NAMED])
+        lines.append(_line("annotators", f"{annotators['num']:,}; most labels: {most}"))
+        lines[-1] += f"; {annotators['num_unknown']:,} judgements name none" if annotators["num_unknown"] else ""
+    weights = found["weights"]
+    if weights["num_not_1"]:
+        lines.append(_line("weights", f"{weights['min']:g} to {weights['max']:g}, {weights['num_not_1']:,} not 1"))
+    return lines
+
+
+def _line(title: str, text: str) -> str:
+    return f"{title:<24}{text}"
+
+
 def annotator_notices(source: str, observations: Sequence[Observation]) -> list[str]:
     """Say of which annotators little can be known, a sentence each: few labels, or no prompt shared with another."""
     numbers: dict[str, int] = {}

@@ -69,7 +69,7 @@ def _run(settings: PrepareSettings, out: Path, spool: Path, report: Report) -> N
         _write(OBSERVATIONS, said, out / f"{name}_observations.parquet")
     write_rejected(chain.from_iterable(one.rejected for one in loaded), out / "rejected_rows.jsonl")
     report(2, 3, "audit of all splits")
-    findings = audit(splits, loaded)
+    findings = audit(splits, loaded, prepared.observations)
     if settings.data.source == "gold":
         ceilings = {name: label_ceiling(pairs) for name, pairs in splits.items()}
         findings["label_ceiling"] = ceilings

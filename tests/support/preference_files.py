@@ -69,7 +69,14 @@ def write_helpsteer2(path: Path, num_prompts: int, *, num_answers: int = 2, nois
 
 
 def write_arena(
-    path: Path, num_prompts: int, *, noise: float = 0.7, tie_width: float = 0.8, num_judges: int = 0, seed: int = 0
+    path: Path,
+    num_prompts: int,
+    *,
+    noise: float = 0.7,
+    tie_width: float = 0.8,
+    num_judges: int = 0,
+    num_votes: int = 1,
+    seed: int = 0,
 ) -> str:
     """Write JSON Lines of battles of two answers, a tie where gold rewards with noise are close; gives the path.
 
@@ -79,18 +86,21 @@ def write_arena(
         noise: standard deviation of what a judge adds to each gold reward.
         tie_width: closer ones are a tie.
         num_judges: how many judges a column `judge` names; 0: there is none.
+        num_votes: rows of each battle; by different judges where they are named.
         seed: another seed, other battles.
     """
     rng = random.Random(f"arena {seed}")  # noqa: S311 - data
     rows = []
     for number, (prompt, answers) in enumerate(gold_answers(num_prompts, 2, seed=seed)):
         (first, gold), (second, other) = answers.items()
-        gap = gold - other + rng.gauss(0, noise * 2**0.5)
-        wins = {"winner_model_a": int(gap > tie_width), "winner_model_b": int(gap < -tie_width)}
-        row = {"id": number, "model_a": "m1", "model_b": "m2", "prompt": json.dumps([prompt])}
-        row |= {"response_a": json.dumps([first]), "response_b": json.dumps([second]), **wins}
-        row["winner_tie"] = 1 - sum(wins.values())
-        rows.append(row | ({"judge": f"judge {rng.randrange(num_judges)}"} if num_judges else {}))
+        judges: list[int | None] = list(rng.sample(range(num_judges), num_votes)) if num_judges else [None] * num_votes
+        for judge in judges:
+            gap = gold - other + rng.gauss(0, noise * 2**0.5)
+            wins = {"winner_model_a": int(gap > tie_width), "winner_model_b": int(gap < -tie_width)}
+            row = {"id": number, "model_a": "m1", "model_b": "m2", "prompt": json.dumps([prompt])}
+            row |= {"response_a": json.dumps([first]), "response_b": json.dumps([second]), **wins}
+            row["winner_tie"] = 1 - sum(wins.values())
+            rows.append(row if judge is None else row | {"judge": f"judge {judge}"})
     return _written(rows, path)
 
 
