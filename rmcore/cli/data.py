@@ -15,6 +15,8 @@ RejectedRows = Annotated[
     Path | None, typer.Option(help="Write the rows that cannot be used, with reasons, to this JSONL file.")
 ]
 
+GradeColumns = Annotated[list[str] | None, setting(DataConfig, "grade_columns")]
+
 app = typer.Typer(no_args_is_help=True, help="Look at preference data before training on it, and convert it.")
 
 
@@ -29,15 +31,19 @@ def check(
     file: Annotated[str, typer.Argument(help="A data file, a datasets folder or a hub name.")],
     reading: PairReading,
     margin_column: Annotated[str | None, setting(DataConfig, "margin_column")] = None,
+    grade_columns: GradeColumns = None,
     rejected_rows: RejectedRows = None,
     json_out: JsonOut = None,
 ) -> None:
-    """Audit preference data: layout, unusable rows, duplicates, prompts, lengths, and what length alone predicts."""
+    """Audit preference data: layout, kinds of judgements, unusable rows, duplicates, lengths, what length predicts."""
     from rmcore.data.audit import audit, format_audit
+    from rmcore.data.observation import Observation
     from rmcore.data.readers.sources import load_pairs, write_rejected
 
-    loaded = load_pairs(file, split=reading.split, columns=reading.columns(margin=margin_column), limit=reading.limit)
-    findings = audit({"all": loaded.pairs}, [loaded])
+    columns = reading.columns(margin=margin_column, grades=grade_columns)
+    loaded = load_pairs(file, split=reading.split, columns=columns, limit=reading.limit, require_pairs=False)
+    said = loaded.observations or map(Observation.of_pair, loaded.pairs)
+    findings = audit({"all": loaded.pairs}, [loaded], {"all": said})
     print(format_audit(findings))
     if rejected_rows is not None:
         write_rejected(loaded.rejected, rejected_rows)
@@ -51,13 +57,15 @@ def convert(
     out: Annotated[Path, typer.Argument(help="The file to write: .parquet or .jsonl.")],
     reading: PairReading,
     margin_column: Annotated[str | None, setting(DataConfig, "margin_column")] = None,
+    grade_columns: GradeColumns = None,
     pairs_per_row: Annotated[int, setting(DataConfig, "pairs_per_row")] = PAIRS_PER_ROW,
     rejected_rows: RejectedRows = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there.")] = False,
 ) -> None:
     """Write preference data of any recognised layout as prompt, chosen, rejected, target_margin and metadata.
 
-    Read again, the file gives the same pairs with the same ids. Example: rm-opt data convert export.json pairs.parquet
+    Read again, the file gives the same pairs with the same ids; ties, rankings and grades are written as the pairs that
+    they imply. Example: rm-opt data convert export.json pairs.parquet
     """
     from rmcore.data.readers.sources import load_pairs, write_rejected
     from rmcore.data.table import check_target, write_converted
@@ -66,7 +74,7 @@ def convert(
     loaded = load_pairs(
         source,
         split=reading.split,
-        columns=reading.columns(margin=margin_column),
+        columns=reading.columns(margin=margin_column, grades=grade_columns),
         limit=reading.limit,
         pairs_per_row=pairs_per_row,
     )
@@ -78,6 +86,8 @@ def convert(
     print(f"{'rows left out':<32}{len(loaded.rejected):>9,}")
     for reason, count in Counter(row.reason for row in loaded.rejected).most_common():
         print(f"    {reason:<28}{count:>9,}")
+    if loaded.num_ties:
+        print(f"{'ties, which are no pairs':<32}{loaded.num_ties:>9,}")
     for sentence in loaded.notices():
         print(sentence)
     if rejected_rows is not None:

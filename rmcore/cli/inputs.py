@@ -1,5 +1,6 @@
 """Inputs of the measuring commands: a model, pairs, and how both are read."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -65,12 +66,16 @@ class PairLayout:
     chosen_column: Annotated[str | None, setting(DataConfig, "chosen_column")] = None
     rejected_column: Annotated[str | None, setting(DataConfig, "rejected_column")] = None
 
-    def columns(self, margin: str | None = None) -> Any:
+    def columns(self, margin: str | None = None, grades: Sequence[str] | None = None) -> Any:
         """The ColumnMap of these names."""
         from rmcore.data.readers.columns import ColumnMap
 
         return ColumnMap(
-            prompt=self.prompt_column, chosen=self.chosen_column, rejected=self.rejected_column, margin=margin
+            prompt=self.prompt_column,
+            chosen=self.chosen_column,
+            rejected=self.rejected_column,
+            margin=margin,
+            grades=tuple(grades or ()),
         )
 
 

@@ -1,5 +1,6 @@
 """Settings of the preference pairs: the built-in gold world, or data that are read."""
 
+import math
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -70,13 +71,27 @@ class DataConfig(Settings):
     """Column of the other completion or dialogue."""
     margin_column: str | None = None
     """Column of the annotated preference strength (optional)."""
+    grade_columns: tuple[str, ...] | None = None
+    """Columns that grade the answer of a row, where their names are not recognised."""
+    grade_levels: tuple[float, ...] | None = None
+    """The grades that are possible: a row with another one is set aside. Left out: every number is one."""
     attribute_weights: dict[str, float] | None = None
-    """Weights of the graded attributes in what "better" means. Left out: an attribute overall, helpfulness, score,
+    """How much each graded attribute counts in which of two answers is better. Left out: overall, helpfulness, score,
     rating, quality or grade counts alone, else all alike."""
     require_complete_pairs: bool = False
     """Make a pair with a side missing, or with two of one side, an error instead of a counted, rejected row."""
     gold: GoldConfig = GoldConfig()
     """The gold world's own settings, used with `source: gold`."""
+
+    @model_validator(mode="after")
+    def _grades_mean_something(self) -> Self:
+        weights = self.attribute_weights
+        if weights is not None and not (any(weights.values()) and all(map(math.isfinite, weights.values()))):
+            raise ValueError("attribute_weights must be finite and one of them other than 0: nothing else is better")
+        for name, values in (("grade_columns", self.grade_columns), ("grade_levels", self.grade_levels)):
+            if values is not None and not values:
+                raise ValueError(f"{name} is empty: name some, or leave it out")
+        return self
 
     @model_validator(mode="after")
     def _something_left_to_train_on(self) -> Self:

@@ -19,8 +19,10 @@ import numpy.typing as npt
 
 from rmcore.core.arrays import BoolArray, FloatArray
 from rmcore.data.control_tokens import KNOWN_FORMS, texts_of
+from rmcore.data.observation import Observation
+from rmcore.data.observation_counts import describe_observations, format_observations
 from rmcore.data.pair import PreferencePair, prompt_text, text_number
-from rmcore.data.readers.fields import TIES, Reason
+from rmcore.data.readers.fields import Reason
 from rmcore.data.readers.sources import LoadedPairs
 from rmcore.data.splits import conversation, normalized_prompt, normalized_text
 
@@ -38,7 +40,11 @@ Numbers = npt.NDArray[np.uint64]
 """Texts, each as its `text_number`."""
 
 
-def audit(splits: Mapping[str, Iterable[PreferencePair]], loaded: Sequence[LoadedPairs]) -> dict[str, Any]:
+def audit(
+    splits: Mapping[str, Iterable[PreferencePair]],
+    loaded: Sequence[LoadedPairs],
+    observations: Mapping[str, Iterable[Observation]] | None = None,
+) -> dict[str, Any]:
     """Count what a reader of the results must know about the data.
 
     The pairs are gone through once, and may lie on disk: of each some numbers are kept, 60 bytes in all.
@@ -46,13 +52,14 @@ def audit(splits: Mapping[str, Iterable[PreferencePair]], loaded: Sequence[Loade
     Args:
         splits: split name -> its pairs; one entry for a file on its own.
         loaded: what the pairs were read from, for the rejected rows; empty where they were not read from anywhere.
+        observations: by split, where there is more than strict pairs.
 
     Returns:
         A JSON-ready dict: `num_pairs`, `num_prompts`, `num_conversations` (dialogues with the same first user turn are
         one, and so is each prompt of one turn), `sources`, `rejected` (reason -> rows), `duplicates`,
         `control_tokens` (see `_control_tokens`), `leakage` (one entry for each two splits), `splits` (see
-        `_describe`), `notices` (sentences on usable pairs that were left out)
-        and `warnings` (sentences).
+        `_describe`), `notices` (sentences on usable pairs that were left out), `observations` (split -> see
+        `describe_observations`; only where there are any) and `warnings` (sentences).
     """
     num_rows = sum(source.num_rows for source in loaded)
     rejected = Counter(row.reason for source in loaded for row in source.rejected)
@@ -89,6 +96,8 @@ def audit(splits: Mapping[str, Iterable[PreferencePair]], loaded: Sequence[Loade
         "splits": {name: _describe(one) for name, one in measured.items()},
         "notices": [sentence for source in loaded for sentence in source.notices()],
     }
+    if observations:
+        result["observations"] = {name: describe_observations(said) for name, said in observations.items()}
     result["warnings"] = _warnings(result)
     return result
 
@@ -273,8 +282,7 @@ def _warnings(result: Mapping[str, Any]) -> list[str]:
                 f"{shared['num_completions']} completions of {second} ({shared['share_of_completions']:.1%}) are also "
                 f"in {first}: the model may know them by heart."
             )
-    # Ties are no defect of the data: there is nothing to learn from them, and nothing to repair.
-    num_unusable = result["num_rejected"] - sum(result["rejected"].get(reason, 0) for reason in TIES)
+    num_unusable = result["num_rejected"]
     if num_unusable > REJECTED_SHARE_WARNING * result["num_rows"]:
         warnings.append(
             f"{num_unusable} of {result['num_rows']} rows "
@@ -332,6 +340,8 @@ def format_audit(result: Mapping[str, Any]) -> str:
         title = f"in both {' and '.join(shared['splits'])}"
         lines.append(f"{title:<36}{shared['num_prompts']:>9,} prompts, ")
         lines[-1] += f"{shared['num_conversations']:,} conversations, {shared['num_completions']:,} completions"
+    for name, said in result.get("observations", {}).items():
+        lines += ["", *format_observations(name, said)]
     for name, split in result["splits"].items():
         lines += ["", *_format_split(name, split)]
     return "\n".join(lines) + "\n"

@@ -23,10 +23,25 @@ from rmcore.data.pair import PreferencePair, Prompt, content_id, is_blank, openi
 
 ANNOTATOR = "annotator"
 """Where a pair's metadata have who labelled it."""
+ANNOTATORS = (ANNOTATOR, "annotator_id", "judge")
+"""Columns that say who judged, and so the names in a pair's metadata; the first one that is there counts."""
+WEIGHT = "weight"
+"""Column, and name in a pair's metadata, of how often a judgement counts."""
 OVERALL = "overall"
 """Name of the attribute of a file that grades answers as a whole."""
 Grades = tuple[float | None, ...]
 """A grade for each answer; None where it was not graded."""
+
+
+def annotator_of(carried: Mapping[str, Any]) -> str | None:
+    """Who judged, from the columns of a row or the metadata of a pair; None where nobody is named."""
+    for name in ANNOTATORS:
+        who = carried.get(name)
+        if isinstance(who, float) and who.is_integer():  # a column of whole numbers with gaps is read as such
+            who = int(who)
+        if isinstance(who, str | int) and not isinstance(who, bool) and not is_blank(str(who)):
+            return str(who)
+    return None
 
 
 class Kind(StrEnum):
@@ -103,13 +118,22 @@ class Observation:
 
     @classmethod
     def of_pair(cls, pair: PreferencePair) -> "Observation":
-        """Take the strict preference of a pair; its annotator is in the pair's metadata."""
-        annotator = pair.metadata.get(ANNOTATOR)
+        """Take the strict preference of a pair; its annotator and its weight are in the pair's metadata.
+
+        Raises:
+            DataError: the weight is no number, or not above 0.
+        """
+        weight = pair.metadata.get(WEIGHT, 1.0)
+        try:
+            counts = float(weight)
+        except (TypeError, ValueError) as error:
+            raise DataError(f"weight={weight!r} of pair {pair.pair_id} is no number: correct or drop it.") from error
         return cls(
             pair.prompt,
             (pair.chosen, pair.rejected),
             ranks=(1, 2),
-            annotator=None if annotator is None else str(annotator),
+            annotator=annotator_of(pair.metadata),
+            weight=counts,
             metadata=pair.metadata,
             observation_id=pair.pair_id,
         )

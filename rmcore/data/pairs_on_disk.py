@@ -1,65 +1,57 @@
-"""Pairs that lie on disk and look like a list: what a data set larger than memory is read into.
+"""Pairs and observations that lie on disk and look like a list: what a data set larger than memory is read into.
 
-The rows are those of `rmcore.data.table`, as an Arrow file that is mapped into memory: the system keeps of it what is
-in use. A choice of pairs (a split, those under a cap) is an array of row numbers, eight bytes a pair, over one file.
+The rows are those of a `Form`, as an Arrow file that is mapped into memory: the system keeps of it what is in use. A
+choice of them (a split, those under a cap) is an array of row numbers, eight bytes each, over one file.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, overload
+from typing import Any, Generic, overload
 
 import numpy as np
 import pyarrow as pa
 
 from rmcore.core.arrays import IntArray
 from rmcore.data.pair import PreferencePair
-from rmcore.data.table import (
-    ROWS_A_BATCH,
-    SCHEMA,
-    count_pairs,
-    iter_pairs,
-    not_unicode,
-    pair_of_row,
-    row_of_pair,
-    write_tables,
-)
+from rmcore.data.parquet_rows import ROWS_A_BATCH, Form, Record, not_unicode, write_tables
+from rmcore.data.table import count_pairs, iter_pairs
 
 ROWS_A_STRETCH = 1024
 """Rows of the file that are looked through together for those that are wanted: Arrow joins them in memory."""
 
 
-class PairsOnDisk(Sequence[PreferencePair]):
-    """P pairs of one file, in some order; equal to those that were written. See `PairWriter`."""
+class RowsOnDisk(Sequence[Record]):
+    """Records of one file, in some order; equal to those that were written. See `RowWriter`."""
 
-    def __init__(self, table: pa.Table, rows: IntArray) -> None:
-        self._table, self._rows = table, rows
+    def __init__(self, form: Form[Record], table: pa.Table, rows: IntArray) -> None:
+        self._form, self._table, self._rows = form, table, rows
 
     def __len__(self) -> int:
         return len(self._rows)
 
     @overload
-    def __getitem__(self, place: int) -> PreferencePair: ...
+    def __getitem__(self, place: int) -> Record: ...
     @overload
-    def __getitem__(self, place: slice) -> "PairsOnDisk": ...
-    def __getitem__(self, place: int | slice) -> "PreferencePair | PairsOnDisk":
+    def __getitem__(self, place: slice) -> "RowsOnDisk[Record]": ...
+    def __getitem__(self, place: int | slice) -> "Record | RowsOnDisk[Record]":
         if isinstance(place, slice):
-            return PairsOnDisk(self._table, self._rows[place])
-        return pair_of_row(self._table.slice(int(self._rows[place]), 1).to_pylist()[0])
+            return RowsOnDisk(self._form, self._table, self._rows[place])
+        return self._form.from_row(self._table.slice(int(self._rows[place]), 1).to_pylist()[0])
 
-    def __iter__(self) -> Iterator[PreferencePair]:
+    def __iter__(self) -> Iterator[Record]:
         """In order, some hundred at a time."""
         for batch in self._batches():
-            yield from map(pair_of_row, batch.to_pylist())
+            yield from map(self._form.from_row, batch.to_pylist())
 
-    def take(self, places: IntArray) -> "PairsOnDisk":
-        """The pairs at these places, which count from 0."""
-        return PairsOnDisk(self._table, self._rows[places])
+    def take(self, places: IntArray) -> "RowsOnDisk[Record]":
+        """The records at these places, which count from 0."""
+        return RowsOnDisk(self._form, self._table, self._rows[places])
 
     def write_parquet(self, path: Path) -> None:
-        """Write the rows as they are: the file that `rmcore.data.table.write_pairs` writes of these pairs."""
-        write_tables(self._batches(), path)
+        """Write the rows as they are: the file that `rmcore.data.parquet_rows.write_records` writes of the records."""
+        write_tables(self._form, self._batches(), path)
 
     def _batches(self) -> Iterator[pa.Table]:
         """The rows, some hundred a table; what lies far apart in the file is copied from where it lies, bit by bit."""
@@ -75,19 +67,20 @@ class PairsOnDisk(Sequence[PreferencePair]):
 
 
 @dataclass
-class PairWriter:
-    """Collects pairs in a file: `extend` it inside a `with` block, then `pairs` reads them.
+class RowWriter(Generic[Record]):
+    """Collects records in a file: `extend` it inside a `with` block, then `rows` reads them.
 
     Raises:
         DataError: a text is not valid Unicode (a lone surrogate).
     """
 
     path: Path
-    num_pairs: int = 0
+    form: Form[Record]
+    num_rows: int = 0
 
-    def __enter__(self) -> "PairWriter":
+    def __enter__(self) -> "RowWriter[Record]":
         self._waiting: list[dict[str, Any]] = []
-        self._writer = pa.ipc.new_file(str(self.path), SCHEMA)
+        self._writer = pa.ipc.new_file(str(self.path), self.form.schema)
         return self
 
     def __exit__(
@@ -100,27 +93,27 @@ class PairWriter:
             self._writer.close()
 
     def __len__(self) -> int:
-        return self.num_pairs
+        return self.num_rows
 
-    def extend(self, pairs: Iterable[PreferencePair]) -> None:
-        """Add pairs at the end."""
-        for pair in pairs:
-            self._waiting.append(row_of_pair(pair))
-            self.num_pairs += 1
+    def extend(self, records: Iterable[Record]) -> None:
+        """Add records at the end."""
+        for record in records:
+            self._waiting.append(self.form.to_row(record))
+            self.num_rows += 1
             if len(self._waiting) == ROWS_A_BATCH:
                 self._write()
 
-    def pairs(self) -> PairsOnDisk:
+    def rows(self) -> RowsOnDisk[Record]:
         """All of them, once the block has ended."""
         table = pa.ipc.open_file(pa.memory_map(str(self.path))).read_all()
-        return PairsOnDisk(table, np.arange(table.num_rows, dtype=np.int64))
+        return RowsOnDisk(self.form, table, np.arange(table.num_rows, dtype=np.int64))
 
     def _write(self) -> None:
         rows, self._waiting = self._waiting, []
         try:
-            self._writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=SCHEMA))
+            self._writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=self.form.schema))
         except UnicodeEncodeError as error:
-            raise not_unicode(error) from error
+            raise not_unicode(self.form, error) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +133,10 @@ class PairFile:
         return iter_pairs(self.path)
 
 
-def select(pairs: Sequence[PreferencePair], places: IntArray) -> Sequence[PreferencePair]:
-    """The pairs at these places, in that order: a list of a list's, and on disk those of pairs on disk."""
-    if isinstance(pairs, PairsOnDisk):
-        return pairs.take(places)
-    return [pairs[place] for place in places.tolist()]
+def select(records: Sequence[Record], places: IntArray) -> Sequence[Record]:
+    """The records at these places, in that order: a list of a list's, and on disk those of records on disk."""
+    if not records:
+        return records
+    if isinstance(records, RowsOnDisk):
+        return records.take(places)
+    return [records[place] for place in places.tolist()]

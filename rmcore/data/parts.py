@@ -13,7 +13,7 @@ from rmcore.config.data import PAIRS_PER_ROW
 from rmcore.data.pair import PreferencePair
 from rmcore.data.readers.columns import USUAL_COLUMNS, ColumnMap
 from rmcore.data.readers.files import RawRecord
-from rmcore.data.readers.layouts import SIDE_ROWS
+from rmcore.data.readers.layouts import GRADED_ROWS, SIDE_ROWS
 from rmcore.data.readers.rejected import RejectedRow
 from rmcore.data.readers.sources import check_usable, iter_records, load_pairs, notices, outcomes, probe
 from rmcore.data.responses import is_response, nothing_to_score, response_of
@@ -94,7 +94,10 @@ class SourceInParts:
 
     def _pairs(self, records: Iterator[RawRecord]) -> Iterator[Part]:
         records, layout = probe(records, self.source, self.columns, PAIRS_PER_ROW)
-        if layout.name == SIDE_ROWS:  # the sides of a pair may stand anywhere, so all rows are read before any is whole
+        if layout.name in (
+            SIDE_ROWS,
+            GRADED_ROWS,
+        ):  # the sides of a pair may stand anywhere, so all rows are read before any is whole
             loaded = load_pairs(self.source, split=self.split, columns=self.columns, limit=self.limit)
             self.num_rows, self.num_unusable = loaded.num_rows, len(loaded.rejected)
             self.notices = loaded.notices()
@@ -103,7 +106,7 @@ class SourceInParts:
             return
         rejected: list[RejectedRow] = []
         pairs: list[PreferencePair] = []
-        number = done = num_over_cap = 0
+        number = done = num_over_cap = num_ties = num_contradicting = 0
         for record in records:
             for outcome in outcomes(record, self.source, layout):
                 self.num_rows += 1
@@ -113,6 +116,9 @@ class SourceInParts:
                 else:
                     pairs.extend(outcome.pairs)
                     num_over_cap += outcome.num_over_cap
+                    num_ties += not outcome.pairs
+                    num_contradicting += outcome.contradicts
+                    self.num_unusable += not outcome.pairs
             while len(pairs) >= self.size and (self.limit is None or done < self.limit):
                 part = pairs[: self.size if self.limit is None else min(self.size, self.limit - done)]
                 yield Part(number, pairs=part)
@@ -122,5 +128,13 @@ class SourceInParts:
         rest = pairs if self.limit is None else pairs[: max(0, self.limit - done)]
         if rest:
             yield Part(number, pairs=rest)
-        check_usable(self.source, rejected, self.num_rows, done + len(rest), layout)
-        self.notices = notices(self.source, rejected, self.num_rows, done + len(rest), num_over_row_cap=num_over_cap)
+        check_usable(self.source, rejected, self.num_rows, done + len(rest), layout, num_ties=num_ties)
+        self.notices = notices(
+            self.source,
+            rejected,
+            self.num_rows,
+            done + len(rest),
+            num_over_row_cap=num_over_cap,
+            num_ties=num_ties,
+            num_contradicting=num_contradicting,
+        )

@@ -12,10 +12,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from rmcore.core.arrays import IntArray
+from rmcore.core.arrays import FloatArray, IntArray
 from rmcore.core.errors import ConfigError, DataError
+from rmcore.data.observation import Observation
 from rmcore.data.pair import PreferencePair, Prompt, opening, prompt_text
 from rmcore.data.pairs_on_disk import select
+from rmcore.data.parquet_rows import Record
 
 _NOTHING: IntArray = np.zeros(0, dtype=np.int64)
 _FILLED_FIRST = ("train", "test")
@@ -56,10 +58,40 @@ def split_by_prompt(
         ConfigError: a fraction is negative, or they do not add up to 1.
         DataError: fewer than two prompts for two or more splits, or no pairs.
     """
+    return split_together(pairs, (), fractions=fractions, seed=seed)[0]
+
+
+def split_together(
+    pairs: Sequence[PreferencePair],
+    observations: Sequence[Observation],
+    *,
+    fractions: Mapping[str, float],
+    seed: int,
+) -> tuple[dict[str, Sequence[PreferencePair]], dict[str, Sequence[Observation]]]:
+    """Deal pairs and observations to the same splits: all of one conversation go to the same one.
+
+    The pairs are dealt as `split_by_prompt` deals them alone, and the observations of their prompts follow them. The
+    other observations go where the hash of their prompt lies between the fractions. Without pairs the observations are
+    dealt as pairs would be.
+
+    Args:
+        pairs: P of them, in memory or on disk; the splits then lie there, too.
+        observations: O of them, likewise.
+        fractions: see `split_by_prompt`.
+        seed: see `split_by_prompt`.
+
+    Returns:
+        The splits of the pairs and those of the observations.
+
+    Raises:
+        ConfigError: see `split_by_prompt`.
+        DataError: see `split_by_prompt`.
+    """
     _check_fractions(fractions)
     # A number stands for its prompt: no text is kept, and two prompts of one number (48 bits) only share their split.
     position = np.fromiter((_position(conversation(pair.prompt), seed) for pair in pairs), np.float64)  # (P,)
-    places, prompt = np.unique(position, return_inverse=True)  # (C,) ascending, (P,)
+    said = np.fromiter((_position(conversation(one.prompt), seed) for one in observations), np.float64)  # (O,)
+    places = np.unique(position if len(position) else said)  # (C,) ascending
     wanted = [name for name, fraction in fractions.items() if fraction > 0]
     if len(places) < min(2, len(wanted)):
         raise DataError(
@@ -70,9 +102,25 @@ def split_by_prompt(
     bounds = np.cumsum([fractions[name] for name in wanted])[:-1]
     dealt = np.searchsorted(bounds, places, side="right")  # (C,) place in `wanted`
     _fill_empty(dealt, wanted)
-    split = dealt[prompt]  # (P,)
+    return (
+        _by_split(pairs, _dealt(position, places, dealt, bounds), wanted, fractions),
+        _by_split(observations, _dealt(said, places, dealt, bounds), wanted, fractions),
+    )
+
+
+def _dealt(position: FloatArray, places: FloatArray, dealt: IntArray, bounds: FloatArray) -> IntArray:
+    """The split of each position: that of its prompt among `places`, else where it lies between the bounds."""
+    if not len(places):
+        return _NOTHING
+    at = np.minimum(np.searchsorted(places, position), len(places) - 1)
+    return np.where(places[at] == position, dealt[at], np.searchsorted(bounds, position, side="right"))
+
+
+def _by_split(
+    records: Sequence[Record], split: IntArray, wanted: list[str], fractions: Mapping[str, float]
+) -> dict[str, Sequence[Record]]:
     places_of = {name: np.flatnonzero(split == index) for index, name in enumerate(wanted)}
-    return {name: select(pairs, places_of.get(name, _NOTHING)) for name in fractions}
+    return {name: select(records, places_of.get(name, _NOTHING)) for name in fractions}
 
 
 def _check_fractions(fractions: Mapping[str, float]) -> None:

@@ -16,26 +16,21 @@ included.
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from rmcore.core.errors import DataError
 from rmcore.core.files import atomic_file
 from rmcore.data.pair import CHOSEN_PROBABILITY, Message, PreferencePair, plain_prompt, prompt_messages
+from rmcore.data.parquet_rows import Form, count_records, iter_records, write_records
 
 if TYPE_CHECKING:
     import pandas as pd
 
-ROWS_A_BATCH = 512
-"""Pairs that are read, or written to an Arrow file, at a time."""
-ROWS_A_GROUP, BYTES_A_GROUP = 8192, 2**24
-"""Bounds of a row group of Parquet, both approximate."""
 SCHEMA = pa.schema(
     [
         pa.field("pair_id", pa.string(), nullable=False),
@@ -56,40 +51,7 @@ def write_pairs(pairs: Iterable[PreferencePair], path: Path) -> None:
     Raises:
         DataError: a text is not valid Unicode (a lone surrogate).
     """
-    rows = map(row_of_pair, pairs)
-    batches = iter(lambda: list(islice(rows, ROWS_A_BATCH)), [])
-    try:
-        write_tables((pa.Table.from_pylist(batch, schema=SCHEMA) for batch in batches), path)
-    except UnicodeEncodeError as error:
-        raise not_unicode(error) from error
-
-
-def write_tables(tables: Iterable[pa.Table], path: Path) -> None:
-    """Write tables of `SCHEMA` to Parquet, whole or not at all, in row groups that are bounded by rows and by bytes.
-
-    A file's footer has an entry for each group, and writer and reader hold it in memory. Least and greatest values are
-    left out of it: of texts they are whole texts.
-    """
-    with (
-        atomic_file(path) as unfinished,
-        pq.ParquetWriter(unfinished, SCHEMA, compression="zstd", write_statistics=False) as writer,
-    ):
-        waiting: list[pa.Table] = []
-        for table in tables:
-            waiting.append(table)
-            if sum(map(len, waiting)) >= ROWS_A_GROUP or sum(one.nbytes for one in waiting) >= BYTES_A_GROUP:
-                writer.write_table(pa.concat_tables(waiting))
-                waiting.clear()
-        if waiting:
-            writer.write_table(pa.concat_tables(waiting))
-
-
-def not_unicode(error: UnicodeEncodeError) -> DataError:
-    """Say that a text cannot be encoded."""
-    return DataError(
-        f"a pair holds text that is not valid Unicode ({error}): it cannot be stored or tokenized. Drop that pair; "
-        "rmcore.data.readers.sources.load_pairs sets such rows aside."
-    )
+    write_records(PAIRS, pairs, path)
 
 
 def read_pairs(path: Path, limit: int | None = None) -> list[PreferencePair]:
@@ -107,15 +69,7 @@ def iter_pairs(path: Path) -> Iterator[PreferencePair]:
     Raises:
         DataError: as `read_pairs`.
     """
-    with _damage_in_words(path), pq.ParquetFile(path) as file:
-        absent = [name for name in SCHEMA.names if name not in file.schema_arrow.names]
-        if absent:
-            raise DataError(
-                f"{path} has no column {absent[0]!r}: it is not a table of prepared pairs. "
-                "Read other data with rmcore.data.readers.sources.load_pairs."
-            )
-        for batch in file.iter_batches(ROWS_A_BATCH):
-            yield from map(pair_of_row, batch.to_pylist())
+    return iter_records(PAIRS, path)
 
 
 def count_pairs(path: Path) -> int:
@@ -124,18 +78,7 @@ def count_pairs(path: Path) -> int:
     Raises:
         DataError: as `read_pairs`.
     """
-    with _damage_in_words(path):
-        return int(pq.read_metadata(path).num_rows)
-
-
-@contextmanager
-def _damage_in_words(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise DataError(f"{path} is not there: the pairs were not prepared. Run the prepare stage again.") from error
-    except (OSError, pa.ArrowException, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read ({error}): it is damaged. Run the prepare stage again.") from error
+    return count_records(PAIRS, path)
 
 
 def row_of_pair(pair: PreferencePair) -> dict[str, Any]:
@@ -163,6 +106,10 @@ def pair_of_row(row: Mapping[str, Any]) -> PreferencePair:
         metadata=json.loads(row["metadata"]),
         pair_id=row["pair_id"],
     )
+
+
+PAIRS = Form("pairs", SCHEMA, row_of_pair, pair_of_row)
+"""How pairs lie in a table."""
 
 
 def check_target(out: Path, source: str, *, force: bool) -> None:

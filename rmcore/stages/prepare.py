@@ -1,11 +1,13 @@
 """Stage prepare: raw preference data in, audited and split pairs out.
 
 Writes `train.parquet`, `validation.parquet`, `test.parquet`, with the gold world also `ood.parquet` and
-`label_ceiling.json`; `audit.json`; `rejected_rows.jsonl`; `summary.json`.
+`label_ceiling.json`; `audit.json`; `rejected_rows.jsonl`; `summary.json`. Where a source says more than strict pairs
+(`rmcore.data.observation`), `train_observations.parquet` and the like hold all that it says of the same prompts.
 """
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -18,18 +20,34 @@ from rmcore.core.progress import Report, silent, within
 from rmcore.core.tracking import Tracker
 from rmcore.data.audit import audit
 from rmcore.data.gold.world import generate_pairs, label_ceiling
+from rmcore.data.observation import Observation
+from rmcore.data.observations_table import OBSERVATIONS
 from rmcore.data.pair import PreferencePair
-from rmcore.data.pairs_on_disk import PairsOnDisk
+from rmcore.data.pairs_on_disk import RowsOnDisk
+from rmcore.data.parquet_rows import Form, Record, write_records
 from rmcore.data.readers.columns import ColumnMap
+from rmcore.data.readers.graded_rows import Grading
 from rmcore.data.readers.sources import LoadedPairs, cap_prompts, load_pairs, source_kind, take_out, write_rejected
-from rmcore.data.splits import split_by_prompt
-from rmcore.data.table import write_pairs
+from rmcore.data.splits import split_together
+from rmcore.data.table import PAIRS
 from rmcore.stages.interface import CEILING_FILE, Upstream
 from rmcore.stages.settings import PrepareSettings
 
 FILES = ("file", "cluster")
 """Kinds of sources that have no splits."""
 Splits = dict[str, Sequence[PreferencePair]]
+Said = dict[str, Sequence[Observation]]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """All that was read, by split."""
+
+    pairs: Splits
+    observations: Said
+    """Of the splits whose source says more than strict pairs: all that it says of the prompts of the split."""
+    loaded: list[LoadedPairs]
+    """What reading each source found; nothing for the gold world."""
 
 
 def run(settings: PrepareSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
@@ -42,48 +60,59 @@ def run(settings: PrepareSettings, upstream: Upstream, out: Path, tracker: Track
 def _run(settings: PrepareSettings, out: Path, spool: Path, report: Report) -> None:
     report(0, 3, "reading")
     reading = within(report, 0, 3, "reading")
-    splits, loaded = load_splits(settings.data, seed=settings.seed, report=reading, spool=spool)
+    prepared = prepare(settings.data, seed=settings.seed, report=reading, spool=spool)
+    splits, loaded = prepared.pairs, prepared.loaded
     report(1, 3, "writing the splits")
     for name, pairs in splits.items():
-        _write(pairs, out / f"{name}.parquet")
+        _write(PAIRS, pairs, out / f"{name}.parquet")
+    for name, said in prepared.observations.items():
+        _write(OBSERVATIONS, said, out / f"{name}_observations.parquet")
     write_rejected(chain.from_iterable(one.rejected for one in loaded), out / "rejected_rows.jsonl")
     report(2, 3, "audit of all splits")
-    findings = audit(splits, loaded)
+    findings = audit(splits, loaded, prepared.observations)
     if settings.data.source == "gold":
         ceilings = {name: label_ceiling(pairs) for name, pairs in splits.items()}
         findings["label_ceiling"] = ceilings
         write_json(out / CEILING_FILE, ceilings)
     write_json(out / "audit.json", findings)
     counts = {f"eval/num_{name}_pairs": len(pairs) for name, pairs in splits.items()}
+    counts |= {f"eval/num_{name}_observations": len(said) for name, said in prepared.observations.items()}
     write_json(out / "summary.json", {"metrics": counts})
 
 
-def _write(pairs: Sequence[PreferencePair], path: Path) -> None:
-    if isinstance(pairs, PairsOnDisk):
-        pairs.write_parquet(path)
+def _write(form: Form[Record], records: Sequence[Record], path: Path) -> None:
+    if isinstance(records, RowsOnDisk):
+        records.write_parquet(path)
     else:
-        write_pairs(pairs, path)
+        write_records(form, records, path)
 
 
 def load_splits(
     config: DataConfig, *, seed: int, report: Report = silent, spool: Path | None = None
 ) -> tuple[Splits, list[LoadedPairs]]:
+    """Read all sources and split their pairs: the `pairs` and `loaded` of `prepare`."""
+    prepared = prepare(config, seed=seed, report=report, spool=spool)
+    return prepared.pairs, prepared.loaded
+
+
+def prepare(config: DataConfig, *, seed: int, report: Report = silent, spool: Path | None = None) -> Prepared:
     """Read all sources and split by prompt: train, validation, test, and ood where the gold world gives one.
 
-    With a folder `spool` the pairs of sources lie there, and not in memory, while they are used.
-
-    Returns:
-        The splits in that order and what reading each source found (nothing for the gold world).
+    A prompt's observations are in the split of its pairs. With a folder `spool` what is read lies there, and not in
+    memory, while it is used.
     """
     if config.source == "gold":
         world = generate_pairs(config.gold, seed if config.test_seed is None else config.test_seed)
-        splits = _carve(world.pairs[: config.limit], config, seed=seed, test=config.test_fraction)
-        return {**splits, "ood": world.ood_pairs[: config.eval_limit]}, []
+        splits, _ = _carve(world.pairs[: config.limit], (), config, seed=seed, test=config.test_fraction)
+        return Prepared({**splits, "ood": world.ood_pairs[: config.eval_limit]}, {}, [])
     loaded = load_sources(config, report, spool)
-    if len(loaded) == 1:
-        return _carve(loaded[0].pairs, config, seed=seed, test=config.test_fraction), loaded
-    splits = _carve(loaded[0].pairs, config, seed=seed, test=0.0)
-    return {**splits, "test": loaded[1].pairs}, loaded
+    test = config.test_fraction if len(loaded) == 1 else 0.0
+    splits, said = _carve(loaded[0].pairs, loaded[0].observations, config, seed=seed, test=test)
+    said = said if loaded[0].observations else {}
+    for held_out in loaded[1:]:
+        splits["test"] = held_out.pairs
+        said |= {"test": held_out.observations} if held_out.observations else {}
+    return Prepared(splits, said, loaded)
 
 
 def load_sources(config: DataConfig, report: Report = silent, spool: Path | None = None) -> list[LoadedPairs]:
@@ -107,12 +136,20 @@ def load_sources(config: DataConfig, report: Report = silent, spool: Path | None
         columns=columns,
         require_complete_pairs=config.require_complete_pairs,
         pairs_per_row=config.pairs_per_row,
+        grading=Grading.from_config(config),
         report=report,
     )
+    measures_elsewhere = config.eval_source is not None or config.eval_split is not None
     places = (None, None) if spool is None else (spool / "training.arrow", spool / "held_out.arrow")
-    everything = load(config.source, split=config.split, limit=config.limit, spool=places[0])
+    everything = load(
+        config.source,
+        split=config.split,
+        limit=config.limit,
+        spool=places[0],
+        require_pairs=not measures_elsewhere,
+    )
     training = cap_prompts(everything, config.pairs_per_prompt)
-    if config.eval_source is None and config.eval_split is None:
+    if not measures_elsewhere:
         return [training]
     source, split = config.eval_source or config.source, config.eval_split or config.split
     everything = load(source, split=split, limit=config.eval_limit, spool=places[1])
@@ -120,20 +157,29 @@ def load_sources(config: DataConfig, report: Report = silent, spool: Path | None
     return [take_out(training, held_out), held_out]
 
 
-def _carve(pairs: Sequence[PreferencePair], config: DataConfig, *, seed: int, test: float) -> Splits:
+def _carve(
+    pairs: Sequence[PreferencePair],
+    observations: Sequence[Observation],
+    config: DataConfig,
+    *,
+    seed: int,
+    test: float,
+) -> tuple[Splits, Said]:
     validation = config.validation_fraction
     if test and config.test_seed is not None:  # a test of its own; the other prompts are dealt by the run's seed
         shares = {"train": 1 - test, "test": test}
-        first = split_by_prompt(pairs, fractions=shares, seed=config.test_seed)
+        first, first_said = split_together(pairs, observations, fractions=shares, seed=config.test_seed)
         rest = {"train": 1 - validation / (1 - test), "validation": validation / (1 - test)}
         rest = {name: share for name, share in rest.items() if share}
         # Dealt by a hash of its own: under test_seed itself the places of the training prompts are cut already.
         own = int.from_bytes(hashlib.sha256(f"validation {seed}".encode()).digest()[:4], "big")
-        splits = {**split_by_prompt(first["train"], fractions=rest, seed=own), "test": first["test"]}
+        splits, said = split_together(first["train"], first_said["train"], fractions=rest, seed=own)
+        splits, said = {**splits, "test": first["test"]}, {**said, "test": first_said["test"]}
     else:
         fractions = {"train": 1 - validation - test, "validation": validation, "test": test}
         fractions = {name: share for name, share in fractions.items() if share}
-        splits = split_by_prompt(pairs, fractions=fractions, seed=seed)
+        splits, said = split_together(pairs, observations, fractions=fractions, seed=seed)
     if "test" in splits:
         splits["test"] = splits["test"][: config.eval_limit]
-    return splits
+        said["test"] = said["test"][: config.eval_limit]
+    return splits, said

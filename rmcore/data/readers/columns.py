@@ -22,6 +22,12 @@ PROMPTS = ("prompt", "instruction", "question", "context")
 """Names of the prompt beside two or more answers; the first one wins, several of the others are refused."""
 _STEMS = ("response", "answer", "completion", "output", "reply", "text", "conversation")
 TWO_ANSWERS = (("a", "b"), *((f"{stem}_{one}", f"{stem}_{other}") for stem in _STEMS for one, other in ("ab", "12")))
+BEST_COLUMNS = ("best_index", "chosen_index", "best", "best_answer", "best_response")
+"""Which of several answers is best: its number, counted from 0, or its text."""
+OVERALL_GRADES = ("overall", "helpfulness", "score", "rating", "quality", "grade")
+"""Grades of an answer as a whole: the first one that is there says alone what better means."""
+BINARY_GRADES = ("label", "thumbs_up")
+GRADES = (*OVERALL_GRADES, "correctness", "coherence", "complexity", "verbosity", *BINARY_GRADES)
 WINNERS = ("winner", "preference", "preferred", "choice")
 STRENGTHS = ("preference_strength", "overall_preference")
 ARENA_WINNERS = ("winner_model_a", "winner_model_b", "winner_tie")
@@ -61,14 +67,19 @@ _KNOWN = {
         ARENA_WINNERS, OPENAI_COLUMNS, _OTHERS, _OF_PROGRAMS,
     )
 }  # fmt: skip
+_KNOWN_GRADED = {**_KNOWN, **{spelling(name): name for name in (*GRADES, *BEST_COLUMNS)}}
+"""Only where nothing else fits: in a file of pairs they are columns as any other."""
 
 
-def known_names(columns: Iterable[str], taken: Collection[str] = ()) -> dict[str, str]:
+def known_names(
+    columns: Iterable[str], taken: Collection[str] = (), known: Mapping[str, str] = _KNOWN
+) -> dict[str, str]:
     """Column -> the name that it is known by, for those that are spelled otherwise.
 
     Args:
         columns: as the source has them. A name that is there as it should be stands for itself.
         taken: names that the user gave to other columns.
+        known: spelling -> name.
 
     Raises:
         DataError: two columns are spellings of one name.
@@ -76,7 +87,7 @@ def known_names(columns: Iterable[str], taken: Collection[str] = ()) -> dict[str
     columns = list(columns)
     found: dict[str, str] = {}
     for column in columns:
-        name = _KNOWN.get(spelling(column), column)
+        name = known.get(spelling(column), column)
         if name == column or name in columns or name in taken:
             continue
         if name in found.values():
@@ -103,21 +114,29 @@ class ColumnMap:
     chosen: str | None = None
     rejected: str | None = None
     margin: str | None = None
+    grades: tuple[str, ...] = ()
     spelled: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_config(cls, config: DataConfig) -> "ColumnMap":
         """The map that a data configuration names."""
-        return cls(config.prompt_column, config.chosen_column, config.rejected_column, config.margin_column)
+        return cls(
+            config.prompt_column,
+            config.chosen_column,
+            config.rejected_column,
+            config.margin_column,
+            config.grade_columns or (),
+        )
 
-    def for_source(self, columns: Iterable[str]) -> "ColumnMap":
-        """The map that also takes columns in another spelling: capitals, spaces, hyphens.
+    def for_source(self, columns: Iterable[str], *, graded: bool = False) -> "ColumnMap":
+        """The map that also takes columns in another spelling: capitals, spaces, hyphens; `graded`: of grades, too.
 
         Raises:
             DataError: two columns are spellings of one name.
         """
         usual = self.usual_names()
-        spelled = known_names((name for name in columns if name not in usual), usual.values())
+        others = (name for name in columns if name not in usual and name not in self.grades)
+        spelled = known_names(others, usual.values(), _KNOWN_GRADED if graded else _KNOWN)
         return replace(self, spelled=spelled)
 
     def usual_names(self) -> dict[str, str]:

@@ -19,7 +19,7 @@ _TURN_ROLES = {"Human": "user", "Assistant": "assistant"}
 
 
 class Reason(StrEnum):
-    """Why a row gives no pair."""
+    """Why a row says nothing that can be used."""
 
     EMPTY_PROMPT = "empty prompt"
     EMPTY_CHOSEN = "empty chosen"
@@ -40,7 +40,6 @@ class Reason(StrEnum):
     BAD_MARGIN = "margin is not a finite number"
     LENGTHS_DIFFER = "answers and ranks differ in number"
     FEWER_THAN_TWO_ANSWERS = "fewer than two answers"
-    EQUAL_RANKS = "equal ranks"
     RANKS_CONTRADICT_SCORES = "ranks contradict scores"
     NO_PAIR_ID = "no pair_id"
     UNKNOWN_ROLE = "unknown role"
@@ -49,13 +48,14 @@ class Reason(StrEnum):
     ONE_SIDE_TWICE = "one side twice"
     MORE_THAN_TWO_ROWS = "more than two rows of one pair"
     MARGINS_DIFFER = "margins differ"
-    TIE = "tie"
     UNKNOWN_WINNER = "winner not understood"
     NOT_LABELLED = "not labelled"
+    BAD_GRADE = "grade is not a finite number"
+    NOT_A_LEVEL = "grade is none of data.grade_levels"
+    BAD_BEST = "the best answer is none of the answers"
+    BAD_WEIGHT = "weight is not a finite number above 0"
 
 
-TIES = frozenset((Reason.TIE, Reason.EQUAL_RANKS))
-"""Nothing is wrong with such a row: it says that no answer is better."""
 _MISSING = {Reason.EMPTY_CHOSEN: Reason.MISSING_CHOSEN, Reason.EMPTY_REJECTED: Reason.MISSING_REJECTED}
 
 
@@ -141,6 +141,13 @@ def number(value: Any, wrong: Reason) -> float | None:
     if not math.isfinite(converted):
         raise RowRejected(wrong)
     return converted
+
+
+def grade(value: Any) -> float | None:
+    """A finite number, None where it is missing; true is 1 and false 0, also as text."""
+    if isinstance(value, str) and value.strip().lower() in ("true", "false"):
+        return float(value.strip().lower() == "true")
+    return number(value.strip() if isinstance(value, str) else value, Reason.BAD_GRADE)
 
 
 def number_list(value: Any, count: int) -> list[float] | None:

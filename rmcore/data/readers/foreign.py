@@ -1,8 +1,9 @@
 """Rows as other programs and public data sets write them, translated into the rows that `layouts` reads.
 
 A translation gives `prompt`, `chosen`, `rejected` (, `target_margin`) of two answers, and `prompt`, `responses`,
-`ranks` or `scores` of more. It is made from the columns of the source once, and then holds for all its rows. What may
-mean two things is refused for the whole file (a DataError), what one row lacks costs that row (`RowRejected`).
+`ranks` or `scores` of more, or of two that are a tie. It is made from the columns of the source once, and then holds
+for all its rows. What may mean two things is refused for the whole file (a DataError), what one row lacks costs that
+row (`RowRejected`).
 
 | layout | columns | which is better |
 | --- | --- | --- |
@@ -25,6 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rmcore.core.errors import DataError
+from rmcore.data.observation import ANNOTATOR, annotator_of
 from rmcore.data.readers.columns import (
     ANSWER_COLUMNS,
     ARENA_WINNERS,
@@ -82,18 +84,28 @@ class Foreign:
     unfold: Callable[[Row], list[Row]] = whole
 
 
-def _only(found: Sequence[Any], what: str) -> Any:
+def only(found: Sequence[Any], what: str) -> Any:
+    """The only one of several that may be meant.
+
+    Raises:
+        DataError: there are two.
+    """
     if len(found) > 1:
         named = " and ".join(" with ".join(one) if isinstance(one, tuple) else one for one in found[:2])
         raise DataError(f"{named} may both be {what}, and which one is meant is unknown: drop or rename one.")
     return found[0]
 
 
-def _prompt_column(columns: Collection[str]) -> str | None:
+def prompt_column(columns: Collection[str]) -> str | None:
+    """Find the column of the prompt beside answers; None where there is none.
+
+    Raises:
+        DataError: two may be it.
+    """
     found = [name for name in PROMPTS if name in columns]
     if found[:1] == ["prompt"] or not found:
         return found[0] if found else None
-    return str(_only(found, "the prompt"))
+    return str(only(found, "the prompt"))
 
 
 def _two_answers(columns: Collection[str]) -> list[tuple[str, str]]:
@@ -108,7 +120,7 @@ def _two_answers(columns: Collection[str]) -> list[tuple[str, str]]:
 
 def _prompt_of_two(sample: Row, first: str) -> tuple[bool, str | None]:
     """(whether a prompt is to be had, its column): whole conversations carry theirs."""
-    prompt = _prompt_column(sample)
+    prompt = prompt_column(sample)
     return prompt is not None or isinstance(sample[first], list), prompt
 
 
@@ -128,25 +140,35 @@ def _preferred(
     return translated if prompt is None else translated | {"prompt": row.get(prompt)}
 
 
+def _tied(row: Row, answers: tuple[str, str], prompt: str | None, used: Iterable[str] = ()) -> dict[str, Any]:
+    """The row with its answers as equally good; other columns of the two sides keep their names."""
+    translated = {name: value for name, value in row.items() if name not in {*answers, prompt, *used, "scores"}}
+    translated |= {"responses": [row.get(name) for name in answers], "ranks": [1, 1]}
+    return translated if prompt is None else translated | {"prompt": row.get(prompt)}
+
+
 def _winner(sample: Row) -> Translate | None:
     """A column that names the better of two answers: by its column, its letter, its side, or its model."""
     verdicts, found = [name for name in WINNERS if name in sample], _two_answers(sample)
     if not verdicts or not found:
         return None
-    column, answers = _only(verdicts, "the column that says which answer is better"), _only(found, "the two answers")
+    column, answers = only(verdicts, "the column that says which answer is better"), only(found, "the two answers")
     has_prompt, prompt = _prompt_of_two(sample, answers[0])
     if not has_prompt:
         return None
 
     def translate(row: Row) -> dict[str, Any]:
         models = (row.get("model_a"), row.get("model_b"))
-        return _preferred(row, answers, _better(row.get(column), column, answers, models), prompt, (column,))
+        better = _better(row.get(column), column, answers, models)
+        if better is None:
+            return _tied(row, answers, prompt, (column,))
+        return _preferred(row, answers, better, prompt, (column,))
 
     return translate
 
 
-def _better(value: Any, column: str, answers: tuple[str, str], models: tuple[Any, Any]) -> int:
-    """0 where the first answer is better, 1 where the second is.
+def _better(value: Any, column: str, answers: tuple[str, str], models: tuple[Any, Any]) -> int | None:
+    """0 where the first answer is better, 1 where the second is, None where neither is.
 
     A bare number names an answer where the answers are numbered. Beside lettered ones 1 may be the first of 1 and 2,
     the second of 0 and 1, or "yes, A", so the file is refused.
@@ -159,7 +181,7 @@ def _better(value: Any, column: str, answers: tuple[str, str], models: tuple[Any
         return _numbered(value, column, answers)
     said = word(value)
     if said in _TIES:
-        raise RowRejected(Reason.TIE)
+        return None
     if said in _SIDES:
         return _SIDES[said]
     if _SIDE.fullmatch(said):
@@ -187,7 +209,7 @@ def _arena(sample: Row) -> Translate | None:
     found = _two_answers(sample)
     if not found or any(name not in sample for name in ARENA_WINNERS[:2]):
         return None
-    answers = _only(found, "the two answers")
+    answers = only(found, "the two answers")
     has_prompt, prompt = _prompt_of_two(sample, answers[0])
     if not has_prompt:
         return None
@@ -199,12 +221,15 @@ def _arena(sample: Row) -> Translate | None:
         if sorted(flag or 0.0 for flag in flags) != [0, 0, 1]:
             raise RowRejected(Reason.UNKNOWN_WINNER)
         if flags[2]:
-            raise RowRejected(Reason.TIE)
-        translated = _preferred(row, answers, flags.index(1), prompt, ARENA_WINNERS)
+            translated = _tied(row, answers, prompt, ARENA_WINNERS)
+        else:
+            translated = _preferred(row, answers, flags.index(1), prompt, ARENA_WINNERS)
         questions = _listed(translated.get("prompt"))
         if not isinstance(questions, list):
             return translated
         del translated["prompt"]
+        if flags[2]:
+            return translated | {"responses": [_turns(questions, _listed(said)) for said in translated["responses"]]}
         return translated | {side: _turns(questions, _listed(translated[side])) for side in ("chosen", "rejected")}
 
     return translate
@@ -231,15 +256,17 @@ def _strength(sample: Row) -> Translate | None:
     """HelpSteer2 and 3: from -3 (the first is much better) to 3 (the second is); its size is the margin."""
     columns = [name for name in STRENGTHS if name in sample]
     found = [answers for answers in _two_answers(sample) if answers[0].endswith("1")]
-    prompt = _prompt_column(sample) if columns and found else None
+    prompt = prompt_column(sample) if columns and found else None
     if prompt is None:
         return None
-    column, answers = _only(columns, "the strength of the preference"), _only(found, "the two answers")
+    column, answers = only(columns, "the strength of the preference"), only(found, "the two answers")
 
     def translate(row: Row) -> dict[str, Any]:
         value = number(row.get(column), Reason.BAD_MARGIN)
-        if not value:
-            raise RowRejected(Reason.NOT_LABELLED if value is None else Reason.TIE)
+        if value is None:
+            raise RowRejected(Reason.NOT_LABELLED)
+        if value == 0:
+            return _tied(row, answers, prompt, (column,))
         return _preferred(row, answers, int(value > 0), prompt, (column,)) | {"target_margin": abs(value)}
 
     return translate
@@ -271,10 +298,10 @@ def _ranking(sample: Row) -> Translate | None:
     column = next((name for name in ANSWER_COLUMNS if name in sample), None)
     if not columns or column is None:
         return None
-    prompt = _prompt_column(sample)
+    prompt = prompt_column(sample)
     if prompt is None:
         return None
-    order = _only(columns, "how the answers are ranked")
+    order = only(columns, "how the answers are ranked")
 
     def translate(row: Row) -> dict[str, Any]:
         answers, places = list_value(row.get(column)), row.get(order)
@@ -325,7 +352,7 @@ def _ultrafeedback(sample: Row) -> Translate | None:
     first = completions[0] if isinstance(completions, list) and completions else None
     if not isinstance(first, dict) or "response" not in first:
         return None
-    prompt = _prompt_column(sample)
+    prompt = prompt_column(sample)
     if prompt is None:
         return None
     is_rated = isinstance(first.get("annotations"), dict)
@@ -400,8 +427,12 @@ def _translate_label_studio(row: Row) -> dict[str, Any]:
     answers = [(shown[0], shown[1])] if len(shown) == 2 else _two_answers(data)
     if not answers:
         raise RowRejected(Reason.MISSING_VALUE)
-    sides = _only(answers, "the two answers")
-    return _preferred(data, sides, _SIDES[selected], _prompt_column(data), ("pair_id",))
+    sides = only(answers, "the two answers")
+    who = annotation.get("completed_by")
+    who = who.get("id") if isinstance(who, dict) else who
+    if who is not None and annotator_of(data) is None:
+        data[ANNOTATOR] = who
+    return _preferred(data, sides, _SIDES[selected], prompt_column(data), ("pair_id",))
 
 
 def _argilla(sample: Row) -> Translate | None:
@@ -411,20 +442,25 @@ def _argilla(sample: Row) -> Translate | None:
 
 
 def _unfold_argilla(row: Row) -> list[Row]:
-    """One row for each user, `{"fields", "metadata", "said": {question: value}}`; a draft says nothing."""
+    """One row for each user, `{"fields", "metadata", "said": {question: value}, "user"}`; a draft says nothing."""
     fields, metadata, responses = row.get("fields"), row.get("metadata"), row.get("responses")
     if not isinstance(fields, dict) or not isinstance(responses, dict):
         fields = {name: value for name, value in row.items() if "." not in name and name not in ("id", "_server_id")}
         metadata, responses = None, _flat_responses(row)
-    by_user: dict[str, dict[str, Any]] = {}
+    by_user: dict[str | None, dict[str, Any]] = {}
     for question, entries in responses.items():
         for entry in entries if isinstance(entries, list) else ():
             if not isinstance(entry, dict):
                 continue
-            said = by_user.setdefault(str(entry.get("user_id")), {})
+            said = by_user.setdefault(_user(entry.get("user_id")), {})
             if entry.get("status") not in _NO_ANSWERS:
                 said[question] = entry.get("value")
-    return [{"fields": fields, "metadata": metadata, "said": said} for said in list(by_user.values()) or [{}]]
+    labels = list(by_user.items()) or [(None, {})]
+    return [{"fields": fields, "metadata": metadata, "said": said, "user": user} for user, said in labels]
+
+
+def _user(user: Any) -> str | None:
+    return None if user is None else str(user)
 
 
 def _flat_responses(row: Row) -> dict[str, list[dict[str, Any]]]:
@@ -443,11 +479,11 @@ def _flat_responses(row: Row) -> dict[str, list[dict[str, Any]]]:
 def _translate_argilla(row: Row) -> dict[str, Any]:
     """Translate what one user said of the answers: a ranking of them, the better one of two, or a rating of each."""
     fields, said = respelled(row["fields"]), row["said"]
-    prompt = _prompt_column(fields)
+    prompt = prompt_column(fields)
     answers = [name for name in fields if name != prompt]
     verdicts: dict[str, tuple[str, dict[str, Any]]] = {}
     ratings: dict[str, Any] = {}
-    is_tie = False
+    tied: dict[str, Any] = {}
     for question, value in said.items():
         if ranked := _argilla_ranks(value, answers):
             verdicts[question] = ("ranks", ranked)
@@ -456,17 +492,27 @@ def _translate_argilla(row: Row) -> dict[str, Any]:
             if len(rated) == 1 and rated[0] in ratings:
                 raise DataError(f"two questions rate {rated[0]}: drop one of them from the Argilla export.")
             ratings |= {name: value for name in rated if len(rated) == 1}
-        is_tie |= isinstance(value, str) and word(value) in _TIES
+        if isinstance(value, str) and word(value) in _TIES:
+            tied = _argilla_tie(answers)
     if len(ratings) > 1:
         verdicts["the ratings"] = ("scores", ratings)
+    if not verdicts and tied:
+        verdicts["the tie"] = ("ranks", tied)
     if not verdicts:
-        raise RowRejected(Reason.TIE if is_tie else Reason.NOT_LABELLED)
-    kind, numbers = verdicts[_only(list(verdicts), "the preference")]
+        raise RowRejected(Reason.NOT_LABELLED)
+    kind, numbers = verdicts[only(list(verdicts), "the preference")]
     unused = {name: value for name, value in fields.items() if name not in {prompt, "pair_id", *numbers}}
     metadata = row["metadata"] if isinstance(row["metadata"], dict) else {}
     responses = [fields[name] for name in numbers]
     asked = None if prompt is None else fields[prompt]
-    return {**unused, **metadata, "prompt": asked, "responses": responses, kind: list(numbers.values())}
+    translated = {**unused, **metadata, "prompt": asked, "responses": responses, kind: list(numbers.values())}
+    return translated if row["user"] is None or annotator_of(translated) else translated | {ANNOTATOR: row["user"]}
+
+
+def _argilla_tie(answers: Sequence[str]) -> dict[str, Any]:
+    """Field -> rank 1 for the two answers; empty where it is not clear which they are."""
+    found = _two_answers(answers) or ([(answers[0], answers[1])] if len(answers) == 2 else [])
+    return dict.fromkeys(found[0], 1) if len(found) == 1 else {}
 
 
 def _is_named(field: str, question: str) -> bool:

@@ -1,4 +1,4 @@
-r"""Raw records to preference pairs: every way in which public preference data is laid out.
+r"""Raw records to preference pairs and observations: every way in which public preference data is laid out.
 
 A layout is recognised from the column names once for a source, and then holds for all its rows, so that a row that
 lacks a value is a row with a missing value and not one of another layout. What cannot become a pair is refused with
@@ -11,6 +11,8 @@ one of a small fixed set of reasons; nothing is guessed and nothing is repaired.
 | dialogues | chosen, rejected as `\n\nHuman: ...\n\nAssistant: ...` | HH-RLHF (Bai et al. 2022, arXiv:2204.05862) |
 | SHP | history, human_ref_A, human_ref_B, labels (, score_ratio) | SHP (Ethayarajh et al. 2022, arXiv:2110.08420) |
 | ranked answers | prompt, responses, ranks or scores | InstructGPT-style K-wise rankings (arXiv:2203.02155) |
+| best of K | prompt, responses, best_index (from 0) or the best one's text | best-of-n labels |
+| graded answers | prompt, response, a number for each attribute | HelpSteer (arXiv:2311.09528), KTO (2402.01306) |
 | side rows | pair_id, role (chosen, rejected) or label (1, 0), prompt, response | trainers that batch by pair_id |
 
 Layouts of other programs are in `foreign`, and are translated into these.
@@ -19,21 +21,24 @@ All take a prompt of several turns except SHP, whose `history` is one user turn 
 """
 
 import math
-import random
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate, groupby
+from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
 from rmcore.config.data import PAIRS_PER_ROW
 from rmcore.core.errors import DataError
-from rmcore.data.pair import Message, PreferencePair, content_id, is_blank, plain_prompt, prompt_text
+from rmcore.data.observation import OVERALL, WEIGHT, Observation, annotator_of
+from rmcore.data.pair import Message, PreferencePair, is_blank, plain_prompt
 from rmcore.data.readers.columns import (
     ANSWER_COLUMNS,
+    BEST_COLUMNS,
+    BINARY_GRADES,
+    GRADES,
     MARGIN_COLUMNS,
+    OVERALL_GRADES,
     SHP_COLUMNS,
     SIDE_COLUMNS,
     USUAL_COLUMNS,
@@ -46,6 +51,7 @@ from rmcore.data.readers.fields import (
     Reason,
     RowRejected,
     dialogue_turns,
+    grade,
     json_object,
     json_ready,
     list_value,
@@ -56,18 +62,25 @@ from rmcore.data.readers.fields import (
     text_value,
     turn_list,
 )
-from rmcore.data.readers.foreign import FOREIGN, Translate, whole
+from rmcore.data.readers.foreign import FOREIGN, Translate, only, prompt_column, whole
+from rmcore.data.readers.strict_pairs import strict_pairs
 
 SIDE_ROWS = "side rows"
+GRADED_ROWS = "graded answers"
+BEST_ROWS = "best of K"
 _SIDE_REASONS = (("chosen", Reason.EMPTY_CHOSEN), ("rejected", Reason.EMPTY_REJECTED))
 
 
 @dataclass(frozen=True, slots=True)
 class RowPairs:
-    """The pairs of one row, and how many more it would give that `most` (see `recognise`) leaves out."""
+    """The pairs of one row, how many more it would give that `most` (see `recognise`) leaves out, and what it says."""
 
     pairs: list[PreferencePair]
     num_over_cap: int = 0
+    observation: Observation | None = None
+    """What the row says; None where that is `Observation.of_pair` of its one pair."""
+    contradicts: bool = False
+    """A text has two ranks: the row has its pairs, which go both ways, and no observation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +114,63 @@ def recognise(sample: Row, columns: ColumnMap = USUAL_COLUMNS, *, most: int = PA
         raise _unrecognised(f"no column {absent[0]!r}", sample)
     layout = _fitting(columns.rename(sample), columns, most)
     if layout is None:
-        columns = columns.for_source(sample)
-        layout = _fitting(columns.rename(sample), columns, most) if columns.spelled else None
+        spelled = columns.for_source(sample)
+        layout = _fitting(spelled.rename(sample), spelled, most) if spelled.spelled else None
     if layout is None:
-        raise _unrecognised("no layout fits the columns", sample)
+        layout = _fitting_more(columns.rename(sample), columns, most)
+    if layout is None:
+        spelled = columns.for_source(sample, graded=True)
+        layout = _fitting_more(spelled.rename(sample), spelled, most) if spelled.spelled else None
+    if layout is None:
+        absent = [name for name in columns.grades if name not in sample]
+        raise _unrecognised(f"no column {absent[0]!r}" if absent else "no layout fits the columns", sample)
     return layout
+
+
+def _fitting_more(row: Row, columns: ColumnMap, most: int) -> Layout | None:
+    """The layout of rows of which no part is a pair: one best of several answers, or the grades of one answer."""
+    if "chosen" in row and "rejected" in row:
+        return None
+    prompt = prompt_column(row)
+    fitting = []
+    best = [name for name in BEST_COLUMNS if name in row]
+    if prompt is not None and best and any(name in row for name in ANSWER_COLUMNS):
+        column = only(best, "the best answer")
+        fitting.append(Layout(BEST_ROWS, partial(_parse_best, prompt=prompt, best=column, most=most), columns))
+    graded = _graded_layout(row, columns, prompt)
+    if graded is not None:
+        fitting.append(graded)
+    return _only_layout(fitting, row)
+
+
+def _graded_layout(row: Row, columns: ColumnMap, prompt: str | None) -> Layout | None:
+    """Grades count where the user named them, else where they have a name that is known and are numbers."""
+    answer = next((name for name in SIDE_COLUMNS if name in row), None)
+    found = columns.grades or tuple(name for name in GRADES if name in row and _is_grade(name, row[name]))
+    if prompt is None or answer is None or not found or not all(name in row for name in found):
+        return None
+    is_overall = len(found) == 1 and found[0] in {*OVERALL_GRADES, *BINARY_GRADES} - {"helpfulness"}
+    attributes = {found[0]: OVERALL} if is_overall else {name: name for name in found}
+    parse = partial(_parse_graded, prompt=prompt, answer=answer, attributes=attributes)
+    return Layout(GRADED_ROWS, parse, columns)
+
+
+def _is_grade(name: str, value: Any) -> bool:
+    """Whether a typical value of a column is one; of a binary one, whether it is one of two."""
+    try:
+        typical = grade(value)
+    except RowRejected:
+        return False
+    return typical in (0.0, 1.0) if name in BINARY_GRADES else typical is not None or isinstance(value, float)
 
 
 def _fitting(row: Row, columns: ColumnMap, most: int) -> Layout | None:
     if "chosen" in row and "rejected" in row:
         return _pair_layout(row, columns)
+    if columns.grades:  # the user says so, whatever else it may be
+        graded = _graded_layout(row, columns, prompt_column(row))
+        if graded is not None:
+            return graded
     fitting = []
     if all(name in row for name in SHP_COLUMNS):
         fitting.append(Layout("SHP", _one(_parse_shp), columns))
@@ -123,6 +183,10 @@ def _fitting(row: Row, columns: ColumnMap, most: int) -> Layout | None:
         if translate is not None:
             parse = partial(_parse_translated, translate=translate, most=most)
             fitting.append(Layout(foreign.name, parse, columns, foreign.unfold, foreign.columns))
+    return _only_layout(fitting, row)
+
+
+def _only_layout(fitting: list[Layout], row: Row) -> Layout | None:
     if len(fitting) > 1:
         raise DataError(
             f"the columns {', '.join(map(repr, row))} fit two layouts, {fitting[0].name!r} and {fitting[1].name!r}, "
@@ -140,13 +204,25 @@ def _unrecognised(seen: str, sample: Row) -> DataError:
         f"in commands without --set):\n    {mapping_to_paste(sample)}\n"
         "Recognised by themselves are prompt, chosen, rejected (chosen and rejected alone where they are whole "
         "dialogues or message lists); history, human_ref_A, human_ref_B, labels; prompt, responses with ranks or "
-        "scores; one row a side, pair_id, role (or label), prompt, response; and, as docs/data.md shows them, "
+        "scores; prompt, responses, best_index; one row a side, pair_id, role (or label), prompt, response; prompt, "
+        f"response and grades ({', '.join(GRADES)}; others by data.grade_columns); and, as docs/data.md shows them, "
         f"{', '.join(foreign.name for foreign in FOREIGN)}."
     )
 
 
 def _one(parse: Callable[[Row], PreferencePair]) -> Callable[[Row], RowPairs]:
-    return lambda row: RowPairs([parse(row)])
+    def parse_row(row: Row) -> RowPairs:
+        pair = parse(row)
+        return RowPairs([pair], observation=None if _weight(pair.metadata) == 1 else Observation.of_pair(pair))
+
+    return parse_row
+
+
+def _weight(carried: Mapping[str, Any]) -> float:
+    weight = number(carried.get(WEIGHT), Reason.BAD_WEIGHT)
+    if weight is not None and weight <= 0:
+        raise RowRejected(Reason.BAD_WEIGHT)
+    return 1.0 if weight is None else weight
 
 
 def side_fields(row: Row) -> dict[str, Any]:
@@ -175,8 +251,8 @@ def _pair_layout(row: Row, columns: ColumnMap) -> Layout | None:
 def _parse_translated(row: Row, *, translate: Translate, most: int) -> RowPairs:
     translated = translate(row)
     if "responses" in translated:
-        return _parse_ranked(translated, most=most)
-    return RowPairs([(_parse_prompt_pair if "prompt" in translated else _parse_implicit)(translated)])
+        return _parse_ranked(translated, most=most, is_implicit="prompt" not in translated)
+    return _one(_parse_prompt_pair if "prompt" in translated else _parse_implicit)(translated)
 
 
 def _parse_prompt_pair(row: Row) -> PreferencePair:
@@ -215,12 +291,10 @@ def _parse_shp(row: Row) -> PreferencePair:
     return _pair((prompt,), chosen, rejected, row, margin=margin, used=SHP_COLUMNS)
 
 
-def _parse_ranked(row: Row, *, most: int) -> RowPairs:
-    """The strictly ordered pairs of K answers, or `most` of them, each as likely as any other.
+def _parse_ranked(row: Row, *, most: int, is_implicit: bool = False) -> RowPairs:
+    """The ranking of K answers, and its strictly ordered pairs, or `most` of them, each as likely as any other.
 
-    With scores, the target margin is the difference of the two. The choice depends on what the row holds alone, so it
-    is the same wherever the row stands. Nothing here is done for each of the K (K - 1) / 2 pairs: a row of thousands of
-    answers is read as fast as a short one.
+    With scores, the target margin is the difference of the two. Which pairs are kept: see `strict_pairs`.
     """
     column = next((name for name in ANSWER_COLUMNS if name in row), ANSWER_COLUMNS[0])
     answers = [_completion(answer, Reason.EMPTY_ANSWER) for answer in list_value(row.get(column))]
@@ -233,29 +307,104 @@ def _parse_ranked(row: Row, *, most: int) -> RowPairs:
     contexts = {context for context, _ in answers}
     if len(contexts) > 1:
         raise RowRejected(Reason.PROMPTS_DIFFER)
-    prompt = _whole_prompt(row, contexts.pop())
-    if len(set(strength)) == 1:
-        raise RowRejected(Reason.EQUAL_RANKS)
+    context = contexts.pop()
+    prompt = context if is_implicit else _whole_prompt(row, context)
     if scores is not None and _contradict(strength, scores):
         raise RowRejected(Reason.RANKS_CONTRADICT_SCORES)
     texts = [text for _, text in answers]
-    num_worse = _num_worse(strength, texts)
-    ends = list(accumulate(num_worse))  # the pairs in order: those that the first answer wins, then the second's, ...
-    if not ends[-1]:
+    if len(set(texts)) < 2:
         raise RowRejected(Reason.IDENTICAL_SIDES)
-    numbers: Iterable[int] = range(ends[-1])
-    if ends[-1] > most:
-        identity = content_id(prompt_text(prompt), *texts, *map(repr, strength))
-        numbers = sorted(random.Random(identity).sample(range(ends[-1]), most))  # noqa: S311 - data, not cryptography
     used = (column, "ranks", "scores", "pair_id")  # an id of the row is not an id of each of its pairs
-    pairs = []
-    for i, places in groupby(numbers, partial(bisect_right, ends)):
-        worse = [j for j in range(len(texts)) if strength[j] < strength[i] and texts[j] != texts[i]]
-        for place in places:
-            j = worse[place - ends[i] + num_worse[i]]
-            margin = None if scores is None else scores[i] - scores[j]
-            pairs.append(_pair(prompt, texts[i], texts[j], row, margin=margin, used=used))
-    return RowPairs(pairs, ends[-1] - len(pairs))
+    places, num_over_cap = strict_pairs(prompt, texts, strength, most)
+    pairs = [
+        _pair(prompt, texts[i], texts[j], row, margin=None if scores is None else scores[i] - scores[j], used=used)
+        for i, j in places
+    ]
+    return _observed(RowPairs(pairs, num_over_cap), prompt, texts, strength, row, used)
+
+
+def _parse_best(row: Row, *, prompt: str, best: str, most: int) -> RowPairs:
+    """The best one of K answers is better than each of the others, of which nothing is said."""
+    column = next((name for name in ANSWER_COLUMNS if name in row), ANSWER_COLUMNS[0])
+    answers = list_value(row.get(column))
+    place = _best_place(row.get(best), best, answers)
+    extras = {name: value for name, value in row.items() if name not in (prompt, column, best, "ranks", "scores")}
+    ranks = [1 if answer == answers[place] else 2 for answer in answers]
+    ranked = _parse_ranked({**extras, "prompt": row.get(prompt), "responses": answers, "ranks": ranks}, most=most)
+    said = ranked.observation
+    if said is None or said.ranks is None or len(said.answers) < 3:
+        return ranked
+    return replace(ranked, observation=replace(said, top_only=True, observation_id=""))
+
+
+def _best_place(value: Any, column: str, answers: list[Any]) -> int:
+    """Which answer is best, counted from 0.
+
+    Raises:
+        DataError: it is counted from 1, as the number of answers shows; then all other rows are, too.
+        RowRejected: it is none of them.
+    """
+    if isinstance(value, str) and value in answers:
+        return answers.index(value)
+    if value is None or value == "" or (isinstance(value, float) and math.isnan(value)):
+        raise RowRejected(Reason.NOT_LABELLED)
+    if isinstance(value, bool):
+        raise RowRejected(Reason.BAD_BEST)
+    place = number(value, Reason.BAD_BEST)
+    if place is not None and place == len(answers):
+        raise DataError(
+            f"{column} is {value!r} of {len(answers)} answers: it counts from 0 here, and from 1 in this file, or "
+            "there is no such answer. Subtract 1 everywhere, or write the answer itself in that column."
+        )
+    if place is None or not place.is_integer() or not 0 <= place < len(answers):
+        raise RowRejected(Reason.BAD_BEST)
+    return int(place)
+
+
+def _parse_graded(row: Row, *, prompt: str, answer: str, attributes: Mapping[str, str]) -> RowPairs:
+    """The grades of one answer; `graded_rows` puts those of one prompt together and makes pairs of them."""
+    context, text = _completion(row.get(answer), Reason.EMPTY_ANSWER)
+    turns = _whole_prompt({"prompt": row.get(prompt)}, context)
+    if all(is_blank(message.content) for message in turns):
+        raise RowRejected(Reason.EMPTY_PROMPT)
+    given = {attribute: (grade(row.get(column)),) for column, attribute in attributes.items()}
+    if all(value is None for (value,) in given.values()):
+        raise RowRejected(Reason.NOT_LABELLED)
+    if any(given[attributes[name]][0] not in (None, 0.0, 1.0) for name in BINARY_GRADES if name in attributes):
+        raise RowRejected(Reason.BAD_GRADE)
+    observation = Observation(
+        plain_prompt(turns),
+        (text,),
+        grades=given,
+        annotator=annotator_of(row),
+        weight=_weight(row),
+        metadata=_metadata(row, {prompt, "prompt", answer, *attributes}),
+    )
+    return RowPairs([], observation=observation)
+
+
+def _observed(
+    found: RowPairs, prompt: tuple[Message, ...], texts: list[str], strength: list[float], row: Row, used: Iterable[str]
+) -> RowPairs:
+    """Add what the row says of its answers; of those that are the same text and have the same rank one is kept."""
+    by_text = dict(zip(texts, strength, strict=True))
+    if any(by_text[text] != value for text, value in zip(texts, strength, strict=True)):
+        return replace(found, contradicts=True)
+    weight = _weight(row)
+    if len(texts) == 2 and found.pairs and weight == 1:
+        return found
+    if all(is_blank(message.content) for message in prompt):
+        raise RowRejected(Reason.EMPTY_PROMPT)
+    rank_of = {value: rank for rank, value in enumerate(sorted(set(strength), reverse=True), start=1)}
+    observation = Observation(
+        plain_prompt(prompt),
+        tuple(by_text),
+        ranks=tuple(rank_of[value] for value in by_text.values()),
+        annotator=annotator_of(row),
+        weight=weight,
+        metadata=_metadata(row, {"prompt", "chosen", "rejected", *MARGIN_COLUMNS, *used}),
+    )
+    return replace(found, observation=observation)
 
 
 def _contradict(strength: list[float], scores: list[float]) -> bool:
@@ -267,20 +416,6 @@ def _contradict(strength: list[float], scores: list[float]) -> bool:
             return True
         highest_below = max(highest_below, tied[-1])
     return False
-
-
-def _num_worse(strength: list[float], texts: list[str]) -> list[int]:
-    """For each answer, how many others of another text it is strictly stronger than."""
-    own: dict[str, list[float]] = {}
-    for text, value in zip(texts, strength, strict=True):
-        own.setdefault(text, []).append(value)
-    everyone = sorted(strength)
-    for values in own.values():
-        values.sort()
-    return [
-        bisect_left(everyone, value) - bisect_left(own[text], value)
-        for text, value in zip(texts, strength, strict=True)
-    ]
 
 
 def _pair(

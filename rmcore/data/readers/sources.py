@@ -1,7 +1,8 @@
 """Any source of preference data as pairs: a file, a `datasets` folder or a hub name goes in, `LoadedPairs` come out.
 
 The road: `iter_records` gives raw records (`files`, `hub`), `layouts` makes each into pairs or refuses it with a
-reason, and what is refused is kept beside the pairs, so that nothing gets lost without being counted.
+reason, and what is refused is kept beside the pairs, so that nothing gets lost without being counted. Where a source
+says more than strict pairs, all that it says is there as observations, too.
 """
 
 import hashlib
@@ -21,14 +22,18 @@ from rmcore.core.arrays import IntArray
 from rmcore.core.errors import DataError
 from rmcore.core.files import known_digest, write_json_lines
 from rmcore.core.progress import Report, silent
+from rmcore.data.observation import Observation
+from rmcore.data.observation_counts import annotator_notices
 from rmcore.data.pair import PreferencePair, prompt_text, text_number
-from rmcore.data.pairs_on_disk import PairWriter, select
+from rmcore.data.pairs_on_disk import select
 from rmcore.data.readers.cluster import SCHEME, cluster_digest, read_cluster
+from rmcore.data.readers.collector import Collected, Collector
 from rmcore.data.readers.columns import USUAL_COLUMNS, ColumnMap
-from rmcore.data.readers.fields import TIES, Reason, RowRejected
+from rmcore.data.readers.fields import Reason, RowRejected
 from rmcore.data.readers.files import RawRecord, conversion_to_utf8, is_file_name, is_text_file, is_utf8, read_file
+from rmcore.data.readers.graded_rows import USUAL_GRADING, GradedRows, Grading
 from rmcore.data.readers.hub import hub_revision, read_folder, read_hub
-from rmcore.data.readers.layouts import SIDE_ROWS, Layout, RowPairs, recognise
+from rmcore.data.readers.layouts import GRADED_ROWS, SIDE_ROWS, Layout, RowPairs, recognise
 from rmcore.data.readers.rejected import INCOMPLETE, INCOMPLETE_SIDES, RejectedRow, refuse_incomplete, reject
 from rmcore.data.readers.unpaired_rows import read_unpaired_rows
 from rmcore.data.splits import conversation
@@ -63,10 +68,19 @@ class LoadedPairs:
     """Usable pairs taken out because their conversation is among the held-out pairs (`take_out`)."""
     num_over_row_cap: int = 0
     """Usable pairs left out because their row of ranked answers gave enough."""
+    observations: Sequence[Observation] = ()
+    """All that the rows say, in order, where that is more than the pairs; empty where it is strict pairs alone. On disk
+    where the pairs are."""
+    num_ties: int = 0
+    """Rows that say no answer is better: observations that give no pair."""
+    num_contradicting: int = 0
+    """Rows that give one text two ranks: their pairs are here, and no observation."""
+    sentences: Sequence[str] = ()
+    """Further notices, of the observations."""
 
     def notices(self) -> list[str]:
-        """See `notices`."""
-        return notices(
+        """See `notices`; those of the observations follow."""
+        said = notices(
             self.source,
             self.rejected,
             self.num_rows,
@@ -74,7 +88,10 @@ class LoadedPairs:
             num_over_row_cap=self.num_over_row_cap,
             num_over_cap=self.num_over_cap,
             num_held_out=self.num_held_out,
+            num_ties=self.num_ties,
+            num_contradicting=self.num_contradicting,
         )
+        return [*said, *self.sentences]
 
 
 def notices(
@@ -86,6 +103,8 @@ def notices(
     num_over_row_cap: int = 0,
     num_over_cap: int = 0,
     num_held_out: int = 0,
+    num_ties: int = 0,
+    num_contradicting: int = 0,
 ) -> list[str]:
     """Say what a reader of the numbers must know about ties and usable pairs that are not here: a sentence each."""
     counts = (
@@ -102,12 +121,15 @@ def notices(
         if count:
             sentences.append(f"{count:,} of {usable:,} pairs of {source} {what}.")
         usable -= count
-    reasons = Counter(row.reason for row in rejected)
-    if num_ties := sum(reasons[reason] for reason in TIES):
+    if num_ties:
         sentences.append(
-            f"{num_ties:,} of {num_rows:,} rows of {source} are ties: left out, as the loss is over strict preferences."
+            f"{num_ties:,} of {num_rows:,} rows of {source} are ties: they give no pair, and are trained on as ties."
         )
-    num_bad = reasons[Reason.INVALID_UTF8]
+    if num_contradicting:
+        sentences.append(
+            f"{num_contradicting:,} of {num_rows:,} rows of {source} give one text two ranks: their pairs go both ways."
+        )
+    num_bad = sum(row.reason == Reason.INVALID_UTF8 for row in rejected)
     if num_bad and (is_text_file(source) or source_kind(source) == "cluster"):
         sentences.append(
             f"{num_bad:,} of {num_rows:,} rows of {source} are not UTF-8 and left out. {_conversion(source)}"
@@ -123,6 +145,8 @@ def load_pairs(
     limit: int | None = None,
     require_complete_pairs: bool = False,
     pairs_per_row: int = PAIRS_PER_ROW,
+    grading: Grading = USUAL_GRADING,
+    require_pairs: bool = True,
     report: Report = silent,
     spool: Path | None = None,
 ) -> LoadedPairs:
@@ -132,15 +156,18 @@ def load_pairs(
         source: a file, a `datasets` folder, or a hub name.
         split: which split of a folder or hub data set; a file has none.
         columns: names of the columns, where they are not the usual ones.
-        limit: stop reading after this many pairs; one row a side, as soon as the first so many are whole.
+        limit: stop reading after this many pairs; one row a side, as soon as the first so many are whole. Observations
+            are those of the rows read.
         require_complete_pairs: make it an error where, in the rows read, a pair lacks a completion (missing, empty, or
             a dialogue that ends before it) or, with one row a side, is not exactly one chosen and one rejected row of
             the same prompt. Rows of which only something else is wrong (equal sides, a bad margin, a line that is not
             JSON) are set aside as ever, and so are ranked answers, which have no sides.
         pairs_per_row: a row of ranked answers that would give more gives so many, drawn at random; see `layouts`.
+        grading: what the grades of answers mean, where rows grade them; see `graded_rows`.
+        require_pairs: make it an error where grades imply no pair. Ties alone always are one.
         report: called as report(0, 1, "12,000 rows of FILE") on the way: how many there are is known at the end only.
         spool: a file to write the pairs to as they are read; memory then holds some hundred of them, or all where each
-            row is one side of a pair. None: they are a list.
+            row is one side of a pair, or grades one answer. None: they are a list.
 
     Raises:
         DataError: the source cannot be read, its columns fit no layout, no row gives a pair, or see above.
@@ -148,33 +175,60 @@ def load_pairs(
     read = _counted(iter_records(source, split=split), source, report)
     records, layout = probe(read, source, columns, pairs_per_row)
     sided = layout.name == SIDE_ROWS
-    num_over_row_cap = 0
-    pairs: Sequence[PreferencePair]
+    sentences: list[str] = []
     if sided:
-        pairs, rejected, num_rows = read_unpaired_rows(records, layout, limit)
-    elif spool is None:
-        collected: list[PreferencePair] = []
-        rejected, num_rows, num_over_row_cap = _read_pair_rows(records, source, layout, limit, collected)
-        pairs = collected
+        sides, rejected, num_rows = read_unpaired_rows(records, layout, limit)
+        found = Collected(list(sides.pairs()[:limit]), sides.observations(limit))
+    elif layout.name == GRADED_ROWS:
+        graded = GradedRows(source, grading, pairs_per_row)
+        rejected, num_rows = _read_graded_rows(records, source, layout, graded)
+        found, sentences = graded.collected(limit)
+        if found.observations and not found.pairs and require_pairs:
+            raise graded.why_no_pair()
     else:
-        with PairWriter(spool) as written:
-            rejected, num_rows, num_over_row_cap = _read_pair_rows(records, source, layout, limit, written)
-        pairs = written.pairs()
-    _check_encoding(source, rejected, num_rows, len(pairs))
+        with Collector(spool) as collector:
+            rejected, num_rows = _read_pair_rows(records, source, layout, limit, collector)
+        found = collector.collected()
+    _check_encoding(source, rejected, num_rows, len(found.pairs))
     if require_complete_pairs:
         refuse_incomplete(source, rejected, INCOMPLETE_SIDES if sided else INCOMPLETE)
-    check_usable(source, rejected, num_rows, len(pairs), layout)
-    return LoadedPairs(pairs[:limit], rejected, num_rows, layout.name, source, num_over_row_cap=num_over_row_cap)
+    if layout.name != GRADED_ROWS or not found.observations:
+        check_usable(source, rejected, num_rows, len(found.pairs), layout, num_ties=found.num_ties)
+    return LoadedPairs(
+        found.pairs[:limit],
+        rejected,
+        num_rows,
+        layout.name,
+        source,
+        num_over_row_cap=found.num_over_row_cap,
+        observations=found.observations,
+        num_ties=found.num_ties,
+        num_contradicting=found.num_contradicting,
+        sentences=[*sentences, *annotator_notices(source, found.observations)],
+    )
 
 
 def cap_prompts(loaded: LoadedPairs, most: int | None) -> LoadedPairs:
-    """Keep the first `most` pairs of each prompt, in order; None keeps all. What is left out is counted."""
+    """Keep the first `most` pairs of each prompt, in order; None keeps all. What is left out is counted.
+
+    Of observations the first `most` of each prompt are kept, too.
+    """
     if most is None:
         return loaded
+    kept = _first_of_each_prompt(loaded.pairs, most)
+    said = _first_of_each_prompt(loaded.observations, most)
+    return replace(
+        loaded,
+        pairs=select(loaded.pairs, kept),
+        num_over_cap=len(loaded.pairs) - len(kept),
+        observations=select(loaded.observations, said),
+    )
+
+
+def _first_of_each_prompt(said: Sequence[PreferencePair] | Sequence[Observation], most: int) -> IntArray:
     # Not by `prompt_id`, which names the whole conversation.
-    prompts = np.fromiter((text_number(prompt_text(pair.prompt)) for pair in loaded.pairs), np.uint64)
-    kept = np.flatnonzero(_earlier_equals(prompts) < most)
-    return replace(loaded, pairs=select(loaded.pairs, kept), num_over_cap=len(prompts) - len(kept))
+    prompts = np.fromiter((text_number(prompt_text(one.prompt)) for one in said), np.uint64)
+    return np.flatnonzero(_earlier_equals(prompts) < most)
 
 
 def _earlier_equals(values: npt.NDArray[np.uint64]) -> IntArray:
@@ -189,47 +243,72 @@ def _earlier_equals(values: npt.NDArray[np.uint64]) -> IntArray:
 
 
 def take_out(loaded: LoadedPairs, held_out: LoadedPairs) -> LoadedPairs:
-    """Leave out of the training source every pair whose conversation is among the held-out pairs; they are counted.
+    """Leave out of the training source all whose conversation is held out, as a pair or as an observation of any kind.
+
+    The pairs left out are counted.
 
     Raises:
         DataError: that leaves too little to train on.
     """
-    tested = {text_number(conversation(pair.prompt)) for pair in held_out.pairs}
-    conversations = np.fromiter((text_number(conversation(pair.prompt)) for pair in loaded.pairs), np.uint64)
-    kept = np.flatnonzero(~np.isin(conversations, np.fromiter(tested, np.uint64)))
-    num_taken = len(conversations) - len(kept)
-    num_left = len(np.unique(conversations[kept]))
-    if num_taken and num_left < FEWEST_PROMPTS:
+    tested = np.union1d(_conversations(held_out.pairs), _conversations(held_out.observations))
+    pairs, said = _conversations(loaded.pairs), _conversations(loaded.observations)
+    kept, kept_said = (np.flatnonzero(~np.isin(numbers, tested)) for numbers in (pairs, said))
+    num_taken = len(pairs) - len(kept)
+    num_left = len(np.union1d(pairs[kept], said[kept_said]))
+    if (num_taken or len(kept_said) < len(said)) and num_left < FEWEST_PROMPTS:
         raise DataError(
             f"{num_taken:,} of {len(loaded.pairs):,} pairs of {loaded.source} share their prompt, or a dialogue's "
             f"first user turn, with held-out pairs of {held_out.source}: a model trained on them has seen the test. "
             f"Without them {num_left} prompts are left to train on, and fewer than {FEWEST_PROMPTS} show nothing. Name "
             "held-out data with prompts of their own, or none: a share of the prompts of the source is then held out."
         )
-    return replace(loaded, pairs=select(loaded.pairs, kept), num_held_out=num_taken)
+    return replace(
+        loaded,
+        pairs=select(loaded.pairs, kept),
+        num_held_out=num_taken,
+        observations=select(loaded.observations, kept_said),
+    )
+
+
+def _conversations(said: Iterable[PreferencePair] | Iterable[Observation]) -> npt.NDArray[np.uint64]:
+    return np.fromiter((text_number(conversation(one.prompt)) for one in said), np.uint64)
 
 
 def _read_pair_rows(
-    records: Iterable[RawRecord],
-    source: str,
-    layout: Layout,
-    limit: int | None,
-    pairs: list[PreferencePair] | PairWriter,
-) -> tuple[list[RejectedRow], int, int]:
-    """Read rows that each stand alone into `pairs`; gives rows set aside, number of rows, pairs over the rows' cap."""
+    records: Iterable[RawRecord], source: str, layout: Layout, limit: int | None, collector: Collector
+) -> tuple[list[RejectedRow], int]:
+    """Read rows that each stand alone into the collector; gives the rows set aside and the number of rows."""
     rejected: list[RejectedRow] = []
-    num_rows = num_over_cap = 0
+    num_rows = 0
     for record in records:
         for outcome in outcomes(record, source, layout):
             num_rows += 1
             if isinstance(outcome, RejectedRow):
                 rejected.append(outcome)
             else:
-                pairs.extend(outcome.pairs)
-                num_over_cap += outcome.num_over_cap
-        if limit is not None and len(pairs) >= limit:
+                collector.add(outcome)
+        if limit is not None and collector.num_pairs >= limit:
             break
-    return rejected, num_rows, num_over_cap
+    return rejected, num_rows
+
+
+def _read_graded_rows(
+    records: Iterable[RawRecord], source: str, layout: Layout, graded: GradedRows
+) -> tuple[list[RejectedRow], int]:
+    """Read rows of one graded answer each into `graded`; gives the rows set aside and the number of rows."""
+    rejected: list[RejectedRow] = []
+    num_rows = 0
+    for record in records:
+        for outcome in outcomes(record, source, layout):
+            num_rows += 1
+            refused: RejectedRow | None = None
+            if isinstance(outcome, RejectedRow):
+                refused = outcome
+            elif outcome.observation is not None:
+                refused = graded.add(record, outcome.observation)
+            if refused is not None:
+                rejected.append(refused)
+    return rejected, num_rows
 
 
 def iter_records(source: str, *, split: str = "train") -> Iterator[RawRecord]:
@@ -336,15 +415,24 @@ def outcomes(record: RawRecord, source: str, layout: Layout) -> Iterator[RowPair
         raise DataError(f"{source}, row {record.row}: {error}") from error
 
 
-def check_usable(source: str, rejected: list[RejectedRow], num_rows: int, num_pairs: int, layout: Layout) -> None:
+def check_usable(
+    source: str, rejected: list[RejectedRow], num_rows: int, num_pairs: int, layout: Layout, *, num_ties: int = 0
+) -> None:
     """Refuse a source that was read to its end and is not UTF-8, or gave no pair.
 
     Raises:
         DataError: says why, and what to do.
     """
     _check_encoding(source, rejected, num_rows, num_pairs)
-    if not num_pairs:
-        raise _nothing_usable(source, rejected, layout)
+    if num_pairs:
+        return
+    if num_ties:
+        raise DataError(
+            f"all {num_ties:,} judgements of {source} are ties: no answer is better than another, so there is no pair, "
+            "and nothing to learn but how wide a tie is. Add judgements that prefer an answer, or check what the "
+            "column of the winner, the ranks or the scores means."
+        )
+    raise _nothing_usable(source, rejected, layout)
 
 
 def _check_encoding(source: str, rejected: list[RejectedRow], num_rows: int, num_pairs: int) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from rmcore.data.observation import Observation
 from rmcore.data.pair import PreferencePair, prompt_text
 from rmcore.data.readers.columns import MARGIN_COLUMNS, SIDE_COLUMNS
 from rmcore.data.readers.fields import Reason, RowRejected, number, pair_id_value
@@ -26,6 +27,8 @@ class _Group:
 
     waiting: RawRecord | None
     pair: PreferencePair | None = None
+    observation: Observation | None = None
+    """Of the pair, where it says more than that."""
     rows: tuple[int, int] = (0, 0)
     """Numbers of the chosen and the rejected row of `pair`."""
     rejected: list[RejectedRow] = field(default_factory=list)
@@ -78,6 +81,13 @@ class SideRows:
         """The whole pairs, in the order in which their ids first appeared."""
         return [group.pair for group in self._groups.values() if group.pair is not None]
 
+    def observations(self, limit: int | None) -> list[Observation]:
+        """What the first `limit` pairs say, in order; none where that is no more than the pairs."""
+        said = [(group.pair, group.observation) for group in self._groups.values() if group.pair is not None][:limit]
+        if all(observation is None for _, observation in said):
+            return []
+        return [Observation.of_pair(pair) if observation is None else observation for pair, observation in said]
+
     def rejected(self, *, at_end: bool) -> list[RejectedRow]:
         """The rows set aside, in their order; `at_end` of the source also those whose other side never came."""
         rows = [row for group in self._groups.values() for row in group.rejected] + self._loose
@@ -90,7 +100,8 @@ class SideRows:
         group.waiting = None
         try:
             chosen, rejected = _by_role(first, second)
-            (group.pair,) = self._layout.parse(_joined(_fields(chosen), _fields(rejected))).pairs
+            joined = self._layout.parse(_joined(_fields(chosen), _fields(rejected)))
+            (group.pair,), group.observation = joined.pairs, joined.observation
             group.rows = (chosen.row, rejected.row)
         except RowRejected as rejection:
             group.rejected = [reject(record, rejection.reason) for record in (first, second)]
@@ -99,7 +110,7 @@ class SideRows:
         """A third row: which two of the three belong together is unknown."""
         if group.pair is not None:
             group.rejected = _as_rows(group.pair, group.rows)
-            group.pair = None
+            group.pair = group.observation = None
             self.num_first_pairs -= group.counted
         reason = Reason.MORE_THAN_TWO_ROWS
         group.rejected = [replace(row, reason=str(reason)) for row in group.rejected] + [reject(record, reason)]
@@ -107,8 +118,8 @@ class SideRows:
 
 def read_unpaired_rows(
     records: Iterable[RawRecord], layout: Layout, limit: int | None
-) -> tuple[list[PreferencePair], list[RejectedRow], int]:
-    """Read (pairs, rows set aside, number of rows) from rows of one side each.
+) -> tuple[SideRows, list[RejectedRow], int]:
+    """Read (sides with their pairs, rows set aside, number of rows) from rows of one side each.
 
     With a `limit` one reads on until the first so many pairs are whole, as far as the end if need be. Sides of later
     pairs that were met on the way are then no pairs and not set aside either: their other halves may be yet to come.
@@ -119,8 +130,8 @@ def read_unpaired_rows(
         num_rows += 1
         sides.add(record)
         if limit is not None and sides.num_first_pairs >= limit:
-            return sides.pairs()[:limit], sides.rejected(at_end=False), num_rows
-    return sides.pairs()[:limit], sides.rejected(at_end=True), num_rows
+            return sides, sides.rejected(at_end=False), num_rows
+    return sides, sides.rejected(at_end=True), num_rows
 
 
 def _fields(record: RawRecord) -> Mapping[str, Any]:

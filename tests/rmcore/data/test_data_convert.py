@@ -73,12 +73,12 @@ def test_it_says_what_was_read_written_and_left_out_and_why(tmp_path, capsys):
     assert rm_opt("data", "convert", FIXTURES / "a_b.csv", out, "--rejected-rows", tmp_path / "left_out.jsonl") == 0
     shown = capsys.readouterr().out
     for line in ("two answers and a winner", "rows read                               7",
-                 "pairs written                           2", "rows left out                           5",
-                 "    tie                                 1", "    winner not understood               1",
+                 "pairs written                           2", "rows left out                           4",
+                 "ties, which are no pairs                1", "    winner not understood               1",
                  "1 of 7 rows", f"rm-opt data check {out}"):  # fmt: skip
         assert line in shown
     reasons = [json.loads(line)["reason"] for line in (tmp_path / "left_out.jsonl").read_text().splitlines()]
-    assert reasons == ["tie", "winner not understood", "not labelled", "empty rejected", "identical sides"]
+    assert reasons == ["winner not understood", "not labelled", "empty rejected", "identical sides"]
 
 
 def test_named_columns_and_a_limit(tmp_path):

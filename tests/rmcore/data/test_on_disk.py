@@ -19,7 +19,8 @@ from rmcore.core.tracking import NullTracker
 from rmcore.data.audit import audit
 from rmcore.data.integrity import select_training_pairs
 from rmcore.data.pair import Message, PreferencePair
-from rmcore.data.pairs_on_disk import PairFile, PairsOnDisk, PairWriter, select
+from rmcore.data.pairs_on_disk import PairFile, RowsOnDisk, RowWriter, select
+from rmcore.data.table import PAIRS as FORM
 from rmcore.data.table import read_pairs, write_pairs
 from rmcore.data.tokenized import PAIRS_A_BATCH, open_tokenized, write_tokenized
 from rmcore.models.reward_model import BradleyTerryRM
@@ -46,26 +47,26 @@ PAIRS = [pair(number) for number in range(1500)]
 
 @pytest.fixture(scope="module")
 def on_disk(tmp_path_factory):
-    with PairWriter(tmp_path_factory.mktemp("spool") / "pairs.arrow") as writer:
+    with RowWriter(tmp_path_factory.mktemp("spool") / "pairs.arrow", FORM) as writer:
         writer.extend(PAIRS[:700])
         writer.extend(PAIRS[700:])
-    return writer.pairs()
+    return writer.rows()
 
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, len(PAIRS) - 1), max_size=30), st.slices(30))
-def test_any_choice_of_them_is_that_choice_of_the_list(on_disk: PairsOnDisk, places, part):
+def test_any_choice_of_them_is_that_choice_of_the_list(on_disk: RowsOnDisk, places, part):
     chosen = select(on_disk, np.array(places, dtype=np.int64))
-    assert isinstance(chosen, PairsOnDisk)
+    assert isinstance(chosen, RowsOnDisk)
     assert list(chosen) == [PAIRS[place] for place in places]
     assert list(chosen[part]) == [PAIRS[place] for place in places][part]
     assert [chosen[index] for index in range(len(chosen))] == list(chosen)
 
 
 def test_they_outlive_their_file_and_are_written_as_pairs_in_memory_are(tmp_path: Path):
-    with PairWriter(tmp_path / "a.arrow") as writer:
+    with RowWriter(tmp_path / "a.arrow", FORM) as writer:
         writer.extend(PAIRS)
-    kept = writer.pairs().take(np.arange(1, 1500, 2))
+    kept = writer.rows().take(np.arange(1, 1500, 2))
     (tmp_path / "a.arrow").unlink()
     kept.write_parquet(tmp_path / "a.parquet")
     write_pairs(PAIRS[1::2], tmp_path / "b.parquet")
@@ -75,7 +76,7 @@ def test_they_outlive_their_file_and_are_written_as_pairs_in_memory_are(tmp_path
 
 
 def test_text_that_is_no_unicode_is_named(tmp_path: Path):
-    with pytest.raises(DataError, match="not valid Unicode"), PairWriter(tmp_path / "a.arrow") as writer:
+    with pytest.raises(DataError, match="not valid Unicode"), RowWriter(tmp_path / "a.arrow", FORM) as writer:
         writer.extend([PreferencePair("p", "a\ud800", "b")])
 
 
@@ -93,7 +94,7 @@ def test_a_source_read_onto_disk_is_split_and_audited_as_one_in_memory(tmp_path:
     (tmp_path / "spool").mkdir()
     on_disk, also = prepare.load_splits(config, seed=1, spool=tmp_path / "spool")
     assert {name: list(pairs) for name, pairs in on_disk.items()} == in_memory
-    assert all(isinstance(pairs, PairsOnDisk) for pairs in on_disk.values())
+    assert all(isinstance(pairs, RowsOnDisk) for pairs in on_disk.values())
     assert audit(on_disk, also) == audit(in_memory, loaded)
 
 

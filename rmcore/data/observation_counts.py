@@ -1,0 +1,157 @@
+"""What observations are, in numbers: kinds, answers, ties, grades, annotators; and what of it deserves a sentence."""
+
+import math
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rmcore.data.observation import Kind, Observation
+from rmcore.data.pair import prompt_text, text_number
+
+FEWEST_LABELS = 2
+"""An annotator with fewer labels cannot be told from chance in what sets him apart."""
+MOST_LEVELS = 11
+"""Whole numbers of up to so many values (0 to 10) are levels; more are a scale."""
+_SHOWN = 20
+_NAMED = 3
+
+
+def describe_observations(observations: Iterable[Observation]) -> dict[str, Any]:
+    """Count what a reader must know about observations, which are gone through once.
+
+    Returns:
+        JSON-ready: `num_observations`, `num_prompts`, `kinds` (kind -> number), `answers` (K -> number), `ties`
+        ({num, num_ranked, share}: ranked observations in which two answers or more share a rank; the share is None
+        where nothing is ranked), `attributes` (name -> see `_describe_attribute`), `annotators` ({num, num_unknown,
+        labels: those with most}), `weights` ({min, max, num_not_1}).
+    """
+    kinds: Counter[str] = Counter()
+    sizes: Counter[int] = Counter()
+    annotators: Counter[str | None] = Counter()
+    grades: dict[str, Counter[float]] = {}
+    missing: Counter[str] = Counter()
+    prompts, weights = array("Q"), array("d")
+    num_ranked = num_tied = 0
+    for one in observations:
+        kinds[str(one.kind)] += 1
+        sizes[len(one.answers)] += 1
+        annotators[one.annotator] += 1
+        prompts.append(text_number(prompt_text(one.prompt)))
+        weights.append(one.weight)
+        if one.ranks is not None and one.kind is not Kind.BEST:
+            num_ranked += 1
+            num_tied += len(set(one.ranks)) < len(one.ranks)
+        for name, given in one.grades.items():
+            missing[name] += sum(value is None for value in given)
+            grades.setdefault(name, Counter()).update(value for value in given if value is not None)
+    num_unknown = annotators.pop(None, 0)
+    return {
+        "num_observations": len(weights),
+        "num_prompts": len(np.unique(np.frombuffer(prompts, np.uint64))) if prompts else 0,
+        "kinds": {str(kind): kinds[str(kind)] for kind in Kind if kinds[str(kind)]},
+        "answers": {str(size): sizes[size] for size in sorted(sizes)},
+        "ties": {"num": num_tied, "num_ranked": num_ranked, "share": num_tied / num_ranked if num_ranked else None},
+        "attributes": {name: _describe_attribute(counts, missing[name]) for name, counts in grades.items()},
+        "annotators": {
+            "num": len(annotators),
+            "num_unknown": num_unknown,
+            "labels": {str(who): count for who, count in annotators.most_common(_SHOWN)},
+        },
+        "weights": {
+            "min": min(weights, default=None),
+            "max": max(weights, default=None),
+            "num_not_1": sum(weight != 1 for weight in weights),
+        },
+    }
+
+
+def _describe_attribute(counts: Mapping[float, int], num_missing: int) -> dict[str, Any]:
+    """One attribute: `scale` (binary, ordinal, real), `num`, `num_missing`, `min`, `max`, `mean`, `levels`.
+
+    Grades are ordinal where they are whole numbers or halves of few values; then `levels` has how often each is given,
+    and is None elsewhere.
+    """
+    few = len(counts) <= MOST_LEVELS and all((2 * value).is_integer() for value in counts)
+    scale = "binary" if counts.keys() <= {0.0, 1.0} else "ordinal" if few else "real"
+    num = sum(counts.values())
+    return {
+        "scale": scale,
+        "num": num,
+        "num_missing": num_missing,
+        "min": min(counts),
+        "max": max(counts),
+        "mean": math.fsum(value * count for value, count in counts.items()) / num,
+        "levels": None if scale == "real" else {f"{value:g}": counts[value] for value in sorted(counts)},
+    }
+
+
+def format_observations(name: str, found: Mapping[str, Any]) -> list[str]:
+    """Lines of text for what `describe_observations` counted."""
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in found["kinds"].items()) or "none"
+    lines = [f"{name}: {found['num_observations']:,} judgements of {found['num_prompts']:,} prompts: {kinds}"]
+    sizes = list(found["answers"].items())
+    shown = [f"{count:,} of {size}" for size, count in sizes[:_SHOWN]] + ["..."] * (len(sizes) > _SHOWN)
+    lines.append(_line("answers", ", ".join(shown)))
+    ties = found["ties"]
+    if ties["num_ranked"]:
+        lines.append(_line("with a tie", f"{ties['num']:,} of {ties['num_ranked']:,} ({ties['share']:.1%})"))
+    for attribute, one in found["attributes"].items():
+        text = f"{one['scale']}, {one['num']:,} grades from {one['min']:g} to {one['max']:g}, mean {one['mean']:.3g}"
+        text += f", {one['num_missing']:,} missing" if one["num_missing"] else ""
+        levels = ", ".join(f"{count:,} of {level}" for level, count in (one["levels"] or {}).items())
+        lines.append(_line(attribute, f"{text} ({levels})" if levels else text))
+    annotators = found["annotators"]
+    if annotators["num"]:
+        most = ", ".join(f"{who} {count:,}" for who, count in list(annotators["labels"].items())[:_NAMED])
+        lines.append(_line("annotators", f"{annotators['num']:,}; most labels: {most}"))
+        lines[-1] += f"; {annotators['num_unknown']:,} judgements name none" if annotators["num_unknown"] else ""
+    weights = found["weights"]
+    if weights["num_not_1"]:
+        lines.append(_line("weights", f"{weights['min']:g} to {weights['max']:g}, {weights['num_not_1']:,} not 1"))
+    return lines
+
+
+def _line(title: str, text: str) -> str:
+    return f"{title:<24}{text}"
+
+
+def annotator_notices(source: str, observations: Sequence[Observation]) -> list[str]:
+    """Say of which annotators little can be known, a sentence each: few labels, or no prompt shared with another."""
+    numbers: dict[str, int] = {}
+    who, prompts = array("l"), array("Q")
+    for one in observations:
+        if one.annotator is not None:
+            who.append(numbers.setdefault(one.annotator, len(numbers)))
+            prompts.append(text_number(prompt_text(one.prompt)))
+    if len(numbers) < 2:
+        return []
+    names = list(numbers)
+    person = np.frombuffer(who, dtype=np.dtype("l"))
+    labels = np.bincount(person)
+    prompt = np.unique(np.frombuffer(prompts, np.uint64), return_inverse=True)[1]
+    both = np.unique(np.stack([prompt, person]), axis=1)  # (2, N) each annotator once a prompt
+    num_people = np.bincount(both[0])  # (prompts,)
+    overlaps = np.zeros(len(names), dtype=bool)
+    overlaps[both[1][num_people[both[0]] > 1]] = True
+    sentences = []
+    few = [names[place] for place in np.flatnonzero(labels < FEWEST_LABELS)]
+    if few:
+        sentences.append(
+            f"{_named(few, len(names))} of {source} gave fewer than {FEWEST_LABELS} labels: how reliable they are "
+            "cannot be known from them."
+        )
+    alone = [names[place] for place in np.flatnonzero(~overlaps)]
+    if alone:
+        sentences.append(
+            f"{_named(alone, len(names))} of {source} judged no prompt that another judged: how they differ from "
+            "others cannot be told from how their prompts do."
+        )
+    return sentences
+
+
+def _named(some: Sequence[str], num_all: int) -> str:
+    shown = ", ".join(some[:_NAMED]) + (", ..." if len(some) > _NAMED else "")
+    return f"{len(some):,} of {num_all:,} annotators ({shown})"

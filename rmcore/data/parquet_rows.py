@@ -1,0 +1,123 @@
+"""Records of one kind as rows of a Parquet file and back: batch by batch, so that they may be more than memory holds.
+
+What kind it is says a `Form`: `rmcore.data.table.PAIRS`, `rmcore.data.observations_table.OBSERVATIONS`.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rmcore.core.errors import DataError
+from rmcore.core.files import atomic_file
+
+Record = TypeVar("Record")
+ROWS_A_BATCH = 512
+"""Records that are read, or written to an Arrow file, at a time."""
+ROWS_A_GROUP, BYTES_A_GROUP = 8192, 2**24
+"""Bounds of a row group of Parquet, both approximate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form(Generic[Record]):
+    """How records of one kind lie in a table.
+
+    Attributes:
+        name: of several records, in messages: pairs.
+        schema: the columns.
+        to_row: a record as a row of the schema.
+        from_row: a row of the schema as the record that it was.
+    """
+
+    name: str
+    schema: pa.Schema
+    to_row: Callable[[Record], dict[str, Any]]
+    from_row: Callable[[Mapping[str, Any]], Record]
+
+
+def write_records(form: Form[Record], records: Iterable[Record], path: Path) -> None:
+    """Write records, batch by batch, so that they may be a stream. The file appears whole or not at all.
+
+    Raises:
+        DataError: a text is not valid Unicode (a lone surrogate).
+    """
+    rows = map(form.to_row, records)
+    batches = iter(lambda: list(islice(rows, ROWS_A_BATCH)), [])
+    try:
+        write_tables(form, (pa.Table.from_pylist(batch, schema=form.schema) for batch in batches), path)
+    except UnicodeEncodeError as error:
+        raise not_unicode(form, error) from error
+
+
+def write_tables(form: Form[Record], tables: Iterable[pa.Table], path: Path) -> None:
+    """Write tables of a form to Parquet, whole or not at all, in row groups that are bounded by rows and by bytes.
+
+    A file's footer has an entry for each group, and writer and reader hold it in memory. Least and greatest values are
+    left out of it: of texts they are whole texts.
+    """
+    with (
+        atomic_file(path) as unfinished,
+        pq.ParquetWriter(unfinished, form.schema, compression="zstd", write_statistics=False) as writer,
+    ):
+        waiting: list[pa.Table] = []
+        for table in tables:
+            waiting.append(table)
+            if sum(map(len, waiting)) >= ROWS_A_GROUP or sum(one.nbytes for one in waiting) >= BYTES_A_GROUP:
+                writer.write_table(pa.concat_tables(waiting))
+                waiting.clear()
+        if waiting:
+            writer.write_table(pa.concat_tables(waiting))
+
+
+def not_unicode(form: Form[Record], error: UnicodeEncodeError) -> DataError:
+    """Say that a text cannot be encoded."""
+    one = form.name.removesuffix("s")
+    return DataError(
+        f"one of the {form.name} holds text that is not valid Unicode ({error}): it cannot be stored or tokenized. "
+        f"Drop that {one}; rmcore.data.readers.sources.load_pairs sets such rows aside."
+    )
+
+
+def iter_records(form: Form[Record], path: Path) -> Iterator[Record]:
+    """The records that `write_records` wrote, one after the other; memory holds some hundred of them.
+
+    Raises:
+        DataError: the file is missing, damaged, or not such a table.
+    """
+    with _damage_in_words(form, path), pq.ParquetFile(path) as file:
+        absent = [name for name in form.schema.names if name not in file.schema_arrow.names]
+        if absent:
+            raise DataError(
+                f"{path} has no column {absent[0]!r}: it is not a table of prepared {form.name}. "
+                "Read other data with rmcore.data.readers.sources.load_pairs."
+            )
+        for batch in file.iter_batches(ROWS_A_BATCH):
+            yield from map(form.from_row, batch.to_pylist())
+
+
+def count_records(form: Form[Record], path: Path) -> int:
+    """How many records a file has that `write_records` wrote.
+
+    Raises:
+        DataError: as `iter_records`.
+    """
+    with _damage_in_words(form, path):
+        return int(pq.read_metadata(path).num_rows)
+
+
+@contextmanager
+def _damage_in_words(form: Form[Record], path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise DataError(
+            f"{path} is not there: the {form.name} were not prepared. Run the prepare stage again."
+        ) from error
+    except (OSError, pa.ArrowException, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read ({error}): it is damaged. Run the prepare stage again.") from error

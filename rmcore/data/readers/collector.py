@@ -1,0 +1,103 @@
+"""What the rows of a source give, collected in memory or on disk: pairs and, where a row says more, observations.
+
+As long as every row is one strict pair, nothing is kept but the pairs. From the first row that says more on,
+observations are kept beside them; those of the rows before are then made of their pairs.
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from types import TracebackType
+
+from rmcore.data.observation import Observation
+from rmcore.data.observations_table import OBSERVATIONS
+from rmcore.data.pair import PreferencePair
+from rmcore.data.pairs_on_disk import RowWriter
+from rmcore.data.readers.layouts import RowPairs
+from rmcore.data.table import PAIRS
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """Everything that was collected; see `LoadedPairs` for the fields."""
+
+    pairs: Sequence[PreferencePair]
+    observations: Sequence[Observation] = ()
+    num_over_row_cap: int = 0
+    num_ties: int = 0
+    num_contradicting: int = 0
+
+
+class Collector:
+    """Takes the rows of a source one after the other: `add` them inside a `with` block, then ask for `collected`.
+
+    Args:
+        spool: a file to write the pairs to, the observations beside it; memory then holds some hundred of them. None:
+            they are lists.
+    """
+
+    def __init__(self, spool: Path | None) -> None:
+        self._spool = spool
+        self._pairs: list[PreferencePair] | RowWriter[PreferencePair]
+        self._pairs = [] if spool is None else RowWriter(spool, PAIRS)
+        self._later: list[Observation] | RowWriter[Observation] | None = None
+        self._num_before = 0
+        """Rows before the first one that says more: each is one pair."""
+        self._num_over_row_cap = self._num_ties = self._num_contradicting = 0
+        self._files = ExitStack()
+
+    def __enter__(self) -> "Collector":
+        if isinstance(self._pairs, RowWriter):
+            self._files.enter_context(self._pairs)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._files.__exit__(kind, error, trace)
+
+    @property
+    def num_pairs(self) -> int:
+        """How many pairs there are so far."""
+        return len(self._pairs)
+
+    def add(self, row: RowPairs) -> None:
+        """Take the next row."""
+        if self._later is None and (row.observation is not None or row.contradicts):
+            self._num_before = len(self._pairs)
+            self._later = []
+            if self._spool is not None:
+                self._later = self._files.enter_context(RowWriter(self._beside("later"), OBSERVATIONS))
+        self._pairs.extend(row.pairs)
+        self._num_over_row_cap += row.num_over_cap
+        self._num_contradicting += row.contradicts
+        if self._later is not None and not row.contradicts:
+            said = row.observation or Observation.of_pair(row.pairs[0])
+            self._later.extend([said])
+            self._num_ties += not row.pairs
+
+    def collected(self) -> Collected:
+        """Everything, once the block has ended."""
+        pairs = self._pairs.rows() if isinstance(self._pairs, RowWriter) else self._pairs
+        return Collected(
+            pairs, self._observations(pairs), self._num_over_row_cap, self._num_ties, self._num_contradicting
+        )
+
+    def _observations(self, pairs: Sequence[PreferencePair]) -> Sequence[Observation]:
+        if not self._later:
+            return ()
+        before = map(Observation.of_pair, islice(pairs, self._num_before))
+        if not isinstance(self._later, RowWriter):
+            return [*before, *self._later]
+        later = self._later.rows()
+        if not self._num_before:
+            return later
+        with RowWriter(self._beside("observations"), OBSERVATIONS) as writer:
+            writer.extend(chain(before, later))
+        return writer.rows()
+
+    def _beside(self, name: str) -> Path:
+        assert self._spool is not None  # noqa: S101 - asked for only where there is one
+        return self._spool.with_suffix(f".{name}{self._spool.suffix}")

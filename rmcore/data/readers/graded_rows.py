@@ -1,0 +1,277 @@
+"""One graded answer a row: rows of one prompt, wherever they lie in the source, become observations and pairs.
+
+The answers of one prompt that one annotator graded are one observation, in the order of their texts, so that the order
+of the rows changes nothing; an answer that he graded again is one of a further observation. The pairs are what the
+grades imply: see `_Better`. Memory holds the rows of the whole source, as the other answers to a prompt may stand
+anywhere, and what a grade is worth depends on all of them.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from rmcore.config.data import DataConfig
+from rmcore.core.errors import DataError
+from rmcore.data.observation import Grades, Observation
+from rmcore.data.pair import PreferencePair, Prompt
+from rmcore.data.readers.collector import Collected
+from rmcore.data.readers.columns import OVERALL_GRADES
+from rmcore.data.readers.fields import Reason
+from rmcore.data.readers.files import RawRecord
+from rmcore.data.readers.rejected import RejectedRow, reject
+from rmcore.data.readers.strict_pairs import strict_pairs
+
+_DIGITS = 9
+"""Combined grades are compared to so many decimals: sums in another order differ in the last ones of a double."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grading:
+    """What the grades of a source mean."""
+
+    weights: Mapping[str, float] | None = None
+    """How much each attribute counts in what is better; None: see `rmcore.config.data.DataConfig`."""
+    levels: tuple[float, ...] | None = None
+    """Grades that are possible; None: all."""
+
+    @classmethod
+    def from_config(cls, config: DataConfig) -> "Grading":
+        """Take what a data configuration says of them."""
+        return cls(config.attribute_weights, config.grade_levels)
+
+
+USUAL_GRADING = Grading()
+
+
+@dataclass(slots=True)
+class _Prompt:
+    """The rows of one prompt, by who graded and how often it counts; each is an observation of one answer."""
+
+    rows: dict[tuple[str | None, float], list[Observation]] = field(default_factory=dict)
+
+
+class GradedRows:
+    """Takes observations of one answer each, and puts those of one prompt together.
+
+    Args:
+        source: its name, for messages.
+        grading: what the grades mean.
+        most: pairs that one prompt may give.
+    """
+
+    def __init__(self, source: str, grading: Grading, most: int) -> None:
+        self._source, self._grading, self._most = source, grading, most
+        self._prompts: dict[Prompt, _Prompt] = {}
+        self._values: dict[str, Counter[float]] = {}
+
+    def add(self, record: RawRecord, row: Observation) -> RejectedRow | None:
+        """Take what the next row says; gives the row set aside where it is no possible grade."""
+        given = [(name, value) for name, (value,) in row.grades.items() if value is not None]
+        levels = self._grading.levels
+        if levels is not None and any(value not in levels for _, value in given):
+            return reject(record, Reason.NOT_A_LEVEL)
+        for name in row.grades:  # in the order of the columns, whichever row comes first
+            self._values.setdefault(name, Counter())
+        for name, value in given:
+            self._values[name][value] += 1
+        by_annotator = self._prompts.setdefault(row.prompt, _Prompt()).rows
+        by_annotator.setdefault((row.annotator, row.weight), []).append(row)
+        return None
+
+    def collected(self, limit: int | None) -> tuple[Collected, list[str]]:
+        """Gather the observations and pairs, and sentences on what was left out.
+
+        Args:
+            limit: stop after the prompt that gives the pair of this number; without pairs, after so many observations.
+
+        Raises:
+            DataError: every grade is the same, or a weight is of an attribute that is not there.
+        """
+        if not self._prompts:
+            return Collected([]), []
+        constant = [name for name, counts in self._values.items() if len(counts) == 1]
+        names = [name for name, counts in self._values.items() if len(counts) > 1]
+        if not names:
+            raise DataError(
+                f"all grades of {self._source} are the same ({self._shown(constant)}): no answer is better than "
+                "another, and there is nothing to learn. Name the right columns in data.grade_columns, or add answers "
+                "that were graded otherwise."
+            )
+        sentences = []
+        if constant:
+            sentences.append(
+                f"{self._shown(constant)} in all graded rows of {self._source}: set aside, as a single value tells no "
+                "answer from another."
+            )
+        better = _Better(self._weights(names), {name: self._values[name] for name in names})
+        pairs: list[PreferencePair] = []
+        observations: list[Observation] = []
+        num_over_cap = 0
+        for prompt, one in self._prompts.items():
+            groups = [sorted(one.rows[who], key=_place) for who in sorted(one.rows, key=repr)]
+            observations += [said for group in groups for said in _joined(group, names)]
+            found, over = better.pairs(prompt, [row for group in groups for row in group], self._most)
+            pairs += found
+            num_over_cap += over
+            if limit is not None and len(pairs) >= limit:
+                break
+        return Collected(pairs, observations if pairs else observations[:limit], num_over_cap), sentences
+
+    def why_no_pair(self) -> DataError:
+        """Say why the grades imply no pair, where they do not."""
+        alone = all(
+            len({text for rows in one.rows.values() for row in rows for text in row.answers}) < 2
+            for one in self._prompts.values()
+        )
+        what = (
+            "every prompt has one graded answer" if alone else "no prompt has two answers that differ in their grades"
+        )
+        return DataError(
+            f"{self._source}: {what}, so no held-out pair can be formed: name pairs in data.eval_source. Where pairs "
+            "alone are read (rm-opt data convert, evaluate), there is nothing to read here."
+        )
+
+    def _shown(self, names: Iterable[str]) -> str:
+        return ", ".join(f"{name} is {next(iter(self._values[name])):g}" for name in names)
+
+    def _weights(self, names: Sequence[str]) -> dict[str, float]:
+        """Which attributes count and how much; those of a single value count for nothing."""
+        weights = self._grading.weights
+        if weights is None:
+            alone = next((name for name in OVERALL_GRADES if name in names), None)
+            return dict.fromkeys(names, 1.0) if alone is None else {alone: 1.0}
+        absent = [name for name in weights if name not in self._values]
+        if absent:
+            raise DataError(
+                f"data.attribute_weights names {absent[0]!r}, which {self._source} does not grade: its attributes are "
+                f"{', '.join(self._values)}."
+            )
+        found = {name: weight for name, weight in weights.items() if weight and name in names}
+        if not found:
+            raise DataError(
+                f"all attributes of {self._source} with a weight in data.attribute_weights have a single value: give "
+                f"{', '.join(names)} one."
+            )
+        return found
+
+
+class _Better:
+    """Which of two answers is better: the one whose weighted sum of standardized grades is greater.
+
+    Args:
+        weights: of the attributes that count.
+        values: attribute -> how often each grade is given in the source.
+    """
+
+    def __init__(self, weights: Mapping[str, float], values: Mapping[str, Counter[float]]) -> None:
+        self._weights = weights
+        self._scale = {name: _mean_and_spread(values[name]) for name in weights}
+
+    def pairs(self, prompt: Prompt, rows: Sequence[Observation], most: int) -> tuple[list[PreferencePair], int]:
+        """Give the pairs of a prompt's answers, or `most` of them, and how many are left out.
+
+        A grade of an answer is the mean over those who gave it; an answer that lacks one that counts is in no pair.
+        """
+        grades: dict[str, dict[str, list[float]]] = {}
+        carried: dict[str, Mapping[str, Any]] = {}
+        for row in rows:
+            (text,) = row.answers
+            carried.setdefault(text, row.metadata)
+            for name, (value,) in row.grades.items():
+                if value is not None:
+                    grades.setdefault(text, {}).setdefault(name, []).append(value)
+        means = {
+            text: {name: sum(given) / len(given) for name, given in by_name.items()} for text, by_name in grades.items()
+        }
+        texts = sorted(text for text, mean in means.items() if all(name in mean for name in self._weights))
+        if len(texts) < 2:
+            return [], 0
+        strength = [self._strength(means[text]) for text in texts]
+        places, num_over_cap = strict_pairs(prompt, texts, strength, most)
+        return [self._pair(prompt, texts[i], texts[j], means, carried) for i, j in places], num_over_cap
+
+    def _pair(
+        self,
+        prompt: Prompt,
+        chosen: str,
+        rejected: str,
+        means: Mapping[str, Mapping[str, float]],
+        carried: Mapping[str, Mapping[str, Any]],
+    ) -> PreferencePair:
+        """Pair two answers; the margin is the gap in the one attribute that counts, or in the sum that does."""
+        if len(self._weights) == 1:
+            (name,) = self._weights
+            margin = abs(means[chosen][name] - means[rejected][name])
+        else:
+            margin = self._strength(means[chosen]) - self._strength(means[rejected])
+        metadata = _of_sides(carried[chosen], carried[rejected])
+        for side, text in (("chosen", chosen), ("rejected", rejected)):
+            metadata |= {f"{side}_{name}": value for name, value in means[text].items()}
+        return PreferencePair(prompt, chosen, rejected, margin, metadata)
+
+    def _strength(self, grades: Mapping[str, float]) -> float:
+        standardized = (
+            weight * (grades[name] - self._scale[name][0]) / self._scale[name][1]
+            for name, weight in self._weights.items()
+        )
+        return round(math.fsum(standardized), _DIGITS)
+
+
+def _mean_and_spread(counts: Mapping[float, int]) -> tuple[float, float]:
+    values, repeats = np.array(list(counts)), np.array(list(counts.values()), dtype=np.float64)
+    mean = float(np.average(values, weights=repeats))
+    return mean, float(np.sqrt(np.average((values - mean) ** 2, weights=repeats)))
+
+
+def _place(row: Observation) -> tuple[tuple[str, ...], str, str]:
+    """Order rows by what they say, so that the order in which they are read does not matter."""
+    return row.answers, repr(sorted(row.grades.items())), repr(sorted(row.metadata.items()))
+
+
+def _joined(rows: Sequence[Observation], names: Sequence[str]) -> list[Observation]:
+    """What one annotator says of the answers to a prompt; without what has none of the attributes."""
+    layers: list[list[Observation]] = []
+    times: Counter[str] = Counter()
+    for row in rows:
+        if all(row.grades.get(name, (None,))[0] is None for name in names):
+            continue
+        (text,) = row.answers
+        if times[text] == len(layers):
+            layers.append([])
+        layers[times[text]].append(row)
+        times[text] += 1
+    return [_of_answers(layer, names) for layer in layers]
+
+
+def _of_answers(rows: Sequence[Observation], names: Sequence[str]) -> Observation:
+    grades: dict[str, Grades] = {name: tuple(row.grades.get(name, (None,))[0] for row in rows) for name in names}
+    return replace(
+        rows[0],
+        answers=tuple(row.answers[0] for row in rows),
+        grades={name: given for name, given in grades.items() if any(value is not None for value in given)},
+        metadata=_of_all([row.metadata for row in rows]),
+        observation_id="",
+    )
+
+
+def _of_all(carried: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What all rows carry as it is; what differs as a list in the order of the answers."""
+    names = {name: None for one in carried for name in one}
+    values = {name: [one.get(name) for one in carried] for name in names}
+    return {name: found[0] if all(value == found[0] for value in found) else found for name, found in values.items()}
+
+
+def _of_sides(chosen: Mapping[str, Any], rejected: Mapping[str, Any]) -> dict[str, Any]:
+    """What both sides carry as it is; what differs as chosen_NAME and rejected_NAME."""
+    found: dict[str, Any] = {}
+    for name in {**chosen, **rejected}:
+        if chosen.get(name) == rejected.get(name):
+            found[name] = chosen.get(name)
+        else:
+            sides = {f"chosen_{name}": chosen.get(name), f"rejected_{name}": rejected.get(name)}
+            found |= {side: value for side, value in sides.items() if value is not None}
+    return found
