@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NamedTuple, NoReturn
 
 import typer
 
@@ -21,6 +21,7 @@ from rmcore.core.errors import ConfigError
 from rmcore.core.files import exclusive, is_free, write_json
 from rmcore.core.hardware import HARDWARE
 from rmcore.core.loggers import ManyTrackers, open_loggers, require_loggers
+from rmcore.data.observation import Observation
 from rmcore.data.pair import PreferencePair
 
 DATA_FIELDS = (
@@ -157,12 +158,11 @@ def train(
         )
     ranks.check_divides(config.train.pairs_per_step)
     if dry_run:
-        _print_plan(config, *_load(config.data, None))
+        _print_plan(config, _load(config.data, None))
         return
     require_loggers(config.loggers)
     _check_free(output_dir)
-    pairs, held_out = _load(config.data, output_dir)
-    _train(config, pairs, held_out, output_dir, is_main=ranks.is_main)
+    _train(config, _load(config.data, output_dir), output_dir, is_main=ranks.is_main)
 
 
 def _start_several(number: int) -> NoReturn:
@@ -197,7 +197,16 @@ def _check_free(output_dir: Path) -> None:
         )
 
 
-def _load(config: DataConfig, output_dir: Path | None) -> tuple[Sequence[PreferencePair], Sequence[PreferencePair]]:
+class _Read(NamedTuple):
+    """What is trained on, and measured on while training."""
+
+    pairs: Sequence[PreferencePair]
+    held_out: Sequence[PreferencePair]
+    observations: Sequence[Observation] | None
+    """Where the training source says more than strict pairs."""
+
+
+def _load(config: DataConfig, output_dir: Path | None) -> _Read:
     """Read training and, where named, held-out pairs; note rejected rows in the output folder."""
     from rmcore.data.readers.sources import write_rejected
     from rmcore.stages.prepare import load_sources
@@ -228,13 +237,12 @@ def _load(config: DataConfig, output_dir: Path | None) -> tuple[Sequence[Prefere
     if rejected and output_dir is not None and ranks.is_main:
         write_rejected(rejected, output_dir / "rejected_rows.jsonl")
         _say(f"rows set aside, with reasons: {output_dir / 'rejected_rows.jsonl'}")
-    return loaded[0].pairs, loaded[1].pairs if len(loaded) > 1 else []
+    return _Read(loaded[0].pairs, loaded[1].pairs if len(loaded) > 1 else [], loaded[0].observations or None)
 
 
 def _train(
     config: PipelineConfig,
-    pairs: Sequence[PreferencePair],
-    held_out: Sequence[PreferencePair],
+    read: _Read,
     output_dir: Path,
     *,
     is_main: bool,
@@ -248,7 +256,8 @@ def _train(
 
     settings, flat = TrainSettings.of(config), flatten(config.model_dump(mode="json"))
     if not is_main:  # writes nothing and says nothing
-        train_into(settings, pairs, held_out, output_dir, NullTracker(), lambda done, total, text: None)
+        silence = NullTracker(), lambda done, total, text: None
+        train_into(settings, read.pairs, read.held_out, output_dir, *silence, observations=read.observations)
         return
     lock = output_dir / ".lock"
     if not is_free(lock):
@@ -261,7 +270,9 @@ def _train(
         try:
             with also as others:
                 both = ManyTrackers((tracker, others))
-                result = train_into(settings, pairs, held_out, output_dir, both, report)
+                result = train_into(
+                    settings, read.pairs, read.held_out, output_dir, both, report, observations=read.observations
+                )
         finally:
             tracker.close()
     best = "" if result.best_value is None else f", {result.best_metric} {result.best_value:.4f}"
@@ -278,10 +289,10 @@ def _say(text: str) -> None:
         print(text)
 
 
-def _print_plan(config: PipelineConfig, pairs: Sequence[PreferencePair], held_out: Sequence[PreferencePair]) -> None:
+def _print_plan(config: PipelineConfig, read: _Read) -> None:
     from rmcore.training.plan import plan
 
-    lines: dict[str, Any] = plan(config, pairs, held_out)
+    lines: dict[str, Any] = plan(config, read.pairs, read.held_out, read.observations)
     width = max(len(name) for name in lines)
     for name, value in lines.items():
         _say(f"{name:<{width}}  {value}")

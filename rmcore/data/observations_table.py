@@ -16,6 +16,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,23 @@ def count_observations(path: Path) -> int:
         DataError: as `read_observations`.
     """
     return count_records(OBSERVATIONS, path)
+
+
+@dataclass(frozen=True, slots=True)
+class ObservationFile:
+    """The observations of a file that `write_observations` wrote, read anew each time they are gone through.
+
+    Raises:
+        DataError: as `read_observations`, when it is read.
+    """
+
+    path: Path
+
+    def __len__(self) -> int:
+        return count_observations(self.path)
+
+    def __iter__(self) -> Iterator[Observation]:
+        return iter_observations(self.path)
 
 
 def row_of_observation(observation: Observation) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rmcore.config.policy import SFT
+from rmcore.data.observations_table import ObservationFile
 
 Upstream = Mapping[str, Path]
 """Folders of the upstream artifacts by stage name."""
@@ -23,6 +24,12 @@ VALIDATION_REWARDS = "validation_rewards.parquet"
 """Rewards of the validation pairs at the best step of a training: columns of `rmcore.evaluation.rewards.COLUMNS`."""
 POLICY_FOLDER = "model"
 """Where the artifact of the stage policy has a policy that was fine-tuned there."""
+
+
+def observations_of(prepared: Path, split: str) -> ObservationFile | None:
+    """All that a split of the artifact of the stage prepare says; None where that is strict pairs alone."""
+    path = prepared / f"{split}_observations.parquet"
+    return ObservationFile(path) if path.is_file() else None
 
 
 def policy_place(name: str, artifact: Path) -> str:

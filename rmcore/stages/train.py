@@ -10,7 +10,6 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from shutil import rmtree
@@ -30,44 +29,24 @@ from rmcore.data.pairs_on_disk import PairFile
 from rmcore.data.readers.sources import source_digest
 from rmcore.data.table import rewards_table
 from rmcore.data.tokenized import Pairs, Tokenized, open_tokenized, write_tokenized
-from rmcore.data.tokenized_observations import (
-    Observations,
-    ReadObservations,
-    open_observations_tokenized,
-    write_observations_tokenized,
-)
+from rmcore.data.tokenized_observations import Observations, ReadObservations
 from rmcore.landscape.trajectory import make_callbacks
 from rmcore.models.loading import pick_device
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.reporting.figures.style import save
 from rmcore.reporting.figures.training import training_curves_figure
 from rmcore.reporting.figures.trajectory import curvature_trajectory_figure
-from rmcore.stages.interface import VALIDATION_REWARDS, Upstream, policy_place
+from rmcore.stages.interface import VALIDATION_REWARDS, Upstream, observations_of, policy_place
 from rmcore.stages.settings import TrainSettings
 from rmcore.stages.train_order import curriculum_order
-from rmcore.training.likelihood.attached import attach
-from rmcore.training.likelihood.designs import make_design, training_observations
-from rmcore.training.likelihood.observed import Design
 from rmcore.training.loop import Trainer
+from rmcore.training.material import Material, tokens_of
 from rmcore.training.ranks import Ranks, environment_ranks, share_of_host
 from rmcore.training.record import TrainResult
 from rmcore.training.resume import FINISHED_FILE, clear
 from rmcore.training.sharding import process_group
 
 ROWS_A_TABLE = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class Beside:
-    """A likelihood of all kinds of observations, in place of the loss of pairs.
-
-    Attributes:
-        design: which likelihood.
-        observations: what it is trained on.
-    """
-
-    design: Design
-    observations: Observations
 
 
 def run(settings: TrainSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
@@ -84,6 +63,7 @@ def run(settings: TrainSettings, upstream: Upstream, out: Path, tracker: Tracker
         out,
         tracker,
         report,
+        observations=observations_of(prepared, "train"),
     )
 
 
@@ -107,14 +87,10 @@ def train_into(
     `rmcore.training.resume.rewind(out)`.
     """
     device = pick_device(settings.device)
-    beside = None
-    wanted = training_observations(settings.train, train, observations)
-    if wanted is not None:
-        beside = Beside(make_design(settings.train, wanted, settings.attribute_weights), wanted)
+    material = Material.choose(settings.train, train, observations, settings.attribute_weights)
     # Before joining a group, in which rank 0 alone could write `tiny`.
     rm = BradleyTerryRM.new(settings.model, seed=settings.seed, device=device)
-    if beside is not None:
-        attach(rm, beside.design)
+    material.attach_to(rm)
     share, world = share_of_host(), environment_ranks().world
     if world > share[1]:
         report(0, 1, f"waits for the other hosts at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}")
@@ -126,7 +102,7 @@ def train_into(
                 "out of train.callbacks and analyze the saved step_*/ checkpoints afterwards."
             )
         read, held_out = stack.enter_context(
-            _tokens(rm, settings.train, beside or train, validation, out, ranks, share, report)
+            _tokens(rm, settings.train, material, validation, out, ranks, share, report)
         )
         order = None
         if settings.train.curriculum != "none" and isinstance(read, Tokenized):
@@ -134,14 +110,14 @@ def train_into(
         trainer = Trainer(
             rm,
             settings.train,
-            train=read.pairs if isinstance(read, Tokenized) else read.observations,
+            train=tokens_of(read),
             validation=held_out.pairs,
             folder=out,
             tracker=tracker,
             seed=settings.seed,
             report=report,
             callbacks=make_callbacks(settings.train.callbacks, seed=settings.seed),
-            settings=_model_settings(settings.model, device.type) | _order_settings(order) | _design_settings(beside),
+            settings=_model_settings(settings.model, device.type) | _order_settings(order) | material.settings(),
             ranks=ranks,
             order=order,
         )
@@ -164,7 +140,7 @@ def train_into(
 def _tokens(
     rm: BradleyTerryRM,
     config: TrainConfig,
-    train: Pairs | Beside,
+    material: Material,
     validation: Pairs,
     out: Path,
     ranks: Ranks,
@@ -178,28 +154,13 @@ def _tokens(
             rmtree(left, ignore_errors=True)
     ranks.wait()
     try:
-        place, said = folder / "train", prefixed(report, "train")
-        if isinstance(train, Beside):
-            write_observations_tokenized(
-                rm.renderer,
-                train.observations,
-                place,
-                train.design.coding,
-                over_length=config.over_length,
-                share=share,
-                report=said,
-            )
-        else:
-            write_tokenized(rm.renderer, train, place, over_length=config.over_length, share=share, report=said)
-        place, said = folder / "validation", prefixed(report, "validation")
-        write_tokenized(rm.renderer, validation, place, over_length=None, share=share, report=said)
+        said = prefixed(report, "train")
+        material.write(rm.renderer, folder / "train", config, share=share, report=said)
+        said = prefixed(report, "validation")
+        write_tokenized(rm.renderer, validation, folder / "validation", over_length=None, share=share, report=said)
         ranks.wait()
         try:
-            read: Tokenized | ReadObservations
-            if isinstance(train, Beside):
-                read = open_observations_tokenized(folder / "train", len(train.observations), parts=share[1])
-            else:
-                read = open_tokenized(folder / "train", len(train), parts=share[1])
+            read = material.open(folder / "train", parts=share[1])
             held_out = open_tokenized(folder / "validation", len(validation), parts=share[1])
         finally:
             ranks.wait()  # all have opened them, or have the same to say of them
@@ -230,11 +191,6 @@ def _model_settings(model: ModelConfig, device_type: str) -> dict[str, Any]:
     if Path(model.name).is_dir():
         settings["model.name"] = source_digest(model.name)
     return settings | {"device": device_type}
-
-
-def _design_settings(beside: Beside | None) -> dict[str, Any]:
-    """The likelihood of a training is one of what makes it what it is."""
-    return {} if beside is None else {"likelihood": beside.design.to_dict()}
 
 
 def _order_settings(order: Sequence[Sequence[int]] | None) -> dict[str, Any]:

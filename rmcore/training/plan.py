@@ -12,15 +12,20 @@ import numpy as np
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.tracking import NullTracker
 from rmcore.data.rendering import TokenizedPair
-from rmcore.data.tokenized import Pairs, open_tokenized, token_lengths, write_tokenized
+from rmcore.data.tokenized import Pairs, token_lengths
+from rmcore.data.tokenized_observations import Observations, TokenizedObservation
 from rmcore.models.batching import StepOrder, pack_pairs, pair_tokens
 from rmcore.models.loading import pick_device
+from rmcore.models.observation_batching import observation_tokens
 from rmcore.models.plain_batching import plain_groups
 from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.training.feed import ObservationFeed
 from rmcore.training.loop import Trainer
+from rmcore.training.material import Material, tokens_of
 from rmcore.training.memory import activation_bytes_per_token, free_bytes
 
 WARM_STEPS, TIMED_STEPS = 1, 2
+Trained = Sequence[TokenizedPair] | Sequence[TokenizedObservation]
 
 
 class TimedSteps(NamedTuple):
@@ -32,7 +37,7 @@ class TimedSteps(NamedTuple):
     seconds: float
 
 
-def time_steps(rm: BradleyTerryRM, config: PipelineConfig, pairs: Sequence[TokenizedPair]) -> TimedSteps:
+def time_steps(rm: BradleyTerryRM, config: PipelineConfig, pairs: Trained) -> TimedSteps:
     """Time the steps after the first one, in which libraries and caches warm up; `rm` is of no use afterwards."""
     with tempfile.TemporaryDirectory() as nothing:
         trainer = Trainer(
@@ -46,16 +51,23 @@ def time_steps(rm: BradleyTerryRM, config: PipelineConfig, pairs: Sequence[Token
     return TimedSteps(trainer, num_pairs, num_tokens, seconds)
 
 
-def plan(config: PipelineConfig, train: Pairs, held_out: Pairs) -> dict[str, Any]:
+def plan(
+    config: PipelineConfig, train: Pairs, held_out: Pairs, observations: Observations | None = None
+) -> dict[str, Any]:
     """Steps, tokens, memory and expected time of a training, by label; nothing is written.
+
+    `observations` are all that the data say, where that is more than strict pairs.
 
     Tokens are exact (every step is cut as it would be); time is extrapolated by tokens from two real steps.
     """
+    material = Material.choose(config.train, train, observations, config.data.attribute_weights)
     rm = BradleyTerryRM.new(config.model, seed=config.seed, device=pick_device(config.device))
+    material.attach_to(rm)
     with tempfile.TemporaryDirectory() as folder:  # mapped files outlive their names
-        write_tokenized(rm.renderer, train, Path(folder), over_length=config.train.over_length)
-        read = open_tokenized(Path(folder), len(train))
-    pairs = read.pairs
+        material.write(rm.renderer, Path(folder), config.train)
+        read = material.open(Path(folder))
+    pairs = tokens_of(read)
+    named = "pairs" if material.design is None else "observations"
     timed = time_steps(rm, config, pairs)
     trainer = timed.trainer
     tokens = _computed_tokens(trainer, pairs)
@@ -71,9 +83,9 @@ def plan(config: PipelineConfig, train: Pairs, held_out: Pairs) -> dict[str, Any
     memory = 4 * rm.num_parameters + 12 * rm.num_trained_parameters + budget * per_token
     return {
         "model": f"{config.model.name}, {rm.num_parameters / 1e6:.1f} M parameters on {rm.device}",
-        "pairs": f"{len(pairs)} to train on, {len(held_out)} held out; {read.cut['num_cut_pairs']} longer than the "
+        named: f"{len(pairs)} to train on, {len(held_out)} held out; {read.cut['num_cut_pairs']} longer than the "
         f"limit, {read.num_left_out} dropped",
-        "steps": f"{trainer.num_steps} of {config.train.pairs_per_step} pairs, {num_evaluations} evaluations",
+        "steps": f"{trainer.num_steps} of {config.train.pairs_per_step} {named}, {num_evaluations} evaluations",
         "token budget": f"{budget} tokens a micro-batch, {_form(trainer)}",
         "tokens": f"{tokens / 1e6:.2f} M tokens computed in training steps",
         "memory": f"about {memory / 2**30:.1f} GiB at most; {free_bytes(rm.device) / 2**30:.1f} GiB are free",
@@ -88,16 +100,24 @@ def _form(trainer: Trainer) -> str:
     return "packed, a common prompt once" if trainer.packing.causal else "packed"
 
 
-def _computed_tokens(trainer: Trainer, pairs: Sequence[TokenizedPair]) -> int:
+def _computed_tokens(trainer: Trainer, pairs: Trained) -> int:
     config, packing = trainer.config, trainer.packing
     steps = StepOrder(len(pairs), config.pairs_per_step, trainer.num_steps, seed=trainer.seed)
-    if packing is not None:
-        costs = np.fromiter((pair_tokens(pair, packing) for pair in pairs), np.int64)
+    if isinstance(trainer.feed, ObservationFeed):
+        observed: Any = pairs
+        if packing is None:
+            cut = (batch for step in steps for batch in trainer.feed.cut(step, trainer.at.token_budget))
+            return sum(batch.rows.num_tokens for batch in cut)
+        costs = np.fromiter((observation_tokens(one, packing) for one in observed), np.int64)
         return sum(int(costs[step].sum()) for step in steps)
-    total, longer = 0, token_lengths(pairs).max(axis=1)
-    cut = plain_groups if config.batching == "plain" else pack_pairs
+    strict: Any = pairs
+    if packing is not None:
+        costs = np.fromiter((pair_tokens(pair, packing) for pair in strict), np.int64)
+        return sum(int(costs[step].sum()) for step in steps)
+    total, longer = 0, token_lengths(strict).max(axis=1)
+    groups = plain_groups if config.batching == "plain" else pack_pairs
     for step in steps:
         lengths = longer[step].tolist()
-        for group in cut(lengths, trainer.at.token_budget):
+        for group in groups(lengths, trainer.at.token_budget):
             total += 2 * len(group) * max(lengths[index] for index in group)
     return total
