@@ -6,7 +6,7 @@ split, and some training pairs (for the gap). Writes `rewards.parquet`, `metrics
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +16,23 @@ from rmcore.config.evaluate import EvaluateConfig
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report, prefixed, silent
 from rmcore.core.tracking import Tracker
+from rmcore.data.pair import PreferencePair
 from rmcore.data.table import read_pairs
 from rmcore.ensembles.score import score_pairs_table, with_texts
 from rmcore.evaluation.calibration import reliability_bins
 from rmcore.evaluation.report_card import evaluate_pairs, most_confident_mistakes
 from rmcore.evaluation.uncertainty import MetricValue
+from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.reporting.figures.calibration import reliability_diagram_figure
 from rmcore.reporting.figures.context import accuracy_in_context_figure
 from rmcore.reporting.figures.length import reward_by_length_figure
 from rmcore.reporting.figures.margins import margin_histogram_figure
 from rmcore.reporting.figures.style import save
-from rmcore.stages.interface import CEILING_FILE, Upstream
+from rmcore.stages.interface import CEILING_FILE, Upstream, observations_of
+from rmcore.stages.observed import Measured, measure_observations, named_metrics
 from rmcore.stages.settings import EvaluateSettings
 from rmcore.stages.trained import load_trained
+from rmcore.training.likelihood.attached import read_likelihood
 
 TRAIN_METRICS = ("pairwise_accuracy", "loss", "mean_margin")
 CALIBRATION_METRICS = ("ece", "brier", "temperature")
@@ -72,12 +76,33 @@ def run(settings: EvaluateSettings, upstream: Upstream, out: Path, tracker: Trac
         "context": _context(metrics, ceilings),
         "truncation": cut,
     }
+    judged = _judgements(rm, settings, upstream, splits["test"], report)
+    record["observations"] = None if judged is None else judged.to_dict()
     write_json(out / "metrics.json", record)
-    write_json(out / "summary.json", {"metrics": tracked_metrics(record["metrics"])})
+    tracked = tracked_metrics(record["metrics"])
+    tracked |= {} if judged is None else {name: value.to_dict() for name, value in named_metrics(judged)}
+    write_json(out / "summary.json", {"metrics": tracked})
     bins = reliability_bins(tables["test"], settings.evaluate.num_bins, beta=rm.beta)
     mistakes = with_texts(most_confident_mistakes(tables["test"], beta=rm.beta).head(NUM_MISTAKES), splits["test"])
     _write_tables(out / "tables", metrics["test"], bins, mistakes)
     draw(out / "figures", tables["test"], metrics["test"], bins, record["context"])
+
+
+def _judgements(
+    rm: BradleyTerryRM,
+    settings: EvaluateSettings,
+    upstream: Upstream,
+    pairs: Sequence[PreferencePair],
+    report: Report,
+) -> Measured | None:
+    """What is measured of the held-out judgements of any kind, where the model was trained on such."""
+    checkpoint = upstream["train"] / "best"
+    likelihood, said = read_likelihood(checkpoint), observations_of(upstream["prepare"], "test")
+    if likelihood is None or said is None:
+        return None
+    return measure_observations(
+        rm, checkpoint, likelihood, said, pairs, settings.evaluate, seed=settings.seed, report=report
+    )
 
 
 def measure(

@@ -1,0 +1,268 @@
+"""How well a model tells held-out judgements of any kind: nats, rankings, ties, grades; with intervals over prompts.
+
+Nats say how much of a judgement the model foresees; beside them stands what is lost by one who knows nothing of the
+answers. Accuracies say whether the order is right.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rmcore.core.arrays import BoolArray, FloatArray, IntArray
+from rmcore.evaluation.uncertainty import Compute, MetricValue, cluster_bootstrap, metric_value
+
+TIE_BINS = 10
+_Statistic = Callable[[FloatArray], FloatArray]
+"""Prompt weights (B, C) -> one statistic (B,), NaN where undefined."""
+
+
+@dataclass(frozen=True)
+class Choices:
+    """N judgements by ranks.
+
+    Attributes:
+        prompts: (N,) number of the prompt, from 0.
+        kinds: (N,) name of the kind.
+        nats: (N,) minus the log-likelihood.
+        chance_nats: (N,) the same of one who takes all outcomes for alike.
+        top_is_best: (N,) share of the answers with the highest reward that were judged best: 0 or 1 without ties.
+        gain: (N,) normalised discounted cumulative gain of three answers or more; NaN of fewer, and where all tie.
+        tie_probability: (N,) that two answers are called equal; NaN where there are not two, or training had no ties.
+        is_tie: (N,) whether they were.
+    """
+
+    prompts: IntArray
+    kinds: Sequence[str]
+    nats: FloatArray
+    chance_nats: FloatArray
+    top_is_best: FloatArray
+    gain: FloatArray
+    tie_probability: FloatArray
+    is_tie: BoolArray
+
+
+@dataclass(frozen=True)
+class GradesOf:
+    """M grades of one attribute.
+
+    Attributes:
+        prompts: (M,) number of the prompt, from 0.
+        nats: (M,) minus the log-likelihood; of real grades in units of their standard deviation in training.
+        chance_nats: (M,) the same of the grades' shares in training, or of a standard normal.
+        said: (M,) what the model says of the answer.
+        codes: (M,) number of the level, or the standardised grade.
+        predicted: (M,) the most probable level; NaN of real grades.
+        num_levels: 0 for real grades.
+    """
+
+    prompts: IntArray
+    nats: FloatArray
+    chance_nats: FloatArray
+    said: FloatArray
+    codes: FloatArray
+    predicted: FloatArray
+    num_levels: int
+
+
+def discounted_gain(ranks: Sequence[int], rewards: Sequence[float]) -> float:
+    """NDCG of one ranking by rewards; NaN where all answers tie, as then no order is better.
+
+    The gain of an answer is how many ranks stand below its own; equal rewards share their places.
+
+    Source:
+        Järvelin and Kekäläinen 2002; as scikit-learn's `ndcg_score`, with its average over ties.
+    """
+    from sklearn.metrics import ndcg_score
+
+    if min(ranks) == max(ranks):
+        return math.nan
+    gains = np.array([[max(ranks) - rank for rank in ranks]], dtype=np.float64)
+    return float(ndcg_score(gains, np.array([rewards], dtype=np.float64)))
+
+
+def top_is_best(ranks: Sequence[int], rewards: Sequence[float]) -> float:
+    """Share of the answers with the highest reward that were judged best."""
+    top = [rank for rank, reward in zip(ranks, rewards, strict=True) if reward == max(rewards)]
+    return sum(rank == min(ranks) for rank in top) / len(top)
+
+
+def measure_choices(choices: Choices, *, num_prompts: int, num_resamples: int, seed: int) -> dict[str, MetricValue]:
+    """Nats of each kind and in all, top-1 and NDCG of rankings, calibration of ties.
+
+    Args:
+        choices: the judgements.
+        num_prompts: C, numbers of prompts are below.
+        num_resamples: of the bootstrap over prompts.
+        seed: of it.
+
+    Returns:
+        `nats`, `nats[KIND]`, `nats_gained` and `nats_gained[KIND]` (over chance), `top_accuracy` and `ndcg` (three
+        answers or more), `tie_share`, `tie_probability`, `tie_ece` (expected calibration error over ten equal bins).
+    """
+    kinds = np.array(choices.kinds)
+    lists = ~np.isnan(choices.gain) | np.isin(kinds, ("ranking", "best of K"))
+    two = ~np.isnan(choices.tie_probability)
+    means: dict[str, tuple[FloatArray, BoolArray]] = {}
+    for name, some in {"": kinds != "", **{f"[{kind}]": kinds == kind for kind in sorted(set(choices.kinds))}}.items():
+        means[f"nats{name}"] = choices.nats, some
+        means[f"nats_gained{name}"] = choices.chance_nats - choices.nats, some
+    means["top_accuracy"] = choices.top_is_best, lists
+    means["ndcg"] = choices.gain, ~np.isnan(choices.gain)
+    means["tie_share"] = choices.is_tie.astype(np.float64), two
+    means["tie_probability"] = choices.tie_probability, two
+    found = _means(means, choices.prompts, num_prompts, num_resamples, seed, shares=("top_accuracy", "tie_share"))
+    if two.any():
+        compute = _tie_calibration(choices, two, num_prompts)
+        found |= _resampled({"tie_ece": compute}, {"tie_ece": choices.prompts[two]}, num_prompts, num_resamples, seed)
+    return found
+
+
+def measure_grades(grades: GradesOf, *, num_prompts: int, num_resamples: int, seed: int) -> dict[str, MetricValue]:
+    """Nats, and how well the order is told: AUC of two levels, quadratic kappa of more, correlation of real grades.
+
+    Returns:
+        `nats`, `nats_gained` (over the training shares), and of `auc`, `kappa`, `correlation` what applies.
+
+    Source:
+        AUC: Mann and Whitney 1947, ties count half. Kappa: Cohen 1968, quadratic weights.
+    """
+    every = np.ones(len(grades.nats), dtype=bool)
+    means = {"nats": (grades.nats, every), "nats_gained": (grades.chance_nats - grades.nats, every)}
+    found = _means(means, grades.prompts, num_prompts, num_resamples, seed)
+    if not len(every):
+        return found
+    if grades.num_levels == 2:
+        computes = {"auc": _auc(grades)}
+    elif grades.num_levels:
+        computes = {"kappa": _kappa(grades, num_prompts)}
+    else:
+        computes = {"correlation": _correlation(grades, num_prompts)}
+    places = dict.fromkeys(computes, grades.prompts)
+    return found | _resampled(computes, places, num_prompts, num_resamples, seed)
+
+
+def mean_over_prompts(
+    values: Mapping[str, FloatArray], prompts: IntArray, *, num_prompts: int, num_resamples: int, seed: int
+) -> dict[str, MetricValue]:
+    """Means of (N,) values by name, with intervals over the prompts that the N rows are of."""
+    every = np.ones(len(prompts), dtype=bool)
+    return _means({name: (one, every) for name, one in values.items()}, prompts, num_prompts, num_resamples, seed)
+
+
+def _means(
+    means: Mapping[str, tuple[FloatArray, BoolArray]],
+    prompts: IntArray,
+    num_prompts: int,
+    num_resamples: int,
+    seed: int,
+    shares: Sequence[str] = (),
+) -> dict[str, MetricValue]:
+    """Means over some rows each, by name."""
+    used = {name: (values[some], prompts[some]) for name, (values, some) in means.items() if some.any()}
+    sums = {
+        name: (
+            np.bincount(places, weights=values, minlength=num_prompts).astype(np.float64),
+            np.bincount(places, minlength=num_prompts).astype(np.float64),
+        )
+        for name, (values, places) in used.items()
+    }
+    computes = {name: _mean(*of) for name, of in sums.items()}
+    return _resampled(
+        computes, {name: places for name, (_, places) in used.items()}, num_prompts, num_resamples, seed, shares
+    )
+
+
+def _mean(sums: FloatArray, counts: FloatArray) -> _Statistic:
+    return lambda weights: _ratio(weights @ sums, weights @ counts)
+
+
+def _ratio(above: FloatArray, below: FloatArray) -> FloatArray:
+    return np.divide(above, below, out=np.full_like(above, np.nan), where=below != 0)
+
+
+def _resampled(
+    computes: Mapping[str, _Statistic],
+    places: Mapping[str, IntArray],
+    num_prompts: int,
+    num_resamples: int,
+    seed: int,
+    shares: Sequence[str] = (),
+) -> dict[str, MetricValue]:
+    def compute(weights: FloatArray) -> dict[str, FloatArray]:
+        return {name: one(weights) for name, one in computes.items()}
+
+    drawn: Compute = compute
+    longest = max((len(one) for one in places.values()), default=1)
+    resampled = cluster_bootstrap(drawn, num_prompts, num_resamples=num_resamples, seed=seed, row_size=longest)
+    found = {}
+    for name, value in resampled.point.items():
+        if math.isnan(value):
+            found[name] = MetricValue(None, None, None, len(places[name]), "undefined: all of one kind")
+            continue
+        found[name] = metric_value(
+            value,
+            resampled.replicates.get(name),
+            num_prompts=len(np.unique(places[name])),
+            num_pairs=len(places[name]),
+            is_share=name in shares,
+        )
+    return found
+
+
+def _tie_calibration(choices: Choices, two: BoolArray, num_prompts: int) -> _Statistic:
+    said, is_tie, prompts = choices.tie_probability[two], choices.is_tie[two], choices.prompts[two]
+    order = np.argsort(said, kind="stable")
+    bins = np.empty(len(said), dtype=np.int64)
+    bins[order] = np.arange(len(said)) * TIE_BINS // len(said)  # equally many in each
+    gaps = np.zeros((num_prompts, TIE_BINS))
+    np.add.at(gaps, (prompts, bins), is_tie - said)
+    counts = np.bincount(prompts, minlength=num_prompts).astype(np.float64)
+    return lambda weights: _ratio(np.abs(weights @ gaps).sum(1), weights @ counts)
+
+
+def _auc(grades: GradesOf) -> _Statistic:
+    order = np.argsort(grades.said, kind="stable")
+    said, positive, prompts = grades.said[order], grades.codes[order] > 0, grades.prompts[order]
+    # Of each run of equal values: its first place, so that what is below and what is equal can be told apart.
+    first = np.flatnonzero(np.append(True, said[1:] != said[:-1]))
+
+    def compute(weights: FloatArray) -> FloatArray:
+        own = weights[:, prompts]  # (B, M)
+        bad = np.add.reduceat(own * ~positive, first, axis=1)
+        good = np.add.reduceat(own * positive, first, axis=1)
+        below = np.cumsum(bad, axis=1) - bad
+        return _ratio((good * (below + bad / 2)).sum(1), good.sum(1) * bad.sum(1))
+
+    return compute
+
+
+def _kappa(grades: GradesOf, num_prompts: int) -> _Statistic:
+    levels = grades.num_levels
+    cells = np.zeros((num_prompts, levels * levels))
+    np.add.at(cells, (grades.prompts, grades.codes.astype(int) * levels + grades.predicted.astype(int)), 1)
+    apart = (np.arange(levels)[:, None] - np.arange(levels)) ** 2 / (levels - 1) ** 2
+
+    def compute(weights: FloatArray) -> FloatArray:
+        observed = (weights @ cells).reshape(-1, levels, levels)
+        total = observed.sum((1, 2))
+        expected = observed.sum(2)[:, :, None] * observed.sum(1)[:, None, :] / total[:, None, None]
+        return 1 - _ratio((apart * observed).sum((1, 2)), (apart * expected).sum((1, 2)))
+
+    return compute
+
+
+def _correlation(grades: GradesOf, num_prompts: int) -> _Statistic:
+    x, y = grades.said, grades.codes
+    moments = np.stack([np.ones_like(x), x, y, x * x, y * y, x * y], axis=1)
+    sums = np.stack(
+        [np.bincount(grades.prompts, weights=column, minlength=num_prompts) for column in moments.T], axis=1
+    )
+
+    def compute(weights: FloatArray) -> FloatArray:
+        count, sx, sy, sxx, syy, sxy = (weights @ sums).T
+        covariance = sxy - sx * sy / count
+        return _ratio(covariance, np.sqrt(np.maximum((sxx - sx**2 / count) * (syy - sy**2 / count), 0)))
+
+    return compute
