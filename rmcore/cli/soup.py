@@ -62,6 +62,9 @@ class Allowed:
     best_of: Annotated[
         int, typer.Option(min=2, help="Answers that best-of-n chooses from, where prompts have more than these.")
     ] = 4
+    path_pairs: Annotated[
+        int, typer.Option(min=1, help="Pairs, drawn at random, that the ways are measured on; 4 passes a member.")
+    ] = 500
 
     @property
     def worse(self) -> "Tolerance":
@@ -290,7 +293,8 @@ class _Kitchen:
             **resampling.named,
         )
         read = averaged.renderer.tokenize_readable(halves["judge"])
-        sample = CurvatureSample(read.tokenized, [pair.prompt_id for pair in read.pairs], averaged.pad_id)
+        judging = CurvatureSample(read.tokenized, [pair.prompt_id for pair in read.pairs], averaged.pad_id)
+        sample = judging.some(allowed.path_pairs, resampling.seed)
         with progress_bar("ways") as report:
             loaded = ((name, self.load(name)) for name in kept)
             paths = paths_from_average(averaged, loaded, sample, report=report, **resampling.named)
@@ -301,7 +305,7 @@ class _Kitchen:
             "accuracy": {name: value.to_dict() for name, value in zip(tables, found, strict=True)},
             "accuracy_difference": {"average - best": over_best, "ensemble - average": difference(ENSEMBLE, AVERAGE)},
             "best_of_n": best_of,
-            "paths": paths_record(paths),
+            "paths": paths_record(paths, sample),
             "scoring_seconds": {
                 AVERAGE: own.judging_seconds,
                 ENSEMBLE: sum(scored[name].judging_seconds for name in kept),

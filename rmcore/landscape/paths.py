@@ -132,7 +132,8 @@ class _Pairs:
 
 def _losses(margins: Tensor, temperature: float) -> _Pairs:
     values = margins.numpy()
-    return _Pairs(values, np.logaddexp(0, -values / temperature))
+    with np.errstate(invalid="ignore"):  # rewards that are not finite are told by `means`
+        return _Pairs(values, np.logaddexp(0, -values / temperature))
 
 
 def _intervals(
@@ -159,6 +160,7 @@ def _intervals(
     return values
 
 
-def paths_record(paths: Sequence[MemberPath]) -> dict[str, Any]:
-    """Ways as a JSON-ready record, which the figure takes."""
-    return {"unit": UNIT, "distances": list(DISTANCES), "members": [path.to_dict() for path in paths]}
+def paths_record(paths: Sequence[MemberPath], sample: CurvatureSample) -> dict[str, Any]:
+    """Ways, measured on `sample`, as a JSON-ready record, which the figure takes."""
+    counts = {"num_pairs": len(sample.pairs), "num_prompts": len(set(sample.prompts))}
+    return {"unit": UNIT, **counts, "distances": list(DISTANCES), "members": [path.to_dict() for path in paths]}
