@@ -11,6 +11,7 @@ import typer
 
 from rmcore.cli.card_facts import find_origin
 from rmcore.cli.common import print_metrics, write_report_json
+from rmcore.cli.help import common
 from rmcore.cli.inputs import Data, JsonOut, ModelReading, PairReading, Seed
 from rmcore.cli.options import options
 from rmcore.config.model import TINY_SIZES
@@ -75,6 +76,7 @@ class Allowed:
 
 
 @options()
+@common("limit", "max_seq_len", "device", "tolerance", "barrier", "best_of", "path_pairs", "how", "json_out", "figure")
 def soup(
     checkpoints: Annotated[
         list[str], typer.Argument(metavar="CHECKPOINT...", help="Two or more, trained from one base; or adapters.")
@@ -89,6 +91,9 @@ def soup(
         How, typer.Option(help="uniform: of all; greedy: from the best down, each only if it makes nothing worse.")
     ] = How.uniform,
     json_out: JsonOut = None,
+    figure: Annotated[
+        Path | None, typer.Option(help="Also draw the ways to this PNG, those of a refused average, too.")
+    ] = None,
 ) -> None:
     """Average the weights of reward models into one, and write it only if that is shown to cost nothing.
 
@@ -132,6 +137,8 @@ def soup(
     record["accepted"] = all(check.passed is not False for check in checks)
     _say(record)
     write_report_json(json_out, record)
+    if figure is not None:
+        _draw(record, figure)
     refused = [check.text for check in checks if check.passed is False]
     if refused:
         raise ModelError(
@@ -352,11 +359,15 @@ def _say(record: dict[str, Any]) -> None:
 
 def _write(averaged: Any, record: dict[str, Any], out: Path) -> None:
     """Write the model as any checkpoint, with the record and the figure; whole or not at all."""
-    from rmcore.reporting.figures.soup import soup_figure
-    from rmcore.reporting.figures.style import save
-
     with atomic_folder(out.resolve()) as part:
         averaged.save(part)
         write_json(part / RECORD_FILE, record)
-        save(soup_figure(record["paths"], record["allowed"]["barrier"], record["checks"]), part / FIGURE_FILE)
+        _draw(record, part / FIGURE_FILE)
     print(f"accepted    {out}: a checkpoint as any other, with {RECORD_FILE} and {FIGURE_FILE}")
+
+
+def _draw(record: dict[str, Any], place: Path) -> None:
+    from rmcore.reporting.figures.soup import soup_figure
+    from rmcore.reporting.figures.style import save
+
+    save(soup_figure(record["paths"], record["allowed"]["barrier"], record["checks"]), place)

@@ -35,12 +35,10 @@ def soup_figure(paths: Mapping[str, Any], tolerance: float, checks: Sequence[Map
     figure = new_figure(12.0, 4.6)
     loss, height, accuracy = figure.subplots(1, 3)
     _ways(loss, paths, "loss", "loss (nats a pair)", "the loss itself")
-    _ways(
-        height, paths, "height", "height above the members' own loss (nats a pair)", "a barrier stands above the line"
-    )
+    _ways(height, paths, "height", "height over the members (nats a pair)", "a barrier stands above the line")
     height.axhline(tolerance, color=INK, linestyle="--", linewidth=1.1, label=f"allowed: {tolerance:g} nats a pair")
     height.axhline(0, color=MUTED, linestyle=":", linewidth=1)
-    _ways(accuracy, paths, "accuracy", "pairwise accuracy (% of untied pairs)", "how often the right side is preferred")
+    _ways(accuracy, paths, "accuracy", "pairwise accuracy (of untied pairs)", "how often the right side is preferred")
     percent_ticks(accuracy.yaxis)
     handles, labels = height.get_legend_handles_labels()
     shared_legend(figure, min(len(labels), 4), handles=handles, labels=labels)
@@ -74,4 +72,4 @@ def _ways(ax: Axes, paths: Mapping[str, Any], what: str, label: str, title: str)
             elinewidth=0.9,
             label=str(member["name"]),
         )
-    dress(ax, title=title, x="share of the way from the average (0) to the member (1)", y=label)
+    dress(ax, title=title, x="way from the average (0) to the member (1)", y=label)

@@ -74,11 +74,13 @@ def test_an_average_in_one_basin_is_written_and_loads_anywhere(how, home, tmp_pa
 
 def test_the_same_function_elsewhere_is_refused_and_nothing_is_written(home, tmp_path):
     out = tmp_path / "out"
-    result = run(home, out, "a", "elsewhere", options=["--json", str(tmp_path / "record.json")])
+    given = ["--json", str(tmp_path / "record.json"), "--figure", str(tmp_path / "ways.png")]
+    result = run(home, out, "a", "elsewhere", options=given)
     assert isinstance(result.exception, ModelError)
     assert "the average is refused, and nothing was written" in str(result.exception)
     assert "a barrier: " in str(result.exception)
     assert not out.exists()
+    assert (tmp_path / "ways.png").read_bytes().startswith(b"\x89PNG")
     record = json.loads((tmp_path / "record.json").read_text())
     assert not record["accepted"]
     values = list(record["accuracy"].values())
