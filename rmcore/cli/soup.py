@@ -52,7 +52,7 @@ class Resampling:
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """What the average may lose, and what its choices are among."""
+    """Limits that the average is judged by, and the size of what judges it."""
 
     tolerance: Annotated[
         float, typer.Option(min=0, help="Share of accuracy and of win rate that it may lose to the best member.")
@@ -193,7 +193,7 @@ def _members(checkpoints: Sequence[str], model: ModelReading) -> dict[str, dict[
 
 
 def _base(name: str) -> str | None:
-    """What a checkpoint was trained from, as far as its adapter or the settings of its training say."""
+    """Name what a checkpoint was trained from, as far as its adapter or the settings of its training say."""
     from rmcore.models import lora
 
     folder = Path(name).expanduser()

@@ -148,7 +148,7 @@ def _same_but_head(a: BradleyTerryRM, b: BradleyTerryRM) -> bool:
 
 
 def text_rules(rm: BradleyTerryRM) -> tuple[Any, ...]:
-    """What makes tokens of a rendered text, to compare two models by: the tokenizer's rules, its template, its pad."""
+    """Gather what makes tokens of a text, to compare two models by: the tokenizer's rules, its template, its pad."""
     tokenizer = rm.tokenizer
     # A slow tokenizer has no text form of its rules; then only the very same object counts as equal.
     rules = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else id(tokenizer)

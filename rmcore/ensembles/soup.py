@@ -29,12 +29,12 @@ MEANINGS = {
     "base": "weights that were trained from different ones do not lie in one basin",
     "weights": "not every weight of one has its counterpart in the other",
 }
-"""What a difference of two members means for their average."""
+"""Why a difference of two members forbids their average."""
 
 
 @dataclass(frozen=True, slots=True)
 class Likeness:
-    """What members must have in common, of one member; two are compared field by field.
+    """The properties of one member that all must have in common; two are compared field by field.
 
     Attributes:
         name: of the member, for messages.

@@ -36,7 +36,7 @@ NOT_FINITE = "a reward is not finite at these weights"
 
 @dataclass(frozen=True, slots=True)
 class MemberPath:
-    """What was measured on the way to one member, with intervals over prompts; (G,) each, G places.
+    """Measurements on the way to one member, with intervals over prompts; (G,) each, G places.
 
     Attributes:
         name: of the member.

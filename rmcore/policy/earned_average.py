@@ -28,9 +28,9 @@ class Tolerance:
     """How much worse than the best member an average may be, at the far end of the interval."""
 
     share: float
-    """Of pairwise accuracy and of the win rate of best-of-n."""
+    """Share of pairwise accuracy and of the win rate of best-of-n."""
     height: float
-    """Of the loss on the ways to the members, above their own losses: nats a pair."""
+    """Nats a pair of the loss on the ways to the members, above their own losses."""
 
 
 @dataclass(frozen=True, slots=True)

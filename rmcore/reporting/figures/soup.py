@@ -20,7 +20,7 @@ from rmcore.reporting.figures.style import (
 )
 
 _SHIFT = 0.012
-"""Of each member's points along the way, so that no interval hides another one."""
+"""Distance along the way between the points of two members, so that no interval hides another one."""
 
 
 def soup_figure(paths: Mapping[str, Any], tolerance: float, checks: Sequence[Mapping[str, Any]]) -> Figure:
