@@ -25,7 +25,7 @@ PROMPTS, RESPONSES = ["What is 2 + 2?", "Name a fruit."], ["4", "A pear, as ever
 def home(tiny_folder, gold_pairs, tmp_path_factory):
     """A fitted model, two in its basin, the same function elsewhere, one of another beta, and pairs."""
     folder = tmp_path_factory.mktemp("soup")
-    pairs = gold_pairs[:48]
+    pairs = gold_pairs[:80]
     good = fitted(BradleyTerryRM.from_pretrained(tiny_folder, device="cpu", max_seq_len=128), pairs)
     models = {"a": good, "b": nudged(good, 1), "c": nudged(good, 2), "elsewhere": permuted(good), "beta": good}
     for name, model in models.items():
@@ -56,7 +56,7 @@ def test_an_average_in_one_basin_is_written_and_loads_anywhere(how, home, tmp_pa
     assert "cannot be measured" in result.output
     assert f"{len(kept)} passes a response" in result.output
     assert len(record["accuracy"]) == 5
-    assert record["num_prompts"]["choose"] + record["num_prompts"]["judge"] == 24
+    assert record["num_prompts"]["choose"] + record["num_prompts"]["judge"] == 40
     assert (out / "soup.png").read_bytes().startswith(b"\x89PNG")
 
     loaded = BradleyTerryRM.from_pretrained(out, device="cpu")
