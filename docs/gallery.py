@@ -51,6 +51,7 @@ from rmcore.reporting.figures.policy import (
 from rmcore.reporting.figures.rlhf import rlhf_curves_figure
 from rmcore.reporting.figures.runs import runs_figure
 from rmcore.reporting.figures.slices import slices_figure, surface_figure
+from rmcore.reporting.figures.soup import soup_figure
 from rmcore.reporting.figures.tradeoff import tradeoff_figure
 from rmcore.reporting.figures.training import training_curves_figure
 from rmcore.reporting.figures.trajectory import curvature_trajectory_figure
@@ -123,6 +124,22 @@ def _disagreement() -> Figure:
         for name, top in (("in distribution", 0.86), ("out of distribution", 0.74))
     }
     return disagreement_figure(inside, outside, 0.6, {"value": 0.81, "ci_low": 0.78, "ci_high": 0.84}, bins)
+
+
+def _soup() -> Figure:
+    """Two members in different basins."""
+    distances = (0.0, 0.25, 0.5, 0.75, 1.0)
+    members = [
+        {
+            "name": name,
+            "loss": [_interval(0.48 + place * (end - 0.48) + 0.12 * (1 - place) ** 2, 0.02) for place in distances],
+            "height": [_interval(0.12 * (1 - place) ** 2, 0.03 * (1 - place)) for place in distances],
+            "accuracy": [_interval(0.78 - 0.09 * (1 - place) ** 2, 0.02) for place in distances],
+        }
+        for name, end in (("a/best", 0.47), ("b/best", 0.49))
+    ]
+    checks = [{"name": "barrier", "passed": False}, {"name": "pairwise accuracy", "passed": False}]
+    return soup_figure({"distances": distances, "members": members}, 0.01, checks)
 
 
 def _study_of_readiness() -> Figure:
@@ -352,6 +369,12 @@ SHOWN = {
         "ensemble",
         "Left: two separate humps, and disagreement tells unfamiliar answers. Right: falling accuracy, and it "
         "tells errors. It may do one and not the other.",
+    ),
+    "soup": Shown(
+        _soup,
+        "soup",
+        "Left end: the average; right end: each member. In the middle panel nothing may rise above the dashed line, "
+        "with its bars: that would be a barrier, and the average is refused. It may be so by accuracy alone, too.",
     ),
     "readiness_against_gain": Shown(
         _study_of_readiness,

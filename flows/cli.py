@@ -57,6 +57,7 @@ PANELS = {
         "score",
         "diff",
         "ensemble",
+        "soup",
         "analyze",
         "trajectory",
         "export",

@@ -16,6 +16,7 @@ from rmcore.cli import (
     push,
     score,
     serve,
+    soup,
     train,
 )
 
@@ -28,6 +29,7 @@ app.command("benchmark")(benchmark.benchmark)
 app.command("probe")(probe.probe)
 app.command("diff")(measure.diff)
 app.command("ensemble")(ensemble.ensemble)
+app.command("soup", hidden=True)(soup.soup)  # the root page is full; the page of `ensemble` names it
 app.command("overoptimize")(overoptimize.overoptimize)
 app.command("export")(export.export)
 app.command("card")(card.card)

@@ -54,6 +54,8 @@ def ensemble(
 
     Of one model: rm-opt ensemble --checkpoint a/best --heads 8 --data held_out.parquet --out ensemble
 
+    One model that costs one pass, the average of their weights: rm-opt soup --help
+
     Python: RewardModelEnsemble.load("ensemble").score(prompts, responses, "worst_case")
     """
     if (heads is None) == (len(checkpoint) == 1):

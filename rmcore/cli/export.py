@@ -86,6 +86,6 @@ def _write(rm: Any, folder: Path, dtype: Dtype) -> None:
 
     from rmcore.core.saving import save_pretrained
 
-    plain = rm.model.merge_and_unload(safe_merge=True) if rm.has_adapters else rm.model
-    save_pretrained(plain.to(getattr(torch, dtype)), folder)
+    rm.merge_adapters()
+    save_pretrained(rm.model.to(getattr(torch, dtype)), folder)
     rm.save_records(folder)

@@ -136,7 +136,9 @@ class Members:
 
 def _same_but_head(a: BradleyTerryRM, b: BradleyTerryRM) -> bool:
     """Whether both read text alike and all their tensors but the head's last layer are equal bit for bit."""
-    if a.renderer.rendering != b.renderer.rendering or _text_rules(a) != _text_rules(b):
+    if a.renderer.rendering != b.renderer.rendering or text_rules(a) != text_rules(b):
+        return False
+    if architecture(a) != architecture(b):
         return False
     ours, theirs = _tensors_but_head(a), _tensors_but_head(b)
     return ours.keys() == theirs.keys() and all(
@@ -145,21 +147,20 @@ def _same_but_head(a: BradleyTerryRM, b: BradleyTerryRM) -> bool:
     )
 
 
-def _text_rules(rm: BradleyTerryRM) -> tuple[Any, ...]:
+def text_rules(rm: BradleyTerryRM) -> tuple[Any, ...]:
+    """Gather what makes tokens of a text, to compare two models by: the tokenizer's rules, its template, its pad."""
     tokenizer = rm.tokenizer
     # A slow tokenizer has no text form of its rules; then only the very same object counts as equal.
     rules = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else id(tokenizer)
-    return (rules, tokenizer.chat_template, tokenizer.pad_token_id, type(_plain(rm)), _shape(rm))
+    return (rules, tokenizer.chat_template, tokenizer.pad_token_id)
 
 
-def _shape(rm: BradleyTerryRM) -> dict[str, Any]:
-    """The configuration, which decides what is made of the weights, without where they came from."""
-    config = _plain(rm).config.to_dict()
-    return {key: value for key, value in config.items() if not key.startswith("_") and key != "transformers_version"}
-
-
-def _plain(rm: BradleyTerryRM) -> Any:
-    return rm.model.get_base_model() if rm.has_adapters else rm.model
+def architecture(rm: BradleyTerryRM) -> dict[str, Any]:
+    """The class and the configuration, which decide what is made of the weights, without where they came from."""
+    plain: Any = rm.model.get_base_model() if rm.has_adapters else rm.model
+    config = plain.config.to_dict()
+    known = {key: value for key, value in config.items() if not key.startswith("_") and key != "transformers_version"}
+    return {"class": type(plain).__name__, **known}
 
 
 def _tensors_but_head(rm: BradleyTerryRM) -> dict[str, Tensor]:

@@ -38,7 +38,15 @@ def measure_at(operator: PairCurvature, places: Sequence[Sequence[Step]], report
         places: each a list of steps; an empty one is the model itself.
         report: called after each place.
     """
-    points = []
+    return [_point(margins, operator.temperature) for margins in margins_at(operator, places, report)]
+
+
+def margins_at(operator: PairCurvature, places: Sequence[Sequence[Step]], report: Report = silent) -> list[Tensor]:
+    """Margins of all pairs at each place, (n,) float64 on the CPU, in the order of the micro-batches.
+
+    Weights, arguments and costs are those of `measure_at`, which keeps less of each place.
+    """
+    found = []
     with _restored(operator) as originals:
         for done, steps in enumerate(places, start=1):
             for index, (p, original) in enumerate(zip(operator.parameters, originals, strict=True)):
@@ -46,9 +54,9 @@ def measure_at(operator: PairCurvature, places: Sequence[Sequence[Step]], report
                 p.data.copy_(original)
                 for distance, pieces in steps:
                     p.data.add_(pieces[index], alpha=distance)
-            points.append(_point(operator))
+            found.append(operator.margins().cpu().double())
             report(done, len(places), "places")
-    return points
+    return found
 
 
 @contextmanager
@@ -62,11 +70,10 @@ def _restored(operator: PairCurvature) -> Iterator[list[Tensor]]:
                 p.data.copy_(original)
 
 
-def _point(operator: PairCurvature) -> LossPoint:
-    margins = operator.margins().cpu().double()
+def _point(margins: Tensor, temperature: float) -> LossPoint:
     if not bool(torch.isfinite(margins).all()):
         return LossPoint(None, None, None)
-    loss = float(softplus(-margins / operator.temperature).mean())
+    loss = float(softplus(-margins / temperature).mean())
     tied = int((margins == 0).sum())
     untied = len(margins) - tied
     return LossPoint(loss, int((margins > 0).sum()) / untied if untied else None, tied / len(margins))

@@ -188,6 +188,16 @@ class BradleyTerryRM:
         self._adapter_base = lora.AdapterBase.of(self.model, self._origin)
         self.model = lora.attach(self.model, config, seed=seed, origin=self._origin)
 
+    def merge_adapters(self) -> None:
+        """Add the adapters, where there are some, into the weights, in place; all of them can be trained from then on.
+
+        Not for a training that goes on: see `rmcore.models.lora`.
+        """
+        if self._adapter_base is not None:
+            self.model = self.model.merge_and_unload(safe_merge=True).requires_grad_(True)
+            self._adapter_base = None
+            self._packing.clear()
+
     def freeze_backbone(self) -> None:
         """Have the reward head alone trained from now on; autograd then records nothing of the backbone.
 

@@ -106,12 +106,7 @@ def logged_answers(
     Raises:
         DataError: a column is missing, or a reward is not a finite number.
     """
-    table = _checked(table)
-    num_prompts = table["prompt"].nunique()
-    # Sorted, so that the order of the rows does not even change the rounding. Four answers take three pairs.
-    table = table[table.groupby("prompt")["prompt"].transform("size") >= MIN_ANSWERS - 1]
-    table = table.sort_values([*_TEXTS, *_REWARDS, "target_margin"], ignore_index=True)
-    found = [(pool, rated) for pool, rated in _pools(table) if len(pool.strength) >= MIN_ANSWERS]
+    found, num_prompts = connected_answers(table), table["prompt"].nunique()
     kept = [(pool, rated) for pool, rated in found if np.ptp(pool.strength) > 0]
     if not kept:
         return None
@@ -129,6 +124,19 @@ def logged_answers(
         "strength": "mixed" if len(kinds) > 1 else "annotated margins" if pools[0].annotated else "outcomes",
         **best_of_logged(pools, num_resamples=num_resamples, seed=seed, report=report),
     }
+
+
+def connected_answers(table: pd.DataFrame) -> list[tuple[LoggedPool, Ratings]]:
+    """The prompts of a table for `logged_answers` that have `MIN_ANSWERS` connected answers or more, by their text.
+
+    Raises:
+        DataError: as `logged_answers`.
+    """
+    table = _checked(table)
+    # Sorted, so that the order of the rows does not even change the rounding. Four answers take three pairs.
+    table = table[table.groupby("prompt")["prompt"].transform("size") >= MIN_ANSWERS - 1]
+    table = table.sort_values([*_TEXTS, *_REWARDS, "target_margin"], ignore_index=True)
+    return [(pool, rated) for pool, rated in _pools(table) if len(pool.strength) >= MIN_ANSWERS]
 
 
 def best_of_logged(

@@ -77,7 +77,8 @@ def test_panels_stand_in_their_order(monkeypatch):
     page = said("--help", monkeypatch=monkeypatch)
     places = [page.index(f"─ {heading} ─") for heading in PANELS]
     assert places == sorted(places)
-    for names in PANELS.values():
+    for every in PANELS.values():
+        names = [name for name in every if not ROOT.commands[name].hidden]
         found = [re.search(rf"^│ {name} ", page, re.MULTILINE).start() for name in names]
         assert found == sorted(found)
 
