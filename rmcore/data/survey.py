@@ -9,18 +9,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-import numpy as np
-
 from rmcore.data.observation import Kind, Observation
+from rmcore.data.readers.columns import OVERALL_GRADES
 
 Link = Literal["binary", "ordinal", "real"]
 """Two levels, several, or numbers on a line."""
 MOST_LEVELS = 11
 """Whole numbers of more different values than this (0 to 10) are real grades."""
+SCALINGS = 100
 LARGEST_TIE = 8
 """Answers that may be called equal at once; an observation with more is set aside."""
-PREFERRED_ATTRIBUTES = ("overall", "overall_score", "helpfulness", "score", "rating", "quality", "grade")
-"""Names of attributes that, where one is there, count alone as what "better" means; the first of them."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,8 @@ class Survey:
 
     Attributes:
         kinds: how many there are of each kind.
-        tie_sizes: how many choices were of one answer, of two that tie, of three, ...; index 0 is one answer.
+        tie_odds: how readily 1, 2, 3, ... answers are called equal, against one alone, if all were equally good; the
+            first is 1.
         scales: of the graded attributes that have more than one value, by name.
         single_valued: attributes whose grades are all the same.
         annotators: who judged how often, in the order of first appearance.
@@ -83,7 +82,7 @@ class Survey:
     """
 
     kinds: Mapping[str, int] = field(default_factory=dict)
-    tie_sizes: tuple[int, ...] = ()
+    tie_odds: tuple[float, ...] = (1.0,)
     scales: tuple[Scale, ...] = ()
     single_valued: tuple[str, ...] = ()
     annotators: Mapping[str, int] = field(default_factory=dict)
@@ -92,7 +91,7 @@ class Survey:
     @property
     def largest_tie(self) -> int:
         """The most answers that were called equal, `LARGEST_TIE` at most; 1 where there are no ties."""
-        return max(1, len(self.tie_sizes))
+        return len(self.tie_odds)
 
     @property
     def has_choices(self) -> bool:
@@ -112,7 +111,7 @@ class Survey:
         ]
         return cls(
             kinds=record["kinds"],
-            tie_sizes=tuple(record["tie_sizes"]),
+            tie_odds=tuple(record["tie_odds"]),
             scales=tuple(scales),
             single_valued=tuple(record["single_valued"]),
             annotators=record["annotators"],
@@ -123,7 +122,8 @@ class Survey:
 def survey(observations: Iterable[Observation]) -> Survey:
     """Look through the observations once."""
     kinds: Counter[str] = Counter()
-    ties: Counter[int] = Counter()
+    chosen: Counter[int] = Counter()
+    among: Counter[int] = Counter()
     grades: dict[str, Counter[float]] = {}
     annotators: Counter[str] = Counter()
     num_weighted = 0
@@ -133,13 +133,18 @@ def survey(observations: Iterable[Observation]) -> Survey:
         if one.annotator is not None:
             annotators[one.annotator] += 1
         if one.ranks is not None and not one.top_only:
-            ties.update(size for size in Counter(one.ranks).values() if size <= LARGEST_TIE)
+            left = len(one.ranks)
+            for _, size in sorted(Counter(one.ranks).items()):
+                if left > 1 and size <= LARGEST_TIE:  # the last one alone is no choice
+                    chosen[size] += 1
+                    among[left] += 1
+                left -= size
         for attribute, given in one.grades.items():
             grades.setdefault(attribute, Counter()).update(grade for grade in given if grade is not None)
     scales = {name: Scale.of(name, counts) for name, counts in sorted(grades.items())}
     return Survey(
         kinds=dict(kinds),
-        tie_sizes=tuple(ties[size] for size in range(1, max(ties, default=0) + 1)),
+        tie_odds=_tie_odds(chosen, among),
         scales=tuple(scale for scale in scales.values() if scale is not None),
         single_valued=tuple(name for name, scale in scales.items() if scale is None),
         annotators=dict(annotators),
@@ -147,10 +152,31 @@ def survey(observations: Iterable[Observation]) -> Survey:
     )
 
 
+def _tie_odds(chosen: Mapping[int, int], left: Mapping[int, int]) -> tuple[float, ...]:
+    """The most likely odds if all answers were equally good: delta_t of `rmcore.training.likelihood.choices`.
+
+    Of n answers, t are chosen at once with probability delta_t C(n, t) / Z(n). The odds are those whose expected counts
+    are the counts, by iterative scaling (Darroch and Ratcliff 1972).
+
+    Args:
+        chosen: t -> how often so many were chosen at once.
+        left: n -> how often a choice was made among so many.
+    """
+    sizes = range(1, max(chosen, default=1) + 1)
+    counts = {size: chosen.get(size, 0) + 0.5 for size in sizes}  # half a choice more, so that none is impossible
+    odds = dict.fromkeys(sizes, 1.0)
+    for _ in range(SCALINGS):
+        totals = {n: sum(odds[size] * math.comb(n, size) for size in sizes) for n in left}
+        expected = {size: sum(left[n] * math.comb(n, size) / totals[n] for n in left) for size in sizes}
+        odds = {size: counts[size] / expected[size] if expected[size] else 1.0 for size in sizes}
+        odds = {size: value / odds[1] for size, value in odds.items()}
+    return tuple(odds.values())
+
+
 def better_weights(attributes: Sequence[str], asked: Mapping[str, float] | None) -> dict[str, float]:
     """Weights of the attributes in what "better" means, for those of which it is not 0.
 
-    As asked for; else the first of `PREFERRED_ATTRIBUTES` that is there alone; else all alike, summing to 1.
+    As asked for; else the first of `OVERALL_GRADES` that is there alone; else all alike, summing to 1.
 
     Args:
         attributes: names of those that are graded.
@@ -158,18 +184,7 @@ def better_weights(attributes: Sequence[str], asked: Mapping[str, float] | None)
     """
     if asked is not None:
         return {name: weight for name, weight in asked.items() if weight and name in attributes}
-    preferred = next((name for name in PREFERRED_ATTRIBUTES if name in attributes), None)
+    preferred = next((name for name in OVERALL_GRADES if name in attributes), None)
     if preferred is not None:
         return {preferred: 1.0}
     return {name: 1 / len(attributes) for name in attributes}
-
-
-def better_scores(observation: Observation, scales: Sequence[Scale], weights: Mapping[str, float]) -> np.ndarray:
-    """How good each of K graded answers is by the weighted sum of its standardised grades: (K,), NaN if one lacks."""
-    scores = np.zeros(len(observation.answers))
-    for scale in scales:
-        if scale.attribute in weights:
-            given = observation.grades.get(scale.attribute, (None,) * len(scores))
-            codes = np.array([math.nan if grade is None else grade for grade in given])
-            scores += weights[scale.attribute] * (codes - scale.mean) / scale.deviation
-    return scores

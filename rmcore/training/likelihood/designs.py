@@ -53,7 +53,7 @@ def make_design(
     weights = better_weights([scale.attribute for scale in found.scales], attribute_weights)
     combination = _combination(config, found, weights)
     return Design(
-        tie_sizes=found.tie_sizes if found.largest_tie > 1 else (),
+        tie_odds=found.tie_odds,
         scales=found.scales,
         combination=combination,
         learns_combination=config.combination == "learned",

@@ -41,7 +41,7 @@ class Design:
     """Which likelihood a training has: all that is not learned.
 
     Attributes:
-        tie_sizes: how many choices of 1, 2, ... answers training has; one number or none: no ties.
+        tie_odds: where log_tie begins, see `rmcore.data.survey.Survey`; one number: no ties.
         scales: of the graded attributes.
         combination: weight of each of them in the reward, where there are two or more; else empty.
         learns_combination: whether these weights are trained, by ranks.
@@ -56,7 +56,7 @@ class Design:
         centering: weight of the squared sum of two rewards of mean size, of ranked answers.
     """
 
-    tie_sizes: tuple[int, ...] = ()
+    tie_odds: tuple[float, ...] = (1.0,)
     scales: tuple[Scale, ...] = ()
     combination: tuple[float, ...] = ()
     learns_combination: bool = False
@@ -87,7 +87,7 @@ class Design:
             for scale in record["scales"]
         ]
         read = dict(record) | {
-            "tie_sizes": tuple(record["tie_sizes"]),
+            "tie_odds": tuple(record["tie_odds"]),
             "scales": tuple(scales),
             "combination": tuple(record["combination"]),
             "features": tuple(Feature(**feature) for feature in record["features"]),
@@ -132,8 +132,7 @@ class Likelihood(nn.Module):
     def __init__(self, design: Design) -> None:
         super().__init__()
         self.design = design
-        single, *tied = design.tie_sizes or (1,)
-        self._learn("log_tie", torch.tensor([math.log((size + 0.5) / (single + 0.5)) for size in tied]))
+        self._learn("log_tie", torch.tensor(design.tie_odds[1:]).log())
         self._learn("gamma", torch.zeros(len(design.features)))
         self._learn("log_scale", torch.zeros(int(design.has_choices and len(design.scales) == 1)))
         self.cuts = nn.ParameterList(nn.Parameter(_first_cuts(scale)) for scale in design.scales)

@@ -80,7 +80,7 @@ def test_a_checkpoint_is_a_plain_reward_model_with_its_likelihood_beside_it(obse
     np.testing.assert_allclose(trainer.rm.score_sides(sides), by_transformers, rtol=1e-4, atol=1e-5)
     likelihood = read_likelihood(best)
     assert likelihood is not None
-    assert len(likelihood.design.tie_sizes) == 2
+    assert len(likelihood.design.tie_odds) == 2
     assert set(likelihood.learned()["reliability"]) == {f"person {at}" for at in range(4)}
     weights = read_attributes(best)
     assert weights == pytest.approx({"helpfulness": 1.0, "length": 0.0, "safe": 0.0})
