@@ -154,6 +154,8 @@ class Results(TypedDict):
     """Scores on benchmarks (`rmcore.suites.record.benchmark_record`), where some were named."""
     logged: Mapping[str, Any] | None
     """Choosing among logged answers (`rmcore.policy.logged_answers`), where held-out prompts have enough of them."""
+    observations: Mapping[str, Any] | None
+    """Held-out judgements of any kind (`rmcore.stages.observed.Measured`); None where all are strict pairs."""
     probe: Mapping[str, Any] | None
     """Edits of answers that must not pay (`rmcore.probes.measure.Probed`); None where none was tried."""
     policy: PolicyResults | None

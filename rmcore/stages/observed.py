@@ -53,6 +53,7 @@ class Measured:
         correlations: between the attributes' outputs over all answers, attribute -> attribute -> Pearson's r.
         parts: attribute -> its `weight` in the reward, pairwise accuracy on the test pairs by it `alone`, and how much
             the reward's accuracy changes where it is left out (`left_out`, of that reward minus of the whole).
+        learned: what the likelihood learned beside the model, see `Likelihood.learned`.
     """
 
     metrics: dict[str, MetricValue]
@@ -60,6 +61,7 @@ class Measured:
     num_left_out: int
     correlations: dict[str, dict[str, float]]
     parts: dict[str, dict[str, Any]]
+    learned: dict[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready record."""
@@ -69,6 +71,7 @@ class Measured:
             "num_left_out": self.num_left_out,
             "correlations": self.correlations,
             "parts": self.parts,
+            "learned": self.learned,
         }
 
 
@@ -126,7 +129,7 @@ def measure_observations(
     if rows.num_graded:
         counts[str(Kind.GRADES)] = rows.num_graded
     parts = _parts(rm, pairs, likelihood, config, seed) if design.combination and pairs else {}
-    return Measured(metrics, counts, len(observations) - len(kept), rows.correlations(), parts)
+    return Measured(metrics, counts, len(observations) - len(kept), rows.correlations(), parts, likelihood.learned())
 
 
 def _parts(

@@ -72,6 +72,7 @@ def gather_results(
         "readiness": v1["readiness"],
         "benchmarks": _read(folder["benchmark"] / "benchmark.json") if "benchmark" in folder else None,
         "logged": _read(folder["readiness"] / "logged_answers.json"),
+        "observations": evaluation["observations"],
         "probe": _read(folder["probe"] / "probe.json") if "probe" in folder else None,
         "policy": policy,
         "rlhf": trained,

@@ -9,7 +9,7 @@ import yaml
 from rmcore.core.cost import money_text, price_per_hour
 from rmcore.core.metrics import metric_order, metric_spec
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.html import benchmarks, curvature, glossary, logged, policy, probe, rlhf
+from rmcore.reporting.html import benchmarks, curvature, glossary, judgements, logged, policy, probe, rlhf
 from rmcore.reporting.html.cards import headline_cards, metric_texts
 from rmcore.reporting.html.page import date, gate_row, write_page
 from rmcore.reporting.html.tree import blocks
@@ -90,6 +90,7 @@ def view(results: Results) -> dict[str, Any]:
         "readiness_parts": _readiness_rows(results["readiness"]),
         "benchmarks": benchmarks.benchmarks_section(results["benchmarks"]),
         "logged": logged.logged_section(results["logged"]),
+        "judgements": judgements.judgements_section(results["observations"]),
         "probe": probe.probe_section(results["probe"]),
         "policy": policy.section(results["policy"]),
         "rlhf": rlhf.rlhf_section(results["rlhf"]),

@@ -1,0 +1,106 @@
+"""The section of the report on held-out judgements that are not pairs, or not only: ties, rankings, grades."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rmcore.reporting.figures import numbers
+
+TITLE = "Judgements: what of them the model foresees"
+DEFINITION = (
+    "Nats are minus the log-probability that the model gives to what was judged, fewer are better; gained are those "
+    "over one who takes all outcomes for alike, or who knows how often each grade is given. Intervals are 95 % over "
+    "prompts. No verdict follows from them."
+)
+LISTS = {
+    "top_accuracy": ("highest reward is judged best", "share", "of three answers or more; a guess is one in so many"),
+    "ndcg": ("NDCG", "", "1 where all are in the order of their ranks; a better answer counts more near the top"),
+    "tie_probability": ("probability of a tie, on average", "share", "of two answers"),
+    "tie_share": ("ties, in fact", "share", "of two answers"),
+    "tie_ece": ("calibration error of ties", "share", "mean gap of probability and share over ten bins"),
+}
+ORDERS = {"auc": "AUC", "kappa": "quadratic kappa", "correlation": "correlation"}
+"""What says of grades whether their order is told; 0.5 is guessing for the first, 0 for the others."""
+
+
+def judgements_section(found: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Gather the values that the report prints, numbers as text; None where all held-out judgements are strict pairs.
+
+    Args:
+        found: record of `rmcore.stages.observed.Measured`.
+    """
+    if found is None:
+        return None
+    metrics = found["metrics"]
+    kinds = [name.removeprefix("nats[").removesuffix("]") for name in metrics if name.startswith("nats[")]
+    attributes = [name for name in kinds if name not in found["kinds"]]
+    return {
+        "title": TITLE,
+        "definition": DEFINITION,
+        "kinds": ", ".join(f"{numbers.count(count)} {kind}" for kind, count in found["kinds"].items()),
+        "left_out": found["num_left_out"] and numbers.count(found["num_left_out"]),
+        "nats": [_nats(metrics, name) for name in kinds if name in found["kinds"]],
+        "lists": [
+            {"name": name, "meaning": meaning, "value": numbers.with_interval(metrics[key], unit)}
+            for key, (name, unit, meaning) in LISTS.items()
+            if key in metrics
+        ],
+        "grades": [_nats(metrics, name) | _order(metrics, name) | _part(found, name) for name in attributes],
+        "has_parts": bool(found["parts"]),
+        "correlations": _correlations(found["correlations"]),
+        "learned": list(_learned(found["learned"])),
+    }
+
+
+def _nats(metrics: Mapping[str, Any], name: str) -> dict[str, str]:
+    gained = metrics[f"nats_gained[{name}]"]
+    return {
+        "name": name,
+        "num": numbers.count(gained["num"]),
+        "nats": numbers.with_interval(metrics[f"nats[{name}]"]),
+        "gained": numbers.with_interval(gained),
+    }
+
+
+def _order(metrics: Mapping[str, Any], name: str) -> dict[str, str]:
+    told = next((key for key in ORDERS if f"{key}[{name}]" in metrics), None)
+    if told is None:
+        return {"order": numbers.MISSING}
+    return {"order": f"{ORDERS[told]} {numbers.with_interval(metrics[f'{told}[{name}]'])}"}
+
+
+def _part(found: Mapping[str, Any], name: str) -> dict[str, str]:
+    part = found["parts"].get(name)
+    if part is None:
+        return {}
+    return {
+        "weight": numbers.decimal(part["weight"]),
+        "alone": numbers.with_interval(part["alone"], "share"),
+        "left_out": numbers.with_interval(part["left_out"], "points") if part["weight"] else numbers.MISSING,
+    }
+
+
+def _correlations(found: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
+    return [[name, *(numbers.decimal(value) for value in row.values())] for name, row in found.items()]
+
+
+def _learned(found: Mapping[str, Any]) -> list[str]:
+    """What the likelihood learned beside the model, a sentence each."""
+    said = []
+    for size, width in found.get("tie", {}).items():
+        said.append(f"{size} equally good answers are called equal with odds {numbers.decimal(width)} to one alone.")
+    for name, logits in found.get("nuisance", {}).items():
+        said.append(
+            f"{name}: {numbers.decimal(logits)} logits a standard deviation are explained beside the reward, which is "
+            "without them."
+        )
+    reliability = sorted(found.get("reliability", {}).items(), key=lambda one: one[1])
+    if reliability:
+        least, most = reliability[0], reliability[-1]
+        said.append(
+            f"{len(reliability)} annotators judge by the model {numbers.percent(least[1])} ({least[0]}) to "
+            f"{numbers.percent(most[1])} ({most[0]}) of the time, and else at random."
+        )
+    for attribute, entry in found.get("grades", {}).items():
+        if "offset_deviation" in entry:
+            said.append(f"{attribute}: prompts differ by {numbers.decimal(entry['offset_deviation'])} logits (one sd).")
+    return said

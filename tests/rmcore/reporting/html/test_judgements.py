@@ -1,0 +1,38 @@
+"""The section about judgements of any kind: every number with its interval, and nothing where all are strict pairs."""
+
+import pytest
+
+import judgement_sample
+import report_sample as sample
+from rmcore.reporting.figures import numbers
+from rmcore.reporting.html.html import write_report
+
+
+@pytest.fixture
+def page(parse, tmp_path):
+    def render(record):
+        out = write_report(sample.results() | {"observations": record}, {}, tmp_path / "report.html")
+        return parse(out.read_text(encoding="utf-8"))
+
+    return render
+
+
+def test_every_measurement_is_shown_with_its_interval(page):
+    record = judgement_sample.record()
+    text = page(record).section("judgements")
+    assert "Held out: 20 pair, 20 tie, 20 ranking, 60 grades; 2 more cannot be read" in text
+    shares = ("top_accuracy", "tie_probability", "tie_share", "tie_ece")
+    for name, metric in record["metrics"].items():
+        if name not in ("nats", "nats_gained"):  # of all kinds together: a sum of what is not alike
+            shown = numbers.with_interval(metric, "share" if name in shares else "")
+            assert shown.replace("\xa0", " ") in text, name
+    for part in record["parts"].values():
+        assert numbers.with_interval(part["alone"], "share").replace("\xa0", " ") in text
+    assert "2 equally good answers are called equal with odds 0.400 to one alone" in text
+    assert "2 annotators judge by the model 90.0 % (ada)" in text
+
+
+def test_of_strict_pairs_alone_there_is_no_section(page):
+    html = page(None)
+    assert 'id="judgements"' not in html.raw
+    assert 'href="#judgements"' not in html.raw
