@@ -41,7 +41,7 @@ typecheck: $(STAMP) ## Run mypy.
 
 # A file's tests run one after the other in one process, and so do those of a folder of tests/services: they share their
 # servers. Servers take free ports and homes of their own, so two such groups may run side by side. tests/conftest.py
-# puts what waits for servers first, so that the other process computes meanwhile.
+# has what waits for servers run beside what computes.
 unit: $(STAMP) ## Run every test.
 	@$(PYTEST) --no-loadscope-reorder
 

@@ -177,6 +177,12 @@ def flow_runs_below(worker: psutil.Process) -> dict[UUID, psutil.Process]:
     return found
 
 
+def path_of_runs() -> str:
+    """PYTHONPATH of a flow run that a worker starts: the checkout before what this process has."""
+    inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return os.pathsep.join(dict.fromkeys(filter(None, [str(project_root()), *inherited])))
+
+
 def _environment(cluster: Cluster, secret: str) -> dict[str, str]:
     given = os.environ.get(SHARED_VARIABLE)
     if given and cluster.shared and given != cluster.shared:
@@ -199,6 +205,8 @@ def _environment(cluster: Cluster, secret: str) -> dict[str, str]:
         "MLFLOW_TRACKING_URI": cluster.mlflow,
         **mlflow_login(secret),
         "PYTHONUNBUFFERED": "1",
+        # As Prefect sets it for each run: stages of runs with another path would not be forked from our stage server.
+        "PYTHONPATH": path_of_runs(),
     }
     environment.pop(START_PAGE_VARIABLE, None)
     return environment if shared is None else environment | {SHARED_VARIABLE: shared}

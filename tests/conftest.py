@@ -25,9 +25,34 @@ os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ["COLUMNS"] = "160"
 
 
+def group_of(nodeid: str) -> str:
+    """What one process runs as a whole: a folder of tests/services, whose tests share servers, else a file."""
+    file = nodeid.partition("::")[0]
+    folder = file.rpartition("/")[0]
+    return folder if folder.startswith("tests/services/") else file
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # The longest groups first, so that no process has one left when the others are done; files stay together.
-    items.sort(key=lambda item: (item.get_closest_marker("services") is None, "/services/" not in item.nodeid))
+    """Groups that start servers between groups that compute: two that wait leave the cores to one that does not.
+
+    The longest, of tests/services, come first, and the end is of short ones, so that no process has a long one left
+    when the others are done.
+    """
+    groups: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        groups.setdefault(group_of(item.nodeid), []).append(item)
+    waiting, computing = [], []
+    for group in groups.values():
+        has_servers = any(item.get_closest_marker("services") for item in group)
+        (waiting if has_servers else computing).append(group)
+    waiting.sort(key=lambda group: "/services/" not in group[0].nodeid)
+    first, spread = waiting[:2], waiting[2:]
+    between = int(0.8 * len(computing) / max(1, len(spread)))
+    ordered = list(first)
+    for index, group in enumerate(spread):
+        ordered += [*computing[index * between : (index + 1) * between], group]
+    ordered += computing[len(spread) * between :]
+    items[:] = [item for group in ordered for item in group]
     for item in items:
         if item.get_closest_marker("services") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SERVICES_TIMEOUT_S))
@@ -49,9 +74,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
     class ByServer(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            folder = file.rpartition("/")[0]
-            return folder if folder.startswith("tests/services/") else file
+            return group_of(nodeid)
 
     return ByServer(config, log) if config.getoption("dist") == "loadfile" else None
 

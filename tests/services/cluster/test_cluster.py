@@ -4,9 +4,11 @@ import json
 import re
 
 import httpx
+import psutil
 import pytest
 
 from tasks.mlflow_client import connect
+from used_homes import begin
 
 pytestmark = pytest.mark.services
 
@@ -45,24 +47,26 @@ def test_without_a_worker_nothing_is_begun(cluster, declare):
 
 
 @pytest.mark.timeout(1200)
-def test_a_matrix_over_two_workers_of_which_one_loses_its_power_is_whole_and_the_same(cluster, declare, tmp_path):
-    file, summary = declare("spread", seeds=6), tmp_path / "summary.json"
+def test_a_matrix_over_two_workers_of_which_one_loses_its_power_is_whole_and_the_same(
+    cluster, declare, databases, tmp_path
+):
+    file, summary = declare("spread", seeds=3), tmp_path / "summary.json"
     one, two = cluster.worker("one"), cluster.worker("two")
     cluster.wait_for(lambda: all("started!" in machine.said() for machine in (one, two)))
     command = cluster.begin("experiment", file, "--runner", "pool", "--summary", summary)
-    # In the midst: it has computed some, and computes one.
-    cluster.wait_for(lambda: one.finished("evaluate") >= 2 and list(one.home.glob("store/.wip/train-*/metrics.jsonl")))
+    # In the midst: it has computed one, and computes another.
+    cluster.wait_for(lambda: one.finished("evaluate") >= 1 and list(one.home.glob("store/.wip/train-*/metrics.jsonl")))
     one.kill()
     outcome, said = outcome_of(command, summary)
 
     assert "its worker died; started again (1 of 2)" in said
     assert outcome["failed"] == []
-    assert len(outcome["computed"]) == 12
-    for stage, number in (("train", 12), ("evaluate", 12)):
+    assert len(outcome["computed"]) == 6
+    for stage, number in (("train", 6), ("evaluate", 6)):
         assert len(list((cluster.folder / "shared").glob(f"manifests/{stage}/*.json"))) == number
         assert one.finished(stage) + two.finished(stage) == number
     names = [run["name"] for run in cluster.cells(state={"type": {"any_": ["COMPLETED"]}})]
-    assert len(names) == len(set(names)) == 12
+    assert len(names) == len(set(names)) == 6
     [crashed] = [run for run in cluster.cells() if run["state_type"] == "CRASHED"]
     if cluster.hosts_differ:  # else all are one machine, whose dead runs the next one to start there finds
         assert "its machine is silent" in crashed["state"]["message"]
@@ -73,13 +77,13 @@ def test_a_matrix_over_two_workers_of_which_one_loses_its_power_is_whole_and_the
     assert experiment.artifact_location.startswith("mlflow-artifacts:/")
     tracked = client.search_runs([experiment.experiment_id], max_results=100)
     kinds = [run.data.tags["rm.kind"] for run in tracked]
-    assert (kinds.count("matrix"), kinds.count("cell")) == (1, 12)
+    assert (kinds.count("matrix"), kinds.count("cell")) == (1, 6)
     assert {run.info.status for run in tracked} == {"FINISHED"}
     [parent] = [run for run in tracked if run.data.tags["rm.kind"] == "matrix"]
     assert "report/report.html" in [found.path for found in client.list_artifacts(parent.info.run_id, "report")]
 
     # On one machine, without any of this, the same two cells have the same numbers.
-    alone, own = tmp_path / "alone", tmp_path / "own.json"
+    alone, own = begin(tmp_path / "alone", databases), tmp_path / "own.json"
     cluster_environment = cluster.environment
     try:
         cluster.environment = cluster.inherited | {"RM_OPT_HOME": str(alone)}
@@ -92,7 +96,7 @@ def test_a_matrix_over_two_workers_of_which_one_loses_its_power_is_whole_and_the
 
 @pytest.mark.timeout(900)
 def test_a_worker_that_is_asked_to_end_hands_its_run_back_and_another_one_continues(cluster, declare, tmp_path):
-    long = {"steps": 1500, "eval_every": 500, "log_every": 100, "early_stopping_patience": None}
+    long = {"steps": 400, "eval_every": 200, "log_every": 100, "early_stopping_patience": None}
     file, summary = declare("handed", seeds=1, **long, resume_every_seconds=1), tmp_path / "summary.json"
     first = cluster.worker("first")
     cluster.wait_for(lambda: "started!" in first.said())
@@ -152,7 +156,7 @@ def test_a_database_that_services_do_not_use_is_refused_while_they_run(cluster):
 
 @pytest.mark.timeout(900)
 def test_a_database_that_is_away_in_mid_run_costs_time_and_nothing_else(cluster, declare, tmp_path):
-    file, summary = declare("away", seeds=2, steps=60, eval_every=30), tmp_path / "summary.json"
+    file, summary = declare("away", seeds=1, steps=60, eval_every=30), tmp_path / "summary.json"
     worker = cluster.worker("patient")
     cluster.wait_for(lambda: "started!" in worker.said())
     others = [machine for machine in cluster.machines if machine is not worker and machine.process.poll() is None]
@@ -161,6 +165,11 @@ def test_a_database_that_is_away_in_mid_run_costs_time_and_nothing_else(cluster,
     command = cluster.begin("experiment", file, "--runner", "pool", "--summary", summary)
     cluster.wait_for(lambda: list(worker.home.glob("store/.wip/train-*/metrics.jsonl")))
     computed = len(list(worker.home.glob("store/train/*/MANIFEST.json")))
+    # Stages of all runs are forked from the one process of the worker that has imported their libraries.
+    below = [one.cmdline() for one in psutil.Process(worker.process.pid).children(recursive=True)]
+    servers = [words for words in below if "rmcore.core.child_process" in words]
+    assert servers
+    assert not [words for words in servers if "listen" not in words]
     cluster.postgres.stop()
     try:
         cluster.wait_for(lambda: cluster.http.post(f"{cluster.api}/flow_runs/filter", json={}).is_server_error)
@@ -170,6 +179,5 @@ def test_a_database_that_is_away_in_mid_run_costs_time_and_nothing_else(cluster,
         cluster.postgres.start()
     outcome, said = outcome_of(command, summary)
     assert outcome["failed"] == [], said
-    assert len(outcome["computed"]) == 4
-    assert len({run["name"] for run in cluster.cells(state={"type": {"any_": ["COMPLETED"]}})} & {
-        f"{arm} seed {seed}" for arm in ("low", "high") for seed in (0, 1)}) == 4  # fmt: skip
+    assert sorted(outcome["computed"]) == ["high seed 0", "low seed 0"]
+    assert len(list(worker.home.glob("store/evaluate/*/MANIFEST.json"))) == 2
