@@ -5,8 +5,8 @@
 A gold reward is a sum of eight parts, so a linear model of these parts is the right one, and what is left is the
 likelihood: the same module that trains a model is maximised here (L-BFGS, float64). Judgements are drawn by the
 textbook formulas of their kind, written out below and not taken from the library. Weights have a weak normal prior (sd
-3, they are 1 in truth), as with few labels some rare part always is on the better side. Shown is, over seeds, the root mean
-square error of reward differences between answers to held-out prompts, in logits, and the errors of tie widths,
+3, they are 1 in truth), as with few labels some rare part always is on the better side. Shown is, over seeds, the root
+mean square error of reward differences between answers to held-out prompts, in logits, and the errors of tie widths,
 thresholds, offsets and reliabilities.
 """
 
