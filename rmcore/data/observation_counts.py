@@ -74,7 +74,7 @@ def _describe_attribute(counts: Mapping[float, int], num_missing: int) -> dict[s
     Grades are ordinal where they are whole numbers or halves of few values; then `levels` has how often each is given,
     and is None elsewhere.
     """
-    few = len(counts) <= MOST_LEVELS and all((2 * value).is_integer() for value in counts)
+    few = len(counts) <= MOST_LEVELS and all(float(2 * value).is_integer() for value in counts)
     scale = "binary" if counts.keys() <= {0.0, 1.0} else "ordinal" if few else "real"
     num = sum(counts.values())
     return {
