@@ -26,8 +26,11 @@ def prepared(out: Path, **data):
     out.mkdir(exist_ok=True)
     settings = PrepareSettings.of(PipelineConfig(data=DataConfig.model_validate(data)))
     prepare.run(settings, {}, out, NullTracker(), lambda done, total, text: None)
-    pairs = {name: read_pairs(out / f"{name}.parquet") for name in SPLITS}
-    said = {name: read_observations(path) for name in SPLITS if (path := out / f"{name}_observations.parquet").exists()}
+    there = {path.name for path in out.iterdir()}
+    names = [name for name in SPLITS if f"{name}.parquet" in there]
+    pairs = {name: read_pairs(out / f"{name}.parquet") for name in names}
+    with_more = [name for name in names if f"{name}_observations.parquet" in there]
+    said = {name: read_observations(out / f"{name}_observations.parquet") for name in with_more}
     found = [json.loads((out / name).read_text()) for name in ("summary.json", "audit.json")]
     return pairs, said, found[0]["metrics"], found[1]
 
@@ -40,11 +43,7 @@ def test_a_prompts_observations_are_in_the_split_of_its_pairs_and_none_is_lost(t
     loaded = load_pairs(source)
     for record, records in ((loaded.pairs, pairs), (loaded.observations, said)):
         assert sum(map(len, records.values())) == len(record)
-    prompts = {
-        name: {conversation(one.prompt) for one in [*pairs[name], *said.get(name, [])]}
-        for name in SPLITS
-        if name in said
-    }
+    prompts = {name: {conversation(one.prompt) for one in [*pairs[name], *said[name]]} for name in pairs}
     assert sum(map(len, prompts.values())) == len(set.union(*prompts.values())) == 60
     for name, some in said.items():
         assert metrics[f"eval/num_{name}_observations"] == len(some)
