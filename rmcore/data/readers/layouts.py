@@ -371,7 +371,7 @@ def _parse_graded(row: Row, *, prompt: str, answer: str, attributes: Mapping[str
     if all(value is None for (value,) in given.values()):
         raise RowRejected(Reason.NOT_LABELLED)
     if any(given[attributes[name]][0] not in (None, 0.0, 1.0) for name in BINARY_GRADES if name in attributes):
-        raise RowRejected(Reason.BAD_GRADE)
+        raise RowRejected(Reason.NOT_A_LEVEL)
     observation = Observation(
         plain_prompt(turns),
         (text,),

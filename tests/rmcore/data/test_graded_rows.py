@@ -90,7 +90,7 @@ def test_a_prompt_gives_as_many_pairs_as_a_row_of_ranked_answers(tmp_path):
 def test_grades_that_are_not_possible_and_attributes_that_tell_nothing_are_set_aside_and_told(tmp_path):
     rows = [{**row, "helpfulness": 4} for row in graded([1, 2, 7, 4, 2, 3])]
     loaded = load_pairs(written(rows, tmp_path), grading=Grading(levels=(1, 2, 3, 4)))
-    assert [(row.row, row.reason) for row in loaded.rejected] == [(3, "grade is none of data.grade_levels")]
+    assert [(row.row, row.reason) for row in loaded.rejected] == [(3, "grade is none of the possible ones")]
     assert all(one.grades.keys() == {"score"} for one in loaded.observations)
     assert any("helpfulness is 4 in all graded rows" in sentence for sentence in loaded.notices())
 

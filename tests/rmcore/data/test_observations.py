@@ -180,7 +180,7 @@ def test_a_word_is_no_grade_and_a_named_column_must_be_there():
 
 def test_ties_alone_are_refused(tmp_path):
     rows = [{"prompt": f"p {i}", "a": "x", "b": "y", "winner": "tie"} for i in range(5)]
-    with pytest.raises(DataError, match=r"all 5 judgements of .* are ties: .*how wide a tie is"):
+    with pytest.raises(DataError, match=r"all 5 usable judgements of .* are ties: .*how wide a tie is"):
         load_pairs(written(rows, tmp_path), require_pairs=False)
 
 
