@@ -429,8 +429,8 @@ def check_usable(
     if num_ties:
         raise DataError(
             f"all {num_ties:,} usable judgements of {source} are ties: no answer is better than another, so there is "
-            "no pair, and nothing to learn but how wide a tie is. Add judgements that prefer an answer, or check what the "
-            "column of the winner, the ranks or the scores means."
+            "no pair, and nothing to learn but how wide a tie is. Add judgements that prefer an answer, or check what "
+            "the column of the winner, the ranks or the scores means."
         )
     raise _nothing_usable(source, rejected, layout)
 
