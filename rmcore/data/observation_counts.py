@@ -1,4 +1,4 @@
-"""What observations are, in numbers: kinds, answers, ties, grades, annotators; and what of it deserves a sentence."""
+"""Observations in numbers: kinds, answers, ties, grades, annotators; and what of it deserves a sentence."""
 
 import math
 from array import array

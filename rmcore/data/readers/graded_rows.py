@@ -31,7 +31,7 @@ _DIGITS = 9
 
 @dataclass(frozen=True, slots=True)
 class Grading:
-    """What the grades of a source mean."""
+    """Meaning of the grades of a source."""
 
     weights: Mapping[str, float] | None = None
     """How much each attribute counts in what is better; None: see `rmcore.config.data.DataConfig`."""
@@ -233,7 +233,7 @@ def _place(row: Observation) -> tuple[tuple[str, ...], str, str]:
 
 
 def _joined(rows: Sequence[Observation], names: Sequence[str]) -> list[Observation]:
-    """What one annotator says of the answers to a prompt; without what has none of the attributes."""
+    """Join what one annotator says of the answers to a prompt; rows with none of the attributes are left out."""
     layers: list[list[Observation]] = []
     times: Counter[str] = Counter()
     for row in rows:
@@ -259,14 +259,14 @@ def _of_answers(rows: Sequence[Observation], names: Sequence[str]) -> Observatio
 
 
 def _of_all(carried: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What all rows carry as it is; what differs as a list in the order of the answers."""
+    """Keep what all rows carry alike as it is; what differs as a list in the order of the answers."""
     names = {name: None for one in carried for name in one}
     values = {name: [one.get(name) for one in carried] for name in names}
     return {name: found[0] if all(value == found[0] for value in found) else found for name, found in values.items()}
 
 
 def _of_sides(chosen: Mapping[str, Any], rejected: Mapping[str, Any]) -> dict[str, Any]:
-    """What both sides carry as it is; what differs as chosen_NAME and rejected_NAME."""
+    """Keep what both sides carry alike as it is; what differs as chosen_NAME and rejected_NAME."""
     found: dict[str, Any] = {}
     for name in {**chosen, **rejected}:
         if chosen.get(name) == rejected.get(name):

@@ -78,7 +78,7 @@ class RowPairs:
     pairs: list[PreferencePair]
     num_over_cap: int = 0
     observation: Observation | None = None
-    """What the row says; None where that is `Observation.of_pair` of its one pair."""
+    """The judgement itself; None where that is `Observation.of_pair` of its one pair."""
     contradicts: bool = False
     """A text has two ranks: the row has its pairs, which go both ways, and no observation."""
 
