@@ -93,7 +93,7 @@ def format_observations(name: str, found: Mapping[str, Any]) -> list[str]:
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in found["kinds"].items()) or "none"
     lines = [f"{name}: {found['num_observations']:,} judgements of {found['num_prompts']:,} prompts: {kinds}"]
     sizes = list(found["answers"].items())
-    shown = [f"{count:,} of {size}" for size, count in sizes[:_SHOWN]] + ["..."] * (len(sizes) > _SHOWN)
+    shown = [f"{count:,} with {size}" for size, count in sizes[:_SHOWN]] + ["..."] * (len(sizes) > _SHOWN)
     lines.append(_line("answers", ", ".join(shown)))
     ties = found["ties"]
     if ties["num_ranked"]:

@@ -52,7 +52,7 @@ def test_annotators_with_few_labels_or_prompts_of_their_own_are_named():
 @pytest.mark.parametrize(
     ("write", "more", "shown"),
     [
-        (files.write_ultrafeedback, {}, ["30 ranking", "answers                 30 of 4"]),
+        (files.write_ultrafeedback, {}, ["30 ranking", "answers                 30 with 4"]),
         (files.write_helpsteer2, {}, ["30 grades", "helpfulness             ordinal, 60 grades from"]),
         (files.write_arena, {"num_judges": 3, "num_votes": 2}, ["annotators              3; most labels: judge"]),
     ],
