@@ -127,7 +127,7 @@ def notices(
         )
     if num_contradicting:
         sentences.append(
-            f"{num_contradicting:,} of {num_rows:,} rows of {source} give one text two ranks: their pairs go both ways, "
+            f"{num_contradicting:,} of {num_rows:,} rows of {source} give one text two ranks: their pairs go both ways "
             "and as rankings they are left out."
         )
     num_bad = sum(row.reason == Reason.INVALID_UTF8 for row in rejected)
