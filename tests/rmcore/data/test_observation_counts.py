@@ -75,3 +75,13 @@ def test_data_check_shows_a_file_whose_grades_imply_no_pair(tmp_path, capsys):
     )
     assert checked(path, "--grade-columns", "stars") == 0
     assert "stars                   ordinal, 9 grades from 0 to 8" in capsys.readouterr().out
+
+
+def test_data_check_names_annotators_of_pairs_too(tmp_path, capsys):
+    path = tmp_path / "pairs.jsonl"
+    rows = [{"prompt": f"p {i}", "chosen": "a", "rejected": "b", "annotator_id": i % 4 // 2} for i in range(9)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert checked(path) == 0
+    shown = capsys.readouterr().out
+    assert "annotators              2; most labels: 0 5, 1 4" in shown
+    assert "2 of 2 annotators (0, 1) of" in shown
