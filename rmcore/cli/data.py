@@ -1,6 +1,7 @@
 """`rm-opt data ...`: look at preference data before training on it, and convert it."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -38,11 +39,15 @@ def check(
     """Audit preference data: layout, kinds of judgements, unusable rows, duplicates, lengths, what length predicts."""
     from rmcore.data.audit import audit, format_audit
     from rmcore.data.observation import Observation
+    from rmcore.data.observation_counts import annotator_notices
     from rmcore.data.readers.sources import load_pairs, write_rejected
 
     columns = reading.columns(margin=margin_column, grades=grade_columns)
     loaded = load_pairs(file, split=reading.split, columns=columns, limit=reading.limit, require_pairs=False)
-    said = loaded.observations or map(Observation.of_pair, loaded.pairs)
+    said = loaded.observations
+    if not said:  # of pairs alone nobody has asked yet who labelled them
+        said = [Observation.of_pair(pair) for pair in loaded.pairs]
+        loaded = replace(loaded, sentences=[*loaded.sentences, *annotator_notices(file, said)])
     findings = audit({"all": loaded.pairs}, [loaded], {"all": said})
     print(format_audit(findings))
     if rejected_rows is not None:

@@ -123,9 +123,9 @@ class Observation:
         Raises:
             DataError: the weight is no number, or not above 0.
         """
-        weight = pair.metadata.get(WEIGHT, 1.0)
+        weight = pair.metadata.get(WEIGHT)
         try:
-            counts = float(weight)
+            counts = 1.0 if weight in (None, "") else float(weight)
         except (TypeError, ValueError) as error:
             raise DataError(f"weight={weight!r} of pair {pair.pair_id} is no number: correct or drop it.") from error
         return cls(

@@ -1,4 +1,4 @@
-"""What observations are, in numbers: kinds, answers, ties, grades, annotators; and what of it deserves a sentence."""
+"""Observations in numbers: kinds, answers, ties, grades, annotators; and what of it deserves a sentence."""
 
 import math
 from array import array
@@ -10,11 +10,10 @@ import numpy as np
 
 from rmcore.data.observation import Kind, Observation
 from rmcore.data.pair import prompt_text, text_number
+from rmcore.data.survey import Scale
 
 FEWEST_LABELS = 2
 """An annotator with fewer labels cannot be told from chance in what sets him apart."""
-MOST_LEVELS = 11
-"""Whole numbers of up to so many values (0 to 10) are levels; more are a scale."""
 _SHOWN = 20
 _NAMED = 3
 
@@ -71,10 +70,9 @@ def describe_observations(observations: Iterable[Observation]) -> dict[str, Any]
 def _describe_attribute(counts: Mapping[float, int], num_missing: int) -> dict[str, Any]:
     """One attribute: `scale` (binary, ordinal, real), `num`, `num_missing`, `min`, `max`, `mean`, `levels`.
 
-    Grades are ordinal where they are whole numbers or halves of few values; then `levels` has how often each is given,
-    and is None elsewhere.
+    Which scale it is says `rmcore.data.survey.Scale`; `levels` has how often each grade is given, None of real ones.
     """
-    few = len(counts) <= MOST_LEVELS and all((2 * value).is_integer() for value in counts)
+    few = len(counts) <= MOST_LEVELS and all(float(2 * value).is_integer() for value in counts)
     scale = "binary" if counts.keys() <= {0.0, 1.0} else "ordinal" if few else "real"
     num = sum(counts.values())
     return {
@@ -93,7 +91,7 @@ def format_observations(name: str, found: Mapping[str, Any]) -> list[str]:
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in found["kinds"].items()) or "none"
     lines = [f"{name}: {found['num_observations']:,} judgements of {found['num_prompts']:,} prompts: {kinds}"]
     sizes = list(found["answers"].items())
-    shown = [f"{count:,} of {size}" for size, count in sizes[:_SHOWN]] + ["..."] * (len(sizes) > _SHOWN)
+    shown = [f"{count:,} with {size}" for size, count in sizes[:_SHOWN]] + ["..."] * (len(sizes) > _SHOWN)
     lines.append(_line("answers", ", ".join(shown)))
     ties = found["ties"]
     if ties["num_ranked"]:

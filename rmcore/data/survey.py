@@ -15,7 +15,7 @@ from rmcore.data.readers.columns import OVERALL_GRADES
 Link = Literal["binary", "ordinal", "real"]
 """Two levels, several, or numbers on a line."""
 MOST_LEVELS = 11
-"""Whole numbers of more different values than this (0 to 10) are real grades."""
+"""Whole numbers and halves of more different values than this (0 to 10) are real grades."""
 SCALINGS = 100
 LARGEST_TIE = 8
 """Answers that may be called equal at once; an observation with more is set aside."""
@@ -61,7 +61,9 @@ class Scale:
         total = sum(counts.values())
         mean = sum(level * count for level, count in counts.items()) / total
         deviation = math.sqrt(sum(count * (level - mean) ** 2 for level, count in counts.items()) / total)
-        discrete = len(levels) == 2 or (len(levels) <= MOST_LEVELS and all(level == round(level) for level in levels))
+        discrete = len(levels) == 2 or (
+            len(levels) <= MOST_LEVELS and all((2 * level).is_integer() for level in levels)
+        )
         link: Link = "real" if not discrete else "binary" if len(levels) == 2 else "ordinal"
         shares = tuple(counts[level] / total for level in levels) if discrete else ()
         return cls(attribute, link, tuple(levels) if discrete else (), shares, mean, deviation)

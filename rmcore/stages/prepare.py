@@ -45,9 +45,9 @@ class Prepared:
 
     pairs: Splits
     observations: Said
-    """Of the splits whose source says more than strict pairs: all that it says of the prompts of the split."""
+    """All that a source says of the prompts of a split; of sources that say more than strict pairs."""
     loaded: list[LoadedPairs]
-    """What reading each source found; nothing for the gold world."""
+    """Outcome of reading each source; none for the gold world."""
 
 
 def run(settings: PrepareSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:

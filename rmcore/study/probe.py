@@ -42,7 +42,7 @@ def probe(config: PipelineConfig, started: float) -> SpeedProbe:
     timed = time_steps(rm, config, pairs)
     until_warm = time.time() - started - timed.seconds
     scored = len(splits["test"]) + len(splits.get("validation", []))
-    num_train = round(len(pairs) / len(tried) * len(train))
+    num_train = round(len(pairs) / max(1, len(tried)) * len(train))
     return SpeedProbe(timed.num_pairs / timed.seconds, until_warm, num_train, scored)
 
 

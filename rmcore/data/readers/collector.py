@@ -1,4 +1,4 @@
-"""What the rows of a source give, collected in memory or on disk: pairs and, where a row says more, observations.
+"""The pairs and observations of a source's rows, collected in memory or on disk.
 
 As long as every row is one strict pair, nothing is kept but the pairs. From the first row that says more on,
 observations are kept beside them; those of the rows before are then made of their pairs.

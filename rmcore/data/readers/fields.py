@@ -51,7 +51,7 @@ class Reason(StrEnum):
     UNKNOWN_WINNER = "winner not understood"
     NOT_LABELLED = "not labelled"
     BAD_GRADE = "grade is not a finite number"
-    NOT_A_LEVEL = "grade is none of data.grade_levels"
+    NOT_A_LEVEL = "grade is none of the possible ones"
     BAD_BEST = "the best answer is none of the answers"
     BAD_WEIGHT = "weight is not a finite number above 0"
 

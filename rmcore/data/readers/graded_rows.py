@@ -19,11 +19,12 @@ from rmcore.core.errors import DataError
 from rmcore.data.observation import Grades, Observation
 from rmcore.data.pair import PreferencePair, Prompt
 from rmcore.data.readers.collector import Collected
-from rmcore.data.readers.columns import OVERALL_GRADES
+
 from rmcore.data.readers.fields import Reason
 from rmcore.data.readers.files import RawRecord
 from rmcore.data.readers.rejected import RejectedRow, reject
 from rmcore.data.readers.strict_pairs import strict_pairs
+from rmcore.data.survey import better_weights
 
 _DIGITS = 9
 """Combined grades are compared to so many decimals: sums in another order differ in the last ones of a double."""
@@ -31,7 +32,7 @@ _DIGITS = 9
 
 @dataclass(frozen=True, slots=True)
 class Grading:
-    """What the grades of a source mean."""
+    """Meaning of the grades of a source."""
 
     weights: Mapping[str, float] | None = None
     """How much each attribute counts in what is better; None: see `rmcore.config.data.DataConfig`."""
@@ -141,16 +142,13 @@ class GradedRows:
     def _weights(self, names: Sequence[str]) -> dict[str, float]:
         """Which attributes count and how much; those of a single value count for nothing."""
         weights = self._grading.weights
-        if weights is None:
-            alone = next((name for name in OVERALL_GRADES if name in names), None)
-            return dict.fromkeys(names, 1.0) if alone is None else {alone: 1.0}
-        absent = [name for name in weights if name not in self._values]
+        absent = [name for name in weights or () if name not in self._values]
         if absent:
             raise DataError(
                 f"data.attribute_weights names {absent[0]!r}, which {self._source} does not grade: its attributes are "
                 f"{', '.join(self._values)}."
             )
-        found = {name: weight for name, weight in weights.items() if weight and name in names}
+        found = better_weights(names, weights)
         if not found:
             raise DataError(
                 f"all attributes of {self._source} with a weight in data.attribute_weights have a single value: give "
@@ -233,7 +231,7 @@ def _place(row: Observation) -> tuple[tuple[str, ...], str, str]:
 
 
 def _joined(rows: Sequence[Observation], names: Sequence[str]) -> list[Observation]:
-    """What one annotator says of the answers to a prompt; without what has none of the attributes."""
+    """Join what one annotator says of the answers to a prompt; rows with none of the attributes are left out."""
     layers: list[list[Observation]] = []
     times: Counter[str] = Counter()
     for row in rows:
@@ -259,14 +257,14 @@ def _of_answers(rows: Sequence[Observation], names: Sequence[str]) -> Observatio
 
 
 def _of_all(carried: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What all rows carry as it is; what differs as a list in the order of the answers."""
+    """Keep what all rows carry alike as it is; what differs as a list in the order of the answers."""
     names = {name: None for one in carried for name in one}
     values = {name: [one.get(name) for one in carried] for name in names}
     return {name: found[0] if all(value == found[0] for value in found) else found for name, found in values.items()}
 
 
 def _of_sides(chosen: Mapping[str, Any], rejected: Mapping[str, Any]) -> dict[str, Any]:
-    """What both sides carry as it is; what differs as chosen_NAME and rejected_NAME."""
+    """Keep what both sides carry alike as it is; what differs as chosen_NAME and rejected_NAME."""
     found: dict[str, Any] = {}
     for name in {**chosen, **rejected}:
         if chosen.get(name) == rejected.get(name):

@@ -78,7 +78,7 @@ class RowPairs:
     pairs: list[PreferencePair]
     num_over_cap: int = 0
     observation: Observation | None = None
-    """What the row says; None where that is `Observation.of_pair` of its one pair."""
+    """The judgement itself; None where that is `Observation.of_pair` of its one pair."""
     contradicts: bool = False
     """A text has two ranks: the row has its pairs, which go both ways, and no observation."""
 
@@ -371,7 +371,7 @@ def _parse_graded(row: Row, *, prompt: str, answer: str, attributes: Mapping[str
     if all(value is None for (value,) in given.values()):
         raise RowRejected(Reason.NOT_LABELLED)
     if any(given[attributes[name]][0] not in (None, 0.0, 1.0) for name in BINARY_GRADES if name in attributes):
-        raise RowRejected(Reason.BAD_GRADE)
+        raise RowRejected(Reason.NOT_A_LEVEL)
     observation = Observation(
         plain_prompt(turns),
         (text,),

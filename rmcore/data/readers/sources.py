@@ -127,7 +127,8 @@ def notices(
         )
     if num_contradicting:
         sentences.append(
-            f"{num_contradicting:,} of {num_rows:,} rows of {source} give one text two ranks: their pairs go both ways."
+            f"{num_contradicting:,} of {num_rows:,} rows of {source} give one text two ranks: their pairs go both ways "
+            "and as rankings they are left out."
         )
     num_bad = sum(row.reason == Reason.INVALID_UTF8 for row in rejected)
     if num_bad and (is_text_file(source) or source_kind(source) == "cluster"):
@@ -157,7 +158,7 @@ def load_pairs(
         split: which split of a folder or hub data set; a file has none.
         columns: names of the columns, where they are not the usual ones.
         limit: stop reading after this many pairs; one row a side, as soon as the first so many are whole. Observations
-            are those of the rows read.
+            are those of the rows read. Of graded answers all rows are read, and the first prompts are kept.
         require_complete_pairs: make it an error where, in the rows read, a pair lacks a completion (missing, empty, or
             a dialogue that ends before it) or, with one row a side, is not exactly one chosen and one rejected row of
             the same prompt. Rows of which only something else is wrong (equal sides, a bad margin, a line that is not
@@ -428,9 +429,9 @@ def check_usable(
         return
     if num_ties:
         raise DataError(
-            f"all {num_ties:,} judgements of {source} are ties: no answer is better than another, so there is no pair, "
-            "and nothing to learn but how wide a tie is. Add judgements that prefer an answer, or check what the "
-            "column of the winner, the ranks or the scores means."
+            f"all {num_ties:,} usable judgements of {source} are ties: no answer is better than another, so there is "
+            "no pair, and nothing to learn but how wide a tie is. Add judgements that prefer an answer, or check what "
+            "the column of the winner, the ranks or the scores means."
         )
     raise _nothing_usable(source, rejected, layout)
 

@@ -28,7 +28,7 @@ class _Group:
     waiting: RawRecord | None
     pair: PreferencePair | None = None
     observation: Observation | None = None
-    """Of the pair, where it says more than that."""
+    """All that the rows say, where that is more than the pair."""
     rows: tuple[int, int] = (0, 0)
     """Numbers of the chosen and the rejected row of `pair`."""
     rejected: list[RejectedRow] = field(default_factory=list)
@@ -82,7 +82,7 @@ class SideRows:
         return [group.pair for group in self._groups.values() if group.pair is not None]
 
     def observations(self, limit: int | None) -> list[Observation]:
-        """What the first `limit` pairs say, in order; none where that is no more than the pairs."""
+        """All that the rows of the first `limit` pairs say, in order; none where that is no more than the pairs."""
         said = [(group.pair, group.observation) for group in self._groups.values() if group.pair is not None][:limit]
         if all(observation is None for _, observation in said):
             return []

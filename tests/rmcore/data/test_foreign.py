@@ -103,6 +103,22 @@ EXPECTED = {
         [FRUIT_PAIR, TOOL_PAIR, (TOOL, "A saw.", "A cloud.", None), (BIRD, "A robin.", "A stone.", None)],
         {"answers and ranks differ in number": 1},
     ),
+    "helpsteer2_grades.jsonl": (
+        "graded answers",
+        [(*FRUIT_PAIR[:3], 4.0), (*TOOL_PAIR[:3], 2.0)],
+        {"grade is not a finite number": 1, "not labelled": 1},
+    ),
+    "kto.jsonl": ("graded answers", [(*FRUIT_PAIR[:3], 1.0)], {"empty answer": 1}),
+    "best_of_k.jsonl": (
+        "best of K",
+        [FRUIT_PAIR, (FRUIT, "An apple.", "A road.", None), TOOL_PAIR],
+        {"the best answer is none of the answers": 1},
+    ),
+    "annotators.csv": (
+        "two answers and a winner",
+        [TOOL_PAIR, FRUIT_PAIR],
+        {"weight is not a finite number above 0": 1},
+    ),
     "order.csv": (
         "answers and a ranking",
         [FRUIT_PAIR, (FRUIT, "An apple.", "An old pear.", None), (FRUIT, "An old pear.", "A chair.", None), TOOL_PAIR],

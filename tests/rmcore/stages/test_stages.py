@@ -120,6 +120,9 @@ ADDRESSES = {
     "policy.judge",
 }  # by content
 OTHER_VALUES = {
+    "data.attribute_weights": {"helpfulness": 1.0},
+    "data.grade_columns": ("stars",),
+    "data.grade_levels": (0.0, 1.0),
     "device": "cuda:1", "skip": ("landscape",), "loggers": ("wandb",),
     "data.gold.shortcut": "flattery", "model.name": "deberta", "model.lora": LoraSettings(),
     "model.render_fn": "json:dumps", "train.callbacks": ("curvature",), "train.eval_thresholds": (0.5,),

@@ -1,0 +1,230 @@
+"""Files that say more than strict pairs give the observations that a reader of them would write down."""
+
+import json
+import random
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import preference_files as files
+from rmcore.core.errors import DataError
+from rmcore.data.observation import Kind, Observation
+from rmcore.data.readers.columns import ColumnMap
+from rmcore.data.readers.layouts import recognise
+from rmcore.data.readers.sources import cap_prompts, load_pairs, take_out
+
+FIXTURES = Path(__file__).with_name("fixtures")
+FRUIT, TOOL, BIRD = "Name a fruit.", "Name a tool.", "Name a bird."
+APPLE, HAMMER = ("An apple.", "A chair."), ("A hammer.", "A cloud.")
+
+RANKED = {
+    "ultrafeedback.jsonl": [
+        (Kind.RANKING, FRUIT, ("A chair.", "An apple.", "A pear."), (2, 1, 1), None, 1),
+        (Kind.TIE, TOOL, ("A hammer.", "A saw."), (1, 1), None, 1),
+    ],
+    "ultrafeedback_scores.json": [],
+    "lmarena_winner.jsonl": [
+        (Kind.PAIR, FRUIT, APPLE, (1, 2), None, 1),
+        (Kind.PAIR, TOOL, HAMMER, (1, 2), None, 1),
+        (Kind.TIE, BIRD, ("A robin.", "A wren."), (1, 1), None, 1),
+    ],
+    "helpsteer2.jsonl": [
+        (Kind.PAIR, FRUIT, APPLE, (1, 2), None, 1),
+        (Kind.PAIR, TOOL, HAMMER, (1, 2), None, 1),
+        (Kind.TIE, BIRD, ("A robin.", "A wren."), (1, 1), None, 1),
+    ],
+    "argilla_choice.json": [
+        (Kind.PAIR, FRUIT, APPLE, (1, 2), "u1", 1),
+        (Kind.TIE, FRUIT, ("A chair.", "An apple."), (1, 1), "u2", 1),
+    ],
+    "label_studio.json": [],
+    "ranking.jsonl": [
+        (Kind.PAIR, FRUIT, APPLE, (1, 2), None, 1),
+        (Kind.RANKING, TOOL, ("A hammer.", "A cloud.", "A saw."), (1, 2, 1), None, 1),
+        (Kind.PAIR, BIRD, ("A robin.", "A stone."), (1, 2), None, 1),
+    ],
+    "best_of_k.jsonl": [
+        (Kind.BEST, FRUIT, ("A chair.", "An apple.", "A road."), (2, 1, 2), "u1", 1),
+        (Kind.PAIR, TOOL, HAMMER, (1, 2), None, 1),
+    ],
+    "annotators.csv": [
+        (Kind.PAIR, TOOL, HAMMER, (1, 2), "u1", 1),
+        (Kind.PAIR, FRUIT, APPLE, (1, 2), "u1", 2),
+        (Kind.TIE, FRUIT, APPLE, (1, 1), "u2", 0.5),
+    ],
+    "capitals.csv": [],
+}
+"""Files of ranks and of strict pairs alone, which need no observations."""
+GRADED = {
+    "helpsteer2_grades.jsonl": [
+        (
+            FRUIT,
+            ("A chair.", "An apple."),
+            {"helpfulness": (0, 4), "correctness": (0, 4), "coherence": (3, 4), "verbosity": (2, 1)},
+        ),
+        (
+            TOOL,
+            ("A cloud.", "A hammer."),
+            {"helpfulness": (1, 3), "correctness": (None, 4), "coherence": (2, 2), "verbosity": (0, None)},
+        ),
+    ],
+    "kto.jsonl": [(FRUIT, ("A chair.", "An apple."), {"overall": (0, 1)}), (TOOL, ("A hammer.",), {"overall": (1,)})],
+}
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+@pytest.mark.parametrize("name", RANKED)
+def test_a_file_of_ranks_gives_its_observations(tmp_path, name, on_disk):
+    loaded = load_pairs(str(FIXTURES / name), spool=tmp_path / "pairs.arrow" if on_disk else None)
+    assert [
+        (one.kind, one.prompt, one.answers, one.ranks, one.annotator, one.weight) for one in loaded.observations
+    ] == RANKED[name]
+    assert loaded.num_ties == sum(set(ranks) == {1} for *_, ranks, _, _ in RANKED[name])
+
+
+@pytest.mark.parametrize("name", GRADED)
+def test_a_file_of_grades_gives_an_observation_a_prompt(name):
+    loaded = load_pairs(str(FIXTURES / name))
+    assert [(one.prompt, one.answers, one.grades) for one in loaded.observations] == GRADED[name]
+
+
+def test_a_battle_in_lists_that_is_a_tie_is_read_as_one_that_is_not():
+    (tie,) = [one for one in load_pairs(str(FIXTURES / "lmarena_55k.csv")).observations if one.kind is Kind.TIE]
+    assert (tie.prompt, tie.answers) == (TOOL, ("A hammer.", "A saw."))
+    assert tie.metadata == {"id": "2", "model_a": "m1", "model_b": "m3"}
+
+
+def test_a_first_observation_late_in_a_file_brings_those_of_the_pairs_before(tmp_path):
+    rows = [{"prompt": f"p {i}", "a": "x", "b": "y", "winner": "ab"[i % 2]} for i in range(40)]
+    rows.insert(30, {"prompt": "p", "a": "x", "b": "y", "winner": "tie"})
+    source = written(rows, tmp_path)
+    loaded, spooled = load_pairs(source), load_pairs(source, spool=tmp_path / "pairs.arrow")
+    assert list(loaded.observations) == list(spooled.observations)
+    assert [one.kind for one in loaded.observations] == [Kind.PAIR] * 30 + [Kind.TIE] + [Kind.PAIR] * 10
+    expected = map(Observation.of_pair, loaded.pairs)
+    assert [one for one in loaded.observations if one.kind is Kind.PAIR] == list(expected)
+    assert load_pairs(source, limit=20).observations == ()
+
+
+def test_the_sides_of_a_pair_carry_its_weight(tmp_path):
+    rows = [
+        {"pair_id": f"x{i}", "prompt": f"p {i}", "role": role, "response": role, "weight": 1 + i}
+        for i in range(3)
+        for role in ("chosen", "rejected")
+    ]
+    loaded = load_pairs(written(rows, tmp_path))
+    assert [(one.weight, one.observation_id) for one in loaded.observations] == [(1, "x0"), (2, "x1"), (3, "x2")]
+    assert [pair.pair_id for pair in loaded.pairs] == ["x0", "x1", "x2"]
+
+
+ranked_answers = st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 3)), min_size=2, max_size=7)
+
+
+@settings(deadline=None)
+@given(ranked_answers, st.booleans())
+def test_pairs_are_those_that_the_ranks_imply(answers, as_scores):
+    texts, values = zip(*answers, strict=True)
+    row = {"prompt": "p", "answers": list(texts), "scores" if as_scores else "ranks": list(values)}
+    ranks_of = {text: {value for other, value in answers if other == text} for text in texts}
+    if len(ranks_of) < 2:
+        return
+    found = recognise(row).parse(row)
+    assert found.contradicts == any(len(ranks) > 1 for ranks in ranks_of.values())
+    if found.contradicts:
+        assert found.observation is None
+        return
+    said = found.observation or Observation.of_pair(found.pairs[0])
+    rank = dict(zip(said.answers, said.ranks, strict=True))
+    assert sorted(set(rank.values())) == list(range(1, len(set(rank.values())) + 1))
+    assert rank.keys() == ranks_of.keys()
+    expected = {(one, two) for one in rank for two in rank if rank[one] < rank[two]}
+    assert {(pair.chosen, pair.rejected) for pair in found.pairs} == expected
+
+
+@pytest.mark.parametrize(
+    ("best", "said"),
+    [("b", (2, 1, 2)), (2, (2, 2, 1)), ("0", (1, 2, 2)), (3, "counts from 0"), (-1, None), (1.5, None)],
+)
+def test_the_best_answer_is_a_number_from_0_or_the_answer(best, said):
+    row = {"prompt": "p", "responses": ["a", "b", "c"], "best": best}
+    if isinstance(said, tuple):
+        found = recognise(row).parse(row)
+        assert (found.observation.kind, found.observation.ranks) == (Kind.BEST, said)
+        assert {pair.chosen for pair in found.pairs} == {"abc"[said.index(1)]}
+        return
+    with pytest.raises(DataError, match=said or "the best answer is none of the answers"):
+        recognise(row).parse(row)
+
+
+def test_files_that_were_pairs_stay_pairs():
+    sides = {"prompt": "p", "response": "a", "pair_id": "1", "role": "chosen", "score": 3}
+    ranked = {"prompt": "p", "responses": ["a", "b"], "ranks": [1, 2], "best": 0}
+    pairs = {"prompt": "p", "chosen": "a", "rejected": "b", "score": 3, "response": "c"}
+    rows = (sides, ranked, pairs)
+    assert [recognise(row).name for row in rows] == ["side rows", "ranked answers", "plain strings"]
+    named = ColumnMap(grades=("score",))
+    assert [recognise(row, named).name for row in (sides, pairs)] == ["graded answers", "plain strings"]
+
+
+def test_a_word_is_no_grade_and_a_named_column_must_be_there():
+    row = {"prompt": "p", "response": "a", "quality": "fine", "label": 3}
+    with pytest.raises(DataError, match="no layout fits"):
+        recognise(row)
+    with pytest.raises(DataError, match="no column 'stars'"):
+        recognise(row, ColumnMap(grades=("stars",)))
+    assert recognise({**row, "Rating (1)": 1, "Score": "4"}).name == "graded answers"
+
+
+def test_ties_alone_are_refused(tmp_path):
+    rows = [{"prompt": f"p {i}", "a": "x", "b": "y", "winner": "tie"} for i in range(5)]
+    with pytest.raises(DataError, match=r"all 5 usable judgements of .* are ties: .*how wide a tie is"):
+        load_pairs(written(rows, tmp_path), require_pairs=False)
+
+
+def test_what_is_held_out_as_a_tie_is_not_trained_on(tmp_path):
+    rows = [{"prompt": f"p {i}", "a": "x", "b": "y", "winner": "tie" if i % 3 else "a"} for i in range(90)]
+    training = load_pairs(written(rows, tmp_path))
+    held_out = load_pairs(written(rows[:20], tmp_path, "held_out.jsonl"))
+    left = take_out(training, held_out)
+    prompts = {f"p {i}" for i in range(20, 90)}
+    assert {one.prompt for one in left.observations} == prompts
+    assert {pair.prompt for pair in left.pairs} == {f"p {i}" for i in range(21, 90, 3)}
+    assert left.num_held_out == len(training.pairs) - len(left.pairs)
+
+
+def test_a_cap_keeps_the_first_observations_of_a_prompt(tmp_path):
+    rows = [{"prompt": f"p {i % 2}", "a": f"x {i}", "b": "y", "winner": "tie" if i % 3 else "a"} for i in range(12)]
+    capped = cap_prompts(load_pairs(written(rows, tmp_path)), 2)
+    assert [one.answers[0] for one in capped.observations] == ["x 0", "x 1", "x 2", "x 3"]
+
+
+@pytest.mark.parametrize("write", [files.write_ultrafeedback, files.write_arena, files.write_helpsteer2])
+def test_the_order_of_rows_changes_no_observation(tmp_path, write):
+    path = tmp_path / "rows.jsonl"
+    first = load_pairs(write(path, 30))
+    rows = path.read_text(encoding="utf-8").splitlines()
+    random.Random(3).shuffle(rows)  # noqa: S311 - data
+    path.write_text("\n".join(rows), encoding="utf-8")
+    second = load_pairs(str(path))
+    for attribute, identity in (("observations", "observation_id"), ("pairs", "pair_id")):
+        one, two = ({getattr(x, identity): x for x in getattr(loaded, attribute)} for loaded in (first, second))
+        assert one == two
+        assert len(one) >= 20
+
+
+def test_the_helpers_judgements_follow_the_gold_reward(tmp_path):
+    gold = dict(files.gold_answers(60, 4))
+    loaded = load_pairs(files.write_ultrafeedback(tmp_path / "rows.jsonl", 60))
+    right = [gold[pair.prompt][pair.chosen] > gold[pair.prompt][pair.rejected] for pair in loaded.pairs]
+    assert sum(right) / len(right) > 0.85
+    assert sum(one.ranks is not None for one in loaded.observations) == 60
+    assert all(len(list(combinations(one.answers, 2))) == 6 for one in loaded.observations)
+
+
+def written(rows, tmp_path, name="rows.jsonl"):
+    path = tmp_path / name
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)

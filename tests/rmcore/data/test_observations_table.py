@@ -1,0 +1,65 @@
+"""Observations come back from a Parquet table exactly as they went in."""
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rmcore.core.errors import DataError
+from rmcore.data.observation import Observation
+from rmcore.data.observations_table import OBSERVATIONS, count_observations, read_observations, write_observations
+from rmcore.data.pair import Message, PreferencePair, is_blank
+from rmcore.data.pairs_on_disk import RowWriter
+from rmcore.data.table import write_pairs
+
+texts = st.text(min_size=1).filter(lambda text: not is_blank(text))
+prompts = texts | st.lists(st.builds(Message, st.sampled_from(["system", "user"]), texts), min_size=2, max_size=3).map(
+    tuple
+)
+metadata = st.dictionaries(st.text(), st.none() | st.integers() | st.lists(st.text(), max_size=2), max_size=3)
+
+
+@st.composite
+def observations(draw):
+    answers = tuple(draw(st.lists(texts, min_size=1, max_size=5, unique=True)))
+    said = {"annotator": draw(st.none() | texts), "weight": draw(st.floats(0.01, 100)), "metadata": draw(metadata)}
+    if len(answers) == 1 or draw(st.booleans()):
+        numbers = st.floats(allow_nan=False, allow_infinity=False)
+        given = st.tuples(*[st.none() | numbers] * (len(answers) - 1), numbers)
+        grades = draw(st.dictionaries(st.text(), given, min_size=1, max_size=3))
+        return Observation(draw(prompts), answers, grades=grades, **said)
+    ranks = draw(st.lists(st.integers(1, 3), min_size=len(answers), max_size=len(answers)))
+    dense = tuple(sorted(set(ranks)).index(rank) + 1 for rank in ranks)
+    top_only = len(answers) > 2 and dense.count(1) == 1 and draw(st.booleans())
+    return Observation(draw(prompts), answers, ranks=dense, top_only=top_only, **said)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(observations(), max_size=5))
+def test_round_trip_is_exact_on_disk_and_in_between(tmp_path_factory, some):
+    folder = tmp_path_factory.mktemp("table")
+    write_observations(iter(some), folder / "a.parquet")
+    with RowWriter(folder / "a.arrow", OBSERVATIONS) as writer:
+        writer.extend(some)
+    writer.rows().write_parquet(folder / "b.parquet")
+    assert list(writer.rows()) == some
+    assert read_observations(folder / "a.parquet") == read_observations(folder / "b.parquet") == some
+    assert count_observations(folder / "a.parquet") == len(some)
+    assert read_observations(folder / "a.parquet", 2) == some[:2]
+
+
+def test_columns_can_be_read_by_others(tmp_path):
+    write_observations([Observation("p", ("a", "b"), grades={"overall": (1.0, None)})], tmp_path / "t.parquet")
+    (row,) = pq.read_table(tmp_path / "t.parquet").to_pylist()
+    assert row["kind"] == "grades"
+    assert (row["ranks"], row["grades"]) == (None, [("overall", [1.0, None])])
+
+
+def test_what_is_no_table_of_observations_is_refused(tmp_path):
+    with pytest.raises(DataError, match="the observations were not prepared"):
+        read_observations(tmp_path / "absent.parquet")
+    write_pairs([PreferencePair("p", "a", "b")], tmp_path / "pairs.parquet")
+    with pytest.raises(DataError, match="no column 'observation_id': it is not a table of prepared observations"):
+        read_observations(tmp_path / "pairs.parquet")
+    with pytest.raises(DataError, match="one of the observations holds text that is not valid Unicode"):
+        write_observations([Observation("p", ("a\ud800", "b"), ranks=(1, 1))], tmp_path / "t.parquet")
