@@ -72,8 +72,8 @@ def _describe_attribute(counts: Mapping[float, int], num_missing: int) -> dict[s
 
     Which scale it is says `rmcore.data.survey.Scale`; `levels` has how often each grade is given, None of real ones.
     """
-    few = len(counts) <= MOST_LEVELS and all(float(2 * value).is_integer() for value in counts)
-    scale = "binary" if counts.keys() <= {0.0, 1.0} else "ordinal" if few else "real"
+    found = Scale.of("", counts)  # None of a single value, which is a level
+    scale = "ordinal" if found is None else found.link
     num = sum(counts.values())
     return {
         "scale": scale,

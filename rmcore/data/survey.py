@@ -10,12 +10,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from rmcore.data.observation import Kind, Observation
-from rmcore.data.readers.columns import OVERALL_GRADES
 
 Link = Literal["binary", "ordinal", "real"]
 """Two levels, several, or numbers on a line."""
 MOST_LEVELS = 11
 """Whole numbers and halves of more different values than this (0 to 10) are real grades."""
+OVERALL_GRADES = ("overall", "helpfulness", "score", "rating", "quality", "grade")
+"""Grades of an answer as a whole: the first one that is there says alone what better means."""
 SCALINGS = 100
 LARGEST_TIE = 8
 """Answers that may be called equal at once; an observation with more is set aside."""

@@ -13,11 +13,11 @@ from tempfile import TemporaryDirectory
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import RmcoreError
 from rmcore.core.files import write_json
-from rmcore.data.integrity import select_training_pairs
 from rmcore.models.loading import pick_device
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.stages.prepare import load_splits
+from rmcore.stages.prepare import prepare
 from rmcore.study.estimates import SpeedProbe
+from rmcore.training.material import Material, tokens_of
 from rmcore.training.plan import time_steps
 
 TRIED_PAIRS = 20_000
@@ -32,17 +32,20 @@ def probe(config: PipelineConfig, started: float) -> SpeedProbe:
         started: `time.time()` when its process was asked for.
     """
     with TemporaryDirectory() as spool:  # mapped files outlive their names
-        splits, _ = load_splits(config.data, seed=config.seed, spool=Path(spool))
+        prepared = prepare(config.data, seed=config.seed, spool=Path(spool))
     rm = BradleyTerryRM.new(config.model, seed=config.seed, device=pick_device(config.device))
-    train = splits["train"]
-    tried = list(train[:TRIED_PAIRS])
-    pairs, _ = select_training_pairs(
-        rm.renderer.tokenize_readable(tried).tokenized, over_length=config.train.over_length
-    )
-    timed = time_steps(rm, config, pairs)
+    pairs, said = prepared.pairs["train"], prepared.observations.get("train")
+    some = None if said is None else list(said[:TRIED_PAIRS])
+    material = Material.choose(config.train, list(pairs[:TRIED_PAIRS]), some, config.data.attribute_weights)
+    material.attach_to(rm)
+    with TemporaryDirectory() as folder:
+        material.write(rm.renderer, Path(folder), config.train)
+        tokens = tokens_of(material.open(Path(folder)))
+    timed = time_steps(rm, config, tokens)
     until_warm = time.time() - started - timed.seconds
-    scored = len(splits["test"]) + len(splits.get("validation", []))
-    num_train = round(len(pairs) / max(1, len(tried)) * len(train))
+    scored = len(prepared.pairs["test"]) + len(prepared.pairs.get("validation", []))
+    everything = pairs if said is None or material.design is None else said
+    num_train = round(len(tokens) / len(material.train) * len(everything))
     return SpeedProbe(timed.num_pairs / timed.seconds, until_warm, num_train, scored)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from rmcore.config.data import DataConfig
 from rmcore.core.errors import DataError
+from rmcore.data.survey import OVERALL_GRADES
 
 Row = Mapping[str, Any]
 
@@ -24,8 +25,6 @@ _STEMS = ("response", "answer", "completion", "output", "reply", "text", "conver
 TWO_ANSWERS = (("a", "b"), *((f"{stem}_{one}", f"{stem}_{other}") for stem in _STEMS for one, other in ("ab", "12")))
 BEST_COLUMNS = ("best_index", "chosen_index", "best", "best_answer", "best_response")
 """Which of several answers is best: its number, counted from 0, or its text."""
-OVERALL_GRADES = ("overall", "helpfulness", "score", "rating", "quality", "grade")
-"""Grades of an answer as a whole: the first one that is there says alone what better means."""
 BINARY_GRADES = ("label", "thumbs_up")
 GRADES = (*OVERALL_GRADES, "correctness", "coherence", "complexity", "verbosity", *BINARY_GRADES)
 WINNERS = ("winner", "preference", "preferred", "choice")

@@ -19,7 +19,6 @@ from rmcore.core.errors import DataError
 from rmcore.data.observation import Grades, Observation
 from rmcore.data.pair import PreferencePair, Prompt
 from rmcore.data.readers.collector import Collected
-
 from rmcore.data.readers.fields import Reason
 from rmcore.data.readers.files import RawRecord
 from rmcore.data.readers.rejected import RejectedRow, reject

@@ -38,7 +38,6 @@ from rmcore.data.readers.columns import (
     BINARY_GRADES,
     GRADES,
     MARGIN_COLUMNS,
-    OVERALL_GRADES,
     SHP_COLUMNS,
     SIDE_COLUMNS,
     USUAL_COLUMNS,
@@ -64,6 +63,7 @@ from rmcore.data.readers.fields import (
 )
 from rmcore.data.readers.foreign import FOREIGN, Translate, only, prompt_column, whole
 from rmcore.data.readers.strict_pairs import strict_pairs
+from rmcore.data.survey import OVERALL_GRADES
 
 SIDE_ROWS = "side rows"
 GRADED_ROWS = "graded answers"
