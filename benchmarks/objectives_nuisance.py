@@ -2,16 +2,18 @@
 
     python benchmarks/objectives_nuisance.py --seeds 5 --out cells
 
-The gold world's labels name the longer answer in a share of the pairs, whatever it says. Each training is judged by
-accuracy on fresh pairs without that bias (by the true probability of the side that is preferred, so label noise is not
-in it) and by the gold reward that the best of 64 answers gains over their mean; answers are those of the gold world's
-own writer, one in five from its tail, where length costs gold. A finished cell is a JSON file in --out.
+In the training pairs the length of an answer has nothing to do with its gold reward, and half of the labels name the
+longer one, whatever it says. Each training is judged by accuracy on fresh pairs without that bias (by the true
+probability of the side that is preferred, so label noise is not in it) and by the gold reward that the best of 64
+answers gains over their mean; answers are those of the gold world's own writer, one in five from its tail, where length
+costs gold. A finished cell is a JSON file in --out.
 """
 
 import argparse
 import json
 import random
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +26,7 @@ from rmcore.core.files import write_json
 from rmcore.core.progress import silent
 from rmcore.core.tracking import NullTracker
 from rmcore.data.gold.world import TAIL_SHARE, generate_pairs, gold_reward, sample_response
+from rmcore.data.pair import PreferencePair, prompt_text
 from rmcore.evaluation.uncertainty import t_interval
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.training.likelihood.attached import read_likelihood
@@ -34,9 +37,12 @@ ARMS = {"plain": (), "nuisance": ("length",)}
 NUM_PROMPTS, NUM_ANSWERS = 200, 64
 
 
-def train(pairs, config: TrainConfig, seed: int, folder: Path) -> BradleyTerryRM:
+def train(
+    pairs: Sequence[PreferencePair], config: TrainConfig, args: argparse.Namespace, seed: int, folder: Path
+) -> BradleyTerryRM:
+    """Train from scratch; the last checkpoint."""
     material = Material.choose(config, pairs, None, None)
-    rm = BradleyTerryRM.new(ModelConfig(name="tiny", max_seq_len=256), seed=seed, device=torch.device("cpu"))
+    rm = BradleyTerryRM.new(ModelConfig(name=args.model, max_seq_len=256), seed=seed, device=torch.device("cpu"))
     material.attach_to(rm)
     material.write(rm.renderer, folder / "tokens", config)
     read = material.open(folder / "tokens")
@@ -53,15 +59,18 @@ def train(pairs, config: TrainConfig, seed: int, folder: Path) -> BradleyTerryRM
     return BradleyTerryRM.from_pretrained(folder / "out" / "best", device="cpu")
 
 
-def judge(rm: BradleyTerryRM, fresh, seed: int) -> dict[str, float]:
+def judge(rm: BradleyTerryRM, fresh: Sequence[PreferencePair], seed: int) -> dict[str, float]:
+    """Accuracy, and what the best of 64 gains; how long it is, and how margins go with length."""
     rewards = rm.score_pairs(fresh)
     margins = rewards[:, 0] - rewards[:, 1]
-    gaps = np.array([gold_reward(p.prompt, p.chosen) - gold_reward(p.prompt, p.rejected) for p in fresh])
+    gaps = np.array(
+        [gold_reward(prompt_text(p.prompt), p.chosen) - gold_reward(prompt_text(p.prompt), p.rejected) for p in fresh]
+    )
     chance = 1 / (1 + np.exp(-gaps))
     accuracy = np.where(margins > 0, chance, 1 - chance)
     lengths = np.array([np.log1p(len(p.chosen)) - np.log1p(len(p.rejected)) for p in fresh])
     rng = random.Random(f"best of 64 {seed}")  # noqa: S311 - data
-    prompts = list(dict.fromkeys(pair.prompt for pair in fresh))[:NUM_PROMPTS]
+    prompts = list(dict.fromkeys(prompt_text(pair.prompt) for pair in fresh))[:NUM_PROMPTS]
     gains, longer = [], []
     for prompt in prompts:
         answers = [
@@ -80,12 +89,13 @@ def judge(rm: BradleyTerryRM, fresh, seed: int) -> dict[str, float]:
 
 
 def cell(arm: str, seed: int, args: argparse.Namespace) -> dict[str, float]:
-    place = args.out / f"{arm}_{seed}_{args.bias}_{args.steps}.json"
+    """One training, judged; read where it is there."""
+    place = args.out / f"{arm}_{seed}_{args.bias}_{args.model}_{args.steps}.json"
     if place.is_file():
         return json.loads(place.read_text())
-    biased = GoldConfig(num_prompts=args.prompts, pairs_per_prompt=3, length_bias=args.bias)
+    biased = GoldConfig(num_prompts=args.prompts, pairs_per_prompt=3, length_bias=args.bias, shortcut="none")
     pairs = generate_pairs(biased, seed).pairs
-    fresh = generate_pairs(GoldConfig(num_prompts=400, pairs_per_prompt=3), 10_000 + seed).pairs
+    fresh = generate_pairs(GoldConfig(num_prompts=400, pairs_per_prompt=3, shortcut="none"), 10_000 + seed).pairs
     config = TrainConfig(
         steps=args.steps,
         lr=1e-3,
@@ -95,7 +105,7 @@ def cell(arm: str, seed: int, args: argparse.Namespace) -> dict[str, float]:
         best_metric="last",
     )
     folder = args.out / f".{place.stem}"
-    rm = train(pairs, config, seed, folder)
+    rm = train(pairs, config, args, seed, folder)
     likelihood = read_likelihood(folder / "out" / "best")
     found = judge(rm, fresh, seed)
     if likelihood is not None:
@@ -108,14 +118,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("nuisance_cells"), help="finished cells")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--model", default="tiny-small")
     parser.add_argument("--prompts", type=int, default=1200)
     parser.add_argument("--bias", type=float, default=0.5, help="share of labels that name the longer answer")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     found = {arm: [cell(arm, seed, args) for seed in range(args.seeds)] for arm in ARMS}
     print(
-        "| arm | accuracy on unbiased pairs | gold gain of best of 64 | its length, of the mean | r(margin, log length) |"
+        "| arm | accuracy, unbiased pairs | gold gain, best of 64 | its length, of the mean | r(margin, log length) |"
     )
     print("| --- | ---: | ---: | ---: | ---: |")
     for arm, cells in found.items():

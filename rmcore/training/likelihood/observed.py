@@ -2,7 +2,9 @@
 
 Of a side the model says a reward r and, where attributes are graded, o_1 .. o_A with r = sum_a c_a o_a. Then
 
-    ranks     utilities beta (r + gamma . f), f features of the answer: `choices`
+    ranks     utilities beta (r + gamma . f), f features of the answer: `choices`. So that r leaves to gamma what goes
+              with f, and does not follow f itself, the mean of (r_i - r_j) (f_i - f_j) over training pairs is held at
+              0 by a price mu: gradient descent in the model, ascent in mu
     grades    eta = o_a (with one attribute: eta = s r, s learned where there are ranks to fix the scale): `grades`
     annotator a judges by the model with probability 1 - eps_a and else at random (Dawid and Skene 1979, one number an
               annotator): log((1 - eps_a) P + eps_a P_0), eps_a = sigmoid(mu + theta_a), theta_a ~ Normal(0, 1)
@@ -114,6 +116,7 @@ class Likelihood(nn.Module):
     Attributes:
         log_tie: (D - 1,) log delta_2 .. delta_D.
         gamma: (F,) logits a standard deviation of each feature.
+        price: (F,) mu, the multiplier of the constraint that rewards do not go with each feature.
         log_scale: (1,) or (0,) log s.
         cuts: for each attribute its free thresholds, see `grades.free_thresholds`.
         log_sigma: (A,) of real grades.
@@ -123,6 +126,7 @@ class Likelihood(nn.Module):
 
     log_tie: Tensor
     gamma: Tensor
+    price: Tensor
     log_scale: Tensor
     log_sigma: Tensor
     log_tau: Tensor
@@ -134,6 +138,7 @@ class Likelihood(nn.Module):
         self.design = design
         self._learn("log_tie", torch.tensor(design.tie_odds[1:]).log())
         self._learn("gamma", torch.zeros(len(design.features)))
+        self._learn("price", torch.zeros(len(design.features)))
         self._learn("log_scale", torch.zeros(int(design.has_choices and len(design.scales) == 1)))
         self.cuts = nn.ParameterList(nn.Parameter(_first_cuts(scale)) for scale in design.scales)
         self._learn("log_sigma", torch.zeros(len(design.scales)))
@@ -170,6 +175,10 @@ class Likelihood(nn.Module):
         loss = -(weights[0] * terms.choices).sum() - (weights[1] * terms.grades).sum()
         # Sharded gradients are reduced over all ranks together, so each parameter has one on every rank, if only 0.
         loss = loss + 0.0 * sum(parameter.sum() for parameter in self.parameters())
+        if len(self.price) and len(labels.ranks):
+            together = self._goes_with_features(outputs[:, 0], labels)  # (F,)
+            # Descent in the model, and the same gradient with the other sign, ascent, in the price.
+            loss = loss + self.price.detach() @ together - self.price @ together.detach()
         return loss + self._penalties(outputs[:, 0], labels), self._margins(outputs.detach(), labels)
 
     def terms(self, outputs: Tensor, labels: ObservationLabels) -> Terms:
@@ -239,6 +248,16 @@ class Likelihood(nn.Module):
             return mixed
         prior = theta.square() / (2 * self._judged)
         return mixed - prior[annotators]
+
+    def _goes_with_features(self, rewards: Tensor, labels: ObservationLabels) -> Tensor:
+        """Weighted sum over ranked observations of the mean of (r_i - r_j) (f_i - f_j) over their pairs: (F,)."""
+        present = labels.ranks > 0  # (N, K)
+        number = present.sum(1)
+        ranked = rewards[labels.answers]
+        centred = (ranked - (ranked * present).sum(1, keepdim=True) / number[:, None]) * present
+        features = labels.features.to(rewards.dtype)[labels.answers]  # (N, K, F)
+        products = (centred[:, :, None] * features).sum(1)  # (N, F), as centring one factor centres the product
+        return (labels.rank_weights * 2 / (number - 1)) @ products
 
     def _penalties(self, rewards: Tensor, labels: ObservationLabels) -> Tensor:
         design = self.design
