@@ -41,30 +41,42 @@ def export(
     checkpoint: Annotated[str, typer.Option(help="A trained checkpoint, or an adapter folder (best/adapter).")],
     out: Annotated[Path, typer.Option(help="Where to write; must not exist, or be empty.")],
     dtype: Annotated[Dtype, typer.Option(help="Of the weights; bfloat16 halves the file and rounds.")] = Dtype.float32,
+    attributes: Annotated[
+        bool,
+        typer.Option(
+            "--attributes", help="Write each graded attribute as a label of its own; config.json has their weights."
+        ),
+    ] = False,
     render_fn: Annotated[str | None, setting(ModelConfig, "render_fn")] = None,
 ) -> None:
     """Write a checkpoint as one plain Hugging Face folder, and compare its rewards.
 
-    Adapters are merged in; tokenizer and rendering lie beside the weights.
+    Adapters are merged in; tokenizer and rendering lie beside the weights. With --attributes the model has a label for
+    each attribute that it was trained on, and the reward is their weighted sum (`reward_is_sum_of` in config.json).
 
     Example: rm-opt export --checkpoint runs/a/best/adapter --out exported --dtype bfloat16
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} exists and is not empty, and an export never overwrites; name a new folder.")
-    difference, bound = _export(checkpoint, out, dtype, render_fn)
+    difference, bound = _export(checkpoint, out, dtype, render_fn, attributes=attributes)
     print(f"{out}: {dtype} weights; reload with AutoModelForSequenceClassification.from_pretrained({str(out)!r})")
     print(f"largest difference of {len(SAMPLES)} rewards: {difference:.2e} (allowed: {bound:.2e})")
 
 
-def _export(checkpoint: str, out: Path, dtype: Dtype, render_fn: str | None) -> tuple[float, float]:
+def _export(
+    checkpoint: str, out: Path, dtype: Dtype, render_fn: str | None, *, attributes: bool
+) -> tuple[float, float]:
     """Write beside `out`, compare, then put in place; the largest difference of the rewards and its bound."""
     from rmcore.models.reward_model import BradleyTerryRM
 
     source = BradleyTerryRM.from_pretrained(checkpoint, device="cpu", render_fn=render_fn)
     expected = _rewards(source)
     with atomic_folder(out.resolve()) as part:
-        _write(source, part, dtype)
-        exported = _rewards(BradleyTerryRM.from_pretrained(part, device="cpu", render_fn=render_fn))
+        if attributes:
+            exported = _write_labels(source, Path(checkpoint), part, dtype)
+        else:
+            _write(source, part, dtype)
+            exported = _rewards(BradleyTerryRM.from_pretrained(part, device="cpu", render_fn=render_fn))
         difference = float(abs(exported - expected).max())
         bound = BOUNDS[dtype] * max(1.0, float(abs(expected).max()))
         if not difference <= bound:
@@ -89,3 +101,25 @@ def _write(rm: Any, folder: Path, dtype: Dtype) -> None:
     rm.merge_adapters()
     save_pretrained(rm.model.to(getattr(torch, dtype)), folder)
     rm.save_records(folder)
+
+
+def _write_labels(rm: Any, checkpoint: Path, folder: Path, dtype: Dtype) -> Any:
+    """Write the model with its attributes as labels; the rewards that transformers then gives, as their sum."""
+    import numpy as np
+    import torch
+    from transformers import AutoModelForSequenceClassification
+
+    from rmcore.models.attributes import as_labels, load_attributes, read_attributes
+
+    rm.merge_adapters()
+    load_attributes(rm.model, checkpoint)
+    weights = read_attributes(checkpoint) or {}
+    as_labels(rm.model, weights)
+    _write(rm, folder, dtype)
+    plain: Any = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
+    if list(plain.config.id2label.values()) != list(weights):
+        raise ModelError(f"{folder} was read back with the labels {plain.config.id2label}; nothing was written.")
+    sides = rm.renderer.tokenize_sides(list(SAMPLES))
+    with torch.inference_mode():
+        outputs = [plain.eval()(torch.tensor([side.ids])).logits[0].numpy() for side in sides]
+    return np.stack(outputs) @ np.array(list(weights.values()))

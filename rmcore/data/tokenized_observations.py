@@ -29,9 +29,8 @@ OBSERVATIONS_A_BATCH = 256
 """Observations that are tokenized, and lie in the file, together."""
 EQUAL = "two answers are the same within max_seq_len"
 CUT = "an answer is longer than max_seq_len"
-OFF_SCALE = "a grade is not among those of the training data"
 TOO_MANY_TIED = f"more than {LARGEST_TIE} answers are called equal"
-NOTHING_LEFT = "no grade of an attribute that is trained on"
+NOTHING_LEFT = "no grade that training has"
 
 
 class Observations(Protocol):
@@ -59,21 +58,21 @@ class Coding:
     features: tuple[Feature, ...] = ()
 
     def grades(self, observation: Observation) -> list[CodedGrade]:
-        """The grades of the attributes that have a scale.
-
-        Raises:
-            ValueError: one of them is not on it; the message is the reason.
-        """
+        """The grades of the attributes that have a scale, and are on it."""
         coded = []
         for number, scale in enumerate(self.scales):
             for answer, grade in enumerate(observation.grades.get(scale.attribute, ())):
                 if grade is None:
                     continue
                 code = scale.code(grade)
-                if code is None:
-                    raise ValueError(OFF_SCALE)
-                coded.append(CodedGrade(answer, number, code))
+                if code is not None:
+                    coded.append(CodedGrade(answer, number, code))
         return coded
+
+    def num_off_scale(self, observation: Observation) -> int:
+        """How many grades of these attributes are none that training has."""
+        given = [(scale, observation.grades.get(scale.attribute, ())) for scale in self.scales]
+        return sum(grade is not None and scale.code(grade) is None for scale, grades in given for grade in grades)
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,10 +304,7 @@ def _coded(
         return EQUAL
     if one.ranks is not None and not one.top_only and max(Counter(one.ranks).values()) > LARGEST_TIE:
         return TOO_MANY_TIED
-    try:
-        grades = coding.grades(one)
-    except ValueError as refusal:
-        return str(refusal)
+    grades = coding.grades(one)
     if one.ranks is None and not grades:
         return NOTHING_LEFT
     judgement = {

@@ -50,6 +50,7 @@ class Measured:
         metrics: by name; those of an attribute are `NAME[ATTRIBUTE]`.
         kinds: how many there are of each kind.
         num_left_out: observations that the model or its likelihood cannot read.
+        num_off_scale: grades that training does not have, which are left out alone.
         correlations: between the attributes' outputs over all answers, attribute -> attribute -> Pearson's r.
         parts: attribute -> its `weight` in the reward, pairwise accuracy on the test pairs by it `alone`, and how much
             the reward's accuracy changes where it is left out (`left_out`, of that reward minus of the whole).
@@ -59,6 +60,7 @@ class Measured:
     metrics: dict[str, MetricValue]
     kinds: dict[str, int]
     num_left_out: int
+    num_off_scale: int
     correlations: dict[str, dict[str, float]]
     parts: dict[str, dict[str, Any]]
     learned: dict[str, Any]
@@ -69,6 +71,7 @@ class Measured:
             "metrics": {name: value.to_dict() for name, value in self.metrics.items()},
             "kinds": self.kinds,
             "num_left_out": self.num_left_out,
+            "num_off_scale": self.num_off_scale,
             "correlations": self.correlations,
             "parts": self.parts,
             "learned": self.learned,
@@ -129,7 +132,10 @@ def measure_observations(
     if rows.num_graded:
         counts[str(Kind.GRADES)] = rows.num_graded
     parts = _parts(rm, pairs, likelihood, config, seed) if design.combination and pairs else {}
-    return Measured(metrics, counts, len(observations) - len(kept), rows.correlations(), parts, likelihood.learned())
+    off_scale = sum(map(design.coding.num_off_scale, observations))
+    return Measured(
+        metrics, counts, len(observations) - len(kept), off_scale, rows.correlations(), parts, likelihood.learned()
+    )
 
 
 def _parts(

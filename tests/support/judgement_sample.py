@@ -62,6 +62,7 @@ def record() -> dict:
         metrics,
         {"pair": 20, "tie": 20, "ranking": 20, "grades": 60},
         2,
+        3,
         {"helpfulness": {"helpfulness": 1.0, "safe": 0.31}, "safe": {"helpfulness": 0.31, "safe": 1.0}},
         parts,
         Likelihood(design).learned(),

@@ -38,6 +38,7 @@ def judgements_section(found: Mapping[str, Any] | None) -> dict[str, Any] | None
         "definition": DEFINITION,
         "kinds": ", ".join(f"{numbers.count(count)} {kind}" for kind, count in found["kinds"].items()),
         "left_out": found["num_left_out"] and numbers.count(found["num_left_out"]),
+        "off_scale": found["num_off_scale"] and numbers.count(found["num_off_scale"]),
         "nats": [_nats(metrics, name) for name in kinds if name in found["kinds"]],
         "lists": [
             {"name": name, "meaning": meaning, "value": numbers.with_interval(metrics[key], unit)}
