@@ -43,7 +43,7 @@ CUTS = (-1.0, 1.0, 2.5, 4.0)
 SIGMA, TAU = 1.5, 1.0
 CARELESS = tuple(number / 20 for number in range(12))
 NUM_ANSWERS = 4
-LABELS = (250, 500, 1000, 2000, 4000, 8000)
+LABELS = (300, 1200, 4800)
 PARTS = 8
 PRIOR = 3.0
 """Standard deviation of a normal prior of the weights, 1 in truth: rare parts are perfectly separated in few labels."""
@@ -159,6 +159,7 @@ KINDS = {
     "12 annotators": Kind(careless_pair, 2, 1, (("reliability", True),)),
 }
 MIXED = ("pairs with ties", "rankings of 4", "grades 0 to 4")
+PART = "its third alone: "
 
 
 def observe(world: World, kind: Kind, num_labels: int, rng: random.Random, start: int = 0) -> list[Observation]:
@@ -252,6 +253,9 @@ def measure(name: str, num_labels: int, world: World, held_out: World, seed: int
             one for at, kind in enumerate(MIXED) for one in observe(world, KINDS[kind], each, rng, at * each)
         ]
         settings: dict = {}
+    elif name.startswith(PART):  # what the mixture has of this kind
+        kind = KINDS[name.removeprefix(PART)]
+        observations, settings = observe(world, kind, num_labels // len(MIXED), rng), dict(kind.settings)
     else:
         observations, settings = observe(world, KINDS[name], num_labels, rng), dict(KINDS[name].settings)
     weights, likelihood = fit(world, observations, settings)
@@ -267,7 +271,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--labels", type=int, nargs="+", default=list(LABELS))
     args = parser.parse_args()
-    names = [*KINDS, "mixture"]
+    names = [*KINDS, "mixture", *(PART + name for name in MIXED)]
     found: dict[str, dict[str, np.ndarray]] = {name: {} for name in names}
     for seed in range(args.seeds):
         world, held_out = draw_world(2000, seed), draw_world(500, 1000 + seed)
@@ -297,6 +301,8 @@ def draw(labels: Sequence[int], found: dict[str, dict[str, np.ndarray]]) -> "Fig
     headline(figure, "True rewards are found from every kind of judgement, with errors that fall as 1/√n")
     axes = figure.subplots()
     for number, (name, errors) in enumerate(found.items()):
+        if name.startswith(PART):
+            continue
         cells = errors["rewards, logits"]
         means = np.sqrt((cells**2).mean(0))
         line = (

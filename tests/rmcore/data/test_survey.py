@@ -48,7 +48,8 @@ def test_without_ties_there_are_no_odds() -> None:
 
 def test_scales_are_told_by_their_values() -> None:
     assert Scale.of("a", {1.0: 5}) is None
-    binary, ordinal, real = Scale.of("a", {0.0: 3, 1.0: 1}), Scale.of("a", {1.0: 1, 2.0: 2, 5.0: 1}), Scale.of("a", {0.1: 1, 0.25: 1, 3.0: 1})  # fmt: skip
+    counts = ({0.0: 3, 1.0: 1}, {1.0: 1, 2.0: 2, 5.0: 1}, {0.1: 1, 0.25: 1, 3.0: 1})
+    binary, ordinal, real = (Scale.of("a", one) for one in counts)
     assert [one.link for one in (binary, ordinal, real)] == ["binary", "ordinal", "real"]
     assert binary.shares == (0.75, 0.25)
     assert (ordinal.code(5.0), ordinal.code(4.0)) == (2.0, None)

@@ -1,0 +1,109 @@
+"""Measurements of judgements against scikit-learn and numpy, and the coverage of their intervals."""
+
+import numpy as np
+import pytest
+from scipy import stats
+from sklearn.metrics import cohen_kappa_score, roc_auc_score
+
+from rmcore.evaluation.judgements import (
+    Choices,
+    GradesOf,
+    discounted_gain,
+    mean_over_prompts,
+    measure_choices,
+    measure_grades,
+    top_is_best,
+)
+
+HOW = {"num_resamples": 200, "seed": 0}
+
+
+def graded(rng: np.random.Generator, num_prompts: int, num_levels: int, effect: float = 0.0) -> GradesOf:
+    """Three grades a prompt, which share an offset: `said` goes with the level, and both with the prompt."""
+    prompts = np.repeat(np.arange(num_prompts), 3)
+    quality = rng.normal(size=len(prompts)) + effect * rng.normal(size=num_prompts)[prompts]
+    said = quality + rng.normal(size=len(prompts))
+    if num_levels:
+        edges = stats.norm.ppf(np.arange(1, num_levels) / num_levels)
+        codes = np.searchsorted(edges, quality).astype(float)
+        predicted = np.searchsorted(edges, said).astype(float)
+    else:
+        codes, predicted = quality, np.full(len(prompts), np.nan)
+    ones = np.ones(len(prompts))
+    return GradesOf(prompts, ones, 2 * ones, said, codes, predicted, num_levels)
+
+
+def test_auc_is_that_of_scikit_learn_with_equal_values_too() -> None:
+    grades = graded(np.random.default_rng(0), 60, 2)
+    rounded = GradesOf(**{**vars(grades), "said": np.round(grades.said)})
+    for one in (grades, rounded):
+        found = measure_grades(one, num_prompts=60, **HOW)
+        assert found["auc"].value == pytest.approx(roc_auc_score(one.codes, one.said))
+        assert found["nats_gained"].value == pytest.approx(1)
+
+
+def test_kappa_is_that_of_scikit_learn() -> None:
+    grades = graded(np.random.default_rng(1), 60, 4)
+    found = measure_grades(grades, num_prompts=60, **HOW)["kappa"]
+    assert found.value == pytest.approx(cohen_kappa_score(grades.codes, grades.predicted, weights="quadratic"))
+
+
+def test_correlation_is_pearsons() -> None:
+    grades = graded(np.random.default_rng(2), 60, 0)
+    found = measure_grades(grades, num_prompts=60, **HOW)["correlation"]
+    assert found.value == pytest.approx(np.corrcoef(grades.said, grades.codes)[0, 1])
+
+
+def test_grades_of_one_level_have_no_auc() -> None:
+    grades = graded(np.random.default_rng(3), 20, 2)
+    same = GradesOf(**{**vars(grades), "codes": np.ones(60)})
+    found = measure_grades(same, num_prompts=20, **HOW)["auc"]
+    assert (found.value, found.ci_low) == (None, None)
+    assert "undefined" in found.reason
+
+
+@pytest.mark.parametrize(("levels", "name"), [(2, "auc"), (4, "kappa"), (0, "correlation")])
+def test_intervals_cover_the_truth_in_spite_of_prompts_that_share_an_offset(levels: int, name: str) -> None:
+    rng = np.random.default_rng(4)
+    truth = measure_grades(graded(rng, 30_000, levels, 1.0), num_prompts=30_000, num_resamples=1, seed=0)[name].value
+    hits = 0
+    for trial in range(300):
+        found = measure_grades(graded(rng, 40, levels, 1.0), num_prompts=40, num_resamples=200, seed=trial)[name]
+        hits += found.ci_low <= truth <= found.ci_high
+    # 95 % of 300 within four standard errors below; too wide is no error of a kind that misleads.
+    assert hits >= 300 * 0.95 - 4 * np.sqrt(300 * 0.95 * 0.05)
+
+
+def test_a_ranking_in_order_gains_all_and_the_best_place_counts_most() -> None:
+    assert discounted_gain((1, 2, 3), (3.0, 2.0, 1.0)) == pytest.approx(1)
+    assert discounted_gain((1, 2, 3), (2.0, 3.0, 1.0)) < discounted_gain((1, 2, 3), (3.0, 1.0, 2.0)) < 1
+    assert np.isnan(discounted_gain((1, 1, 1), (3.0, 2.0, 1.0)))
+    assert top_is_best((1, 1, 2), (5.0, 4.0, 3.0)) == 1
+    assert top_is_best((2, 1, 3), (5.0, 5.0, 3.0)) == 0.5
+
+
+def test_choices_are_measured_by_kind_and_ties_by_their_probability() -> None:
+    rng = np.random.default_rng(5)
+    number = 4000
+    chance = rng.uniform(0.1, 0.6, number)
+    is_tie = rng.random(number) < chance
+    nan = np.full(number, np.nan)
+    kinds = ["tie" if tie else "pair" for tie in is_tie]
+    nats = np.where(is_tie, -np.log(chance), -np.log((1 - chance) / 2))
+    choices = Choices(
+        np.arange(number) // 2, kinds, nats, np.full(number, np.log(3)), np.ones(number), nan, chance, is_tie
+    )
+    found = measure_choices(choices, num_prompts=number // 2, **HOW)
+    assert found["nats[tie]"].value == pytest.approx(nats[is_tie].mean())
+    assert found["nats_gained"].value == pytest.approx(np.log(3) - nats.mean())
+    assert found["tie_share"].ci_low <= found["tie_probability"].value <= found["tie_share"].ci_high
+    assert found["tie_ece"].value < 0.04  # of sampling alone: ten bins of 400
+    assert "ndcg" not in found
+    wrong = Choices(**{**vars(choices), "tie_probability": 0.5 * chance})
+    assert measure_choices(wrong, num_prompts=number // 2, **HOW)["tie_ece"].value > 0.1
+
+
+def test_a_mean_over_prompts_is_over_rows() -> None:
+    values = {"a": np.array([1.0, 0.0, 0.0, 1.0, 1.0])}
+    found = mean_over_prompts(values, np.array([0, 0, 0, 1, 2]), num_prompts=3, **HOW)["a"]
+    assert found.value == pytest.approx(0.6)
