@@ -28,7 +28,8 @@ class AttributeHead(nn.Module):
     """The last linear layer of a head, with a row for each of A attributes.
 
     Args:
-        linear: the layer with one row; every attribute begins as a copy of it.
+        linear: the layer with one row. An attribute that alone has a weight begins as that row, so the model has at first
+            the reward that it had; the others are drawn, each its own, of the same size: copies would stay alike.
         combination: (A,) weights c of the attributes in the reward.
         learned: whether the weights are trained, too.
     """
@@ -39,7 +40,13 @@ class AttributeHead(nn.Module):
     def __init__(self, linear: nn.Linear, combination: Sequence[float], *, learned: bool) -> None:
         super().__init__()
         weights = linear.weight.new_tensor(list(combination))
-        self.weight = nn.Parameter(linear.weight.detach().repeat(len(weights), 1))  # (A, H)
+        row = linear.weight.detach()
+        generator = torch.Generator().manual_seed(0)
+        drawn = torch.randn(len(weights), row.shape[1], generator=generator) * float(row.std())
+        first = drawn.to(row)
+        if int((weights != 0).sum()) == 1:
+            first[weights != 0] = row
+        self.weight = nn.Parameter(first)  # (A, H)
         bias = None if linear.bias is None else nn.Parameter(linear.bias.detach().repeat(len(weights)))
         self.register_parameter("bias", bias)
         if learned:

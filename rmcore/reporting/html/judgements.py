@@ -8,8 +8,9 @@ from rmcore.reporting.figures import numbers
 TITLE = "Judgements: what of them the model foresees"
 DEFINITION = (
     "Nats are minus the log-probability that the model gives to what was judged, fewer are better; gained are those "
-    "over one who takes all outcomes for alike, or who knows how often each grade is given. Intervals are 95 % over "
-    "prompts. No verdict follows from them."
+    "over one who takes all outcomes for alike, or who knows how often each grade is given. The order of grades is told "
+    "by the AUC of two levels (0.5 is guessing), the quadratic kappa of more, the correlation r of real ones (0 is). "
+    "Intervals are 95 % over prompts. No verdict follows from them."
 )
 LISTS = {
     "top_accuracy": ("highest reward is judged best", "share", "of three answers or more; a guess is one in so many"),
@@ -18,8 +19,10 @@ LISTS = {
     "tie_share": ("ties, in fact", "share", "of two answers"),
     "tie_ece": ("calibration error of ties", "share", "mean gap of probability and share over ten bins"),
 }
-ORDERS = {"auc": "AUC", "kappa": "quadratic kappa", "correlation": "correlation"}
-"""What says of grades whether their order is told; 0.5 is guessing for the first, 0 for the others."""
+NAMES = {"pair": "pairs", "tie": "ties", "ranking": "rankings", "grades": "prompts with graded answers"}
+"""Kinds of judgements, several of them."""
+ORDERS = {"auc": "AUC", "kappa": "kappa", "correlation": "r"}
+"""What says of grades whether their order is told: 0.5 is guessing for the first, 0 for the others."""
 
 
 def judgements_section(found: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -36,7 +39,7 @@ def judgements_section(found: Mapping[str, Any] | None) -> dict[str, Any] | None
     return {
         "title": TITLE,
         "definition": DEFINITION,
-        "kinds": ", ".join(f"{numbers.count(count)} {kind}" for kind, count in found["kinds"].items()),
+        "kinds": ", ".join(f"{numbers.count(count)} {NAMES.get(kind, kind)}" for kind, count in found["kinds"].items()),
         "left_out": found["num_left_out"] and numbers.count(found["num_left_out"]),
         "off_scale": found["num_off_scale"] and numbers.count(found["num_off_scale"]),
         "nats": [_nats(metrics, name) for name in kinds if name in found["kinds"]],
