@@ -9,8 +9,8 @@ TITLE = "Judgements: what of them the model foresees"
 DEFINITION = (
     "Nats are minus the log-probability that the model gives to what was judged, fewer are better; gained are those "
     "over one who takes all outcomes for alike, or who knows how often each grade is given. The order of grades is "
-    "told by the AUC of two levels (0.5 is guessing), the quadratic kappa of more, the correlation r of real ones (0 is). "
-    "Intervals are 95 % over prompts. No verdict follows from them."
+    "told by the AUC of two levels (0.5 is guessing), the quadratic kappa of more, or the correlation r of real ones (0 "
+    "is guessing). Intervals are 95 % over prompts. No verdict follows from them."
 )
 LISTS = {
     "top_accuracy": ("highest reward is judged best", "share", "of three answers or more; a guess is one in so many"),
