@@ -2,11 +2,11 @@
 
     python benchmarks/objectives_nuisance.py --seeds 5 --out cells
 
-In the training pairs the length of an answer has nothing to do with its gold reward, and half of the labels name the
-longer one, whatever it says. Each training is judged by accuracy on fresh pairs without that bias (by the true
-probability of the side that is preferred, so label noise is not in it) and by the gold reward that the best of 64
-answers gains over their mean; answers are those of the gold world's own writer, one in five from its tail, where length
-costs gold. A finished cell is a JSON file in --out.
+Half of the labels of the training pairs name the longer answer, whatever it says; in them length goes with the gold
+reward a little besides, and with --shortcut none not at all. Each training is judged by accuracy on fresh pairs in
+which length says nothing (by the true probability of the side that is preferred, so label noise is not in it) and by
+the gold reward that the best of 64 answers gains over their mean; answers are those of the gold world's own writer, one
+in five from its tail, where length costs gold. A finished cell is a JSON file in --out.
 """
 
 import argparse
@@ -90,10 +90,10 @@ def judge(rm: BradleyTerryRM, fresh: Sequence[PreferencePair], seed: int) -> dic
 
 def cell(arm: str, seed: int, args: argparse.Namespace) -> dict[str, float]:
     """One training, judged; read where it is there."""
-    place = args.out / f"{arm}_{seed}_{args.bias}_{args.model}_{args.steps}.json"
+    place = args.out / f"{arm}_{seed}_{args.bias}_{args.shortcut}_{args.model}_{args.steps}.json"
     if place.is_file():
         return json.loads(place.read_text())
-    biased = GoldConfig(num_prompts=args.prompts, pairs_per_prompt=3, length_bias=args.bias, shortcut="none")
+    biased = GoldConfig(num_prompts=args.prompts, pairs_per_prompt=3, length_bias=args.bias, shortcut=args.shortcut)
     pairs = generate_pairs(biased, seed).pairs
     fresh = generate_pairs(GoldConfig(num_prompts=400, pairs_per_prompt=3, shortcut="none"), 10_000 + seed).pairs
     config = TrainConfig(
@@ -109,7 +109,7 @@ def cell(arm: str, seed: int, args: argparse.Namespace) -> dict[str, float]:
     likelihood = read_likelihood(folder / "out" / "best")
     found = judge(rm, fresh, seed)
     if likelihood is not None:
-        found["gamma"] = float(likelihood.gamma[0])
+        found["gamma"] = float(likelihood.gamma[0].detach())
     write_json(place, found)
     return found
 
@@ -120,6 +120,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--model", default="tiny-small")
+    parser.add_argument("--shortcut", choices=("length", "none"), default="length")
     parser.add_argument("--prompts", type=int, default=1200)
     parser.add_argument("--bias", type=float, default=0.5, help="share of labels that name the longer answer")
     args = parser.parse_args()

@@ -198,7 +198,7 @@ def _check_free(output_dir: Path) -> None:
 
 
 class _Read(NamedTuple):
-    """What is trained on, and measured on while training."""
+    """The data of a training, and what is measured on meanwhile."""
 
     pairs: Sequence[PreferencePair]
     held_out: Sequence[PreferencePair]

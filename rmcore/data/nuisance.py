@@ -1,4 +1,5 @@
-"""What a preference may follow that is no quality: features of an answer that are counted, not learned.
+"""Things that a preference may follow and that are no quality: features of an answer that are
+counted, not learned.
 
 A reward model that is trained with `train.nuisance` has their part of the preference explained by a second, linear head
 that sees nothing else, and the reward that is served is without it (ODIN, Chen et al. 2024, arXiv:2402.07319).

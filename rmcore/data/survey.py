@@ -1,4 +1,4 @@
-"""What a set of observations holds: kinds, ties, scales of grades, annotators. The likelihood is made to measure.
+"""A survey of observations: their kinds, ties, scales of grades, annotators. The likelihood is made to measure.
 
 It is taken once, of the training split, and kept with the model: a held-out grade is read on the training scale.
 """
@@ -72,7 +72,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Survey:
-    """What N observations hold.
+    """A survey of N observations.
 
     Attributes:
         kinds: how many there are of each kind.

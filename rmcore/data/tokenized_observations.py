@@ -96,7 +96,7 @@ class TokenizedObservation:
 
     @property
     def pair_id(self) -> str:
-        """What messages name it by; as that of a pair."""
+        """The name of it in messages, as a pair has one."""
         return self.observation_id
 
 

@@ -28,7 +28,7 @@ class AttributeHead(nn.Module):
     """The last linear layer of a head, with a row for each of A attributes.
 
     Args:
-        linear: the layer with one row. An attribute that alone has a weight begins as that row, so that the reward stays
+        linear: the layer with one row. An attribute that alone has a weight begins as that row, so that the reward is
             what it was; the others are drawn, each its own, of the same size: copies would stay alike.
         combination: (A,) weights c of the attributes in the reward.
         learned: whether the weights are trained, too.

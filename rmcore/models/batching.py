@@ -53,7 +53,7 @@ class MicroBatch:
 
     @property
     def labels(self) -> Tensor:
-        """What the loss is given beside the rows."""
+        """The target margins, which the loss is given beside the rows."""
         return self.target_margins
 
     @property

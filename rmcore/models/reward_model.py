@@ -42,7 +42,7 @@ SCORING_TOKEN_BUDGET = 8192
 
 
 class Companion(Protocol):
-    """What is trained as a part of `BradleyTerryRM.model` and is no part of the plain model that is saved."""
+    """A part of `BradleyTerryRM.model` that is trained with it and is no part of the plain model that is saved."""
 
     def plain_state(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Give the state of the plain model: the same rewards, the usual names."""

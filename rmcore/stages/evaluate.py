@@ -95,7 +95,7 @@ def _judgements(
     pairs: Sequence[PreferencePair],
     report: Report,
 ) -> Measured | None:
-    """What is measured of the held-out judgements of any kind, where the model was trained on such."""
+    """Measure the held-out judgements of any kind, where the model was trained on such."""
     checkpoint = upstream["train"] / "best"
     likelihood, said = read_likelihood(checkpoint), observations_of(upstream["prepare"], "test")
     if likelihood is None or said is None:

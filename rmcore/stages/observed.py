@@ -44,7 +44,7 @@ SCORED_TOGETHER = 512
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured of held-out judgements.
+    """Measurements of held-out judgements.
 
     Attributes:
         metrics: by name; those of an attribute are `NAME[ATTRIBUTE]`.

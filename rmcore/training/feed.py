@@ -48,7 +48,7 @@ class StepFeed(Dataset):
         return indices, self.cut(indices, self.token_budget)
 
     def num_terms(self, indices: Sequence[int]) -> float:
-        """What the summed loss of a step over these positions is divided by."""
+        """The number that the summed loss of a step over these positions is divided by."""
         return len(indices)
 
     def least_budget(self) -> int:

@@ -1,4 +1,4 @@
-"""What a training is trained on: pairs, or all that was observed together with the likelihood of it."""
+"""The material of a training: pairs, or all that was observed together with the likelihood of it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ class Material:
             attach(rm, self.design)
 
     def settings(self) -> dict[str, Any]:
-        """What of it a training shares with the one that it resumes, beside the tokens."""
+        """Give what of it a training shares with the one that it resumes, beside the tokens."""
         return {} if self.design is None else {"likelihood": self.design.to_dict()}
 
     def write(

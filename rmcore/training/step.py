@@ -42,7 +42,7 @@ class StepResult:
     """Measurements of one optimizer step, before its update. Counts and means are over its pairs of all ranks."""
 
     num_pairs: int
-    """Of other observations than pairs, these."""
+    """Observations, where these are not pairs."""
     num_tokens: int
     """Tokens computed: padding included, a prompt that both sides share once where rows are packed."""
     num_real_tokens: int
@@ -82,7 +82,7 @@ class UnreadStep:
     step: int
     pair_ids: Sequence[str]
     num_terms: float
-    """What the summed loss is divided by: pairs, or weighted terms of the likelihood of other observations."""
+    """Divisor of the summed loss: pairs, or weighted terms of the likelihood of other observations."""
     numbers: Tensor
     """(7,) float64, of all ranks: summed loss, wins, summed margin, margins; tokens, real tokens; gradient norm."""
 

@@ -9,7 +9,7 @@ TITLE = "Judgements: what of them the model foresees"
 DEFINITION = (
     "Nats are minus the log-probability that the model gives to what was judged, fewer are better; gained are those "
     "over one who takes all outcomes for alike, or who knows how often each grade is given. The order of grades is "
-    "told by the AUC of two levels (0.5 is guessing), the quadratic kappa of more, or the correlation r of real ones (0 "
+    "told by the AUC of two levels (0.5 is guessing), by quadratic kappa of more, by the correlation r of real ones (0 "
     "is guessing). Intervals are 95 % over prompts. No verdict follows from them."
 )
 LISTS = {
@@ -22,7 +22,7 @@ LISTS = {
 NAMES = {"pair": "pairs", "tie": "ties", "ranking": "rankings", "grades": "prompts with graded answers"}
 """Kinds of judgements, several of them."""
 ORDERS = {"auc": "AUC", "kappa": "kappa", "correlation": "r"}
-"""What says of grades whether their order is told: 0.5 is guessing for the first, 0 for the others."""
+"""Measures of whether the order of grades is told: 0.5 is guessing for the first, 0 for the others."""
 
 
 def judgements_section(found: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -88,7 +88,7 @@ def _correlations(found: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
 
 
 def _learned(found: Mapping[str, Any]) -> list[str]:
-    """What the likelihood learned beside the model, a sentence each."""
+    """Say what the likelihood learned beside the model, a sentence each."""
     said = []
     for size, width in found.get("tie", {}).items():
         said.append(f"{size} equally good answers are called equal with odds {numbers.decimal(width)} to one alone.")

@@ -298,7 +298,7 @@ class Likelihood(nn.Module):
 
     @torch.no_grad()
     def learned(self) -> dict[str, Any]:
-        """What was learned, in the terms that people use; JSON-ready."""
+        """Give what was learned in the terms that people use; JSON-ready."""
         design = self.design
         read: dict[str, Any] = {}
         if len(self.log_tie):

@@ -160,6 +160,8 @@ STAGES_OF_A_SECTION = {
     "rlhf": {"grpo"},
 }
 STAGES_OF_A_SETTING = {
+    # Also of what the reward of several attributes is.
+    "data.attribute_weights": {"prepare", "train", "population"},
     # Each imports that function anew, and is refused anew without the permission.
     "model.render_fn": STAGES_OF_A_SECTION["model"] | CHECKPOINT_STAGES,
     "model.trust_remote_code": STAGES_OF_A_SECTION["model"] | CHECKPOINT_STAGES,
