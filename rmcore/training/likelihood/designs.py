@@ -30,7 +30,7 @@ class PairsObserved:
 
 
 def training_observations(config: TrainConfig, pairs: Pairs, observations: Observations | None) -> Observations | None:
-    """The observations that the likelihood is trained on; None where the loss of pairs does: `rmcore.training.losses`."""
+    """The observations that the likelihood is trained on; None: the loss of pairs does, `rmcore.training.losses`."""
     if config.objective == "pairs":
         return None
     if observations is None and (config.nuisance or config.reliability):

@@ -34,8 +34,8 @@ def test_kinds_ties_grades_annotators_and_weights_are_counted():
     scales = {name: (one["scale"], one["levels"], one["num_missing"]) for name, one in found["attributes"].items()}
     assert scales == {
         "overall": ("binary", {"0": 1, "1": 1}, 1),
-        "warmth": ("real", None, 0),
-        "quality": ("ordinal", {"1": 1, "3.5": 1}, 0),
+        "warmth": ("ordinal", {"0.137": 1}, 0),  # a single value is a level
+        "quality": ("binary", {"1": 1, "3.5": 1}, 0),
     }
     assert found["annotators"] == {"num": 3, "num_unknown": 2, "labels": {"x": 2, "y": 1, "z": 1}}
     assert found["weights"] == {"min": 1, "max": 2, "num_not_1": 1}
