@@ -38,6 +38,7 @@ from rmcore.reporting.html.index import write_index
 from rmcore.reporting.html.note import run_note
 from rmcore.reporting.html.tuning import draw_tuning, tuning_markdown, write_tuning_report
 from rmcore.reporting.tuning_schema import TuningResults
+from rmcore.stages.interface import observations_of
 from rmcore.study.objectives import Objective, higher_is_better, require_objective
 from rmcore.study.search_space import default_space, parse_space
 from tasks.device import device_slots
@@ -140,7 +141,7 @@ def tune(
             chosen,
             objective,
             frozen,
-            num_pairs=count_pairs(Path(prepared.ref.path) / "train.parquet"),
+            num_pairs=_num_trained(Path(prepared.ref.path), base),
             warm=[drawn for kept in earlier.values() for drawn in kept],
             parallel=device_slots() > 1,
             storage=opened,
@@ -189,6 +190,12 @@ def checked_name(name: str) -> str:
     if NAME.fullmatch(name):
         return name
     raise ConfigError(f"a search cannot be called {name!r}: use letters, digits, '.', '_' and '-', at most 61.")
+
+
+def _num_trained(prepared: Path, base: PipelineConfig) -> int:
+    """Pairs that a trial is trained on; or observations, where the data say more than strict pairs."""
+    said = observations_of(prepared, "train") if base.train.objective == "auto" else None
+    return count_pairs(prepared / "train.parquet") if said is None else len(said)
 
 
 def _pairs(prepared: ArtifactRef, split: str) -> list[Any]:

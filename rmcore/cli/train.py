@@ -34,6 +34,8 @@ DATA_FIELDS = (
     "chosen_column",
     "rejected_column",
     "margin_column",
+    "weight_column",
+    "grade_columns",
     "require_complete_pairs",
 )
 MODEL_FIELDS = ("max_seq_len", "use_chat_template", "render_fn", "head_only", "trust_remote_code")
@@ -215,14 +217,14 @@ def _load(config: DataConfig, output_dir: Path | None) -> _Read:
     ranks = environment_ranks()
     if output_dir is None:
         with TemporaryDirectory(ignore_cleanup_errors=True) as spool:  # what is mapped outlives its name
-            loaded = load_sources(config, spool=Path(spool))
+            loaded = load_sources(config, spool=Path(spool), holds_out=False)
     else:
         place = output_dir / f".pairs-{ranks.rank}"  # a name of its own: one that was left by a kill is not kept
         shutil.rmtree(place, ignore_errors=True)
         is_new = not output_dir.exists()
         place.mkdir(parents=True)
         try:
-            loaded = load_sources(config, spool=place)
+            loaded = load_sources(config, spool=place, holds_out=False)
         except BaseException:
             shutil.rmtree(output_dir if is_new and ranks.world == 1 else place, ignore_errors=True)
             raise

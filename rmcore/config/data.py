@@ -71,6 +71,8 @@ class DataConfig(Settings):
     """Column of the other completion or dialogue."""
     margin_column: str | None = None
     """Column of the annotated preference strength (optional)."""
+    weight_column: str | None = None
+    """Column of how often a judgement counts, above 0. Left out: each counts once, whatever columns there are."""
     grade_columns: tuple[str, ...] | None = None
     """Columns that grade the answer of a row, where their names are not recognised."""
     grade_levels: tuple[float, ...] | None = None

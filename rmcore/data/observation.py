@@ -25,8 +25,9 @@ ANNOTATOR = "annotator"
 """Where a pair's metadata have who labelled it."""
 ANNOTATORS = (ANNOTATOR, "annotator_id", "judge")
 """Columns that say who judged, and so the names in a pair's metadata; the first one that is there counts."""
-WEIGHT = "weight"
-"""Column, and name in a pair's metadata, of how often a judgement counts."""
+WEIGHT = "judgement_weight"
+"""Name, in a pair's metadata, of how often a judgement counts: what `data.weight_column` names. A column that is merely
+called weight may be of anything."""
 OVERALL = "overall"
 """Name of the attribute of a file that grades answers as a whole."""
 Grades = tuple[float | None, ...]

@@ -124,10 +124,15 @@ class WeightMean:
             with_its_own: count its own weights as those of one more model.
         """
         with torch.no_grad():
-            for name, tensor in rm.model.state_dict().items():
-                if tensor.is_floating_point():
-                    own = tensor.to("cpu", torch.float64) if with_its_own else 0
-                    tensor.copy_((self._sums[name] + own) / (self.num + with_its_own))
+            state = {name: one for name, one in rm.model.state_dict().items() if one.is_floating_point()}
+            # All are worked out before any is written: tied weights stand under two names.
+            means = {
+                name: (self._sums[name] + (one.to("cpu", torch.float64) if with_its_own else 0))
+                / (self.num + with_its_own)
+                for name, one in state.items()
+            }
+            for name, tensor in state.items():
+                tensor.copy_(means[name])
         return rm
 
 

@@ -26,8 +26,9 @@ class Choices:
         prompts: (N,) number of the prompt, from 0.
         kinds: (N,) name of the kind.
         nats: (N,) minus the log-likelihood.
-        chance_nats: (N,) the same of one who takes all outcomes for alike.
-        top_is_best: (N,) share of the answers with the highest reward that were judged best: 0 or 1 without ties.
+        chance_nats: (N,) the same of one to whom all answers are alike, and who knows how often answers tie.
+        top_is_best: (N,) share of the answers with the highest reward that were judged best: 0 or 1 without ties; NaN
+            where all answers tie.
         gain: (N,) normalised discounted cumulative gain of three answers or more; NaN of fewer, and where all tie.
         tie_probability: (N,) that two answers are called equal; NaN where there are not two, or training had no ties.
         is_tie: (N,) whether they were.
@@ -83,7 +84,9 @@ def discounted_gain(ranks: Sequence[int], rewards: Sequence[float]) -> float:
 
 
 def top_is_best(ranks: Sequence[int], rewards: Sequence[float]) -> float:
-    """Share of the answers with the highest reward that were judged best."""
+    """Share of the answers with the highest reward that were judged best; NaN where all answers tie."""
+    if min(ranks) == max(ranks):
+        return math.nan
     top = [rank for rank, reward in zip(ranks, rewards, strict=True) if reward == max(rewards)]
     return sum(rank == min(ranks) for rank in top) / len(top)
 
@@ -102,7 +105,7 @@ def measure_choices(choices: Choices, *, num_prompts: int, num_resamples: int, s
         answers or more), `tie_share`, `tie_probability`, `tie_ece` (expected calibration error over ten equal bins).
     """
     kinds = np.array(choices.kinds)
-    lists = ~np.isnan(choices.gain) | np.isin(kinds, ("ranking", "best of K"))
+    lists = np.isin(kinds, ("ranking", "best of K")) & ~np.isnan(choices.top_is_best)
     two = ~np.isnan(choices.tie_probability)
     means: dict[str, tuple[FloatArray, BoolArray]] = {}
     for name, some in {"": kinds != "", **{f"[{kind}]": kinds == kind for kind in sorted(set(choices.kinds))}}.items():

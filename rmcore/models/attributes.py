@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from rmcore.core.errors import ModelError
 from rmcore.core.files import write_json
+from rmcore.models.lora import ADAPTER_FOLDER
 from rmcore.models.precision import reward_heads
 
 FOLDER = "attributes"
@@ -46,11 +47,14 @@ class AttributeHead(nn.Module):
         first = drawn.to(row)
         if int((weights != 0).sum()) == 1:
             first[weights != 0] = row
-        self.weight = nn.Parameter(first)  # (A, H)
-        bias = None if linear.bias is None else nn.Parameter(linear.bias.detach().repeat(len(weights)))
+        trained = linear.weight.requires_grad  # beside adapters the original is frozen, and its copy is not
+        self.weight = nn.Parameter(first, requires_grad=trained)  # (A, H)
+        bias = None
+        if linear.bias is not None:
+            bias = nn.Parameter(linear.bias.detach().repeat(len(weights)), requires_grad=linear.bias.requires_grad)
         self.register_parameter("bias", bias)
         if learned:
-            self.combination = nn.Parameter(weights)
+            self.combination = nn.Parameter(weights, requires_grad=trained)
         else:
             self.register_buffer("combination", weights)
 
@@ -140,13 +144,19 @@ def save_attributes(state: Mapping[str, Tensor], names: Sequence[str], folder: P
     write_json(place / RECORD_FILE, {"reward_is_sum_of": weights})
 
 
+def attributes_folder(checkpoint: Path) -> Path:
+    """Where the attributes of a checkpoint lie; those of an adapter lie beside the merged model above it."""
+    own = checkpoint / FOLDER
+    return own if own.is_dir() or checkpoint.name != ADAPTER_FOLDER else checkpoint.parent / FOLDER
+
+
 def read_attributes(folder: Path) -> dict[str, float] | None:
     """Weights of the attributes in the reward of the checkpoint in `folder`, by name; None where it has none.
 
     Raises:
         ModelError: the record is damaged.
     """
-    path = folder / FOLDER / RECORD_FILE
+    path = attributes_folder(folder) / RECORD_FILE
     if not path.is_file():
         return None
     try:
@@ -190,7 +200,7 @@ def load_attributes(model: nn.Module, folder: Path) -> tuple[str, ...]:
     if weights is None:
         raise ModelError(f"{folder} has no attributes: it was trained on pairs, rankings or one grade.")
     add_attributes(model, list(weights.values()), learned=False)
-    tensors = load_file(folder / FOLDER / WEIGHTS_FILE)
+    tensors = load_file(attributes_folder(folder) / WEIGHTS_FILE)
     heads = [module for module in model.modules() if isinstance(module, AttributeHead)]
     try:
         for head in heads:

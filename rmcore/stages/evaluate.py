@@ -66,9 +66,12 @@ def run(settings: EvaluateSettings, upstream: Upstream, out: Path, tracker: Trac
         for name, table in tables.items()
         if name in ("test", "ood")
     }
-    of_train = prefixed(report, "train")
-    train_card = measure(tables["train"], settings.evaluate, seed=settings.seed, beta=rm.beta, report=of_train)
-    metrics["train"] = {name: train_card[name] for name in TRAIN_METRICS}
+    if "train" in tables:
+        of_train = prefixed(report, "train")
+        train_card = measure(tables["train"], settings.evaluate, seed=settings.seed, beta=rm.beta, report=of_train)
+        metrics["train"] = {name: train_card[name] for name in TRAIN_METRICS}
+    else:  # of graded answers, one a prompt, no pair can be made
+        metrics["train"] = {name: MetricValue(None, None, None, 0, "no pairs to train on") for name in TRAIN_METRICS}
     ceilings = json.loads((prepared / CEILING_FILE).read_text()) if (prepared / CEILING_FILE).is_file() else {}
     record: dict[str, Any] = {
         "beta": rm.beta,

@@ -34,7 +34,7 @@ from rmcore.evaluation.uncertainty import MetricValue
 from rmcore.models.attributes import AttributeHead, load_attributes
 from rmcore.models.observation_batching import label
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.training.likelihood.choices import num_outcomes
+from rmcore.training.likelihood.choices import ranking_log_likelihood
 from rmcore.training.likelihood.grades import grade_log_likelihood, thresholds
 from rmcore.training.likelihood.observed import Likelihood
 
@@ -203,7 +203,9 @@ class _Rows:
             self._outputs.append(outputs[:, 1:].numpy())
         ranked = [(one, prompt) for one, prompt in zip(observations, prompts, strict=True) if one.ranks is not None]
         self.num_graded += len(observations) - len(ranked)
-        chance = num_outcomes(labels.ranks, labels.first_only, ties=len(likelihood.log_tie) > 0).log()
+        alike = torch.zeros(labels.ranks.shape, dtype=torch.float64)
+        odds = torch.tensor(likelihood.design.tie_odds[1:], dtype=torch.float64).log()
+        chance = -ranking_log_likelihood(alike, labels.ranks, odds, first_only=labels.first_only)
         tie = self._tie_probabilities(observations, outputs, likelihood)
         starts = np.cumsum([0, *(len(one.sides) for one in observations)])
         rewards = {

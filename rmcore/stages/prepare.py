@@ -115,7 +115,9 @@ def prepare(config: DataConfig, *, seed: int, report: Report = silent, spool: Pa
     return Prepared(splits, said, loaded)
 
 
-def load_sources(config: DataConfig, report: Report = silent, spool: Path | None = None) -> list[LoadedPairs]:
+def load_sources(
+    config: DataConfig, report: Report = silent, spool: Path | None = None, *, holds_out: bool = True
+) -> list[LoadedPairs]:
     """Read the training source and, where one is named, the held-out source; into the folder `spool` if there is one.
 
     Training pairs whose prompt or conversation is held out are taken out and counted: held-out numbers would flatter a
@@ -146,7 +148,7 @@ def load_sources(config: DataConfig, report: Report = silent, spool: Path | None
         split=config.split,
         limit=config.limit,
         spool=places[0],
-        require_pairs=not measures_elsewhere,
+        require_pairs=holds_out and not measures_elsewhere,
     )
     training = cap_prompts(everything, config.pairs_per_prompt)
     if not measures_elsewhere:

@@ -47,6 +47,11 @@ class StepFeed(Dataset):
         indices = list(self.order[step])
         return indices, self.cut(indices, self.token_budget)
 
+    @property
+    def named(self) -> str:
+        """One of what it feeds, in messages."""
+        return "pair"
+
     def num_terms(self, indices: Sequence[int]) -> float:
         """The number that the summed loss of a step over these positions is divided by."""
         return len(indices)
@@ -84,6 +89,11 @@ class ObservationFeed(StepFeed):
     """The same over observations of any kind."""
 
     pairs: Sequence[TokenizedObservation]  # type: ignore[assignment]
+
+    @property
+    def named(self) -> str:
+        """One of what it feeds, in messages; and what to do where it is too large."""
+        return "observation, all of its answers (train.objective=pairs takes two at a time),"
 
     def num_terms(self, indices: Sequence[int]) -> float:
         """Weighted terms of the likelihood."""

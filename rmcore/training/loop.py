@@ -140,7 +140,9 @@ class Trainer:
             packing=self.packing,
             order=order,
         )
-        check_budget(self.at.token_budget, self.feed.least_budget())  # refuses now what would fail later
+        check_budget(
+            self.at.token_budget, self.feed.least_budget(), self.feed.named
+        )  # refuses now what would fail later
         self.writer = CheckpointWriter(rm, config, folder, self.at.selection, ranks)
         self.best_rewards = np.zeros((0, 2), dtype=np.float32)
         """(P, 2) rewards, chosen first, under the best weights; of the split named below."""

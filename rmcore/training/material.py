@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rmcore.config.train import TrainConfig
+from rmcore.core.errors import DataError
 from rmcore.core.progress import Report, silent
 from rmcore.data.rendering import Renderer, TokenizedPair
 from rmcore.data.tokenized import Pairs, Tokenized, open_tokenized, write_tokenized
@@ -44,6 +45,11 @@ class Material:
         """
         wanted = training_observations(config, pairs, observations)
         if wanted is None:
+            if observations is not None and not len(pairs):
+                raise DataError(
+                    f"{len(observations)} observations to train on imply no strict pair, and train.objective=pairs "
+                    "trains on nothing else. Leave it out."
+                )
             return cls(pairs)
         return cls(wanted, make_design(config, wanted, attribute_weights))
 

@@ -216,13 +216,18 @@ def parameter_groups(named: Mapping[str, nn.Parameter], config: TrainConfig) -> 
 
     `set_learning_rate` multiplies by that.
     """
-    beside = [parameter for name, parameter in named.items() if name.startswith(LIKELIHOOD_PREFIX)]
-    model = [parameter for name, parameter in named.items() if not name.startswith(LIKELIHOOD_PREFIX)]
+    beside = [parameter for name, parameter in named.items() if _is_beside(name)]
+    model = [parameter for name, parameter in named.items() if not _is_beside(name)]
     groups = decay_groups(model, config.weight_decay)
     if beside:
         scale = max(1.0, LIKELIHOOD_LR / config.lr)
         groups.append({"params": beside, "weight_decay": 0.0, "lr_scale": scale, "lr": config.lr * scale})
     return groups
+
+
+def _is_beside(name: str) -> bool:
+    """Whether a parameter is one of a likelihood's numbers, or a weight of an attribute in the reward."""
+    return name.startswith(LIKELIHOOD_PREFIX) or name.endswith(".combination")
 
 
 def decay_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:

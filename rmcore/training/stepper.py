@@ -90,7 +90,7 @@ class Stepper:
         least = self.feed.least_budget()
         if largest <= least:
             raise TrainingError(
-                f"step {step}: out of memory with {largest} tokens in a micro-batch, and one pair needs up to {least} "
+                f"step {step}: out of memory with {largest} tokens in a micro-batch, and one {self.feed.named} needs up to {least} "
                 f"({error}); lower max_seq_len, or use bf16, gradient_checkpointing or LoRA."
             ) from error
         halved = max(largest // 2, least)

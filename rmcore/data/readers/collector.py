@@ -46,6 +46,7 @@ class Collector:
         self._num_before = 0
         """Rows before the first one that says more: each is one pair."""
         self._num_over_row_cap = self._num_ties = self._num_contradicting = 0
+        self._has_more = False
         self._files = ExitStack()
 
     def __enter__(self) -> "Collector":
@@ -65,6 +66,7 @@ class Collector:
 
     def add(self, row: RowPairs) -> None:
         """Take the next row."""
+        self._has_more |= row.observation is not None
         if self._later is None and (row.observation is not None or row.contradicts):
             self._num_before = len(self._pairs)
             self._later = []
@@ -86,7 +88,7 @@ class Collector:
         )
 
     def _observations(self, pairs: Sequence[PreferencePair]) -> Sequence[Observation]:
-        if not self._later:
+        if not self._later or not self._has_more:  # a row that contradicts itself alone leaves a source of pairs
             return ()
         before = map(Observation.of_pair, islice(pairs, self._num_before))
         if not isinstance(self._later, RowWriter):

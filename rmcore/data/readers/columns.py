@@ -9,6 +9,7 @@ from typing import Any
 
 from rmcore.config.data import DataConfig
 from rmcore.core.errors import DataError
+from rmcore.data.observation import WEIGHT
 from rmcore.data.survey import OVERALL_GRADES
 
 Row = Mapping[str, Any]
@@ -113,6 +114,7 @@ class ColumnMap:
     chosen: str | None = None
     rejected: str | None = None
     margin: str | None = None
+    weight: str | None = None
     grades: tuple[str, ...] = ()
     spelled: Mapping[str, str] = field(default_factory=dict)
 
@@ -124,6 +126,7 @@ class ColumnMap:
             config.chosen_column,
             config.rejected_column,
             config.margin_column,
+            config.weight_column,
             config.grade_columns or (),
         )
 
@@ -141,6 +144,7 @@ class ColumnMap:
     def usual_names(self) -> dict[str, str]:
         """Named column -> the usual name that it stands for."""
         names = {"prompt": self.prompt, "chosen": self.chosen, "rejected": self.rejected, "target_margin": self.margin}
+        names[WEIGHT] = self.weight
         return {column: usual for usual, column in names.items() if column is not None}
 
     def rename(self, row: Row) -> dict[str, Any]:

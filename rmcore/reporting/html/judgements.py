@@ -8,12 +8,16 @@ from rmcore.reporting.figures import numbers
 TITLE = "Judgements: what of them the model foresees"
 DEFINITION = (
     "Nats are minus the log-probability that the model gives to what was judged, fewer are better; gained are those "
-    "over one who takes all outcomes for alike, or who knows how often each grade is given. The order of grades is "
+    "over one to whom all answers are alike, who knows how often answers tie and each grade is given. The order of grades is "
     "told by the AUC of two levels (0.5 is guessing), by quadratic kappa of more, by the correlation r of real ones (0 "
     "is guessing). Intervals are 95 % over prompts. No verdict follows from them."
 )
 LISTS = {
-    "top_accuracy": ("highest reward is judged best", "share", "of three answers or more; a guess is one in so many"),
+    "top_accuracy": (
+        "highest reward is judged best",
+        "share",
+        "of three answers or more that do not all tie; a guess hits as many as are best",
+    ),
     "ndcg": ("NDCG", "", "1 where all are in the order of their ranks; a better answer counts more near the top"),
     "tie_probability": ("probability of a tie, on average", "share", "of two answers"),
     "tie_share": ("ties, in fact", "share", "of two answers"),

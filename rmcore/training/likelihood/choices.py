@@ -80,22 +80,23 @@ def _log_totals(utilities: Tensor, present: Tensor, log_tie: Tensor) -> Tensor:
     return torch.stack(totals[::-1], dim=1)
 
 
-def num_outcomes(ranks: Tensor, first_only: Tensor, *, ties: bool) -> Tensor:
-    """How many judgements of so many answers are possible: (N,) float64.
+def log_outcomes(ranks: Tensor, first_only: Tensor, *, ties: bool) -> Tensor:
+    """Logarithm of how many judgements of so many answers are possible: (N,) float64.
 
-    K for a first choice, K! for an order, and with ties the number of weak orders (1, 3, 13, 75, ...; Fubini numbers).
+    There are K of a first choice, K! of an order, and with ties the number of weak orders (1, 3, 13, 75, ...; Fubini
+    numbers).
 
     Args:
         ranks: (N, K) long, 0 is padding.
         first_only: (N,) bool.
         ties: whether answers may be called equal.
     """
-    most = ranks.shape[1]
     orders = [1]
-    for number in range(1, most + 1):
+    for number in range(1, ranks.shape[1] + 1):
         # a weak order of n answers: choose the k that are best, then a weak order of the others
-        ways = [math.comb(number, k) * orders[number - k] for k in (range(1, number + 1) if ties else (1,))]
+        ways = (math.comb(number, k) * orders[number - k] for k in (range(1, number + 1) if ties else (1,)))
         orders.append(sum(ways))
     answers = (ranks > 0).sum(1)  # (N,)
-    counted = torch.tensor(orders, dtype=torch.float64, device=ranks.device)[answers]
-    return torch.where(first_only, answers.double(), counted)
+    logs = [math.log(one) for one in orders]  # of whole numbers of any size
+    counted = torch.tensor(logs, dtype=torch.float64, device=ranks.device)[answers]
+    return torch.where(first_only, answers.double().log(), counted)

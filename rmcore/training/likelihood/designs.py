@@ -47,8 +47,8 @@ def make_design(
         ConfigError: a setting is about pairs only, or about something that the observations do not have.
         DataError: the observations say nothing that could be learned.
     """
-    _refuse_settings_of_pairs(config)
     found = survey(observations)
+    _refuse_settings_of_pairs(config, found)
     _refuse_nothing_to_learn(found)
     weights = better_weights([scale.attribute for scale in found.scales], attribute_weights)
     combination = _combination(config, found, weights)
@@ -60,7 +60,7 @@ def make_design(
         has_choices=found.has_choices,
         annotators=_annotators(found) if config.reliability else {},
         features=measure_features(observations, _nuisance(config, found)),
-        offset=config.grade_offset,
+        offset=config.grade_offset and _has_offsets(found),
         beta=config.beta,
         label_smoothing=config.label_smoothing,
         reward_penalty=config.regularization_lambda,
@@ -69,19 +69,30 @@ def make_design(
     )
 
 
-def _refuse_settings_of_pairs(config: TrainConfig) -> None:
+def _refuse_settings_of_pairs(config: TrainConfig, found: Survey) -> None:
     unused = {
         "train.target_margin_scale": config.target_margin_scale is not None,
         "train.curriculum": config.curriculum != "none",
         "train.compile": config.compile,
         "the curvature callback": "curvature" in config.callbacks,
+        "train.batching=plain": config.batching == "plain",
     }
     for name, is_set in unused.items():
         if is_set:
             raise ConfigError(
-                f"{name} is made for pairs, and this data has other observations too (or train.nuisance or "
-                "train.reliability is set). Leave it out, or train on the implied pairs alone: train.objective=pairs."
+                f"{name} is made for strict pairs that count once each, and the training data are {_shown(found)}"
+                f"{_asked(config)}. Leave it out, or train on the implied pairs alone: train.objective=pairs."
             )
+
+
+def _shown(found: Survey) -> str:
+    kinds = ", ".join(f"{count} of kind {kind}" for kind, count in found.kinds.items())
+    return f"{kinds}, {found.num_weighted} with a weight" if found.num_weighted else kinds
+
+
+def _asked(config: TrainConfig) -> str:
+    asked = [f"train.{name}" for name in ("nuisance", "reliability") if getattr(config, name)]
+    return f"; {', '.join(asked)} is set" if asked else ""
 
 
 def _refuse_nothing_to_learn(found: Survey) -> None:
@@ -119,7 +130,7 @@ def _named(scales: Sequence[Scale]) -> str:
     return ", ".join(scale.attribute for scale in scales)
 
 
-def _annotators(found: Survey) -> dict[str, int]:
+def _annotators(found: Survey) -> dict[str, float]:
     known = {name: count for name, count in found.annotators.items() if count >= FEWEST_JUDGED}
     if len(known) < 2:
         raise DataError(
@@ -128,6 +139,20 @@ def _annotators(found: Survey) -> dict[str, int]:
             "two of them; leave train.reliability out."
         )
     return known
+
+
+def _has_offsets(found: Survey) -> bool:
+    """Whether an offset that grades of one prompt share can be told from the answers.
+
+    Raises:
+        DataError: none has two grades of one attribute.
+    """
+    if not found.num_shared:
+        raise DataError(
+            "train.grade_offset lets the grades of one prompt share an offset, and in the training data no annotator "
+            "graded two answers to a prompt: leave it out."
+        )
+    return True
 
 
 def _nuisance(config: TrainConfig, found: Survey) -> Sequence[str]:

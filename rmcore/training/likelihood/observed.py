@@ -25,7 +25,7 @@ from rmcore.data.nuisance import Feature
 from rmcore.data.survey import Scale
 from rmcore.data.tokenized_observations import Coding
 from rmcore.models.observation_batching import ObservationLabels
-from rmcore.training.likelihood.choices import num_outcomes, ranking_log_likelihood
+from rmcore.training.likelihood.choices import log_outcomes, ranking_log_likelihood
 from rmcore.training.likelihood.grades import (
     free_thresholds,
     gaussian_with_offset,
@@ -48,7 +48,7 @@ class Design:
         combination: weight of each of them in the reward, where there are two or more; else empty.
         learns_combination: whether these weights are trained, by ranks.
         has_choices: whether anything is ranked.
-        annotators: how often each of those with a reliability of their own judged; empty: all are taken at their word.
+        annotators: weighted terms of each of those with a reliability of their own; empty: all are taken at their word.
         features: what the second head sees.
         offset: whether grades of one prompt share an offset.
         beta: scale of utilities.
@@ -63,7 +63,7 @@ class Design:
     combination: tuple[float, ...] = ()
     learns_combination: bool = False
     has_choices: bool = True
-    annotators: Mapping[str, int] = field(default_factory=dict)
+    annotators: Mapping[str, float] = field(default_factory=dict)
     features: tuple[Feature, ...] = ()
     offset: bool = False
     beta: float = 1.0
@@ -199,7 +199,7 @@ class Likelihood(nn.Module):
         )
         if not len(self.carelessness):
             return said
-        at_random = -num_outcomes(labels.ranks, labels.first_only, ties=bool(len(self.log_tie))).log()
+        at_random = -log_outcomes(labels.ranks, labels.first_only, ties=bool(len(self.log_tie)))
         return self._by_annotators(said, at_random.to(said.dtype), labels.rank_annotators)
 
     def _grades(self, outputs: Tensor, labels: ObservationLabels) -> Tensor:
