@@ -375,8 +375,9 @@ class Services:
         return self.http.get(link).raise_for_status().text
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def services(tmp_path_factory, databases):
+    """The local services, up as long as a process runs tests of these folders: idle servers and a worker cost, too."""
     home = begin(tmp_path_factory.mktemp("services") / "home", databases)
     try:
         started = Services(home)
