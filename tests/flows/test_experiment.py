@@ -27,7 +27,7 @@ DECLARED = {
     "question": "Does a larger learning rate order more pairs as the labels do?",
     "base": {
         "data": {"gold": {"num_prompts": 40, "pairs_per_prompt": 1}, "validation_fraction": 0.2},
-        "model": {"name": "tiny", "max_seq_len": 256},
+        "model": {"name": "MODEL", "max_seq_len": 256},
         "train": {
             "steps": 3, "warmup_steps": 0, "pairs_per_step": 4, "eval_every": 3, "log_every": 1, "token_budget": 8192,
         },
@@ -69,10 +69,11 @@ class Place:
         folder: an empty one.
         databases: what the home begins with, see `used_homes`.
         prefect_server: environment of commands that share a Prefect server.
+        model: folder of the small model that stands for MODEL in what is declared.
     """
 
-    def __init__(self, folder, databases, prefect_server):
-        self.home, self.folder = begin(folder / "home", databases), folder
+    def __init__(self, folder, databases, prefect_server, model):
+        self.home, self.folder, self.model = begin(folder / "home", databases), folder, model
         self.file = self.declare(DECLARED)
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
         self.environment = inherited | {"RM_OPT_HOME": str(self.home), "OMP_NUM_THREADS": "1"}
@@ -85,7 +86,7 @@ class Place:
 
     def declare(self, declared):
         file = self.folder / f"{declared['name']}.yaml"
-        file.write_text(yaml.safe_dump(declared, sort_keys=False))
+        file.write_text(yaml.safe_dump(declared, sort_keys=False).replace("MODEL", str(self.model)))
         return file
 
     def start(self, *arguments):
@@ -118,8 +119,8 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory, databases, prefect_server):
-    place = Place(tmp_path_factory.mktemp("matrix"), databases, prefect_server)
+def place(tmp_path_factory, databases, prefect_server, tiny_folder):
+    place = Place(tmp_path_factory.mktemp("matrix"), databases, prefect_server, tiny_folder)
     yield place
     place.warm.close()
     terminate(marked("RM_OPT_HOME", str(place.home)))  # what a test that failed may have left

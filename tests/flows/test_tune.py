@@ -23,7 +23,7 @@ pytestmark = pytest.mark.services
 BASE = {
     "study": "small",
     "data": {"gold": {"num_prompts": 40, "pairs_per_prompt": 2}, "validation_fraction": 0.3, "test_fraction": 0.3},
-    "model": {"name": "tiny-small", "max_seq_len": 96},
+    "model": {"max_seq_len": 96},
     "train": {
         "steps": 9, "warmup_steps": 0, "pairs_per_step": 2, "log_every": 3, "token_budget": 2048, "lr": 1e-3,
         "callbacks": [],
@@ -38,7 +38,7 @@ TRIALS, SEEDS = 4, 2
 class Place:
     """A home without any run, with a config and a space."""
 
-    def __init__(self, folder, databases, prefect_server):
+    def __init__(self, folder, databases, prefect_server, model):
         self.home, self.folder = begin(folder / "home", databases), folder
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
         self.environment = inherited | {
@@ -48,7 +48,7 @@ class Place:
             "RM_OPT_PRICE_PER_HOUR": "2",
         }
         self.environment |= {"RM_OPT_DEVICE_SLOTS": "1", **prefect_server}
-        self.config = self.write("base", BASE)
+        self.config = self.write("base", BASE | {"model": BASE["model"] | {"name": str(model)}})
         self.space = self.write("space", SPACE)
         self.warm = WarmCommands()
 
@@ -79,8 +79,8 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory, databases, prefect_server):
-    place = Place(tmp_path_factory.mktemp("tune"), databases, prefect_server)
+def place(tmp_path_factory, databases, prefect_server, tiny_folder):
+    place = Place(tmp_path_factory.mktemp("tune"), databases, prefect_server, tiny_folder)
     yield place
     place.close()
 
@@ -121,9 +121,9 @@ def comparable(outcome):
 
 
 def test_a_search_that_was_killed_ends_as_one_that_was_not_and_computes_nothing_twice(
-    place, outcome, tmp_path, databases, prefect_server
+    place, outcome, tmp_path, databases, prefect_server, tiny_folder
 ):
-    other = Place(tmp_path, databases, prefect_server)
+    other = Place(tmp_path, databases, prefect_server, tiny_folder)
     shutil.copytree(place.home / "store", other.home / "store")
     other.config, other.space = place.config, place.space
     try:

@@ -20,6 +20,8 @@ import psutil
 import pytest
 import websockets.sync.client
 
+from flows.worker import path_of_runs
+from rmcore.core.child_process import StageServer
 from rmcore.core.processes import marked, terminate
 from rmcore.core.tracking import METRICS_FILE, JsonlTracker
 from tasks import home as home_module
@@ -270,17 +272,29 @@ class Webhook:
 
 
 class Services:
-    """Both servers and the worker, started by the command line in a home of their own."""
+    """Both servers and the worker, started by the command line in a home of their own.
+
+    Stages of all runs are forked from one process that has imported what they need: five seconds of a core a run.
+    """
 
     def __init__(self, home):
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
         self.home = home
         self.webhook = Webhook()
-        self.environment = inherited | {
-            "RM_OPT_HOME": str(home),
-            "RM_OPT_DEVICE_SLOTS": "2",
-            "RM_OPT_WEBHOOK_URL": self.webhook.address,
-        }
+        as_of_runs = {**home_module.QUIET_ENVIRONMENT, **inherited, **home_module.SAFE_ENVIRONMENT}
+        self.stages = StageServer(
+            as_of_runs | {"PYTHONUNBUFFERED": "1", "PYTHONPATH": path_of_runs(), "OMP_WAIT_POLICY": "PASSIVE"}
+        )
+        self.stages.__enter__()
+        self.environment = (
+            inherited
+            | self.stages.variable
+            | {
+                "RM_OPT_HOME": str(home),
+                "RM_OPT_DEVICE_SLOTS": "2",
+                "RM_OPT_WEBHOOK_URL": self.webhook.address,
+            }
+        )
         prefect_port, mlflow_port, start_port = free_port(), free_port(), free_port()
         self.ui, self.mlflow = f"http://127.0.0.1:{prefect_port}", f"http://127.0.0.1:{mlflow_port}"
         self.api = f"{self.ui}/api"
@@ -293,6 +307,16 @@ class Services:
         """Speaks to both servers as their owner."""
         self.tracking = f"http://any:{self.password}@127.0.0.1:{mlflow_port}"
         """MLflow's address for a client of its owner."""
+
+    def stage_processes(self):
+        """The stages that are computed now."""
+        return psutil.Process(self.stages._process.pid).children()
+
+    def close(self):
+        """End what is not a service; `rm-opt down` ends those."""
+        self.warm.close()
+        self.webhook.close()
+        self.stages.__exit__()
 
     def rm_opt(self, *arguments):
         command = [sys.executable, "-c", "from flows.cli import main; main()", *map(str, arguments)]
@@ -375,15 +399,15 @@ class Services:
         return self.http.get(link).raise_for_status().text
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def services(tmp_path_factory, databases):
+    """The local services, up as long as a process runs tests of these folders: idle servers and a worker cost, too."""
     home = begin(tmp_path_factory.mktemp("services") / "home", databases)
     try:
         started = Services(home)
         yield started
-        started.warm.close()
         assert "worker" in started.rm_opt("down")
         assert started.rm_opt("status").count("not running") == 4
-        started.webhook.close()
+        started.close()
     finally:
         terminate(marked("RM_OPT_HOME", str(home)))  # what an `up` that failed may have left

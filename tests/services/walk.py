@@ -294,6 +294,7 @@ def main(out: Path) -> None:
             finally:
                 browser.close()
             services.rm_opt("down")
+            services.close()
         finally:
             terminate(marked("RM_OPT_HOME", str(home)))  # what an `up` or a walk that failed left
 

@@ -21,6 +21,7 @@ from rmcore.core.errors import ConfigError
 from rmcore.core.processes import marked
 from rmcore.core.store import Store
 from tasks.nodes import ALONE, is_helper, places, this_node
+from used_homes import begin
 
 COMMAND = [sys.executable, "-P", "-c", "from flows.cli import main; main()"]
 SETTINGS = {
@@ -39,8 +40,8 @@ LONGEST = 240
 
 
 @pytest.fixture
-def start(tmp_path):
-    """Start the command as host 0 or 1, each with a home of its own."""
+def start(tmp_path, databases):
+    """Start the command as host 0 or 1, each with a home of its own, which begins with the tools' empty databases."""
     config = tmp_path / "run.json"
     config.write_text(json.dumps(SETTINGS))
     (tmp_path / "shared").mkdir()
@@ -58,6 +59,8 @@ def start(tmp_path):
             "MASTER_PORT": str(port),
             "OMP_NUM_THREADS": "1",
         }
+        if not (tmp_path / f"host-{number}").exists():
+            begin(tmp_path / f"host-{number}", databases)
         log = (tmp_path / f"host-{number}.log").open("ab")
         words = [*COMMAND, "run", "--config", str(config)]
         process = subprocess.Popen(words, env=environment, stdout=log, stderr=log, start_new_session=True)

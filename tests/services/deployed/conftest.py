@@ -41,7 +41,7 @@ class Finished:
     artifacts: dict[str, Path]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def smoke(services):
     """The finished run of the study `from-ui`; its model is registered as rm-from-ui."""
     config = SMOKE.model_copy(update={"study": "from-ui"}).model_dump(mode="json")
@@ -91,7 +91,7 @@ def stages(made):
     return sorted(name.partition("/")[0] for name in made)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def drawn(services, smoke, tmp_path_factory):
     """Flow runs of best-of-n and readiness, started from their forms after `smoke`, and the stages each computed."""
     command, runs = Command(services, tmp_path_factory.mktemp("drawn")), {}
@@ -104,7 +104,7 @@ def drawn(services, smoke, tmp_path_factory):
     return runs
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def with_policy():
     """The config of `drawn`."""
     return WITH_POLICY

@@ -321,6 +321,7 @@ def test_an_interrupted_run_ends_as_such_on_its_page_and_so_does_its_stage(servi
     services.wait(started["id"], until=in_the_middle)
     run = services.http.get(place).json()
     assert (run["state_type"], run["state_name"]) == ("RUNNING", "Running"), run["state"]
+    assert services.stage_processes()  # its stage is forked from the one server of all runs
     if asked == "cancelled":
         services.http.post(f"{place}/set_state", json={"state": {"type": "CANCELLING"}}).raise_for_status()
     else:

@@ -75,7 +75,7 @@ def test_a_nightly_study_that_is_killed_decides_what_one_that_was_not_decides(se
     services.wait_for(lambda: list(services.home.glob("store/.wip/train-*/metrics.jsonl")) or not is_active())
     killed = [psutil.Process(pid) for run in later() for pid in pids(run) if psutil.pid_exists(pid)]
     assert killed
-    for process in [one for first in killed for one in (first, *first.children(recursive=True))]:
+    for process in [*services.stage_processes(), *killed, *(one for run in killed for one in run.children(True))]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)
     services.wait_for(lambda: not is_active(), timeout_s=500)
