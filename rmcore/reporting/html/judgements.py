@@ -8,9 +8,9 @@ from rmcore.reporting.figures import numbers
 TITLE = "Judgements: what of them the model foresees"
 DEFINITION = (
     "Nats are minus the log-probability that the model gives to what was judged, fewer are better; gained are those "
-    "over one to whom all answers are alike, who knows how often answers tie and each grade is given. The order of grades is "
-    "told by the AUC of two levels (0.5 is guessing), by quadratic kappa of more, by the correlation r of real ones (0 "
-    "is guessing). Intervals are 95 % over prompts. No verdict follows from them."
+    "over one to whom all answers are alike, who knows how often answers tie and each grade is given. The order of "
+    "grades is told by the AUC of two levels (0.5 is guessing), by quadratic kappa of more, by the correlation r of "
+    "real ones (0 is guessing). Intervals are 95 % over prompts. No verdict follows from them."
 )
 LISTS = {
     "top_accuracy": (
