@@ -230,8 +230,9 @@ def _load(config: DataConfig, output_dir: Path | None) -> _Read:
             raise
         shutil.rmtree(place, ignore_errors=True)
     for one in loaded:
+        more = f", {len(one.observations)} judgements" if one.observations else ""
         _say(
-            f"{one.source}: {len(one.pairs)} pairs ({one.layout}), {len(one.rejected)} of {one.num_rows} rows unusable"
+            f"{one.source}: {len(one.pairs)} pairs{more} ({one.layout}), {len(one.rejected)} of {one.num_rows} rows unusable"
         )
         for sentence in one.notices():
             _say(sentence)

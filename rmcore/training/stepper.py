@@ -90,8 +90,8 @@ class Stepper:
         least = self.feed.least_budget()
         if largest <= least:
             raise TrainingError(
-                f"step {step}: out of memory with {largest} tokens in a micro-batch, and one {self.feed.named} needs up "
-                f"to {least} ({error}); lower max_seq_len, or use bf16, gradient_checkpointing or LoRA."
+                f"step {step}: out of memory with {largest} tokens in a micro-batch, and one {self.feed.named} needs "
+                f"up to {least} ({error}); lower max_seq_len, or use bf16, gradient_checkpointing or LoRA."
             ) from error
         halved = max(largest // 2, least)
         if self.feed.ranks.world > 1:

@@ -257,7 +257,7 @@ class Likelihood(nn.Module):
         centred = (ranked - (ranked * present).sum(1, keepdim=True) / number[:, None]) * present
         features = labels.features.to(rewards.dtype)[labels.answers]  # (N, K, F)
         products = (centred[:, :, None] * features).sum(1)  # (N, F), as centring one factor centres the product
-        return (labels.rank_weights * 2 / (number - 1)) @ products
+        return (labels.rank_weights.to(rewards.dtype) * 2 / (number - 1)) @ products
 
     def _penalties(self, rewards: Tensor, labels: ObservationLabels) -> Tensor:
         design = self.design

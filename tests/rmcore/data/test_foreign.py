@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from rmcore.core.errors import DataError
 from rmcore.data.audit import audit
 from rmcore.data.pair import Message
-from rmcore.data.readers.columns import ColumnMap
+from rmcore.data.readers.columns import USUAL_COLUMNS, ColumnMap
 from rmcore.data.readers.fields import RowRejected
 from rmcore.data.readers.files import read_file
 from rmcore.data.readers.layouts import recognise
@@ -134,7 +134,8 @@ def texts(loaded):
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_file_of_each_kind_gives_its_pairs_and_counts_the_rest(name):
     layout, pairs, rejected = EXPECTED[name]
-    loaded = load_pairs(str(FIXTURES / name))
+    weighted = ColumnMap(weight="weight") if name == "annotators.csv" else USUAL_COLUMNS
+    loaded = load_pairs(str(FIXTURES / name), columns=weighted)
     assert loaded.layout == layout
     assert sorted(texts(loaded), key=str) == sorted(pairs, key=str)
     assert Counter(row.reason for row in loaded.rejected) == rejected

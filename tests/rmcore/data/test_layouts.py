@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from rmcore.config.data import DataConfig
 from rmcore.core.errors import DataError
+from rmcore.data.observation import WEIGHT
 from rmcore.data.pair import Message, PreferencePair, is_blank
 from rmcore.data.readers.columns import ColumnMap
 from rmcore.data.readers.layouts import Reason, RowRejected, recognise
@@ -145,8 +146,8 @@ BAD = [
     ({"prompt": "p", "responses": ["a"], "ranks": [1]}, Reason.FEWER_THAN_TWO_ANSWERS),
     ({"prompt": "p", "responses": ["a", "a"], "ranks": [1, 1]}, Reason.IDENTICAL_SIDES),
     ({"prompt": " ", "responses": ["a", "b"], "ranks": [1, 1]}, Reason.EMPTY_PROMPT),
-    ({"prompt": "p", "chosen": "a", "rejected": "b", "weight": 0}, Reason.BAD_WEIGHT),
-    ({"prompt": "p", "responses": ["a", "b"], "ranks": [1, 1], "weight": "much"}, Reason.BAD_WEIGHT),
+    ({"prompt": "p", "chosen": "a", "rejected": "b", WEIGHT: 0}, Reason.BAD_WEIGHT),
+    ({"prompt": "p", "responses": ["a", "b"], "ranks": [1, 1], WEIGHT: "much"}, Reason.BAD_WEIGHT),
     ({"prompt": "p", "responses": ["a", "a"], "ranks": [1, 2]}, Reason.IDENTICAL_SIDES),
     ({"prompt": "p", "responses": ["a", ""], "ranks": [1, 2]}, Reason.EMPTY_ANSWER),
     ({"prompt": "p", "responses": ["a", "b"], "scores": [1, None]}, Reason.MISSING_VALUE),

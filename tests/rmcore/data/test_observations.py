@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import preference_files as files
 from rmcore.core.errors import DataError
 from rmcore.data.observation import Kind, Observation
-from rmcore.data.readers.columns import ColumnMap
+from rmcore.data.readers.columns import USUAL_COLUMNS, ColumnMap
 from rmcore.data.readers.layouts import recognise
 from rmcore.data.readers.sources import cap_prompts, load_pairs, take_out
 
@@ -78,7 +78,9 @@ GRADED = {
 @pytest.mark.parametrize("on_disk", [False, True])
 @pytest.mark.parametrize("name", RANKED)
 def test_a_file_of_ranks_gives_its_observations(tmp_path, name, on_disk):
-    loaded = load_pairs(str(FIXTURES / name), spool=tmp_path / "pairs.arrow" if on_disk else None)
+    columns = ColumnMap(weight="weight") if name == "annotators.csv" else USUAL_COLUMNS
+    spool = tmp_path / "pairs.arrow" if on_disk else None
+    loaded = load_pairs(str(FIXTURES / name), columns=columns, spool=spool)
     assert [
         (one.kind, one.prompt, one.answers, one.ranks, one.annotator, one.weight) for one in loaded.observations
     ] == RANKED[name]
@@ -115,7 +117,8 @@ def test_the_sides_of_a_pair_carry_its_weight(tmp_path):
         for i in range(3)
         for role in ("chosen", "rejected")
     ]
-    loaded = load_pairs(written(rows, tmp_path))
+    loaded = load_pairs(written(rows, tmp_path), columns=ColumnMap(weight="weight"))
+    assert not load_pairs(written(rows, tmp_path)).observations  # a weight that nobody named may be of anything
     assert [(one.weight, one.observation_id) for one in loaded.observations] == [(1, "x0"), (2, "x1"), (3, "x2")]
     assert [pair.pair_id for pair in loaded.pairs] == ["x0", "x1", "x2"]
 

@@ -66,7 +66,7 @@ def test_a_record_comes_back() -> None:
     found = survey([*graded, judged(9, 1, 1, 2, weight=2.0)])
     assert Survey.from_dict(found.to_dict()) == found
     assert found.single_valued == ("safe",)
-    assert found.annotators == {"x": 6}
+    assert found.annotators == {"x": 18}  # grades, of which each is a term
     assert found.num_weighted == 1
 
 

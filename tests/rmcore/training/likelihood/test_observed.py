@@ -133,6 +133,21 @@ def test_a_held_out_prior_is_no_part_of_the_likelihood(observations_of) -> None:
     assert sum(chances) == pytest.approx(1, abs=1e-12)
 
 
+def test_an_annotators_prior_counts_once_over_the_data(observations_of) -> None:
+    """However many answers and attributes each judgement has, and whatever it weighs."""
+    observations = observations_of(40, kinds=("pair", "attributes"))
+    design = make_design(TrainConfig(label_smoothing=0, regularization_lambda=0, reliability=True), observations, None)
+    likelihood = Likelihood(design).double()
+    theta = torch.tensor([2.0, -1.0, 0.5, 0.0], dtype=torch.float64)
+    with torch.no_grad():
+        likelihood.carelessness[1:] = theta
+    tokenized = coded(observations, design)
+    outputs = outputs_for(tokenized, design)
+    with_prior, _ = likelihood(outputs, label(tokenized))
+    without, _ = likelihood.eval()(outputs, label(tokenized))
+    assert float((with_prior - without).detach()) == pytest.approx(float(theta.square().sum() / 2), rel=1e-6)
+
+
 def graded(value: float, attribute: str = "overall") -> Observation:
     return Observation(f"prompt {value}", ("one", "two"), grades={attribute: (value, value)})
 

@@ -100,7 +100,7 @@ def test_attributes_of_a_checkpoint_sum_to_its_reward(observations_of, tmp_path)
     names = load_attributes(rm.model, best)
     weights = read_attributes(best)
     assert list(weights) == list(names)
-    assert list(weights.values()) != pytest.approx([1.0, 0.0, 0.0], abs=1e-6)  # they were learned
+    assert max(abs(now - first) for now, first in zip(weights.values(), (1.0, 0.0, 0.0), strict=True)) > 0.005
     outputs = rm.score_outputs(sides)
     np.testing.assert_allclose(outputs[:, 0], rewards, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(outputs[:, 1:] @ np.array(list(weights.values())), rewards, rtol=1e-4, atol=1e-5)
