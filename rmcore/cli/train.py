@@ -232,7 +232,8 @@ def _load(config: DataConfig, output_dir: Path | None) -> _Read:
     for one in loaded:
         more = f", {len(one.observations)} judgements" if one.observations else ""
         _say(
-            f"{one.source}: {len(one.pairs)} pairs{more} ({one.layout}), {len(one.rejected)} of {one.num_rows} rows unusable"
+            f"{one.source}: {len(one.pairs)} pairs{more} ({one.layout}), {len(one.rejected)} of {one.num_rows} rows "
+            "unusable"
         )
         for sentence in one.notices():
             _say(sentence)
