@@ -56,7 +56,8 @@ class RayCluster:
         before = signal.getsignal(signal.SIGTERM)
         try:
             ray.init(
-                address=self.address,
+                # Left out, Ray would join whatever cluster was last begun on this machine, dead or somebody else's.
+                address=self.address or "local",
                 include_dashboard=None if self.address else False,
                 _node_ip_address=None if self.address else LOOPBACK,
                 logging_level=logging.WARNING,

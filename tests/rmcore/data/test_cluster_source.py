@@ -4,6 +4,8 @@ import gzip
 import json
 import os
 from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -54,8 +56,13 @@ def cluster():
         for name, value in s3_environment(url).items():
             patch.setenv(name, value)
         make_bucket(url, "pairs")
-        with RayCluster("a test") as found:
-            yield found
+        with TemporaryDirectory(prefix="ray") as folder:  # a short name: sockets lie below
+            patch.setenv("RAY_TMPDIR", folder)
+            left = Path(folder) / "ray"
+            left.mkdir()
+            (left / "ray_current_cluster").write_text("127.0.0.2:1")  # by a cluster that was killed
+            with RayCluster("a test") as found:
+                yield found
 
 
 @pytest.mark.services
