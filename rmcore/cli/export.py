@@ -64,7 +64,7 @@ def export(
 
 
 def _export(
-    checkpoint: str, out: Path, dtype: Dtype, render_fn: str | None, *, attributes: bool
+    checkpoint: str, out: Path, dtype: Dtype, render_fn: str | None, *, attributes: bool = False
 ) -> tuple[float, float]:
     """Write beside `out`, compare, then put in place; the largest difference of the rewards and its bound."""
     from rmcore.models.reward_model import BradleyTerryRM
