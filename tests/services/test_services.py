@@ -316,7 +316,7 @@ def test_the_embedded_server_is_ours_alone_and_a_run_ends_with_it(home):
             run.kill()
     assert (line, run.returncode) == ("ready\n", 2), said
     *waiting, error = said.splitlines()
-    # How long a busy machine takes to start it; and where it was just being connected to, what Prefect says of its events.
+    # How long a busy machine takes to start it; where it was just being connected to, what Prefect says of its events.
     known = ("Prefect ", "Unable to connect to 'ws://")
     assert all(line.startswith(known) or "Service 'EventsWorker' failed" in line for line in waiting), said
     assert error == (
