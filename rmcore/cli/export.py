@@ -109,11 +109,10 @@ def _write_labels(rm: Any, checkpoint: Path, folder: Path, dtype: Dtype) -> Any:
     import torch
     from transformers import AutoModelForSequenceClassification
 
-    from rmcore.models.attributes import as_labels, load_attributes, read_attributes
+    from rmcore.models.attributes import as_labels, load_attributes
 
     rm.merge_adapters()
-    load_attributes(rm.model, checkpoint)
-    weights = read_attributes(checkpoint) or {}
+    weights = load_attributes(rm.model, checkpoint)
     as_labels(rm.model, weights)
     _write(rm, folder, dtype)
     plain: Any = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32)

@@ -94,10 +94,8 @@ class SourceInParts:
 
     def _pairs(self, records: Iterator[RawRecord]) -> Iterator[Part]:
         records, layout = probe(records, self.source, self.columns, PAIRS_PER_ROW)
-        if layout.name in (
-            SIDE_ROWS,
-            GRADED_ROWS,
-        ):  # the sides of a pair may stand anywhere, so all rows are read before any is whole
+        # The sides of a pair and the answers to a prompt may stand anywhere: all rows are read before any pair is whole.
+        if layout.name in (SIDE_ROWS, GRADED_ROWS):
             loaded = load_pairs(self.source, split=self.split, columns=self.columns, limit=self.limit)
             self.num_rows, self.num_unusable = loaded.num_rows, len(loaded.rejected)
             self.notices = loaded.notices()

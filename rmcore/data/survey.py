@@ -54,6 +54,11 @@ class Scale:
         return max(1, len(self.levels) - 1)
 
     @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> "Scale":
+        """Read a JSON-ready record of its fields back."""
+        return cls(**{**record, "levels": tuple(record["levels"]), "shares": tuple(record["shares"])})
+
+    @classmethod
     def of(cls, attribute: str, counts: Mapping[float, int]) -> "Scale | None":
         """Take the scale of the grades that occur so often; None: they are all the same, so they say nothing."""
         if len(counts) < 2:
@@ -110,14 +115,10 @@ class Survey:
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> "Survey":
         """Read a record of `to_dict` back."""
-        scales = [
-            Scale(**{**scale, "levels": tuple(scale["levels"]), "shares": tuple(scale["shares"])})
-            for scale in record["scales"]
-        ]
         return cls(
             kinds=record["kinds"],
             tie_odds=tuple(record["tie_odds"]),
-            scales=tuple(scales),
+            scales=tuple(map(Scale.from_dict, record["scales"])),
             single_valued=tuple(record["single_valued"]),
             annotators=record["annotators"],
             num_weighted=record["num_weighted"],

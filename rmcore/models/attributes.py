@@ -114,15 +114,20 @@ def folded(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return plain
 
 
-@contextmanager
-def plain_heads(model: nn.Module) -> Iterator[None]:
-    """Inside the block every attribute head is a linear layer of one row, of no meaning: PEFT saves what it sees."""
-    found = [
+def _attribute_heads(model: nn.Module) -> list[tuple[nn.Module, str, AttributeHead]]:
+    """Each attribute head, with the module that holds it and its name there."""
+    return [
         (parent, name, child)
         for parent in model.modules()
         for name, child in parent.named_children()
         if isinstance(child, AttributeHead)
     ]
+
+
+@contextmanager
+def plain_heads(model: nn.Module) -> Iterator[None]:
+    """Inside the block every attribute head is a linear layer of one row, of no meaning: PEFT saves what it sees."""
+    found = _attribute_heads(model)
     for parent, name, child in found:
         setattr(parent, name, nn.Linear(child.weight.shape[1], 1, bias=child.bias is not None, device="meta"))
     try:
@@ -173,25 +178,22 @@ def as_labels(model: nn.Module, weights: Mapping[str, float]) -> None:
 
     Their names are the labels' names in its configuration, `reward_is_sum_of` there has their weights.
     """
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, AttributeHead):
-                linear = nn.Linear(child.weight.shape[1], child.weight.shape[0], bias=child.bias is not None)
-                linear.load_state_dict(
-                    {key: value for key, value in child.state_dict().items() if key != "combination"}
-                )
-                setattr(parent, name, linear.to(child.weight))
-    config: Any = model.config
+    for parent, name, child in _attribute_heads(model):
+        linear = nn.Linear(child.weight.shape[1], child.weight.shape[0], bias=child.bias is not None)
+        linear.load_state_dict({key: value for key, value in child.state_dict().items() if key != "combination"})
+        setattr(parent, name, linear.to(child.weight))
+    classifier: Any = model  # whose attributes are tensors to the type checker
+    config = classifier.config
     config.num_labels = len(weights)
     config.id2label = dict(enumerate(weights))
     config.label2id = {name: number for number, name in enumerate(weights)}
     config.reward_is_sum_of = dict(weights)
-    if hasattr(model, "num_labels"):
-        setattr(model, "num_labels", len(weights))  # noqa: B010 - a module's attributes are tensors to the type checker
+    if hasattr(classifier, "num_labels"):
+        classifier.num_labels = len(weights)
 
 
-def load_attributes(model: nn.Module, folder: Path) -> tuple[str, ...]:
-    """Put the attributes of the checkpoint in `folder` on its loaded model; their names.
+def load_attributes(model: nn.Module, folder: Path) -> dict[str, float]:
+    """Put the attributes of the checkpoint in `folder` on its loaded model; their weights in the reward, by name.
 
     Raises:
         ModelError: the checkpoint has none, or they do not fit the model.
@@ -201,10 +203,9 @@ def load_attributes(model: nn.Module, folder: Path) -> tuple[str, ...]:
         raise ModelError(f"{folder} has no attributes: it was trained on pairs, rankings or one grade.")
     add_attributes(model, list(weights.values()), learned=False)
     tensors = load_file(attributes_folder(folder) / WEIGHTS_FILE)
-    heads = [module for module in model.modules() if isinstance(module, AttributeHead)]
     try:
-        for head in heads:
+        for _, _, head in _attribute_heads(model):
             head.load_state_dict(tensors)
     except RuntimeError as error:
         raise ModelError(f"{folder / FOLDER} does not fit the model beside it ({error}); restore both.") from error
-    return tuple(weights)
+    return weights

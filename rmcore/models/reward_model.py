@@ -191,7 +191,7 @@ class BradleyTerryRM:
     def merge_adapters(self) -> None:
         """Add the adapters, where there are some, into the weights, in place; all of them can be trained from then on.
 
-        Not for a training that goes on: see `rmcore.models.lora`.
+        Not for a training that continues: see `rmcore.models.lora`.
         """
         if self._adapter_base is not None:
             self.model = self.model.merge_and_unload(safe_merge=True).requires_grad_(True)

@@ -39,7 +39,6 @@ class Collector:
     """
 
     def __init__(self, spool: Path | None) -> None:
-        self._spool = spool
         self._pairs: list[PreferencePair] | RowWriter[PreferencePair]
         self._pairs = [] if spool is None else RowWriter(spool, PAIRS)
         self._later: list[Observation] | RowWriter[Observation] | None = None
@@ -70,8 +69,9 @@ class Collector:
         if self._later is None and (row.observation is not None or row.contradicts):
             self._num_before = len(self._pairs)
             self._later = []
-            if self._spool is not None:
-                self._later = self._files.enter_context(RowWriter(self._beside("later"), OBSERVATIONS))
+            if isinstance(self._pairs, RowWriter):
+                place = _beside(self._pairs.path, "later")
+                self._later = self._files.enter_context(RowWriter(place, OBSERVATIONS))
         self._pairs.extend(row.pairs)
         self._num_over_row_cap += row.num_over_cap
         self._num_contradicting += row.contradicts
@@ -96,10 +96,10 @@ class Collector:
         later = self._later.rows()
         if not self._num_before:
             return later
-        with RowWriter(self._beside("observations"), OBSERVATIONS) as writer:
+        with RowWriter(_beside(self._later.path, "observations"), OBSERVATIONS) as writer:
             writer.extend(chain(before, later))
         return writer.rows()
 
-    def _beside(self, name: str) -> Path:
-        assert self._spool is not None  # noqa: S101 - asked for only where there is one
-        return self._spool.with_suffix(f".{name}{self._spool.suffix}")
+
+def _beside(place: Path, name: str) -> Path:
+    return place.with_suffix(f".{name}{place.suffix}")

@@ -46,11 +46,6 @@ def outputs_of(model: nn.Module, rows: Rows) -> Tensor:
     return getattr(model, FORWARD_METHOD, partial(packed_outputs, model))(rows)
 
 
-def packed_rewards(model: nn.Module, row: PackedRow) -> Tensor:
-    """Rewards of the S sides of a packed row: (S,)."""
-    return packed_outputs(model, row)[:, 0]
-
-
 def packed_outputs(model: nn.Module, row: PackedRow) -> Tensor:
     """All that the head says of the S sides of a packed row; see `outputs_of`."""
     plain = _without_adapters(model)

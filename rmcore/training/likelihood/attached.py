@@ -6,7 +6,7 @@ several attributes, `attributes/`.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -95,8 +95,3 @@ def read_likelihood(folder: Path) -> Likelihood | None:
             f"{path} is damaged ({error}), so held-out judgements cannot be scored; restore it from the folder the "
             "model was trained into."
         ) from error
-
-
-def attribute_names(design: Design) -> Sequence[str]:
-    """Names of the attributes in the order of the model's outputs behind the reward."""
-    return [scale.attribute for scale in design.scales]

@@ -84,13 +84,9 @@ class Design:
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> "Design":
         """Read a record of `to_dict` back."""
-        scales = [
-            Scale(**{**scale, "levels": tuple(scale["levels"]), "shares": tuple(scale["shares"])})
-            for scale in record["scales"]
-        ]
         read = dict(record) | {
             "tie_odds": tuple(record["tie_odds"]),
-            "scales": tuple(scales),
+            "scales": tuple(map(Scale.from_dict, record["scales"])),
             "combination": tuple(record["combination"]),
             "features": tuple(Feature(**feature) for feature in record["features"]),
         }

@@ -17,7 +17,7 @@ from torch.nn.functional import logsigmoid
 from rmcore.data.rendering import TokenizedPair, TokenizedSide
 from rmcore.models.batching import collate
 from rmcore.models.packing.attention import ATTENTION
-from rmcore.models.packing.forward import find_packing, packed_rewards, rewards_of
+from rmcore.models.packing.forward import find_packing, packed_outputs, rewards_of
 from rmcore.models.packing.layout import pack_sides
 from rmcore.models.packing.rows import pad_rows
 from rmcore.models.precision import precision_context
@@ -200,7 +200,7 @@ def test_many_answers_to_one_prompt_in_any_arrangement(name):
     with torch.no_grad():
         expected = torch.cat([rewards_of(model, pad_rows([side], pad_id=PAD)) for side in sides])
         for groups in ([[0, 1, 2, 3, 6], [4], [7, 5]], [[5], [3, 0], [6, 2, 1], [7, 4]], [[i] for i in range(8)]):
-            found = packed_rewards(model, pack_sides(sides, groups, packing))
+            found = packed_outputs(model, pack_sides(sides, groups, packing))[:, 0]
             torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
@@ -216,7 +216,7 @@ def test_the_pad_token_in_a_text_means_what_it_means_to_the_model(name):
     sides = [[*PROMPT, 5, 6, PAD], [*PROMPT, 7, PAD, PAD], [*PROMPT, PAD], [8, PAD, 9, 10], [*PROMPT, PAD, 9]]
     with torch.no_grad():
         expected = torch.cat([rewards_of(model, pad_rows([side], pad_id=PAD)) for side in sides])
-        found = packed_rewards(model, pack_sides(sides, [[0, 1, 2, 4], [3]], packing))
+        found = packed_outputs(model, pack_sides(sides, [[0, 1, 2, 4], [3]], packing))[:, 0]
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
@@ -229,7 +229,7 @@ def test_a_row_may_be_longer_than_the_model_has_positions():
         assert row.num_tokens == 6 * LONGEST
         with torch.no_grad():
             expected = rewards_of(model, pad_rows(sides, pad_id=PAD))
-            torch.testing.assert_close(packed_rewards(model, row), expected, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(packed_outputs(model, row)[:, 0], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_trial_leaves_modes_weights_and_random_state_as_they_were():

@@ -14,7 +14,7 @@ import transformers as hf
 
 from rmcore.core.errors import ModelError
 from rmcore.data.rendering import Rendering, TokenizedSide
-from rmcore.models.packing.forward import find_packing, packed_rewards, rewards_of
+from rmcore.models.packing.forward import find_packing, packed_outputs, rewards_of
 from rmcore.models.packing.layout import pack_sides
 from rmcore.models.packing.rows import pad_rows
 from rmcore.models.reward_model import BradleyTerryRM
@@ -126,7 +126,7 @@ def test_a_window_shorter_than_a_side_is_refused_and_a_longer_one_packed_exactly
     model = build(config(**SHAPE | more | {field: LONGEST, "initializer_range": 0.2}))
     row = pack_sides(sides(), [[0, 1], [2, 3], [4]], find(model))
     with torch.no_grad():
-        torch.testing.assert_close(packed_rewards(model, row), alone(model), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(packed_outputs(model, row)[:, 0], alone(model), rtol=1e-4, atol=1e-5)
 
 
 def test_an_encoders_window_lies_half_before_and_half_after():
@@ -162,7 +162,7 @@ def test_a_layer_that_does_not_pass_the_plan_on_cannot_go_unnoticed():
 
     attention.forward = losing
     with torch.no_grad():
-        assert packed_rewards(model, pack_sides(sides(), [[0, 1], [2, 3], [4]], packing)).isnan().all()
+        assert packed_outputs(model, pack_sides(sides(), [[0, 1], [2, 3], [4]], packing))[:, 0].isnan().all()
     with pytest.raises(ModelError, match="differ by nan"):
         find(model)
 
@@ -208,7 +208,7 @@ def test_what_the_trial_accepts_is_exact_with_weights_grown_tenfold(name):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(10) if parameter.ndim > 1 else parameter.add_(0.1 * torch.randn_like(parameter))
-        packed = packed_rewards(model, pack_sides(sides(), [[0, 1], [2, 3], [4]], packing))
+        packed = packed_outputs(model, pack_sides(sides(), [[0, 1], [2, 3], [4]], packing))[:, 0]
     truth = alone(model)
     assert truth.std() > 1e-2
     torch.testing.assert_close(packed, truth, rtol=1e-4, atol=1e-4 * float(truth.abs().max()))
