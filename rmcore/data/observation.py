@@ -55,6 +55,15 @@ class Kind(StrEnum):
     GRADES = "grades"
 
 
+def kind_of(ranks: tuple[int, ...] | None, *, top_only: bool) -> Kind:
+    """Tell the kind of a judgement; without ranks it is of grades."""
+    if ranks is None:
+        return Kind.GRADES
+    if len(ranks) == 2:
+        return Kind.TIE if ranks[0] == ranks[1] else Kind.PAIR
+    return Kind.BEST if top_only else Kind.RANKING
+
+
 @dataclass(frozen=True, slots=True)
 class Observation:
     """One judgement of K answers to one prompt: either ranks, or grades of one or several attributes.
@@ -142,11 +151,7 @@ class Observation:
     @property
     def kind(self) -> Kind:
         """Which likelihood it has."""
-        if self.ranks is None:
-            return Kind.GRADES
-        if len(self.ranks) == 2:
-            return Kind.TIE if self.ranks[0] == self.ranks[1] else Kind.PAIR
-        return Kind.BEST if self.top_only else Kind.RANKING
+        return kind_of(self.ranks, top_only=self.top_only)
 
     @property
     def num_terms(self) -> int:

@@ -94,7 +94,7 @@ class SourceInParts:
 
     def _pairs(self, records: Iterator[RawRecord]) -> Iterator[Part]:
         records, layout = probe(records, self.source, self.columns, PAIRS_PER_ROW)
-        # The sides of a pair and the answers to a prompt may stand anywhere: all rows are read before any pair is whole.
+        # Sides of a pair, and answers to a prompt, may stand anywhere: all rows are read before any pair is whole.
         if layout.name in (SIDE_ROWS, GRADED_ROWS):
             loaded = load_pairs(self.source, split=self.split, columns=self.columns, limit=self.limit)
             self.num_rows, self.num_unusable = loaded.num_rows, len(loaded.rejected)

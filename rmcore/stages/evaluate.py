@@ -29,7 +29,7 @@ from rmcore.reporting.figures.length import reward_by_length_figure
 from rmcore.reporting.figures.margins import margin_histogram_figure
 from rmcore.reporting.figures.style import save
 from rmcore.stages.interface import CEILING_FILE, Upstream, observations_of
-from rmcore.stages.observed import Measured, measure_observations, named_metrics
+from rmcore.stages.observed import Measured, measure_observations
 from rmcore.stages.settings import EvaluateSettings
 from rmcore.stages.trained import load_trained
 from rmcore.training.likelihood.attached import read_likelihood
@@ -83,7 +83,9 @@ def run(settings: EvaluateSettings, upstream: Upstream, out: Path, tracker: Trac
     record["observations"] = None if judged is None else judged.to_dict()
     write_json(out / "metrics.json", record)
     tracked = tracked_metrics(record["metrics"])
-    tracked |= {} if judged is None else {name: value.to_dict() for name, value in named_metrics(judged)}
+    if judged is not None:
+        of_judgements = record["observations"]["metrics"]
+        tracked |= tracked_metrics({"test": {name.replace(" ", "_"): one for name, one in of_judgements.items()}})
     write_json(out / "summary.json", {"metrics": tracked})
     bins = reliability_bins(tables["test"], settings.evaluate.num_bins, beta=rm.beta)
     mistakes = with_texts(most_confident_mistakes(tables["test"], beta=rm.beta).head(NUM_MISTAKES), splits["test"])

@@ -1,7 +1,7 @@
 """Held-out judgements of any kind under a trained model and its likelihood: the part of stage evaluate beside pairs."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,7 +12,7 @@ import torch
 
 from rmcore.config.evaluate import EvaluateConfig
 from rmcore.core.progress import Report, prefixed
-from rmcore.data.observation import Kind
+from rmcore.data.observation import Kind, kind_of
 from rmcore.data.pair import PreferencePair
 from rmcore.data.survey import Scale
 from rmcore.data.tokenized_observations import (
@@ -31,11 +31,11 @@ from rmcore.evaluation.judgements import (
     top_is_best,
 )
 from rmcore.evaluation.uncertainty import MetricValue
-from rmcore.models.attributes import AttributeHead, load_attributes
+from rmcore.models.attributes import load_attributes
 from rmcore.models.observation_batching import label
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.training.likelihood.choices import ranking_log_likelihood
-from rmcore.training.likelihood.grades import grade_log_likelihood, thresholds
+from rmcore.training.likelihood.grades import grade_log_likelihood, marginal_log_likelihood, thresholds
 from rmcore.training.likelihood.observed import Likelihood
 
 SCORED_TOGETHER = 512
@@ -102,10 +102,15 @@ def measure_observations(
         report: told of the observations scored.
     """
     design = likelihood.design
+    weights: dict[str, float] = {}
     if design.combination:
-        load_attributes(rm.model, checkpoint)
+        weights = load_attributes(rm.model, checkpoint)
     prompts: dict[str, int] = {}
-    numbers = {one.observation_id: prompts.setdefault(one.prompt_id, len(prompts)) for one in observations}
+    numbers: dict[str, int] = {}
+    num_off_scale = num_kept = 0
+    for one in observations:
+        numbers[one.observation_id] = prompts.setdefault(one.prompt_id, len(prompts))
+        num_off_scale += design.coding.num_off_scale(one)
     rows = _Rows(design.scales)
     likelihood = likelihood.double()
     with TemporaryDirectory() as folder:
@@ -113,13 +118,14 @@ def measure_observations(
         write_observations_tokenized(
             rm.renderer, observations, Path(folder), design.coding, over_length="cut", report=told
         )
-        read = open_observations_tokenized(Path(folder), 0)
-        kept = [at for at, one in enumerate(read.observations) if _is_known(one, likelihood)]
-        for start in range(0, len(kept), SCORED_TOGETHER):
-            some = [read.observations[at] for at in kept[start : start + SCORED_TOGETHER]]
-            rows.add(some, _outputs(rm, some), likelihood, [numbers[one.observation_id] for one in some])
-            told(start + len(some), len(kept), "observations scored")
-    if not kept:
+        read = open_observations_tokenized(Path(folder), 0).observations
+        for start in range(0, len(read), SCORED_TOGETHER):
+            some = [one for one in read[start : start + SCORED_TOGETHER] if _is_known(one, likelihood)]
+            if some:
+                rows.add(some, _outputs(rm, some), likelihood, [numbers[one.observation_id] for one in some])
+            num_kept += len(some)
+            told(min(start + SCORED_TOGETHER, len(read)), len(read), "observations scored")
+    if not num_kept:
         return None
     common: dict[str, int] = {"num_prompts": len(prompts), "num_resamples": config.num_resamples, "seed": seed}
     metrics = measure_choices(rows.choices(), **common) if rows.kinds else {}
@@ -131,33 +137,33 @@ def measure_observations(
     counts = {kind: rows.kinds.count(kind) for kind in sorted(set(rows.kinds))}
     if rows.num_graded:
         counts[str(Kind.GRADES)] = rows.num_graded
-    parts = _parts(rm, pairs, likelihood, config, seed) if design.combination and pairs else {}
-    off_scale = sum(map(design.coding.num_off_scale, observations))
-    return Measured(
-        metrics, counts, len(observations) - len(kept), off_scale, rows.correlations(), parts, likelihood.learned()
-    )
+    parts = _parts(rm, pairs, weights, config, seed) if weights and pairs else {}
+    num_left_out = len(observations) - num_kept
+    return Measured(metrics, counts, num_left_out, num_off_scale, rows.correlations(), parts, likelihood.learned())
 
 
 def _parts(
-    rm: BradleyTerryRM, pairs: Sequence[PreferencePair], likelihood: Likelihood, config: EvaluateConfig, seed: int
+    rm: BradleyTerryRM,
+    pairs: Sequence[PreferencePair],
+    weights: Mapping[str, float],
+    config: EvaluateConfig,
+    seed: int,
 ) -> dict[str, dict[str, Any]]:
-    """See `Measured.parts`."""
+    """See `Measured.parts`; `weights` are of the attributes in the order of the model's outputs."""
     readable = rm.renderer.tokenize_readable(pairs)
     sides = [side for pair in readable.tokenized for side in (pair.chosen, pair.rejected)]
     outputs = rm.score_outputs(sides).astype(np.float64).reshape(len(readable.pairs), 2, -1)
     margins = outputs[:, 0] - outputs[:, 1]  # (P, 1 + A)
     numbers: dict[str, int] = {}
     prompts = np.array([numbers.setdefault(pair.prompt_id, len(numbers)) for pair in readable.pairs])
-    head = next(module for module in rm.model.modules() if isinstance(module, AttributeHead))
     found = {}
-    for number, scale in enumerate(likelihood.design.scales, 1):
-        weight = float(head.combination[number - 1])
+    for number, (name, weight) in enumerate(weights.items(), 1):
         without = margins[:, 0] - weight * margins[:, number]
         changes = {"alone": _wins(margins[:, number]), "left_out": _wins(without) - _wins(margins[:, 0])}
         measured = mean_over_prompts(
             changes, prompts, num_prompts=len(numbers), num_resamples=config.num_resamples, seed=seed
         )
-        found[scale.attribute] = {"weight": weight} | {name: value.to_dict() for name, value in measured.items()}
+        found[name] = {"weight": weight} | {what: value.to_dict() for what, value in measured.items()}
     return found
 
 
@@ -201,37 +207,33 @@ class _Rows:
         terms = likelihood.terms(outputs, labels)
         if outputs.shape[1] > 1:
             self._outputs.append(outputs[:, 1:].numpy())
-        ranked = [(one, prompt) for one, prompt in zip(observations, prompts, strict=True) if one.ranks is not None]
-        self.num_graded += len(observations) - len(ranked)
         alike = torch.zeros(labels.ranks.shape, dtype=torch.float64)
         odds = torch.tensor(likelihood.design.tie_odds[1:], dtype=torch.float64).log()
         chance = -ranking_log_likelihood(alike, labels.ranks, odds, first_only=labels.first_only)
         tie = self._tie_probabilities(observations, outputs, likelihood)
-        starts = np.cumsum([0, *(len(one.sides) for one in observations)])
-        rewards = {
-            id(one): outputs[start:end, 0].tolist()
-            for one, start, end in zip(observations, starts[:-1], starts[1:], strict=True)
-        }
-        for at, (one, prompt) in enumerate(ranked):
-            ranks = one.ranks or ()
-            given = rewards[id(one)]
-            few = len(ranks) == 2
-            gain = math.nan if few or one.top_only else discounted_gain(ranks, given)
-            self.kinds.append(_kind(one))
+        rewards = outputs[:, 0].split([len(one.sides) for one in observations])
+        at = 0  # among the ranked ones
+        for one, prompt, own in zip(observations, prompts, rewards, strict=True):
+            if one.ranks is None:
+                self.num_graded += 1
+                continue
+            ranks, given = one.ranks, own.tolist()
+            kind = kind_of(ranks, top_only=one.top_only)
+            gain = discounted_gain(ranks, given) if kind is Kind.RANKING else math.nan
+            self.kinds.append(str(kind))
             lost = -float(terms.choices[at])
             self._choices.append(
                 (prompt, lost, float(chance[at]), top_is_best(ranks, given), gain, tie[at], ranks[0] == ranks[-1])
             )
+            at += 1
         for number, scale in enumerate(self._scales):
             own = labels.attributes == number
-            eta = outputs[labels.graded[own], 1 + number if likelihood.design.combination else 0]
-            if len(likelihood.log_scale):
-                eta = likelihood.log_scale.exp() * eta
+            eta = likelihood.eta(outputs, labels.graded[own], number)
             codes = labels.codes[own].double()
             levels = _levels(eta, likelihood, number, scale)
             known = [prompts[at] for at in labels.prompts[own].tolist()]
             nats = (-terms.grades[own]).tolist()
-            chance_nats = _chance(scale, codes)
+            chance_nats = (-marginal_log_likelihood(codes, scale)).tolist()
             rows = zip(known, nats, chance_nats, eta.tolist(), codes.tolist(), levels, strict=True)
             self._grades[scale.attribute] += list(rows)
 
@@ -264,13 +266,6 @@ class _Rows:
         return {name: dict(zip(names, row, strict=True)) for name, row in zip(names, matrix.tolist(), strict=True)}
 
 
-def _kind(one: TokenizedObservation) -> str:
-    ranks = one.ranks or ()
-    if len(ranks) == 2:
-        return str(Kind.TIE if ranks[0] == ranks[1] else Kind.PAIR)
-    return str(Kind.BEST if one.top_only else Kind.RANKING)
-
-
 def _levels(eta: torch.Tensor, likelihood: Likelihood, number: int, scale: Scale) -> list[float]:
     """The most probable level of each grade, at an offset of 0; NaN of real grades."""
     if scale.link == "real":
@@ -281,18 +276,3 @@ def _levels(eta: torch.Tensor, likelihood: Likelihood, number: int, scale: Scale
         for level in range(len(scale.levels))
     ]
     return [float(level) for level in torch.stack(by_level).argmax(0).tolist()]
-
-
-def _chance(scale: Scale, codes: torch.Tensor) -> list[float]:
-    """Nats of each grade for one who knows how often each is given in training."""
-    if scale.link == "real":
-        return (0.5 * codes.square() + 0.5 * math.log(2 * math.pi)).tolist()
-    shares = [-math.log(share) for share in scale.shares]
-    return [shares[int(code)] for code in codes.tolist()]
-
-
-def named_metrics(measured: Measured) -> Iterator[tuple[str, MetricValue]]:
-    """The metrics as trackers show them, by name: `eval/test_nats.pair`."""
-    for name, value in measured.metrics.items():
-        label_ = name.replace("[", ".").replace("]", "").replace(" ", "_")
-        yield f"eval/test_{label_}", value

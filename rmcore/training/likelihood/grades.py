@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rmcore.data.survey import Link
+from rmcore.data.survey import Link, Scale
 
 FAR = 1e4
 """A threshold that no grade is beyond."""
@@ -56,6 +56,16 @@ def grade_log_likelihood(eta: Tensor, codes: Tensor, rising: Tensor, log_sigma: 
     # sigmoid(a) - sigmoid(b) = sigmoid(a) sigmoid(-b) (1 - exp(b - a)), without the cancellation of the difference.
     gap = torch.log(-torch.expm1(below - above))
     return functional.logsigmoid(above - eta) + functional.logsigmoid(eta - below) + gap
+
+
+def marginal_log_likelihood(codes: Tensor, scale: Scale) -> Tensor:
+    """Log-likelihood of M grades for one who knows only how often each is given in training: (M,) nats.
+
+    A standard normal density for real ones.
+    """
+    if scale.link == "real":
+        return -0.5 * codes.square() - 0.5 * math.log(2 * math.pi)
+    return codes.new_tensor(scale.shares).log()[codes.long()]
 
 
 def gaussian_with_offset(eta: Tensor, codes: Tensor, groups: Tensor, rising: Tensor, log_sigma: Tensor,

@@ -31,6 +31,7 @@ from rmcore.training.likelihood.grades import (
     gaussian_with_offset,
     grade_log_likelihood,
     hermite_rule,
+    marginal_log_likelihood,
     thresholds,
 )
 
@@ -202,11 +203,18 @@ class Likelihood(nn.Module):
         found = outputs.new_zeros(len(labels.codes))
         for number, scale in enumerate(self.design.scales):
             own = torch.nonzero(labels.attributes == number)[:, 0]
-            eta = outputs[labels.graded[own], 1 + number if self.design.combination else 0]
-            if len(self.log_scale):
-                eta = self.log_scale.exp() * eta
+            eta = self.eta(outputs, labels.graded[own], number)
             found = found.index_copy(0, own, self._attribute(number, scale, eta, own, labels))
         return found
+
+    def eta(self, outputs: Tensor, sides: Tensor, attribute: int) -> Tensor:
+        """What the link of an attribute is given of the sides at (M,) places of `outputs`: (M,)."""
+        said = outputs[sides, self._column(attribute)]
+        return self.log_scale.exp() * said if len(self.log_scale) else said
+
+    def _column(self, attribute: int) -> int:
+        """Where the outputs have an attribute: behind the reward, or, if it is the only one, the reward itself."""
+        return 1 + attribute if self.design.combination else 0
 
     def _attribute(self, number: int, scale: Scale, eta: Tensor, own: Tensor, labels: ObservationLabels) -> Tensor:
         """Log-likelihoods of the grades `own` of one attribute."""
@@ -218,7 +226,7 @@ class Likelihood(nn.Module):
             plain = grade_log_likelihood(eta, codes, rising, log_sigma, scale.link)
             if not len(self.carelessness):
                 return plain
-            return self._by_annotators(plain, _marginal(scale, codes), annotators)
+            return self._by_annotators(plain, marginal_log_likelihood(codes, scale), annotators)
 
         if not len(self.log_tau):
             return said(eta)
@@ -286,7 +294,7 @@ class Likelihood(nn.Module):
             found.append((rewards[:, :, None] - rewards[:, None, :])[better])
         for number in range(len(self.design.scales)):
             own = torch.nonzero(labels.attributes == number)[:, 0]
-            eta = outputs[labels.graded[own], 1 + number if self.design.combination else 0]
+            eta = outputs[labels.graded[own], self._column(number)]
             codes, prompts = labels.codes[own], labels.prompts[own]
             better = (prompts[:, None] == prompts) & (codes[:, None] > codes)  # (M, M)
             found.append((eta[:, None] - eta)[better])
@@ -322,13 +330,6 @@ def _first_cuts(scale: Scale) -> Tensor:
         return torch.zeros(1)
     below = torch.tensor(scale.shares, dtype=torch.float64).cumsum(0)[:-1]
     return free_thresholds(torch.logit(below)).float()
-
-
-def _marginal(scale: Scale, codes: Tensor) -> Tensor:
-    """Log-probability of each grade as it occurs in training; a standard normal density for real ones."""
-    if scale.link == "real":
-        return -0.5 * codes.square() - 0.5 * math.log(2 * math.pi)
-    return codes.new_tensor(scale.shares).log()[codes.long()]
 
 
 def state_of(likelihood: Likelihood) -> dict[str, Any]:
