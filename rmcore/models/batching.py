@@ -13,9 +13,10 @@ Because losses are sums and the division happens once a step, the cut does not c
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import overload
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar, overload
 
 import numpy as np
 import torch
@@ -26,6 +27,10 @@ from rmcore.data.rendering import TokenizedPair, TokenizedSide
 from rmcore.models.packing.layout import Packing, cut_into_runs, find_groups, group_tokens, pack_sides
 from rmcore.models.packing.rows import PaddedRows, Rows, pad_rows
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Batch = TypeVar("Batch", bound="DataclassInstance")
 MICRO_BATCH_OVERHEAD_TOKENS = 128
 """Fixed cost of one more forward/backward, in the time of computing that many tokens.
 
@@ -201,10 +206,29 @@ def micro_batches(
     else:
         lengths = [pair_tokens(pair, packing) for pair in pairs]
         shares = even_shares(lengths, token_budget, num_ranks=world, aim=row_tokens(token_budget, packing))
-    own = [collate(pairs, group, pad_id=pad_id, packing=packing) for group in shares[rank] if group]
-    shortest = [min(range(len(pairs)), key=lambda index: lengths[index])]
+    return with_idle_ones(shares, rank, lengths, partial(collate, pairs, pad_id=pad_id, packing=packing))
+
+
+def with_idle_ones(
+    shares: Sequence[Sequence[Sequence[int]]],
+    rank: int,
+    costs: Sequence[int],
+    collate: Callable[[Sequence[int]], Batch],
+) -> list[Batch]:
+    """The micro-batches of one rank, with idle ones of the cheapest item until it has as many as any other.
+
+    Args:
+        shares: for each rank its micro-batches as positions; empty ones are none.
+        rank: whose micro-batches.
+        costs: of each item.
+        collate: positions to a micro-batch.
+    """
+    own = [collate(group) for group in shares[rank] if group]
     missing = max(sum(map(bool, share)) for share in shares) - len(own)
-    return own + missing * [replace(collate(pairs, shortest, pad_id=pad_id, packing=packing), idle=True)]
+    if not missing:
+        return own
+    cheapest = min(range(len(costs)), key=costs.__getitem__)
+    return own + missing * [replace(collate([cheapest]), idle=True)]
 
 
 def row_tokens(token_budget: int, packing: Packing) -> int:

@@ -6,13 +6,14 @@ computes their prompt once; and K answers are K sides, where the pairs that they
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rmcore.data.tokenized_observations import TokenizedObservation
-from rmcore.models.batching import check_budget, even_shares, row_tokens
+from rmcore.models.batching import check_budget, even_shares, row_tokens, with_idle_ones
 from rmcore.models.packing.layout import Packing, group_tokens, pack_sides
 from rmcore.models.packing.rows import Rows, pad_rows
 
@@ -150,11 +151,8 @@ def observation_micro_batches(
     else:
         costs = [observation_tokens(one, packing) for one in observations]
         shares = even_shares(costs, token_budget, num_ranks=world, aim=row_tokens(token_budget, packing))
-    own = [collate_observations(observations, group, pad_id=pad_id, packing=packing) for group in shares[rank] if group]
-    cheapest = [min(range(len(observations)), key=costs.__getitem__)]
-    missing = max(sum(map(bool, share)) for share in shares) - len(own)
-    idle = replace(collate_observations(observations, cheapest, pad_id=pad_id, packing=packing), idle=True)
-    return own + missing * [idle]
+    collate = partial(collate_observations, observations, pad_id=pad_id, packing=packing)
+    return with_idle_ones(shares, rank, costs, collate)
 
 
 def _padded_shares(lengths: Sequence[Sequence[int]], token_budget: int, world: int) -> list[list[list[int]]]:
