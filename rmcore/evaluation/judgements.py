@@ -7,13 +7,16 @@ answers. Accuracies say whether the order is right.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from rmcore.core.arrays import BoolArray, FloatArray, IntArray
+from rmcore.evaluation.ranking import PairMean, mean_statistic, ratio
 from rmcore.evaluation.uncertainty import Compute, MetricValue, cluster_bootstrap, metric_value
 
 TIE_BINS = 10
+NOTHING = "there is none of its kind"
 _Statistic = Callable[[FloatArray], FloatArray]
 """Prompt weights (B, C) -> one statistic (B,), NaN where undefined."""
 
@@ -107,15 +110,16 @@ def measure_choices(choices: Choices, *, num_prompts: int, num_resamples: int, s
     kinds = np.array(choices.kinds)
     lists = np.isin(kinds, ("ranking", "best of K")) & ~np.isnan(choices.top_is_best)
     two = ~np.isnan(choices.tie_probability)
-    means: dict[str, tuple[FloatArray, BoolArray]] = {}
+    means = [
+        PairMean("top_accuracy", choices.top_is_best, lists, True, NOTHING),
+        PairMean("ndcg", choices.gain, ~np.isnan(choices.gain), False, NOTHING),
+        PairMean("tie_share", choices.is_tie.astype(np.float64), two, True, NOTHING),
+        PairMean("tie_probability", choices.tie_probability, two, False, NOTHING),
+    ]
     for name, some in {"": kinds != "", **{f"[{kind}]": kinds == kind for kind in sorted(set(choices.kinds))}}.items():
-        means[f"nats{name}"] = choices.nats, some
-        means[f"nats_gained{name}"] = choices.chance_nats - choices.nats, some
-    means["top_accuracy"] = choices.top_is_best, lists
-    means["ndcg"] = choices.gain, ~np.isnan(choices.gain)
-    means["tie_share"] = choices.is_tie.astype(np.float64), two
-    means["tie_probability"] = choices.tie_probability, two
-    found = _means(means, choices.prompts, num_prompts, num_resamples, seed, shares=("top_accuracy", "tie_share"))
+        means.append(PairMean(f"nats{name}", choices.nats, some, False, NOTHING))
+        means.append(PairMean(f"nats_gained{name}", choices.chance_nats - choices.nats, some, False, NOTHING))
+    found = _means(means, choices.prompts, num_prompts, num_resamples, seed)
     if two.any():
         compute = _tie_calibration(choices, two, num_prompts)
         found |= _resampled({"tie_ece": compute}, {"tie_ece": choices.prompts[two]}, num_prompts, num_resamples, seed)
@@ -131,10 +135,10 @@ def measure_grades(grades: GradesOf, *, num_prompts: int, num_resamples: int, se
     Source:
         AUC: Mann and Whitney 1947, ties count half. Kappa: Cohen 1968, quadratic weights.
     """
-    every = np.ones(len(grades.nats), dtype=bool)
-    means = {"nats": (grades.nats, every), "nats_gained": (grades.chance_nats - grades.nats, every)}
-    found = _means(means, grades.prompts, num_prompts, num_resamples, seed)
-    if not len(every):
+    common = {"num_prompts": num_prompts, "num_resamples": num_resamples, "seed": seed}
+    nats = {"nats": grades.nats, "nats_gained": grades.chance_nats - grades.nats}
+    found = mean_over_prompts(nats, grades.prompts, **common)
+    if not len(grades.nats):
         return found
     if grades.num_levels == 2:
         computes = {"auc": _auc(grades)}
@@ -151,38 +155,19 @@ def mean_over_prompts(
 ) -> dict[str, MetricValue]:
     """Means of (N,) values by name, with intervals over the prompts that the N rows are of."""
     every = np.ones(len(prompts), dtype=bool)
-    return _means({name: (one, every) for name, one in values.items()}, prompts, num_prompts, num_resamples, seed)
+    means = [PairMean(name, one, every, False, NOTHING) for name, one in values.items()]
+    return _means(means, prompts, num_prompts, num_resamples, seed)
 
 
 def _means(
-    means: Mapping[str, tuple[FloatArray, BoolArray]],
-    prompts: IntArray,
-    num_prompts: int,
-    num_resamples: int,
-    seed: int,
-    shares: Sequence[str] = (),
+    means: Sequence[PairMean], prompts: IntArray, num_prompts: int, num_resamples: int, seed: int
 ) -> dict[str, MetricValue]:
-    """Means over some rows each, by name."""
-    used = {name: (values[some], prompts[some]) for name, (values, some) in means.items() if some.any()}
-    sums = {
-        name: (
-            np.bincount(places, weights=values, minlength=num_prompts).astype(np.float64),
-            np.bincount(places, minlength=num_prompts).astype(np.float64),
-        )
-        for name, (values, places) in used.items()
-    }
-    computes = {name: _mean(*of) for name, of in sums.items()}
-    return _resampled(
-        computes, {name: places for name, (_, places) in used.items()}, num_prompts, num_resamples, seed, shares
-    )
-
-
-def _mean(sums: FloatArray, counts: FloatArray) -> _Statistic:
-    return lambda weights: _ratio(weights @ sums, weights @ counts)
-
-
-def _ratio(above: FloatArray, below: FloatArray) -> FloatArray:
-    return np.divide(above, below, out=np.full_like(above, np.nan), where=below != 0)
+    """The means that any row counts for, by name."""
+    used = [mean for mean in means if mean.mask.any()]
+    computes = {mean.name: partial(mean_statistic, mean, prompts) for mean in used}
+    places = {mean.name: prompts[mean.mask] for mean in used}
+    shares = [mean.name for mean in used if mean.is_share]
+    return _resampled(computes, places, num_prompts, num_resamples, seed, shares)
 
 
 def _resampled(
@@ -222,7 +207,7 @@ def _tie_calibration(choices: Choices, two: BoolArray, num_prompts: int) -> _Sta
     gaps = np.zeros((num_prompts, TIE_BINS))
     np.add.at(gaps, (prompts, bins), is_tie - said)
     counts = np.bincount(prompts, minlength=num_prompts).astype(np.float64)
-    return lambda weights: _ratio(np.abs(weights @ gaps).sum(1), weights @ counts)
+    return lambda weights: ratio(np.abs(weights @ gaps).sum(1), weights @ counts)
 
 
 def _auc(grades: GradesOf) -> _Statistic:
@@ -236,7 +221,7 @@ def _auc(grades: GradesOf) -> _Statistic:
         bad = np.add.reduceat(own * ~positive, first, axis=1)
         good = np.add.reduceat(own * positive, first, axis=1)
         below = np.cumsum(bad, axis=1) - bad
-        return _ratio((good * (below + bad / 2)).sum(1), good.sum(1) * bad.sum(1))
+        return ratio((good * (below + bad / 2)).sum(1), good.sum(1) * bad.sum(1))
 
     return compute
 
@@ -251,7 +236,7 @@ def _kappa(grades: GradesOf, num_prompts: int) -> _Statistic:
         observed = (weights @ cells).reshape(-1, levels, levels)
         total = observed.sum((1, 2))
         expected = observed.sum(2)[:, :, None] * observed.sum(1)[:, None, :] / total[:, None, None]
-        return 1 - _ratio((apart * observed).sum((1, 2)), (apart * expected).sum((1, 2)))
+        return 1 - ratio((apart * observed).sum((1, 2)), (apart * expected).sum((1, 2)))
 
     return compute
 
@@ -266,6 +251,6 @@ def _correlation(grades: GradesOf, num_prompts: int) -> _Statistic:
     def compute(weights: FloatArray) -> FloatArray:
         count, sx, sy, sxx, syy, sxy = (weights @ sums).T
         covariance = sxy - sx * sy / count
-        return _ratio(covariance, np.sqrt(np.maximum((sxx - sx**2 / count) * (syy - sy**2 / count), 0)))
+        return ratio(covariance, np.sqrt(np.maximum((sxx - sx**2 / count) * (syy - sy**2 / count), 0)))
 
     return compute

@@ -12,8 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from rmcore.config.data import DataConfig
 from rmcore.core.errors import DataError
 from rmcore.data.observation import Grades, Observation
@@ -23,7 +21,7 @@ from rmcore.data.readers.fields import Reason
 from rmcore.data.readers.files import RawRecord
 from rmcore.data.readers.rejected import RejectedRow, reject
 from rmcore.data.readers.strict_pairs import strict_pairs
-from rmcore.data.survey import better_weights
+from rmcore.data.survey import Scale, better_weights
 
 _DIGITS = 9
 """Combined grades are compared to so many decimals: sums in another order differ in the last ones of a double."""
@@ -161,12 +159,13 @@ class _Better:
 
     Args:
         weights: of the attributes that count.
-        values: attribute -> how often each grade is given in the source.
+        values: attribute -> how often each grade is given in the source; of more than one value.
     """
 
     def __init__(self, weights: Mapping[str, float], values: Mapping[str, Counter[float]]) -> None:
         self._weights = weights
-        self._scale = {name: _mean_and_spread(values[name]) for name in weights}
+        found = {name: Scale.of(name, values[name]) for name in weights}
+        self._scale = {name: scale for name, scale in found.items() if scale is not None}
 
     def pairs(self, prompt: Prompt, rows: Sequence[Observation], most: int) -> tuple[list[PreferencePair], int]:
         """Give the pairs of a prompt's answers, or `most` of them, and how many are left out.
@@ -212,16 +211,10 @@ class _Better:
 
     def _strength(self, grades: Mapping[str, float]) -> float:
         standardized = (
-            weight * (grades[name] - self._scale[name][0]) / self._scale[name][1]
+            weight * (grades[name] - self._scale[name].mean) / self._scale[name].deviation
             for name, weight in self._weights.items()
         )
         return round(math.fsum(standardized), _DIGITS)
-
-
-def _mean_and_spread(counts: Mapping[float, int]) -> tuple[float, float]:
-    values, repeats = np.array(list(counts)), np.array(list(counts.values()), dtype=np.float64)
-    mean = float(np.average(values, weights=repeats))
-    return mean, float(np.sqrt(np.average((values - mean) ** 2, weights=repeats)))
 
 
 def _place(row: Observation) -> tuple[tuple[str, ...], str, str]:
