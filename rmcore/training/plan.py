@@ -103,18 +103,16 @@ def _form(trainer: Trainer) -> str:
 def _computed_tokens(trainer: Trainer, pairs: Trained) -> int:
     config, packing = trainer.config, trainer.packing
     steps = StepOrder(len(pairs), config.pairs_per_step, trainer.num_steps, seed=trainer.seed)
-    if isinstance(trainer.feed, ObservationFeed):
-        observed: Any = pairs
-        if packing is None:
-            cut = (batch for step in steps for batch in trainer.feed.cut(step, trainer.at.token_budget))
-            return sum(batch.rows.num_tokens for batch in cut)
-        costs = np.fromiter((observation_tokens(one, packing) for one in observed), np.int64)
-        return sum(int(costs[step].sum()) for step in steps)
-    strict: Any = pairs
+    observed = isinstance(trainer.feed, ObservationFeed)
+    trained: Any = pairs
     if packing is not None:
-        costs = np.fromiter((pair_tokens(pair, packing) for pair in strict), np.int64)
+        tokens: Any = observation_tokens if observed else pair_tokens
+        costs = np.fromiter((tokens(one, packing) for one in trained), np.int64)
         return sum(int(costs[step].sum()) for step in steps)
-    total, longer = 0, token_lengths(strict).max(axis=1)
+    if observed:
+        cut = (batch for step in steps for batch in trainer.feed.cut(step, trainer.at.token_budget))
+        return sum(batch.rows.num_tokens for batch in cut)
+    total, longer = 0, token_lengths(trained).max(axis=1)
     groups = plain_groups if config.batching == "plain" else pack_pairs
     for step in steps:
         lengths = longer[step].tolist()

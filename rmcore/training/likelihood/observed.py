@@ -208,7 +208,7 @@ class Likelihood(nn.Module):
         return found
 
     def eta(self, outputs: Tensor, sides: Tensor, attribute: int) -> Tensor:
-        """What the link of an attribute is given of the sides at (M,) places of `outputs`: (M,)."""
+        """Take what the model says of an attribute at (M,) places of `outputs`, on the scale of its link: (M,)."""
         said = outputs[sides, self._column(attribute)]
         return self.log_scale.exp() * said if len(self.log_scale) else said
 
