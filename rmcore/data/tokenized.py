@@ -6,6 +6,7 @@ in use. Several processes of one host share the work: the batches are dealt out 
 
 import hashlib
 import json
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from heapq import merge
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, overload
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,8 @@ from rmcore.data.rendering import DroppedPair, Renderer, TokenizedPair, Tokenize
 PAIRS_A_BATCH = 1024
 """Pairs that are tokenized, and lie in the file, together; the last batch has fewer, and any loses what is left out."""
 UNREADABLE = "cannot be read"
+Item = TypeVar("Item")
+Held = TypeVar("Held")
 _SCHEMA = pa.schema(
     [
         pa.field("pair_id", pa.string(), nullable=False),
@@ -71,35 +74,55 @@ class _Batch(NamedTuple):
         )
 
 
-class TokenizedPairs(Sequence[TokenizedPair]):
-    """P tokenized pairs in the order of their source, read as they are asked for from what `write_tokenized` wrote."""
+class TokenizedOnDisk(Sequence[Item], Generic[Item, Held]):
+    """N tokenized items in the order of their source, mapped from files whose batches were dealt out in turn.
+
+    A kind of item says how a batch is held in memory (`_hold`), and how one of its rows is read (`_at`).
+    """
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._files = list(files)
         readers = [pa.ipc.open_file(pa.memory_map(str(file))) for file in files]
         number = sum(reader.num_record_batches for reader in readers)
         turns = (divmod(batch, len(readers)) for batch in range(number))
-        self._batches = [_mapped(readers[file].get_batch(place)) for place, file in turns]
-        self._starts = np.cumsum([0, *(len(batch.pair_id) for batch in self._batches)])
+        batches = [readers[file].get_batch(place) for place, file in turns]
+        self._batches = [self._hold(batch) for batch in batches]
+        self._starts = np.cumsum([0, *(batch.num_rows for batch in batches)])
+
+    @abstractmethod
+    def _hold(self, batch: pa.RecordBatch) -> Held: ...
+
+    @abstractmethod
+    def _at(self, batch: Held, row: int) -> Item: ...
 
     def __reduce__(self) -> tuple[type, tuple[list[Path]]]:  # a process that loads data maps the files itself
-        return TokenizedPairs, (self._files,)
+        return type(self), (self._files,)
 
     def __len__(self) -> int:
         return int(self._starts[-1])
 
     @overload
-    def __getitem__(self, place: int) -> TokenizedPair: ...
+    def __getitem__(self, place: int) -> Item: ...
     @overload
-    def __getitem__(self, place: slice) -> list[TokenizedPair]: ...
-    def __getitem__(self, place: int | slice) -> TokenizedPair | list[TokenizedPair]:
+    def __getitem__(self, place: slice) -> list[Item]: ...
+    def __getitem__(self, place: int | slice) -> Item | list[Item]:
         if isinstance(place, slice):
             return [self[index] for index in range(*place.indices(len(self)))]
         index = place + len(self) if place < 0 else place
         if not 0 <= index < len(self):
-            raise IndexError(f"pair {place} of {len(self)}")
+            raise IndexError(f"item {place} of {len(self)}")
         batch = int(np.searchsorted(self._starts, index, side="right")) - 1
-        return self._batches[batch].at(index - int(self._starts[batch]))
+        return self._at(self._batches[batch], index - int(self._starts[batch]))
+
+
+class TokenizedPairs(TokenizedOnDisk[TokenizedPair, _Batch]):
+    """P tokenized pairs in the order of their source, read as they are asked for from what `write_tokenized` wrote."""
+
+    def _hold(self, batch: pa.RecordBatch) -> _Batch:
+        return _mapped(batch)
+
+    def _at(self, batch: _Batch, row: int) -> TokenizedPair:
+        return batch.at(row)
 
     def __iter__(self) -> Iterator[TokenizedPair]:
         for batch in self._batches:
@@ -150,7 +173,7 @@ class Tokenized:
 
     def left_out(self) -> Iterator[dict[str, Any]]:
         """The records of the pairs left out, in the order of the source."""
-        return merge(*map(_lines, self.records), key=itemgetter("row"))
+        return merge(*map(json_lines, self.records), key=itemgetter("row"))
 
 
 def write_tokenized(
@@ -203,15 +226,9 @@ def open_tokenized(folder: Path, num_pairs: int, *, parts: int = 1) -> Tokenized
     Raises:
         DataError: there were pairs, and none can be read, or none is left.
     """
-    counts = [json.loads((folder / f"{number}.json").read_text()) for number in range(parts)]
-    records = [folder / f"{number}.jsonl" for number in range(parts)]
-    reasons = sum((Counter(one["reasons"]) for one in counts), Counter[str]())
-    result = Tokenized(
-        TokenizedPairs([folder / f"{number}.arrow" for number in range(parts)]),
-        {name: sum(one["cut"][name] for one in counts) for name in count_cut([])},
-        reasons.total(),
-        records,
-    )
+    cut, reasons, records = read_counts(folder, parts)
+    pairs = TokenizedPairs([folder / f"{number}.arrow" for number in range(parts)])
+    result = Tokenized(pairs, cut, reasons.total(), records)
     if num_pairs and reasons[UNREADABLE] == num_pairs:
         reason = next(result.left_out())["reason"]
         raise DataError(f"none of the {num_pairs} pairs can be read as this model reads text: {reason}")
@@ -219,6 +236,14 @@ def open_tokenized(folder: Path, num_pairs: int, *, parts: int = 1) -> Tokenized
         del reasons[UNREADABLE]
         raise nothing_left(reasons)
     return result
+
+
+def read_counts(folder: Path, parts: int) -> tuple[dict[str, int], Counter[str], list[Path]]:
+    """Sum what `parts` processes have counted: as `rendering.count_cut`, by reason left out; and the files of these."""
+    counts = [json.loads((folder / f"{number}.json").read_text()) for number in range(parts)]
+    cut = {name: sum(one["cut"][name] for one in counts) for name in count_cut([])}
+    reasons = sum((Counter(one["reasons"]) for one in counts), Counter[str]())
+    return cut, reasons, [folder / f"{number}.jsonl" for number in range(parts)]
 
 
 def _sort_out(
@@ -241,6 +266,7 @@ def _row(pair: TokenizedPair) -> dict[str, Any]:
     }
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
+def json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a file of JSON Lines, one after the other."""
     with path.open(encoding="utf-8") as file:
         yield from map(json.loads, file)

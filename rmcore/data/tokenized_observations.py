@@ -12,7 +12,7 @@ from heapq import merge
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, overload
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +24,7 @@ from rmcore.data.nuisance import Feature
 from rmcore.data.observation import Observation
 from rmcore.data.rendering import Renderer, TokenizedPair, TokenizedSide, count_cut
 from rmcore.data.survey import LARGEST_TIE, Scale
+from rmcore.data.tokenized import TokenizedOnDisk, json_lines, read_counts
 
 OBSERVATIONS_A_BATCH = 256
 """Observations that are tokenized, and lie in the file, together."""
@@ -110,35 +111,14 @@ _SCHEMA = pa.schema(
 )
 
 
-class TokenizedObservations(Sequence[TokenizedObservation]):
+class TokenizedObservations(TokenizedOnDisk[TokenizedObservation, pa.RecordBatch]):
     """N tokenized observations in the order of their source, read as they are asked for."""
 
-    def __init__(self, files: Sequence[Path]) -> None:
-        self._files = list(files)
-        readers = [pa.ipc.open_file(pa.memory_map(str(file))) for file in files]
-        number = sum(reader.num_record_batches for reader in readers)
-        turns = (divmod(batch, len(readers)) for batch in range(number))
-        self._batches = [readers[file].get_batch(place) for place, file in turns]
-        self._starts = np.cumsum([0, *(batch.num_rows for batch in self._batches)])
+    def _hold(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch
 
-    def __reduce__(self) -> tuple[type, tuple[list[Path]]]:  # a process that loads data maps the files itself
-        return TokenizedObservations, (self._files,)
-
-    def __len__(self) -> int:
-        return int(self._starts[-1])
-
-    @overload
-    def __getitem__(self, place: int) -> TokenizedObservation: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[TokenizedObservation]: ...
-    def __getitem__(self, place: int | slice) -> TokenizedObservation | list[TokenizedObservation]:
-        if isinstance(place, slice):
-            return [self[index] for index in range(*place.indices(len(self)))]
-        index = place + len(self) if place < 0 else place
-        if not 0 <= index < len(self):
-            raise IndexError(f"observation {place} of {len(self)}")
-        batch = int(np.searchsorted(self._starts, index, side="right")) - 1
-        return _read(self._batches[batch], index - int(self._starts[batch]))
+    def _at(self, batch: pa.RecordBatch, row: int) -> TokenizedObservation:
+        return _read(batch, row)
 
     def lengths(self) -> list[list[int]]:
         """For each observation the tokens of its K sides."""
@@ -201,7 +181,7 @@ class ReadObservations(NamedTuple):
 
     def left_out(self) -> Iterator[dict[str, Any]]:
         """A record of each that is left out, in the order of the source: row, pair_id (its own), reason."""
-        return merge(*(map(json.loads, path.open(encoding="utf-8")) for path in self.records), key=itemgetter("row"))
+        return merge(*map(json_lines, self.records), key=itemgetter("row"))
 
 
 def write_observations_tokenized(
@@ -262,8 +242,7 @@ def open_observations_tokenized(folder: Path, num_observations: int, *, parts: i
     Raises:
         DataError: there were some, and none is left.
     """
-    counts = [json.loads((folder / f"{number}.json").read_text()) for number in range(parts)]
-    reasons = sum((Counter(one["reasons"]) for one in counts), Counter[str]())
+    cut, reasons, records = read_counts(folder, parts)
     read = TokenizedObservations([folder / f"{number}.arrow" for number in range(parts)])
     if num_observations and not read:
         why = ", ".join(f"{reason}: {count}" for reason, count in reasons.most_common(5))
@@ -271,8 +250,6 @@ def open_observations_tokenized(folder: Path, num_observations: int, *, parts: i
             f"none of the {num_observations} observations can be trained on ({why}). Raise model.max_seq_len, or look "
             "at the file with: rm-opt data check FILE"
         )
-    records = [folder / f"{number}.jsonl" for number in range(parts)]
-    cut = {name: sum(one["cut"][name] for one in counts) for name in count_cut([])}
     return ReadObservations(read, cut, reasons.total(), records)
 
 
