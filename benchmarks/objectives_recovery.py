@@ -28,7 +28,6 @@ from rmcore.data.gold.prompts import draw_prompt
 from rmcore.data.gold.world import gold_parts, sample_response
 from rmcore.data.observation import Observation
 from rmcore.data.rendering import TokenizedSide
-from rmcore.data.tokenized_observations import TokenizedObservation
 from rmcore.models.observation_batching import label
 from rmcore.reporting.figures.style import MUTED, dress, headline, new_figure, save, shared_legend
 from rmcore.training.likelihood.designs import make_design
@@ -183,19 +182,7 @@ def fit(world: World, observations: list[Observation], settings: dict) -> tuple[
         for (prompt, given), row in zip(world.answers, world.parts, strict=True)
         for answer, parts in zip(given, row, strict=True)
     }
-    tokenized = [
-        TokenizedObservation(
-            one.observation_id,
-            tuple(TokenizedSide([1], 0) for _ in one.answers),
-            one.ranks,
-            one.top_only,
-            tuple(coding.grades(one)),
-            coding.annotators.get(one.annotator or "", 0),
-            one.weight,
-            tuple(() for _ in one.answers),
-        )
-        for one in observations
-    ]
+    tokenized = [coding.judge(one, [TokenizedSide([1], 0)] * len(one.answers)) for one in observations]
     labels = label(tokenized)
     parts = torch.from_numpy(np.array([known[one.prompt, answer] for one in observations for answer in one.answers]))
     weights = torch.zeros(PARTS, dtype=torch.float64, requires_grad=True)

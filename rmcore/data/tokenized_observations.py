@@ -6,7 +6,7 @@ of one host share the work. Grades, annotators and features are numbers here alr
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import merge
 from itertools import islice
@@ -69,6 +69,19 @@ class Coding:
                 if code is not None:
                     coded.append(CodedGrade(answer, number, code))
         return coded
+
+    def judge(self, observation: Observation, sides: Sequence[TokenizedSide]) -> "TokenizedObservation":
+        """Put an observation's judgement beside the tokens of its answers."""
+        return TokenizedObservation(
+            observation.observation_id,
+            tuple(sides),
+            observation.ranks,
+            observation.top_only,
+            tuple(self.grades(observation)),
+            self.annotators.get(observation.annotator or "", 0),
+            observation.weight,
+            tuple(tuple(feature.of(answer) for feature in self.features) for answer in observation.answers),
+        )
 
     def num_off_scale(self, observation: Observation) -> int:
         """How many grades of these attributes are none that training has."""
@@ -228,8 +241,8 @@ def write_observations_tokenized(
                     records.write(json.dumps(record) + "\n")
                     reasons[coded] += 1
                 else:
-                    kept.append(coded)
-                    lost = [tokens for tokens in coded["cut"] if tokens]
+                    kept.append(_row(coded))
+                    lost = [side.num_cut for side in coded.sides if side.num_cut]
                     cut.update(num_pairs=1, num_cut_pairs=bool(lost), num_cut_sides=len(lost), num_cut_tokens=sum(lost))
             writer.write_batch(pa.RecordBatch.from_pylist(kept, schema=_SCHEMA))
             report(first + len(batch), len(observations), "observations tokenized")
@@ -271,31 +284,32 @@ def _alone(renderer: Renderer, observation: Observation) -> list[TokenizedSide] 
 
 
 def _coded(
-    one: Observation, sides: Iterable[TokenizedSide], coding: Coding, over_length: Literal["cut", "drop"]
-) -> dict[str, Any] | str:
-    """The row of `_SCHEMA` of an observation, or why it is left out."""
-    sides = list(sides)
+    one: Observation, sides: Sequence[TokenizedSide], coding: Coding, over_length: Literal["cut", "drop"]
+) -> TokenizedObservation | str:
+    """The observation as it is trained on, or why it is left out."""
     if over_length == "drop" and any(side.num_cut for side in sides):
         return CUT
     if len({tuple(side.ids) for side in sides}) < len(sides):
         return EQUAL
     if one.ranks is not None and not one.top_only and max(Counter(one.ranks).values()) > LARGEST_TIE:
         return TOO_MANY_TIED
-    grades = coding.grades(one)
-    if one.ranks is None and not grades:
-        return NOTHING_LEFT
+    judged = coding.judge(one, sides)
+    return NOTHING_LEFT if judged.ranks is None and not judged.grades else judged
+
+
+def _row(one: TokenizedObservation) -> dict[str, Any]:
     judgement = {
         "id": one.observation_id,
         "ranks": one.ranks,
         "top_only": one.top_only,
-        "grades": grades,
-        "annotator": coding.annotators.get(one.annotator or "", 0),
+        "grades": one.grades,
+        "annotator": one.annotator,
         "weight": one.weight,
-        "features": [[feature.of(answer) for feature in coding.features] for answer in one.answers],
+        "features": one.features,
     }
     return {
-        "tokens": [token for side in sides for token in side.ids],
-        "lengths": [len(side.ids) for side in sides],
-        "cut": [side.num_cut for side in sides],
+        "tokens": [token for side in one.sides for token in side.ids],
+        "lengths": [len(side.ids) for side in one.sides],
+        "cut": [side.num_cut for side in one.sides],
         "judgement": json.dumps(judgement),
     }

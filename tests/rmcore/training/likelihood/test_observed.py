@@ -24,20 +24,7 @@ EVERYTHING = {
 
 def coded(observations, design) -> list[TokenizedObservation]:
     """The observations without their texts' tokens, which the likelihood does not see."""
-    coding = design.coding
-    return [
-        TokenizedObservation(
-            one.observation_id,
-            tuple(TokenizedSide([1], 0) for _ in one.answers),
-            one.ranks,
-            one.top_only,
-            tuple(coding.grades(one)),
-            coding.annotators.get(one.annotator or "", 0),
-            one.weight,
-            tuple(tuple(feature.of(answer) for feature in coding.features) for answer in one.answers),
-        )
-        for one in observations
-    ]
+    return [design.coding.judge(one, [TokenizedSide([1], 0)] * len(one.answers)) for one in observations]
 
 
 def outputs_for(observations, design, seed: int = 0) -> torch.Tensor:
