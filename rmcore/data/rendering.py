@@ -247,7 +247,7 @@ class Renderer:
         """Tokenize a side as `tokenize_sides` does, and find the characters of the completion behind each token.
 
         Raises:
-            DataError: the side cannot be read, or the tokenizer is a slow one, which does not say what its tokens are of.
+            DataError: the side cannot be read, or the tokenizer is a slow one, which says not what its tokens are of.
         """
         if not self.tokenizer.is_fast:
             raise DataError(

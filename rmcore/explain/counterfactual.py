@@ -2,9 +2,9 @@
 
 The edits are those of the rules of `rmcore.probes` and the removal of one sentence, each of either answer of a pair.
 How far an edit goes is the number of words that it changes: of the longer of the two sides of each place in which
-`difflib` finds the answers different, word by word. An edit of white space alone changes none. Among the edits that turn
-the sign of the margin the one of fewest words is given; of equals the one that leaves the margin farther on the other
-side. It is the smallest of the edits that are tried, not of all there are.
+`difflib` finds the answers different, word by word. An edit of white space alone changes none. Among the edits that
+turn the sign of the margin the one of fewest words is given; of equals the one that leaves the margin farther on the
+other side. It is the smallest of the edits that are tried, not of all there are.
 """
 
 import difflib
