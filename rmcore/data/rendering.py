@@ -93,6 +93,20 @@ class TokenizedSide:
 
 
 @dataclass(frozen=True, slots=True)
+class PlacedSide:
+    """One side, and which characters of its completion each of its tokens stands for."""
+
+    side: TokenizedSide
+    places: list[tuple[int, int] | None]
+    """Of each token the characters from the first to before the second; None of the prompt and special tokens."""
+
+    @property
+    def end(self) -> int:
+        """Characters of the completion up to here are in the tokens; 0 where none is."""
+        return max((place[1] for place in self.places if place is not None), default=0)
+
+
+@dataclass(frozen=True, slots=True)
 class TokenizedPair:
     """Token ids of both sides of one pair."""
 
@@ -229,6 +243,37 @@ class Renderer:
         """
         return _or_raise(self.try_sides(sides))
 
+    def place_side(self, prompt: Prompt, completion: str) -> PlacedSide:
+        """Tokenize a side as `tokenize_sides` does, and find the characters of the completion behind each token.
+
+        Raises:
+            DataError: the side cannot be read, or the tokenizer is a slow one, which says not what its tokens are of.
+        """
+        if not self.tokenizer.is_fast:
+            raise DataError(
+                "this tokenizer is a slow one, which does not say which characters its tokens stand for; use its fast "
+                "version."
+            )
+        side = self._render(prompt, completion)
+        if isinstance(side, DataError):
+            raise side
+        ((_, ids, spans),) = self._encode([side])
+        finished, offsets = self._finish(side, ids, spans), spans()
+        first, closing = self._framed(ids)
+        kept = [*range(first, len(ids)), *[-1] * len(closing)]
+        if finished.num_cut:  # the same cut of the tokens' numbers says which of them are left
+            bos = first if ids[first : first + 1] == [self.tokenizer.bos_token_id] else None
+            numbers, added = kept[: len(ids) - first], kept[len(ids) - first :]
+            kept = cut(side, numbers, offsets[first:], bos=bos, closing=added, limit=self.rendering.max_seq_len)
+        whole = side.end - side.start == len(completion)
+        moved = side.start - (0 if whole else len(completion) - len(completion.lstrip()))
+        places: list[tuple[int, int] | None] = []
+        for number in kept:
+            start, end = offsets[number] if number >= 0 else (0, 0)
+            start, end = max(start, side.start), min(end, side.end)
+            places.append((start - moved, end - moved) if start < end else None)
+        return PlacedSide(finished, places)
+
     def tokenize_texts(self, texts: Sequence[str]) -> list[TokenizedSide]:
         """Tokenize texts that are rendered already, such as `render` gives; too long ones are cut from the right.
 
@@ -317,14 +362,19 @@ class Renderer:
 
     def _finish(self, side: RenderedSide, ids: list[int], spans: _Spans) -> TokenizedSide:
         """One BOS, the closing, and no more tokens than the limit."""
-        ends, limit = self._ends(), self.rendering.max_seq_len
-        doubled = ends.bos is not None and ids[:2] == [ends.bos, ends.bos]  # the text itself began with one
-        own = ids[1:] if doubled else ids
-        closing = [] if own and own[-1] in ends.closed_by else ends.closing
+        first, closing = self._framed(ids)
+        own, limit = ids[first:] if first else ids, self.rendering.max_seq_len
         kept = own + closing
         if len(kept) > limit:
-            kept = cut(side, own, spans()[doubled:], bos=ends.bos, closing=closing, limit=limit)
+            kept = cut(side, own, spans()[first:], bos=self.tokenizer.bos_token_id, closing=closing, limit=limit)
         return TokenizedSide(kept, len(own) + len(closing) - len(kept))
+
+    def _framed(self, ids: list[int]) -> tuple[int, list[int]]:
+        """Where the tokens of a side begin that stay, which leaves a second BOS out, and what is appended to them."""
+        ends = self._ends()
+        doubled = ends.bos is not None and ids[:2] == [ends.bos, ends.bos]  # the text itself began with one
+        closed = len(ids) > doubled and ids[-1] in ends.closed_by
+        return int(doubled), [] if closed else ends.closing
 
     def _ends(self) -> _Ends:
         """Find the special tokens; the chat template is the authority on how a side ends."""

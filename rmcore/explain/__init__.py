@@ -1,0 +1,1 @@
+"""Why a reward model says what it says: parts of an answer, edits that turn a preference, pairs behind a margin."""
