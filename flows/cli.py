@@ -54,6 +54,7 @@ PANELS = {
         "evaluate",
         "benchmark",
         "probe",
+        "explain",
         "score",
         "diff",
         "ensemble",

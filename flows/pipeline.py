@@ -61,13 +61,13 @@ REPORT_FILE = "report.html"
 FORM = Form(
     "demo",
     FIELDS,
-    ("data", "model", "train", "evaluate", "landscape", "readiness", "probe", "benchmark", "policy", "rlhf"),
+    ("data", "model", "train", "evaluate", "landscape", "readiness", "probe", "explain", "benchmark", "policy", "rlhf"),
     presets_for("run"),
 )
 PICTURE = """
 prepare ──> train ─┬─> evaluate ──┬─> readiness ──> report ──> register: MLflow, model
                    ├─> landscape ─┘
-                   ├─> probe, where it is set
+                   ├─> probe, explain, where they are set
                    └─> benchmark, where benchmarks are named
 with a policy, whose samples are judged:
 policy ──> samples ──> overoptimization ──> readiness_v2 ──> grpo, where rlhf is set

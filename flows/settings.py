@@ -11,6 +11,7 @@ from experiments.presets import PRESETS
 from rmcore.config.active import ActiveConfig, CheckConfig
 from rmcore.config.base import Settings
 from rmcore.config.benchmark import BenchmarkConfig
+from rmcore.config.explain import ExplainConfig
 from rmcore.config.files import parse_yaml, read_mapping
 from rmcore.config.model import LoraSettings
 from rmcore.config.pipeline import PipelineConfig
@@ -25,6 +26,7 @@ Tree = dict[str, Any]
 OPTIONAL_GROUPS: dict[str, type[Settings]] = {
     "benchmark": BenchmarkConfig,
     "probe": ProbeConfig,
+    "explain": ExplainConfig,
     "policy": PolicyConfig,
     "validation": ValidationConfig,
     "active": ActiveConfig,

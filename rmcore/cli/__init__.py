@@ -9,6 +9,7 @@ from rmcore.cli import (
     card,
     data,
     ensemble,
+    explain,
     export,
     measure,
     overoptimize,
@@ -27,6 +28,7 @@ app.command("analyze")(analyze.analyze)
 app.command("score")(score.score)
 app.command("benchmark")(benchmark.benchmark)
 app.command("probe")(probe.probe)
+app.command("explain")(explain.explain)
 app.command("diff")(measure.diff)
 app.command("ensemble")(ensemble.ensemble)
 app.command("soup", hidden=True)(soup.soup)  # the root page is full; the page of `ensemble` names it

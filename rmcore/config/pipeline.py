@@ -13,6 +13,7 @@ from rmcore.config.base import Settings
 from rmcore.config.benchmark import BenchmarkConfig
 from rmcore.config.data import DataConfig
 from rmcore.config.evaluate import EvaluateConfig
+from rmcore.config.explain import ExplainConfig
 from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.model import FROM_POLICY, ModelConfig
 from rmcore.config.policy import WORLD, PolicyConfig
@@ -56,6 +57,8 @@ class PipelineConfig(Settings):
     """Public benchmarks, and sets of your own, that the model is measured on."""
     probe: ProbeConfig | None = None
     """Probes: edits of answers that must not pay. Left out: none is made. They decide nothing."""
+    explain: ExplainConfig | None = None
+    """Why the model makes its worst mistakes. Left out: that is not asked. No verdict follows from it."""
     policy: PolicyConfig | None = None
     """The policy to be optimised. Without it, and without its judged samples, no verdict says "ready"."""
     validation: ValidationConfig | None = None

@@ -2,6 +2,7 @@
 
     prepare -> train -> evaluate -> landscape -> readiness                       the pipeline
                probe                                                             where probes are asked for
+               explain                                                           where mistakes are to be explained
                benchmark                                                         where benchmarks are named
                policy -> samples -> overoptimization -> readiness_v2             where a policy is given
                policy -> train                                                   where the reward model starts from it
@@ -102,6 +103,7 @@ STAGES: dict[str, Stage] = {
             libraries=TORCH,
         ),
         Stage("probe", ("prepare", "train"), of_stage.ProbeSettings, ("probe.json",), libraries=TORCH),
+        Stage("explain", ("prepare", "train"), of_stage.ExplainSettings, ("explain.json",), libraries=TORCH),
         Stage("readiness", ("prepare", "evaluate", "landscape"), of_stage.ReadinessSettings, ("readiness.json",)),
         Stage(
             "benchmark",
@@ -184,7 +186,7 @@ POLICY = ("policy", "samples", "overoptimization")
 
 def pipeline_stages(config: PipelineConfig) -> tuple[str, ...]:
     """Stages of a pipeline run in order: with a policy its judged samples decide about readiness."""
-    asked = {"probe": config.probe, "benchmark": config.benchmark}
+    asked = {"probe": config.probe, "explain": config.explain, "benchmark": config.benchmark}
     measured = (*PIPELINE, *(name for name, settings in asked.items() if settings is not None))
     if config.policy is None:
         return in_order(measured, config)

@@ -2,6 +2,7 @@
 
 from rmcore.config.active import ActiveConfig
 from rmcore.config.benchmark import BenchmarkConfig
+from rmcore.config.explain import ExplainConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import PolicyConfig
 from rmcore.config.probe import ProbeConfig
@@ -44,6 +45,17 @@ def required_probe(config: PipelineConfig) -> ProbeConfig:
     if config.probe is None:
         raise ConfigError("there are no probes in this config; set probe.pairs_per_prompt, or probe.rules.")
     return config.probe
+
+
+def required_explain(config: PipelineConfig) -> ExplainConfig:
+    """The settings of the explanations.
+
+    Raises:
+        ConfigError: the config has none.
+    """
+    if config.explain is None:
+        raise ConfigError("there is nothing to explain in this config; set explain.mistakes, for example to 10.")
+    return config.explain
 
 
 def required_rlhf(config: PipelineConfig) -> RlhfConfig:

@@ -74,6 +74,7 @@ def gather_results(
         "logged": _read(folder["readiness"] / "logged_answers.json"),
         "observations": evaluation["observations"],
         "probe": _read(folder["probe"] / "probe.json") if "probe" in folder else None,
+        "explained": _read(folder["explain"] / "explain.json") if "explain" in folder else None,
         "policy": policy,
         "rlhf": trained,
         "metrics": evaluation["metrics"]["test"],

@@ -19,6 +19,7 @@ from rmcore.config.base import Settings
 from rmcore.config.benchmark import BenchmarkConfig
 from rmcore.config.data import DataConfig, GoldConfig, Shortcut
 from rmcore.config.evaluate import EvaluateConfig
+from rmcore.config.explain import ExplainConfig
 from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.model import FROM_POLICY, TINY_SIZES, ModelConfig
 from rmcore.config.pipeline import PipelineConfig
@@ -37,6 +38,7 @@ from rmcore.data.render_fn import render_fn_digest
 from rmcore.stages.requirements import (
     required_active,
     required_benchmark,
+    required_explain,
     required_policy,
     required_probe,
     required_rlhf,
@@ -239,6 +241,22 @@ class ProbeSettings(CheckpointSettings):
         """Rules of one's own with the files that they are in."""
         rules = [_rule(name) for name in self.probe.rules]
         return super().named() | ({"probe.rules": rules} if rules != list(self.probe.rules) else {})
+
+
+class ExplainSettings(CheckpointSettings):
+    """How many mistakes are explained, and by how many training pairs."""
+
+    how: ClassVar[tuple[str, ...]] = ("explain.memory_gib",)
+
+    label_smoothing: float
+    """Of the training's loss."""
+    explain: ExplainConfig
+
+    @classmethod
+    def of(cls, config: PipelineConfig) -> Self:
+        """See `StageSettings.of`."""
+        explain = required_explain(config)
+        return cls(**_loading(config), label_smoothing=config.train.label_smoothing, explain=explain)
 
 
 class LandscapeSettings(CheckpointSettings):

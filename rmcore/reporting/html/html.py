@@ -9,17 +9,14 @@ import yaml
 from rmcore.core.cost import money_text, price_per_hour
 from rmcore.core.metrics import metric_order, metric_spec
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.html import benchmarks, curvature, glossary, judgements, logged, policy, probe, rlhf
+from rmcore.reporting.html import benchmarks, curvature, explained, glossary, judgements, logged, policy, probe, rlhf
 from rmcore.reporting.html.cards import headline_cards, metric_texts
-from rmcore.reporting.html.page import date, gate_row, write_page
+from rmcore.reporting.html.page import date, gate_row, shorten, write_page
 from rmcore.reporting.html.tree import blocks
 from rmcore.reporting.schema import Results, StageResult
 from rmcore.reporting.verdict_style import verdict_style
 
 TEMPLATE = "report.html.j2"
-LONGEST_TEXT = 700
-"""Characters of a mistake's text that are shown."""
-
 CAPTIONS = {
     "accuracy_in_context": "The same held-out pairs judged by this model, by guessing, by always taking the longer "
     "completion, and (where the true reward is known) by a perfect model.",
@@ -92,6 +89,7 @@ def view(results: Results) -> dict[str, Any]:
         "logged": logged.logged_section(results["logged"]),
         "judgements": judgements.judgements_section(results["observations"]),
         "probe": probe.probe_section(results["probe"]),
+        "explained": explained.explained_section(results["explained"]),
         "policy": policy.section(results["policy"]),
         "rlhf": rlhf.rlhf_section(results["rlhf"]),
         "readiness_weakness": glossary.READINESS_WEAKNESS,
@@ -126,14 +124,6 @@ def metric_rows(results: Results) -> list[MetricRow]:
             )
         )
     return rows
-
-
-def shorten(text: str, longest: int = LONGEST_TEXT) -> str:
-    """`text`, its middle left out where it is longer: the end of a dialogue matters as much as its start."""
-    if len(text) <= longest:
-        return text
-    left_out = len(text) - longest
-    return f"{text[: longest // 2]} […{left_out:,} characters…] {text[len(text) - (longest - longest // 2) :]}"
 
 
 def _question(results: Results) -> str:

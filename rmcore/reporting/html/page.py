@@ -18,6 +18,8 @@ from rmcore.core.metrics import metric_spec
 from rmcore.reporting.figures import numbers
 
 _PNG = b"\x89PNG\r\n\x1a\n"
+LONGEST_TEXT = 700
+"""Characters that are shown of a text of the data."""
 _DENSITY = 1.5  # pixels of a figure a CSS pixel
 
 
@@ -73,6 +75,14 @@ def image(path: Path) -> Image:
     width, height = struct.unpack(">II", content[16:24])  # of the IHDR chunk, always the first
     address = "data:image/png;base64," + base64.b64encode(content).decode("ascii")
     return Image(address, round(width / _DENSITY), round(height / _DENSITY))
+
+
+def shorten(text: str, longest: int = LONGEST_TEXT) -> str:
+    """`text`, its middle left out where it is longer: the end of a dialogue matters as much as its start."""
+    if len(text) <= longest:
+        return text
+    left_out = len(text) - longest
+    return f"{text[: longest // 2]} […{left_out:,} characters…] {text[len(text) - (longest - longest // 2) :]}"
 
 
 def date(moment: str) -> str:

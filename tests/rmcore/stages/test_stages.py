@@ -8,6 +8,7 @@ import pytest
 from rmcore.config.active import ActiveConfig, CheckConfig
 from rmcore.config.benchmark import BenchmarkConfig
 from rmcore.config.data import DataConfig, GoldConfig
+from rmcore.config.explain import ExplainConfig
 from rmcore.config.model import LoraSettings
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import PolicyConfig
@@ -99,6 +100,7 @@ def test_what_came_out_upstream_is_in_a_key_and_not_how_or_where():
 BASE = PipelineConfig(
     benchmark=BenchmarkConfig(suites=(f"judgebench={__file__}",)),
     probe=ProbeConfig(),
+    explain=ExplainConfig(),
     policy=PolicyConfig(),
     validation=ValidationConfig(),
     active=ActiveConfig(check=CheckConfig()),
@@ -138,7 +140,16 @@ OTHER_VALUES = {
     "active.check.labels": (50, 60),
 }  # fmt: skip
 """Where the value cannot be told from its type."""
-CHECKPOINT_STAGES = {"evaluate", "benchmark", "landscape", "probe", "overoptimization", "confirmation", "grpo"}
+CHECKPOINT_STAGES = {
+    "evaluate",
+    "benchmark",
+    "landscape",
+    "probe",
+    "explain",
+    "overoptimization",
+    "confirmation",
+    "grpo",
+}
 ON_DEVICE = CHECKPOINT_STAGES | {"train", "policy", "samples", "population", "features", "active_check"}
 STAGES_OF_A_SECTION = {
     "study": set(),
@@ -154,6 +165,7 @@ STAGES_OF_A_SECTION = {
     "landscape": {"landscape"},
     "readiness": {"readiness", "readiness_v2", "validation"},
     "probe": {"probe"},
+    "explain": {"explain"},
     "validation": {"population"},
     "active": {"active", "active_check"},
     "active.check": {"active_check"},
@@ -198,6 +210,7 @@ STAGES_OF_A_SETTING = {
     "policy.num_members": {"overoptimization", "grpo"},
     "policy.gradient_prompts": {"overoptimization"},
     # How it is run, not what comes out.
+    "explain.memory_gib": set(),
     **{f"train.{name}": set() for name in RUN_ONLY_FIELDS},
     "rlhf.wait_seconds": set(),
     "rlhf.micro_batch_size": set(),

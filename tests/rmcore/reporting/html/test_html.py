@@ -12,7 +12,8 @@ import report_sample as sample
 from rmcore.core.errors import DataError
 from rmcore.reporting.figures.style import new_figure, save
 from rmcore.reporting.html.glossary import READINESS_WEAKNESS, WORDS
-from rmcore.reporting.html.html import CAPTIONS, LONGEST_TEXT, shorten, view, write_report
+from rmcore.reporting.html.html import CAPTIONS, view, write_report
+from rmcore.reporting.html.page import LONGEST_TEXT, shorten
 from rmcore.reporting.html.summary import summary_markdown
 
 

@@ -1,0 +1,183 @@
+"""`rm-opt explain`: why a reward model says what it says."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rmcore.cli.common import setting, write_report_json
+from rmcore.cli.help import common
+from rmcore.cli.inputs import Checkpoint, JsonOut, ModelReading, PairReading, Seed, named_model
+from rmcore.cli.options import options
+from rmcore.config.explain import ExplainConfig
+from rmcore.config.train import TrainConfig
+from rmcore.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rmcore.data.pair import PreferencePair
+    from rmcore.explain.record import Explained, TrainingData
+
+SHOWN_CHARS = 90
+"""Characters of a text in the terminal."""
+SHOWN_SPANS = 5
+WAYS = {"weights": "all weights", "head": "reward head"}
+
+
+@options()
+@common("data", "row", "prompt", "response", "against", "train", "out", "json_out")
+def explain(
+    checkpoint: Checkpoint,
+    reading: PairReading,
+    model: ModelReading,
+    data: Annotated[
+        str | None, typer.Option("--data", "-d", help="Held-out pairs: a file, a folder, a hub name.")
+    ] = None,
+    row: Annotated[
+        list[str] | None,
+        typer.Option("--row", help="Explain this pair of --data, by its id or the beginning of it; repeatable."),
+    ] = None,
+    mistakes: Annotated[int, setting(ExplainConfig, "mistakes")] = 10,
+    prompt: Annotated[str | None, typer.Option(help="Explain an answer to this prompt, in place of --data.")] = None,
+    response: Annotated[str | None, typer.Option(help="The answer to --prompt.")] = None,
+    against: Annotated[
+        str | None, typer.Option(help="Another answer to --prompt, held to be worse: the pair is explained.")
+    ] = None,
+    train: Annotated[str | None, typer.Option(help="Pairs it was trained on: which of them are behind it.")] = None,
+    train_pairs: Annotated[int, setting(ExplainConfig, "train_pairs")] = 1000,
+    label_smoothing: Annotated[float, setting(TrainConfig, "label_smoothing")] = 0.05,
+    memory_gib: Annotated[float | None, setting(ExplainConfig, "memory_gib")] = None,
+    out: Annotated[Path, typer.Option(help="The page.")] = Path("explain.html"),
+    json_out: JsonOut = None,
+    seed: Seed = 0,
+) -> None:
+    """Explain rewards: what parts of an answer add, what edit turns a preference, which training pairs are behind it.
+
+    Of --data its worst mistakes are explained and grouped into kinds, or the pairs that --row names. A page shows all,
+    the terminal most of it. Example: rm-opt explain --checkpoint out/best --data test.parquet --train train.parquet
+    """
+    from rmcore.core.progress import progress_bar
+    from rmcore.data.pair import PreferencePair
+    from rmcore.explain.record import explain_alone, explain_mistakes, explain_named
+    from rmcore.reporting.html.explained import write_explanation
+
+    if (prompt is None) != (response is None) or (against is not None and prompt is None):
+        raise ConfigError("--prompt and --response go together: the answer is --response; --against is another one.")
+    if (data is None) == (prompt is None) and not (data is not None and against is not None):
+        raise ConfigError(
+            "name what is to be explained: --data FILE for its worst mistakes, with --row ID for one pair of it, or "
+            "--prompt TEXT --response TEXT for an answer of your own."
+        )
+    if row and data is None:
+        raise ConfigError("--row names a pair of --data; name the file, too.")
+    if train is not None and data is None:
+        raise ConfigError(
+            "--train asks for the training pairs behind a margin, which takes held-out pairs to choose a damping by; "
+            "name them with --data."
+        )
+    held_out = [] if data is None else reading.read(data)
+    training = None
+    if train is not None:
+        training = _training(train, reading, train_pairs, seed, label_smoothing, memory_gib)
+    rm = model.load(checkpoint)
+    with progress_bar("explain") as report:
+        if prompt is not None and response is not None and against is None:
+            found = explain_alone(rm, prompt, response, report=report)
+            what = "an answer"
+        elif prompt is not None and response is not None and against is not None:
+            pair = PreferencePair(prompt, response, against)
+            found = explain_named(rm, [pair], held_out, training, seed=seed, report=report)
+            what = "two answers"
+        elif row:
+            pairs = [_named(one, held_out, str(data)) for one in row]
+            others = [pair for pair in held_out if pair not in pairs]
+            found = explain_named(rm, pairs, others, training, seed=seed, report=report)
+            what = f"{len(pairs)} pairs of {data}" if len(pairs) > 1 else f"a pair of {data}"
+        else:
+            found = explain_mistakes(rm, held_out, training, most=mistakes, seed=seed, report=report)
+            what = f"the worst mistakes on {data}"
+    _print(found)
+    record: dict[str, Any] = {
+        **named_model(checkpoint),
+        "data": data,
+        "title": f"Why {checkpoint} says what it says",
+        "subtitle": f"Explained: {what}.",
+        **found.to_dict(),
+    }
+    write_report_json(json_out, record)
+    print(f"page: {write_explanation(record, out)}")
+
+
+def _training(
+    train: str,
+    reading: PairReading,
+    most: int,
+    seed: int,
+    label_smoothing: float,
+    memory_gib: float | None,
+) -> "TrainingData | None":
+    from rmcore.explain.record import TrainingData
+
+    layout = PairReading(
+        reading.split, reading.prompt_column, reading.chosen_column, reading.rejected_column, limit=None
+    )
+    pairs = layout.read(train)
+    return TrainingData.drawn(
+        pairs, len(pairs), most=most, seed=seed, label_smoothing=label_smoothing, memory_gib=memory_gib
+    )
+
+
+def _named(row: str, pairs: "list[PreferencePair]", data: str) -> "PreferencePair":
+    found = [pair for pair in pairs if pair.pair_id.startswith(row)]
+    if len({pair.pair_id for pair in found}) != 1:
+        many = f"{len(found)} pairs of {data} have ids that begin so" if found else f"no pair of {data} has such an id"
+        raise ConfigError(
+            f"--row {row}: {many}; ids are in the report's list of mistakes and in the table that `rm-opt evaluate "
+            "--rewards FILE` writes."
+        )
+    return found[0]
+
+
+def _print(found: "Explained") -> None:
+    if found.num_pairs is not None:
+        print(f"{found.num_mistakes:,} of {found.num_pairs:,} held-out pairs are ranked against their label")
+    for place, kind in enumerate(found.kinds, 1):
+        print(f"  kind {place}: {len(kind.members)} pairs, {kind.num_prompts} prompts")
+        for text, words in (
+            ("model prefers answers with", kind.model_words),
+            ("labels prefer answers with", kind.label_words),
+            ("prompts about", kind.prompt_words),
+        ):
+            if words:
+                print(f"    {text:<28}{', '.join(f'{one.word} ({one.num}:{one.against})' for one in words)}")
+    for answer in found.answers:
+        print(f"\nanswer, reward {answer.reward:+.3f}")
+        _print_spans(answer.text, answer.sentences.ranked())
+    for pair in found.pairs:
+        print(f"\npair {pair.pair_id}  margin {pair.margin:+.3f}  {_short(pair.chosen.prompt)!r}")
+        for name, answer in (("chosen", pair.chosen), ("rejected", pair.rejected)):
+            print(f"  {name}, reward {answer.reward:+.3f}")
+            _print_spans(answer.text, answer.sentences.ranked())
+        turn = pair.counterfactual
+        if turn.edit is not None:
+            what = "turned by" if turn.turned else "not turned by any edit; moved most by"
+            print(
+                f"  {what} `{turn.edit.rule}` on the {turn.edit.edited} answer, {turn.edit.num_words} words: "
+                f"{turn.margin:+.3f} -> {turn.edit.margin:+.3f}"
+            )
+        for way, moved in pair.behind.items():
+            for end in (moved.harmful[:1], moved.helpful[:1]):
+                for one in end:
+                    print(f"  training pair {one.pair_id} ({WAYS[way]}): {one.effect:+.4f}  {_short(one.prompt)!r}")
+    if found.influence_note:
+        print(f"\n{found.influence_note}")
+
+
+def _print_spans(text: str, ranked: list[Any]) -> None:
+    """The parts with the largest effects, either way, in the order of the answer."""
+    largest = sorted(ranked, key=lambda one: -abs(one.share))[:SHOWN_SPANS]
+    for one in sorted(largest, key=lambda one: int(one.start)):
+        print(f"    {one.share:+.3f}  {_short(text[one.start : one.end].strip())!r}")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}…"

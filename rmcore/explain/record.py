@@ -1,0 +1,286 @@
+"""What is said of a model's worst held-out mistakes, of single pairs and answers: one record for page and report."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from rmcore.core.arrays import FloatArray, IntArray
+from rmcore.core.errors import CurvatureError, DataError, ModelError
+from rmcore.core.progress import Report, prefixed, silent
+from rmcore.data.pair import PreferencePair, Prompt, prompt_text
+from rmcore.ensembles.features import head_of, pair_features
+from rmcore.ensembles.score import readable_pairs
+from rmcore.explain.explanation import Answer, Behind, Explanation, TrainingPair, explain_answers, explain_pairs
+from rmcore.explain.influence import FEWEST_HELD_OUT, influences
+from rmcore.explain.kinds import NUM_SIMULATED, Kind, kinds_of_mistakes
+from rmcore.explain.representer import representers
+from rmcore.models.reward_model import BradleyTerryRM
+
+MOST_GROUPED = 400
+"""Mistakes that are grouped into kinds, the worst ones: grouping takes a distance between every two."""
+NUM_HELD_OUT = 100
+"""Held-out pairs that choose the damping of the influence, and say how far the linearised model is the model."""
+NUM_BEHIND = 5
+"""Training pairs that are shown at each end."""
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """The training pairs whose influence is asked for.
+
+    Attributes:
+        pairs: N pairs that the model was trained on, or some of them.
+        num_trained: how many it was trained on in all.
+        label_smoothing: of its loss.
+        memory_bytes: for gradients; None takes half of what is free.
+    """
+
+    pairs: Sequence[PreferencePair]
+    num_trained: int
+    label_smoothing: float = 0.0
+    memory_bytes: int | None = None
+
+    @classmethod
+    def drawn(
+        cls,
+        pairs: Iterable[PreferencePair],
+        number: int,
+        *,
+        most: int,
+        seed: int,
+        label_smoothing: float,
+        memory_gib: float | None,
+    ) -> "TrainingData | None":
+        """At most so many of the `number` pairs of a training, drawn at random; None where that leaves none.
+
+        `pairs` may be a stream: memory holds those that are drawn.
+        """
+        drawn = set(np.random.default_rng(seed).permutation(number)[:most].tolist())
+        if not drawn:
+            return None
+        kept = [pair for place, pair in enumerate(pairs) if place in drawn]
+        memory = None if memory_gib is None else round(memory_gib * 2**30)
+        return cls(kept, number, label_smoothing, memory)
+
+
+@dataclass(frozen=True)
+class Explained:
+    """Everything that the page shows.
+
+    Attributes:
+        num_pairs: held-out pairs among which the mistakes were found; None where single ones were named.
+        num_mistakes: of those, ranked against their label.
+        kinds: of mistakes.
+        kinds_note: how they were found, in words.
+        pairs: explanations of pairs.
+        kind_of: for each of them its kind's place in `kinds`, or None.
+        answers: of answers that stand alone.
+        influence_note: how far the influence is to be believed, or why there is none.
+    """
+
+    num_pairs: int | None = None
+    num_mistakes: int = 0
+    kinds: list[Kind] = field(default_factory=list)
+    kinds_note: str = ""
+    pairs: list[Explanation] = field(default_factory=list)
+    kind_of: list[int | None] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
+    influence_note: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready record."""
+        pairs = [{**one.to_dict(), "kind": kind} for one, kind in zip(self.pairs, self.kind_of, strict=True)]
+        return {**{name: value for name, value in asdict(self).items() if name != "kind_of"}, "pairs": pairs}
+
+
+def explain_mistakes(
+    rm: BradleyTerryRM,
+    held_out: Sequence[PreferencePair],
+    training: TrainingData | None,
+    *,
+    most: int,
+    seed: int,
+    report: Report = silent,
+) -> Explained:
+    """Explain the held-out pairs with the largest wrong margins, one a prompt, and group all mistakes into kinds.
+
+    Args:
+        rm: the reward model.
+        held_out: pairs that it was not trained on; those that it cannot read are left out and said on stderr.
+        training: pairs that it was trained on; None leaves their influence out.
+        most: mistakes that are explained.
+        seed: of edits, grouping, and the pairs that choose the damping.
+        report: told of each part.
+
+    Raises:
+        DataError: none of the pairs can be read.
+        ModelError: a reward is not finite.
+    """
+    pairs = readable_pairs(rm, held_out)
+    rewards = rm.score_pairs(pairs, report=prefixed(report, "held-out pairs")).astype(np.float64)
+    margins = rewards[:, 0] - rewards[:, 1]
+    wrong = np.flatnonzero(margins < 0)
+    wrong = wrong[np.argsort(margins[wrong], kind="stable")]
+    kinds, note = _kinds(rm, [pairs[place] for place in wrong[:MOST_GROUPED]], pairs, seed, report)
+    first_of_prompt: dict[str, int] = {}
+    for place in wrong:
+        first_of_prompt.setdefault(pairs[place].prompt_id, int(place))
+    worst = list(first_of_prompt.values())[:most]
+    at = {int(place): rank for rank, place in enumerate(wrong)}
+    kind_of = [next((k for k, kind in enumerate(kinds) if at[place] in kind.members), None) for place in worst]
+    found = explain_named(
+        rm, [pairs[place] for place in worst], [pairs[p] for p in _others(len(pairs), worst, seed)], training,
+        seed=seed, report=report,
+    )  # fmt: skip
+    return replace(found, num_pairs=len(pairs), num_mistakes=len(wrong), kinds=kinds, kinds_note=note, kind_of=kind_of)
+
+
+def explain_named(
+    rm: BradleyTerryRM,
+    pairs: Sequence[PreferencePair],
+    held_out: Sequence[PreferencePair],
+    training: TrainingData | None,
+    *,
+    seed: int,
+    report: Report = silent,
+) -> Explained:
+    """Explain P pairs.
+
+    Args:
+        rm: the reward model.
+        pairs: P pairs, whichever side it prefers.
+        held_out: other pairs that it was not trained on, at least `FEWEST_HELD_OUT` for the influence.
+        training: as `explain_mistakes`.
+        seed: as there.
+        report: as there.
+
+    Raises:
+        DataError: a pair cannot be read.
+        ModelError: a reward is not finite.
+    """
+    if not pairs:
+        return Explained()
+    found = explain_pairs(rm, pairs, seed=seed, report=report)
+    behind, note = _behind(rm, pairs, held_out, training, report)
+    found = [replace(one, behind=moved) for one, moved in zip(found, behind, strict=True)]
+    return Explained(pairs=found, kind_of=[None] * len(found), influence_note=note)
+
+
+def explain_alone(rm: BradleyTerryRM, prompt: Prompt, answer: str, *, report: Report = silent) -> Explained:
+    """Take one answer apart that there is no other to compare with.
+
+    Raises:
+        DataError: the model cannot read it.
+        ModelError: a reward is not finite.
+    """
+    return Explained(answers=explain_answers(rm, [(prompt, answer)], report=report))
+
+
+def _others(number: int, taken: Sequence[int], seed: int) -> IntArray:
+    """Some of the other held-out pairs, drawn at random."""
+    rest = np.setdiff1d(np.arange(number), taken)
+    return np.sort(np.random.default_rng(seed).permutation(rest)[:NUM_HELD_OUT])
+
+
+def _kinds(
+    rm: BradleyTerryRM,
+    mistakes: Sequence[PreferencePair],
+    held_out: Sequence[PreferencePair],
+    seed: int,
+    report: Report,
+) -> tuple[list[Kind], str]:
+    if not mistakes:
+        return [], ""
+    try:
+        head = head_of(rm).weight.detach().double().cpu().numpy()[0]
+        chosen, rejected = pair_features(rm, mistakes, report=prefixed(report, "kinds of mistakes"))
+    except ModelError as refusal:
+        return [], f"No kinds were looked for: {refusal}"
+    found = kinds_of_mistakes(mistakes, chosen - rejected, head, held_out, seed=seed)
+    of = "All mistakes" if len(mistakes) < MOST_GROUPED else f"The {MOST_GROUPED} worst mistakes"
+    if len(found) > 1:
+        how = (
+            f"{of} fall into {len(found)} groups by what the model sees of them, more distinct than in "
+            f"{NUM_SIMULATED} simulations without groups."
+        )
+    else:
+        how = f"{of} are one kind: no groups stand out by what the model sees of them."
+    counts = "Numbers are prompts with the word on that side alone : on the other alone; of prompts, here : elsewhere."
+    return found, f"{how} {counts}"
+
+
+def _behind(
+    rm: BradleyTerryRM,
+    targets: Sequence[PreferencePair],
+    held_out: Sequence[PreferencePair],
+    training: TrainingData | None,
+    report: Report,
+) -> tuple[list[dict[str, Behind]], str]:
+    """For each target the training pairs that moved it most, by way of computing it; and what is to be said of that."""
+    none: list[dict[str, Behind]] = [{} for _ in targets]
+    if training is None:
+        return none, "No training pairs were given, so their influence was not computed."
+    train = readable_pairs(rm, training.pairs)
+    if len(held_out) < FEWEST_HELD_OUT:
+        return none, (
+            f"The influence of training pairs was not computed: it takes {FEWEST_HELD_OUT} held-out pairs beside the "
+            f"explained ones to choose its damping, and there are {len(held_out)}."
+        )
+    smoothing = training.label_smoothing
+    told: list[str] = []
+    found: dict[str, FloatArray] = {}
+    # The mean loss is divided by all pairs of the training, of which these are a part.
+    part = len(train) / training.num_trained
+    drawn = "" if part == 1 else f", drawn from {training.num_trained:,}"
+    try:
+        whole = influences(
+            rm, train, targets, held_out, label_smoothing=smoothing, memory_bytes=training.memory_bytes,
+            report=prefixed(report, "influence"),
+        )  # fmt: skip
+        found["weights"] = whole.effect * part
+        told.append(
+            f"By all weights: Gauss-Newton influence of {len(train):,} training pairs{drawn}, to first order; the "
+            f"linearised model's margins correlate with the model's at {whole.held_out_correlation:.2f} on "
+            f"{whole.num_held_out} held-out pairs."
+        )
+    except (CurvatureError, DataError) as refusal:
+        told.append(f"By all weights: not computed, {refusal}")
+    try:
+        heads = representers(
+            rm, train, targets, held_out, label_smoothing=smoothing, report=prefixed(report, "representers")
+        )
+        found["head"] = heads.effect
+        told.append(
+            "By the reward head: exact parts of the margin of a head refitted on these pairs, whose margins correlate "
+            f"with the model's at {heads.held_out_correlation:.2f}."
+        )
+    except ModelError as refusal:
+        told.append(f"By the reward head: not computed, {refusal}")
+    rewards = rm.score_pairs(train).astype(np.float64)
+    own = rewards[:, 0] - rewards[:, 1]
+    behind = [
+        {name: _most(effect[place], train, own) for name, effect in found.items()} for place in range(len(targets))
+    ]
+    return behind, " ".join(told)
+
+
+def _most(effect: FloatArray, train: Sequence[PreferencePair], margins: FloatArray) -> Behind:
+    order = np.argsort(-effect, kind="stable")
+
+    def pair_at(place: int) -> TrainingPair:
+        pair = train[place]
+        return TrainingPair(
+            pair.pair_id,
+            prompt_text(pair.prompt),
+            pair.chosen,
+            pair.rejected,
+            float(effect[place]),
+            float(margins[place]),
+        )
+
+    return Behind(
+        helpful=tuple(pair_at(place) for place in order[:NUM_BEHIND] if effect[place] > 0),
+        harmful=tuple(pair_at(place) for place in order[::-1][:NUM_BEHIND] if effect[place] < 0),
+    )

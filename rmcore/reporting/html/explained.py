@@ -1,0 +1,234 @@
+"""The section of the report on why the model makes its worst mistakes, and the page of `rm-opt explain`.
+
+An answer is shown whole, its parts coloured by what they add to its reward: blue raises, orange lowers, stronger is
+more. Numbers stand beside the colours, so that nothing is said by colour alone.
+"""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rmcore.reporting.figures import numbers
+from rmcore.reporting.html.page import shorten, write_page
+
+TITLE = "Mistakes explained: words, edits and training pairs behind them"
+TEMPLATE = "explain.html.j2"
+RAISES, LOWERS = "0, 114, 178", "213, 94, 0"
+"""Red, green, blue of Okabe and Ito's blue and vermilion, which colour-blind readers tell apart."""
+STRONGEST = 0.55
+"""Opacity of the largest effect of a pair: the text stays readable on it."""
+NAMED_SHARE = 0.15
+"""Effects of so much of the pair's largest one have their number beside them."""
+AROUND = 8
+"""Words on each side of an edit that are shown."""
+WAYS = {"weights": "all weights", "head": "the reward head"}
+SIDES = {"chosen": "labelled better (chosen)", "rejected": "labelled worse (rejected)"}
+
+
+def write_explanation(record: Mapping[str, Any], out: Path) -> Path:
+    """Write the page of `rm-opt explain` to `out`; returns `out`.
+
+    Args:
+        record: of `rmcore.explain.record.Explained`, with `title` and `subtitle`.
+        out: HTML file to write; its folder is made.
+    """
+    values = {"title": record["title"], "subtitle": record["subtitle"], "explained": explained_section(record)}
+    return write_page(TEMPLATE, values, {}, {}, out)
+
+
+def explained_section(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Gather the values that the page prints, numbers as text; None where nothing was explained.
+
+    Args:
+        record: of `rmcore.explain.record.Explained`.
+    """
+    if record is None:
+        return None
+    return {
+        "title": TITLE,
+        "finding": _finding(record),
+        "kinds_note": record["kinds_note"],
+        "kinds": [_kind(kind, place, record["num_mistakes"]) for place, kind in enumerate(record["kinds"], 1)],
+        "pairs": [_pair(pair) for pair in record["pairs"]],
+        "answers": [_lone_answer(answer) for answer in record["answers"]],
+        "influence": record["influence_note"],
+    }
+
+
+def _finding(record: Mapping[str, Any]) -> str:
+    if record["num_pairs"] is None:
+        return ""
+    number, shown = record["num_mistakes"], len(record["pairs"])
+    share = numbers.percent(number / record["num_pairs"])
+    told = "none is left to explain" if not shown else f"the {shown} with the largest wrong margins, one a prompt, are"
+    ends = "" if not shown else " explained below"
+    return (
+        f"{numbers.count(number)} of {numbers.count(record['num_pairs'])} held-out pairs ({share}) are ranked against "
+        f"their label; {told}{ends}. A label may be what is wrong."
+    )
+
+
+def _kind(kind: Mapping[str, Any], place: int, total: int) -> dict[str, Any]:
+    members = len(kind["members"])
+    told = [
+        ("the model prefers answers with", kind["model_words"]),
+        ("the labels prefer answers with", kind["label_words"]),
+        ("prompts are about", kind["prompt_words"]),
+    ]
+    facts = [f"in {numbers.percent(kind['longer'])} the model prefers the longer answer"]
+    if kind["subsets"]:
+        shown = ", ".join(f"{name} ({count})" for name, count in kind["subsets"][:4])
+        facts.append(f"subsets: {shown}{', …' if len(kind['subsets']) > 4 else ''}")
+    return {
+        "name": f"Kind {place}",
+        "size": f"{numbers.count(members)} pairs of {numbers.count(kind['num_prompts'])} prompts",
+        "share": numbers.percent(members / total),
+        "words": [(text, [_word(one) for one in words]) for text, words in told if words],
+        "facts": facts,
+    }
+
+
+def _word(word: Mapping[str, Any]) -> str:
+    return f"{word['word']} ({word['num']} : {word['against']})"
+
+
+def _pair(pair: Mapping[str, Any]) -> dict[str, Any]:
+    largest = max(
+        (abs(one["share"]) for side in SIDES for one in pair[side]["sentences"]["spans"]),
+        default=0.0,
+    )
+    return {
+        "pair_id": pair["pair_id"],
+        "margin": _signed(pair["margin"]),
+        "kind": "" if pair["kind"] is None else f"kind {pair['kind'] + 1}",
+        "prompt": shorten(pair["chosen"]["prompt"]),
+        "sides": [{"label": label, **_answer(pair[side], largest)} for side, label in SIDES.items()],
+        "turn": _turn(pair),
+        "behind": _behind(pair["behind"]),
+    }
+
+
+def _lone_answer(answer: Mapping[str, Any]) -> dict[str, Any]:
+    largest = max((abs(one["share"]) for one in answer["sentences"]["spans"]), default=0.0)
+    return {
+        "label": "answer",
+        "prompt": shorten(answer["prompt"]),
+        **_answer(answer, largest),
+    }
+
+
+def _answer(answer: Mapping[str, Any], largest: float) -> dict[str, Any]:
+    sentences, words, text = answer["sentences"], answer["words"], answer["text"]
+    most = max((abs(one["share"]) for one in words["spans"]), default=0.0)
+    sums = answer["gradients"]
+    spans = sentences["spans"]
+    gradients = None
+    if sums is not None:
+        given = [{**span, "share": value} for span, value in zip(spans, sums, strict=True)]
+        gradients = coloured(text, given, max((abs(value) for value in sums), default=0.0))
+    added = sum(one["share"] for one in spans)
+    return {
+        "reward": _signed(answer["reward"]),
+        "sentences": coloured(text, spans, largest),
+        "words": coloured(text, words["spans"], most),
+        "gradients": gradients,
+        "gradients_note": answer["gradients_note"],
+        "check": (
+            f"From an empty answer ({_signed(sentences['base'])}) the parts add {_signed(added)}; "
+            f"{_signed(sentences['interaction'])} is of three or more parts together."
+        ),
+        "cut": f"{numbers.count(sentences['num_cut'])} tokens are beyond what the model reads."
+        if sentences["num_cut"]
+        else "",
+    }
+
+
+def coloured(text: str, spans: Sequence[Mapping[str, Any]], largest: float) -> list[dict[str, str]]:
+    """Cut a text into pieces with a background each and, where an effect is large, its number.
+
+    Args:
+        text: the answer.
+        spans: they tile it: start, end, share in logits, seen.
+        largest: the effect that has the strongest colour, in logits.
+    """
+    pieces = []
+    for one in spans:
+        share = one["share"] / largest if largest > 0 else 0.0
+        colour = RAISES if share > 0 else LOWERS
+        pieces.append(
+            {
+                "text": text[one["start"] : one["end"]],
+                "style": f"background: rgba({colour}, {STRONGEST * abs(share):.3f})" if one["seen"] else "",
+                "number": _signed(one["share"]) if one["seen"] and abs(share) >= NAMED_SHARE else "",
+                "unseen": "" if one["seen"] else "unseen",
+            }
+        )
+    return pieces
+
+
+def _turn(pair: Mapping[str, Any]) -> dict[str, Any]:
+    found = pair["counterfactual"]
+    edit = found["edit"]
+    if edit is None:
+        return {"text": f"None of {found['num_tried']} edits moves the margin towards the other answer.", "changes": []}
+    what = f"“{edit['rule']}” on the answer {SIDES[edit['edited']]}: {_words(edit['num_words'])}"
+    moved = f"margin {_signed(found['margin'])} → {_signed(edit['margin'])}"
+    if found["turned"]:
+        told = f"The smallest of {found['num_turning']} edits (of {found['num_tried']} tried) that turn the preference"
+    else:
+        told = f"None of {found['num_tried']} edits turns the preference; the one that moves it farthest"
+    return {
+        "text": f"{told}: {what}, {moved}.",
+        "changes": changes(pair[edit["edited"]]["text"], edit["text"]),
+    }
+
+
+def _words(number: int) -> str:
+    return "1 word" if number == 1 else f"{numbers.count(number)} words"
+
+
+def changes(before: str, after: str) -> list[dict[str, str]]:
+    """Show what an edit changed, word by word, with some words around: pieces with a tag (del, ins or none)."""
+    old, new = before.split(), after.split()
+    pieces: list[dict[str, str]] = []
+
+    def add(tag: str, words: Sequence[str]) -> None:
+        if words:
+            pieces.append({"tag": tag, "text": " ".join(words)})
+
+    opcodes = difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
+    for place, (tag, i1, i2, j1, j2) in enumerate(opcodes):
+        if tag != "equal":
+            add("del", old[i1:i2])
+            add("ins", new[j1:j2])
+            continue
+        first, last = place == 0, place == len(opcodes) - 1
+        head = 0 if first else AROUND
+        tail = 0 if last else AROUND
+        if i2 - i1 <= head + tail:
+            add("", old[i1:i2])
+        else:
+            add("", old[i1 : i1 + head])
+            add("", ["…"])
+            add("", old[i2 - tail : i2] if tail else [])
+    return pieces
+
+
+def _behind(behind: Mapping[str, Any]) -> list[dict[str, Any]]:
+    groups = (
+        (f"Training pairs that {verb} this margin most, by {WAYS[way]}", found[end])
+        for way, found in behind.items()
+        for end, verb in (("helpful", "raised"), ("harmful", "lowered"))
+    )
+    return [{"title": title, "pairs": [_training_pair(one) for one in pairs]} for title, pairs in groups if pairs]
+
+
+def _training_pair(one: Mapping[str, Any]) -> dict[str, str]:
+    texts = {name: shorten(one[name]) for name in ("prompt", "chosen", "rejected")}
+    return {"pair_id": one["pair_id"], "effect": _signed(one["effect"]), "margin": _signed(one["margin"]), **texts}
+
+
+def _signed(value: float) -> str:
+    told = numbers.decimal(value)
+    return f"+{told}" if value > 0 and told != "0" else told
