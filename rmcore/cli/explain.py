@@ -94,13 +94,13 @@ def explain(
             what = f"{len(pairs)} pairs of {data}" if len(pairs) > 1 else f"a pair of {data}"
         else:
             found = explain_mistakes(rm, held_out, training, most=mistakes, seed=seed, report=report)
-            what = f"the worst mistakes on {data}"
+            what = f"its worst mistakes of {data}"
     _print(found)
     record: dict[str, Any] = {
         **named_model(checkpoint),
         "data": data,
-        "title": f"Why {checkpoint} says what it says",
-        "subtitle": f"Explained: {what}.",
+        "title": f"Why {'/'.join(Path(checkpoint).parts[-2:])} says what it says",
+        "subtitle": f"{checkpoint} on {what}.",
         **found.to_dict(),
     }
     write_report_json(json_out, record)

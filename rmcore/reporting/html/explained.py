@@ -156,9 +156,12 @@ def coloured(text: str, spans: Sequence[Mapping[str, Any]], largest: float) -> l
     for one in spans:
         share = one["share"] / largest if largest > 0 else 0.0
         colour = RAISES if share > 0 else LOWERS
+        whole = text[one["start"] : one["end"]]
+        part = whole.rstrip()
         pieces.append(
             {
-                "text": text[one["start"] : one["end"]],
+                "text": part,
+                "gap": whole[len(part) :],
                 "style": f"background: rgba({colour}, {STRONGEST * abs(share):.3f})" if one["seen"] else "",
                 "number": _signed(one["share"]) if one["seen"] and abs(share) >= NAMED_SHARE else "",
                 "unseen": "" if one["seen"] else "unseen",
@@ -172,7 +175,7 @@ def _turn(pair: Mapping[str, Any]) -> dict[str, Any]:
     edit = found["edit"]
     if edit is None:
         return {"text": f"None of {found['num_tried']} edits moves the margin towards the other answer.", "changes": []}
-    what = f"“{edit['rule']}” on the answer {SIDES[edit['edited']]}: {_words(edit['num_words'])}"
+    what = f"{edit['rule']} ({edit['meaning']}) on the answer {SIDES[edit['edited']]}, {_words(edit['num_words'])}"
     moved = f"margin {_signed(found['margin'])} → {_signed(edit['margin'])}"
     if found["turned"]:
         told = f"The smallest of {found['num_turning']} edits (of {found['num_tried']} tried) that turn the preference"
