@@ -1,38 +1,26 @@
+import copy
 import itertools
 import math
 
 import numpy as np
 import pytest
-import torch
 
-from rmcore.config.model import ModelConfig
+from random_models import model_of
 from rmcore.core.errors import DataError, ModelError
-from rmcore.core.progress import silent
+from rmcore.data.gold.words import FILLER
 from rmcore.data.gold.world import gold_reward
 from rmcore.data.pair import prompt_text
 from rmcore.data.render_fn import RenderFn
 from rmcore.data.rendering import Renderer, Rendering
 from rmcore.explain.effects import span_effects
 from rmcore.explain.spans import Span, spans_of, text_of
+from rmcore.models.packing.layout import group_tokens
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.models.tiny import tiny_tokenizer
+from text_scorer import TextScorer
 
 SENTENCES = ("Alpha is.", "Beta is.", "Gamma is.", "Delta is.", "Omega is.")
 ANSWER = " ".join(SENTENCES)
-
-
-class Worth:
-    """A scorer whose reward is a function of the answer's text, read back from the tokens."""
-
-    def __init__(self, worth, max_seq_len=256):
-        self.worth = worth
-        self.renderer = Renderer(tiny_tokenizer(), Rendering("plain", max_seq_len))
-        self.calls = 0
-
-    def score_sides(self, sides, *, report=silent):
-        self.calls += 1
-        texts = [self.renderer.tokenizer.decode(side.ids, skip_special_tokens=True) for side in sides]
-        return np.array([self.worth(text.partition("Response: ")[2].strip()) for text in texts], dtype=np.float32)
 
 
 def game(*orders):
@@ -69,7 +57,7 @@ def shapley(worth):
 
 def test_effects_of_an_additive_reward_are_its_terms():
     worth, dividends = game(0, 1)
-    scorer = Worth(worth)
+    scorer = TextScorer(worth)
     (found,) = span_effects(scorer, [("Which?", ANSWER)], "sentence")
     terms = [dividends[(place,)] for place in range(len(SENTENCES))]
     for name in ("removed", "alone", "share"):
@@ -79,12 +67,12 @@ def test_effects_of_an_additive_reward_are_its_terms():
     assert found.total == pytest.approx(sum(dividends.values()))
     assert [ANSWER[one.start : one.end].strip() for one in found.spans] == list(SENTENCES)
     assert found.ranked()[0].share == max(terms)
-    assert scorer.calls == 1
+    assert scorer.num_calls == 1
 
 
 def test_shares_are_shapleys_value_where_spans_interact_in_pairs():
     worth, _ = game(0, 1, 2)
-    (found,) = span_effects(Worth(worth), [("Which?", ANSWER)], "sentence")
+    (found,) = span_effects(TextScorer(worth), [("Which?", ANSWER)], "sentence")
     assert [one.share for one in found.spans] == pytest.approx(shapley(worth))
     assert found.interaction == pytest.approx(0, abs=1e-6)
     removed = [one.removed for one in found.spans]
@@ -93,7 +81,7 @@ def test_shares_are_shapleys_value_where_spans_interact_in_pairs():
 
 def test_what_is_left_over_is_the_interactions_of_three_and_more():
     worth, dividends = game(0, 1, 2, 3, 4)
-    (found,) = span_effects(Worth(worth), [("Which?", ANSWER)], "sentence")
+    (found,) = span_effects(TextScorer(worth), [("Which?", ANSWER)], "sentence")
     rest = sum((1 - len(members) / 2) * value for members, value in dividends.items() if len(members) > 2)
     assert abs(rest) > 0.5
     assert found.interaction == pytest.approx(rest)
@@ -108,7 +96,7 @@ def test_by_word_a_part_is_taken_away_and_nothing_else():
             word in text for word in ("Gamma", "Delta")
         )
 
-    (found,) = span_effects(Worth(worth), [("Which?", ANSWER)], "word")
+    (found,) = span_effects(TextScorer(worth), [("Which?", ANSWER)], "word")
     by_word = [(ANSWER[one.start : one.end].strip(), one.removed, one.alone, one.share) for one in found.spans]
     assert by_word[:3] == [("Alpha", 1.0, None, 1.0), ("is.", 0.5, None, 0.5), ("Beta", -2.0, None, -2.0)]
     assert [one[1] for one in by_word[4:8:2]] == [1.0, 1.0]
@@ -117,7 +105,7 @@ def test_by_word_a_part_is_taken_away_and_nothing_else():
 
 @pytest.mark.parametrize("answer", ["One only.", "   "])
 def test_an_answer_of_one_part_is_all_of_its_reward(answer):
-    (found,) = span_effects(Worth(lambda text: 2.0 + len(text)), [("Which?", answer)], "sentence")
+    (found,) = span_effects(TextScorer(lambda text: 2.0 + len(text)), [("Which?", answer)], "sentence")
     (only,) = found.spans
     assert only.removed == only.alone == only.share == found.total - found.base
     assert (only.start, only.end) == (0, len(answer))
@@ -125,14 +113,14 @@ def test_an_answer_of_one_part_is_all_of_its_reward(answer):
 
 
 def test_an_empty_answer_has_no_parts():
-    (found,) = span_effects(Worth(lambda text: 2.0 + len(text)), [("Which?", "")], "sentence")
+    (found,) = span_effects(TextScorer(lambda text: 2.0 + len(text)), [("Which?", "")], "sentence")
     assert found.spans == ()
     assert found.total == found.base == 2
 
 
 @pytest.mark.parametrize("unit", ["sentence", "word"])
 def test_parts_that_the_limit_of_length_cuts_off_are_named_and_have_no_effect(unit):
-    scorer = Worth(lambda text: float(len(text.split())), max_seq_len=40)
+    scorer = TextScorer(lambda text: float(len(text.split())), max_seq_len=40)
     (found,) = span_effects(scorer, [("Which? " * 5, " ".join(SENTENCES * 8))], unit, most=200)
     assert found.num_cut > 0
     seen = [one.seen for one in found.spans]
@@ -154,7 +142,7 @@ def test_a_full_stop_stands_for_an_answer_where_an_empty_one_cannot_be_read():
             raise ValueError("an answer, please")
         return f"{prompt}\n\nResponse: {completion}"
 
-    scorer = Worth(lambda text: float(len(text)))
+    scorer = TextScorer(lambda text: float(len(text)))
     scorer.renderer = Renderer(tiny_tokenizer(), Rendering("custom", 64, "own:render"), RenderFn("own:render", render))
     (found,) = span_effects(scorer, [("Which?", "One only.")], "sentence")
     assert (found.empty, found.base, found.spans[0].removed) == (".", 1.0, 8.0)
@@ -174,14 +162,13 @@ def sides_of(gold_pairs, count):
     return [(pair.prompt, pair.chosen) for pair in longest]
 
 
-@pytest.mark.parametrize("name", ["tiny", "minilm"])
-def test_effects_are_those_of_texts_scored_one_by_one(name, tiny_folder, gold_pairs):
-    model = str(tiny_folder) if name == "tiny" else name
-    rm = BradleyTerryRM.new(ModelConfig(name=model, max_seq_len=256), seed=0, device=torch.device("cpu"))
-    assert rm.packing() is not None
-    alone = BradleyTerryRM.new(ModelConfig(name=model, max_seq_len=256), seed=0, device=torch.device("cpu"))
+@pytest.mark.parametrize("kind", ["tiny", "bert", "gpt2"])
+def test_effects_are_those_of_texts_scored_one_by_one(kind, rm, gold_pairs):
+    rm = rm if kind == "tiny" else model_of(kind)
+    alone = BradleyTerryRM(copy.deepcopy(rm.model), rm.tokenizer, rm.renderer.rendering)
     alone.allow_packing = False
-    sides = sides_of(gold_pairs, 3 if name == "tiny" else 1)
+    assert rm.packing() is not None
+    sides = sides_of(gold_pairs, 2)
     for (prompt, answer), found in zip(sides, span_effects(rm, sides, "sentence"), strict=True):
         spans = [Span(one.start, one.end) for one in found.spans]
         total, base = alone.score([prompt], [answer])[0], alone.score([prompt], [""])[0]
@@ -205,8 +192,6 @@ def test_all_texts_of_an_answer_share_the_prompt_in_packed_rows(rm, gold_pairs, 
     assert len(sides) == 2 * len(found.spans) + 2
     assert all(len(group) > 1 for group in chunk)
     prefix = len(rm.renderer.tokenize_sides([(prompt, "")])[0].ids) - 2
-    from rmcore.models.packing.layout import group_tokens
-
     tokens = sum(group_tokens([sides[at].ids for at in group], rm.packing()) for group in chunk)
     answers = sum(len(side.ids) - prefix for side in sides)
     assert tokens <= answers + len(chunk) * prefix
@@ -216,17 +201,17 @@ def test_all_texts_of_an_answer_share_the_prompt_in_packed_rows(rm, gold_pairs, 
 def test_a_reward_that_is_not_finite_is_refused_with_its_place():
     with pytest.raises(ModelError, match="text 1 of what answers are without a part"):
         span_effects(
-            Worth(lambda text: math.nan if text.startswith("Alpha is. Gamma") else 1.0), [("?", ANSWER)], "sentence"
+            TextScorer(lambda text: math.nan if text.startswith("Alpha is. Gamma") else 1.0),
+            [("?", ANSWER)],
+            "sentence",
         )
 
 
 def test_the_gold_reward_is_taken_apart_into_what_it_pays_for(gold_pairs):
     """Sentences of the filler's bank, which the gold reward cuts out before it reads, are worth nothing in it."""
-    from rmcore.data.gold.words import FILLER
-
     pair = next(pair for pair in gold_pairs if sum(one in pair.chosen for one in FILLER) > 1)
     prompt = prompt_text(pair.prompt)
-    (found,) = span_effects(Worth(lambda text: gold_reward(prompt, text)), [(prompt, pair.chosen)], "sentence")
+    (found,) = span_effects(TextScorer(lambda text: gold_reward(prompt, text)), [(prompt, pair.chosen)], "sentence")
     by_text = {pair.chosen[one.start : one.end].strip(): one.share for one in found.spans}
     fillers = [share for text, share in by_text.items() if text in FILLER]
     assert len(fillers) > 1

@@ -4,16 +4,25 @@ from hypothesis import strategies as st
 
 from rmcore.explain.spans import spans_of, text_of
 
-TEXTS = st.one_of(
-    st.text(max_size=60),
-    st.lists(
-        st.sampled_from(
-            ["Dr. ", "e.g. ", "3.5 ", "It ends. ", "Does it? ", "no", " ", "\n", "\n\n", "- item\n", "1. ", "```\n"]
-            + ["x = 1.\n", "你好。", "走吧", "U.S. ", "...", '"Yes!" ', "ok. ", "\t", "\u00a0", "\u0e2a\u0e27\u0e31"]
-        ),
-        max_size=14,
-    ).map("".join),
+PIECES = (
+    *(
+        "Dr. ",
+        "e.g. ",
+        "3.5 ",
+        "It ends. ",
+        "Does it? ",
+        "no",
+        " ",
+        "\n",
+        "\n\n",
+        "- item\n",
+        "1. ",
+        "```\n",
+        "x = 1.\n",
+    ),
+    *("你好。", "走吧", "U.S. ", "...", '"Yes!" ', "ok. ", "\t", "\u00a0", "\u0e2a\u0e27\u0e31"),
 )
+TEXTS = st.one_of(st.text(max_size=60), st.lists(st.sampled_from(PIECES), max_size=14).map("".join))
 UNITS = st.sampled_from(["sentence", "word"])
 
 
