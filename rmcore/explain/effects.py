@@ -21,7 +21,7 @@ which holds nothing but interactions among three and more spans, and is reported
 cancel in it. By word there is `removed` alone, which is then the share, and `interaction` holds pairs as well.
 
 An answer longer than the model reads is taken apart as far as the model sees it: the parts beyond are named unseen and
-have no effect. Texts with a hole in them are not what a reward model was trained on, and the empty answer least of
+have no effect. Where the limit cuts the prompt, too, a text without a part lets the model read more of it. Texts with a hole in them are not what a reward model was trained on, and the empty answer least of
 all, so `removed` is the surer of the two.
 
 Sources: Shapley 1953 (A value for n-person games); Harsanyi 1963 (dividends); Grabisch and Roubens 1999 (Int. J. Game
