@@ -1,7 +1,7 @@
 """Are the effects of an answer's parts the true ones? In the gold world, where the worth of each sentence is known.
 
     python benchmarks/span_effects.py --seeds 5 --out cells                # train, measure, and print the tables
-    python benchmarks/span_effects.py --seconds FOLDER [FOLDER ...]         # seconds an answer of checkpoints, no more
+    python benchmarks/span_effects.py --seconds tiny minilm                  # seconds an answer, no more
 
 `tiny` is trained in a world without a shortcut, and in worlds whose shortcut is sentences of flattery, or (with half of
 the labels naming the longer answer) of filler. Answers of fresh prompts are taken apart by sentence.
@@ -208,34 +208,27 @@ def over_answers(cells: Sequence[dict[str, Any]], value: Callable[[dict[str, Any
     return f"{shown} | -" if spread.ci_low is None else f"{shown} | [{spread.ci_low:.3f}, {spread.ci_high:.3f}]"
 
 
-def seconds(folders: Sequence[Path]) -> None:
-    """Seconds an answer, one after the other, of answers of the data beside which the model was not trained."""
+def seconds(models: Sequence[str]) -> None:
+    """Processor seconds an answer, one after the other, of a middling and of the longest answer of the gold world."""
     print("| model | answer, words | sentences | sentences, s | words, s | integrated gradients, s |")
     print("| --- | ---: | ---: | ---: | ---: | ---: |")
     pairs = generate_pairs(GoldConfig(num_prompts=60, shortcut="length", tail_share=1.0), 77).pairs
-    by_words = sorted({pair.chosen: pair for pair in pairs}.values(), key=lambda pair: len(pair.chosen.split()))
-    for folder in folders:
-        named = str(folder) in ("tiny", "minilm")
-        rm = (
-            BradleyTerryRM.new(ModelConfig(name=str(folder), max_seq_len=256), seed=0, device=torch.device("cpu"))
-            if named
-            else BradleyTerryRM.from_pretrained(folder, device="cpu")
-        )
+    by_words = sorted(pairs, key=lambda pair: len(pair.chosen.split()))
+    for model in models:
+        config = ModelConfig(name=model, max_seq_len=256)
+        rm = BradleyTerryRM.new(config, seed=0, device=torch.device("cpu"))
         span_effects(rm, [(prompt_text(pairs[0].prompt), pairs[0].chosen)], "sentence")  # the trial of packing
         for pair in (by_words[len(by_words) // 2], by_words[-1]):
             side = (prompt_text(pair.prompt), pair.chosen)
-            times = []
-            for work in (
-                lambda: span_effects(rm, [side], "sentence"),  # noqa: B023 - called at once
-                lambda: span_effects(rm, [side], "word"),  # noqa: B023
-                lambda: integrated_gradients(rm, *side),  # noqa: B023
-            ):
-                started = time.perf_counter()
-                work()
-                times.append(time.perf_counter() - started)
+            times = [time.process_time()]
+            for unit in ("sentence", "word"):
+                span_effects(rm, [side], unit)
+                times.append(time.process_time())
+            integrated_gradients(rm, *side)
+            times.append(time.process_time())
             count = len(spans_of(pair.chosen, "sentence", most=64))
-            shown = " | ".join(f"{one:.2f}" for one in times)
-            print(f"| {folder} | {len(pair.chosen.split())} | {count} | {shown} |")
+            shown = " | ".join(f"{after - before:.2f}" for before, after in itertools.pairwise(times))
+            print(f"| {model} | {len(pair.chosen.split())} | {count} | {shown} |")
 
 
 def main() -> int:
@@ -243,7 +236,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("span_cells"), help="finished cells")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--worlds", nargs="+", choices=WORLDS, default=list(WORLDS))
-    parser.add_argument("--seconds", type=Path, nargs="+", metavar="FOLDER", help="checkpoints, or tiny or minilm")
+    parser.add_argument("--seconds", nargs="+", metavar="MODEL", help="tiny, minilm, or a checkpoint's folder")
     args = parser.parse_args()
     if args.seconds:
         seconds(args.seconds)
