@@ -98,7 +98,7 @@ class PlacedSide:
 
     side: TokenizedSide
     places: list[tuple[int, int] | None]
-    """Of each token the characters from the first to before the second; None of the prompt and special tokens."""
+    """The characters of each token, from the first to before the second; None for the prompt and special tokens."""
 
     @property
     def end(self) -> int:

@@ -49,7 +49,7 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class Counterfactual:
-    """What it takes to turn the preference of one pair."""
+    """The preference of one pair, and the edit that it takes to turn it."""
 
     pair_id: str
     margin: float

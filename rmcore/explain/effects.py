@@ -1,4 +1,4 @@
-"""What each part of an answer adds to its reward, by taking it away and by putting it in first.
+"""The worth of each part of an answer: its reward with and without it, and with it alone.
 
 For an answer of the spans N = {1, ..., n} let v(S) be the reward of the text that the spans S make (`spans.text_of`),
 v(N) the reward of the answer and v({}) that of an empty one. Exact differences of rewards, nothing is fitted or drawn:
@@ -21,8 +21,10 @@ which holds nothing but interactions among three and more spans, and is reported
 cancel in it. By word there is `removed` alone, which is then the share, and `interaction` holds pairs as well.
 
 An answer longer than the model reads is taken apart as far as the model sees it: the parts beyond are named unseen and
-have no effect. Texts with a hole in them are not what a reward model was trained on, and the empty answer least of
-all, so `removed` is the surer of the two.
+have no effect. Where the limit cuts the prompt, too, a text without a part lets the model read more of it.
+
+Texts with a hole in them are not what a reward model was trained on, and the empty answer least of all, so `removed` is
+the surer of the two.
 
 Sources: Shapley 1953 (A value for n-person games); Harsanyi 1963 (dividends); Grabisch and Roubens 1999 (Int. J. Game
 Theory 28, interaction indices; games that are at most 2-additive); Covert, Lundberg and Lee 2021 (JMLR 22, explaining
@@ -46,12 +48,12 @@ from rmcore.models.reward_model import refuse_not_finite
 MOST_SPANS = 64
 """Most parts of an answer: more words are taken together as phrases, more sentences as passages."""
 EMPTY = ("", ".")
-"""What stands for the empty answer: the first that the model can read. Some templates refuse an answer of nothing."""
+"""The texts that may stand for an empty answer; the first that can be read does. Some templates refuse an empty one."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpanEffect:
-    """What one part of an answer, its characters `start` to before `end`, adds to the reward, in logits."""
+    """The effect of one part of an answer, its characters `start` to before `end`, in logits."""
 
     start: int
     end: int
@@ -77,7 +79,7 @@ class Effects:
     empty: str
     """The text that stood for the empty answer, see `EMPTY`."""
     interaction: float
-    """What the shares do not add up to: total - base - their sum."""
+    """The rest that the shares leave: total - base - their sum."""
     num_cut: int
     """Tokens of prompt and answer that the limit of length cut off."""
 

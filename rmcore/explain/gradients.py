@@ -36,7 +36,7 @@ TOKENS_AT_ONCE = 4096
 
 @dataclass(frozen=True, slots=True)
 class TokenGradient:
-    """What one token of an answer, its characters `start` to before `end`, adds to the reward, in logits."""
+    """The part of one token of an answer, its characters `start` to before `end`, in logits."""
 
     start: int
     end: int

@@ -40,7 +40,7 @@ _OPEN = frozenset({"etc", "inc", "ltd", "co", "corp", "no", "nr", "art", "p", "e
 _DOTTED = re.compile(r"(?:[^\W\d_]\.)+[^\W\d_]")
 """e.g, U.S and an initial, without the last full stop."""
 _MARKER = re.compile(r"(?:[(\[]?(?:\d{1,3}|[a-zA-Z]|[ivxIVX]{1,4})|#{1,6}|[-*+•])\Z")
-"""What stands before the full stop of a list marker, from the beginning of its line."""
+"""A list marker without its full stop, from the beginning of a line."""
 _UNSPACED = "\u2e80-\u2fdf\u3040-\u30ff\u31c0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _JOINED = "\u3000-\u303f\u3099\u309a\ufe00-\ufe0f\uff00-\uff0f\uff1a-\uff20"
 """Marks that stay with the character before them: punctuation of those scripts, voicing, variants of a glyph."""
