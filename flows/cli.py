@@ -85,9 +85,7 @@ def root(
         bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Train reward models, measure them, and know whether a policy may be optimised against them.
-    Start with `rm-opt run`. Everything it makes lies under $RM_OPT_HOME (default: .rm-opt).
-    """
+    """Know whether a policy may be optimised against a reward model. Results: $RM_OPT_HOME (.rm-opt)."""
 
 
 @app.command()

@@ -50,7 +50,7 @@ def explain(
     json_out: JsonOut = None,
     seed: Seed = 0,
 ) -> None:
-    """Explain rewards: what parts of an answer add, what edit turns a preference, which training pairs are behind it.
+    """Show the parts of an answer, the edits and the training pairs behind a reward.
 
     Of --data its worst mistakes are explained and grouped into kinds, or the pairs that --row names. A page shows all,
     the terminal most of it. Example: rm-opt explain --checkpoint out/best --data test.parquet --train train.parquet

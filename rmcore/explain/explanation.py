@@ -27,7 +27,7 @@ class Answer:
     gradients: tuple[float, ...] | None
     """Integrated gradients summed over each sentence; None where they cannot be taken."""
     gradients_note: str
-    """What they miss of the reward, or why there are none."""
+    """How much of the reward they miss, or why there are none."""
 
 
 @dataclass(frozen=True, slots=True)

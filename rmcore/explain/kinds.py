@@ -33,7 +33,7 @@ MOST_KINDS = 5
 NUM_SIMULATED = 19
 LEVEL = 0.05
 STARTS = 3
-"""Of k-means, of which the best is taken."""
+"""Runs of k-means, of which the best is taken."""
 FEWEST_MISTAKES = 12
 """Fewer are not grouped: a group would be of two or three."""
 MOST_DIRECTIONS = 32

@@ -1,4 +1,4 @@
-"""What is said of a model's worst held-out mistakes, of single pairs and answers: one record for page and report."""
+"""One record for page and report of all that explains a model's worst mistakes, single pairs and single answers."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -115,9 +115,11 @@ def explain_mistakes(
         report: told of each part.
 
     Raises:
-        DataError: none of the pairs can be read.
+        DataError: there are no pairs, or none can be read.
         ModelError: a reward is not finite.
     """
+    if not held_out:
+        raise DataError("there are no held-out pairs, so there is no mistake to explain; give some.")
     pairs = readable_pairs(rm, held_out)
     rewards = rm.score_pairs(pairs, report=prefixed(report, "held-out pairs")).astype(np.float64)
     margins = rewards[:, 0] - rewards[:, 1]

@@ -249,7 +249,7 @@ class ExplainSettings(CheckpointSettings):
     how: ClassVar[tuple[str, ...]] = ("explain.memory_gib",)
 
     label_smoothing: float
-    """Of the training's loss."""
+    """The training's."""
     explain: ExplainConfig
 
     @classmethod

@@ -4,6 +4,7 @@ from typing import Any
 
 import benchmark_sample
 import curvature_sample
+import explain_sample
 import judgement_sample
 import logged_sample
 import policy_sample
@@ -156,6 +157,7 @@ def results() -> dict[str, Any]:
         "logged": logged_sample.record(length=1.0),
         "observations": judgement_sample.record(),
         "probe": probe_sample.record(),
+        "explained": explain_sample.record(),
         "policy": policy_sample.policy(),
         "rlhf": rlhf_sample.record(),
         "readiness": {

@@ -114,7 +114,8 @@ def test_configuration_reads_back(parse, figures, tmp_path):
 def test_all_mistakes_are_shown_and_folded(page):
     mistakes = sample.results()["mistakes"]
     assert all(mistake["pair_id"] in page.text for mistake in mistakes)
-    assert "open" not in [name for tag, name, _ in page.attributes if tag == "details"]
+    opened = [name for tag, name, _ in page.attributes if tag == "details" and name == "open"]
+    assert len(opened) == 1  # the first of those that are explained
 
 
 @pytest.mark.slow

@@ -1,0 +1,82 @@
+"""`rm-opt explain`: worst mistakes, a pair by its id, an answer of one's own, and calls that mean nothing."""
+
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from flows.cli import app
+from rmcore.core.errors import ConfigError
+from rmcore.data.table import write_pairs
+from rmcore.models.reward_model import BradleyTerryRM
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory, gold_pairs, tiny_folder):
+    """Held-out pairs and pairs that were trained on, beside a model that knows nothing."""
+    folder = tmp_path_factory.mktemp("explain")
+    write_pairs(gold_pairs[:40], folder / "test.parquet")
+    write_pairs(gold_pairs[60:80], folder / "train.parquet")
+    with torch.random.fork_rng():
+        BradleyTerryRM.from_pretrained(tiny_folder, device="cpu", max_seq_len=128).save(folder / "model")
+    return folder
+
+
+def run(files, *words):
+    own = ("explain", "--checkpoint", files / "model", "--out", files / "page.html", "--json", files / "found.json")
+    done = CliRunner().invoke(app, [str(word) for word in (*own, *words)])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    return done.output, json.loads((files / "found.json").read_text()), (files / "page.html").read_text()
+
+
+def test_the_worst_mistakes_with_the_training_pairs_behind_them(files):
+    data = ("--data", files / "test.parquet", "--train", files / "train.parquet")
+    said, record, page = run(files, *data, "--mistakes", 2, "--train-pairs", 10)
+    assert f"{record['num_mistakes']} of 40 held-out pairs are ranked against their label" in said
+    assert len(record["pairs"]) == 2
+    assert record["checkpoint_digest"]
+    assert "of 10 training pairs, drawn from 20" in said
+    for pair in record["pairs"]:
+        assert f"pair {pair['pair_id']}  margin {pair['margin']:+.3f}" in said
+        assert pair["pair_id"] in page
+
+
+def test_one_pair_by_the_beginning_of_its_id(files, gold_pairs):
+    pair = gold_pairs[7]
+    said, record, page = run(files, "--data", files / "test.parquet", "--row", pair.pair_id[:10])
+    assert [one["pair_id"] for one in record["pairs"]] == [pair.pair_id]
+    assert record["num_pairs"] is None
+    assert "No training pairs were given" in said
+    assert "Kinds of mistakes" not in page
+    with pytest.raises(ConfigError, match=r"no pair of .* has such an id"):
+        run(files, "--data", files / "test.parquet", "--row", "xyz")
+    with pytest.raises(ConfigError, match=r"40 pairs of .* have ids that begin so"):
+        run(files, "--data", files / "test.parquet", "--row", "")
+
+
+def test_an_answer_of_ones_own_alone_and_against_another(files):
+    said, record, _ = run(files, "--prompt", "Say hello.", "--response", "Hello. How are you?")
+    assert [len(one["sentences"]["spans"]) for one in record["answers"]] == [2]
+    assert "'How are you?'" in said
+    own = ("--prompt", "Say hello.", "--response", "Hello. How are you?", "--against", "No.")
+    _, record, _ = run(files, *own)
+    assert record["pairs"][0]["rejected"]["text"] == "No."
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ((), "name what is to be explained"),
+        (("--prompt", "Hi"), "--prompt and --response go together"),
+        (("--response", "Hi"), "--prompt and --response go together"),
+        (("--prompt", "Hi", "--response", "Ho", "--row", "a"), "--row names a pair of --data"),
+        (("--prompt", "Hi", "--response", "Ho", "--against", "Hm", "--train", "x"), "takes held-out pairs"),
+        (("--data", "x", "--prompt", "Hi", "--response", "Ho"), "name what is to be explained"),
+    ],
+)
+def test_calls_that_mean_nothing_are_refused_before_anything_is_read(files, words, why):
+    with pytest.raises(ConfigError, match=why):
+        run(files, *words)

@@ -1,0 +1,46 @@
+"""Stage explain on real files: the record of the worst held-out mistakes, where it is asked for."""
+
+import json
+
+import pytest
+
+from rmcore.config.explain import ExplainConfig
+from rmcore.config.model import ModelConfig
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.core.errors import ConfigError
+from rmcore.core.progress import silent
+from rmcore.core.tracking import NullTracker
+from rmcore.data.table import write_pairs
+from rmcore.models.loading import pick_device
+from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.stages import explain
+from rmcore.stages.registry import pipeline_stages
+from rmcore.stages.settings import ExplainSettings
+
+ASKED = PipelineConfig(device="cpu", explain=ExplainConfig(mistakes=2, train_pairs=20))
+
+
+def test_the_worst_held_out_mistakes_are_explained(tmp_path, gold_pairs):
+    prepared, trained, out = (tmp_path / name for name in ("prepare", "train", "out"))
+    for folder in (prepared, trained, out):
+        folder.mkdir()
+    write_pairs(gold_pairs[:60], prepared / "test.parquet")
+    write_pairs(gold_pairs[60:], prepared / "train.parquet")
+    model = ModelConfig(name="tiny-small", max_seq_len=128)
+    BradleyTerryRM.new(model, seed=0, device=pick_device("cpu")).save(trained / "best")
+    explain.run(ExplainSettings.of(ASKED), {"prepare": prepared, "train": trained}, out, NullTracker(), silent)
+    record = json.loads((out / "explain.json").read_text())
+    assert (record["num_pairs"], len(record["pairs"])) == (60, 2)
+    assert "of 20 training pairs, drawn from 180" in record["influence_note"]
+    assert all(pair["margin"] < 0 and pair["behind"]["weights"]["harmful"] for pair in record["pairs"])
+    assert json.loads((out / "summary.json").read_text())["metrics"] == {
+        "eval/test_mistakes": record["num_mistakes"],
+        "eval/test_kinds_of_mistakes": len(record["kinds"]),
+    }
+
+
+def test_mistakes_are_explained_where_that_is_asked_for():
+    assert "explain" not in pipeline_stages(PipelineConfig())
+    assert pipeline_stages(ASKED)[-1] == "explain"
+    with pytest.raises(ConfigError, match="there is nothing to explain in this config"):
+        ExplainSettings.of(PipelineConfig())
