@@ -223,9 +223,11 @@ def on_a_file(args: argparse.Namespace) -> None:
     from flows.tune_plan import tuned_base
 
     quiet_prefect()
-    outcome = tune(preset="minilm", data=args.data, model=args.model, budget=args.budget, seeds=args.seeds)
-    results = outcome["results"]
     own = {"data.source": args.data, "model.name": args.model, "skip": ("landscape",)}
+    own |= {"data.pairs_per_prompt": args.pairs_per_prompt}
+    given = changes_of("minilm", change_config(PRESETS["minilm"], own))
+    outcome = tune(preset="minilm", overrides=given, budget=args.budget, seeds=args.seeds)
+    results = outcome["results"]
     base = change_config(PRESETS["minilm"], own)
     theirs = change_config(tuned_base(base), TRL_DEFAULTS)
     accuracies = []
@@ -253,6 +255,7 @@ def main() -> None:
     parser.add_argument("--fresh-prompts", type=int, default=1500, help="prompts that winners are judged on")
     parser.add_argument("--data", help="a file of pairs: compare with our and TRL's defaults on it, instead")
     parser.add_argument("--model", default="minilm")
+    parser.add_argument("--pairs-per-prompt", type=int, help="use at most so many pairs of a prompt of --data")
     parser.add_argument("--budget", default="60m")
     parser.add_argument("--seeds", type=int, default=8)
     args = parser.parse_args()
