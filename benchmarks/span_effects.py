@@ -1,10 +1,11 @@
 """Are the effects of an answer's parts the true ones? In the gold world, where the worth of each sentence is known.
 
     python benchmarks/span_effects.py --seeds 5 --out cells                # train, measure, and print the tables
-    python benchmarks/span_effects.py --seconds tiny minilm                  # seconds an answer, no more
+    python benchmarks/span_effects.py --seconds tiny minilm                 # seconds an answer, no more
 
-`tiny` is trained in a world without a shortcut, and in worlds whose shortcut is sentences of flattery, or (with half of
-the labels naming the longer answer) of filler. Answers of fresh prompts are taken apart by sentence.
+`tiny` is trained in a world without a shortcut; in one with planted flattery, as `planted_shortcuts.py` plants it
+(three pairs in ten, and marks in the others that decide nothing); and in one in which half of the labels name the
+longer answer and answers are longer by sentences of filler. Answers of fresh prompts are taken apart by sentence.
 
 Order: by answer the rank correlation (Spearman) of each effect with what the gold reward loses without the sentence,
 and with the sentence's Shapley value in the gold reward over all subsets. Answers whose sentences are all worth the
@@ -33,9 +34,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from planted_shortcuts import mark_pairs
 from scipy.stats import spearmanr
 
-from rmcore.config.data import GoldConfig
+from rmcore.config.data import GoldConfig, Shortcut
 from rmcore.config.model import ModelConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.train import TrainConfig
@@ -54,11 +56,13 @@ from rmcore.stages.train import train_into
 
 WORLDS = {
     "none": GoldConfig(num_prompts=1100, pairs_per_prompt=3, shortcut="none", temperature=0.25),
-    "flattery": GoldConfig(num_prompts=400, pairs_per_prompt=3, shortcut="flattery"),
+    "flattery": GoldConfig(num_prompts=400, pairs_per_prompt=3, shortcut="none"),
     "length": GoldConfig(num_prompts=400, pairs_per_prompt=3, shortcut="length", length_bias=0.5),
 }
-STEPS = {"none": 200, "flattery": 50, "length": 50}
-NUM_ANSWERS, NUM_INTEGRATED = 150, 40
+STEPS = {"none": 200, "flattery": 60, "length": 50}
+SHORTCUTS: dict[str, Shortcut] = {"none": "none", "flattery": "flattery", "length": "length"}
+"""Sentences that answers have more of, and that are looked for."""
+NUM_ANSWERS, NUM_INTEGRATED = 150, 20
 """Answers a seed, one a prompt; gradients are integrated for the first of them, which takes far longer."""
 MOST = 8
 """Sentences of an answer: the true Shapley value needs the gold reward of each subset."""
@@ -77,6 +81,8 @@ def train(world: str, seed: int, folder: Path) -> BradleyTerryRM:
         ),
     )
     pairs = generate_pairs(WORLDS[world], seed).pairs
+    if world == "flattery":
+        pairs = mark_pairs(pairs, seed, "flattery in other words")
     train_into(TrainSettings.of(config), pairs, [], folder, NullTracker(), silent)
     return BradleyTerryRM.from_pretrained(folder / "best", device="cpu")
 
@@ -125,13 +131,24 @@ def measure(rm: BradleyTerryRM, world: str, fresh: Sequence[PreferencePair], see
                 "removed": [one.removed for one in effects.spans],
                 "integrated gradients": None if gradients is None else gradients.by_span(spans),
                 "random": [rng.random() - 0.5 for _ in spans],
-                "shortcut": [any(one in span.of(answer) for one in BANKS[WORLDS[world].shortcut]) for span in spans],
+                "shortcut": [any(one in span.of(answer) for one in BANKS[SHORTCUTS[world]]) for span in spans],
                 "difference": effects.total - effects.base,
                 "interaction": effects.interaction,
                 "error": 0.0 if gradients is None else gradients.error,
             }
         )
     return records
+
+
+def pays(rm: BradleyTerryRM, world: str, fresh: Sequence[PreferencePair]) -> float | None:
+    """How much one more sentence of the shortcut raises rewards, in standard deviations between answers."""
+    bank = BANKS[SHORTCUTS[world]]
+    if not bank:
+        return None
+    prompts, answers = [pair.prompt for pair in fresh], [pair.chosen for pair in fresh]
+    more = [f"{answer} {bank[at % len(bank)]}" for at, answer in enumerate(answers)]
+    before = rm.score(prompts, answers)
+    return float((rm.score(prompts, more) - before).mean() / before.std())
 
 
 def cell(world: str, seed: int, out: Path) -> dict[str, Any]:
@@ -143,7 +160,7 @@ def cell(world: str, seed: int, out: Path) -> dict[str, Any]:
     with TemporaryDirectory() as folder:
         rm = train(world, seed, Path(folder))
         trained = time.perf_counter() - started
-        drawn = GoldConfig(num_prompts=3 * NUM_ANSWERS // 2, pairs_per_prompt=1, shortcut=WORLDS[world].shortcut)
+        drawn = GoldConfig(num_prompts=3 * NUM_ANSWERS // 2, pairs_per_prompt=1, shortcut=SHORTCUTS[world])
         fresh = generate_pairs(drawn, 10_000 + seed).pairs
         rewards = rm.score_pairs(fresh)
         gold = [
@@ -157,6 +174,7 @@ def cell(world: str, seed: int, out: Path) -> dict[str, Any]:
         "accuracy": float(right.mean()),
         "trained_s": trained,
         "measured_s": time.perf_counter() - started,
+        "pays": pays(rm, world, fresh),
         "answers": answers,
     }
     write_json(place, found)
@@ -254,10 +272,13 @@ def main() -> int:
             f"\n{world}: accuracy by the gold reward {accuracies}; mean |interaction| {leftover:.2f} of mean "
             f"|total - base| {reach:.2f} logits; largest error of integration {error:.3f}"
         )
+        if cells[0].get("pays") is not None:
+            shown = ", ".join(f"{one['pays']:+.2f}" for one in cells)
+            print(f"one more sentence of the shortcut pays {shown} standard deviations between answers")
         print("| effect | truth | rank correlation | over seeds |\n| --- | --- | ---: | ---: |")
         for effect, truth in itertools.product(EFFECTS, ("removed in gold", "Shapley in gold")):
             print(f"| {effect} | {truth} | {over_answers(cells, partial(order, effect=effect, truth=truth))} |")
-        if WORLDS[world].shortcut == "none":
+        if SHORTCUTS[world] == "none":
             continue
         tops = [on_top(one, "share") for made in cells for one in made["answers"]]
         chances = [one[1] for one in tops if one is not None]
