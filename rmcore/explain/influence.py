@@ -17,7 +17,7 @@ from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import DataError
 from rmcore.core.progress import Report, silent
 from rmcore.data.pair import PreferencePair
-from rmcore.explain.linearized import MarginLoss, choose_damping, resolvent
+from rmcore.explain.linearized import MarginLoss, choose_damping, left_out_together, resolvent
 from rmcore.landscape.margin_gram import margin_gram
 from rmcore.landscape.operators import LossGaussNewton
 from rmcore.landscape.parameters import ParameterSubset
@@ -80,10 +80,8 @@ class Influences:
                 f"positions of training pairs are different numbers from 0 to {len(self._slope) - 1}; got "
                 f"{chosen.tolist()[:10]}. Give each pair that is left out once."
             )
-        # g (H - J_R^T W_R J_R / n)^-1 J_R^T = g H^-1 J_R^T (1 - W_R J_R H^-1 J_R^T / n)^-1, by Woodbury's identity.
         own = self._train_response[np.ix_(chosen, chosen)]
-        system = np.eye(len(chosen)) - self._curvature[chosen, None] * own
-        return self._response[:, chosen] @ np.linalg.solve(system, self._slope[chosen])
+        return left_out_together(self._response[:, chosen], own, self._slope[chosen], self._curvature[chosen])
 
 
 def influences(
