@@ -37,7 +37,7 @@ from rmcore.data.table import read_pairs
 from rmcore.ensembles.features import pair_features
 from rmcore.ensembles.linear_probes import fit_head
 from rmcore.explain.influence import influences
-from rmcore.explain.linearized import MarginLoss, choose_damping, resolvent
+from rmcore.explain.linearized import DAMPINGS, MarginLoss, choose_damping, left_out_together, resolvent
 from rmcore.explain.representer import PENALTIES, terms
 from rmcore.landscape.autograd import gradient_of
 from rmcore.models.batching import pad_pairs
@@ -122,6 +122,7 @@ class Cell:
 
     @property
     def folder(self) -> Path:
+        """Where its retrainings are."""
         return self.out / f"{self.regime}-{self.seed}"
 
     @cached_property
@@ -259,22 +260,25 @@ class Prediction:
     held_out: float
 
 
-def gauss_newton(kernel: FloatArray, margins: FloatArray, *, second: bool = False) -> Prediction:
-    """As `rmcore.explain.influence`, from the inner products."""
+def gauss_newton(
+    kernel: FloatArray, margins: FloatArray, *, second: bool = False, damping: float | None = None
+) -> Prediction:
+    """As `rmcore.explain.influence`, from the inner products; under some other damping, where one is given."""
     own, held, others = parts(kernel)
-    best = choose_damping(own, held, margins[NUM_TRAIN : NUM_TRAIN + NUM_HELD_OUT], LOSS)[0]
-    at = margins[:NUM_TRAIN]
-    response, slope, curvature = resolvent(own, others, at, best.damping, LOSS), LOSS.slope(at), LOSS.curvature(at)
-    whole = resolvent(own, own, at, best.damping, LOSS) if second else None
+    at, correlation = margins[:NUM_TRAIN], np.nan
+    if damping is None:
+        best = choose_damping(own, held, margins[NUM_TRAIN : NUM_TRAIN + NUM_HELD_OUT], LOSS)[0]
+        damping, correlation = best.damping, best.correlation
+    response, slope, curvature = resolvent(own, others, at, damping, LOSS), LOSS.slope(at), LOSS.curvature(at)
+    if not second:
+        return Prediction(lambda left_out: response[:, left_out] @ slope[left_out], correlation)
+    whole = resolvent(own, own, at, damping, LOSS)
 
-    def without(left_out: IntArray) -> FloatArray:
-        push = slope[left_out]
-        if whole is not None:
-            system = np.eye(len(left_out)) - curvature[left_out, None] * whole[np.ix_(left_out, left_out)]
-            push = np.linalg.solve(system, push)
-        return response[:, left_out] @ push
+    def newton_step(left_out: IntArray) -> FloatArray:
+        pairs = whole[np.ix_(left_out, left_out)]
+        return left_out_together(response[:, left_out], pairs, slope[left_out], curvature[left_out])
 
-    return Prediction(without, best.correlation)
+    return Prediction(newton_step, correlation)
 
 
 def parts(everything: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -318,7 +322,7 @@ class Compared:
     """One left-out set: real and predicted changes of the targets' margins, (T,) each."""
 
     cell: Cell
-    kind: str
+    name: str
     size: int
     real: FloatArray
     predicted: dict[str, FloatArray]
@@ -329,10 +333,15 @@ def compare(cell: Cell) -> list[Compared]:
     methods, found = predictions(cell), []
     for name, left_out in cell.sets.items():
         if (cell.folder / f"{name}.npz").is_file():
-            kind, size, _ = name.split("-")
             real = np.load(cell.folder / f"{name}.npz")["targets"] - base
             found.append(
-                Compared(cell, kind, int(size), real, {key: one.without(left_out) for key, one in methods.items()})
+                Compared(
+                    cell,
+                    name,
+                    int(name.split("-")[1]),
+                    real,
+                    {key: one.without(left_out) for key, one in methods.items()},
+                )
             )
     return found
 
@@ -365,34 +374,57 @@ def interval(sets: Sequence[Compared], method: str) -> str:
 
 
 def table(cells: Sequence[Cell]) -> None:
-    """One row a regime and method."""
+    """One row a regime and method; then what the numbers are over, and the noise below them."""
     print(
         "| trained | method | held-out r | " + " | ".join(f"{size} left out" for size in SIZES) + " | LDS, 10 and 100 |"
     )
     print("| --- | --- | ---: | " + "--- | " * len(SIZES) + "---: |")
+    notes = []
     for regime in dict.fromkeys(cell.regime for cell in cells):
         own = [cell for cell in cells if cell.regime == regime and (cell.folder / "base.npz").is_file()]
         sets = [one for cell in own for one in compare(cell)]
+        if not sets:
+            continue
         held_out = [{name: one.held_out for name, one in predictions(cell).items()} for cell in own]
         for method in (name for name in METHODS if all(name in one for one in held_out)):
             columns = [interval([one for one in sets if one.size == size], method) for size in SIZES]
             near = np.mean([one[method] for one in held_out])
             shared = lds([one for one in sets if one.size > 1], method)
-            print(
-                f"| {regime} | {method} | {'' if np.isnan(near) else f'{near:.3f}'} | {' | '.join(columns)} | {shared:.2f} |"
-            )
-        sizes = {size: np.sqrt(np.mean([one.real**2 for one in sets if one.size == size])) for size in SIZES}
-        floor = [np.load(c.folder / f"{n}.npz")["targets"] - np.load(c.folder / "base.npz")["targets"]
-                 for c in own for n in ("again", "regrouped") if (c.folder / f"{n}.npz").is_file()]  # fmt: skip
-        print(
+            first = "" if np.isnan(near) else f"{near:.3f}"
+            print(f"| {regime} | {method} | {first} | {' | '.join(columns)} | {shared:.2f} |")
+        moved = {size: np.sqrt(np.mean([one.real**2 for one in sets if one.size == size])) for size in SIZES}
+        notes.append(
             f"{regime}: {len(own)} seeds, {len(sets)} retrainings; root mean square change of a margin "
-            + ", ".join(f"{value:.4f} without {size}" for size, value in sizes.items())
-            + (
-                f"; largest change by the same training again or regrouped {max(np.abs(floor).max(), 0):.1e}"
-                if floor
-                else ""
-            )
+            + ", ".join(f"{value:.4f} without {size}" for size, value in moved.items())
+            + "".join(f"; {name} {change(own, name):.1e}" for name in ("again", "regrouped") if change(own, name) >= 0)
+            + f"; {hindsight(own, sets)}"
         )
+    print("\n" + "\n".join(notes))
+
+
+def change(cells: Sequence[Cell], name: str) -> float:
+    """Largest change of a margin by the same training once more, or in other micro-batches; -1 if that was not done."""
+    found = [cell for cell in cells if (cell.folder / f"{name}.npz").is_file()]
+    both = [[np.load(cell.folder / f"{one}.npz")["targets"] for one in (name, "base")] for cell in found]
+    return max((float(np.abs(again - base).max()) for again, base in both), default=-1.0)
+
+
+def hindsight(cells: Sequence[Cell], sets: Sequence[Compared]) -> str:
+    """The damping that would have predicted all these sets best: what a better choice could gain."""
+    values = {}
+    for multiple in DAMPINGS:
+        said = []
+        for cell in cells:
+            known = kernels(cell)
+            unit = float(parts(known["plain"])[0].diagonal().mean())
+            method = gauss_newton(known["plain"], known["margins"], damping=multiple * unit)
+            left_out = [cell.sets[one.name] for one in sets if one.cell == cell]
+            said.append(np.concatenate([method.without(one) for one in left_out]))
+        real = np.concatenate([one.real for cell in cells for one in sets if one.cell == cell])
+        values[multiple] = float(spearmanr(real, np.concatenate(said))[0])
+    best = max(values, key=values.__getitem__)
+    chosen = pooled(sets, "Gauss-Newton")
+    return f"all sets pooled {chosen:.2f}, with the best damping in hindsight ({best:.1g} units) {values[best]:.2f}"
 
 
 def cost(name: str, data: Path | None, num_pairs: int) -> None:
@@ -412,7 +444,7 @@ def cost(name: str, data: Path | None, num_pairs: int) -> None:
     influences(rm, train, rest[:10], held)
     print(
         f"{name}: {len(train)} training, {len(held)} held-out pairs and {len(rest[:10])} targets: "
-        f"{time.monotonic() - began:.0f} s, {time.process_time() - cpu:.0f} s of CPU with {torch.get_num_threads()} threads"
+        f"{time.monotonic() - began:.0f} s, {time.process_time() - cpu:.1f} s of CPU, {torch.get_num_threads()} threads"
     )
 
 

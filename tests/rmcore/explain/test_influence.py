@@ -71,7 +71,11 @@ def test_less_memory_changes_nothing_and_the_model_is_left_as_it_was(rm, pairs):
     told = []
     whole = influences(rm, *pairs, report=lambda done, total, text: told.append((done, total)))
     num, row = NUM_TRAIN + NUM_TARGETS + FEWEST_HELD_OUT, 4 * rm.num_parameters
-    small = influences(rm, *pairs, memory_bytes=8 * row * num // 16)
+    fewer: list[int] = []
+    small = influences(
+        rm, *pairs, memory_bytes=8 * row * num // 16, report=lambda done, total, text: fewer.append(total)
+    )
+    assert fewer[-1] > num
     np.testing.assert_allclose(small.effect, whole.effect, atol=1e-4 * np.abs(whole.effect).max())
     assert told[-1] == (num, num)
     assert rm.model.training
