@@ -7,8 +7,9 @@
 Trainings of `tiny-small` on 1,000 pairs of the gold world. A retraining has the same initial weights, batches and
 divisor; the pairs that are left out have weight 0. Each is a file in `--out`, so a run that was stopped goes on.
 
-Regimes: `head` (the head alone, to its optimum: convex), `sgd` and `adamw` (all weights, two epochs, from a backbone
-that was trained on other pairs of the world, with a head of zeros), `scratch` (all weights from their random draw).
+Regimes: `head` (the head alone, to its optimum: convex); `sgd`, `sgd-slow` (a fifth of its learning rate) and `adamw`
+(all weights, two epochs, from a backbone that was trained on other pairs, with a head of zeros); `scratch` (all weights from
+their random draw).
 Left out: 1, 10 or 100 pairs, drawn at random, or those whose prompts share most words with a target's.
 """
 
@@ -17,7 +18,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 import numpy as np
@@ -32,11 +33,11 @@ from rmcore.config.train import TrainConfig
 from rmcore.core.arrays import FloatArray, IntArray
 from rmcore.data.gold.world import generate_pairs
 from rmcore.data.pair import PreferencePair, prompt_text
+from rmcore.data.readers.sources import load_pairs
 from rmcore.data.rendering import TokenizedPair
-from rmcore.data.table import read_pairs
 from rmcore.ensembles.features import pair_features
 from rmcore.ensembles.linear_probes import fit_head
-from rmcore.explain.influence import influences
+from rmcore.explain.influence import FEWEST_HELD_OUT, influences
 from rmcore.explain.linearized import DAMPINGS, MarginLoss, choose_damping, left_out_together, resolvent
 from rmcore.explain.representer import PENALTIES, terms
 from rmcore.landscape.autograd import gradient_of
@@ -61,6 +62,7 @@ COMMON = {"pairs_per_step": 32, "warmup_steps": 6, "token_budget": 2048, "label_
 REGIMES: dict[str, TrainConfig] = {
     "adamw": TrainConfig(optimizer="adamw", lr=3e-4, **COMMON),
     "sgd": TrainConfig(optimizer="sgd", lr=0.01, clip=100.0, **COMMON),
+    "sgd-slow": TrainConfig(optimizer="sgd", lr=0.002, clip=100.0, **COMMON),
     "scratch": TrainConfig(optimizer="adamw", lr=1e-3, **COMMON),
 }
 EPOCHS = 2
@@ -162,7 +164,7 @@ class Cell:
         self.folder.mkdir(parents=True, exist_ok=True)
         rm = self.start()
         tokens = [rm.renderer.tokenize_pairs(one) for one in self.pairs]
-        for name, left_out in {"base": [], "again": [], "regrouped": [], **self.sets}.items():
+        for name, left_out in {"base": [], **self.sets, "again": [], "regrouped": []}.items():
             file = self.folder / f"{name}.npz"
             if file.is_file() or (name == "again" and self.seed):
                 continue
@@ -300,6 +302,7 @@ def at_the_head(differences: FloatArray, margins: FloatArray) -> Prediction:
     return Prediction(lambda left_out: -effect[:, left_out].sum(1), float(np.corrcoef(held @ head, wanted)[0, 1]))
 
 
+@cache
 def predictions(cell: Cell) -> dict[str, Prediction]:
     known = kernels(cell)
     margins = known["margins"]
@@ -430,21 +433,17 @@ def hindsight(cells: Sequence[Cell], sets: Sequence[Compared]) -> str:
 def cost(name: str, data: Path | None, num_pairs: int) -> None:
     """Time of `influences` on an untrained model of that kind, whose gradients cost what a trained one's do."""
     rm = BradleyTerryRM.new(ModelConfig(name=name, max_seq_len=256), seed=0, device=torch.device("cpu"))
-    total = num_pairs + NUM_HELD_OUT + 10
-    pairs = (
-        read_pairs(data)[:total] if data
-        else generate_pairs(GoldConfig(num_prompts=total // 2 + 1, pairs_per_prompt=2), 0).pairs
-    )  # fmt: skip
-    train, held, rest = (
-        pairs[:num_pairs],
-        pairs[num_pairs : num_pairs + NUM_HELD_OUT],
-        pairs[num_pairs + NUM_HELD_OUT :],
-    )
+    total = num_pairs + 2 * FEWEST_HELD_OUT
+    if data is None:
+        pairs = generate_pairs(GoldConfig(num_prompts=total // 2 + 20, pairs_per_prompt=2), 0).pairs
+    else:
+        pairs = load_pairs(str(data), limit=total).pairs
+    train, rest = pairs[:num_pairs], pairs[num_pairs:total]
     began, cpu = time.monotonic(), time.process_time()
-    influences(rm, train, rest[:10], held)
+    influences(rm, train, rest[FEWEST_HELD_OUT:], rest[:FEWEST_HELD_OUT])
     print(
-        f"{name}: {len(train)} training, {len(held)} held-out pairs and {len(rest[:10])} targets: "
-        f"{time.monotonic() - began:.0f} s, {time.process_time() - cpu:.1f} s of CPU, {torch.get_num_threads()} threads"
+        f"{name}: {total} gradients, {num_pairs} of them of training pairs: {time.monotonic() - began:.0f} s, "
+        f"{time.process_time() - cpu:.1f} s of CPU, {torch.get_num_threads()} threads"
     )
 
 
