@@ -8,8 +8,8 @@ Trainings of `tiny-small` on 1,000 pairs of the gold world. A retraining has the
 divisor; the pairs that are left out have weight 0. Each is a file in `--out`, so a run that was stopped goes on.
 
 Regimes: `head` (the head alone, to its optimum: convex); `sgd`, `sgd-slow` (a fifth of its learning rate) and `adamw`
-(all weights, two epochs, from a backbone that was trained on other pairs, with a head of zeros); `scratch` (all weights from
-their random draw).
+(all weights, two epochs, from a backbone that was trained on other pairs, with a head of zeros); `scratch` (all
+weights from their random draw).
 Left out: 1, 10 or 100 pairs, drawn at random, or those whose prompts share most words with a target's.
 """
 
@@ -69,6 +69,7 @@ EPOCHS = 2
 HEAD = "head"
 METHODS = (
     "Gauss-Newton",
+    "its push over training",
     "its Newton step",
     "Gauss-Newton, Adam's metric",
     "representer",
@@ -263,7 +264,12 @@ class Prediction:
 
 
 def gauss_newton(
-    kernel: FloatArray, margins: FloatArray, *, second: bool = False, damping: float | None = None
+    kernel: FloatArray,
+    margins: FloatArray,
+    *,
+    second: bool = False,
+    over_training: bool = False,
+    damping: float | None = None,
 ) -> Prediction:
     """As `rmcore.explain.influence`, from the inner products; under some other damping, where one is given."""
     own, held, others = parts(kernel)
@@ -272,6 +278,8 @@ def gauss_newton(
         best = choose_damping(own, held, margins[NUM_TRAIN : NUM_TRAIN + NUM_HELD_OUT], LOSS)[0]
         damping, correlation = best.damping, best.correlation
     response, slope, curvature = resolvent(own, others, at, damping, LOSS), LOSS.slope(at), LOSS.curvature(at)
+    if over_training:  # the mean of l' from a margin of 0, where training began, to the present one
+        slope = (LOSS.slope(at) + LOSS.slope(np.zeros(NUM_TRAIN))) / 2
     if not second:
         return Prediction(lambda left_out: response[:, left_out] @ slope[left_out], correlation)
     whole = resolvent(own, own, at, damping, LOSS)
@@ -310,6 +318,7 @@ def predictions(cell: Cell) -> dict[str, Prediction]:
     noise = np.random.default_rng(cell.seed).normal(size=similar.shape)
     found = {
         "Gauss-Newton": gauss_newton(known["plain"], margins),
+        "its push over training": gauss_newton(known["plain"], margins, over_training=True),
         "its Newton step": gauss_newton(known["plain"], margins, second=True),
         "representer": at_the_head(known["differences"], margins),
         "gradient similarity": Prediction(lambda left_out: similar[:, left_out].sum(1), np.nan),

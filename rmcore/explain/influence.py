@@ -2,8 +2,8 @@
 
 Gauss-Newton form of the influence function (Koh and Liang 2017, arXiv 1703.04730; Martens 2020, arXiv 1412.1193): the
 model is replaced by its linearisation at its weights, so that leaving a pair out of the training is one linear
-equation, over pairs and not over weights (see `linearized`). How well it predicts real retrainings, and where it does
-not: benchmarks/RESULTS.md, Influence of training pairs.
+equation, over pairs and not over weights (see `linearized`). Retrainings agree closely where the head alone is trained
+to its optimum, and partly where all weights are: benchmarks/RESULTS.md, Influence of training pairs.
 """
 
 from collections.abc import Sequence
@@ -39,8 +39,8 @@ class Influences:
         train_margins: (N,) logits; its margins of the training pairs.
         damping: lambda, in nats per squared unit of the parameters.
         held_out_correlation: of the margins that the linearised model, trained on the same pairs with this damping,
-            gives held-out pairs with the model's own. Near 1: the model is about its linearisation; the lower, the
-            less the effects are about this model.
+            gives held-out pairs with the model's own. The lower, the less the effects are about this model; a value
+            near 1 is necessary for them and not sufficient.
         held_out_error: mean squared difference of the two, as a share of the mean square of the model's own margins;
             the damping is the one of those tried that makes it smallest.
         num_held_out: pairs that the last two are over.
