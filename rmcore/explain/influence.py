@@ -2,8 +2,8 @@
 
 Gauss-Newton form of the influence function (Koh and Liang 2017, arXiv 1703.04730; Martens 2020, arXiv 1412.1193): the
 model is replaced by its linearisation at its weights, so that leaving a pair out of the training is one linear
-equation, over pairs and not over weights (see `linearized`). How well it predicts real retrainings, and where it does
-not: benchmarks/RESULTS.md, Influence of training pairs.
+equation, over pairs and not over weights (see `linearized`). Retrainings agree closely where the head alone is trained
+to its optimum, and partly where all weights are: benchmarks/RESULTS.md, Influence of training pairs.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import DataError
 from rmcore.core.progress import Report, silent
 from rmcore.data.pair import PreferencePair
-from rmcore.explain.linearized import MarginLoss, choose_damping, resolvent
+from rmcore.explain.linearized import MarginLoss, choose_damping, left_out_together, resolvent
 from rmcore.landscape.margin_gram import margin_gram
 from rmcore.landscape.operators import LossGaussNewton
 from rmcore.landscape.parameters import ParameterSubset
@@ -39,8 +39,8 @@ class Influences:
         train_margins: (N,) logits; its margins of the training pairs.
         damping: lambda, in nats per squared unit of the parameters.
         held_out_correlation: of the margins that the linearised model, trained on the same pairs with this damping,
-            gives held-out pairs with the model's own. Near 1: the model is about its linearisation; the lower, the
-            less the effects are about this model.
+            gives held-out pairs with the model's own. The lower, the less the effects are about this model; a value
+            near 1 is necessary for them and not sufficient.
         held_out_error: mean squared difference of the two, as a share of the mean square of the model's own margins;
             the damping is the one of those tried that makes it smallest.
         num_held_out: pairs that the last two are over.
@@ -80,10 +80,8 @@ class Influences:
                 f"positions of training pairs are different numbers from 0 to {len(self._slope) - 1}; got "
                 f"{chosen.tolist()[:10]}. Give each pair that is left out once."
             )
-        # g (H - J_R^T W_R J_R / n)^-1 J_R^T = g H^-1 J_R^T (1 - W_R J_R H^-1 J_R^T / n)^-1, by Woodbury's identity.
         own = self._train_response[np.ix_(chosen, chosen)]
-        system = np.eye(len(chosen)) - self._curvature[chosen, None] * own
-        return self._response[:, chosen] @ np.linalg.solve(system, self._slope[chosen])
+        return left_out_together(self._response[:, chosen], own, self._slope[chosen], self._curvature[chosen])
 
 
 def influences(

@@ -78,6 +78,21 @@ def resolvent(
     return lu_solve(lu_factor(system, overwrite_a=True), across.T, trans=1).T
 
 
+def left_out_together(response: FloatArray, own: FloatArray, slope: FloatArray, curvature: FloatArray) -> FloatArray:
+    """Change of T margins if R training pairs are left out at once: (T,) logits.
+
+    One Newton step of the loss without them, whose curvature lacks theirs: exact where the loss is quadratic. By
+    Woodbury's identity g (H - J_R^T W_R J_R / n)^-1 J_R^T = g H^-1 J_R^T (1 - W_R J_R H^-1 J_R^T / n)^-1.
+
+    Args:
+        response: (T, R) columns of `resolvent` of the T pairs.
+        own: (R, R) rows and columns of `resolvent` of the training pairs themselves.
+        slope: (R,) first derivatives of the loss of the pairs.
+        curvature: (R,) second ones.
+    """
+    return response @ np.linalg.solve(np.eye(len(own)) - curvature[:, None] * own, slope)
+
+
 @dataclass(frozen=True, slots=True)
 class Damped:
     """One damping that was tried.

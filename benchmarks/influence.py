@@ -1,0 +1,485 @@
+"""Predicted against real influence: pairs are left out, the model is trained again, margins of other pairs move.
+
+    OMP_NUM_THREADS=1 python benchmarks/influence.py --out build/influence
+    python benchmarks/influence.py --out build/influence --table          # of what is finished
+    python benchmarks/influence.py --cost minilm --data $RM_OPT_DATA/alpacaeval_train.parquet
+
+Trainings of `tiny-small` on 1,000 pairs of the gold world. A retraining has the same initial weights, batches and
+divisor; the pairs that are left out have weight 0. Each is a file in `--out`, so a run that was stopped goes on.
+
+Regimes: `head` (the head alone, to its optimum: convex); `sgd`, `sgd-slow` (a fifth of its learning rate) and `adamw`
+(all weights, two epochs, from a backbone that was trained on other pairs, with a head of zeros); `scratch` (all
+weights from their random draw).
+Left out: 1, 10 or 100 pairs, drawn at random, or those whose prompts share most words with a target's.
+"""
+
+import argparse
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from scipy.stats import spearmanr
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from rmcore.config.data import GoldConfig
+from rmcore.config.model import ModelConfig
+from rmcore.config.train import TrainConfig
+from rmcore.core.arrays import FloatArray, IntArray
+from rmcore.data.gold.world import generate_pairs
+from rmcore.data.pair import PreferencePair, prompt_text
+from rmcore.data.readers.sources import load_pairs
+from rmcore.data.rendering import TokenizedPair
+from rmcore.ensembles.features import pair_features
+from rmcore.ensembles.linear_probes import fit_head
+from rmcore.explain.influence import FEWEST_HELD_OUT, influences
+from rmcore.explain.linearized import DAMPINGS, MarginLoss, choose_damping, left_out_together, resolvent
+from rmcore.explain.representer import PENALTIES, terms
+from rmcore.landscape.autograd import gradient_of
+from rmcore.models.batching import pad_pairs
+from rmcore.models.packing.forward import rewards_of
+from rmcore.models.packing.rows import Rows
+from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.training.feed import make_feed
+from rmcore.training.losses import split_rewards
+from rmcore.training.optimizers import set_learning_rate
+from rmcore.training.ranks import ALONE
+from rmcore.training.setup import make_context
+from rmcore.training.step import train_step
+
+MODEL = "tiny-small"
+NUM_TRAIN, NUM_HELD_OUT, NUM_TARGETS = 1000, 150, 60
+NUM_BEFORE = 3600
+"""Other pairs that the backbone is trained on before."""
+SIZES, KINDS, REPEATS = (100, 10, 1), ("random", "similar"), 2
+EPSILON = 0.05
+COMMON = {"pairs_per_step": 32, "warmup_steps": 6, "token_budget": 2048, "label_smoothing": EPSILON}
+REGIMES: dict[str, TrainConfig] = {
+    "adamw": TrainConfig(optimizer="adamw", lr=3e-4, **COMMON),
+    "sgd": TrainConfig(optimizer="sgd", lr=0.01, clip=100.0, **COMMON),
+    "sgd-slow": TrainConfig(optimizer="sgd", lr=0.002, clip=100.0, **COMMON),
+    "scratch": TrainConfig(optimizer="adamw", lr=1e-3, **COMMON),
+}
+EPOCHS = 2
+HEAD = "head"
+METHODS = (
+    "Gauss-Newton",
+    "its push over training",
+    "its Newton step",
+    "Gauss-Newton, Adam's metric",
+    "representer",
+    "gradient similarity",
+    "random",
+)
+LOSS = MarginLoss(1.0, EPSILON)
+BOOTSTRAP = 1000
+
+
+def new_model(seed: int) -> BradleyTerryRM:
+    return BradleyTerryRM.new(ModelConfig(name=MODEL, max_seq_len=256), seed=seed, device=torch.device("cpu"))
+
+
+def fit(
+    rm: BradleyTerryRM, pairs: Sequence[TokenizedPair], weights: FloatArray, config: TrainConfig, seed: int, steps: int
+) -> dict[str, Tensor]:
+    """Train in place with the trainer's own step; a pair's loss counts by its weight. Adam's second moments by name."""
+
+    def forward(rows: Rows, labels: Tensor) -> tuple[Tensor, Tensor]:
+        chosen, rejected = split_rewards(rewards_of(rm.model, rows))
+        margin, half = chosen - rejected, config.label_smoothing / 2
+        loss = (1 - half) * softplus(-margin) + half * softplus(margin)
+        loss = loss + config.regularization_lambda * (chosen.square() + rejected.square()) / 2
+        return (labels * loss).sum(), margin
+
+    context = replace(make_context(rm, config, ALONE), forward=forward)
+    feed = make_feed(
+        pairs, config, num_steps=steps, seed=seed, token_budget=config.token_budget or 2048, pad_id=rm.pad_id,
+        ranks=ALONE, packing=rm.packing("fp32"),
+    )  # fmt: skip
+    rm.model.train()
+    for step in range(steps):
+        positions, batches = feed[step]
+        set_learning_rate(context.optimizer, config, step, steps)
+        weighted = [
+            replace(one, target_margins=torch.tensor(weights[np.take(positions, one.indices)], dtype=torch.float32))
+            for one in batches
+        ]
+        train_step(context, weighted, step=step + 1, pair_ids=[str(position) for position in positions])
+    rm.model.eval()
+    state = context.optimizer.named_state()
+    return {name: one["exp_avg_sq"] for name, one in state.items() if "exp_avg_sq" in one}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One regime under one seed, which draws the pairs, their order and the left-out sets."""
+
+    regime: str
+    seed: int
+    out: Path
+
+    @property
+    def folder(self) -> Path:
+        """Where its retrainings are."""
+        return self.out / f"{self.regime}-{self.seed}"
+
+    @cached_property
+    def pairs(self) -> tuple[list[PreferencePair], list[PreferencePair], list[PreferencePair]]:
+        """Training pairs, held-out pairs, targets; no prompt is in two of them."""
+        total = NUM_TRAIN + NUM_HELD_OUT + NUM_TARGETS
+        drawn = generate_pairs(GoldConfig(num_prompts=total // 2, pairs_per_prompt=2), self.seed).pairs
+        cut = NUM_TRAIN + NUM_HELD_OUT
+        return drawn[:NUM_TRAIN], drawn[NUM_TRAIN:cut], drawn[cut:total]
+
+    @cached_property
+    def sets(self) -> dict[str, IntArray]:
+        """Positions of the left-out pairs by name."""
+        train, _, targets = self.pairs
+        words = [set(re.findall(r"\w+", prompt_text(pair.prompt).lower())) for pair in train]
+        rng, found = np.random.default_rng(self.seed), {}
+        for repeat in range(REPEATS):
+            for size in SIZES:
+                target = targets[int(rng.integers(len(targets)))]
+                own = set(re.findall(r"\w+", prompt_text(target.prompt).lower()))
+                shared = np.array([len(own & other) / len(own | other) for other in words])
+                found[f"random-{size}-{repeat}"] = rng.choice(len(train), size, replace=False)
+                found[f"similar-{size}-{repeat}"] = np.argsort(-shared, kind="stable")[:size]
+        return found
+
+    def start(self) -> BradleyTerryRM:
+        """The model before its training."""
+        rm = new_model(self.seed)
+        if self.regime != "scratch":
+            rm.model.load_state_dict(torch.load(self.out / "backbone.pt", weights_only=True))
+            with torch.no_grad():
+                rm.model.score.weight.zero_()
+        return rm
+
+    def retrain(self) -> None:
+        """Train once with all pairs, once with the same pairs in other micro-batches, and once without each set."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        rm = self.start()
+        tokens = [rm.renderer.tokenize_pairs(one) for one in self.pairs]
+        for name, left_out in {"base": [], **self.sets, "again": [], "regrouped": []}.items():
+            file = self.folder / f"{name}.npz"
+            if file.is_file() or (name == "again" and self.seed):
+                continue
+            rm, began = self.start(), time.monotonic()
+            weights = np.ones(NUM_TRAIN)
+            weights[np.asarray(left_out, dtype=np.int64)] = 0
+            config = REGIMES[self.regime]
+            if name == "regrouped":
+                config = config.model_copy(update={"token_budget": 1024})
+            steps = EPOCHS * -(-NUM_TRAIN // config.pairs_per_step)
+            moments = fit(rm, tokens[0], weights, config, self.seed, steps)
+            if name == "base":
+                torch.save({"model": rm.model.state_dict(), "moments": moments}, self.folder / "base.pt")
+            np.savez(file, targets=margins_of(rm, tokens[2]), held_out=margins_of(rm, tokens[1]))
+            print(f"{self.regime} {self.seed} {name}: {time.monotonic() - began:.0f} s", flush=True)
+
+
+def margins_of(rm: BradleyTerryRM, pairs: Sequence[TokenizedPair]) -> FloatArray:
+    rewards = rm.score_sides([side for pair in pairs for side in (pair.chosen, pair.rejected)])
+    return (rewards[::2] - rewards[1::2]).astype(np.float64)
+
+
+def backbone(out: Path) -> None:
+    """Train the backbone of the fine-tuned regimes on other pairs, once."""
+    if (out / "backbone.pt").is_file():
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    pairs = generate_pairs(GoldConfig(num_prompts=NUM_BEFORE // 2, pairs_per_prompt=2), 12345).pairs[:NUM_BEFORE]
+    rm = new_model(0)
+    config = TrainConfig(optimizer="muon", lr=2e-3, **{**COMMON, "warmup_steps": 20})
+    fit(rm, rm.renderer.tokenize_pairs(pairs), np.ones(len(pairs)), config, 0, 2 * -(-len(pairs) // 32))
+    torch.save(rm.model.state_dict(), out / "backbone.pt")
+
+
+def refit_heads(cell: Cell) -> None:
+    """The head alone, to the optimum of its penalised loss, on features of the backbone; and without each set."""
+    cell.folder.mkdir(parents=True, exist_ok=True)
+    if (cell.folder / "features.npz").is_file():
+        return
+    rm = cell.start()
+    chosen, rejected = pair_features(rm, [pair for part in cell.pairs for pair in part])
+    differences = chosen - rejected
+    np.savez(cell.folder / "features.npz", differences=differences)
+    own, targets = differences[:NUM_TRAIN], differences[NUM_TRAIN + NUM_HELD_OUT :]
+    held_out = differences[NUM_TRAIN : NUM_TRAIN + NUM_HELD_OUT]
+    for name, left_out in {"base": [], **cell.sets}.items():
+        weights = np.ones(NUM_TRAIN)
+        weights[np.asarray(left_out, dtype=np.int64)] = 0
+        head = fit_head(own, weights=weights, label_smoothing=EPSILON)
+        np.savez(cell.folder / f"{name}.npz", targets=targets @ head, held_out=held_out @ head, train=own @ head)
+
+
+def jacobian(rm: BradleyTerryRM, pairs: Sequence[PreferencePair]) -> tuple[Tensor, FloatArray, list[str]]:
+    """Gradients of the margins, (P, N) float32; the margins; names of the parameters."""
+    named = dict(rm.model.named_parameters())
+    rows = torch.empty(len(pairs), sum(one.numel() for one in named.values()))
+    margins = np.zeros(len(pairs))
+    for place, pair in enumerate(rm.renderer.tokenize_pairs(pairs)):
+        padded = pad_pairs([pair], pad_id=rm.pad_id)
+        chosen, rejected = split_rewards(rm.model(padded.input_ids, attention_mask=padded.attention_mask).logits)
+        margins[place] = float((chosen - rejected).detach()[0])
+        torch.cat([part.reshape(-1) for part in gradient_of([chosen - rejected], [*named.values()])], out=rows[place])
+    return rows, margins, list(named)
+
+
+def kernels(cell: Cell) -> dict[str, FloatArray]:
+    """Inner products of all pairs with the training pairs, in the plain metric and in Adam's; margins; features."""
+    file = cell.folder / "kernels.npz"
+    if not file.is_file():
+        if cell.regime == HEAD:
+            differences = np.load(cell.folder / "features.npz")["differences"]
+            margins = np.concatenate(
+                [np.load(cell.folder / "base.npz")[one] for one in ("train", "held_out", "targets")]
+            )
+            np.savez(file, plain=differences @ differences[:NUM_TRAIN].T, margins=margins, differences=differences)
+        else:
+            rm, saved = new_model(0), torch.load(cell.folder / "base.pt", weights_only=True)
+            rm.model.load_state_dict(saved["model"])
+            everything = [pair for part in cell.pairs for pair in part]
+            rows, margins, names = jacobian(rm, everything)
+            chosen, rejected = pair_features(rm, everything)
+            found = {"plain": (rows @ rows[:NUM_TRAIN].T).double().numpy(), "differences": chosen - rejected}
+            if saved["moments"]:
+                scale = torch.cat([saved["moments"][name].reshape(-1) for name in names]).sqrt() + 1e-8
+                found["adam"] = ((rows / scale) @ rows[:NUM_TRAIN].T).double().numpy()
+            np.savez(file, margins=margins, **found)
+    return dict(np.load(file))
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a method says: the change of the targets' margins without a set, and how near its model is on held-out."""
+
+    without: Callable[[IntArray], FloatArray]
+    held_out: float
+
+
+def gauss_newton(
+    kernel: FloatArray,
+    margins: FloatArray,
+    *,
+    second: bool = False,
+    over_training: bool = False,
+    damping: float | None = None,
+) -> Prediction:
+    """As `rmcore.explain.influence`, from the inner products; under some other damping, where one is given."""
+    own, held, others = parts(kernel)
+    at, correlation = margins[:NUM_TRAIN], np.nan
+    if damping is None:
+        best = choose_damping(own, held, margins[NUM_TRAIN : NUM_TRAIN + NUM_HELD_OUT], LOSS)[0]
+        damping, correlation = best.damping, best.correlation
+    response, slope, curvature = resolvent(own, others, at, damping, LOSS), LOSS.slope(at), LOSS.curvature(at)
+    if over_training:  # the mean of l' from a margin of 0, where training began, to the present one
+        slope = (LOSS.slope(at) + LOSS.slope(np.zeros(NUM_TRAIN))) / 2
+    if not second:
+        return Prediction(lambda left_out: response[:, left_out] @ slope[left_out], correlation)
+    whole = resolvent(own, own, at, damping, LOSS)
+
+    def newton_step(left_out: IntArray) -> FloatArray:
+        pairs = whole[np.ix_(left_out, left_out)]
+        return left_out_together(response[:, left_out], pairs, slope[left_out], curvature[left_out])
+
+    return Prediction(newton_step, correlation)
+
+
+def parts(everything: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    cut = NUM_TRAIN + NUM_HELD_OUT
+    return everything[:NUM_TRAIN], everything[NUM_TRAIN:cut], everything[cut:]
+
+
+def at_the_head(differences: FloatArray, margins: FloatArray) -> Prediction:
+    """As `rmcore.explain.representer`."""
+    own, held, others = parts(differences)
+    wanted = margins[NUM_TRAIN : NUM_TRAIN + NUM_HELD_OUT]
+    tried = []
+    for multiple in PENALTIES:
+        l2 = multiple * own.shape[1]
+        head = fit_head(own, l2=l2, label_smoothing=EPSILON)
+        tried.append((float(np.square(held @ head - wanted).sum()), l2, head))
+    _, l2, head = min(tried, key=lambda one: one[0])
+    effect = terms(own, others, head, l2, LOSS)
+    return Prediction(lambda left_out: -effect[:, left_out].sum(1), float(np.corrcoef(held @ head, wanted)[0, 1]))
+
+
+@cache
+def predictions(cell: Cell) -> dict[str, Prediction]:
+    known = kernels(cell)
+    margins = known["margins"]
+    similar = parts(known["plain"])[2] * LOSS.slope(margins[:NUM_TRAIN])
+    noise = np.random.default_rng(cell.seed).normal(size=similar.shape)
+    found = {
+        "Gauss-Newton": gauss_newton(known["plain"], margins),
+        "its push over training": gauss_newton(known["plain"], margins, over_training=True),
+        "its Newton step": gauss_newton(known["plain"], margins, second=True),
+        "representer": at_the_head(known["differences"], margins),
+        "gradient similarity": Prediction(lambda left_out: similar[:, left_out].sum(1), np.nan),
+        "random": Prediction(lambda left_out: noise[:, left_out].sum(1), np.nan),
+    }
+    if "adam" in known:
+        found["Gauss-Newton, Adam's metric"] = gauss_newton(known["adam"], margins)
+    return found
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One left-out set: real and predicted changes of the targets' margins, (T,) each."""
+
+    cell: Cell
+    name: str
+    size: int
+    real: FloatArray
+    predicted: dict[str, FloatArray]
+
+
+def compare(cell: Cell) -> list[Compared]:
+    base = np.load(cell.folder / "base.npz")["targets"]
+    methods, found = predictions(cell), []
+    for name, left_out in cell.sets.items():
+        if (cell.folder / f"{name}.npz").is_file():
+            real = np.load(cell.folder / f"{name}.npz")["targets"] - base
+            found.append(
+                Compared(
+                    cell,
+                    name,
+                    int(name.split("-")[1]),
+                    real,
+                    {key: one.without(left_out) for key, one in methods.items()},
+                )
+            )
+    return found
+
+
+def pooled(sets: Sequence[Compared], method: str) -> float:
+    """Spearman over all (set, target) combinations."""
+    real = np.concatenate([one.real for one in sets])
+    return float(spearmanr(real, np.concatenate([one.predicted[method] for one in sets]))[0])
+
+
+def lds(sets: Sequence[Compared], method: str) -> float:
+    """Spearman over the sets of one size and cell for each target; the mean over targets, sizes and cells."""
+    groups: dict[tuple[int, int], list[Compared]] = {}
+    for one in sets:
+        groups.setdefault((one.cell.seed, one.size), []).append(one)
+    values = []
+    for group in groups.values():
+        if len(group) >= 3:
+            real, said = np.stack([one.real for one in group]), np.stack([one.predicted[method] for one in group])
+            values += [spearmanr(real[:, t], said[:, t])[0] for t in range(real.shape[1])]
+    return float(np.mean(values)) if values else np.nan
+
+
+def interval(sets: Sequence[Compared], method: str) -> str:
+    """Pooled Spearman with its 95 % interval over sets, which are the clusters."""
+    rng, value = np.random.default_rng(0), pooled(sets, method)
+    drawn = [pooled([sets[i] for i in rng.integers(len(sets), size=len(sets))], method) for _ in range(BOOTSTRAP)]
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    return f"{value:.2f} ({low:.2f} to {high:.2f})"
+
+
+def table(cells: Sequence[Cell]) -> None:
+    """One row a regime and method; then what the numbers are over, and the noise below them."""
+    print(
+        "| trained | method | held-out r | " + " | ".join(f"{size} left out" for size in SIZES) + " | LDS, 10 and 100 |"
+    )
+    print("| --- | --- | ---: | " + "--- | " * len(SIZES) + "---: |")
+    notes = []
+    for regime in dict.fromkeys(cell.regime for cell in cells):
+        own = [cell for cell in cells if cell.regime == regime and (cell.folder / "base.npz").is_file()]
+        sets = [one for cell in own for one in compare(cell)]
+        if not sets:
+            continue
+        held_out = [{name: one.held_out for name, one in predictions(cell).items()} for cell in own]
+        for method in (name for name in METHODS if all(name in one for one in held_out)):
+            columns = [interval([one for one in sets if one.size == size], method) for size in SIZES]
+            near = np.mean([one[method] for one in held_out])
+            shared = lds([one for one in sets if one.size > 1], method)
+            first = "" if np.isnan(near) else f"{near:.3f}"
+            print(f"| {regime} | {method} | {first} | {' | '.join(columns)} | {shared:.2f} |")
+        moved = {size: np.sqrt(np.mean([one.real**2 for one in sets if one.size == size])) for size in SIZES}
+        notes.append(
+            f"{regime}: {len(own)} seeds, {len(sets)} retrainings; root mean square change of a margin "
+            + ", ".join(f"{value:.4f} without {size}" for size, value in moved.items())
+            + "".join(f"; {name} {change(own, name):.1e}" for name in ("again", "regrouped") if change(own, name) >= 0)
+            + f"; {hindsight(own, sets)}"
+        )
+    print("\n" + "\n".join(notes))
+
+
+def change(cells: Sequence[Cell], name: str) -> float:
+    """Largest change of a margin by the same training once more, or in other micro-batches; -1 if that was not done."""
+    found = [cell for cell in cells if (cell.folder / f"{name}.npz").is_file()]
+    both = [[np.load(cell.folder / f"{one}.npz")["targets"] for one in (name, "base")] for cell in found]
+    return max((float(np.abs(again - base).max()) for again, base in both), default=-1.0)
+
+
+def hindsight(cells: Sequence[Cell], sets: Sequence[Compared]) -> str:
+    """The damping that would have predicted all these sets best: what a better choice could gain."""
+    values = {}
+    for multiple in DAMPINGS:
+        said = []
+        for cell in cells:
+            known = kernels(cell)
+            unit = float(parts(known["plain"])[0].diagonal().mean())
+            method = gauss_newton(known["plain"], known["margins"], damping=multiple * unit)
+            left_out = [cell.sets[one.name] for one in sets if one.cell == cell]
+            said.append(np.concatenate([method.without(one) for one in left_out]))
+        real = np.concatenate([one.real for cell in cells for one in sets if one.cell == cell])
+        values[multiple] = float(spearmanr(real, np.concatenate(said))[0])
+    best = max(values, key=values.__getitem__)
+    chosen = pooled(sets, "Gauss-Newton")
+    return f"all sets pooled {chosen:.2f}, with the best damping in hindsight ({best:.1g} units) {values[best]:.2f}"
+
+
+def cost(name: str, data: Path | None, num_pairs: int) -> None:
+    """Time of `influences` on an untrained model of that kind, whose gradients cost what a trained one's do."""
+    rm = BradleyTerryRM.new(ModelConfig(name=name, max_seq_len=256), seed=0, device=torch.device("cpu"))
+    total = num_pairs + 2 * FEWEST_HELD_OUT
+    if data is None:
+        pairs = generate_pairs(GoldConfig(num_prompts=total // 2 + 20, pairs_per_prompt=2), 0).pairs
+    else:
+        pairs = load_pairs(str(data), limit=total).pairs
+    train, rest = pairs[:num_pairs], pairs[num_pairs:total]
+    began, cpu = time.monotonic(), time.process_time()
+    influences(rm, train, rest[FEWEST_HELD_OUT:], rest[:FEWEST_HELD_OUT])
+    print(
+        f"{name}: {total} gradients, {num_pairs} of them of training pairs: {time.monotonic() - began:.0f} s, "
+        f"{time.process_time() - cpu:.1f} s of CPU, {torch.get_num_threads()} threads"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("build/influence"))
+    parser.add_argument("--regimes", nargs="+", choices=[HEAD, *REGIMES], default=[HEAD, *REGIMES])
+    parser.add_argument("--seeds", type=int, default=2, help="of the regimes that train all weights; head: 5")
+    parser.add_argument("--table", action="store_true", help="of what is finished; trains nothing")
+    parser.add_argument("--cost", help="time `influences` on this model instead")
+    parser.add_argument("--data", type=Path, help="pairs for --cost; left out: the gold world's")
+    parser.add_argument("--pairs", type=int, default=2000, help="training pairs for --cost")
+    args = parser.parse_args()
+    if args.cost:
+        cost(args.cost, args.data, args.pairs)
+        return
+    cells = [
+        Cell(regime, seed, args.out) for seed in range(5) for regime in args.regimes
+        if seed < args.seeds or regime == HEAD
+    ]  # fmt: skip
+    if not args.table:
+        torch.set_num_threads(1)  # the same bits again
+        backbone(args.out)
+        for cell in cells:
+            refit_heads(cell) if cell.regime == HEAD else cell.retrain()
+    table(sorted(cells, key=lambda cell: cell.regime))
+
+
+if __name__ == "__main__":
+    main()
