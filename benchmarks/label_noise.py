@@ -1,4 +1,4 @@
-"""Are planted wrong labels found, is their rate right, is nothing called in clean data, and does cleaning help?
+"""Find planted wrong labels: how many, at what rate, how many in clean data, and what cleaning does to accuracy.
 
     python benchmarks/label_noise.py --seeds 5 --out noise_cells
     python benchmarks/label_noise.py --seeds 5 --out noise_cells --parts oracle alpaca      (minutes)
@@ -8,11 +8,12 @@ Three parts, each with labels turned round at known rates:
 - oracle: the gold world, margins by the true reward. Labels are drawn from it, so close calls go against it without
   being wrong: this is the limit of any model, and the test of the rate and its interval where the model is right.
 - gold: the same world, margins by `tiny-small` trained on each of three folds.
-- alpaca: AlpacaEval pairs of $RM_OPT_DATA, exact heads on MiniLM's frozen features, ten folds. The judge's labels have an
-  own rate, by its stated preferences `OWN` of the pairs; cleaned training pairs are judged on pairs of other prompts.
+- alpaca: AlpacaEval pairs of $RM_OPT_DATA, exact heads on MiniLM's frozen features, ten folds. The judge's labels have
+  a rate of their own, by its stated preferences; heads fitted on cleaned pairs are judged on pairs of other prompts.
 
-Beside ours stands cleanlab (`pip install --target FOLDER cleanlab`, FOLDER in PYTHONPATH) on the same probabilities;
-where it is not installed its columns are empty. A finished fold or cell is a file in --out; run again, it goes on.
+Beside ours stands cleanlab on the same probabilities (`pip install --no-deps --target FOLDER cleanlab==2.9.0 termcolor
+tqdm`, FOLDER in PYTHONPATH); where it is not installed its columns are empty.
+A finished fold or cell is a file in --out; run again, it goes on.
 """
 
 import argparse
@@ -43,7 +44,7 @@ from rmcore.ensembles.features import pair_features
 from rmcore.ensembles.linear_probes import fit_head
 from rmcore.evaluation.uncertainty import t_interval
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.noise.crossfit import Heads, Trainings, cross_fit, deal_folds
+from rmcore.noise.crossfit import Heads, Trainings, cross_fit, deal_folds, in_one_unit
 from rmcore.noise.ledger import FALSE_SHARE
 from rmcore.noise.rate import called, fit_labels, flipped
 
@@ -152,6 +153,7 @@ class Alpaca:
         heads, margins = Heads(x, folds, {}), np.zeros(len(pairs))
         for fold in range(FOLDS["alpaca"]):
             margins[folds == fold] = heads.margins(np.flatnonzero(folds != fold), np.flatnonzero(folds == fold))
+        margins = in_one_unit(margins, folds)
         prompts = [pair.prompt_id for pair in pairs]
         found = judged(margins, prompts, turned, self.own)
         model = fit_labels(margins, prompts)
@@ -275,9 +277,10 @@ def main() -> int:
         made["alpaca"] = alpaca.cell
     found = {part: cells(part, args, made[part]) for part in args.parts}
     print(
-        "| margins by | planted | seeds | agree with labels | AUROC | its limit | rate - truth, points | truth in the"
+        "| margins by | planted | seeds | agree with labels | AUROC | its limit | rate - truth, points "
+        "| interval has it | called | cleanlab calls |"
     )
-    print("interval | called | cleanlab calls |\n| --- | ---: | ---: | ---: | --- | ---: | --- | --- | --- | --- |")
+    print("| --- | ---: | ---: | ---: | --- | ---: | --- | --- | --- | --- |")
     for part in args.parts:
         show(part, found[part])
     if alpaca is not None and found["alpaca"]:

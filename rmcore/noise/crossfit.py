@@ -10,6 +10,7 @@ A finished fold is kept in the folder, so that an interrupted run goes on with t
 import hashlib
 import json
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -43,7 +44,8 @@ class Scorer(Protocol):
 class Heads:
     """Reward heads fitted exactly on features of a backbone that stays as it is.
 
-    The penalty is chosen for each fold among `L2_FACTORS` times the default of `fit_head`, on one of the other folds.
+    The penalty is one for all folds, since margins under different ones are in different units: that among `L2_FACTORS`
+    times the default of `fit_head` under which the labels of the folds are likeliest, each scored by the others.
 
     Args:
         differences: (P, D) features of the chosen minus those of the rejected sides.
@@ -81,12 +83,18 @@ class Heads:
 
     def margins(self, learn: IntArray, score: IntArray) -> FloatArray:
         """See `Scorer`; a fit takes a second for thousands of pairs."""
-        x, held = self.differences[learn], self.folds[learn] == self.folds[learn].min()
-        default, factor = x.shape[1], 1.0
-        if not held.all():  # with two folds there is none to choose on
-            losses = {one: _loss(x[held] @ fit_head(x[~held], l2=one * default)) for one in L2_FACTORS}
-            factor = min(losses, key=losses.__getitem__)  # the strongest of equally good ones comes first
-        return np.asarray(self.differences[score] @ fit_head(x, l2=factor * default))
+        head = fit_head(self.differences[learn], l2=self._factor * self.differences.shape[1])
+        return np.asarray(self.differences[score] @ head)
+
+    @cached_property
+    def _factor(self) -> float:
+        losses = dict.fromkeys(L2_FACTORS, 0.0)
+        for number in np.unique(self.folds):
+            held = self.folds == number
+            for factor in L2_FACTORS:
+                head = fit_head(self.differences[~held], l2=factor * self.differences.shape[1])
+                losses[factor] += float(np.logaddexp(0, -self.differences[held] @ head).sum())
+        return min(losses, key=losses.__getitem__)  # the strongest of equally good ones comes first
 
     def settings(self) -> dict[str, Any]:
         """See `Scorer`."""
@@ -96,10 +104,6 @@ class Heads:
     def settings_of(backbone: dict[str, Any]) -> dict[str, Any]:
         """The settings of heads on this backbone, before its features are computed."""
         return {"kind": "heads on frozen features", **backbone}
-
-
-def _loss(margins: FloatArray) -> float:
-    return float(np.logaddexp(0, -margins).mean())
 
 
 class Trainings:
@@ -149,6 +153,8 @@ def cross_fit(
 ) -> FloatArray:
     """Margins of P pairs, (P,), each from a model of the other folds; above 0 where it agrees with the label.
 
+    They are put in one unit (`in_one_unit`).
+
     Args:
         pairs: with the labels that are doubted.
         scorer: the models.
@@ -177,7 +183,18 @@ def cross_fit(
                 np.save(file, margins, allow_pickle=False)
         found[score] = np.load(place, allow_pickle=False)
     report(len(numbers), len(numbers), "folds")
-    return found
+    return in_one_unit(found, folds)
+
+
+def in_one_unit(margins: FloatArray, folds: IntArray) -> FloatArray:
+    """Margins of P pairs, (P,), with the same root mean square in every fold, which is that over all.
+
+    Each fold has a model of its own, and one whose margins are larger for no better reason would look confidently
+    wrong. No label enters: a mean square is the same whichever side was chosen.
+    """
+    size = np.sqrt(np.mean(margins**2))
+    own = np.sqrt(np.bincount(folds, margins**2) / np.maximum(np.bincount(folds), 1))
+    return np.asarray(margins * size / np.where(own > 0, own, 1.0)[folds])
 
 
 def claim(folder: Path, pairs: Sequence[PreferencePair], folds: IntArray, settings: dict[str, Any]) -> None:
