@@ -46,7 +46,7 @@ from rmcore.evaluation.uncertainty import t_interval
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.noise.crossfit import Heads, Trainings, cross_fit, deal_folds, in_one_unit
 from rmcore.noise.ledger import FALSE_SHARE
-from rmcore.noise.rate import called, fit_labels, flipped
+from rmcore.noise.rate import LabelModel, called, fit_labels, flipped
 
 RATES = (0.0, 0.05, 0.1, 0.25)
 PROMPTS, PAIRS_A_PROMPT = {"train": 400, "test": 137}, {"train": 4, "test": 3}
@@ -68,8 +68,7 @@ def gold_truth(pairs: Sequence[PreferencePair]) -> tuple[BoolArray, FloatArray]:
 def judged(margins: FloatArray, prompts: Sequence[str], turned: BoolArray, own: float) -> dict[str, Any]:
     """What the ledger says, against the truth; `own` is the rate that the labels have before any was turned."""
     model = fit_labels(margins, prompts)
-    posterior = flipped(margins, model.scale, model.rate.value)
-    wrong = called(posterior, FALSE_SHARE) & model.is_shown
+    wrong = called_wrong(margins, model)
     planted = float(turned.mean())
     truth = planted + own - 2 * planted * own
     found: dict[str, Any] = {
@@ -91,6 +90,12 @@ def judged(margins: FloatArray, prompts: Sequence[str], turned: BoolArray, own: 
             "cleanlab_right": int((issues & ~turned).sum()),
         }
     return found
+
+
+def called_wrong(margins: FloatArray, model: LabelModel) -> BoolArray:
+    """Labels that are called, as the ledger does."""
+    cautious = flipped(margins, model.scale_at_low, model.rate.low)
+    return called(cautious, FALSE_SHARE) & (cautious > 0)
 
 
 def cleanlab_issues(margins: FloatArray) -> BoolArray | None:
@@ -158,7 +163,7 @@ class Alpaca:
         found = judged(margins, prompts, turned, self.own)
         model = fit_labels(margins, prompts)
         posterior = flipped(margins, model.scale, model.rate.value)
-        wrong = called(posterior, FALSE_SHARE) & model.is_shown
+        wrong = called_wrong(margins, model)
         every = np.ones(len(pairs))
         arms = {
             "as it is": (x, every),

@@ -63,10 +63,10 @@ def near_copies(pairs: Sequence[PreferencePair], folds: IntArray, *, report: Rep
     found = np.zeros(len(pairs), dtype=bool)
     for fold in np.unique(folds):
         places: dict[str, list[int]] = defaultdict(list)
-        for place in np.flatnonzero(folds == fold):
-            places[normalized_prompt(pairs[place].prompt)].append(int(place))
+        for place in np.flatnonzero(folds == fold).tolist():
+            places[normalized_prompt(pairs[place].prompt)].append(place)
         questions = [Question(pairs[same[0]].pair_id, pairs[same[0]].prompt, (), 0, "", "") for same in places.values()]
-        others = [pairs[place] for place in np.flatnonzero(folds != fold)]
+        others = [pairs[place] for place in np.flatnonzero(folds != fold).tolist()]
         seen = find_overlap(others, questions, report=labelled(report, "comparing prompts across folds")).seen
         for same, is_seen in zip(places.values(), seen, strict=True):
             found[same] = is_seen

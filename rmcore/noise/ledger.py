@@ -5,6 +5,7 @@
 | pair_id, prompt_id, source, annotator | which pair, and whose |
 | fold, margin | the fold that the pair was scored in, and the margin: below 0 the model prefers the rejected answer |
 | posterior | probability that the label was turned round (`rmcore.noise.rate`) |
+| cautious | the same under the lower ends of the rates' intervals: what calls are made by |
 | called | among the labels called wrong |
 | close_call | the model gives neither answer more than 60 %: no order is learned from the other labels |
 | contradicted, in_cycle, repeated, near_copy | what the file itself says (`rmcore.noise.contradictions`) |
@@ -106,7 +107,8 @@ def examine(
     """Fit the model of labels, and note what each label is worth.
 
     A pair's posterior is under the rate of its annotator where several are named, else of its source, else of all.
-    Nothing is called wrong where the overall rate is not shown to be above 0.
+    Labels are called by the posterior under the lower end of that rate's interval, so nothing is called wrong where the
+    rate is not shown to be above 0, over all pairs or in a group.
 
     Args:
         pairs: P of them.
@@ -126,9 +128,11 @@ def examine(
     }
     rates = {kind: group_rates(margins, prompts, names, model) for kind, names in named.items() if len(set(names)) > 1}
     each: FloatArray | float = model.rate.value
+    least: FloatArray | float = model.rate.low
     for kind, by_name in rates.items():  # the annotator comes last, and counts where there are several
         each = np.array([by_name[name].value for name in named[kind]])
-    posterior = flipped(margins, model.scale, each)
+        least = np.array([by_name[name].low if model.is_shown else 0.0 for name in named[kind]])
+    cautious = flipped(margins, model.scale_at_low, least)
     texts = couples(pairs)
     table = pd.DataFrame(
         {
@@ -137,8 +141,9 @@ def examine(
             **named,
             "fold": folds,
             "margin": margins,
-            "posterior": posterior,
-            "called": called(posterior, false_share) & model.is_shown,
+            "posterior": flipped(margins, model.scale, each),
+            "cautious": cautious,
+            "called": called(cautious, false_share) & (cautious > 0),
             "close_call": np.abs(model.scale * margins) < logit(CLOSE),
             "contradicted": contradicted(texts),
             "in_cycle": in_cycles(texts),

@@ -57,11 +57,13 @@ class LabelModel:
     Attributes:
         scale: a, per logit of margin.
         rate: eps, over all pairs.
+        scale_at_low: a, where eps is at the lower end of its interval.
         design_effect: by what factor pairs of a prompt say less than as many independent ones.
     """
 
     scale: float
     rate: Rate
+    scale_at_low: float
     design_effect: float
 
     @property
@@ -100,7 +102,7 @@ def fit_labels(margins: npt.ArrayLike, prompts: Sequence[str]) -> LabelModel:
     bound = stdtrit(num_prompts - 1, 0.975) ** 2 * design / 2
     inside = np.flatnonzero(profile >= profile[at] - bound)
     rate = Rate(float(RATES[at]), float(RATES[inside[0]]), float(RATES[inside[-1]]), len(m), num_prompts)
-    return LabelModel(scale, rate, design)
+    return LabelModel(scale, rate, float(SCALES[best[inside[0]]] / size), design)
 
 
 def called(posterior: npt.ArrayLike, false_share: float) -> BoolArray:
@@ -110,7 +112,8 @@ def called(posterior: npt.ArrayLike, false_share: float) -> BoolArray:
     `false_share`: the posterior expected share of false discoveries.
 
     Args:
-        posterior: (P,) probability that a label is wrong.
+        posterior: (P,) probability that a label is wrong. To be on the safe side it is that under the lower end of the
+            rate's interval: then none is called where the rate is not shown to be above 0.
         false_share: between 0 and 1.
 
     Source:
