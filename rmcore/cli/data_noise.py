@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from rmcore.cli.common import setting
+from rmcore.cli.help import common
 from rmcore.cli.inputs import Device, PairReading, named_model
 from rmcore.cli.options import options
 from rmcore.config.model import TINY_SIZES, ModelConfig
@@ -27,9 +28,12 @@ TRAINING = {
 """How a model without pretrained weights is trained on each fold: as the presets train it, for three epochs."""
 SHOWN, SHOWN_CHARS, SHOWN_GROUPS = 5, 100, 12
 FOLDS_FOLDER = "folds"
+MOST = 0.45
+"""An interval from 0 to above this says nothing."""
 
 
 @options()
+@common("model", "out", "folds", "false_share", "review", "apply", "to", "max_seq_len")
 def noise(
     data: Annotated[str, typer.Argument(help="Preference pairs: a file, a datasets folder or a hub name.")],
     model: Annotated[
