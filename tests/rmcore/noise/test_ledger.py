@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from rmcore.config.data import DataConfig, GoldConfig
+from rmcore.config.data import GoldConfig
 from rmcore.data.gold.world import generate_pairs
 from rmcore.data.observation import WEIGHT
 from rmcore.data.pair import PreferencePair
@@ -93,7 +93,6 @@ def test_weights_are_read_back_as_such_and_multiply_with_those_that_are_there(no
     by_id = {one.observation_id: one.weight for one in loaded.observations}
     expected = dict(zip(noisy.table["pair_id"], 1 - noisy.posterior, strict=True))
     assert by_id == pytest.approx({name: max(0.01, weight) for name, weight in expected.items()}, abs=1e-5)
-    assert DataConfig(source=str(out), weight_column=WEIGHT).weight_column == WEIGHT
     twice = [
         PreferencePair(p.prompt, p.chosen, p.rejected, metadata={**p.metadata, WEIGHT: 2.0}, pair_id=p.pair_id)
         for p in noisy.pairs
