@@ -28,8 +28,6 @@ TRAINING = {
 """How a model without pretrained weights is trained on each fold: as the presets train it, for three epochs."""
 SHOWN, SHOWN_CHARS, SHOWN_GROUPS = 5, 100, 12
 FOLDS_FOLDER = "folds"
-MOST = 0.45
-"""An interval from 0 to above this says nothing."""
 
 
 @options()
@@ -133,6 +131,8 @@ def noise(
 
 
 def _print(ledger: "Ledger", data: str) -> None:
+    import numpy as np
+
     from rmcore.data.pair import prompt_text
 
     record, rate = ledger.record(), ledger.model.rate
@@ -142,7 +142,9 @@ def _print(ledger: "Ledger", data: str) -> None:
     )
     print(f"{record['model_agrees']:.1%} of the labels")
     print(f"{'wrong labels':<32}{_interval(rate)}")
-    if not ledger.model.is_shown:
+    if ledger.model.says_nothing:
+        print("    no rate can be told: models of other prompts know too little of these labels, or pairs are too few")
+    elif not ledger.model.is_shown:
         print(
             "    not shown to be above 0, so no label is called wrong; the ledger has the order of doubt all the same"
         )
@@ -161,7 +163,8 @@ def _print(ledger: "Ledger", data: str) -> None:
     print("most doubtful:")
     for place in ledger.doubtful()[:SHOWN]:
         pair, row = ledger.pairs[place], ledger.table.iloc[place]
-        print(f"  {pair.pair_id}  posterior {row['posterior']:.2f}, margin {row['margin']:+.2f}")
+        posterior = "unknown" if np.isnan(row["posterior"]) else f"{row['posterior']:.2f}"
+        print(f"  {pair.pair_id}  posterior {posterior}, margin {row['margin']:+.2f}")
         for name, text in (("prompt", prompt_text(pair.prompt)), ("chosen", pair.chosen), ("rejected", pair.rejected)):
             print(f"    {name:<9}{_short(text)}")
 

@@ -1,4 +1,4 @@
-"""What the labels of a file say against one another, whatever a model makes of them.
+"""Contradictions among the labels of a file, whatever a model makes of them.
 
 Texts count as the same where they are equal but for case and white space, as in `rmcore.data.audit`.
 """

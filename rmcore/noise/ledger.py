@@ -4,7 +4,7 @@
 | --- | --- |
 | pair_id, prompt_id, source, annotator | which pair, and whose |
 | fold, margin | the fold that the pair was scored in, and the margin: below 0 the model prefers the rejected answer |
-| posterior | probability that the label was turned round (`rmcore.noise.rate`) |
+| posterior | probability that the label was turned round (`rmcore.noise.rate`); missing where no rate can be told |
 | cautious | the same under the lower ends of the rates' intervals: what calls are made by |
 | called | among the labels called wrong |
 | close_call | the model gives neither answer more than 60 %: no order is learned from the other labels |
@@ -36,7 +36,7 @@ FLAGS = ("called", "close_call", "contradicted", "in_cycle", "repeated", "near_c
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ledger:
-    """What is known of the labels of P pairs.
+    """Labels of P pairs with what is known of them.
 
     Attributes:
         pairs: as they were read.
@@ -63,8 +63,8 @@ class Ledger:
         A review rights a label with the posterior's probability. Of two labels that contradict one another one is
         wrong, whatever the model says, so theirs counts as at least one half.
         """
-        worth = np.maximum(self.posterior, 0.5 * self.table["contradicted"].to_numpy())
-        return np.argsort(-worth, kind="stable")
+        worth = np.maximum(np.nan_to_num(self.posterior), 0.5 * self.table["contradicted"].to_numpy())
+        return np.lexsort((self.table["margin"], -worth))
 
     def for_review(self, count: int) -> list[PreferencePair]:
         """Up to `count` pairs whose review pays most; of pairs with the same two answers only one."""
@@ -91,7 +91,7 @@ class Ledger:
             "scale": self.model.scale,
             "design_effect": self.model.design_effect,
             "false_share": self.false_share,
-            "expected_wrong": float(self.posterior.sum()),
+            "expected_wrong": None if self.model.says_nothing else float(self.posterior.sum()),
             "flags": {name: int(self.table[name].sum()) for name in FLAGS},
         }
 
@@ -107,6 +107,7 @@ def examine(
     """Fit the model of labels, and note what each label is worth.
 
     A pair's posterior is under the rate of its annotator where several are named, else of its source, else of all.
+    Where every rate fits about as well there is no posterior, and no rate of groups.
     Labels are called by the posterior under the lower end of that rate's interval, so nothing is called wrong where the
     rate is not shown to be above 0, over all pairs or in a group.
 
@@ -141,7 +142,7 @@ def examine(
             **named,
             "fold": folds,
             "margin": margins,
-            "posterior": flipped(margins, model.scale, each),
+            "posterior": np.nan if model.says_nothing else flipped(margins, model.scale, each),
             "cautious": cautious,
             "called": called(cautious, false_share) & (cautious > 0),
             "close_call": np.abs(model.scale * margins) < logit(CLOSE),

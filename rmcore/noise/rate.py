@@ -33,6 +33,8 @@ SCALES: FloatArray = np.geomspace(0.02, 50, 60)
 """(A,) scales that are tried, in units of 1 / (root mean square of the margins): from "knows nothing" to a step."""
 CONCENTRATIONS = (2.0, 5.0, 15.0, 50.0, 150.0, 500.0)
 """How much alike groups are, from as they like to all the same; which one it is is inferred."""
+ANY_RATE = 0.45
+"""An interval from 0 to above this says nothing."""
 TINY = 1e-300
 FEWEST_PAIRS = 50
 """Fewer pairs say nothing of a rate: with none wrong of 50, one in 14 may be."""
@@ -65,6 +67,11 @@ class LabelModel:
     rate: Rate
     scale_at_low: float
     design_effect: float
+
+    @property
+    def says_nothing(self) -> bool:
+        """Whether every rate fits the labels about as well, from 0 to nearly one half."""
+        return self.rate.low == 0 and self.rate.high >= ANY_RATE
 
     @property
     def is_shown(self) -> bool:

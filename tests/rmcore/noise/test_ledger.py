@@ -56,6 +56,16 @@ def test_a_review_has_each_couple_of_answers_once(noisy):
     assert found.record()["flags"]["contradicted"] == 2
 
 
+def test_where_no_rate_can_be_told_there_is_no_posterior_and_an_order_by_margins(noisy):
+    margins = np.random.default_rng(0).normal(size=len(noisy.pairs))
+    found = examine(noisy.pairs, margins, noisy.table["fold"].to_numpy())
+    assert found.model.says_nothing
+    assert found.table["posterior"].isna().all()
+    assert not found.table["called"].any()
+    assert found.doubtful().tolist() == np.argsort(margins).tolist()
+    assert json.loads(json.dumps(found.record()))["by_source"] == {}
+
+
 def test_clean_labels_are_left_alone():
     clean_ledger = ledger_of(0.0)
     assert not clean_ledger.table["called"].any()
