@@ -127,7 +127,11 @@ def examine(
         "source": [str(pair.metadata.get("source") or NOBODY) for pair in pairs],
         "annotator": [annotator_of(pair.metadata) or NOBODY for pair in pairs],
     }
-    rates = {kind: group_rates(margins, prompts, names, model) for kind, names in named.items() if len(set(names)) > 1}
+    rates = {
+        kind: group_rates(margins, prompts, names, model)
+        for kind, names in named.items()
+        if len(set(names)) > 1 and not model.says_nothing
+    }
     each: FloatArray | float = model.rate.value
     least: FloatArray | float = model.rate.low
     for kind, by_name in rates.items():  # the annotator comes last, and counts where there are several
