@@ -8,6 +8,7 @@ from rmcore.cli import (
     benchmark,
     card,
     data,
+    data_noise,
     ensemble,
     explain,
     export,
@@ -38,6 +39,7 @@ app.command("card")(card.card)
 app.command("push")(push.push)
 app.command("serve")(serve.serve)
 app.command("publish")(serve.publish)
+data.app.command("noise")(data_noise.noise)
 app.add_typer(data.app, name="data")
 app.add_typer(active.app, name="active")
 app.add_typer(measure.readiness_app, name="readiness")

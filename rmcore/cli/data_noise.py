@@ -1,0 +1,179 @@
+"""`rm-opt data noise`: a ledger of doubtful labels, a sheet for their review, and a cleaned file."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from rmcore.cli.common import setting
+from rmcore.cli.help import common
+from rmcore.cli.inputs import Device, PairReading, named_model
+from rmcore.cli.options import options
+from rmcore.config.model import TINY_SIZES, ModelConfig
+from rmcore.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rmcore.noise.crossfit import Scorer
+    from rmcore.noise.ledger import Ledger
+    from rmcore.noise.rate import Rate
+
+TRAINING = {
+    "optimizer": "muon",
+    "lr": 2e-3,
+    "epochs": 3,
+    "pairs_per_step": 32,
+    "warmup_steps": 20,
+    "token_budget": 8192,
+}
+"""How a model without pretrained weights is trained on each fold: as the presets train it, for three epochs."""
+SHOWN, SHOWN_CHARS, SHOWN_GROUPS = 5, 100, 12
+FOLDS_FOLDER = "folds"
+
+
+@options()
+@common("model", "out", "folds", "false_share", "review", "apply", "to", "max_seq_len")
+def noise(
+    data: Annotated[str, typer.Argument(help="Preference pairs: a file, a datasets folder or a hub name.")],
+    model: Annotated[
+        str,
+        typer.Option(
+            "--model",
+            "-m",
+            help="Whose features heads are fitted on: minilm, or a folder or hub name of a model that was not trained "
+            f"on these pairs. {', '.join(TINY_SIZES)}: trained anew on each fold.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the ledger; an interrupted run goes on there.")],
+    reading: PairReading,
+    folds: Annotated[int, typer.Option(min=2, help="Parts of the prompts, each scored by a model of the others.")] = 5,
+    false_share: Annotated[
+        float,
+        typer.Option(min=0, max=1, help="Expected share of right labels among those that are called wrong."),
+    ] = 0.2,
+    review: Annotated[
+        int | None, typer.Option(min=1, help="Also write review.csv: so many pairs whose review pays most, blind.")
+    ] = None,
+    apply: Annotated[
+        Literal["drop", "flip", "weight"] | None,
+        typer.Option(help="Write --to with called labels dropped or flipped, or every pair weighted by its posterior."),
+    ] = None,
+    to: Annotated[Path | None, typer.Option(help="The new data file: .parquet or .jsonl.")] = None,
+    max_seq_len: Annotated[int, setting(ModelConfig, "max_seq_len")] = 512,
+    device: Device = "auto",
+    seed: Annotated[int, typer.Option(help="Deals the folds, seeds trainings and the review's coins.")] = 0,
+) -> None:
+    """Find labels that are probably wrong, say how many there are, and change nothing unless asked to.
+
+    Each pair is scored by a model of other prompts. Close calls become rarer as margins grow and mistakes do not: that
+    tells the rate of wrong labels, and for each label the posterior that it is one. Labels are called wrong only where
+    the rate is shown to be above 0. Beside that: contradictions, cycles, repeats, near copies of prompts across folds.
+
+    Writes ledger.parquet (a row a pair), noise.json, and what --review and --apply ask for.
+
+    Example: rm-opt data noise pairs.parquet --model minilm --out ledger --apply weight --to cleaned.parquet
+
+    Reviewed: rm-opt active ingest --labels ledger/review.csv --pool pairs.parquet --out reviewed.jsonl
+
+    Whether a cleaned file is better is for an experiment to say: docs/label-noise.md
+    """
+    from rmcore.active.fine_tuning import FullRetrainer
+    from rmcore.active.labels import write_proposal
+    from rmcore.config.train import TrainConfig
+    from rmcore.core.files import atomic_file, write_json
+    from rmcore.core.progress import progress_bar
+    from rmcore.data.table import check_target
+    from rmcore.ensembles.score import readable_pairs
+    from rmcore.models.loading import pick_device
+    from rmcore.models.reward_model import BradleyTerryRM
+    from rmcore.noise.cleaning import manifest_of, write_cleaned
+    from rmcore.noise.crossfit import Heads, Trainings, cross_fit, deal_folds
+    from rmcore.noise.ledger import examine
+
+    if (apply is None) != (to is None):
+        raise ConfigError(
+            "--apply drop|flip|weight and --to FILE go together: the file that was read is never changed."
+        )
+    sheet = out / "review.csv"
+    if review is not None and sheet.exists():
+        raise ConfigError(f"{sheet} is there already, and may hold labels; move it away first.")
+    if to is not None:
+        check_target(to, data, force=False)
+        if manifest_of(to).exists():
+            raise ConfigError(f"{manifest_of(to)} is there already, and says what was changed: name another --to.")
+    config = ModelConfig(name=model, max_seq_len=max_seq_len)
+    rm = BradleyTerryRM.new(config, seed=seed, device=pick_device(device))
+    pairs = readable_pairs(rm, reading.read(data))
+    dealt = deal_folds(pairs, folds, seed=seed)
+    place = out / FOLDS_FOLDER
+    with progress_bar("noise") as report:
+        scorer: Scorer
+        if model in TINY_SIZES:
+            train = TrainConfig.model_validate(TRAINING)
+            scorer = Trainings(pairs, FullRetrainer(config, train, device=device, seed=seed))
+        else:
+            backbone = {**named_model(model), "max_seq_len": max_seq_len, "seed_of_what_it_lacks": seed}
+            scorer = Heads.of(rm, pairs, dealt, backbone, folder=place, report=report)
+        margins = cross_fit(pairs, scorer, dealt, folder=place, report=report)
+        ledger = examine(pairs, margins, dealt, false_share=false_share, report=report)
+    with atomic_file(out / "ledger.parquet") as unfinished:
+        ledger.table.to_parquet(unfinished, index=False)
+    write_json(out / "noise.json", {"data": data, "seed": seed, "folds": folds, **scorer.settings(), **ledger.record()})
+    _print(ledger, data)
+    print(f"ledger      {out / 'ledger.parquet'}, {out / 'noise.json'}")
+    if review is not None:
+        chosen = ledger.for_review(review)
+        write_proposal(chosen, sheet, seed=seed)
+        print(f"review      {len(chosen)} pairs: {sheet}; fill in `preferred` with a or b, then")
+        print(f"            rm-opt active ingest --labels {sheet} --pool {data} --out reviewed.jsonl")
+    if apply is not None and to is not None:
+        changed = write_cleaned(ledger, apply, to)
+        print(f"{apply:<11} {changed} of {len(pairs)} pairs changed: {to}; each as it was: {manifest_of(to)}")
+
+
+def _print(ledger: "Ledger", data: str) -> None:
+    import numpy as np
+
+    from rmcore.data.pair import prompt_text
+
+    record, rate = ledger.record(), ledger.model.rate
+    flags = record["flags"]
+    print(
+        f"{data}: {rate.num_pairs:,} pairs of {rate.num_prompts:,} prompts; models of other prompts agree with ", end=""
+    )
+    print(f"{record['model_agrees']:.1%} of the labels")
+    print(f"{'wrong labels':<32}{_interval(rate)}")
+    if ledger.model.says_nothing:
+        print("    no rate can be told: models of other prompts know too little of these labels, or pairs are too few")
+    elif not ledger.model.is_shown:
+        print(
+            "    not shown to be above 0, so no label is called wrong; the ledger has the order of doubt all the same"
+        )
+    for kind, rates in ledger.rates.items():
+        worst = sorted(rates.items(), key=lambda item: -item[1].value)
+        for name, one in worst[:SHOWN_GROUPS]:
+            print(f"    {kind} {name[:24]:<24}{_interval(one)}  {one.num_pairs:,} pairs")
+        if len(worst) > SHOWN_GROUPS:
+            print(f"    {len(worst) - SHOWN_GROUPS} more in noise.json")
+    print(f"{'called wrong':<32}{flags['called']:>6,}  of which {ledger.false_share:.0%} are expected to be right")
+    print(f"{'close calls':<32}{flags['close_call']:>6,}  no order is learned from the other labels")
+    print(f"{'contradicted':<32}{flags['contradicted']:>6,}  the same two answers, preferred both ways")
+    print(f"{'in cycles':<32}{flags['in_cycle']:>6,}  of three answers or more of a prompt")
+    print(f"{'repeated':<32}{flags['repeated']:>6,}  the same pair with the same label")
+    print(f"{'near copies':<32}{flags['near_copy']:>6,}  prompts that resemble one of another fold")
+    print("most doubtful:")
+    for place in ledger.doubtful()[:SHOWN]:
+        pair, row = ledger.pairs[place], ledger.table.iloc[place]
+        posterior = "unknown" if np.isnan(row["posterior"]) else f"{row['posterior']:.2f}"
+        print(f"  {pair.pair_id}  posterior {posterior}, margin {row['margin']:+.2f}")
+        for name, text in (("prompt", prompt_text(pair.prompt)), ("chosen", pair.chosen), ("rejected", pair.rejected)):
+            print(f"    {name:<9}{_short(text)}")
+
+
+def _interval(rate: "Rate") -> str:
+    return f"{rate.value:>6.1%} [{rate.low:.1%}, {rate.high:.1%}]"
+
+
+def _short(text: str) -> str:
+    """One line of printable characters: a data file must not drive the terminal."""
+    line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
+    return line if len(line) <= SHOWN_CHARS else f"{line[:SHOWN_CHARS]}…"

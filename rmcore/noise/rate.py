@@ -1,0 +1,217 @@
+"""How many labels are wrong, and which: a model of labels given the margins of a reward model that never saw them.
+
+A label against a margin is either a close call or a mistake. Close calls become rarer as margins grow; mistakes do not:
+
+    P(label | margin m) = eps + (1 - 2 eps) sigma(a m)
+
+where eps is the share of labels turned round, and a says how much a unit of margin means. So eps is read off the labels
+that go against large margins, and from nowhere else: a model that is confidently wrong looks the same. What is
+estimated is the share of labels that contradict what is learned from the others, which is the share of wrong labels
+where the model's own errors become rarer as its margins grow. docs/label-noise.md shows where that holds.
+
+Source:
+    The likelihood is that of Rasch models with a guessing rate, and of "conservative DPO" (Mitchell 2023) with eps and
+    a estimated; the interval is the profile likelihood's, tempered by a design effect over prompts (Varin, Reid and
+    Firth 2011, An overview of composite likelihood methods, Statistica Sinica 21). A bootstrap is not used, because it
+    is inconsistent where the rate is 0, which is the case that matters most here (Andrews 2000, Econometrica 68).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import expit, stdtrit
+from scipy.stats import beta
+
+from rmcore.core.arrays import BoolArray, FloatArray, IntArray
+from rmcore.core.errors import DataError
+
+RATES: FloatArray = np.linspace(0, 0.495, 100)
+"""(E,) rates that are tried. At one half a label says nothing."""
+SCALES: FloatArray = np.geomspace(0.02, 50, 60)
+"""(A,) scales that are tried, in units of 1 / (root mean square of the margins): from "knows nothing" to a step."""
+CONCENTRATIONS = (2.0, 5.0, 15.0, 50.0, 150.0, 500.0)
+"""How much alike groups are, from as they like to all the same; which one it is is inferred."""
+ANY_RATE = 0.45
+"""An interval from 0 to above this says nothing."""
+TINY = 1e-300
+FEWEST_PAIRS = 50
+"""Fewer pairs say nothing of a rate: with none wrong of 50, one in 14 may be."""
+_CHUNK = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """A share of wrong labels with its 95 % interval, over `num_pairs` pairs of `num_prompts` prompts."""
+
+    value: float
+    low: float
+    high: float
+    num_pairs: int
+    num_prompts: int
+
+
+@dataclass(frozen=True, slots=True)
+class LabelModel:
+    """A fitted model of labels given margins.
+
+    Attributes:
+        scale: a, per logit of margin.
+        rate: eps, over all pairs.
+        scale_at_low: a, where eps is at the lower end of its interval.
+        design_effect: by what factor pairs of a prompt say less than as many independent ones.
+    """
+
+    scale: float
+    rate: Rate
+    scale_at_low: float
+    design_effect: float
+
+    @property
+    def says_nothing(self) -> bool:
+        """Whether every rate fits the labels about as well, from 0 to nearly one half."""
+        return self.rate.low == 0 and self.rate.high >= ANY_RATE
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the rate is shown to be above 0."""
+        return self.rate.low > 0
+
+
+def flipped(margins: FloatArray, scale: float, rates: FloatArray | float) -> FloatArray:
+    """Probability that a label was turned round, given its margin, (P,)."""
+    against = np.asarray(rates) * expit(-scale * margins)
+    return np.asarray(against / np.maximum(against + (1 - np.asarray(rates)) * expit(scale * margins), TINY))
+
+
+def fit_labels(margins: npt.ArrayLike, prompts: Sequence[str]) -> LabelModel:
+    """Fit the model by maximum likelihood on a grid, with an interval over prompts.
+
+    Args:
+        margins: (P,) of models that saw neither the pair's label nor another one of its prompt; above 0 where the model
+            agrees with the label.
+        prompts: (P,) which prompt each pair is of: pairs of one are not independent.
+
+    Raises:
+        DataError: fewer than `FEWEST_PAIRS` pairs, one prompt only, or a margin that is not finite.
+    """
+    m = np.asarray(margins, dtype=np.float64)
+    _, prompt = np.unique(np.asarray(prompts), return_inverse=True)
+    num_prompts = int(prompt.max(initial=-1)) + 1
+    _check(m, num_prompts)
+    size = float(np.sqrt(np.mean(m**2))) or 1.0
+    table = _table(m, SCALES / size)  # (A, E) log likelihood
+    profile, best = table.max(axis=0), table.argmax(axis=0)
+    at = int(profile.argmax())
+    scale = float(SCALES[best[at]] / size)
+    design = _design_effect(m, prompt, num_prompts, scale, float(RATES[at]))
+    bound = stdtrit(num_prompts - 1, 0.975) ** 2 * design / 2
+    inside = np.flatnonzero(profile >= profile[at] - bound)
+    rate = Rate(float(RATES[at]), float(RATES[inside[0]]), float(RATES[inside[-1]]), len(m), num_prompts)
+    return LabelModel(scale, rate, float(SCALES[best[inside[0]]] / size), design)
+
+
+def called(posterior: npt.ArrayLike, false_share: float) -> BoolArray:
+    """Call the largest set of labels wrong of which, by the posterior, at most `false_share` are right, (P,).
+
+    Labels are taken in the order of their posterior while the mean of (1 - posterior) over those taken is at most
+    `false_share`: the posterior expected share of false discoveries.
+
+    Args:
+        posterior: (P,) probability that a label is wrong. To be on the safe side it is that under the lower end of the
+            rate's interval: then none is called where the rate is not shown to be above 0.
+        false_share: between 0 and 1.
+
+    Source:
+        Müller, Parmigiani and Rice 2006, FDR and Bayesian multiple comparisons rules.
+    """
+    wrong = np.asarray(posterior, dtype=np.float64)
+    order = np.argsort(-wrong, kind="stable")
+    expected = np.cumsum(1 - wrong[order]) / np.arange(1, len(order) + 1)
+    taken = int((expected <= false_share).sum())  # `expected` ascends
+    found = np.zeros(len(wrong), dtype=bool)
+    found[order[:taken]] = True
+    return found
+
+
+def _check(m: FloatArray, num_prompts: int) -> None:
+    broken = int((~np.isfinite(m)).sum())
+    if broken or len(m) < FEWEST_PAIRS or num_prompts < 2:
+        raise DataError(
+            f"{len(m)} margins of {num_prompts} prompts, {broken} of them not finite: the rate of wrong labels needs "
+            f"at least {FEWEST_PAIRS} pairs of several prompts, and finite margins. Pass more pairs, or look for a "
+            "training that diverged."
+        )
+
+
+def _table(m: FloatArray, scales: FloatArray) -> FloatArray:
+    """Log likelihood of all labels for each scale and rate, (A, E)."""
+    found = np.zeros((len(scales), len(RATES)))
+    for start in range(0, len(m), _CHUNK):
+        for row, scale in enumerate(scales):
+            found[row] += _by_rate(m[start : start + _CHUNK], float(scale)).sum(axis=0)
+    return found
+
+
+def _by_rate(m: FloatArray, scale: float) -> FloatArray:
+    """Log likelihood of each label for each rate, (P, E)."""
+    agrees = expit(scale * m)[:, None]  # (P, 1)
+    return np.asarray(np.log(np.maximum(RATES + (1 - 2 * RATES) * agrees, TINY)))
+
+
+def _design_effect(m: FloatArray, prompt: IntArray, num_prompts: int, scale: float, rate: float) -> float:
+    """Variance of the rate over prompts, relative to that over pairs (sandwich estimators); at least 1."""
+    agrees = expit(scale * m)
+    chance = np.maximum(rate + (1 - 2 * rate) * agrees, TINY)
+    scores = np.stack([(1 - 2 * rate) * agrees * (1 - agrees) * scale * m, 1 - 2 * agrees]) / chance  # (2, P)
+    together = np.stack([np.bincount(prompt, one, num_prompts) for one in scores])  # (2, C)
+    inverse = np.linalg.pinv(scores @ scores.T)
+    over_prompts = inverse @ (together @ together.T) @ inverse * num_prompts / (num_prompts - 1)
+    return max(1.0, float(over_prompts[1, 1] / inverse[1, 1])) if inverse[1, 1] > 0 else 1.0
+
+
+def group_rates(
+    margins: npt.ArrayLike, prompts: Sequence[str], groups: Sequence[str], model: LabelModel
+) -> dict[str, Rate]:
+    """Estimate the rate of each group, such as a source or an annotator: each drawn towards the others.
+
+    Twice the rate of a group is Beta distributed around a common mean. Mean and concentration are integrated out on a
+    grid, under flat priors of the mean and of the logarithm of the concentration; the scale is that of all pairs. The
+    value is the posterior mean, the interval its central 95 %.
+
+    Args:
+        margins: (P,) as for `fit_labels`.
+        prompts: (P,)
+        groups: (P,) which group each pair is of.
+        model: of all pairs.
+    """
+    m, prompt = np.asarray(margins, dtype=np.float64), np.asarray(prompts)
+    names, group = np.unique(np.asarray(groups), return_inverse=True)
+    likelihood = np.zeros((len(names), len(RATES)))
+    for start in range(0, len(m), _CHUNK):
+        part = slice(start, start + _CHUNK)
+        np.add.at(likelihood, group[part], _by_rate(m[part], model.scale) / model.design_effect)
+    likelihood = np.exp(likelihood - likelihood.max(axis=1, keepdims=True))  # (G, E)
+    width = RATES[1] - RATES[0]
+    edges = np.clip(2 * np.append(RATES - width / 2, 0.5), 0, 1)
+    means = np.clip(2 * RATES[1::3], 1e-3, 1 - 1e-3)[:, None]  # (M, 1)
+    shares, weights = [], []
+    for concentration in CONCENTRATIONS:
+        cells = np.diff(beta.cdf(edges, means * concentration, (1 - means) * concentration), axis=1)  # (M, E)
+        evidence = np.maximum(likelihood @ cells.T, TINY)  # (G, M)
+        weights.append(np.log(evidence).sum(axis=0))
+        shares.append((evidence, cells))
+    hyper = np.exp(np.stack(weights) - np.max(weights))  # (K, M)
+    hyper /= hyper.sum()
+    mixed = np.zeros_like(likelihood)
+    for (evidence, cells), weight in zip(shares, hyper, strict=True):
+        mixed += likelihood * ((weight / evidence) @ cells)
+    summed = mixed.cumsum(axis=1)
+    found = {}
+    for place, name in enumerate(names):
+        own = group == place
+        low, high = (RATES[min(int((summed[place] < tail).sum()), len(RATES) - 1)] for tail in (0.025, 0.975))
+        value = float(mixed[place] @ RATES / mixed[place].sum())
+        found[str(name)] = Rate(value, float(low), float(high), int(own.sum()), len(np.unique(prompt[own])))
+    return found

@@ -1,0 +1,83 @@
+"""`rm-opt data noise` from a file of pairs to ledger, review sheet and cleaned file."""
+
+import csv
+import json
+
+import pandas as pd
+import pytest
+
+from rmcore.cli import app
+from rmcore.cli.common import guard
+from rmcore.config.data import GoldConfig
+from rmcore.data.gold.world import generate_pairs
+from rmcore.data.readers.sources import load_pairs
+from rmcore.data.table import read_pairs, write_pairs
+
+pytestmark = pytest.mark.slow
+
+
+def run(*arguments):
+    return guard(lambda: app([str(argument) for argument in arguments], standalone_mode=False))
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    place = tmp_path_factory.mktemp("noise") / "pairs.parquet"
+    write_pairs(generate_pairs(GoldConfig(num_prompts=40, pairs_per_prompt=2), 3).pairs, place)
+    return place
+
+
+def test_a_ledger_a_review_and_a_cleaned_file(pairs, tiny_folder, tmp_path, capsys):
+    out, before = tmp_path / "ledger", pairs.read_bytes()
+    asked = ("data", "noise", pairs, "--model", tiny_folder, "--folds", 2, "--out", out)
+    to = ("--apply", "drop", "--to", tmp_path / "cleaned.parquet")
+    assert run(*asked, "--review", 6, *to) == 0
+    said = capsys.readouterr().out
+    assert "80 pairs of 40 prompts" in said
+    assert "most doubtful:" in said
+    table, record = pd.read_parquet(out / "ledger.parquet"), json.loads((out / "noise.json").read_text())
+    known = {pair.pair_id: pair for pair in read_pairs(pairs)}
+    assert set(table["pair_id"]) == known.keys()
+    assert record["flags"]["called"] == table["called"].sum()
+    assert len(load_pairs(str(tmp_path / "cleaned.parquet")).pairs) == 80 - table["called"].sum()
+    assert pairs.read_bytes() == before
+
+    sheet = out / "review.csv"
+    with sheet.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 6
+    with sheet.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows([row | {"preferred": "a"} for row in rows])
+    reviewed = tmp_path / "reviewed.jsonl"
+    assert run("active", "ingest", "--labels", sheet, "--pool", pairs, "--out", reviewed) == 0
+    assert {pair.pair_id: pair.chosen for pair in load_pairs(str(reviewed)).pairs} == {
+        row["pair_id"]: row["response_a"] for row in rows
+    }
+
+    folds = {place: place.stat().st_mtime_ns for place in (out / "folds").iterdir()}
+    assert run(*asked) == 0
+    assert {place: place.stat().st_mtime_ns for place in (out / "folds").iterdir()} == folds
+    pd.testing.assert_frame_equal(pd.read_parquet(out / "ledger.parquet"), table)
+
+
+def test_what_cannot_be_is_refused_before_anything_is_computed(pairs, tmp_path, capsys):
+    asked = ("data", "noise", pairs, "--model", "tiny", "--out", tmp_path / "ledger")
+    assert run(*asked, "--apply", "flip") == 2
+    assert "--apply drop|flip|weight and --to FILE go together" in capsys.readouterr().err
+    assert run(*asked, "--apply", "flip", "--to", pairs) == 2
+    assert "is the source itself" in capsys.readouterr().err
+    (tmp_path / "ledger").mkdir()
+    (tmp_path / "ledger" / "review.csv").write_text("pair_id\n")
+    assert run(*asked, "--review", 3) == 2
+    assert "may hold labels" in capsys.readouterr().err
+    assert not (tmp_path / "ledger" / "folds").exists()
+
+
+def test_a_model_without_pretrained_weights_is_trained_on_each_fold(pairs, tmp_path, capsys):
+    out = tmp_path / "ledger"
+    assert run("data", "noise", pairs, "--model", "tiny-small", "--folds", 2, "--max-seq-len", 96, "--out", out) == 0
+    record = json.loads((out / "noise.json").read_text())
+    assert record["kind"] == "full trainings"
+    assert sorted(place.name for place in (out / "folds").glob("fold_*")) == ["fold_0.npy", "fold_1.npy"]

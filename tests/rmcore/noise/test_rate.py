@@ -1,0 +1,116 @@
+"""The model of labels: its rate and interval, the posterior, and what is called, against simulated truth."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.special import expit
+
+from rmcore.core.errors import DataError
+from rmcore.noise.rate import called, fit_labels, flipped, group_rates
+
+
+def drawn(seed, rate, num_prompts=150, pairs_of=4, error=0.0):
+    """Margins in favour of labels of which some are turned; rewards of a prompt's pairs share a part of the error."""
+    rng = np.random.default_rng(seed)
+    prompts = np.repeat(np.arange(num_prompts), pairs_of)
+    truth = rng.normal(0, 2.5, len(prompts))
+    turned = rng.random(len(prompts)) < rate
+    first = (rng.random(len(prompts)) < expit(truth)) != turned
+    seen = truth + error * (rng.normal(size=len(prompts)) + rng.normal(size=num_prompts)[prompts]) / np.sqrt(2)
+    return np.where(first, seen, -seen), prompts.astype(str), turned
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1, 0.25])
+def test_the_interval_has_the_true_rate_as_often_as_it_says_and_clean_labels_are_not_called(rate):
+    draws = 24
+    covered = clean_calls = 0
+    for seed in range(draws):
+        margins, prompts, _ = drawn(seed, rate)
+        model = fit_labels(margins, prompts)
+        covered += model.rate.low <= rate <= model.rate.high
+        assert model.rate.low <= model.rate.value <= model.rate.high
+        clean_calls += model.is_shown
+    assert covered >= draws - 4  # of 24 intervals that hold with 0.95 four or fewer fail with probability 0.994
+    if rate == 0:
+        assert clean_calls <= 3
+
+
+def test_the_posterior_is_calibrated():
+    margins, prompts, turned = drawn(3, 0.15, num_prompts=2000)
+    model = fit_labels(margins, prompts)
+    posterior = flipped(margins, model.scale, model.rate.value)
+    for low, high in ((0, 0.1), (0.1, 0.4), (0.4, 0.8), (0.8, 1.01)):
+        inside = (posterior >= low) & (posterior < high)
+        spread = np.sqrt(0.25 / inside.sum())
+        assert inside.sum() > 50
+        assert abs(posterior[inside].mean() - turned[inside].mean()) < 0.03 + 2 * spread
+
+
+def test_what_is_called_has_about_the_stated_share_of_right_labels():
+    margins, prompts, turned = drawn(5, 0.2, num_prompts=2000)
+    model = fit_labels(margins, prompts)
+    wrong = called(flipped(margins, model.scale, model.rate.value), 0.2)
+    careful = called(flipped(margins, model.scale_at_low, model.rate.low), 0.2)
+    assert wrong.sum() > careful.sum() > 200
+    assert (~turned[wrong]).mean() == pytest.approx(0.2, abs=0.08)
+    assert (~turned[careful]).mean() < 0.22
+
+
+def test_a_model_that_knows_nothing_shows_no_rate():
+    rng = np.random.default_rng(0)
+    model = fit_labels(rng.normal(size=600), np.arange(600).astype(str))
+    assert model.rate.low == 0
+    assert not model.is_shown
+
+
+def test_the_unit_of_margins_changes_nothing():
+    margins, prompts, _ = drawn(1, 0.1)
+    model, other = fit_labels(margins, prompts), fit_labels(40 * margins, prompts)
+    assert model.rate == other.rate
+    np.testing.assert_allclose(
+        flipped(margins, model.scale, 0.1), flipped(40 * margins, other.scale, 0.1), rtol=1e-6, atol=1e-12
+    )
+
+
+def test_pairs_that_are_copies_of_one_another_do_not_make_it_surer():
+    margins, prompts, _ = drawn(2, 0.1, num_prompts=300, pairs_of=1)
+    once, four = fit_labels(margins, prompts), fit_labels(np.repeat(margins, 4), np.repeat(prompts, 4))
+    assert four.design_effect == pytest.approx(4 * once.design_effect, rel=0.1)
+    assert four.rate.high - four.rate.low == pytest.approx(once.rate.high - once.rate.low, abs=0.02)
+
+
+def test_a_careless_annotator_stands_out_and_few_labels_are_drawn_to_the_others():
+    margins, prompts, _ = drawn(7, 0.02, num_prompts=600)
+    bad, bad_prompts, _ = drawn(8, 0.35, num_prompts=100)
+    every, where = np.concatenate([margins, bad]), np.concatenate([prompts, np.char.add("b", bad_prompts)])
+    names = [f"careful {place % 4}" for place in range(len(margins))] + ["careless"] * (len(bad) - 3)
+    names += ["hardly seen"] * 3
+    rates = group_rates(every, where, names, fit_labels(every, where))
+    careful = [rate for name, rate in rates.items() if name.startswith("careful")]
+    assert all(rates["careless"].low > rate.high for rate in careful)
+    assert rates["careless"].low <= 0.35 <= rates["careless"].high
+    assert rates["hardly seen"].num_pairs == 3
+    assert rates["hardly seen"].high - rates["hardly seen"].low > rates["careless"].high - rates["careless"].low
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=60), st.floats(0, 1))
+def test_the_called_are_the_most_doubtful_and_expected_to_keep_the_share(posterior, share):
+    posterior = np.array(posterior)
+    wrong = called(posterior, share)
+    if wrong.any():
+        assert (1 - posterior[wrong]).mean() <= share + 1e-9
+        assert posterior[wrong].min() >= posterior[~wrong].max(initial=0)
+    if not wrong.all():
+        best = np.append(posterior[wrong], posterior[~wrong].max())
+        assert (1 - best).mean() > share - 1e-9
+
+
+@pytest.mark.parametrize(
+    ("margins", "prompts"),
+    [(np.ones(20), range(20)), (np.ones(80), [0] * 80), (np.append(np.ones(79), np.nan), range(80))],
+    ids=["few", "one prompt", "not finite"],
+)
+def test_what_no_rate_can_be_told_from_is_refused(margins, prompts):
+    with pytest.raises(DataError, match="needs at least 50 pairs of several prompts"):
+        fit_labels(margins, [str(one) for one in prompts])
