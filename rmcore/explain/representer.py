@@ -31,7 +31,7 @@ PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
 
 @dataclass(frozen=True)
 class Representers:
-    """What N training pairs put into the margins of T targets, under a head refitted on them.
+    """Terms of N training pairs in the margins of T targets, under a head refitted on those pairs.
 
     Attributes:
         effect: (T, N) logits; the term of each training pair in the target's margin. Positive: it speaks for the
