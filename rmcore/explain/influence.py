@@ -30,11 +30,7 @@ FEWEST_HELD_OUT = 20
 
 @dataclass(frozen=True)
 class Influences:
-<<<<<<< HEAD
-    """The change that N training pairs have made to the margins of T targets.
-=======
     """Effects of N training pairs on the margins of T targets.
->>>>>>> infl
 
     Attributes:
         effect: (T, N) logits; change of the target's margin that the presence of the training pair made, to first

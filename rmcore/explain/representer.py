@@ -31,11 +31,7 @@ PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
 
 @dataclass(frozen=True)
 class Representers:
-<<<<<<< HEAD
-    """The parts that N training pairs have in the margins of T targets, under a head refitted on them.
-=======
     """Terms of N training pairs in the margins of T targets, under a head refitted on those pairs.
->>>>>>> infl
 
     Attributes:
         effect: (T, N) logits; the term of each training pair in the target's margin. Positive: it speaks for the
