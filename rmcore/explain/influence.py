@@ -11,14 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import DataError
 from rmcore.core.progress import Report, silent
 from rmcore.data.pair import PreferencePair
 from rmcore.explain.linearized import MarginLoss, choose_damping, left_out_together, resolvent
-from rmcore.landscape.margin_gram import margin_gram
+from rmcore.explain.sketch import sketched_gram
 from rmcore.landscape.operators import LossGaussNewton
 from rmcore.landscape.parameters import ParameterSubset
 from rmcore.models.batching import pad_pairs
@@ -106,13 +105,13 @@ def influences(
         held_out: pairs it was not trained on, by which the damping is chosen; validation pairs will do.
         parameters: what the model is linearised in; all are the parameters that training changed.
         label_smoothing: eps of the training's loss; its beta is the model's.
-        memory_bytes: see `rmcore.landscape.margin_gram.margin_gram`; None takes half of what is free.
+        memory_bytes: see `rmcore.explain.sketch.sketched_gram`; None takes half of what is free.
         report: called after each gradient.
 
     Raises:
         DataError: there is no training pair or target, too few held-out pairs, or a pair cannot be read.
         CurvatureError: a margin or gradient is not finite, no training pair has a gradient, or the memory does not
-            hold two of them.
+            hold their sketches.
         ModelError, ConfigError: see `rmcore.landscape.operators.PairCurvature`.
 
     Example:
@@ -128,8 +127,8 @@ def influences(
     pairs = rm.renderer.tokenize_pairs([*train, *held_out, *targets])
     rows = [pad_pairs([pair], pad_id=rm.pad_id) for pair in pairs]
     operator = LossGaussNewton(rm, rows, parameters=parameters)
-    gram = margin_gram(operator, memory_bytes=memory_bytes, report=report)
-    products = torch.stack([*gram.blocks.values()]).sum(0).numpy()
+    gram = sketched_gram(operator, memory_bytes=memory_bytes, report=report)
+    products = gram.products.numpy()
     margins = gram.margins.numpy()
     own, held = slice(len(train)), slice(len(train), len(train) + len(held_out))
     others = slice(len(train) + len(held_out), None)
