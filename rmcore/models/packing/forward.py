@@ -102,8 +102,10 @@ def find_packing(model: nn.Module, *, longest_side: int, precision: str, pad_id:
     _refuse_windows(config, longest_side, causal=packing.causal)
     _refuse_recurrence(plain, config)
     _refuse_moving_positions(config, longest_side)
-    if device.type == "cuda" and precision != "bf16":
-        raise ModelError("on a GPU the packed attention kernel computes in bf16 only (train.precision=bf16)")
+    if device.type == "cuda" and precision != "bf16" and plain.dtype != torch.bfloat16:
+        raise ModelError(
+            "on a GPU the packed attention kernel computes in bf16 only (train.precision=bf16, or --dtype bfloat16)"
+        )
     if before not in ("sdpa", ATTENTION):
         raise ModelError(f"its attention is {before}, not sdpa")
     plain.set_attn_implementation(ATTENTION)
