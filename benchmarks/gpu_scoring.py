@@ -1,8 +1,9 @@
-"""Rows a second of the batched scorer, packed and padded, in bf16 (autocast) and in float32.
+"""Rows a second of the batched scorer, packed and padded, in float32, in bf16 by autocast, and with bf16 weights.
 
 MFU = 2 W t r / peak with the W weights of the layers' matrices, t tokens computed a row, r rows a second (attention
 left out: below 3 % at these lengths). The rewards of every form are compared with those of padded float32: largest
-difference, and that over the standard deviation of the rewards. Against vLLM where it can be imported.
+difference, and that over the standard deviation of the rewards. `held_gib` are the weights, `peak_gib` all that was
+allocated at once. Against vLLM where it can be imported.
 """
 
 import time
@@ -17,7 +18,7 @@ from throughput_sides import Cell, make_rm, model_config
 from train_throughput import PEAK_TFLOPS, draw, num_matrix_weights
 
 from rmcore.data.rendering import TokenizedSide
-from rmcore.models.precision import Precision
+from rmcore.models.precision import Precision, round_backbone
 from rmcore.models.reward_model import SCORING_TOKEN_BUDGET, BradleyTerryRM
 
 BUDGETS = (SCORING_TOKEN_BUDGET, 65536)
@@ -40,6 +41,12 @@ def run(work: Work) -> None:
         ))
         for precision, packed, budget in forms
     ]  # fmt: skip
+    units += [
+        (f"packed, bf16 weights, batches of {budget} tokens", 8.0, partial(
+            score_rounded, rm, cell, sides, truth, budget,
+        ))
+        for budget in BUDGETS
+    ]  # fmt: skip
     work.units([*units, ("vLLM", 60.0, partial(score_with_vllm, rm, sides, work))])
 
 
@@ -53,16 +60,17 @@ def score(
     budget: int,
 ) -> dict[str, Any]:
     """Twice, of which the second is timed."""
+    if not truth:  # after an interruption the first form's rewards are not there any more
+        rm.allow_packing = False
+        truth.append(rm.score_sides(sides))
     rm.allow_packing = packed
     call = partial(rm.score_sides, sides, token_budget=budget, precision=precision)
     call()
+    if rm.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
     started = time.perf_counter()
     rewards = call()
     seconds = time.perf_counter() - started
-    if not truth:  # after an interruption this form's rewards are not there any more
-        rm.allow_packing = False
-        truth.append(rm.score_sides(sides))
-        rm.allow_packing = packed
     packing = rm.packing(precision)
     chunks = rm.scoring_chunks(sides, token_budget=budget, precision=precision)
     tokens = sum(_computed(rm, sides, chunk, packing) for chunk in chunks)
@@ -73,11 +81,25 @@ def score(
         "largest_difference": difference,
         "over_spread": difference / float(truth[0].std()),
         "packing": packing.kernel if packing else "padded",
+        "held_gib": sum(one.numel() * one.element_size() for one in rm.model.parameters()) / 2**30,
     }
     if rm.device.type == "cuda":
+        found["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
         flops = 2 * num_matrix_weights(model_config(cell.model)) * tokens / seconds
         found["mfu_percent"] = 100 * flops / (PEAK_TFLOPS * 1e12)
     return found
+
+
+def score_rounded(
+    rm: BradleyTerryRM, cell: Cell, sides: list[TokenizedSide], truth: list[np.ndarray], budget: int
+) -> dict[str, Any]:
+    """The same with weights rounded in place, as `--dtype bfloat16` loads them; so these units come last."""
+    if not truth:
+        rm.allow_packing = False
+        truth.append(rm.score_sides(sides))
+    round_backbone(rm.model)
+    rounded = BradleyTerryRM(rm.model, rm.tokenizer, rm.renderer.rendering)  # which asks anew how rows are packed
+    return score(rounded, cell, sides, truth, "fp32", True, budget)
 
 
 def _computed(rm: BradleyTerryRM, sides: list[TokenizedSide], chunk: list[list[int]], packing: Any) -> int:
