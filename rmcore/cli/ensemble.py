@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rmcore.cli.common import print_metrics, write_report_json
+from rmcore.cli.help import common
 from rmcore.cli.inputs import Device, Dtype, JsonOut, PairReading, RenderFn, Seed
 from rmcore.cli.options import options
 from rmcore.config.model import WeightDtype
@@ -24,6 +25,7 @@ INSIDE, OUTSIDE = "in distribution", "out of distribution"
 
 
 @options()
+@common("limit", "heads", "ood", "share", "num_resamples", "device", "dtype", "seed", "json_out")
 def ensemble(
     checkpoint: Annotated[list[str], typer.Option(help="A trained checkpoint; repeat it for one member each.")],
     data: Annotated[

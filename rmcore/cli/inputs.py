@@ -29,7 +29,7 @@ RenderFn = Annotated[
 ]
 Dtype = Annotated[
     WeightDtype,
-    typer.Option(help="Of the weights. bfloat16: half the memory, rounded rewards; the reward head stays float32."),
+    typer.Option(help="Of the weights but the head's; bfloat16 takes half the memory and rounds rewards a little."),
 ]
 MaxLen = Annotated[int | None, typer.Option(help="Longest side in tokens; default: as the checkpoint was trained.")]
 

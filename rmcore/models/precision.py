@@ -7,13 +7,15 @@ The backbone does so in two ways: by autocast, over float32 weights, for a block
 its own weights were rounded when they were loaded, and then for good (`with_float32_head`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MethodType
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from rmcore.core.errors import ModelError
 from rmcore.models.head import REWARD_HEAD_PATTERNS, is_reward_head
@@ -96,6 +98,30 @@ def round_backbone(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if not is_reward_head(name):
             parameter.data = parameter.data.to(torch.bfloat16)
+
+
+class InFloat32(TorchFunctionMode):
+    """Inside the block operations on bfloat16 compute in float32, on operands that are widened for each of them.
+
+    So a model whose weights are rounded computes as exactly as they are, without a second copy of them: a weight is
+    widened while it is used. Slow, and for forward passes: what is written in place goes to the copy.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call `func` with wide operands; of embeddings the rows that were taken are widened, not the table."""
+        if func in (functional.embedding, torch.embedding):
+            return _widened(func(*args, **(kwargs or {})))
+        return func(*map(_widened, args), **{name: _widened(value) for name, value in (kwargs or {}).items()})
+
+
+def _widened(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.float() if value.dtype == torch.bfloat16 else value
+    if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
+        return [_widened(one) for one in value] if isinstance(value, list) else tuple(map(_widened, value))
+    return torch.float32 if value is torch.bfloat16 else value
 
 
 def narrow_floats(model: nn.Module) -> list[str]:

@@ -10,7 +10,7 @@ numbers there and is left to padding, with the reason.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,7 +22,7 @@ from rmcore.core.errors import ModelError
 from rmcore.models.packing.attention import ATTENTION
 from rmcore.models.packing.layout import PackedRow, Packing, pack_sides, reading_place
 from rmcore.models.packing.rows import PaddedRows, Rows, pad_rows
-from rmcore.models.precision import precision_context
+from rmcore.models.precision import InFloat32, precision_context
 
 FORWARD_METHOD = "packed_outputs"
 """Where a sharded model carries the packed forward as a method, because only there its weights get gathered."""
@@ -112,8 +112,9 @@ def find_packing(model: nn.Module, *, longest_side: int, precision: str, pad_id:
     accepted = False
     try:
         with torch.no_grad(), _evaluation_mode(model):
-            _compare(model, packing, "fp32", pad_id)
             # First sdpa in fp32, where agreement can be asked for to a few bits, then the kernel that training uses.
+            with InFloat32() if plain.dtype == torch.bfloat16 else nullcontext():
+                _compare(model, packing, "fp32", pad_id)
             if device.type == "cuda":
                 packing = replace(packing, kernel="varlen")
                 _compare(model, packing, precision, pad_id)
