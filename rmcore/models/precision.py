@@ -110,8 +110,8 @@ class InFloat32(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call `func` with wide operands; of embeddings the rows that were taken are widened, not the table."""
-        if func in (functional.embedding, torch.embedding):
+        """Call `func` with wide operands; of an embedding, or a tensor's attribute, what comes out is made wide."""
+        if func in (functional.embedding, torch.embedding) or func.__name__ == "__get__":
             return _widened(func(*args, **(kwargs or {})))
         return func(*map(_widened, args), **{name: _widened(value) for name, value in (kwargs or {}).items()})
 
