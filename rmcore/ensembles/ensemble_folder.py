@@ -36,7 +36,7 @@ class Source:
     heads: npt.NDArray[np.float64] | None = None
     """(M, D)"""
     dtype: WeightDtype = "float32"
-    """Of the weights, as they were loaded."""
+    """Format of the weights, as they were loaded."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
