@@ -84,6 +84,23 @@ def test_score_goes_on_only_in_the_format_in_which_it_was_begun(home, tmp_path, 
         parts.rmdir()
 
 
+def test_benchmark_keeps_the_rewards_of_both_apart(home, tmp_path):
+    (tmp_path / "set" / "Natural").mkdir(parents=True)
+    rows = [
+        {"input": f"Name a fruit {number}", "output_1": f"Pear {number}", "output_2": "No", "label": 1}
+        for number in range(8)
+    ]
+    (tmp_path / "set" / "Natural" / "dataset.json").write_text(json.dumps(rows))
+    for dtype in ("float32", "bfloat16", "float32"):
+        record, given = tmp_path / f"{dtype}.json", ["--device", "cpu", "--partial", "--out", tmp_path / "kept"]
+        words = ["benchmark", "--checkpoint", home / "m0", "--suite", f"llmbar={tmp_path / 'set'}", *given]
+        done = CliRunner().invoke(app, [*map(str, words), "--dtype", dtype, "--json", str(record)])
+        assert done.exit_code == 0, done.output
+        assert json.loads(record.read_text())["dtype"] == dtype
+    exact, rounded = (pd.read_parquet(path) for path in sorted((tmp_path / "kept").glob("*.parquet")))
+    assert not exact.equals(rounded)
+
+
 def test_an_ensemble_keeps_it_for_whoever_loads_it(home, tmp_path):
     members = ["--checkpoint", home / "m0", "--checkpoint", home / "m1"]
     run(["ensemble", *members], home, "--out", tmp_path, "--num-resamples", 100, "--share", 0.8)
