@@ -55,7 +55,7 @@ PARTS = (
     Part("tests", "gpu_tests", 180, 40),
     Part("exactness", "gpu_exactness", 90, 25),
     Part("throughput", "gpu_throughput", 420, 40),
-    Part("scoring", "gpu_scoring", 60, 25),
+    Part("scoring", "gpu_scoring", 120, 25),
     Part("curvature", "gpu_curvature", 240, 30),
     Part("profile", "gpu_profile", 60, 25),
     Part("sharding", "gpu_sharding", 90, 40),

@@ -62,6 +62,7 @@ def analyze(
 
     docs/landscape.md says what each number means and what it must not be read as.
     """
+    model.require_float32("curvature drowns in their rounding")
     chosen = given(settings, FIELDS)
     parts = tuple(part for part in PARTS[kind] if part != "normalized" or chosen.get("method") != "power_iteration")
     config = LandscapeConfig.model_validate({"parts": parts, **chosen})

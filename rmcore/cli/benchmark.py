@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rmcore.cli.common import write_report_json
-from rmcore.cli.inputs import Checkpoint, JsonOut, ModelReading, named_model
+from rmcore.cli.inputs import Checkpoint, JsonOut, ModelReading
 from rmcore.cli.options import options
 from rmcore.core.errors import ConfigError, DataError
 
@@ -88,9 +88,11 @@ def benchmark(
         "max_seq_len": model.max_seq_len,
         "render_fn": None if model.render_fn is None else render_fn_digest(model.render_fn),
     }
+    if model.dtype != "float32":  # so that rewards in float32 keep the names they had before there was a choice
+        read_as["dtype"] = model.dtype
     rewards = {name: stored_rewards(name, sets, out, model.load, read_as) for name in models}
     record = benchmark_record(sets, rewards, published=published, pairs=pairs, overlaps=overlaps)
-    write_report_json(json_out, named_model(checkpoint) | record)
+    write_report_json(json_out, model.named(checkpoint) | record)
     for told in record["suites"].values():
         _print(told, checkpoint)
         if published and told["missing"]:

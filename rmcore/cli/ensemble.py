@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rmcore.cli.common import print_metrics, write_report_json
-from rmcore.cli.inputs import Device, JsonOut, PairReading, RenderFn, Seed
+from rmcore.cli.help import common
+from rmcore.cli.inputs import Device, Dtype, JsonOut, PairReading, RenderFn, Seed
 from rmcore.cli.options import options
+from rmcore.config.model import WeightDtype
 from rmcore.core.errors import ConfigError
 from rmcore.data.pair import PreferencePair
 
@@ -23,6 +25,7 @@ INSIDE, OUTSIDE = "in distribution", "out of distribution"
 
 
 @options()
+@common("limit", "heads", "ood", "share", "num_resamples", "device", "dtype", "seed", "json_out")
 def ensemble(
     checkpoint: Annotated[list[str], typer.Option(help="A trained checkpoint; repeat it for one member each.")],
     data: Annotated[
@@ -42,6 +45,7 @@ def ensemble(
     num_resamples: Annotated[int, typer.Option(min=100, help="Resamples of the bootstrap over prompts.")] = 1000,
     render_fn: RenderFn = None,
     device: Device = "auto",
+    dtype: Dtype = "float32",
     seed: Seed = 0,
     json_out: JsonOut = None,
 ) -> None:
@@ -65,11 +69,15 @@ def ensemble(
         )
     inside, outside = _read(data, ood, reading, seed)
     parts = _deal(inside, "checkpoints" if heads is None else "heads", seed)
-    made = make_members(checkpoint, heads, parts.get("fit", []), device, render_fn, seed)
+    made = make_members(checkpoint, heads, parts.get("fit", []), device, render_fn, seed, dtype)
     record = _measure(made, parts, outside, share, num_resamples, seed, out)
     made.save(out)
     print(f"ensemble    {out / 'ensemble.json'}: load it with RewardModelEnsemble.load({str(out)!r})")
-    _write(out, json_out, {"checkpoints": list(checkpoint), "data": data, "ood": ood, "seed": seed, **record})
+    _write(
+        out,
+        json_out,
+        {"checkpoints": list(checkpoint), "data": data, "ood": ood, "dtype": dtype, "seed": seed, **record},
+    )
 
 
 @dataclass(frozen=True)
@@ -123,12 +131,13 @@ def make_members(
     device: str,
     render_fn: str | None,
     seed: int,
+    dtype: WeightDtype = "float32",
 ) -> "RewardModelEnsemble":
     """Load the members, or fit heads on `pairs`."""
     from rmcore.ensembles.ensemble import RewardModelEnsemble
 
     if num_heads is None:
-        made = RewardModelEnsemble.from_checkpoints(checkpoints, device=device, render_fn=render_fn)
+        made = RewardModelEnsemble.from_checkpoints(checkpoints, device=device, render_fn=render_fn, dtype=dtype)
         count = len(made.members.backbones)
         print(f"{len(made)} members on {count} different backbone{'s' * (count > 1)}, each computed once")
         return made
@@ -138,7 +147,7 @@ def make_members(
     from rmcore.ensembles.score import readable_pairs
     from rmcore.models.reward_model import BradleyTerryRM
 
-    rm = BradleyTerryRM.from_pretrained(checkpoints[0], device=device, render_fn=render_fn)
+    rm = BradleyTerryRM.from_pretrained(checkpoints[0], device=device, render_fn=render_fn, dtype=dtype)
     pairs = readable_pairs(rm, pairs)
     with progress_bar("features") as report:
         chosen, rejected = pair_features(rm, pairs, report=report)

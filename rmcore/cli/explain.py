@@ -7,7 +7,7 @@ import typer
 
 from rmcore.cli.common import setting, write_report_json
 from rmcore.cli.help import common
-from rmcore.cli.inputs import Checkpoint, JsonOut, ModelReading, PairReading, Seed, named_model
+from rmcore.cli.inputs import Checkpoint, JsonOut, ModelReading, PairReading, Seed
 from rmcore.cli.options import options
 from rmcore.config.explain import ExplainConfig
 from rmcore.config.train import TrainConfig
@@ -74,6 +74,7 @@ def explain(
             "--train asks for the training pairs behind a margin, which takes held-out pairs to choose a damping by; "
             "name them with --data."
         )
+    model.require_float32("what a word adds to one is often less than their rounding")
     held_out = [] if data is None else reading.read(data)
     training = None
     if train is not None:
@@ -97,7 +98,7 @@ def explain(
             what = f"its worst mistakes of {data}"
     _print(found)
     record: dict[str, Any] = {
-        **named_model(checkpoint),
+        **model.named(checkpoint),
         "data": data,
         "title": f"Why {'/'.join(Path(checkpoint).parts[-2:])} says what it says",
         "subtitle": f"{checkpoint} on {what}.",

@@ -9,7 +9,9 @@ import typer
 
 from rmcore.cli.common import setting
 from rmcore.config.data import DataConfig
+from rmcore.config.model import WeightDtype
 from rmcore.config.pipeline import PipelineConfig
+from rmcore.core.errors import ConfigError
 from rmcore.data.pair import PreferencePair
 
 Checkpoint = Annotated[
@@ -25,6 +27,10 @@ RenderFn = Annotated[
     str | None,
     typer.Option(help="`module:function` the checkpoint was trained with, which it names and never imports by itself."),
 ]
+Dtype = Annotated[
+    WeightDtype,
+    typer.Option(help="Of the weights but the head's; bfloat16 takes half the memory and rounds rewards a little."),
+]
 MaxLen = Annotated[int | None, typer.Option(help="Longest side in tokens; default: as the checkpoint was trained.")]
 
 
@@ -35,26 +41,39 @@ class ModelReading:
     max_seq_len: MaxLen = None
     render_fn: RenderFn = None
     device: Device = "auto"
+    dtype: Dtype = "float32"
 
     def load(self, checkpoint: str) -> Any:
         """A BradleyTerryRM, imported here: `--help` must not pay for torch."""
         from rmcore.models.reward_model import BradleyTerryRM
 
         return BradleyTerryRM.from_pretrained(
-            checkpoint, device=self.device, max_seq_len=self.max_seq_len, render_fn=self.render_fn
+            checkpoint,
+            device=self.device,
+            max_seq_len=self.max_seq_len,
+            render_fn=self.render_fn,
+            dtype=self.dtype,
         )
 
+    def named(self, checkpoint: str) -> dict[str, str | None]:
+        """Which model a result is about: its name, the digest of its folder (None: on the hub), its weights' format.
 
-def named_model(checkpoint: str) -> dict[str, str | None]:
-    """Which model a result is about: its name, and the digest of its folder; None for a name on the hub.
+        So what was measured of one checkpoint is never told of another (`rm-opt card`).
+        """
+        from rmcore.ensembles.ensemble_folder import checkpoint_digest
 
-    So what was measured of one checkpoint is never told of another (`rm-opt card`).
-    """
-    from rmcore.ensembles.ensemble_folder import checkpoint_digest
+        folder = Path(checkpoint)
+        digest = checkpoint_digest(folder) if folder.is_dir() else None
+        return {"checkpoint": checkpoint, "checkpoint_digest": digest, "dtype": self.dtype}
 
-    folder = Path(checkpoint)
-    digest = checkpoint_digest(folder) if folder.is_dir() else None
-    return {"checkpoint": checkpoint, "checkpoint_digest": digest}
+    def require_float32(self, why: str) -> None:
+        """Refuse rounded weights where a command does more than compare rewards; before anything is loaded.
+
+        Raises:
+            ConfigError: --dtype is bfloat16.
+        """
+        if self.dtype != "float32":
+            raise ConfigError(f"--dtype {self.dtype} is for rewards, and {why}: leave it out.")
 
 
 @dataclass(frozen=True, slots=True)

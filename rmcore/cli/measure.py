@@ -9,7 +9,7 @@ import typer
 from rmcore.cli.analyze import measure_model
 from rmcore.cli.common import print_metrics, write_report_json
 from rmcore.cli.help import common
-from rmcore.cli.inputs import Checkpoint, Data, JsonOut, ModelReading, PairReading, Seed, named_model, read_pairs
+from rmcore.cli.inputs import Checkpoint, Data, JsonOut, ModelReading, PairReading, Seed, read_pairs
 from rmcore.cli.options import field_options, given, options
 from rmcore.cli.verdict import print_verdict
 from rmcore.config.data import DataConfig
@@ -31,7 +31,17 @@ readiness_app = typer.Typer(
 
 
 @options(*field_options(EvaluateConfig, EVALUATE_FIELDS, flags=THRESHOLD))
-@common("limit", "prompt_column", "chosen_column", "rejected_column", "max_seq_len", "device", "json_out", "rewards")
+@common(
+    "limit",
+    "prompt_column",
+    "chosen_column",
+    "rejected_column",
+    "max_seq_len",
+    "device",
+    "dtype",
+    "json_out",
+    "rewards",
+)
 def evaluate(
     checkpoint: Checkpoint,
     data: Data,
@@ -59,7 +69,7 @@ def evaluate(
         rewards.parent.mkdir(parents=True, exist_ok=True)
         table.to_parquet(rewards)
     told = {"num_pairs": len(table), "beta": rm.beta, "metrics": metrics, "truncation": cut}
-    write_report_json(json_out, {**named_model(checkpoint), "data": data, **told})
+    write_report_json(json_out, {**model.named(checkpoint), "data": data, **told})
 
 
 @readiness_app.command("pairs")
@@ -83,6 +93,7 @@ def readiness(
     from rmcore.policy.logged_answers import logged_answers, logged_table
     from rmcore.stages.readiness import judge
 
+    model.require_float32("one of the checks is of curvature, which rounding drowns")
     pairs = reading.read(data)
     landscape = LandscapeConfig.model_validate({"parts": (), **given(settings, LANDSCAPE_FIELDS)})
     config = PipelineConfig(landscape=landscape)
@@ -108,7 +119,7 @@ def readiness(
     print()
     print_verdict(judged["verdict"], more)
     told = {"num_pairs": len(pairs), **judged, "logged_answers": logged, "next_rung": more}
-    write_report_json(json_out, {**named_model(checkpoint), "data": data, **told})
+    write_report_json(json_out, {**model.named(checkpoint), "data": data, **told})
 
 
 @options()
@@ -130,7 +141,8 @@ def diff(
     print(f"A = {checkpoint_a}\nB = {checkpoint_b}\n{len(pairs)} pairs of {data}")
     for name, value in compared.items():
         print(f"  {name:<34} {_shown(value)}")
-    write_report_json(json_out, {"num_pairs": len(pairs), "a": checkpoint_a, "b": checkpoint_b, "comparison": compared})
+    told = {"num_pairs": len(pairs), "a": checkpoint_a, "b": checkpoint_b, "dtype": model.dtype}
+    write_report_json(json_out, {**told, "comparison": compared})
 
 
 def _shown(value: Any) -> str:

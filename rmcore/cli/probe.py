@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rmcore.cli.common import setting, write_report_json
-from rmcore.cli.inputs import Checkpoint, Data, JsonOut, ModelReading, PairReading, Seed, named_model
+from rmcore.cli.inputs import Checkpoint, Data, JsonOut, ModelReading, PairReading, Seed
 from rmcore.cli.options import options
 from rmcore.config.data import DataConfig
 from rmcore.core.errors import ConfigError
@@ -79,7 +79,7 @@ def probe(
     with progress_bar("probe") as report:
         found = measure(rm, pairs, rules, seed=seed, report=report)
     _print(found)
-    record: dict[str, Any] = {**named_model(checkpoint), "data": data, **found.to_dict(KEPT_CHARS)}
+    record: dict[str, Any] = {**model.named(checkpoint), "data": data, **found.to_dict(KEPT_CHARS)}
     if repair is not None and repair_data is not None:
         violated = [one for one in rules if one.name in found.violated]
         record["repair"] = _write_repair(violated, pairs, repair, repair_data, reading, seed)

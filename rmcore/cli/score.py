@@ -69,7 +69,7 @@ def _ray_scorer(checkpoint: str, model: ModelReading, actors: int | None) -> Any
 
     # Actors run elsewhere, where a path that begins here would mean another file.
     place = str(Path(checkpoint).resolve()) if Path(checkpoint).exists() else checkpoint
-    return RayScorer(Loading(place, model.device, model.max_seq_len, model.render_fn), actors)
+    return RayScorer(Loading(place, model.device, model.max_seq_len, model.render_fn, model.dtype), actors)
 
 
 def _vllm_scorer(checkpoint: str, model: ModelReading, actors: int | None) -> Any:
@@ -80,7 +80,9 @@ def _vllm_scorer(checkpoint: str, model: ModelReading, actors: int | None) -> An
             f"--device {model.device} with --engine vllm, which takes the GPUs that there are: leave out."
         )
     print(f"starting vLLM with {checkpoint}; the first time takes a minute", flush=True)
-    return VllmScorer(checkpoint, max_seq_len=model.max_seq_len, render_fn=model.render_fn, number=actors)
+    return VllmScorer(
+        checkpoint, max_seq_len=model.max_seq_len, render_fn=model.render_fn, number=actors, dtype=model.dtype
+    )
 
 
 def _job(checkpoint: str, model: ModelReading, reading: PairReading, source: Any, engine: str) -> dict[str, Any]:
@@ -96,6 +98,7 @@ def _job(checkpoint: str, model: ModelReading, reading: PairReading, source: Any
         "part_rows": source.size,
         "max_seq_len": model.max_seq_len,
         "render_fn": model.render_fn,
+        "dtype": None if model.dtype == "float32" else model.dtype,  # as jobs from before there was a choice have it
         "split": reading.split,
         "limit": reading.limit,
         "columns": [reading.prompt_column, reading.chosen_column, reading.rejected_column],

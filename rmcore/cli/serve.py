@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from rmcore.cli.inputs import Checkpoint, MaxLen, RenderFn
+from rmcore.config.model import WeightDtype
 
 TOKEN_VARIABLE = "RM_OPT_TOKEN"  # noqa: S105 - the name of a variable
 
@@ -19,9 +20,8 @@ def serve(
     ),
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8100,
     dtype: Annotated[
-        Literal["float32", "bfloat16"] | None,
-        typer.Option(help="What vLLM computes in. Default: float32; on a GPU what the checkpoint is stored in."),
-    ] = None,
+        WeightDtype, typer.Option(help="What vLLM computes in; bfloat16 takes half the memory.")
+    ] = "float32",
     max_seq_len: MaxLen = None,
     render_fn: RenderFn = None,
     weights_dir: Annotated[

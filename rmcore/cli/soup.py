@@ -106,6 +106,7 @@ def soup(
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} exists and is not empty, and a soup never overwrites; name a new folder.")
+    model.require_float32("an average of rounded weights would be written as the model")
     halves = _halves(reading.read(data), resampling.seed)
     kitchen = _Kitchen(model, _members(checkpoints, model))
     scored = {name: kitchen.score(kitchen.load(name), halves, name) for name in checkpoints}

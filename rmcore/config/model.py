@@ -1,6 +1,6 @@
 """Settings of the reward model."""
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -8,6 +8,8 @@ from rmcore.config.base import Settings
 
 FROM_POLICY = "policy"
 """Name of a reward model that starts from the policy's weights."""
+WeightDtype = Literal["float32", "bfloat16"]
+"""Number format of the weights of a model that is only asked: bfloat16 rounds them and takes half the memory."""
 TINY_SIZES = {"tiny": (1.0, 1.0), "tiny-small": (0.6, 0.5), "tiny-wide": (1.6, 1.0), "tiny-deep": (1.0, 2.0)}
 """Models that are built on the spot, by name: width and depth as multiples of tiny's 160 and 4 layers."""
 

@@ -8,10 +8,12 @@ them are wrong together, as about a shortcut that all have learned.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from rmcore.config.model import WeightDtype
 from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ConfigError
 from rmcore.core.progress import Report, silent
@@ -19,6 +21,7 @@ from rmcore.data.pair import Prompt
 from rmcore.ensembles.agreement import Aggregation, Calibration, aggregate, calibration_of, disagreement
 from rmcore.ensembles.ensemble_folder import Source, read_folder, write_folder
 from rmcore.ensembles.members import Members
+from rmcore.models.precision import narrow_floats
 from rmcore.models.reward_model import BradleyTerryRM
 
 
@@ -86,18 +89,21 @@ class RewardModelEnsemble:
         *,
         device: str = "auto",
         render_fn: str | None = None,
+        dtype: WeightDtype = "float32",
         uncertainty_threshold: float | None = None,
     ) -> "RewardModelEnsemble":
         """Load one member a checkpoint; a backbone that is there already, bit for bit, is not kept twice.
+
+        With `dtype="bfloat16"` backbones take half the memory, and rewards are rounded; the heads are exact.
 
         Raises:
             ModelError, ConfigError: see `BradleyTerryRM.from_pretrained`.
         """
         members = Members()
         for checkpoint in checkpoints:
-            rm = BradleyTerryRM.from_pretrained(checkpoint, device=device, render_fn=render_fn)
+            rm = BradleyTerryRM.from_pretrained(checkpoint, device=device, render_fn=render_fn, dtype=dtype)
             members.add(rm, str(checkpoint))
-        return cls._of(members, Source(tuple(map(str, checkpoints))), uncertainty_threshold)
+        return cls._of(members, Source(tuple(map(str, checkpoints)), None, dtype), uncertainty_threshold)
 
     @classmethod
     def from_heads(
@@ -120,7 +126,8 @@ class RewardModelEnsemble:
             ModelError: the heads do not fit.
         """
         values = np.asarray(heads, dtype=np.float64)
-        source = None if checkpoint is None else Source((str(checkpoint),), values)
+        dtype: WeightDtype = "bfloat16" if narrow_floats(rm.model) else "float32"
+        source = None if checkpoint is None else Source((str(checkpoint),), values, dtype)
         return cls._of(Members.of_heads(rm, values), source, uncertainty_threshold)
 
     def __len__(self) -> int:
@@ -253,18 +260,28 @@ class RewardModelEnsemble:
         return write_folder(Path(folder), self._source, self.calibration, self._threshold)
 
     @classmethod
-    def load(cls, folder: str | Path, *, device: str = "auto", render_fn: str | None = None) -> "RewardModelEnsemble":
+    def load(
+        cls,
+        folder: str | Path,
+        *,
+        device: str = "auto",
+        render_fn: str | None = None,
+        dtype: WeightDtype | None = None,
+    ) -> "RewardModelEnsemble":
         """Read what `save` wrote; every file must be as it was then.
+
+        Weights are loaded as `dtype` says, or left out as when it was saved, of which the calibration is.
 
         Raises:
             ModelError: a file is missing, damaged or another one than was saved.
         """
         record = read_folder(Path(folder))
         source = record.source
+        reading: dict[str, Any] = {"device": device, "render_fn": render_fn, "dtype": dtype or source.dtype}
         if source.heads is None:
-            ensemble = cls.from_checkpoints(source.checkpoints, device=device, render_fn=render_fn)
+            ensemble = cls.from_checkpoints(source.checkpoints, **reading)
         else:
-            rm = BradleyTerryRM.from_pretrained(source.checkpoints[0], device=device, render_fn=render_fn)
+            rm = BradleyTerryRM.from_pretrained(source.checkpoints[0], **reading)
             ensemble = cls.from_heads(rm, source.heads, checkpoint=source.checkpoints[0])
         ensemble.calibration, ensemble._threshold = record.calibration, record.threshold
         return ensemble

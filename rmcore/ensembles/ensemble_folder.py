@@ -10,13 +10,14 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from rmcore.config.model import WeightDtype
 from rmcore.core.errors import ConfigError, ModelError
 from rmcore.core.files import atomic_file, file_digest, write_json
 from rmcore.ensembles.agreement import Calibration
@@ -34,6 +35,8 @@ class Source:
     checkpoints: tuple[str, ...]
     heads: npt.NDArray[np.float64] | None = None
     """(M, D)"""
+    dtype: WeightDtype = "float32"
+    """Format of the weights, as they were loaded."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,6 +68,7 @@ def write_folder(folder: Path, source: Source, calibration: Calibration | None, 
         "format": FORMAT,
         "members": members,
         "heads": heads,
+        "dtype": source.dtype,
         "calibration": None if calibration is None else calibration.to_dict(),
         "uncertainty_threshold": threshold,
     }
@@ -87,7 +91,11 @@ def read_folder(folder: Path) -> Record:
         if found is not None:
             lists = {name: tuple(map(float, found[name])) for name in ("offsets", "scales")}
             calibration = Calibration(**{**found, **lists})
-        return Record(Source(tuple(checkpoints), heads), calibration, record["uncertainty_threshold"])
+        dtype = record.get("dtype", "float32")  # as older versions loaded all
+        if dtype not in get_args(WeightDtype):
+            raise ValueError(f"dtype {dtype!r}")
+        source = Source(tuple(checkpoints), heads, cast(WeightDtype, dtype))
+        return Record(source, calibration, record["uncertainty_threshold"])
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, ModelError):
             raise

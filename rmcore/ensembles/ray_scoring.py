@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rmcore.config.model import WeightDtype
 from rmcore.core.errors import RmcoreError, ServiceError
 from rmcore.core.ray_cluster import RayCluster
 from rmcore.data.parts import Part
@@ -40,6 +41,7 @@ class Loading:
     device: str
     max_seq_len: int | None = None
     render_fn: str | None = None
+    dtype: WeightDtype = "float32"
 
 
 class _Actor:
@@ -55,6 +57,7 @@ class _Actor:
                 device=loading.device.partition(":")[0],  # Ray shows each actor its GPU and no other
                 max_seq_len=loading.max_seq_len,
                 render_fn=loading.render_fn,
+                dtype=loading.dtype,
             )
         except RmcoreError as error:  # raised here, Ray would tell of a process that died
             self.refusal = error

@@ -17,6 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rmcore.core.errors import ConfigError, CurvatureError, ModelError
 from rmcore.models.head import REWARD_HEAD_PATTERNS, is_reward_head
+from rmcore.models.precision import narrow_floats
 
 ParameterSubset = str | tuple[str, ...]
 """`all`: every parameter that is trained. `head`: those of the reward head. `embeddings`: those of the embeddings.
@@ -24,7 +25,6 @@ ParameterSubset = str | tuple[str, ...]
 `model.layers.3.self_attn.q_proj.weight`. Several of these in a tuple: all of theirs."""
 
 NAMED_SUBSETS = ("all", "head", "embeddings", "lora")
-WIDE_FLOATS = (torch.float32, torch.float64)
 _LAYER = re.compile(r"^(.+?\.\d+)\.")  # the first numbered module: `model.layers.3`, `bert.encoder.layer.3`
 
 
@@ -46,11 +46,10 @@ def reward_module(model: Any) -> nn.Module:
             "the model is compiled, and torch.compile cannot be differentiated twice. Pass the module as it was before "
             "(`compiled._orig_mod`), or load the checkpoint anew."
         )
-    narrow = {str(p.dtype) for p in module.parameters() if p.is_floating_point() and p.dtype not in WIDE_FLOATS}
-    if narrow:
+    if narrow := narrow_floats(module):
         raise CurvatureError(
-            f"the model has {', '.join(sorted(narrow))} parameters: second derivatives drown in their rounding. "
-            "Load it with dtype=torch.float32, or call .float()."
+            f"the model has {', '.join(narrow)} parameters: second derivatives drown in their rounding. Load it in "
+            "float32."
         )
     return module
 

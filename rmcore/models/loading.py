@@ -27,11 +27,13 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from rmcore.config.model import TINY_SIZES
+from rmcore.config.model import TINY_SIZES, WeightDtype
 from rmcore.config.pipeline import DEVICES
 from rmcore.core.errors import ConfigError, ModelError, RmcoreError
 from rmcore.core.hub import ALIASES, require_model
 from rmcore.data.rendering import ensure_pad_token
+from rmcore.models.head import is_reward_head
+from rmcore.models.precision import with_float32_head
 from rmcore.models.tiny import build_tiny
 from rmcore.models.weight_index import read_index
 
@@ -55,7 +57,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Backbone:
-    """A model with one label in float32 on the CPU, and its tokenizer, which has a pad token."""
+    """A model with one label on the CPU, and its tokenizer, which has a pad token."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -122,12 +124,18 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def load_backbone(
-    name: str, *, seed: int, trust_remote_code: bool = False, tokenizer_folder: str | None = None
+    name: str,
+    *,
+    seed: int,
+    trust_remote_code: bool = False,
+    tokenizer_folder: str | None = None,
+    dtype: WeightDtype = "float32",
 ) -> Backbone:
     """Load the model called `name`; a missing head is drawn under `seed`.
 
     `name` is `tiny` or another of its sizes, an alias, a folder or a hub name. The tokenizer comes from
-    `tokenizer_folder`, where given; the vocabulary grows to fit it.
+    `tokenizer_folder`, where given; the vocabulary grows to fit it. With bfloat16 the weights are rounded as they are
+    read, one at a time, and the reward head stays float32 (`rmcore.models.precision`).
 
     Raises:
         ModelError: the folder or hub model cannot be read, or has more than one label.
@@ -140,7 +148,7 @@ def load_backbone(
         place = tokenizer_folder or source
         tokenizer = load_tokenizer(place, trust_remote_code=trust_remote_code)
         with seeded(seed):
-            model, fresh = _load_model(source, trust_remote_code=trust_remote_code)
+            model, fresh = _load_model(source, trust_remote_code=trust_remote_code, dtype=dtype)
             ensure_pad_token(tokenizer)
             if len(tokenizer) > cast(nn.Embedding, model.get_input_embeddings()).num_embeddings:
                 model.resize_token_embeddings(len(tokenizer))
@@ -150,25 +158,56 @@ def load_backbone(
     return Backbone(model, tokenizer, Origin(str(Path(name).resolve()) if is_folder else name, seed, fresh))
 
 
-def _load_model(source: str, *, trust_remote_code: bool) -> tuple[PreTrainedModel, frozenset[str]]:
+def _load_model(source: str, *, trust_remote_code: bool, dtype: WeightDtype) -> tuple[PreTrainedModel, frozenset[str]]:
     """The model, and the names of the parameters that its checkpoint does not hold."""
     config = read_config(source, trust_remote_code=trust_remote_code)
     _check_labels(source, config)
     config.num_labels = 1
     config.problem_type = "regression"  # servers then return the raw reward instead of its sigmoid
+    options = {"use_safetensors": True, "trust_remote_code": trust_remote_code, "output_loading_info": True}
     model, info = guard(
         source,
-        lambda: AutoModelForSequenceClassification.from_pretrained(
-            source,
-            config=config,
-            dtype=torch.float32,
-            use_safetensors=True,
-            trust_remote_code=trust_remote_code,
-            output_loading_info=True,
+        lambda: (
+            _from_pretrained(source, config, options)
+            if dtype == "float32"
+            else _from_pretrained_rounded(source, config, options)
         ),
     )
     check_finite(model.named_parameters(), source)
     return model.eval(), frozenset(info["missing_keys"])
+
+
+def _from_pretrained(source: str, config: PretrainedConfig, options: dict[str, Any]) -> Any:
+    return AutoModelForSequenceClassification.from_pretrained(source, config=config, dtype=torch.float32, **options)
+
+
+def _from_pretrained_rounded(source: str, config: PretrainedConfig, options: dict[str, Any]) -> Any:
+    """The same in bfloat16, with the reward head as exact as the file has it.
+
+    Transformers asks the class which parameters it must not round, so it gets a class that names the head's.
+    """
+    with torch.device("meta"):
+        shell = AutoModelForSequenceClassification.from_config(config, trust_remote_code=options["trust_remote_code"])
+    kind = type(shell)
+    head = {name for name, _ in shell.named_parameters() if is_reward_head(name)}
+    keeping: Any = type(
+        kind.__name__,
+        (kind,),
+        {
+            "__module__": kind.__module__,
+            "_keep_in_fp32_modules_strict": head | set(kind._keep_in_fp32_modules_strict or ()),
+        },
+    )
+    model, info = keeping.from_pretrained(source, config=config, dtype=torch.bfloat16, **options)
+    model.__class__ = kind
+    kept = {name: one.dtype for name, one in model.named_parameters() if name in head - set(info["missing_keys"])}
+    if rounded := sorted(name for name, dtype in kept.items() if dtype != torch.float32):
+        raise ModelError(
+            f"this version of transformers rounded {', '.join(rounded)} of {source!r}, which must stay float32: load "
+            "the model in float32, or install the version that constraints.txt names."
+        )
+    with_float32_head(model)
+    return model, info
 
 
 def load_tokenizer(source: str, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:

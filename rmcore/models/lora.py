@@ -24,11 +24,12 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
+from rmcore.config.model import WeightDtype
 from rmcore.core.errors import ConfigError, ModelError
 from rmcore.models.head import is_reward_head
 from rmcore.models.loading import Backbone, Origin, check_finite, guard, load_backbone, resolve_model, seeded
 from rmcore.models.lora_targets import check_names, default_targets, describe_layers
-from rmcore.models.precision import reward_heads
+from rmcore.models.precision import reward_heads, round_backbone
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
@@ -190,12 +191,34 @@ def save_adapter(
     base.save(folder)
 
 
-def load_base(base: AdapterBase, folder: Path, *, trust_remote_code: bool) -> Backbone:
+def load_base(base: AdapterBase, folder: Path, *, trust_remote_code: bool, dtype: WeightDtype = "float32") -> Backbone:
     """Load the base of the adapter in `folder`, with the adapter's tokenizer where it has one.
 
+    A fingerprint is that of weights which nothing rounded. So a base whose files are not bfloat16 already is read in
+    float32, also where bfloat16 is asked for, and then rounded: on the host that takes the memory of float32.
+
     Raises:
-        ModelError: the base is gone.
+        ModelError: the base is gone, or has other weights than the adapter was trained on.
     """
+    loaded = _read_base(base, folder, trust_remote_code=trust_remote_code, dtype=dtype)
+    if dtype == "bfloat16" and not _fits(loaded, base):
+        del loaded
+        loaded = _read_base(base, folder, trust_remote_code=trust_remote_code, dtype="float32")
+    if not _fits(loaded, base):
+        raise ModelError(
+            f"the adapter {folder} was trained on other weights than {base.name} has now, so its rewards would mean "
+            "nothing; bring back that base, or use the merged model beside the adapter."
+        )
+    if dtype == "bfloat16":
+        round_backbone(loaded.model)
+    return loaded
+
+
+def _fits(loaded: Backbone, base: AdapterBase) -> bool:
+    return not base.fingerprint or base.fingerprint == fingerprint(loaded.model, loaded.origin.fresh)
+
+
+def _read_base(base: AdapterBase, folder: Path, *, trust_remote_code: bool, dtype: WeightDtype) -> Backbone:
     has_tokenizer = (folder / "tokenizer_config.json").is_file()
     try:
         return load_backbone(
@@ -203,6 +226,7 @@ def load_base(base: AdapterBase, folder: Path, *, trust_remote_code: bool) -> Ba
             seed=base.seed,
             trust_remote_code=trust_remote_code,
             tokenizer_folder=str(folder) if has_tokenizer else None,
+            dtype=dtype,
         )
     except ModelError as error:
         record = BASE_FILE if (folder / BASE_FILE).is_file() else ADAPTER_CONFIG
@@ -216,15 +240,10 @@ def load_adapter(loaded: Backbone, folder: Path, base: AdapterBase) -> "PeftMode
     """Put the adapter in `folder` on its base, trainable.
 
     Raises:
-        ModelError: the base is not the one it was trained on, or the adapter lacks weights, above all the head.
+        ModelError: the adapter lacks weights, above all the head, or does not fit the base.
     """
     from peft import LoraConfig, PeftModel
 
-    if base.fingerprint and base.fingerprint != fingerprint(loaded.model, loaded.origin.fresh):
-        raise ModelError(
-            f"the adapter {folder} was trained on other weights than {base.name} has now, so its rewards would mean "
-            "nothing; bring back that base, or use the merged model beside the adapter."
-        )
     held = guard(str(folder), lambda: load_file(folder / ADAPTER_WEIGHTS))
     check_finite(held.items(), str(folder))
     absent = sorted(loaded.origin.fresh - {name.removeprefix(PEFT_PREFIX) for name in held})

@@ -2,21 +2,27 @@
 
 A reward is one number, and bfloat16 keeps 8 bits of it: near 10 it knows steps of 0.06, as large as many margins. The
 head is a tiny part of the work, so it always computes in full precision.
+
+The backbone does so in two ways: by autocast, over float32 weights, for a block of code (`float32_head`), or because
+its own weights were rounded when they were loaded, and then for good (`with_float32_head`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MethodType
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from rmcore.core.errors import ModelError
 from rmcore.models.head import REWARD_HEAD_PATTERNS, is_reward_head
 
 Precision = Literal["fp32", "bf16"]
 """fp32: as the weights are. bf16: autocast, with the head in float32."""
+WIDE_FLOATS = (torch.float32, torch.float64)
 
 
 def precision_context(precision: str, device: torch.device) -> AbstractContextManager:
@@ -67,6 +73,61 @@ def float32_head(model: nn.Module) -> Iterator[None]:
                 del head.forward
             else:
                 head.forward = forward
+
+
+def with_float32_head(model: nn.Module) -> None:
+    """Have the reward head of a model with bfloat16 weights compute in float32 from now on, its weights included.
+
+    A bfloat16 head becomes float32 by this, but does not get back what it lost.
+
+    Raises:
+        ModelError: see `reward_heads`.
+    """
+    for head in reward_heads(model).values():
+        head.float()
+        head.forward = MethodType(_forward_in_float32, head)
+
+
+def round_backbone(model: nn.Module) -> None:
+    """Round all parameters but the reward head's to bfloat16, in place and one at a time; the head stays float32.
+
+    Raises:
+        ModelError: see `reward_heads`.
+    """
+    with_float32_head(model)
+    for name, parameter in model.named_parameters():
+        if not is_reward_head(name):
+            parameter.data = parameter.data.to(torch.bfloat16)
+
+
+class InFloat32(TorchFunctionMode):
+    """Inside the block operations on bfloat16 compute in float32, on operands that are widened for each of them.
+
+    So a model whose weights are rounded computes as exactly as they are, without a second copy of them: a weight is
+    widened while it is used. Slow, and for forward passes: what is written in place goes to the copy.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call `func` with wide operands; of an embedding, or a tensor's attribute, what comes out is made wide."""
+        if func in (functional.embedding, torch.embedding) or func.__name__ == "__get__":
+            return _widened(func(*args, **(kwargs or {})))
+        return func(*map(_widened, args), **{name: _widened(value) for name, value in (kwargs or {}).items()})
+
+
+def _widened(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.float() if value.dtype == torch.bfloat16 else value
+    if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
+        return [_widened(one) for one in value] if isinstance(value, list) else tuple(map(_widened, value))
+    return torch.float32 if value is torch.bfloat16 else value
+
+
+def narrow_floats(model: nn.Module) -> list[str]:
+    """Names of the floating-point formats narrower than float32 that parameters have: ["bfloat16"], or none."""
+    kinds = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
+    return sorted(str(kind).removeprefix("torch.") for kind in kinds if kind not in WIDE_FLOATS)
 
 
 def _forward_in_float32(head: nn.Module, features: Tensor, *arguments: Any, **options: Any) -> Any:

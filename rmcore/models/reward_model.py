@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from rmcore.config.model import TINY_SIZES, ModelConfig
+from rmcore.config.model import TINY_SIZES, ModelConfig, WeightDtype
 from rmcore.core.errors import ConfigError, ModelError
 from rmcore.core.progress import Report, silent
 from rmcore.core.saving import save_pretrained
@@ -30,7 +30,7 @@ from rmcore.models.lora_targets import make_lora_config
 from rmcore.models.packing.forward import find_packing, outputs_of
 from rmcore.models.packing.layout import Packing, pack_sides
 from rmcore.models.packing.rows import Rows, pad_rows
-from rmcore.models.precision import Precision, float32_head, precision_context, reward_heads
+from rmcore.models.precision import Precision, float32_head, narrow_floats, precision_context, reward_heads
 from rmcore.models.preference import checked_beta, write_beta
 from rmcore.models.trained import load_trained, warn_of_random_weights
 
@@ -139,6 +139,7 @@ class BradleyTerryRM:
         max_seq_len: int | None = None,
         trust_remote_code: bool = False,
         render_fn: str | None = None,
+        dtype: WeightDtype = "float32",
     ) -> "BradleyTerryRM":
         """Load a trained reward model: a checkpoint of this platform, a LoRA adapter, any Hugging Face reward model.
 
@@ -147,6 +148,9 @@ class BradleyTerryRM:
         Its beta is 1 where none is recorded: in checkpoints of older versions, and of others. A checkpoint that was
         trained with a rendering function of its user wants it named again, as `module:function`: a file never decides
         what code is run.
+
+        With `dtype="bfloat16"` all weights but the reward head's are rounded as they are read: half the memory, to ask
+        it for rewards only. Such a model is neither trained nor saved, and has no second derivatives.
 
         Raises:
             ModelError: it cannot be read, has no trained reward head, an adapter's base is missing or another one, its
@@ -157,7 +161,11 @@ class BradleyTerryRM:
         if str(name_or_path) in TINY_SIZES:
             raise ModelError(f"`{name_or_path}` is an untrained model; train it first: rm-opt train --model tiny.")
         loaded = load_trained(
-            str(name_or_path), max_seq_len=max_seq_len, trust_remote_code=trust_remote_code, render_fn=render_fn
+            str(name_or_path),
+            max_seq_len=max_seq_len,
+            trust_remote_code=trust_remote_code,
+            render_fn=render_fn,
+            dtype=dtype,
         )
         return cls(
             loaded.model.to(pick_device(device)),
@@ -388,7 +396,11 @@ class BradleyTerryRM:
         Args:
             folder: where; files in it are replaced.
             state: the whole weights by the names of `model.state_dict()`, where the live ones are sharded.
+
+        Raises:
+            ModelError: the weights are narrower than float32.
         """
+        self.require_float32("saved: the file would hold rounded weights and not say so")
         if self.companion is None:
             self._save_plain(folder, state)
             return
@@ -396,6 +408,22 @@ class BradleyTerryRM:
         with self.companion.plain_form(self.model):
             self._save_plain(folder, self.companion.plain_state(whole))
         self.companion.save(whole, folder)
+
+    def require_float32(self, what: str) -> None:
+        """Refuse a model whose weights were rounded, as they are when it is loaded with dtype="bfloat16".
+
+        Args:
+            what: what it cannot be, and why, as the end of a sentence.
+
+        Raises:
+            ModelError: the weights are narrower than float32.
+        """
+        if narrow := narrow_floats(self.model):
+            raise ModelError(
+                f"the weights of {self._origin.name} are {', '.join(narrow)} here, and such a model cannot be {what}. "
+                "Load it in float32; a file of bfloat16 weights is made by rm-opt export --dtype bfloat16, which "
+                "compares its rewards."
+            )
 
     def _save_plain(self, folder: Path, state: Mapping[str, Tensor] | None) -> None:
         if self._adapter_base is None:

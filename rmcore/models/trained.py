@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
+from rmcore.config.model import WeightDtype
 from rmcore.core.errors import ModelError
 from rmcore.data.render_fn import load_render_fn
 from rmcore.data.rendering import Renderer, Rendering, choose_rendering, ensure_pad_token
@@ -43,7 +44,12 @@ class Trained:
 
 
 def load_trained(
-    name_or_path: str, *, max_seq_len: int | None, trust_remote_code: bool, render_fn: str | None
+    name_or_path: str,
+    *,
+    max_seq_len: int | None,
+    trust_remote_code: bool,
+    render_fn: str | None,
+    dtype: WeightDtype = "float32",
 ) -> Trained:
     """Load a checkpoint of this platform, a LoRA adapter, or any Hugging Face reward model.
 
@@ -59,9 +65,9 @@ def load_trained(
     beta = read_beta(folder)
     base = lora.read_base(folder) if lora.is_adapter(folder) else None
     loaded = (
-        lora.load_base(base, folder, trust_remote_code=trust_remote_code)
+        lora.load_base(base, folder, trust_remote_code=trust_remote_code, dtype=dtype)
         if base is not None
-        else _load_whole(source, trust_remote_code=trust_remote_code)
+        else _load_whole(source, trust_remote_code=trust_remote_code, dtype=dtype)
     )
     rendering = _rendering(source, loaded.model.config, loaded.tokenizer, max_seq_len, render_fn)
     model = loaded.model if base is None else lora.load_adapter(loaded, folder, base)
@@ -103,13 +109,13 @@ def _rendering(
     return choose_rendering(tokenizer, use_chat_template=True, max_seq_len=limit, render_fn=render_fn)
 
 
-def _load_whole(source: str, *, trust_remote_code: bool) -> Backbone:
+def _load_whole(source: str, *, trust_remote_code: bool, dtype: WeightDtype) -> Backbone:
     if is_headless(read_config(source, trust_remote_code=trust_remote_code)):
         raise ModelError(
             f"{source} has no reward head, so its rewards would be random; train it first, or name a "
             "sequence-classification model with one label."
         )
-    loaded = load_backbone(source, seed=0, trust_remote_code=trust_remote_code)
+    loaded = load_backbone(source, seed=0, trust_remote_code=trust_remote_code, dtype=dtype)
     if loaded.origin.fresh:
         raise ModelError(
             f"{source} lacks the weights {', '.join(sorted(loaded.origin.fresh)[:4])}, so its rewards would be "

@@ -26,6 +26,7 @@ from rmcore.serving.client import RewardClient
 from rmcore.serving.http_app import HttpSettings
 from rmcore.serving.process import RewardServer
 from rmcore.serving.server import ServeSettings
+from rmcore.serving.vllm_process import EngineDtype
 
 REQUEST_TIMEOUT_S = 600.0
 """Longest wait for a batch. Nobody else is served, so a late answer means a slow machine and not a busy server."""
@@ -58,6 +59,7 @@ class VllmScorer:
         render_fn: the checkpoint's rendering function, as `module:function`, where it has one.
         number: of servers; None: one for each GPU that this process sees, and one without any.
         vllm: as `ServeSettings.vllm`.
+        dtype: what vLLM computes in.
 
     Raises:
         ConfigError: there are GPUs, and fewer than servers.
@@ -72,11 +74,13 @@ class VllmScorer:
         render_fn: str | None = None,
         number: int | None = None,
         vllm: str | None = None,
+        dtype: EngineDtype = "float32",
     ) -> None:
         self._settings = ServeSettings(
             checkpoint,
             port=0,
             vllm=vllm,
+            dtype=dtype,
             max_seq_len=max_seq_len,
             render_fn=render_fn,
             http=HttpSettings(token=secrets.token_urlsafe()),

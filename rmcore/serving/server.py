@@ -39,7 +39,7 @@ class ServeSettings:
     checkpoint: a folder that `BradleyTerryRM.from_pretrained` reads, adapters included.
     host, port: where; port 0 takes a free one. Beyond loopback a token is asked for.
     vllm: the Python of an environment with vLLM, or a `vllm` executable; None looks for one (`find_vllm`).
-    dtype: what vLLM computes in; None: float32 without a GPU, else what the checkpoint is stored in.
+    dtype: what vLLM computes in.
     max_seq_len: tokens of an input; None: as recorded.
     render_fn: the rendering function of the checkpoint, as `module:function`, where it has one.
     weights_folder: where updates are published through; None makes one that goes with the server.
@@ -49,7 +49,7 @@ class ServeSettings:
     host: str = "127.0.0.1"
     port: int = 8100
     vllm: str | None = None
-    dtype: EngineDtype | None = None
+    dtype: EngineDtype = "float32"
     max_seq_len: int | None = None
     render_fn: str | None = None
     weights_folder: Path | None = None
@@ -112,11 +112,10 @@ async def _open(settings: ServeSettings, program: Path, place: Path) -> AsyncIte
     )
     first = place / "served-000001"
     await asyncio.to_thread(_stage_first, rm, settings.checkpoint, first)
-    dtype = settings.dtype or _default_dtype(rm)
     engine = VllmEngine(
         EngineSettings(
             program,
-            dtype,
+            settings.dtype,
             rm.renderer.rendering.max_seq_len,
             settings.gpu_memory_share,
             eager=not torch.cuda.is_available(),
@@ -124,7 +123,7 @@ async def _open(settings: ServeSettings, program: Path, place: Path) -> AsyncIte
         ),
         place / LOG_FILE,
     )
-    probe, digest = await asyncio.to_thread(_probe_and_digest, rm, first, dtype)
+    probe, digest = await asyncio.to_thread(_probe_and_digest, rm, first, settings.dtype)
     weights = Weights(1, first, digest, RewardModelTrainingMode.FULL, probe, rm.beta)
     served = ServedModel(engine, weights, checkpoint=settings.checkpoint)
     app = _http_app(served, rm, settings.http)
@@ -149,10 +148,6 @@ def _stage_first(rm: BradleyTerryRM, checkpoint: str, folder: Path) -> None:
 
 def _probe_and_digest(rm: BradleyTerryRM, folder: Path, dtype: EngineDtype) -> tuple[RewardProbe, str]:
     return make_probe(rm, bf16=dtype == "bfloat16"), folder_digest(folder)
-
-
-def _default_dtype(rm: BradleyTerryRM) -> EngineDtype:
-    return "bfloat16" if torch.cuda.is_available() and rm.model.dtype == torch.bfloat16 else "float32"
 
 
 def _http_app(served: ServedModel, rm: BradleyTerryRM, settings: HttpSettings) -> RewardApp:

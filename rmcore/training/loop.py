@@ -87,6 +87,7 @@ class Trainer:
     Raises:
         ConfigError: a pair exceeds the token budget, the world size does not divide `pairs_per_step`, or the ranks
             differ in settings or pairs.
+        ModelError: the weights are narrower than float32.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class Trainer:
         ranks: Ranks = ALONE,
         order: Sequence[Sequence[int]] | None = None,
     ) -> None:
+        rm.require_float32("trained: updates smaller than the rounding of its weights would be lost")
         ranks.check_divides(config.pairs_per_step)
         self.rm, self.config, self.folder, self.tracker, self.seed = rm, config, folder, tracker, seed
         self.train, self.validation, self.ranks = train, validation, ranks

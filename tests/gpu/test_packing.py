@@ -65,3 +65,24 @@ def test_float32_on_a_gpu_is_padded_and_says_why(tiny_folder, gold_pairs, capsys
     assert "bf16" in capsys.readouterr().err
     there = BradleyTerryRM.from_pretrained(tiny_folder, device="cpu", max_seq_len=128)
     np.testing.assert_allclose(here.score_pairs(gold_pairs[:16]), there.score_pairs(gold_pairs[:16]), atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["tiny", "minilm"])
+def test_weights_in_bfloat16_take_half_the_memory_and_are_packed_by_the_kernel(name, gold_pairs, tmp_path):
+    if name == "minilm" and find_spec(MINILM_PACKAGE) is None:
+        pytest.skip(f"{MINILM_PACKAGE} is not installed")
+    BradleyTerryRM.new(ModelConfig(name=name, max_seq_len=128), seed=0, device=torch.device("cpu")).save(tmp_path)
+    there = BradleyTerryRM.from_pretrained(tmp_path, device="cpu")
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    here = BradleyTerryRM.from_pretrained(tmp_path, device="cuda", dtype="bfloat16")
+    assert torch.cuda.max_memory_allocated() - before < 0.6 * 4 * here.num_parameters
+    packing = here.packing()
+    assert packing is not None
+    assert packing.kernel == "varlen"
+    truth, packed = there.score_pairs(gold_pairs[:24]), here.score_pairs(gold_pairs[:24])
+    here.allow_packing = False
+    padded = here.score_pairs(gold_pairs[:24])
+    bound = 2.0**-5 * np.abs(truth).max()
+    assert np.abs(packed - truth).max() < bound
+    assert np.abs(padded - truth).max() < bound

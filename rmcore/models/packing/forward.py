@@ -10,7 +10,7 @@ numbers there and is left to padding, with the reason.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,7 +22,7 @@ from rmcore.core.errors import ModelError
 from rmcore.models.packing.attention import ATTENTION
 from rmcore.models.packing.layout import PackedRow, Packing, pack_sides, reading_place
 from rmcore.models.packing.rows import PaddedRows, Rows, pad_rows
-from rmcore.models.precision import precision_context
+from rmcore.models.precision import InFloat32, precision_context
 
 FORWARD_METHOD = "packed_outputs"
 """Where a sharded model carries the packed forward as a method, because only there its weights get gathered."""
@@ -102,16 +102,19 @@ def find_packing(model: nn.Module, *, longest_side: int, precision: str, pad_id:
     _refuse_windows(config, longest_side, causal=packing.causal)
     _refuse_recurrence(plain, config)
     _refuse_moving_positions(config, longest_side)
-    if device.type == "cuda" and precision != "bf16":
-        raise ModelError("on a GPU the packed attention kernel computes in bf16 only (train.precision=bf16)")
+    if device.type == "cuda" and precision != "bf16" and plain.dtype != torch.bfloat16:
+        raise ModelError(
+            "on a GPU the packed attention kernel computes in bf16 only (train.precision=bf16, or --dtype bfloat16)"
+        )
     if before not in ("sdpa", ATTENTION):
         raise ModelError(f"its attention is {before}, not sdpa")
     plain.set_attn_implementation(ATTENTION)
     accepted = False
     try:
         with torch.no_grad(), _evaluation_mode(model):
-            _compare(model, packing, "fp32", pad_id)
             # First sdpa in fp32, where agreement can be asked for to a few bits, then the kernel that training uses.
+            with InFloat32() if plain.dtype == torch.bfloat16 else nullcontext():
+                _compare(model, packing, "fp32", pad_id)
             if device.type == "cuda":
                 packing = replace(packing, kernel="varlen")
                 _compare(model, packing, precision, pad_id)

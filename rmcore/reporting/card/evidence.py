@@ -6,7 +6,7 @@ metrics and a verdict.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rmcore.core.errors import DataError
@@ -38,6 +38,9 @@ OPTIMIZERS = {"best_of_n": "best-of-n", "kl_optimum": "RL with a KL penalty"}
 RUNG_OF_A_POLICY = 3
 GOLD = "gold"
 """Source of data that is a synthetic world."""
+ROUNDED = (
+    "Measured with weights rounded to bfloat16, the reward head in float32; rewards differ a little from the file's."
+)
 POLICIES = {"world": "the gold world's own writer", "sft": "the one that was fine-tuned in the same run"}
 """Policies that are no folder and no name of the hub."""
 
@@ -104,11 +107,16 @@ def read_evidence(record: Record, source: str) -> list[Found]:
             "evaluate`, `readiness pairs`, `benchmark` or `probe` wrote with --json, or the summary.json of a run."
         )
     try:
-        return [read(record, source) for read in kinds]
+        found = [read(record, source) for read in kinds]
+        return [_noted(one, ROUNDED) for one in found] if record.get("dtype") == "bfloat16" else found
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(
             f"{source} is not as the command wrote it ({type(error).__name__}: {error}); make it again."
         ) from error
+
+
+def _noted(found: Found, note: str) -> Found:
+    return replace(found, sections=tuple(replace(one, notes=(*one.notes, note)) for one in found.sections))
 
 
 def _evaluation(record: Record, source: str) -> Found:

@@ -3,6 +3,7 @@
 Accepting one model too many would give wrong rewards in silence, so this is where packing must not err.
 """
 
+import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,9 +15,11 @@ import transformers as hf
 
 from rmcore.core.errors import ModelError
 from rmcore.data.rendering import Rendering, TokenizedSide
+from rmcore.models.packing import forward
 from rmcore.models.packing.forward import find_packing, packed_outputs, rewards_of
 from rmcore.models.packing.layout import pack_sides
 from rmcore.models.packing.rows import pad_rows
+from rmcore.models.precision import InFloat32, round_backbone
 from rmcore.models.reward_model import BradleyTerryRM
 
 PAD, VOCABULARY, LONGEST = 1, 60, 48
@@ -93,6 +96,22 @@ def test_it_is_padded_with_the_reason_and_the_right_rewards(name, tiny_folder, c
     assert said.strip().endswith(".")
     assert model.config._attn_implementation == attention
     assert torch.equal(alone(model), rewards)
+
+
+@pytest.mark.parametrize("name", ["ctrl", "smollm3"])
+def test_weights_in_bfloat16_do_not_hide_what_float32_shows(name, monkeypatch):
+    """The trial computes in float32 on the rounded weights: here positions are off by one, which moves little."""
+    model = build((REFUSED | ACCEPTED)[name]())
+    round_backbone(model)
+    exact = copy.deepcopy(model).float()
+    with InFloat32():
+        torch.testing.assert_close(alone(model), alone(exact), rtol=1e-5, atol=1e-7)
+    if name in ACCEPTED:
+        assert find(model).causal
+        monkeypatch.setattr(forward, "_first_position", lambda plain: 1)
+    for one in (model, exact):
+        with pytest.raises(ModelError, match="packed trial differ"):
+            find(one)
 
 
 @pytest.mark.parametrize("name", HYBRIDS)

@@ -1,0 +1,122 @@
+"""`--dtype bfloat16` of the measuring commands: taken, recorded, kept apart from float32, or refused with a reason."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from rmcore.cli import app
+from rmcore.cli.inputs import ModelReading, PairReading
+from rmcore.cli.score import _job
+from rmcore.core.errors import ConfigError
+from rmcore.data.parts import SourceInParts
+from rmcore.data.table import write_pairs
+from rmcore.ensembles.bulk import PARTS_SUFFIX
+from rmcore.ensembles.features import head_of
+from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.reporting.card.evidence import ROUNDED, read_evidence
+
+
+@pytest.fixture(scope="module")
+def home(tiny_folder, gold_pairs, tmp_path_factory):
+    """Two checkpoints on one backbone, and pairs."""
+    folder = tmp_path_factory.mktemp("dtype")
+    for number in range(2):
+        rm = BradleyTerryRM.from_pretrained(tiny_folder, device="cpu", max_seq_len=96)
+        with torch.no_grad():
+            generator = torch.Generator().manual_seed(number)
+            head_of(rm).weight.add_(torch.randn(head_of(rm).weight.shape, generator=generator))
+        rm.save(folder / f"m{number}")
+    write_pairs(gold_pairs[:40], folder / "pairs.parquet")
+    return folder
+
+
+def run(command, home, *arguments, dtype="bfloat16"):
+    given = ["--data", home / "pairs.parquet", "--device", "cpu", "--dtype", dtype, *arguments]
+    done = CliRunner().invoke(app, [*map(str, command), *map(str, given)])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_evaluate_and_diff_record_it_and_a_card_says_so(home, tmp_path):
+    tables, told = {}, {}
+    for dtype in ("float32", "bfloat16"):
+        places = ["--json", tmp_path / f"{dtype}.json", "--rewards", tmp_path / f"{dtype}.parquet"]
+        run(["evaluate", "--checkpoint", home / "m0"], home, "--num-resamples", 100, *places, dtype=dtype)
+        tables[dtype] = pd.read_parquet(tmp_path / f"{dtype}.parquet")["reward_chosen"].to_numpy()
+        record = json.loads((tmp_path / f"{dtype}.json").read_text())
+        assert record["dtype"] == dtype
+        told[dtype] = [note for one in read_evidence(record, "x") for section in one.sections for note in section.notes]
+    assert np.any(tables["bfloat16"] != tables["float32"])
+    np.testing.assert_allclose(tables["bfloat16"], tables["float32"], atol=2.0**-5 * np.abs(tables["float32"]).max())
+    assert ROUNDED in told["bfloat16"]
+    assert ROUNDED not in told["float32"]
+    run(["diff", home / "m0", home / "m1"], home, "--json", tmp_path / "diff.json")
+    assert json.loads((tmp_path / "diff.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_score_goes_on_only_in_the_format_in_which_it_was_begun(home, tmp_path, gold_pairs):
+    begun = tmp_path / "rewards.parquet"
+    score = ["score", "--checkpoint", home / "m0", "--out", begun, "--part-rows", 8]
+    for dtype in ("float32", "bfloat16"):
+        run(score, home, dtype=dtype)
+        rewards = pd.read_parquet(begun)["reward_chosen"].to_numpy()
+        rm = BradleyTerryRM.from_pretrained(home / "m0", device="cpu", dtype=dtype)
+        expected = rm.score_pairs(gold_pairs[:40])[:, 0]
+        exactly = 1e-5 if dtype == "float32" else 2.0**-5 * np.abs(expected).max()
+        np.testing.assert_allclose(rewards, expected, rtol=0, atol=exactly)
+    parts = begun.with_name(begun.name + PARTS_SUFFIX)
+    source = SourceInParts(str(home / "pairs.parquet"), 8, "train", PairReading().columns(), None)
+    for began, goes_on in (("bfloat16", "float32"), ("float32", "bfloat16")):
+        parts.mkdir()  # as a kill leaves it: a part, and the job that it is of
+        job = _job(str(home / "m0"), ModelReading(dtype=began), PairReading(), source, "local")
+        (parts / "job.json").write_text(json.dumps(job))
+        (parts / "part_0000000.parquet").touch()
+        with pytest.raises(ConfigError, match=r"another job .* dtype differ"):
+            run(score, home, dtype=goes_on)
+        for left in parts.iterdir():
+            left.unlink()
+        parts.rmdir()
+
+
+def test_benchmark_keeps_the_rewards_of_both_apart(home, tmp_path):
+    (tmp_path / "set" / "Natural").mkdir(parents=True)
+    rows = [
+        {"input": f"Name a fruit {number}", "output_1": f"Pear {number}", "output_2": "No", "label": 1}
+        for number in range(8)
+    ]
+    (tmp_path / "set" / "Natural" / "dataset.json").write_text(json.dumps(rows))
+    for dtype in ("float32", "bfloat16", "float32"):
+        record, given = tmp_path / f"{dtype}.json", ["--device", "cpu", "--partial", "--out", tmp_path / "kept"]
+        words = ["benchmark", "--checkpoint", home / "m0", "--suite", f"llmbar={tmp_path / 'set'}", *given]
+        done = CliRunner().invoke(app, [*map(str, words), "--dtype", dtype, "--json", str(record)])
+        assert done.exit_code == 0, done.output
+        assert json.loads(record.read_text())["dtype"] == dtype
+    exact, rounded = (pd.read_parquet(path) for path in sorted((tmp_path / "kept").glob("*.parquet")))
+    assert not exact.equals(rounded)
+
+
+def test_an_ensemble_keeps_it_for_whoever_loads_it(home, tmp_path):
+    members = ["--checkpoint", home / "m0", "--checkpoint", home / "m1"]
+    run(["ensemble", *members], home, "--out", tmp_path, "--num-resamples", 100, "--share", 0.8)
+    assert json.loads((tmp_path / "report.json").read_text())["dtype"] == "bfloat16"
+    assert json.loads((tmp_path / "ensemble.json").read_text())["dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        (["analyze", "--checkpoint", "absent"], "curvature"),
+        (["readiness", "pairs", "--checkpoint", "absent"], "curvature"),
+        (["explain", "--checkpoint", "absent"], "what a word adds"),
+        (["soup", "absent", "absent2", "--out", "absent3"], "average of rounded weights"),
+    ],
+)
+def test_what_is_more_than_rewards_refuses_it_before_anything_is_read(command, why, home):
+    with pytest.raises(ConfigError, match=rf"--dtype bfloat16 is for rewards, and .*{why}.*: leave it out"):
+        run(command, home)

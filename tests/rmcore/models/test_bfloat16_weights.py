@@ -1,0 +1,205 @@
+"""Weights that are loaded in bfloat16: near the same rewards, half the memory, an exact head, and no way to a file."""
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+
+from rmcore.config.model import LoraSettings, ModelConfig
+from rmcore.config.train import TrainConfig
+from rmcore.core.errors import CurvatureError, ModelError
+from rmcore.core.tracking import NullTracker
+from rmcore.data.pair import PreferencePair
+from rmcore.ensembles.ensemble import RewardModelEnsemble
+from rmcore.ensembles.features import features, head_of
+from rmcore.landscape.operators import LossHessian
+from rmcore.models import lora
+from rmcore.models.batching import pad_pairs
+from rmcore.models.head import is_reward_head
+from rmcore.models.precision import float32_head
+from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.training.loop import Trainer
+from tests.support.random_models import model_of
+
+BOUND = 2.0**-5
+"""Largest difference of a reward, as a share of the largest absolute reward: the one of `rm-opt export`."""
+PROMPT = "Name a fruit that is good in winter, and say in one sentence why you think so."
+ANSWERS = ["Pears.", "Gladly: apples keep well in a cool cellar.", "No.", "A lemon, for tea", "Pears, they are sweet."]
+ASKED = [(PROMPT, answer) for answer in ANSWERS] + [("Hello", "Hi"), ("Sort: b, a", "a, b")]
+SHAPES = ("gpt2", "bert", "roberta")
+
+
+def near(found, expected):
+    return np.abs(found - expected).max() <= BOUND * np.abs(expected).max()
+
+
+def rank_correlation(a, b):
+    return np.corrcoef(np.argsort(np.argsort(a)), np.argsort(np.argsort(b)))[0, 1]
+
+
+def both(folder):
+    return [BradleyTerryRM.from_pretrained(folder, device="cpu", dtype=dtype) for dtype in ("float32", "bfloat16")]
+
+
+def moved(folder: Path, name: str, *, adapted: LoraSettings | None = None) -> BradleyTerryRM:
+    """A model with a head, and adapters where asked, of the size that a training makes; saved in `folder`."""
+    rm = BradleyTerryRM.new(ModelConfig(name=name, max_seq_len=96, lora=adapted), seed=0, device=torch.device("cpu"))
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        for key, parameter in rm.model.named_parameters():
+            if "lora_B" in key or is_reward_head(key):
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    rm.save(folder)
+    return rm
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("bfloat16")
+    for shape in SHAPES:
+        model_of(shape).save(folder / shape)
+    moved(folder / "qwen2", "tiny")
+    return folder
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, "qwen2"])
+def test_rewards_are_near_those_of_float32_packed_and_padded(shape, saved):
+    exact, rounded = both(saved / shape)
+    sides = exact.renderer.tokenize_sides(ASKED)
+    expected, found = exact.score_sides(sides), rounded.score_sides(sides)
+    assert rounded.packing() is not None
+    assert found.dtype == np.float32
+    assert near(found, expected)
+    assert np.any(found != expected)
+    assert rank_correlation(found, expected) > 0.9
+    rounded.allow_packing = False
+    assert near(rounded.score_sides(sides), expected)
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, "qwen2"])
+def test_all_weights_are_rounded_but_the_heads_which_are_as_the_file_has_them(shape, saved):
+    exact, rounded = (rm.model for rm in both(saved / shape))
+    exact_ones = dict(exact.named_parameters())
+    assert type(rounded) is type(exact)
+    for name, parameter in rounded.named_parameters():
+        kept = is_reward_head(name)
+        assert parameter.dtype == (torch.float32 if kept else torch.bfloat16), name
+        assert torch.equal(parameter, exact_ones[name] if kept else exact_ones[name].bfloat16()), name
+    head = head_of(BradleyTerryRM.from_pretrained(saved / shape, device="cpu", dtype="bfloat16"))
+    assert not torch.equal(head.weight, head.weight.bfloat16().float())
+
+
+def test_the_head_computes_in_float32_whoever_calls_the_model(saved):
+    exact, rounded = both(saved / "qwen2")
+    sides = rounded.renderer.tokenize_sides(ASKED)
+    found = rounded.score_sides(sides)
+    states = features(rounded, sides)
+    head = head_of(rounded).weight.detach().double().numpy()[0]
+    # bfloat16 sums would be some thousand times further away.
+    np.testing.assert_allclose(found, states.astype(np.float64) @ head, rtol=1e-5, atol=1e-5)
+    ids = torch.tensor([sides[0].ids])
+    with torch.no_grad():
+        alone = rounded.model(input_ids=ids).logits
+        with float32_head(rounded.model):
+            pass  # leaves it as it was
+        again = rounded.model(input_ids=ids).logits
+    assert alone.dtype == torch.float32
+    assert torch.equal(alone, again)
+    assert near(alone.numpy()[0], exact.score_sides(sides[:1]))
+
+
+def test_loading_takes_half_the_memory_at_its_peak_too(saved, tmp_path):
+    """Beside what is mapped from the file, which the system may drop."""
+    config = hf.AutoConfig.from_pretrained(saved / "qwen2")
+    config.vocab_size = 400_000
+    BradleyTerryRM.from_pretrained(saved / "qwen2", device="cpu").save(tmp_path)
+    hf.AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path)
+
+    def anonymous() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
+
+    seen, over = [anonymous()], threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.002):
+            seen.append(anonymous())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        rounded = BradleyTerryRM.from_pretrained(tmp_path, device="cpu", dtype="bfloat16")
+    finally:
+        over.set()
+        watcher.join()
+    in_float32 = 4 * rounded.num_parameters
+    held = sum(one.numel() * one.element_size() for one in rounded.model.parameters())
+    assert in_float32 > 90e6
+    assert held < 0.51 * in_float32
+    assert max(seen) - seen[0] < 0.6 * in_float32
+
+
+def test_an_adapter_is_put_on_its_rounded_base_after_that_was_recognised(saved, tmp_path):
+    base = saved / "qwen2"
+    moved(tmp_path / "trained", str(base), adapted=LoraSettings(rank=4))
+    adapter = tmp_path / "trained" / lora.ADAPTER_FOLDER
+    exact, rounded = both(adapter)
+    assert rounded.has_adapters
+    assert near(rounded.score(*zip(*ASKED, strict=True)), exact.score(*zip(*ASKED, strict=True)))
+    kinds = {name: one.dtype for name, one in rounded.model.named_parameters()}
+    assert all(kind == torch.float32 for name, kind in kinds.items() if "lora_" in name or is_reward_head(name))
+    assert kinds["base_model.model.model.layers.0.mlp.up_proj.base_layer.weight"] == torch.bfloat16
+    assert torch.equal(head_of(rounded).weight, head_of(exact).weight)
+    other = tmp_path / "other"
+    moved(other, "tiny-small")
+    record = adapter / lora.BASE_FILE
+    record.write_text(record.read_text().replace(str(base), str(other)))
+    with pytest.raises(ModelError, match="trained on other weights"):
+        BradleyTerryRM.from_pretrained(adapter, device="cpu", dtype="bfloat16")
+
+
+def test_an_ensemble_of_three_is_calibrated_saved_and_loaded_in_bfloat16(saved, tmp_path):
+    places = [tmp_path / f"m{seed}" for seed in range(3)]
+    for seed, place in enumerate(places):
+        rm = BradleyTerryRM.from_pretrained(saved / "qwen2", device="cpu")
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            for parameter in rm.model.parameters():
+                parameter.add_(0.02 * torch.randn_like(parameter))
+        rm.save(place)
+    prompts, responses = zip(*ASKED[:5], strict=True)
+    exact, rounded = (
+        RewardModelEnsemble.from_checkpoints(places, device="cpu", dtype=dtype) for dtype in ("float32", "bfloat16")
+    )
+    expected = exact.predict(prompts, responses).individual_rewards
+    assert near(rounded.predict(prompts, responses).individual_rewards, expected)
+    assert len(rounded.members.backbones) == 3
+    rounded.calibrate(prompts, responses, share=0.5)
+    again = RewardModelEnsemble.load(rounded.save(tmp_path / "ensemble"), device="cpu")
+    assert all(one.rm.model.dtype == torch.bfloat16 for one in again.members.backbones)
+    np.testing.assert_array_equal(again.score(prompts, responses), rounded.score(prompts, responses))
+    wide = RewardModelEnsemble.load(tmp_path / "ensemble", device="cpu", dtype="float32")
+    assert all(one.rm.model.dtype == torch.float32 for one in wide.members.backbones)
+
+
+def test_it_is_neither_saved_nor_trained_nor_differentiated_twice(saved, tmp_path):
+    _, rounded = both(saved / "qwen2")
+    with pytest.raises(ModelError, match="are bfloat16 here, and such a model cannot be saved"):
+        rounded.save(tmp_path / "file")
+    assert not (tmp_path / "file").exists()
+    pairs = rounded.renderer.tokenize_pairs([PreferencePair(PROMPT, ANSWERS[1], ANSWERS[2])])
+    with pytest.raises(ModelError, match="cannot be trained"):
+        Trainer(
+            rounded,
+            TrainConfig(steps=1),
+            train=pairs,
+            validation=[],
+            folder=tmp_path / "run",
+            tracker=NullTracker(),
+            seed=0,
+        )
+    with pytest.raises(CurvatureError, match="bfloat16 parameters"):
+        LossHessian(rounded, [pad_pairs(pairs, pad_id=rounded.pad_id)])
