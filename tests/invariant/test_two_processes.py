@@ -14,8 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForSequenceClassification
 
+from nano_model import nano_config
 from rmcore.core.child_process import ForkedProcess
+from rmcore.models.tiny import build_tiny
 
 pytestmark = pytest.mark.slow
 
@@ -111,8 +114,6 @@ def test_two_hosts_of_which_one_died_follow_the_trajectory_of_one(tmp_path, alon
     assert told["result"]["num_processes"] == 2
     assert told["result"]["num_pairs"] == alone[0]["result"]["num_pairs"]
     assert told["result"]["num_real_tokens"] == alone[0]["result"]["num_real_tokens"]
-    from transformers import AutoModelForSequenceClassification
-
     # What they leave is a plain checkpoint.
     plain = AutoModelForSequenceClassification.from_pretrained(hosts[0] / "step_20", dtype=torch.float64)
     for name, tensor in plain.state_dict().items():
@@ -130,11 +131,52 @@ def test_a_training_goes_on_with_another_number_of_processes_twice(tmp_path, alo
     assert told["result"]["resumed_from"] == [7, 13]
 
 
-def test_observations_of_all_kinds_follow_one_trajectory(environment, tmp_path):
+@pytest.fixture(scope="module")
+def backbone(tmp_path_factory):
+    """A backbone without a head in several files, in bfloat16 as most are."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("rmcore.models.tiny.tiny_config", nano_config)
+        folder = build_tiny(tmp_path_factory.mktemp("backbone"))
+    plain = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.bfloat16).model
+    (folder / "model.safetensors").unlink()
+    plain.save_pretrained(folder, max_shard_size="20KB")
+    assert len(list(folder.glob("*.safetensors"))) > 2
+    return folder
+
+
+def test_slices_read_from_files_and_states_in_parts_change_nothing(environment, tmp_path, backbone):
+    """The head and the adapters are drawn alike; two processes end in the same bits whether interrupted or not."""
+    changes = {"model": str(backbone), "lora": {"rank": 2}, "steps": 8}
+    one, two, interrupted = (tmp_path / name for name in ("one", "two", "interrupted"))
+    run(one, 1, environment, **changes)
+    run(two, 2, environment, **changes)
+    (told, weights, rewards), (shared, others, theirs) = outcome(one), outcome(two)
+    assert (told["deferred"], shared["deferred"]) == (False, True)
+    np.testing.assert_allclose(losses(told), losses(shared), rtol=1e-9)
+    np.testing.assert_allclose(rewards, theirs, rtol=1e-6)
+    for name, tensor in weights.items():
+        torch.testing.assert_close(others[name], tensor, rtol=1e-6, atol=1e-9)
+    base = "best/adapter/rm_base.json"
+    assert (one / base).read_bytes() == (two / base).read_bytes()
+
+    run(interrupted, 2, environment, stop_at=5, **changes)
+    states = sorted((interrupted / "resume").glob("step_*"))
+    writers = {file.name[: len("shard-00001")] for file in states[-1].glob("*.safetensors")}
+    assert writers == {"shard-00001", "shard-00002"}
+    assert not [path for path in states[-1].iterdir() if path.suffix == ".safetensors" and path.stat().st_mode & 0o077]
+    run(interrupted, 2, environment, **changes)
+    told, weights, rewards = outcome(interrupted)
+    assert told["result"]["resumed_from"]
+    assert all(torch.equal(tensor, others[name]) for name, tensor in weights.items())
+    np.testing.assert_array_equal(rewards, theirs)
+
+
+def test_observations_of_all_kinds_follow_one_trajectory(environment, tmp_path, backbone):
     """The likelihood's own numbers are sharded, too, and gathered for its part of the step."""
-    kinds = ["pair", "tie", "grades", "more"]
+    kinds = {"kinds": ["pair", "tie", "grades", "more"], "model": str(backbone)}
     told, weights, _ = _after(tmp_path / "one", 1, environment, kinds)
     shared, others, _ = _after(tmp_path / "two", 2, environment, kinds)
+    assert shared["deferred"]
     np.testing.assert_allclose(losses(told), losses(shared), rtol=1e-9)
     assert {name for name in weights if name.startswith("likelihood.")} == {
         "likelihood.log_tie", "likelihood.log_sigma", "likelihood.cuts.0", "likelihood.cuts.1"
@@ -144,5 +186,5 @@ def test_observations_of_all_kinds_follow_one_trajectory(environment, tmp_path):
 
 
 def _after(folder, processes, environment, kinds):
-    run(folder, processes, environment, kinds=kinds, steps=8)
+    run(folder, processes, environment, steps=8, **kinds)
     return outcome(folder)
