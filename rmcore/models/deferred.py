@@ -1,11 +1,12 @@
 """Weights that stay in their files until the model is sharded, so that no process ever holds all of them.
 
-The model is first loaded from placeholders: tensors of the right shape that are one number in memory, repeated. The
+The model is first loaded from placeholders: tensors of the right shape that are one column in memory, repeated. The
 library does with them all that it does with weights (it renames, ties, draws what is missing and computes buffers), and
 a parameter that is the placeholder itself afterwards is the tensor of that name in the files, value for value. Its
 slices are read when the model is sharded. The reward head, buffers and all that was drawn are real from the start.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +72,10 @@ class Deferred:
             if place is not None:
                 found[name] = place
                 holder, _, leaf = name.rpartition(".")
-                empty = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad)
+                empty = nn.Parameter(
+                    torch.empty(parameter.shape, dtype=parameter.dtype, device="meta"),
+                    requires_grad=parameter.requires_grad,
+                )
                 setattr(model.get_submodule(holder), leaf, empty)
         if len(found) != len(self._places):
             raise ModelError(
@@ -91,28 +95,28 @@ def load_deferred(source: str, config: PretrainedConfig) -> tuple[PreTrainedMode
         ModelError: this model must be loaded whole; the message is the reason, as part of a sentence.
     """
     places = _places(source)
-    placeholders: dict[str, Tensor] = {}
-    for name, place in places.items():
-        placeholders[name] = _placeholder(place)
+    read = {name: tensor for name, place in places.items() if (tensor := _small(place)) is not None}
+    hollow = {name: _placeholder(place) for name, place in places.items() if name not in read}
     with torch.device("meta"):
         kind: Any = type(AutoModelForSequenceClassification.from_config(config))
     model, info = kind.from_pretrained(
-        None, config=config, state_dict=dict(placeholders), dtype=torch.float32, output_loading_info=True
+        None, config=config, state_dict=read | hollow, dtype=torch.float32, output_loading_info=True
     )
     model.config.name_or_path = model.name_or_path = source
-    by_address = {
-        placeholders[name].data_ptr(): place for name, place in places.items() if _is_hollow(placeholders[name])
-    }
+    by_address = {tensor.data_ptr(): (tensor, places[name]) for name, tensor in hollow.items()}
+    whole = {tensor.data_ptr() for tensor in read.values()}
     missing = frozenset(info["missing_keys"])
     kept: dict[int, Place] = {}
     real: dict[str, Tensor] = {}
     addresses = [parameter.data_ptr() for _, parameter in model.named_parameters(remove_duplicate=False)]
     for name, parameter in model.named_parameters():
-        place = by_address.get(parameter.data_ptr())
-        if place is None and name not in missing and not _is_real(parameter, placeholders.values()):
-            raise ModelError(f"{name} is made from its files in another way than by reading it")
-        if place is None:
+        placeholder, place = by_address.get(parameter.data_ptr(), (None, None))
+        if placeholder is None or place is None:
+            if name not in missing and parameter.data_ptr() not in whole:
+                raise ModelError(f"{name} is made from its files in another way than by reading it")
             continue
+        if (parameter.shape, parameter.stride()) != (placeholder.shape, placeholder.stride()):
+            raise ModelError(f"{name} is another form of what is in its files")
         if addresses.count(parameter.data_ptr()) > 1:
             raise ModelError(f"it uses one weight in several places ({name} is one)")
         if is_reward_head(name):
@@ -120,12 +124,12 @@ def load_deferred(source: str, config: PretrainedConfig) -> tuple[PreTrainedMode
         else:
             kept[parameter.data_ptr()] = place
     real |= {
-        name: by_address[value.data_ptr()].read().to(value.dtype)
+        name: by_address[value.data_ptr()][1].read().to(value.dtype)
         for name, value in model.named_buffers()
         if value.data_ptr() in by_address
     }
     model.load_state_dict(real, strict=False, assign=True)
-    return model, missing, Deferred(kept, placeholders.values())
+    return model, missing, Deferred(kept, hollow.values())
 
 
 def _places(source: str) -> dict[str, Place]:
@@ -143,19 +147,18 @@ def _places(source: str) -> dict[str, Place]:
     return {name: Place(folder / file, name) for name, file in index.items()}
 
 
-def _placeholder(place: Place) -> Tensor:
-    """A tensor that has the shape of the one in the file and memory for one number; numbers of other kinds are read."""
+def _small(place: Place) -> Tensor | None:
+    """The tensor, where it is read at once: a single number, nothing, or numbers of another kind than weights."""
     with safe_open(place.file, framework="pt") as opened:
         held = opened.get_slice(place.name)
-        if not held.get_shape() or held.get_dtype() not in FLOATS:
-            tensor: Tensor = opened.get_tensor(place.name)
-            return tensor
-        return torch.zeros(1, dtype=torch.float32).expand(held.get_shape())
+        if math.prod(held.get_shape()) > 1 and held.get_dtype() in FLOATS:
+            return None
+        tensor: Tensor = opened.get_tensor(place.name)
+        return tensor.float() if tensor.is_floating_point() else tensor
 
 
-def _is_hollow(tensor: Tensor) -> bool:
-    return tensor.dim() > 0 and not any(tensor.stride())
-
-
-def _is_real(parameter: Tensor, read: Iterable[Tensor]) -> bool:
-    return any(parameter.data_ptr() == one.data_ptr() for one in read if not _is_hollow(one))
+def _placeholder(place: Place) -> Tensor:
+    """A tensor of the shape in the file with memory for its first column; turned or cut it has other strides."""
+    with safe_open(place.file, framework="pt") as opened:
+        rows, *others = opened.get_slice(place.name).get_shape()
+    return torch.zeros(rows).as_strided((rows, *others), (1, *(0 for _ in others)))

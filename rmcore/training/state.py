@@ -33,8 +33,8 @@ from rmcore.training.ranks import Ranks
 RandomState = dict[str, Tensor]
 MODEL, OPTIMIZER, RANDOM, BEST_REWARDS = "model.", "optimizer.", "random.", "best_rewards"
 """Beginnings of the names in a state, and its one other name."""
-FILE_BYTES = 256 * 2**20
-"""One process's share of one file: it is held in memory once more while it is written."""
+FILE_BYTES = 128 * 2**20
+"""Of one file, about: it is held in memory twice more while it is written."""
 
 
 def random_state(device: torch.device) -> RandomState:

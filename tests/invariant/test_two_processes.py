@@ -146,7 +146,7 @@ def backbone(tmp_path_factory):
 
 def test_slices_read_from_files_and_states_in_parts_change_nothing(environment, tmp_path, backbone):
     """The head and the adapters are drawn alike; two processes end in the same bits whether interrupted or not."""
-    changes = {"model": str(backbone), "lora": {"rank": 2}, "steps": 8}
+    changes = {"model": str(backbone), "lora": {"rank": 2}, "steps": 8, "gradient_checkpointing": True}
     one, two, interrupted = (tmp_path / name for name in ("one", "two", "interrupted"))
     run(one, 1, environment, **changes)
     run(two, 2, environment, **changes)

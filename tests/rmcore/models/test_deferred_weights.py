@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import T5Config, T5ForSequenceClassification
+from transformers import MixtralConfig, MixtralForSequenceClassification, T5Config, T5ForSequenceClassification
 
 from rmcore.core.errors import ModelError
 from rmcore.models.deferred import load_deferred
@@ -26,7 +26,7 @@ def test_all_is_as_a_usual_load_has_it(name, folder):
     expected = dict(usual.model.named_parameters()) | dict(usual.model.named_buffers())
     found = dict(ours.model.named_parameters()) | dict(ours.model.named_buffers())
     assert found.keys() == expected.keys()
-    hollow = [name for name, tensor in found.items() if tensor.dim() and not any(tensor.stride())]
+    hollow = [key for key, tensor in found.items() if ours.deferred.values(tensor) is not tensor]
     assert len(hollow) == len(list(ours.model.base_model.parameters()))  # all but the head
     for key, tensor in found.items():
         assert torch.equal(ours.deferred.values(tensor).float(), expected[key].float()), key
@@ -41,9 +41,17 @@ def test_leaving_out_what_something_copied_is_refused(folder):
 
 
 def test_a_model_that_must_be_loaded_whole_is_and_says_why(folder, tmp_path, capsys):
-    small = T5Config(vocab_size=20, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, num_labels=1)
-    T5ForSequenceClassification(small).save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match="several places"):
-        load_deferred(str(tmp_path), read_config(str(tmp_path), trust_remote_code=False))
+    tied = T5Config(vocab_size=20, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, num_labels=1)
+    experts = MixtralConfig(
+        vocab_size=20, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, num_local_experts=2, num_labels=1, pad_token_id=0,
+    )  # fmt: skip
+    for model, reason in (
+        (T5ForSequenceClassification(tied), "several places"),
+        (MixtralForSequenceClassification(experts), "another way"),  # the files have each expert by itself
+    ):
+        model.save_pretrained(tmp_path / reason)
+        with pytest.raises(ModelError, match=reason):
+            load_deferred(str(tmp_path / reason), read_config(str(tmp_path / reason), trust_remote_code=False))
     assert load_backbone("tiny", seed=0, defer=True).deferred is None
     assert "note: each process loads all of tiny before it is sharded: it is built" in capsys.readouterr().err
