@@ -105,7 +105,6 @@ def shard(rm: BradleyTerryRM, ranks: Ranks) -> None:
 
 def _fill(model: nn.Module, places: Mapping[str, Place]) -> str:
     """Read this rank's slices of the parameters that have no memory yet; what went wrong, if anything did."""
-    filled: dict[str, Tensor] = {}
     empty: dict[str, Any] = model.state_dict()
     try:
         for name, place in places.items():
@@ -115,19 +114,15 @@ def _fill(model: nn.Module, places: Mapping[str, Place]) -> str:
             if local.numel():
                 local.copy_(place.read_rows(mine.offsets[0], mine.sizes[0]))  # FSDP2 shards rows
             check_finite([(name, local)], str(place.file))
-            filled[name] = DTensor.from_local(
-                local,
-                tensor.device_mesh,
-                tensor.placements,
-                run_check=False,
-                shape=tensor.shape,
-                stride=tensor.stride(),
-            )
+            shape = {"shape": tensor.shape, "stride": tensor.stride()}
+            filled = DTensor.from_local(local, tensor.device_mesh, tensor.placements, run_check=False, **shape)
+            holder, _, leaf = name.rpartition(".")
+            # One by one: FSDP2 copies what it must pad.
+            model.get_submodule(holder).load_state_dict({leaf: filled}, strict=False, assign=True)
     except ModelError as error:
         return str(error)
     except (OSError, SafetensorError) as error:
         return f"the weights of the model could not be read ({error}); save or download it again."
-    model.load_state_dict(filled, strict=False, assign=True)
     return ""
 
 
