@@ -5,6 +5,7 @@ Two hosts are two launchers of torchrun's with a folder each, of which only the 
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 
 from nano_model import nano_config
@@ -31,7 +33,7 @@ def environment():
     return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(map(str, folders))}
 
 
-def run(folder, processes, environment, stop_at=0, **changes):
+def run(folder, processes, environment, stop_at=0, fails=False, **changes):
     """In processes that torchrun starts but for its imports: forked from one that has loaded torch."""
     folder.mkdir(exist_ok=True)
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -44,8 +46,11 @@ def run(folder, processes, environment, stop_at=0, **changes):
         spec.write_text(json.dumps([str(folder), stop_at, changes, variables if processes > 1 else {}]))
         with log.open("w") as told:
             started.append((ForkedProcess(PROGRAM.stem, spec, told, environment), log))
-    for process, log in started:
-        assert process.wait(timeout=300) == 0, log.read_text()[-3000:]
+    ended = [(process.wait(timeout=300), log.read_text()) for process, log in started]
+    if fails:
+        return ended
+    assert [status for status, _ in ended] == [0] * processes, "\n".join(told[-3000:] for _, told in ended)
+    return None
 
 
 def run_on_two_hosts(hosts, environment, second_dies_at=0):
@@ -169,6 +174,19 @@ def test_slices_read_from_files_and_states_in_parts_change_nothing(environment, 
     assert told["result"]["resumed_from"]
     assert all(torch.equal(tensor, others[name]) for name, tensor in weights.items())
     np.testing.assert_array_equal(rewards, theirs)
+
+
+def test_a_weight_that_is_not_finite_is_told_by_all_whoever_read_it(environment, tmp_path, backbone):
+    broken = shutil.copytree(backbone, tmp_path / "broken")
+    file = max(broken.glob("*.safetensors"), key=lambda path: path.stat().st_size)
+    tensors = load_file(file)
+    name, tensor = max(tensors.items(), key=lambda item: len(item[1]))
+    tensor[-1] = torch.nan  # a row of the second process
+    save_file(tensors, file, metadata={"format": "pt"})
+    ended = run(tmp_path / "run", 2, environment, fails=True, model=str(broken))
+    for status, told in ended:
+        assert status != 0
+        assert f"holds NaN or infinity in {'' if name.startswith('model.') else 'model.'}{name}" in told
 
 
 def test_observations_of_all_kinds_follow_one_trajectory(environment, tmp_path, backbone):
