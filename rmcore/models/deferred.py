@@ -56,7 +56,7 @@ class Deferred:
         self._placeholders = list(placeholders)
 
     def values(self, tensor: Tensor) -> Tensor:
-        """What `tensor` stands for, in the precision of its file, if it is a placeholder; else itself."""
+        """The tensor that a placeholder stands for, in the precision of its file; any other tensor is given back."""
         place = self._places.get(tensor.data_ptr()) if tensor.device.type == "cpu" else None
         return tensor if place is None else place.read()
 

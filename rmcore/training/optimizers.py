@@ -117,7 +117,7 @@ class OptimizerSet:
 
     @property
     def parameters(self) -> Mapping[str, nn.Parameter]:
-        """What is trained, by name."""
+        """The trained parameters, by name."""
         return self._parameters
 
     def named_state(self) -> NamedState:

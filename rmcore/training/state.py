@@ -34,7 +34,7 @@ RandomState = dict[str, Tensor]
 MODEL, OPTIMIZER, RANDOM, BEST_REWARDS = "model.", "optimizer.", "random.", "best_rewards"
 """Beginnings of the names in a state, and its one other name."""
 FILE_BYTES = 128 * 2**20
-"""Of one file, about: it is held in memory twice more while it is written."""
+"""Size of a file, about: one is held in memory twice more while it is written."""
 
 
 def random_state(device: torch.device) -> RandomState:
