@@ -185,7 +185,8 @@ def _load_deferred(
             raise ModelError(f"its tokenizer has {num_tokens} tokens, for which its embeddings must grow")
     except ModelError as reason:
         if os.environ.get("RANK", "0") == "0":
-            print(f"note: each process loads all of {name} before it is sharded: {reason}.", file=sys.stderr)
+            why = str(reason).rstrip(".")
+            print(f"note: each process loads all of {name} before it is sharded: {why}.", file=sys.stderr)
         return None
     loaded[0].eval()
     return loaded

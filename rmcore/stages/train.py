@@ -89,7 +89,6 @@ def train_into(
     """
     device = pick_device(settings.device)
     material = Material.choose(settings.train, train, observations, settings.attribute_weights)
-    # Before joining a group, in which rank 0 alone could write `tiny`.
     # Several processes read their slices only, unless the first one needs the whole model to order the pairs by it.
     looks_first = settings.train.curriculum != "none" and settings.train.curriculum_margins == "predicted"
     place = environment_ranks()
@@ -99,6 +98,7 @@ def train_into(
             file=sys.stderr,
         )
     defer = place.world > 1 and not looks_first
+    # Before joining a group, in which rank 0 alone could write `tiny`.
     rm = BradleyTerryRM.new(settings.model, seed=settings.seed, device=device, defer=defer)
     material.attach_to(rm)
     share, world = share_of_host(), environment_ranks().world
@@ -117,8 +117,8 @@ def train_into(
         order = None
         if settings.train.curriculum != "none" and isinstance(read, Tokenized):
             order = curriculum_order(rm, settings.train, read.pairs, train, ranks, seed=settings.seed)
-        if rm.deferred is not None:
-            report(0, 1, "each process reads its share of the weights")
+        if defer:
+            report(0, 1, "each process takes its share of the weights")
             shard(rm, ranks)
         trainer = Trainer(
             rm,

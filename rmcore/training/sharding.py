@@ -96,11 +96,9 @@ def shard(rm: BradleyTerryRM, ranks: Ranks) -> None:
     places = rm.deferred.leave_out(rm.model) if rm.deferred is not None else {}
     shard_blocks(rm.model)
     rm.deferred = None
-    if places:
-        problem = _fill(rm.model, places)
-        told = [problem for problem in ranks.gather(problem) if problem]
-        if told:
-            raise ModelError(told[0])
+    told = [problem for problem in ranks.gather(_fill(rm.model, places)) if problem]
+    if told:
+        raise ModelError(told[0])
 
 
 def _fill(model: nn.Module, places: Mapping[str, Place]) -> str:

@@ -48,29 +48,41 @@ def write_parts(tensors: Mapping[str, Tensor], folder: Path, place: Path | None,
         mark.touch()
     told = ranks.gather(None if mark is None else mark.relative_to(folder))[0]
     is_seen = (folder / told).exists()
-    own = (folder / told).parent if is_seen else folder / f"{PART_FOLDER}-{ranks.rank}"
     senders = [rank for rank, is_there in enumerate(ranks.gather(is_seen)) if not is_there]
     if mark is not None:
         mark.unlink()
+    together = (folder / told).parent
+    part = (together if is_seen else folder) / f"{PART_FOLDER}-{ranks.rank}"
+    shutil.rmtree(part, ignore_errors=True)  # of an attempt that was killed
     try:
-        if not is_seen:
-            shutil.rmtree(own, ignore_errors=True)  # of an attempt that was killed
-            own.mkdir(parents=True, mode=0o700)
-        write_state(tensors, own, ranks)
-        ranks.wait()
-        mine = tensor_digests(own) if ranks.is_main or not is_seen else {}
-        by_rank: list[dict[str, str]] = ranks.gather(mine)
-        problems = [_send(own, by_rank[rank], rank, [0], ranks) for rank in senders]
-        told_by_all = [problem for found in ranks.gather(problems) for problem in found if problem]
-        if told_by_all:
+        part.mkdir(parents=True, mode=0o700)
+        write_state(tensors, part, ranks)
+        by_rank = ranks.gather(_finished(part, together if is_seen else None))
+        problems = [problem for _, problem in by_rank]
+        for rank in senders:
+            source_or_target = part if ranks.rank == rank else together
+            problems += ranks.gather(_send(source_or_target, by_rank[rank][0], rank, [0], ranks))
+        if any(problems):
             raise StoreError(
-                f"a part of the state did not reach the first host: {told_by_all[0]}. The states before it are "
-                "untouched; run the same command again."
+                f"a part of the state did not reach the first host: {next(filter(None, problems))}. The states before "
+                "it are untouched; run the same command again."
             )
     finally:
-        if not is_seen:
-            shutil.rmtree(own, ignore_errors=True)
-    return {name: digest for digests in by_rank for name, digest in digests.items()}
+        shutil.rmtree(part, ignore_errors=True)
+    return {name: digest for digests, _ in by_rank for name, digest in digests.items()}
+
+
+def _finished(part: Path, together: Path | None) -> tuple[dict[str, str], str]:
+    """The sha256 of each file of this rank's part, put to the others where there is a place; and what went wrong."""
+    try:
+        digests = tensor_digests(part)
+        if together is not None:
+            for name in digests:
+                (part / name).rename(together / name)
+            part.rmdir()  # now, as the first rank goes on with a folder that must not change
+    except OSError as error:
+        return {}, str(error)
+    return digests, ""
 
 
 @contextmanager

@@ -61,8 +61,7 @@ def main(folder: Path, stop_at: int, changes: dict) -> None:
         train = rm.renderer.tokenize_pairs(pairs[:41])  # 7 steps an epoch, the last of 5 pairs: shares differ
         if kinds:
             train = tokenized_observations(rm, config, pairs[:41], kinds, folder / f"tokens{ranks.rank}")
-        if is_deferred:
-            shard(rm, ranks)
+        shard(rm, ranks)
         rm.model.double()
         trainer = Trainer(
             rm,
