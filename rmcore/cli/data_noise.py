@@ -7,7 +7,7 @@ import typer
 
 from rmcore.cli.common import setting
 from rmcore.cli.help import common
-from rmcore.cli.inputs import Device, PairReading, named_model
+from rmcore.cli.inputs import Device, ModelReading, PairReading
 from rmcore.cli.options import options
 from rmcore.config.model import TINY_SIZES, ModelConfig
 from rmcore.core.errors import ConfigError
@@ -111,7 +111,11 @@ def noise(
             train = TrainConfig.model_validate(TRAINING)
             scorer = Trainings(pairs, FullRetrainer(config, train, device=device, seed=seed))
         else:
-            backbone = {**named_model(model), "max_seq_len": max_seq_len, "seed_of_what_it_lacks": seed}
+            backbone = {
+                **ModelReading(max_seq_len=max_seq_len, device=device).named(model),
+                "max_seq_len": max_seq_len,
+                "seed_of_what_it_lacks": seed,
+            }
             scorer = Heads.of(rm, pairs, dealt, backbone, folder=place, report=report)
         margins = cross_fit(pairs, scorer, dealt, folder=place, report=report)
         ledger = examine(pairs, margins, dealt, false_share=false_share, report=report)

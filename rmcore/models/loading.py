@@ -7,6 +7,7 @@ under the seed and named, so that nobody mistakes random weights for trained one
 import importlib.util
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -32,6 +33,7 @@ from rmcore.config.pipeline import DEVICES
 from rmcore.core.errors import ConfigError, ModelError, RmcoreError
 from rmcore.core.hub import ALIASES, require_model
 from rmcore.data.rendering import ensure_pad_token
+from rmcore.models.deferred import Deferred, load_deferred
 from rmcore.models.head import is_reward_head
 from rmcore.models.precision import with_float32_head
 from rmcore.models.tiny import build_tiny
@@ -62,6 +64,8 @@ class Backbone:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     origin: Origin
+    deferred: Deferred | None = None
+    """Weights that are still in their files; None: there are none."""
 
 
 def pick_device(name: str) -> torch.device:
@@ -130,12 +134,14 @@ def load_backbone(
     trust_remote_code: bool = False,
     tokenizer_folder: str | None = None,
     dtype: WeightDtype = "float32",
+    defer: bool = False,
 ) -> Backbone:
     """Load the model called `name`; a missing head is drawn under `seed`.
 
     `name` is `tiny` or another of its sizes, an alias, a folder or a hub name. The tokenizer comes from
     `tokenizer_folder`, where given; the vocabulary grows to fit it. With bfloat16 the weights are rounded as they are
-    read, one at a time, and the reward head stays float32 (`rmcore.models.precision`).
+    read, one at a time, and the reward head stays float32 (`rmcore.models.precision`). With `defer`, for training, the
+    float32 weights are left in their files where the model allows that, for whoever shards it; why not is said.
 
     Raises:
         ModelError: the folder or hub model cannot be read, or has more than one label.
@@ -147,23 +153,60 @@ def load_backbone(
             source = str(build_tiny(Path(stack.enter_context(tempfile.TemporaryDirectory())), seed=seed, size=name))
         place = tokenizer_folder or source
         tokenizer = load_tokenizer(place, trust_remote_code=trust_remote_code)
+        ensure_pad_token(tokenizer)
+        deferred = None
+        if defer:
+            found = _load_deferred(name, source, len(tokenizer), seed=seed, trust_remote_code=trust_remote_code)
+            if found is not None:
+                model, fresh, deferred = found
         with seeded(seed):
-            model, fresh = _load_model(source, trust_remote_code=trust_remote_code, dtype=dtype)
-            ensure_pad_token(tokenizer)
+            if deferred is None:
+                model, fresh = _load_model(source, trust_remote_code=trust_remote_code, dtype=dtype)
             if len(tokenizer) > cast(nn.Embedding, model.get_input_embeddings()).num_embeddings:
                 model.resize_token_embeddings(len(tokenizer))
     model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
     is_built_in = name in TINY_SIZES or name != resolve_model(name)  # stays one beside such a folder
     is_folder = not is_built_in and Path(name).is_dir()
-    return Backbone(model, tokenizer, Origin(str(Path(name).resolve()) if is_folder else name, seed, fresh))
+    origin = Origin(str(Path(name).resolve()) if is_folder else name, seed, fresh)
+    return Backbone(model, tokenizer, origin, deferred)
 
 
-def _load_model(source: str, *, trust_remote_code: bool, dtype: WeightDtype) -> tuple[PreTrainedModel, frozenset[str]]:
-    """The model, and the names of the parameters that its checkpoint does not hold."""
+def _load_deferred(
+    name: str, source: str, num_tokens: int, *, seed: int, trust_remote_code: bool
+) -> tuple[PreTrainedModel, frozenset[str], Deferred] | None:
+    """As `load_deferred`; None, with the reason on stderr, where the model must be loaded whole."""
+    try:
+        config = _reward_config(source, trust_remote_code=trust_remote_code)
+        if name in TINY_SIZES:
+            raise ModelError("it is built on the spot, in each of them")
+        if trust_remote_code:
+            raise ModelError("model.trust_remote_code is on, and what its code does with weights is not known")
+        with seeded(seed):
+            loaded: tuple[PreTrainedModel, frozenset[str], Deferred] = guard(
+                source, lambda: load_deferred(source, config)
+            )
+        if num_tokens > cast(nn.Embedding, loaded[0].get_input_embeddings()).num_embeddings:
+            raise ModelError(f"its tokenizer has {num_tokens} tokens, for which its embeddings must grow")
+    except ModelError as reason:
+        if os.environ.get("RANK", "0") == "0":
+            why = str(reason).rstrip(".")
+            print(f"note: each process loads all of {name} before it is sharded: {why}.", file=sys.stderr)
+        return None
+    loaded[0].eval()
+    return loaded
+
+
+def _reward_config(source: str, *, trust_remote_code: bool) -> PretrainedConfig:
     config = read_config(source, trust_remote_code=trust_remote_code)
     _check_labels(source, config)
     config.num_labels = 1
     config.problem_type = "regression"  # servers then return the raw reward instead of its sigmoid
+    return config
+
+
+def _load_model(source: str, *, trust_remote_code: bool, dtype: WeightDtype) -> tuple[PreTrainedModel, frozenset[str]]:
+    """The model, and the names of the parameters that its checkpoint does not hold."""
+    config = _reward_config(source, trust_remote_code=trust_remote_code)
     options = {"use_safetensors": True, "trust_remote_code": trust_remote_code, "output_loading_info": True}
     model, info = guard(
         source,

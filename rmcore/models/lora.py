@@ -26,6 +26,7 @@ from transformers import PreTrainedModel
 
 from rmcore.config.model import WeightDtype
 from rmcore.core.errors import ConfigError, ModelError
+from rmcore.models.deferred import Deferred
 from rmcore.models.head import is_reward_head
 from rmcore.models.loading import Backbone, Origin, check_finite, guard, load_backbone, resolve_model, seeded
 from rmcore.models.lora_targets import check_names, default_targets, describe_layers
@@ -50,9 +51,9 @@ class AdapterBase:
     fingerprint: str
 
     @classmethod
-    def of(cls, model: nn.Module, origin: Origin) -> "AdapterBase":
-        """Record `model`, which has no adapters yet."""
-        return cls(origin.name, origin.seed, fingerprint(model, origin.fresh))
+    def of(cls, model: nn.Module, origin: Origin, deferred: Deferred | None = None) -> "AdapterBase":
+        """Record `model`, which has no adapters yet; `deferred` are its weights that are still in their files."""
+        return cls(origin.name, origin.seed, fingerprint(model, origin.fresh, deferred))
 
     def save(self, folder: Path) -> None:
         """Write `rm_base.json`."""
@@ -104,7 +105,7 @@ def _damaged(path: Path, why: str) -> ModelError:
     )
 
 
-def fingerprint(model: nn.Module, fresh: frozenset[str]) -> str:
+def fingerprint(model: nn.Module, fresh: frozenset[str], deferred: Deferred | None = None) -> str:
     """sha256 in hex over names, shapes and some values of each weight, without the freshly drawn ones.
 
     It tells another model, another training step or another random draw apart, and reads next to nothing.
@@ -112,8 +113,9 @@ def fingerprint(model: nn.Module, fresh: frozenset[str]) -> str:
     digest = hashlib.sha256()
     for name, tensor in model.state_dict().items():
         if name not in fresh:
-            flat = tensor.detach().flatten()
-            sample = flat[:: max(1, flat.numel() // SAMPLED_VALUES)].double().cpu().numpy()
+            values = tensor if deferred is None else deferred.values(tensor)
+            flat = values.detach().flatten()
+            sample = flat[:: max(1, flat.numel() // SAMPLED_VALUES)].to(tensor.dtype).double().cpu().numpy()
             digest.update(f"{name} {tuple(tensor.shape)}".encode() + sample.tobytes())
     return digest.hexdigest()
 

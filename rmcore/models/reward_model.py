@@ -24,6 +24,7 @@ from rmcore.data.render_fn import RenderFn, load_render_fn
 from rmcore.data.rendering import Renderer, Rendering, TokenizedSide, choose_rendering
 from rmcore.models import lora
 from rmcore.models.batching import distinct_sides, scoring_chunks
+from rmcore.models.deferred import Deferred
 from rmcore.models.head import is_reward_head
 from rmcore.models.loading import Origin, check_positions, load_backbone, pick_device, quiet_libraries
 from rmcore.models.lora_targets import make_lora_config
@@ -101,11 +102,16 @@ class BradleyTerryRM:
         """Whether rows are packed where the model can be; off: always padded."""
         self.companion: Companion | None = None
         """See there; None: the model is the plain one."""
+        self.deferred: Deferred | None = None
+        """Weights that are read when the model is sharded (`rmcore.training.sharding.shard`), before which it computes
+        nothing; None: it has all."""
         self._packing: dict[tuple[Precision, str], Packing | None] = {}
 
     @classmethod
-    def new(cls, config: ModelConfig, *, seed: int, device: torch.device) -> "BradleyTerryRM":
+    def new(cls, config: ModelConfig, *, seed: int, device: torch.device, defer: bool = False) -> "BradleyTerryRM":
         """Load the backbone named in `config`; a missing reward head, and adapters, are initialised under `seed`.
+
+        With `defer` its weights are left in their files, see `deferred`, and nothing is moved to `device`.
 
         Raises:
             ModelError: the folder or hub model cannot be read, or has more than one label.
@@ -113,7 +119,7 @@ class BradleyTerryRM:
                 be imported.
         """
         render_fn = load_render_fn(config.render_fn) if config.render_fn else None
-        loaded = load_backbone(config.name, seed=seed, trust_remote_code=config.trust_remote_code)
+        loaded = load_backbone(config.name, seed=seed, trust_remote_code=config.trust_remote_code, defer=defer)
         check_positions(loaded.model.config, config.max_seq_len, name=config.name)
         rendering = choose_rendering(
             loaded.tokenizer,
@@ -123,11 +129,13 @@ class BradleyTerryRM:
         )
         warn_of_random_weights(loaded, config.name)
         rm = cls(loaded.model, loaded.tokenizer, rendering, render_fn=render_fn, origin=loaded.origin)
+        rm.deferred = loaded.deferred
         if config.lora is not None:
             rm.add_lora(make_lora_config(config.lora), seed=seed)
         if config.head_only:
             rm.freeze_backbone()
-        rm.model.to(device)
+        if rm.deferred is None:
+            rm.model.to(device)
         return rm
 
     @classmethod
@@ -193,7 +201,7 @@ class BradleyTerryRM:
                 "this model was made in memory, so nothing could say what its adapter belongs to; save it and load it "
                 "with BradleyTerryRM.from_pretrained first."
             )
-        self._adapter_base = lora.AdapterBase.of(self.model, self._origin)
+        self._adapter_base = lora.AdapterBase.of(self.model, self._origin, self.deferred)
         self.model = lora.attach(self.model, config, seed=seed, origin=self._origin)
 
     def merge_adapters(self) -> None:

@@ -8,6 +8,7 @@ Writes `best/` and `step_*/` (plain Hugging Face folders), `metrics.csv`, `metri
 
 import hashlib
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import chain, islice
@@ -44,7 +45,7 @@ from rmcore.training.material import Material, tokens_of
 from rmcore.training.ranks import Ranks, environment_ranks, share_of_host
 from rmcore.training.record import TrainResult
 from rmcore.training.resume import FINISHED_FILE, clear
-from rmcore.training.sharding import process_group
+from rmcore.training.sharding import process_group, shard
 
 ROWS_A_TABLE = 10_000
 
@@ -88,8 +89,17 @@ def train_into(
     """
     device = pick_device(settings.device)
     material = Material.choose(settings.train, train, observations, settings.attribute_weights)
+    # Several processes read their slices only, unless the first one needs the whole model to order the pairs by it.
+    looks_first = settings.train.curriculum != "none" and settings.train.curriculum_margins == "predicted"
+    place = environment_ranks()
+    if place.world > 1 and looks_first and place.is_main:
+        print(
+            "note: each process loads the whole model, which the curriculum's margins are predicted by.",
+            file=sys.stderr,
+        )
+    defer = place.world > 1 and not looks_first
     # Before joining a group, in which rank 0 alone could write `tiny`.
-    rm = BradleyTerryRM.new(settings.model, seed=settings.seed, device=device)
+    rm = BradleyTerryRM.new(settings.model, seed=settings.seed, device=device, defer=defer)
     material.attach_to(rm)
     share, world = share_of_host(), environment_ranks().world
     if world > share[1]:
@@ -107,6 +117,9 @@ def train_into(
         order = None
         if settings.train.curriculum != "none" and isinstance(read, Tokenized):
             order = curriculum_order(rm, settings.train, read.pairs, train, ranks, seed=settings.seed)
+        if defer:
+            report(0, 1, "each process takes its share of the weights")
+            shard(rm, ranks)
         trainer = Trainer(
             rm,
             settings.train,

@@ -46,6 +46,7 @@ from rmcore.training.record import MetricsTable, Progress, TrainResult, Window, 
 from rmcore.training.selection import LAST, Selection
 from rmcore.training.setup import choose_budget, choose_packing, make_context, restore_training
 from rmcore.training.sharding import reshard
+from rmcore.training.state_transfer import write_parts
 from rmcore.training.step import Batch, HalfUpdateError, StepContext
 from rmcore.training.stepper import Stepper
 from rmcore.training.train_mode import training_form
@@ -319,12 +320,12 @@ class Trainer:
         """Write a resumable state of the present step."""
         self._peak.note()
         randoms = self.ranks.gather(states.random_state(context.device))
-        tensors = states.collect_state(
-            self.rm.model, context.optimizer, randoms, self.best_rewards, keep=self.ranks.is_main
-        )
+        tensors = states.collect_state(self.rm.model, context.optimizer, randoms, self.best_rewards)
+        write = partial(write_parts, tensors, self.folder, ranks=self.ranks)
         if self.ranks.is_main:
-            save = partial(torch.save, tensors)
-            resume.publish_state(self.folder, self.at.step, save, self.at.to_dict())
+            resume.publish_state(self.folder, self.at.step, write, self.at.to_dict())
+        else:
+            write(None)
         self.ranks.wait()
 
     def _finish(self, context: StepContext, stop_reason: str) -> TrainResult:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Adam, AdamW, Muon, Optimizer
 
 from rmcore.config.train import TrainConfig
@@ -31,8 +31,8 @@ LIKELIHOOD_LR = 0.01
 MUON_MOMENTUM = 0.95
 """Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/."""
 
-NamedState = dict[str, dict[str, Any]]
-"""{parameter name: {key: tensor or number}}."""
+NamedState = dict[str, dict[str, Tensor]]
+"""{parameter name: {key: tensor}}."""
 
 
 class OptimizerSet:
@@ -115,22 +115,18 @@ class OptimizerSet:
             parameter.copy_(before)
         self._before_ascent.clear()
 
-    def named_state(self, *, keep: bool = True) -> NamedState:
-        """A copy of the state on the CPU, whole tensors by parameter name; {} for a parameter never updated.
+    @property
+    def parameters(self) -> Mapping[str, nn.Parameter]:
+        """The trained parameters, by name."""
+        return self._parameters
 
-        On several ranks all must call it: sharded tensors are gathered. `keep` as in `whole`.
-        """
+    def named_state(self) -> NamedState:
+        """The live state by parameter name, sharded where the parameters are; {} for a parameter never updated."""
         state_of = {parameter: part.state.get(parameter, {}) for part, parameter in self._placed()}
-        return {
-            name: {
-                key: whole(value, keep=keep) if isinstance(value, Tensor) else value
-                for key, value in state_of[parameter].items()
-            }
-            for name, parameter in self._parameters.items()
-        }
+        return {name: dict(state_of[parameter]) for name, parameter in self._parameters.items()}
 
-    def load_named_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
-        """Put `named_state` back, bit for bit, placed and sharded like the parameters; all ranks must call it.
+    def load_named_state(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Continue with the tensors of a `named_state`, themselves and no copies of them, placed like the parameters.
 
         Raises:
             TrainingError: names or shapes are those of another model. The optimizer is left as it was.
@@ -142,12 +138,14 @@ class OptimizerSet:
                 f"{differing[:3]}: the state belongs to another model or other trained parameters. Start anew in "
                 "another folder."
             )
-        loaded = {
-            parameter: {key: _place(value, parameter, key=key, name=name) for key, value in state[name].items()}
-            for name, parameter in self._parameters.items()
-        }
+        for name, parameter in self._parameters.items():
+            _check_shapes(state[name], parameter, name)
         for part, parameter in self._placed():
-            part.state[parameter] = loaded[parameter]
+            part.state.pop(parameter, None)
+        names = {parameter: name for name, parameter in self._parameters.items()}
+        for part, parameter in self._placed():
+            if state[names[parameter]]:
+                part.state[parameter] = dict(state[names[parameter]])
 
     def _placed(self) -> list[tuple[Optimizer, nn.Parameter]]:
         return [(part, p) for part in self._parts for group in part.param_groups for p in group["params"]]
@@ -162,24 +160,13 @@ def whole(tensor: Tensor, *, keep: bool = True) -> Tensor:
     return full.detach().to("cpu", copy=True) if keep else torch.empty(0)
 
 
-def _place(value: Any, parameter: nn.Parameter, *, key: str, name: str) -> Any:
-    """A saved value as the optimizer keeps it: fused Adam's step count 0-d on the device, all else like `parameter`."""
-    if not isinstance(value, Tensor):
-        return value
-    if key == "step":
-        return value.to(parameter.device, copy=True)
-    if value.shape != parameter.shape:
-        raise TrainingError(
-            f"the saved optimizer state has {key} of shape {tuple(value.shape)} for {name}, which is "
-            f"{tuple(parameter.shape)}: it belongs to another model. Start anew in another folder."
-        )
-    return placed_like(value, parameter)
-
-
-def placed_like(value: Tensor, like: Tensor) -> Tensor:
-    """A copy of a whole tensor as `like` is: device, dtype and, where `like` is sharded, this rank's share of it."""
-    value = value.to(like.device, like.dtype, copy=True)
-    return distribute_tensor(value, like.device_mesh, like.placements) if isinstance(like, DTensor) else value
+def _check_shapes(values: Mapping[str, Tensor], parameter: nn.Parameter, name: str) -> None:
+    for key, value in values.items():
+        if key != "step" and value.shape != parameter.shape:  # fused Adam counts steps in a tensor of its own
+            raise TrainingError(
+                f"the saved optimizer state has {key} of shape {tuple(value.shape)} for {name}, which is "
+                f"{tuple(parameter.shape)}: it belongs to another model. Start anew in another folder."
+            )
 
 
 def make_optimizer(model: nn.Module, config: TrainConfig) -> OptimizerSet:

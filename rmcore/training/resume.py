@@ -1,11 +1,12 @@
 """Resumable training states on disk: which one to resume from. Imports no torch, so a parent process can ask too.
 
-    <training folder>/resume/step_<n>/state.pt     tensors: weights, optimizer, random states (rmcore/training/state.py)
-                                     record.json   numbers: step, metrics, stopping; state.pt's sha256
-                             resume/beginning.json the settings it began with, and what was chosen then
+    <training folder>/resume/step_<n>/*.safetensors  weights, optimizer, random states (rmcore/training/state.py), each
+                                                     process's part in files of its own
+                                     record.json     numbers: step, metrics, stopping; the sha256 of each file
+                             resume/beginning.json   the settings it began with, and what was chosen then
 
 A state is written beside its place and renamed, so it is there whole or not at all; the newest two are kept, so that
-one damaged by the disk does not cost the training.
+one damaged by the disk does not cost the training. Only their owner can read them.
 """
 
 import json
@@ -20,7 +21,8 @@ from rmcore.core.errors import ConfigError, StoreError
 from rmcore.core.files import atomic_file, atomic_folder, file_digest, write_json
 from rmcore.core.tracking import METRICS_FILE
 
-RESUME_FOLDER, STATE_FILE, RECORD_FILE, BEGINNING_FILE = "resume", "state.pt", "record.json", "beginning.json"
+RESUME_FOLDER, RECORD_FILE, BEGINNING_FILE = "resume", "record.json", "beginning.json"
+TENSOR_FILES = "*.safetensors"
 FINISHED_FILE = "training.json"
 """Written when a training is over; a folder with it is not resumed."""
 CUT_OFF = "cut off at stop_step"
@@ -35,6 +37,7 @@ class ResumePoint:
     step: int
     """Optimizer steps that are in it."""
     state: Path
+    """Its folder."""
     record: Mapping[str, Any]
     notes: tuple[str, ...]
     """Damage of newer states, which were passed over."""
@@ -46,7 +49,7 @@ def find_resume_point(folder: Path) -> ResumePoint | None:
     for place in _states(folder):
         record, problem = _read(place)
         if record is not None:
-            return ResumePoint(int(record["step"]), place / STATE_FILE, record, tuple(notes))
+            return ResumePoint(int(record["step"]), place, record, tuple(notes))
         notes.append(f"{place}: {problem}; it was passed over")
     for note in notes:
         print(f"warning: {note}", file=sys.stderr)
@@ -55,25 +58,47 @@ def find_resume_point(folder: Path) -> ResumePoint | None:
     return None
 
 
-def publish_state(folder: Path, step: int, write_tensors: Callable[[Path], None], record: Mapping[str, Any]) -> None:
-    """Write the state of `step`: `write_tensors(path)` writes the tensors; older states but one are removed."""
+def publish_state(
+    folder: Path, step: int, write_tensors: Callable[[Path], Mapping[str, str]], record: Mapping[str, Any]
+) -> None:
+    """Write the state of `step`; older states but one are removed.
+
+    Args:
+        folder: the training's.
+        step: optimizer steps that are in it.
+        write_tensors: writes the tensors into a folder; gives the sha256 of each file by name.
+        record: the numbers.
+
+    Raises:
+        StoreError: it could not be written. The states before are untouched.
+    """
     place = folder / RESUME_FOLDER / f"step_{step}"
     for abandoned in place.parent.glob(".*.tmp"):
         shutil.rmtree(abandoned)
     with atomic_folder(place) as temporary:
+        temporary.chmod(0o700)
         try:
-            write_tensors(temporary / STATE_FILE)
+            digests = write_tensors(temporary)
         except (OSError, RuntimeError) as error:  # torch tells of a full disk by a RuntimeError
             raise StoreError(
                 f"the state of step {step} could not be written ({error}), most often because the disk is full; the "
                 "one before it is untouched. Free space and run again."
             ) from error
-        write_json(temporary / RECORD_FILE, {**record, "step": step, "sha256": file_digest(temporary / STATE_FILE)})
+        write_json(temporary / RECORD_FILE, {**record, "step": step, "files": dict(digests)})
         for passed_over in _states(folder):
             if int(passed_over.name[5:]) >= step:  # damaged, or this one would not have been resumed from an older one
                 shutil.rmtree(passed_over)
     for old in _states(folder)[KEPT_STATES:]:
         shutil.rmtree(old)
+
+
+def tensor_digests(state: Path) -> dict[str, str]:
+    """The sha256 of each file with tensors in the folder of a state, by name; {} where it is not there.
+
+    Raises:
+        OSError: one cannot be read.
+    """
+    return {path.name: file_digest(path) for path in sorted(state.glob(TENSOR_FILES))}
 
 
 def begin(folder: Path, settings: Mapping[str, Any], chosen: Mapping[str, Any]) -> None:
@@ -158,9 +183,13 @@ def _states(folder: Path) -> list[Path]:
 def _read(place: Path) -> tuple[dict[str, Any] | None, str]:
     try:
         record = json.loads((place / RECORD_FILE).read_text(encoding="utf-8"))
-        digest = file_digest(place / STATE_FILE)
+        found = tensor_digests(place)
     except (OSError, ValueError) as error:
         return None, f"unreadable ({error})"
-    if not isinstance(record, dict) or record.get("sha256") != digest:
-        return None, f"{STATE_FILE} is not what was written ({(place / STATE_FILE).stat().st_size} bytes)"
+    written = record.get("files") if isinstance(record, dict) else None
+    if not isinstance(written, dict) or not written:
+        return None, f"its {RECORD_FILE} names no files; it is damaged, or of an older version"
+    differing = sorted(name for name in written.keys() | found.keys() if written.get(name) != found.get(name))
+    if differing:
+        return None, f"{differing[0]} is not what was written"
     return record, ""

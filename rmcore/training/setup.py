@@ -18,13 +18,13 @@ from rmcore.training.memory import choose_token_budget
 from rmcore.training.optimizers import OptimizerSet, make_optimizer
 from rmcore.training.ranks import Ranks
 from rmcore.training.resume import ResumePoint
-from rmcore.training.sharding import shard
+from rmcore.training.sharding import reshard, shard
 from rmcore.training.state_transfer import state_on_this_host
 from rmcore.training.step import StepContext, make_forward
 
 
 def choose_packing(rm: BradleyTerryRM, config: TrainConfig, ranks: Ranks) -> Packing | None:
-    """How rows are packed in training; None: padded. For the model as it is before it is sharded.
+    """How rows are packed in training; None: padded. All ranks must ask: weights that are sharded are gathered for it.
 
     Raises:
         ConfigError: some ranks can pack and others cannot, so they would cut a step differently and wait for ever.
@@ -43,6 +43,7 @@ def _own_packing(rm: BradleyTerryRM, config: TrainConfig) -> Packing | None:
     if config.batching == "plain":  # which is padded by definition
         return None
     found = rm.packing(config.precision)
+    reshard(rm.model)
     if found is None:
         return None
     reason = None
@@ -72,7 +73,7 @@ def make_context(rm: BradleyTerryRM, config: TrainConfig, ranks: Ranks) -> StepC
     """Bring the model into its training form, sharded where there are several ranks; what all steps share."""
     if config.gradient_checkpointing:
         rm.enable_gradient_checkpointing()
-    shard(rm.model, ranks)
+    shard(rm, ranks)
     device = rm.device
     if rm.companion is None:
         forward = make_forward(rm.model, make_bradley_terry(config), config.precision, device)
@@ -101,13 +102,11 @@ def restore_training(
     """Put weights, optimizer and, for as many ranks as then, random states back; the rewards under the best weights."""
     ranks = context.ranks
     with state_on_this_host(point, folder, ranks) as state:
-        saved = states.load_state(state)
-        states.apply_state(saved, rm.model, context.optimizer)
-    if len(saved["random"]) == ranks.world:
-        states.set_random_state(saved["random"][ranks.rank], context.device)
+        randoms, rewards = states.load_state(state, rm.model, context.optimizer)
+    if len(randoms) == ranks.world:
+        states.set_random_state(randoms[ranks.rank], context.device)
     if ranks.is_main:
         for note in point.notes:
             print(f"warning: {note}", file=sys.stderr)
         print(f"resumed from step {point.step} of {num_steps} ({point.state.parent})", file=sys.stderr)
-    rewards: np.ndarray = saved["best_rewards"].numpy()
     return rewards

@@ -5,7 +5,7 @@ layer's weights when it computes that layer, and sees other pairs than the rest.
 once a step, with the last micro-batch.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from types import MethodType
@@ -13,11 +13,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
 
 from rmcore.core.errors import LostProcessError, ModelError
-from rmcore.models.packing.forward import FORWARD_METHOD, packed_outputs
+from rmcore.models.deferred import Place
+from rmcore.models.loading import check_finite
+from rmcore.models.packing.forward import FORWARD_METHOD, TRIAL_METHOD, packed_outputs, packed_trial
+from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.training.optimizers import LIKELIHOOD_PREFIX, whole
 from rmcore.training.ranks import Ranks, environment_ranks
 
@@ -76,14 +81,47 @@ def _first_and_last(error: RuntimeError) -> str:
     return " … ".join(dict.fromkeys([*lines[:1], *lines[-1:]]))
 
 
-def shard(model: nn.Module, ranks: Ranks) -> None:
-    """Shard `model` over all ranks in place: one unit for each transformer block, one for the rest.
+def shard(rm: BradleyTerryRM, ranks: Ranks) -> None:
+    """Shard the model over all ranks in place: one unit for each transformer block, one for the rest.
+
+    Weights that are still in their files are read then: each rank reads the slices that it keeps. Nothing is done where
+    there is one rank, or the model is sharded already.
 
     Raises:
-        ModelError: the model has no repeated blocks, so nothing could be gathered piece by piece.
+        ModelError: the model has no repeated blocks, so nothing could be gathered piece by piece; or, on all ranks, its
+            weights cannot be read, or are not finite.
     """
-    if ranks.world > 1:
-        shard_blocks(model)
+    if ranks.world == 1 or isinstance(rm.model, FSDPModule):
+        return
+    places = rm.deferred.leave_out(rm.model) if rm.deferred is not None else {}
+    shard_blocks(rm.model)
+    rm.deferred = None
+    told = [problem for problem in ranks.gather(_fill(rm.model, places)) if problem]
+    if told:
+        raise ModelError(told[0])
+
+
+def _fill(model: nn.Module, places: Mapping[str, Place]) -> str:
+    """Read this rank's slices of the parameters that have no memory yet; what went wrong, if anything did."""
+    empty: dict[str, Any] = model.state_dict()
+    try:
+        for name, place in places.items():
+            tensor = empty[name]
+            [mine] = tensor.__create_chunk_list__()  # torch's protocol of distributed checkpoints
+            local = torch.empty(mine.sizes, dtype=tensor.dtype, device=tensor.device_mesh.device_type)
+            if local.numel():
+                local.copy_(place.read_rows(mine.offsets[0], mine.sizes[0]))  # FSDP2 shards rows
+            check_finite([(name, local)], str(place.file))
+            shape = {"shape": tensor.shape, "stride": tensor.stride()}
+            filled = DTensor.from_local(local, tensor.device_mesh, tensor.placements, run_check=False, **shape)
+            holder, _, leaf = name.rpartition(".")
+            # One by one: FSDP2 copies what it must pad.
+            model.get_submodule(holder).load_state_dict({leaf: filled}, strict=False, assign=True)
+    except ModelError as error:
+        return str(error)
+    except (OSError, SafetensorError) as error:
+        return f"the weights of the model could not be read ({error}); save or download it again."
+    return ""
 
 
 def shard_blocks(model: nn.Module) -> None:
@@ -105,8 +143,9 @@ def shard_blocks(model: nn.Module) -> None:
         fully_shard(model.get_submodule(LIKELIHOOD))
     fully_shard(model)
     sharded: Any = model
-    setattr(sharded, FORWARD_METHOD, MethodType(packed_outputs, model))
-    register_fsdp_forward_method(sharded, FORWARD_METHOD)
+    for name, method in ((FORWARD_METHOD, packed_outputs), (TRIAL_METHOD, packed_trial)):
+        setattr(sharded, name, MethodType(method, model))
+        register_fsdp_forward_method(sharded, name)
 
 
 def reshard(model: nn.Module) -> None:

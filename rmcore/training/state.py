@@ -1,28 +1,40 @@
 """The tensors of a resumable state: weights, optimizer, random generators, the rewards under the best weights.
 
-Everything is stored by parameter name and whole, not by rank, so that another number of processes can resume from it;
-and read with `weights_only=True`, so that a state can hold numbers and nothing else.
+Everything is stored by parameter name, each process writing the slices that it holds (torch's distributed checkpoint),
+so that no process ever has the whole, and another number of processes can resume from it. The files are safetensors, so
+that a state can hold numbers and nothing else.
 """
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed.checkpoint as dcp
+from safetensors import SafetensorError
 from torch import Tensor, nn
+from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from rmcore.config.train import RUN_ONLY_FIELDS, TrainConfig
-from rmcore.core.errors import TrainingError
+from rmcore.core.errors import StoreError, TrainingError
 from rmcore.data.rendering import TokenizedPair
 from rmcore.data.tokenized import TokenizedPairs
 from rmcore.data.tokenized_observations import TokenizedObservation, TokenizedObservations
-from rmcore.training.optimizers import OptimizerSet, placed_like, whole
+from rmcore.training.optimizers import NamedState, OptimizerSet
 from rmcore.training.ranks import Ranks
 
 RandomState = dict[str, Tensor]
+MODEL, OPTIMIZER, RANDOM, BEST_REWARDS = "model.", "optimizer.", "random.", "best_rewards"
+"""Beginnings of the names in a state, and its one other name."""
+FILE_BYTES = 128 * 2**20
+"""Size of a file, about: one is held in memory twice more while it is written."""
 
 
 def random_state(device: torch.device) -> RandomState:
@@ -47,47 +59,128 @@ def seed_everything(seed: int, ranks: Ranks) -> None:
 
 def trained_tensors(model: nn.Module) -> dict[str, Tensor]:
     """List what training changes, by name: trained parameters and saved buffers. Frozen weights are the base's."""
-    parameters = dict(model.named_parameters())
-    trained = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}  # tied ones under every name
     others = {name: value for name, value in model.state_dict().items() if name not in parameters}
     return trained | {name: value for name, value in others.items() if isinstance(value, Tensor)}
 
 
 def collect_state(
-    model: nn.Module, optimizer: OptimizerSet, random_states: list[RandomState], best_rewards: np.ndarray, *, keep: bool
-) -> dict[str, Any]:
-    """Everything with tensors in it. On several ranks every one must call this; the one that writes it keeps it."""
+    model: nn.Module, optimizer: OptimizerSet, random_states: list[RandomState], best_rewards: np.ndarray
+) -> dict[str, Tensor]:
+    """Everything with tensors in it, by name: the live ones, sharded where they are. Random states are by rank."""
     return {
-        "model": {name: whole(tensor, keep=keep) for name, tensor in trained_tensors(model).items()},
-        "optimizer": optimizer.named_state(keep=keep),
-        "random": random_states,
-        "best_rewards": torch.from_numpy(best_rewards.copy()),
+        **{MODEL + name: tensor.detach() for name, tensor in trained_tensors(model).items()},
+        **{
+            f"{OPTIMIZER}{name}.{key}": value
+            for name, values in optimizer.named_state().items()
+            for key, value in values.items()
+        },
+        **{
+            f"{RANDOM}{rank}.{kind}": value for rank, state in enumerate(random_states) for kind, value in state.items()
+        },
+        BEST_REWARDS: torch.from_numpy(best_rewards.copy()),
     }
 
 
-def load_state(path: Path) -> dict[str, Any]:
-    """Read what `collect_state` gave and `torch.save` wrote."""
-    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    return state
+def write_state(tensors: Mapping[str, Tensor], folder: Path, ranks: Ranks) -> None:
+    """Write this rank's part of what `collect_state` gave into `folder`; all ranks must call it.
+
+    Where one fails, all do.
+
+    Raises:
+        StoreError: a part could not be written.
+    """
+    # The library gives a plain tensor that is not contiguous to safetensors, which refuses it.
+    plain = {name: value.contiguous() for name, value in tensors.items()}
+    writer = HuggingFaceStorageWriter(str(folder), _files(plain, ranks.world), save_distributed=True)
+    with _checkpoint_errors():
+        dcp.save(plain, storage_writer=writer, no_dist=ranks.world == 1)
+    for file in folder.glob("*.safetensors"):
+        file.chmod(0o600)
 
 
-@torch.no_grad()
-def apply_state(state: dict[str, Any], model: nn.Module, optimizer: OptimizerSet) -> None:
-    """Put weights and optimizer back, bit for bit.
+def _files(tensors: Mapping[str, Tensor], world: int) -> dict[str, int]:
+    """Number the file of each tensor, from 1, so that none holds much more than `FILE_BYTES` of one process."""
+    numbers, written = {}, 0
+    for name, tensor in tensors.items():
+        numbers[name] = 1 + written // FILE_BYTES
+        written += tensor.nbytes // world
+    return numbers
+
+
+@contextmanager
+def _checkpoint_errors() -> Iterator[None]:
+    """Raise what a process tripped over in place of the library's collection of them, which is no `Exception`."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            yield
+    except CheckpointException as error:
+        first: BaseException = next(iter(error.failures.values()))[0]
+        if not isinstance(first, OSError | RuntimeError | ValueError | AssertionError | SafetensorError):
+            raise first from error
+        raise StoreError(
+            f"a part of a resumable state could not be written or read ({first}), most often because the disk is full; "
+            "the states before it are untouched. Free space and run again."
+        ) from error
+
+
+def load_state(folder: Path, model: nn.Module, optimizer: OptimizerSet) -> tuple[list[RandomState], np.ndarray]:
+    """Put weights and optimizer back, bit for bit: each rank reads the slices that it holds, of whatever were written.
+
+    Returns:
+        The random state of each rank that there was, and the (P, 2) rewards under the best weights.
 
     Raises:
         TrainingError: the state has other tensors than the model.
+        StoreError: it cannot be read.
     """
-    targets = trained_tensors(model)
-    differing = sorted(targets.keys() ^ state["model"].keys())
+    try:
+        listed: Any = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
+        raise StoreError(f"{folder} holds no state that can be read ({error}); remove it.") from error
+    held: dict[str, TensorStorageMetadata] = listed  # of such files all are tensors
+    weights = {MODEL + name: tensor.detach() for name, tensor in trained_tensors(model).items()}
+    differing = sorted(weights.keys() ^ {name for name in held if name.startswith(MODEL)})
+    differing += sorted(name for name, tensor in weights.items() if name in held and held[name].size != tensor.shape)
     if differing:
         raise TrainingError(
             f"the resumable state and the model differ in {len(differing)} tensors, first {differing[:3]}; it belongs "
             "to another model or library version. Start anew in another folder."
         )
-    for name, tensor in targets.items():
-        tensor.copy_(placed_like(state["model"][name], tensor))
-    optimizer.load_named_state(state["optimizer"])
+    optimizer.load_named_state(_room(held, optimizer))
+    others = {
+        name: torch.empty(one.size, dtype=one.properties.dtype)
+        for name, one in held.items()
+        if name.startswith(RANDOM) or name == BEST_REWARDS
+    }
+    targets = collect_state(model, optimizer, [], np.zeros(0)) | others
+    with _checkpoint_errors():
+        dcp.load(targets, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
+    randoms: list[RandomState] = [{} for name in others if name.startswith(RANDOM) and name.endswith(".cpu")]
+    for name, value in others.items():
+        if name != BEST_REWARDS:
+            rank, kind = name.removeprefix(RANDOM).split(".")
+            randoms[int(rank)][kind] = value
+    rewards: np.ndarray = others[BEST_REWARDS].numpy()
+    return randoms, rewards
+
+
+def _room(held: Mapping[str, TensorStorageMetadata], optimizer: OptimizerSet) -> NamedState:
+    """Tensors for what is held of the optimizer, without content; like their parameters, where the shape is theirs."""
+    room: NamedState = {name: {} for name in optimizer.parameters}
+    for full, one in held.items():
+        if not full.startswith(OPTIMIZER):
+            continue
+        name, _, key = full.removeprefix(OPTIMIZER).rpartition(".")
+        like, dtype = optimizer.parameters.get(name), one.properties.dtype
+        if like is None or key == "step" or one.size != like.shape:
+            value = torch.empty(one.size, dtype=dtype, device=None if like is None else like.device)
+        else:
+            value = torch.empty_like(like, dtype=dtype, requires_grad=False)
+        room.setdefault(name, {})[key] = value
+    return room
 
 
 def training_settings(

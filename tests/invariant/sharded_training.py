@@ -1,7 +1,8 @@
 """A training of the tests' `tiny` in float64 as torchrun starts it: python sharded_training.py SPEC.json.
 
-The spec is [folder, stop_at, changes]. Writes the loss of every step and the trained model. Stops as by Ctrl-C after
-`stop_at` steps, if that is not 0; a negative one ends the process and its launcher, as if the host had lost its power.
+The spec is [folder, stop_at, changes]; among the changes, `model` is a folder in place of `tiny`, and `lora` puts
+adapters on it. Writes the loss of every step and the trained model. Stops as by Ctrl-C after `stop_at` steps, if that
+is not 0; a negative one ends the process and its launcher, as if the host had lost its power.
 """
 
 import json
@@ -26,7 +27,8 @@ from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.training.likelihood.attached import attach
 from rmcore.training.likelihood.designs import make_design
 from rmcore.training.loop import Trainer
-from rmcore.training.sharding import process_group, whole_state_dict
+from rmcore.training.ranks import environment_ranks
+from rmcore.training.sharding import process_group, shard, whole_state_dict
 
 STEPS = 20
 
@@ -36,8 +38,10 @@ def main(folder: Path, stop_at: int, changes: dict) -> None:
     tiny.tiny_config = nano_config
     device = torch.device("cpu")
     pairs = generate_pairs(GoldConfig(num_prompts=60, pairs_per_prompt=2), seed=0).pairs
-    rm = BradleyTerryRM.new(ModelConfig(name="tiny", max_seq_len=96), seed=0, device=device)
-    rm.model.double()
+    settings = {"name": changes.pop("model", "tiny"), "lora": changes.pop("lora", None), "max_seq_len": 96}
+    is_shared = environment_ranks().world > 1
+    rm = BradleyTerryRM.new(ModelConfig.model_validate(settings), seed=0, device=device, defer=is_shared)
+    is_deferred = rm.deferred is not None
     with process_group(device) as ranks:
         tracker = MemoryTracker()
 
@@ -57,6 +61,8 @@ def main(folder: Path, stop_at: int, changes: dict) -> None:
         train = rm.renderer.tokenize_pairs(pairs[:41])  # 7 steps an epoch, the last of 5 pairs: shares differ
         if kinds:
             train = tokenized_observations(rm, config, pairs[:41], kinds, folder / f"tokens{ranks.rank}")
+        shard(rm, ranks)
+        rm.model.double()
         trainer = Trainer(
             rm,
             config,
@@ -76,7 +82,8 @@ def main(folder: Path, stop_at: int, changes: dict) -> None:
         if ranks.is_main:
             torch.save(weights, folder / "weights.pt")
             np.save(folder / "best_rewards.npy", trainer.best_rewards)
-            (folder / "rows.json").write_text(json.dumps({"rows": trainer.at.rows, "result": result.to_dict()}))
+            told = {"rows": trainer.at.rows, "result": result.to_dict(), "deferred": is_deferred}
+            (folder / "rows.json").write_text(json.dumps(told))
 
 
 def tokenized_observations(rm, config, pairs, kinds, folder):
@@ -93,7 +100,6 @@ def tokenized_observations(rm, config, pairs, kinds, folder):
     ]
     design = make_design(config, observations, None)
     attach(rm, design)
-    rm.model.double()
     write_observations_tokenized(rm.renderer, observations, folder, design.coding, over_length="cut")
     return open_observations_tokenized(folder, len(observations)).observations
 

@@ -5,6 +5,7 @@ Two hosts are two launchers of torchrun's with a folder each, of which only the 
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,8 +15,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForSequenceClassification
 
+from nano_model import nano_config
 from rmcore.core.child_process import ForkedProcess
+from rmcore.models.tiny import build_tiny
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +33,7 @@ def environment():
     return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(map(str, folders))}
 
 
-def run(folder, processes, environment, stop_at=0, **changes):
+def run(folder, processes, environment, stop_at=0, fails=False, **changes):
     """In processes that torchrun starts but for its imports: forked from one that has loaded torch."""
     folder.mkdir(exist_ok=True)
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -41,8 +46,11 @@ def run(folder, processes, environment, stop_at=0, **changes):
         spec.write_text(json.dumps([str(folder), stop_at, changes, variables if processes > 1 else {}]))
         with log.open("w") as told:
             started.append((ForkedProcess(PROGRAM.stem, spec, told, environment), log))
-    for process, log in started:
-        assert process.wait(timeout=300) == 0, log.read_text()[-3000:]
+    ended = [(process.wait(timeout=300), log.read_text()) for process, log in started]
+    if fails:
+        return ended
+    assert [status for status, _ in ended] == [0] * processes, "\n".join(told[-3000:] for _, told in ended)
+    return None
 
 
 def run_on_two_hosts(hosts, environment, second_dies_at=0):
@@ -111,8 +119,6 @@ def test_two_hosts_of_which_one_died_follow_the_trajectory_of_one(tmp_path, alon
     assert told["result"]["num_processes"] == 2
     assert told["result"]["num_pairs"] == alone[0]["result"]["num_pairs"]
     assert told["result"]["num_real_tokens"] == alone[0]["result"]["num_real_tokens"]
-    from transformers import AutoModelForSequenceClassification
-
     # What they leave is a plain checkpoint.
     plain = AutoModelForSequenceClassification.from_pretrained(hosts[0] / "step_20", dtype=torch.float64)
     for name, tensor in plain.state_dict().items():
@@ -130,11 +136,65 @@ def test_a_training_goes_on_with_another_number_of_processes_twice(tmp_path, alo
     assert told["result"]["resumed_from"] == [7, 13]
 
 
-def test_observations_of_all_kinds_follow_one_trajectory(environment, tmp_path):
+@pytest.fixture(scope="module")
+def backbone(tmp_path_factory):
+    """A backbone without a head in several files, in bfloat16 as most are."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("rmcore.models.tiny.tiny_config", nano_config)
+        folder = build_tiny(tmp_path_factory.mktemp("backbone"))
+    plain = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.bfloat16).model
+    (folder / "model.safetensors").unlink()
+    plain.save_pretrained(folder, max_shard_size="20KB")
+    assert len(list(folder.glob("*.safetensors"))) > 2
+    return folder
+
+
+def test_slices_read_from_files_and_states_in_parts_change_nothing(environment, tmp_path, backbone):
+    """The head and the adapters are drawn alike; two processes end in the same bits whether interrupted or not."""
+    changes = {"model": str(backbone), "lora": {"rank": 2}, "steps": 8, "gradient_checkpointing": True}
+    one, two, interrupted = (tmp_path / name for name in ("one", "two", "interrupted"))
+    run(one, 1, environment, **changes)
+    run(two, 2, environment, **changes)
+    (told, weights, rewards), (shared, others, theirs) = outcome(one), outcome(two)
+    assert (told["deferred"], shared["deferred"]) == (False, True)
+    np.testing.assert_allclose(losses(told), losses(shared), rtol=1e-9)
+    np.testing.assert_allclose(rewards, theirs, rtol=1e-6)
+    for name, tensor in weights.items():
+        torch.testing.assert_close(others[name], tensor, rtol=1e-6, atol=1e-9)
+    base = "best/adapter/rm_base.json"
+    assert (one / base).read_bytes() == (two / base).read_bytes()
+
+    run(interrupted, 2, environment, stop_at=5, **changes)
+    states = sorted((interrupted / "resume").glob("step_*"))
+    writers = {file.name[: len("shard-00001")] for file in states[-1].glob("*.safetensors")}
+    assert writers == {"shard-00001", "shard-00002"}
+    assert not [path for path in states[-1].iterdir() if path.suffix == ".safetensors" and path.stat().st_mode & 0o077]
+    run(interrupted, 2, environment, **changes)
+    told, weights, rewards = outcome(interrupted)
+    assert told["result"]["resumed_from"]
+    assert all(torch.equal(tensor, others[name]) for name, tensor in weights.items())
+    np.testing.assert_array_equal(rewards, theirs)
+
+
+def test_a_weight_that_is_not_finite_is_told_by_all_whoever_read_it(environment, tmp_path, backbone):
+    broken = shutil.copytree(backbone, tmp_path / "broken")
+    file = max(broken.glob("*.safetensors"), key=lambda path: path.stat().st_size)
+    tensors = load_file(file)
+    name, tensor = max(tensors.items(), key=lambda item: len(item[1]))
+    tensor[-1] = torch.nan  # a row of the second process
+    save_file(tensors, file, metadata={"format": "pt"})
+    ended = run(tmp_path / "run", 2, environment, fails=True, model=str(broken))
+    for status, told in ended:
+        assert status != 0
+        assert f"holds NaN or infinity in {'' if name.startswith('model.') else 'model.'}{name}" in told
+
+
+def test_observations_of_all_kinds_follow_one_trajectory(environment, tmp_path, backbone):
     """The likelihood's own numbers are sharded, too, and gathered for its part of the step."""
-    kinds = ["pair", "tie", "grades", "more"]
+    kinds = {"kinds": ["pair", "tie", "grades", "more"], "model": str(backbone)}
     told, weights, _ = _after(tmp_path / "one", 1, environment, kinds)
     shared, others, _ = _after(tmp_path / "two", 2, environment, kinds)
+    assert shared["deferred"]
     np.testing.assert_allclose(losses(told), losses(shared), rtol=1e-9)
     assert {name for name in weights if name.startswith("likelihood.")} == {
         "likelihood.log_tie", "likelihood.log_sigma", "likelihood.cuts.0", "likelihood.cuts.1"
@@ -144,5 +204,5 @@ def test_observations_of_all_kinds_follow_one_trajectory(environment, tmp_path):
 
 
 def _after(folder, processes, environment, kinds):
-    run(folder, processes, environment, kinds=kinds, steps=8)
+    run(folder, processes, environment, steps=8, **kinds)
     return outcome(folder)

@@ -24,8 +24,8 @@ from rmcore.models.packing.layout import PackedRow, Packing, pack_sides, reading
 from rmcore.models.packing.rows import PaddedRows, Rows, pad_rows
 from rmcore.models.precision import InFloat32, precision_context
 
-FORWARD_METHOD = "packed_outputs"
-"""Where a sharded model carries the packed forward as a method, because only there its weights get gathered."""
+FORWARD_METHOD, TRIAL_METHOD = "packed_outputs", "packed_trial"
+"""Where a sharded model carries the packed forward and the trial as methods: only there its weights get gathered."""
 WINDOWS = ("sliding_window", "attention_chunk_size", "attention_window_size", "local_attention", "window_size")
 """Names of the config field that limits how far back a token sees."""
 FOREIGN_ERRORS = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError)
@@ -85,7 +85,8 @@ def find_packing(model: nn.Module, *, longest_side: int, precision: str, pad_id:
     """How the rows of `model` are to be packed; from then on its attention is `packed_attention`.
 
     Args:
-        model: a Hugging Face sequence classifier, or PEFT's wrapper around one, on its device, not sharded.
+        model: a Hugging Face sequence classifier, or PEFT's wrapper around one, on its device; where it is sharded, all
+            processes must call this.
         longest_side: most tokens of a side.
         precision: fp32 or bf16.
         pad_id: token id of padding.
@@ -109,15 +110,16 @@ def find_packing(model: nn.Module, *, longest_side: int, precision: str, pad_id:
     if before not in ("sdpa", ATTENTION):
         raise ModelError(f"its attention is {before}, not sdpa")
     plain.set_attn_implementation(ATTENTION)
+    compare = getattr(model, TRIAL_METHOD, partial(packed_trial, model))
     accepted = False
     try:
         with torch.no_grad(), _evaluation_mode(model):
             # First sdpa in fp32, where agreement can be asked for to a few bits, then the kernel that training uses.
             with InFloat32() if plain.dtype == torch.bfloat16 else nullcontext():
-                _compare(model, packing, "fp32", pad_id)
+                compare(packing, "fp32", pad_id)
             if device.type == "cuda":
                 packing = replace(packing, kernel="varlen")
-                _compare(model, packing, precision, pad_id)
+                compare(packing, precision, pad_id)
         accepted = True
     except (ModelError, torch.OutOfMemoryError):
         raise
@@ -185,7 +187,7 @@ def _evaluation_mode(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def _compare(model: nn.Module, packing: Packing, precision: str, pad_id: int) -> None:
+def packed_trial(model: nn.Module, packing: Packing, precision: str, pad_id: int) -> None:
     """Compute a few random sides packed, padded and alone; refuse unless all three agree.
 
     Rewards, and the states that they are read from in case the head makes nothing of them, may differ by rounding: by

@@ -4,6 +4,7 @@ Each architecture is built small from its own config class, saved as its makers 
 from then on known by its folder alone.
 """
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 import transformers as hf
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -20,9 +22,12 @@ from rmcore.config.model import LoraSettings, ModelConfig
 from rmcore.config.train import TrainConfig
 from rmcore.core.tracking import MemoryTracker
 from rmcore.data.pair import PreferencePair
+from rmcore.data.rendering import Rendering
+from rmcore.models.loading import load_backbone
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.models.tiny import tiny_tokenizer
 from rmcore.training.loop import Trainer
+from rmcore.training.sharding import shard_blocks
 
 pytestmark = pytest.mark.slow
 
@@ -136,6 +141,29 @@ def plain_rewards(rm: BradleyTerryRM, folder: Path) -> np.ndarray:
         alone = [model(input_ids=torch.tensor([side])).logits.item() for side in sides]
     np.testing.assert_allclose(together, alone, atol=5e-6)
     return together
+
+
+@pytest.fixture
+def one_process():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_its_weights_can_stay_in_their_files_until_it_is_sharded(name, tmp_path, one_process):
+    """Its values are the usual ones, drawn ones and buffers included; when it is sharded, rows are packed as ever."""
+    ARCHITECTURES[name].build(tmp_path)
+    usual, ours = (load_backbone(str(tmp_path), seed=1, defer=defer) for defer in (False, True))
+    assert ours.origin == usual.origin
+    expected, found = (dict(one.model.named_parameters()) | dict(one.model.named_buffers()) for one in (usual, ours))
+    assert found.keys() == expected.keys()
+    for key, tensor in found.items():
+        assert torch.equal(ours.deferred.values(tensor), expected[key]), key
+    rm = BradleyTerryRM(usual.model, usual.tokenizer, Rendering("plain", MAX_SEQ_LEN))
+    sharded = BradleyTerryRM(copy.deepcopy(usual.model), usual.tokenizer, Rendering("plain", MAX_SEQ_LEN))
+    shard_blocks(sharded.model)
+    assert sharded.packing() == rm.packing()
 
 
 @pytest.mark.parametrize("lora", [None, LoraSettings(rank=4)], ids=["full", "lora"])

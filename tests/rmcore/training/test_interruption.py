@@ -8,6 +8,7 @@ import time
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from rmcore.training.loop import ECHO_SECONDS, deferred_interruption
 from rmcore.training.resume import find_resume_point
@@ -43,8 +44,8 @@ def test_an_interrupted_training_goes_on_to_the_same_bits(tmp_path, start, undis
     assert capfd.readouterr().err.count("stopping after this step") == 1
     point = find_resume_point(folder)
     assert point.step == step
-    saved = torch.load(point.state, weights_only=True)["model"]
-    assert all(torch.equal(value, saved[name]) for name, value in interrupted.rm.model.named_parameters())
+    saved = {name: value for file in point.state.glob("*.safetensors") for name, value in load_file(file).items()}
+    assert all(torch.equal(value, saved[f"model.{name}"]) for name, value in interrupted.rm.model.named_parameters())
     assert (folder / "metrics.csv").is_file()
 
     resumed = start(folder).run()

@@ -4,13 +4,21 @@ import pytest
 
 from rmcore.core.errors import ConfigError, StoreError
 from rmcore.core.tracking import METRICS_FILE
-from rmcore.training.resume import begin, find_resume_point, publish_state, read_beginning, rewind
+from rmcore.training.resume import begin, find_resume_point, publish_state, read_beginning, rewind, tensor_digests
 
 SETTINGS = {"train.lr": 0.1, "seed": 0, "train.callbacks": ("calibration",)}
 
 
+PARTS = ("one.safetensors", "two.safetensors")
+
+
 def publish(folder, step, num_rows=0):
-    publish_state(folder, step, lambda path: path.write_bytes(b"tensors of %d" % step), {"num_rows": num_rows})
+    def write(place):
+        for name in PARTS:
+            (place / name).write_bytes(b"tensors of %d" % step)
+        return tensor_digests(place)
+
+    publish_state(folder, step, write, {"num_rows": num_rows})
 
 
 def test_the_newest_two_states_are_kept_and_the_newest_is_found(tmp_path):
@@ -19,15 +27,16 @@ def test_the_newest_two_states_are_kept_and_the_newest_is_found(tmp_path):
         publish(tmp_path, step)
     point = find_resume_point(tmp_path)
     assert (point.step, point.notes) == (10, ())
-    assert point.state.read_bytes() == b"tensors of 10"
+    assert [(point.state / name).read_bytes() for name in PARTS] == [b"tensors of 10"] * 2
+    assert point.state.stat().st_mode & 0o077 == 0
     assert {path.name for path in (tmp_path / "resume").iterdir()} == {"step_4", "step_10"}
 
 
-@pytest.mark.parametrize("harm", ["truncated", "changed", "no record", "half a record", "no tensors"])
+@pytest.mark.parametrize("harm", ["truncated", "changed", "no record", "half a record", "no tensors", "another file"])
 def test_a_damaged_state_is_passed_over_with_a_note(tmp_path, harm):
     publish(tmp_path, 4)
     publish(tmp_path, 6)
-    state, record = (tmp_path / "resume" / "step_6" / name for name in ("state.pt", "record.json"))
+    state, record = (tmp_path / "resume" / "step_6" / name for name in (PARTS[1], "record.json"))
     if harm == "truncated":
         state.write_bytes(state.read_bytes()[:-3])
     elif harm == "changed":
@@ -36,6 +45,8 @@ def test_a_damaged_state_is_passed_over_with_a_note(tmp_path, harm):
         record.unlink()
     elif harm == "half a record":
         record.write_text(record.read_text()[:20])
+    elif harm == "another file":
+        (state.parent / "three.safetensors").touch()
     else:
         state.unlink()
     point = find_resume_point(tmp_path)
@@ -49,7 +60,7 @@ def test_a_state_that_was_being_written_when_the_process_died_is_not_one(tmp_pat
     publish(tmp_path, 4)
     half = tmp_path / "resume" / ".step_6.tmp"
     half.mkdir()
-    (half / "state.pt").write_bytes(b"ten")
+    (half / PARTS[0]).write_bytes(b"ten")
     assert find_resume_point(tmp_path).step == 4
     publish(tmp_path, 6)
     assert not half.exists()
@@ -93,7 +104,7 @@ def test_a_training_with_nothing_to_lose_may_be_begun_anew(tmp_path):
 def test_where_every_state_is_damaged_that_is_said(tmp_path, capsys):
     publish(tmp_path, 4)
     publish(tmp_path, 6)
-    for state in (tmp_path / "resume").glob("step_*/state.pt"):
+    for state in (tmp_path / "resume").glob("step_*/*.safetensors"):
         state.write_bytes(b"")
     assert find_resume_point(tmp_path) is None
     said = capsys.readouterr().err
@@ -104,7 +115,7 @@ def test_where_every_state_is_damaged_that_is_said(tmp_path, capsys):
 def test_a_state_after_a_damaged_newer_one_leaves_two_whole_ones(tmp_path):
     for step in (8, 100):
         publish(tmp_path, step)
-    (tmp_path / "resume" / "step_100" / "state.pt").write_bytes(b"")
+    (tmp_path / "resume" / "step_100" / PARTS[0]).write_bytes(b"")
     assert find_resume_point(tmp_path).step == 8
     publish(tmp_path, 9)
     assert {path.name for path in (tmp_path / "resume").iterdir()} == {"step_8", "step_9"}
@@ -114,7 +125,7 @@ def test_a_state_that_cannot_be_written_leaves_the_one_before(tmp_path):
     publish(tmp_path, 4)
 
     def full(path):
-        path.write_bytes(b"ten")
+        (path / PARTS[0]).write_bytes(b"ten")
         raise RuntimeError("unexpected pos 64 vs 0")
 
     with pytest.raises(StoreError, match="Free space"):

@@ -9,7 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rmcore.core.errors import ConfigError
+from rmcore.config.train import TrainConfig
+from rmcore.core.errors import ConfigError, StoreError, TrainingError
+from rmcore.training.optimizers import make_optimizer
 from rmcore.training.resume import find_resume_point
 from rmcore.training.state import load_state
 
@@ -118,7 +120,7 @@ def test_a_damaged_state_costs_the_steps_since_the_one_before(tmp_path, start, c
     undisturbed = start(tmp_path / "undisturbed").run()
     folder = tmp_path / "damaged"
     stopped(start, folder, 4, resume_every_seconds=0)
-    newest = folder / "resume" / "step_4" / "state.pt"
+    newest = next((folder / "resume" / "step_4").glob("*.safetensors"))
     newest.write_bytes(newest.read_bytes()[:-100])
     resumed = start(folder, resume_every_seconds=0).run()
     said = capsys.readouterr().err
@@ -128,9 +130,13 @@ def test_a_damaged_state_costs_the_steps_since_the_one_before(tmp_path, start, c
     assert_same(resumed, undisturbed)
 
 
+def content_of(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
 def test_other_settings_are_refused_by_name_and_nothing_is_touched(tmp_path, start):
     stopped(start, tmp_path, 3)
-    state = find_resume_point(tmp_path).state.read_bytes()
+    state = content_of(find_resume_point(tmp_path).state)
     with pytest.raises(ConfigError) as refused:
         start(tmp_path, lr=2e-3, optimizer="sgd", settings={"model.name": "other"})
     message = str(refused.value)
@@ -141,7 +147,7 @@ def test_other_settings_are_refused_by_name_and_nothing_is_touched(tmp_path, sta
     ]:
         assert f"{name}: {there} there, {here} here" in message
     assert "train.steps" not in message
-    assert find_resume_point(tmp_path).state.read_bytes() == state
+    assert content_of(find_resume_point(tmp_path).state) == state
     assert start(tmp_path).run().result.resumed_from == [3]
 
 
@@ -192,8 +198,15 @@ class Program:
         return Path.touch, (self.trace,)
 
 
-def test_a_state_that_holds_a_program_is_refused_and_not_run(tmp_path):
-    torch.save({"model": Program(tmp_path / "trace")}, tmp_path / "state.pt")
-    with pytest.raises(pickle.UnpicklingError):
-        load_state(tmp_path / "state.pt")
+@pytest.mark.parametrize("name", [".metadata", "shard-00001-model-00001-of-00001.safetensors"])
+def test_a_state_that_holds_a_program_is_refused_and_not_run(tmp_path, start, name):
+    """`.metadata` is what torch's distributed checkpoint unpickles where it is in its own format."""
+    stopped(start, tmp_path, 3)
+    state = find_resume_point(tmp_path).state
+    for file in state.iterdir():
+        file.unlink()
+    (state / name).write_bytes(pickle.dumps(Program(tmp_path / "trace")))
+    model = start(tmp_path / "another").rm.model
+    with pytest.raises((StoreError, TrainingError)):
+        load_state(state, model, make_optimizer(model, TrainConfig()))
     assert not (tmp_path / "trace").exists()
