@@ -470,7 +470,9 @@ def lds(sets: Sequence[Compared], method: str) -> float:
 
 
 def interval(sets: Sequence[Compared], method: str) -> str:
-    """Pooled Spearman with its 95 % interval over sets, which are the clusters."""
+    """Pooled Spearman with its 95 % interval over sets, which are the clusters; empty where none is finished."""
+    if not sets:
+        return ""
     rng, value = np.random.default_rng(0), pooled(sets, method)
     drawn = [pooled([sets[i] for i in rng.integers(len(sets), size=len(sets))], method) for _ in range(BOOTSTRAP)]
     low, high = np.percentile(drawn, [2.5, 97.5])
@@ -496,7 +498,8 @@ def table(cells: Sequence[Cell]) -> None:
             shared = lds([one for one in sets if one.size > 1], method)
             first = "" if np.isnan(near) else f"{near:.3f}"
             print(f"| {regime} | {method} | {first} | {' | '.join(columns)} | {shared:.2f} |")
-        moved = {size: np.sqrt(np.mean([one.real**2 for one in sets if one.size == size])) for size in SIZES}
+        sizes = [size for size in SIZES if any(one.size == size for one in sets)]
+        moved = {size: np.sqrt(np.mean([one.real**2 for one in sets if one.size == size])) for size in sizes}
         notes.append(
             f"{regime}: {len(own)} seeds, {len(sets)} retrainings; root mean square change of a margin "
             + ", ".join(f"{value:.4f} without {size}" for size, value in moved.items())
