@@ -41,13 +41,13 @@ from rmcore.explain.influence import FEWEST_HELD_OUT, influences
 from rmcore.explain.linearized import DAMPINGS, MarginLoss, choose_damping, left_out_together, resolvent
 from rmcore.explain.representer import PENALTIES, terms
 from rmcore.landscape.autograd import gradient_of
-from rmcore.models.batching import pad_pairs
+from rmcore.models.batching import StepOrder, pad_pairs
 from rmcore.models.packing.forward import rewards_of
 from rmcore.models.packing.rows import Rows
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.training.feed import make_feed
 from rmcore.training.losses import split_rewards
-from rmcore.training.optimizers import set_learning_rate
+from rmcore.training.optimizers import SGD_MOMENTUM, effective_warmup, lr_factor, set_learning_rate
 from rmcore.training.ranks import ALONE
 from rmcore.training.setup import make_context
 from rmcore.training.step import train_step
@@ -56,7 +56,7 @@ MODEL = "tiny-small"
 NUM_TRAIN, NUM_HELD_OUT, NUM_TARGETS = 1000, 150, 60
 NUM_BEFORE = 3600
 """Other pairs that the backbone is trained on before."""
-SIZES, KINDS, REPEATS = (100, 10, 1), ("random", "similar"), 2
+SIZES, KINDS, REPEATS = (100, 10, 1), ("random", "similar"), 3
 EPSILON = 0.05
 COMMON = {"pairs_per_step": 32, "warmup_steps": 6, "token_budget": 2048, "label_smoothing": EPSILON}
 REGIMES: dict[str, TrainConfig] = {
@@ -72,12 +72,20 @@ METHODS = (
     "its push over training",
     "its Newton step",
     "Gauss-Newton, Adam's metric",
+    "simulated training",
+    "its batches",
+    "kernels of both ends",
+    "its batches, kernels of both ends",
+    "the same, nothing fitted",
+    "the same, Adam's metric",
     "representer",
     "gradient similarity",
     "random",
 )
 LOSS = MarginLoss(1.0, EPSILON)
 BOOTSTRAP = 1000
+SCALES = 10.0 ** np.arange(-1.5, 1.1, 0.25)
+"""Learning rates that a simulated training is tried with, as multiples of the real one's."""
 
 
 def new_model(seed: int) -> BradleyTerryRM:
@@ -255,6 +263,20 @@ def kernels(cell: Cell) -> dict[str, FloatArray]:
     return dict(np.load(file))
 
 
+def start_kernels(cell: Cell) -> dict[str, FloatArray]:
+    """`kernels` at the weights before the training; Adam's metric is still that of its last moments."""
+    file = cell.folder / "start.npz"
+    if not file.is_file():
+        rows, _, names = jacobian(cell.start(), [pair for part in cell.pairs for pair in part])
+        found = {"plain": (rows @ rows[:NUM_TRAIN].T).double().numpy()}
+        moments = torch.load(cell.folder / "base.pt", weights_only=True)["moments"]
+        if moments:
+            scale = torch.cat([moments[name].reshape(-1) for name in names]).sqrt() + 1e-8
+            found["adam"] = ((rows / scale) @ rows[:NUM_TRAIN].T).double().numpy()
+        np.savez(file, **found)
+    return dict(np.load(file))
+
+
 @dataclass(frozen=True)
 class Prediction:
     """What a method says: the change of the targets' margins without a set, and how near its model is on held-out."""
@@ -289,6 +311,61 @@ def gauss_newton(
         return left_out_together(response[:, left_out], pairs, slope[left_out], curvature[left_out])
 
     return Prediction(newton_step, correlation)
+
+
+def simulate(
+    start: FloatArray, end: FloatArray, rates: FloatArray, batches: Sequence[IntArray], weights: FloatArray
+) -> FloatArray:
+    """Margins of all pairs after a linearised training from margins of 0, by gradient descent with momentum.
+
+    Args:
+        start: inner products of all pairs with the training pairs at the weights before.
+        end: those at the weights after; steps between take theirs from the line between the two.
+        rates: learning rate of each step.
+        batches: positions of its training pairs.
+        weights: of the training pairs in the loss.
+    """
+    margins, velocity = np.zeros(len(end)), np.zeros(NUM_TRAIN)
+    for step, (rate, batch) in enumerate(zip(rates, batches, strict=True)):
+        velocity *= SGD_MOMENTUM
+        velocity[batch] += weights[batch] * LOSS.slope(margins[batch]) / len(batch)
+        done = step / (len(rates) - 1)
+        margins -= rate * ((1 - done) * (start @ velocity) + done * (end @ velocity))
+    return margins
+
+
+def simulated(
+    cell: Cell, start: FloatArray, end: FloatArray, margins: FloatArray, *, its_batches: bool, fitted: bool = True
+) -> Prediction:
+    """The linearised training done again without the set, with the real schedule; all pairs in each step, or its own.
+
+    The learning rate is the real one's, or that multiple of it whose margins of held-out pairs are nearest the model's.
+    """
+    config = REGIMES[cell.regime]
+    steps = EPOCHS * -(-NUM_TRAIN // config.pairs_per_step)
+    warmup = effective_warmup(config.warmup_steps, steps)
+    rates = config.lr * np.array([
+        lr_factor(
+            step, num_steps=steps, warmup_steps=warmup, schedule=config.schedule, min_lr_ratio=config.min_lr_ratio
+        )
+        for step in range(steps)
+    ])  # fmt: skip
+    if config.optimizer != "sgd":  # a learning rate of another metric; the unit in which the linearised loss moves
+        rates *= 4 * NUM_TRAIN / (rates.sum() * np.linalg.norm(parts(end)[0]))
+    order = StepOrder(NUM_TRAIN, config.pairs_per_step, steps, cell.seed)
+    batches = [np.array(one) if its_batches else np.arange(NUM_TRAIN) for one in order]
+    wanted, tried = parts(margins)[1], []
+    for scale in SCALES if fitted else (1.0,):
+        found = simulate(start, end, scale * rates, batches, np.ones(NUM_TRAIN))
+        tried.append((float(np.square(parts(found)[1] - wanted).sum()), scale, found))
+    _, scale, base = min(tried, key=lambda one: one[0])
+
+    def without(left_out: IntArray) -> FloatArray:
+        weights = np.ones(NUM_TRAIN)
+        weights[left_out] = 0
+        return parts(simulate(start, end, scale * rates, batches, weights) - base)[2]
+
+    return Prediction(without, float(np.corrcoef(parts(base)[1], wanted)[0, 1]))
 
 
 def parts(everything: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -326,6 +403,21 @@ def predictions(cell: Cell) -> dict[str, Prediction]:
     }
     if "adam" in known:
         found["Gauss-Newton, Adam's metric"] = gauss_newton(known["adam"], margins)
+    if cell.regime != HEAD:
+        before, after = start_kernels(cell), known["plain"]
+        both = simulated(cell, before["plain"], after, margins, its_batches=True)
+        found |= {
+            "simulated training": simulated(cell, after, after, margins, its_batches=False),
+            "its batches": simulated(cell, after, after, margins, its_batches=True),
+            "kernels of both ends": simulated(cell, before["plain"], after, margins, its_batches=False),
+            "its batches, kernels of both ends": both,
+        }
+        if "adam" in known:
+            found["the same, Adam's metric"] = simulated(cell, before["adam"], known["adam"], margins, its_batches=True)
+        else:
+            found["the same, nothing fitted"] = simulated(
+                cell, before["plain"], after, margins, its_batches=True, fitted=False
+            )
     return found
 
 
@@ -378,7 +470,9 @@ def lds(sets: Sequence[Compared], method: str) -> float:
 
 
 def interval(sets: Sequence[Compared], method: str) -> str:
-    """Pooled Spearman with its 95 % interval over sets, which are the clusters."""
+    """Pooled Spearman with its 95 % interval over sets, which are the clusters; empty where none is finished."""
+    if not sets:
+        return ""
     rng, value = np.random.default_rng(0), pooled(sets, method)
     drawn = [pooled([sets[i] for i in rng.integers(len(sets), size=len(sets))], method) for _ in range(BOOTSTRAP)]
     low, high = np.percentile(drawn, [2.5, 97.5])
@@ -404,7 +498,8 @@ def table(cells: Sequence[Cell]) -> None:
             shared = lds([one for one in sets if one.size > 1], method)
             first = "" if np.isnan(near) else f"{near:.3f}"
             print(f"| {regime} | {method} | {first} | {' | '.join(columns)} | {shared:.2f} |")
-        moved = {size: np.sqrt(np.mean([one.real**2 for one in sets if one.size == size])) for size in SIZES}
+        sizes = [size for size in SIZES if any(one.size == size for one in sets)]
+        moved = {size: np.sqrt(np.mean([one.real**2 for one in sets if one.size == size])) for size in sizes}
         notes.append(
             f"{regime}: {len(own)} seeds, {len(sets)} retrainings; root mean square change of a margin "
             + ", ".join(f"{value:.4f} without {size}" for size, value in moved.items())

@@ -3,7 +3,8 @@
 Gauss-Newton form of the influence function (Koh and Liang 2017, arXiv 1703.04730; Martens 2020, arXiv 1412.1193): the
 model is replaced by its linearisation at its weights, so that leaving a pair out of the training is one linear
 equation, over pairs and not over weights (see `linearized`). Retrainings agree closely where the head alone is trained
-to its optimum, and partly where all weights are: benchmarks/RESULTS.md, Influence of training pairs.
+to its optimum, partly where SGD trains all weights, and hardly where AdamW does, nor would they with the training
+simulated step by step: benchmarks/RESULTS.md, Influence of training pairs.
 """
 
 from collections.abc import Sequence
