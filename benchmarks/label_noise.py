@@ -309,8 +309,8 @@ def main() -> int:
         made |= {part: partial(alpaca.cell, part) for part in LEARNED_FROM}
     found = {part: cells(part, args, made[part]) for part in args.parts}
     print(
-        "| margins by | planted | seeds | agree with labels: alone, with others | AUROC alone | AUROC | its limit | rate - truth, points "
-        "| interval has it | called | cleanlab calls |"
+        "| margins by | planted | seeds | agree with labels: alone, with others | AUROC alone | AUROC | its limit "
+        "| rate - truth, points | interval has it | called | cleanlab calls |"
     )
     print("| --- | ---: | ---: | ---: | ---: | --- | ---: | --- | --- | --- | --- |")
     for part in args.parts:

@@ -65,8 +65,9 @@ def noise(
     """Find labels that are probably wrong, say how many there are, and change nothing unless asked to.
 
     Each pair is scored by a model of other prompts, and where answers recur by their other labels too. Close calls
-    become rarer as margins grow and mistakes do not: that tells the rate of wrong labels, and each label's posterior. Labels are called wrong only where
-    the rate is shown to be above 0. Beside that: contradictions, cycles, repeats, near copies of prompts across folds.
+    become rarer as margins grow and mistakes do not: that tells the rate of wrong labels, and the posterior of each.
+    Labels are called wrong only where the rate is shown to be above 0. Beside that: contradictions, cycles, repeats,
+    near copies of prompts across folds.
 
     Writes ledger.parquet (a row a pair), noise.json, and what --review and --apply ask for.
 

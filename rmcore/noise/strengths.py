@@ -14,7 +14,9 @@ one (the cavity). The margin is then what a pair that shares no answer would nee
 
 so a pair none of whose answers recurs keeps its own. `rmcore.noise.rate` reads the result as it reads any margin: its
 likelihood of a label given what was learned without it is then a conditional one, and its interval, over prompts, has
-the dependence among labels of a prompt in it. It treats tau as known.
+the dependence among labels of a prompt in it. It treats tau as known, and is too narrow for that: in simulations where
+close calls, turned labels and tau are hard to tell apart, 32 of 40 had the truth. The work is cubic in how many answers
+labels connect. Copies of a row count as labels of their own.
 
 Source:
     Expectation propagation with labels that may be turned: Kim and Ghahramani 2006, Bayesian Gaussian process
@@ -156,8 +158,10 @@ def _laplacian(block: _Block, weights: FloatArray) -> FloatArray:
 def _by_answer(block: _Block, values: FloatArray) -> FloatArray:
     """Sum of v x over labels, (G, n)."""
     groups, n = block.rewards.shape
-    total = np.bincount(block.group * n + block.better, values, groups * n)
-    return (total - np.bincount(block.group * n + block.worse, values, groups * n)).reshape(groups, n)
+    total = np.zeros(groups * n)
+    total += np.bincount(block.group * n + block.better, values, groups * n)
+    total -= np.bincount(block.group * n + block.worse, values, groups * n)
+    return total.reshape(groups, n)
 
 
 def _shrunk(variance: FloatArray | float) -> FloatArray:
