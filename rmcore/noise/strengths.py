@@ -1,4 +1,4 @@
-"""What the other labels of a prompt say of a label: margins that take them into account, the label itself left out.
+"""Margins that take the other labels of a prompt into account, the label itself left out.
 
 Where answers recur, an answer that won elsewhere is the likelier winner here. Answer j of a prompt has a strength s_j,
 of which the cross-fitted margins say something and the labels the rest:
@@ -82,7 +82,7 @@ class _Block:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Cavity:
-    """What all labels but one say of it: N(mean, variance) of its difference, (L,); and the evidence of all labels.
+    """Each label as all others have it: N(mean, variance) of its difference, (L,); and the evidence of all labels.
 
     The sites are where a search of a nearby model begins.
     """

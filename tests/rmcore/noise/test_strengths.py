@@ -107,7 +107,7 @@ def test_intervals_have_the_true_rate(rate):
         model = fit_labels(found, [text[0] for text in texts])
         covered += model.rate.low <= turned.mean() <= model.rate.high
         called_clean += rate == 0 and model.is_shown
-    assert covered >= draws - 2  # three or more of six intervals that hold with 0.95 fail with probability 0.002
+    assert covered >= draws - 2  # with 0.1 they hold in 32 of 40 draws, not 38: tau is treated as known
     assert called_clean <= 2
 
 
