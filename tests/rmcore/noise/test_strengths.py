@@ -6,7 +6,7 @@ from scipy.special import expit
 from sklearn.metrics import roc_auc_score
 
 from rmcore.noise.rate import called, fit_labels, flipped
-from rmcore.noise.strengths import Strengths, _blocks, _propagate, _shrunk, with_other_labels
+from rmcore.noise.strengths import Strengths, _blocks, _left_out, _propagate, _shrunk, with_other_labels
 
 CONSISTENT = [(0, 1), (1, 2), (0, 2)]
 CIRCLE = [(0, 1), (1, 2), (2, 0)]
@@ -37,11 +37,10 @@ def test_the_chance_of_a_label_given_the_others_is_that_of_a_sum_over_strengths(
     slope = 1.4
     (block,) = _blocks(margins, [("p", str(i), str(j)) for i, j in labels])
     model = Strengths(slope * float(_shrunk(2 * spread**2)), spread, rate)
-    cavity = _propagate(block, model)
-    chance = rate + (1 - 2 * rate) * expit(cavity.mean * _shrunk(cavity.variance))
+    chance = rate + (1 - 2 * rate) * expit(_left_out(block, model))
     expected, evidence = by_summation(rewards, labels, slope, spread, rate)
     np.testing.assert_allclose(chance, expected, atol=0.01 if spread <= 1 else 0.05)
-    assert cavity.evidence == pytest.approx(evidence, abs=0.1)
+    assert _propagate(block, model).evidence == pytest.approx(evidence, abs=0.1)
 
 
 def drawn(seed, *, num_prompts=150, answers=6, labels=10, spread=3.0, rate=0.1):
@@ -80,12 +79,12 @@ def test_a_label_is_no_evidence_for_itself_and_the_others_are():
     prompt, better, worse = texts[0]
     (block,) = _blocks(margins[:10], texts[:10])
     model = Strengths(1.0, 3.0, 0.1)
-    before = _propagate(block, model)
+    before = _left_out(block, model)
     turned = [(prompt, worse, better), *texts[1:10]]
     (other,) = _blocks(np.append(-margins[0], margins[1:10]), turned)
-    after = _propagate(other, model)
-    assert after.mean[0] == pytest.approx(-before.mean[0], abs=0.5)  # by sites alone, of a spread of 4
-    assert np.abs(after.mean[1:] - before.mean[1:]).max() > 1
+    after = _left_out(other, model)
+    assert after[0] == pytest.approx(-before[0], abs=0.01)
+    assert np.abs(after[1:] - before[1:]).max() > 0.5
     again, _ = with_other_labels(np.append(margins, margins[0]), [*texts, texts[0]])
     assert again[0] > found[0]  # a second label of the couple agrees
 
@@ -107,7 +106,7 @@ def test_intervals_have_the_true_rate(rate):
         model = fit_labels(found, [text[0] for text in texts])
         covered += model.rate.low <= turned.mean() <= model.rate.high
         called_clean += rate == 0 and model.is_shown
-    assert covered >= draws - 2  # with 0.1 they hold in 32 of 40 draws, not 38: tau is treated as known
+    assert covered >= draws - 2  # three or more of six that hold with 0.95 fail with probability 0.002
     assert called_clean <= 2
 
 
@@ -116,8 +115,7 @@ def test_the_posterior_and_the_called_are_calibrated_under_the_true_model():
     model = Strengths(float(_shrunk(2 * 3.0**2)), 3.0, 0.15)
     logits = np.zeros(len(margins))
     for block in _blocks(margins, texts):
-        cavity = _propagate(block, model)
-        logits[block.places] = cavity.mean * _shrunk(cavity.variance)
+        logits[block.places] = _left_out(block, model)
     posterior = flipped(logits, 1.0, model.rate)
     for low, high in ((0, 0.05), (0.05, 0.1), (0.1, 0.4), (0.4, 0.7), (0.7, 1.01)):
         inside = (posterior >= low) & (posterior < high)
@@ -147,6 +145,4 @@ def test_equal_texts_say_nothing_and_many_contradictions_settle():
     both = np.array([margins[i] - margins[j] for i, j in labels])
     (block,) = _blocks(both, [("p", str(i), str(j)) for i, j in labels])
     for spread, rate in ((1.0, 0.0), (5.0, 0.002), (20.0, 0.1)):
-        cavity = _propagate(block, Strengths(1.0, spread, rate))
-        assert np.isfinite(cavity.mean).all()
-        assert (cavity.variance > 0).all()
+        assert np.isfinite(_left_out(block, Strengths(1.0, spread, rate))).all()
