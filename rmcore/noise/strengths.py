@@ -211,7 +211,7 @@ def _propagate(block: _Block, model: Strengths, start: Sites | None = None) -> _
     precision, shift = start or (np.zeros(len(block.places)), np.zeros(len(block.places)))
     logits: FloatArray = np.full(len(block.places), np.inf)
     for sweep in range(SWEEPS):
-        covariance = np.linalg.inv(eye + _laplacian(block, precision))
+        covariance: FloatArray = np.asarray(np.linalg.inv(eye + _laplacian(block, precision)), dtype=np.float64)
         linear = prior + _by_answer(block, shift)
         strengths = np.einsum("gij,gj->gi", covariance, linear)
         one, two = (block.group, block.better), (block.group, block.worse)
