@@ -8,8 +8,12 @@ Three parts, each with labels turned round at known rates:
 - oracle: the gold world, margins by the true reward. Labels are drawn from it, so close calls go against it without
   being wrong: this is the limit of any model, and the test of the rate and its interval where the model is right.
 - gold: the same world, margins by `tiny-small` trained on each of three folds.
-- alpaca: AlpacaEval pairs of $RM_OPT_DATA, exact heads on MiniLM's frozen features, ten folds. The judge's labels have
-  a rate of their own, by its stated preferences; heads fitted on cleaned pairs are judged on pairs of other prompts.
+- alpaca: AlpacaEval pairs of $RM_OPT_DATA, exact heads on MiniLM's frozen features, ten folds; up to 4 pairs of 400
+  prompts. The judge's labels have a rate of their own, by its stated preferences; heads fitted on cleaned pairs are
+  judged on pairs of other prompts.
+- alpaca-all: the same with all pairs of 150 prompts, whose answers recur more often.
+
+Margins are with the other labels of the prompt; "by margins alone" is what they find without them.
 
 Beside ours stands cleanlab on the same probabilities (`pip install --no-deps --target FOLDER cleanlab==2.9.0 termcolor
 tqdm`, FOLDER in PYTHONPATH); where it is not installed its columns are empty.
@@ -22,6 +26,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +49,17 @@ from rmcore.ensembles.features import pair_features
 from rmcore.ensembles.linear_probes import fit_head
 from rmcore.evaluation.uncertainty import t_interval
 from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.noise.contradictions import couples
 from rmcore.noise.crossfit import Heads, Trainings, cross_fit, deal_folds, in_one_unit
 from rmcore.noise.ledger import FALSE_SHARE
 from rmcore.noise.rate import LabelModel, called, fit_labels, flipped
+from rmcore.noise.strengths import with_other_labels
 
 RATES = (0.0, 0.05, 0.1, 0.25)
-PROMPTS, PAIRS_A_PROMPT = {"train": 400, "test": 137}, {"train": 4, "test": 3}
+PROMPTS = {"train": 400, "all": 150, "test": 137}
+PAIRS_A_PROMPT = {"train": 4, "all": None, "test": 3}
 FOLDS = {"gold": 3, "alpaca": 10}
+LEARNED_FROM = {"alpaca": "train", "alpaca-all": "all"}
 
 
 def gold_pairs(args: argparse.Namespace, rate: float, seed: int) -> list[PreferencePair]:
@@ -65,13 +74,17 @@ def gold_truth(pairs: Sequence[PreferencePair]) -> tuple[BoolArray, FloatArray]:
     return turned, np.array([pair.metadata["gold_chosen"] - pair.metadata["gold_rejected"] for pair in pairs])
 
 
-def judged(margins: FloatArray, prompts: Sequence[str], turned: BoolArray, own: float) -> dict[str, Any]:
+def judged(alone: FloatArray, pairs: Sequence[PreferencePair], turned: BoolArray, own: float) -> dict[str, Any]:
     """What the ledger says, against the truth; `own` is the rate that the labels have before any was turned."""
-    model = fit_labels(margins, prompts)
+    margins, strengths = with_other_labels(alone, couples(pairs))
+    model = fit_labels(margins, [pair.prompt_id for pair in pairs])
     wrong = called_wrong(margins, model)
     planted = float(turned.mean())
     truth = planted + own - 2 * planted * own
     found: dict[str, Any] = {
+        "spread": None if strengths is None else strengths.spread,
+        "agrees_alone": float((alone > 0).mean()),
+        "auroc_alone": float(roc_auc_score(turned, -alone)) if turned.any() else None,
         "agrees": float((margins > 0).mean()),
         "auroc": float(roc_auc_score(turned, -margins)) if turned.any() else None,
         "truth": truth,
@@ -82,7 +95,7 @@ def judged(margins: FloatArray, prompts: Sequence[str], turned: BoolArray, own: 
         "called": int(wrong.sum()),
         "called_right": int((wrong & ~turned).sum()),
     }
-    issues = cleanlab_issues(margins)
+    issues = cleanlab_issues(alone)
     if issues is not None:
         found |= {
             "cleanlab_rate": float(issues.mean()),
@@ -116,7 +129,7 @@ def oracle(args: argparse.Namespace, rate: float, seed: int) -> dict[str, Any]:
     """The true reward's margins."""
     pairs = gold_pairs(args, rate, seed)
     turned, margins = gold_truth(pairs)
-    return judged(margins, [pair.prompt_id for pair in pairs], turned, own=0.0)
+    return judged(margins, pairs, turned, own=0.0)
 
 
 def gold(args: argparse.Namespace, rate: float, seed: int) -> dict[str, Any]:
@@ -127,7 +140,7 @@ def gold(args: argparse.Namespace, rate: float, seed: int) -> dict[str, Any]:
     retrainer = FullRetrainer(model, TrainConfig.model_validate(TRAINING), device="cpu", seed=seed)
     folds = deal_folds(pairs, FOLDS["gold"], seed=seed)
     margins = cross_fit(pairs, Trainings(pairs, retrainer), folds, folder=args.out / f"gold_{rate}_{seed}")
-    found = judged(margins, [pair.prompt_id for pair in pairs], turned, own=0.0)
+    found = judged(margins, pairs, turned, own=0.0)
     return found | {"limit": float(roc_auc_score(turned, -truth)) if turned.any() else None}
 
 
@@ -137,31 +150,40 @@ class Alpaca:
     def __init__(self, args: argparse.Namespace) -> None:
         self.pairs: dict[str, list[PreferencePair]] = {}
         self.x: dict[str, FloatArray] = {}
-        for split, count in PROMPTS.items():
-            every = list(load_pairs(str(args.data / f"alpacaeval_{split}.parquet")).pairs)
-            kept = set(sorted({pair.prompt_id for pair in every})[:count])
-            self.pairs[split] = cap_pairs([p for p in every if p.prompt_id in kept], PAIRS_A_PROMPT[split])
+        for split in ("test", *(LEARNED_FROM[part] for part in args.parts if part in LEARNED_FROM)):
+            file = "test" if split == "test" else "train"
+            every = list(load_pairs(str(args.data / f"alpacaeval_{file}.parquet")).pairs)
+            kept = set(sorted({pair.prompt_id for pair in every})[: PROMPTS[split]])
+            of_prompts, most = [p for p in every if p.prompt_id in kept], PAIRS_A_PROMPT[split]
+            self.pairs[split] = of_prompts if most is None else cap_pairs(of_prompts, most)
             place = args.out / f"alp_{split}.npz"
             if not place.is_file():
                 rm = BradleyTerryRM.new(ModelConfig(name="minilm", max_seq_len=256), seed=0, device=torch.device("cpu"))
                 chosen, rejected = pair_features(rm, self.pairs[split])
                 np.savez(place, d=(chosen - rejected).astype(np.float32))
             self.x[split] = np.load(place)["d"].astype(np.float64)
-        self.own = float(np.mean([expit(-(pair.target_margin or 0.0)) for pair in self.pairs["train"]]))
 
-    def cell(self, rate: float, seed: int) -> dict[str, Any]:
+    def own(self, part: str) -> float:
+        """The judge's own rate of wrong labels, by its stated preferences."""
+        return float(np.mean([expit(-(pair.target_margin or 0.0)) for pair in self.pairs[LEARNED_FROM[part]]]))
+
+    def cell(self, part: str, rate: float, seed: int) -> dict[str, Any]:
         """Plant, find, clean, and train on what is left."""
-        pairs = self.pairs["train"]
+        pairs = self.pairs[LEARNED_FROM[part]]
         turned = np.random.default_rng(seed).random(len(pairs)) < rate
-        x = np.where(turned, -1.0, 1.0)[:, None] * self.x["train"]
+        x = np.where(turned, -1.0, 1.0)[:, None] * self.x[LEARNED_FROM[part]]
+        pairs = [
+            PreferencePair(one.prompt, one.rejected, one.chosen) if is_turned else one
+            for one, is_turned in zip(pairs, turned, strict=True)
+        ]
         folds = deal_folds(pairs, FOLDS["alpaca"], seed=seed)
         heads, margins = Heads(x, folds, {}), np.zeros(len(pairs))
         for fold in range(FOLDS["alpaca"]):
             margins[folds == fold] = heads.margins(np.flatnonzero(folds != fold), np.flatnonzero(folds == fold))
-        margins = in_one_unit(margins, folds)
-        prompts = [pair.prompt_id for pair in pairs]
-        found = judged(margins, prompts, turned, self.own)
-        model = fit_labels(margins, prompts)
+        alone = in_one_unit(margins, folds)
+        found = judged(alone, pairs, turned, self.own(part))
+        margins, _ = with_other_labels(alone, couples(pairs))
+        model = fit_labels(margins, [pair.prompt_id for pair in pairs])
         posterior = flipped(margins, model.scale, model.rate.value)
         wrong = called_wrong(margins, model)
         every = np.ones(len(pairs))
@@ -172,7 +194,7 @@ class Alpaca:
             "weight": (x, 1 - posterior if model.is_shown else every),
             "turned ones left out": (x, np.where(turned, 0.0, 1.0)),
         }
-        issues = cleanlab_issues(margins)
+        issues = cleanlab_issues(alone)
         if issues is not None:
             arms["cleanlab, drop"] = (x, np.where(issues, 0.0, 1.0))
         right = {name: (self.x["test"] @ fit_head(z, weights=w) > 0).tolist() for name, (z, w) in arms.items()}
@@ -197,6 +219,7 @@ def show(part: str, found: dict[float, list[dict[str, Any]]]) -> None:
     """One row a rate: means over seeds, AUROC and the rate's error with t intervals."""
     for rate, some in sorted(found.items()):
         aurocs = [one["auroc"] for one in some if one["auroc"] is not None]
+        without = [one["auroc_alone"] for one in some if one["auroc_alone"] is not None]
         limits = [one["limit"] for one in some if one.get("limit") is not None]
         errors = t_interval([100 * (one["rate"] - one["truth"]) for one in some])
         worst = max(abs(one["rate"] - one["truth"]) for one in some)
@@ -204,7 +227,8 @@ def show(part: str, found: dict[float, list[dict[str, Any]]]) -> None:
             part,
             f"{rate:.0%}",
             str(len(some)),
-            f"{np.mean([one['agrees'] for one in some]):.3f}",
+            f"{np.mean([one['agrees_alone'] for one in some]):.3f}, {np.mean([one['agrees'] for one in some]):.3f}",
+            f"{np.mean(without):.3f}" if without else "",
             _interval(aurocs, 3) if aurocs else "",
             f"{np.mean(limits):.3f}" if limits else "",
             f"{errors.value:+.1f} {_ends(errors.ci_low, errors.ci_high, 1)}, at most {100 * worst:.1f}",
@@ -261,7 +285,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("noise_cells"), help="finished cells")
     parser.add_argument(
-        "--parts", nargs="+", choices=("oracle", "gold", "alpaca"), default=["oracle", "alpaca", "gold"]
+        "--parts",
+        nargs="+",
+        choices=("oracle", "gold", "alpaca", "alpaca-all"),
+        default=["oracle", "alpaca", "alpaca-all", "gold"],
     )
     parser.add_argument("--rates", nargs="+", type=float, default=list(RATES))
     parser.add_argument("--seeds", type=int, default=5)
@@ -277,22 +304,22 @@ def main() -> int:
         "oracle": lambda rate, seed: oracle(args, rate, seed),
         "gold": lambda rate, seed: gold(args, rate, seed),
     }
-    alpaca = Alpaca(args) if "alpaca" in args.parts else None
+    alpaca = Alpaca(args) if LEARNED_FROM.keys() & set(args.parts) else None
     if alpaca is not None:
-        made["alpaca"] = alpaca.cell
+        made |= {part: partial(alpaca.cell, part) for part in LEARNED_FROM}
     found = {part: cells(part, args, made[part]) for part in args.parts}
     print(
-        "| margins by | planted | seeds | agree with labels | AUROC | its limit | rate - truth, points "
-        "| interval has it | called | cleanlab calls |"
+        "| margins by | planted | seeds | agree with labels: alone, with others | AUROC alone | AUROC | its limit "
+        "| rate - truth, points | interval has it | called | cleanlab calls |"
     )
-    print("| --- | ---: | ---: | ---: | --- | ---: | --- | --- | --- | --- |")
+    print("| --- | ---: | ---: | ---: | ---: | --- | ---: | --- | --- | --- | --- |")
     for part in args.parts:
         show(part, found[part])
-    if alpaca is not None and found["alpaca"]:
-        print(f"\nThe judge's own rate of wrong labels by its stated preferences: {alpaca.own:.1%}.\n")
+    for part in [part for part in args.parts if alpaca is not None and part in LEARNED_FROM and found[part]]:
+        print(f"\n{part}: the judge's own rate of wrong labels by its stated preferences: {alpaca.own(part):.1%}.\n")
         print("| planted | accuracy, as it is | drop | flip | weight | cleanlab, drop | turned ones left out |")
         print("| ---: | ---: | --- | --- | --- | --- | --- |")
-        show_cleaning(found["alpaca"], [pair.prompt_id for pair in alpaca.pairs["test"]])
+        show_cleaning(found[part], [pair.prompt_id for pair in alpaca.pairs["test"]])
     return 0
 
 

@@ -64,9 +64,10 @@ def noise(
 ) -> None:
     """Find labels that are probably wrong, say how many there are, and change nothing unless asked to.
 
-    Each pair is scored by a model of other prompts. Close calls become rarer as margins grow and mistakes do not: that
-    tells the rate of wrong labels, and for each label the posterior that it is one. Labels are called wrong only where
-    the rate is shown to be above 0. Beside that: contradictions, cycles, repeats, near copies of prompts across folds.
+    Each pair is scored by a model of other prompts, and where answers recur by their other labels too. Close calls
+    become rarer as margins grow and mistakes do not: that tells the rate of wrong labels, and the posterior of each.
+    Labels are called wrong only where the rate is shown to be above 0. Beside that: contradictions, cycles, repeats,
+    near copies of prompts across folds.
 
     Writes ledger.parquet (a row a pair), noise.json, and what --review and --apply ask for.
 
@@ -145,9 +146,11 @@ def _print(ledger: "Ledger", data: str) -> None:
         f"{data}: {rate.num_pairs:,} pairs of {rate.num_prompts:,} prompts; models of other prompts agree with ", end=""
     )
     print(f"{record['model_agrees']:.1%} of the labels")
+    if ledger.strengths is not None:
+        print(f"{'':<32}{record['others_agree']:>6.1%} with the other labels of the same answers")
     print(f"{'wrong labels':<32}{_interval(rate)}")
     if ledger.model.says_nothing:
-        print("    no rate can be told: models of other prompts know too little of these labels, or pairs are too few")
+        print("    no rate can be told: the other labels tell too little of these, or pairs are too few")
     elif not ledger.model.is_shown:
         print(
             "    not shown to be above 0, so no label is called wrong; the ledger has the order of doubt all the same"
@@ -168,7 +171,8 @@ def _print(ledger: "Ledger", data: str) -> None:
     for place in ledger.doubtful()[:SHOWN]:
         pair, row = ledger.pairs[place], ledger.table.iloc[place]
         posterior = "unknown" if np.isnan(row["posterior"]) else f"{row['posterior']:.2f}"
-        print(f"  {pair.pair_id}  posterior {posterior}, margin {row['margin']:+.2f}")
+        margins = f"margin {row['margin']:+.2f}, with other labels {row['with_others']:+.2f}"
+        print(f"  {pair.pair_id}  posterior {posterior}, {margins}")
         for name, text in (("prompt", prompt_text(pair.prompt)), ("chosen", pair.chosen), ("rejected", pair.rejected)):
             print(f"    {name:<9}{_short(text)}")
 

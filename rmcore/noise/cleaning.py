@@ -39,6 +39,7 @@ def clean(ledger: Ledger, how: How) -> tuple[list[PreferencePair], list[dict[str
                     "pair_id": pair.pair_id,
                     "change": how,
                     "margin": row["margin"],
+                    "with_others": row["with_others"],
                     "posterior": row["posterior"],
                     "flags": [name for name in FLAGS if row[name]],
                     "now": None if new is None else {"pair_id": new.pair_id, "weight": new.metadata.get(WEIGHT, 1.0)},

@@ -38,16 +38,21 @@ def repeated(texts: Sequence[Couple]) -> BoolArray:
     return np.array([counts[one] > 1 for one in texts], dtype=bool)
 
 
+def answers_of(texts: Sequence[Couple]) -> tuple[IntArray, IntArray, int]:
+    """Numbers of the better and the worse answer of each pair, (P,) each, and how many answers of prompts there are."""
+    numbers: dict[tuple[str, str], int] = {}
+    better = [numbers.setdefault((prompt, text), len(numbers)) for prompt, text, _ in texts]
+    worse = [numbers.setdefault((prompt, text), len(numbers)) for prompt, _, text in texts]
+    return np.array(better, dtype=np.int64), np.array(worse, dtype=np.int64), len(numbers)
+
+
 def in_cycles(texts: Sequence[Couple]) -> BoolArray:
     """Pairs on a circle of three answers or more (a over b over c over a), (P,): one of its labels is wrong or a tie.
 
     Those are the pairs with both answers in one strongly connected component of a prompt's preferences. Two answers
     that are preferred both ways round are `contradicted`, and no circle.
     """
-    numbers: dict[tuple[str, str], int] = {}
-    better = [numbers.setdefault((prompt, text), len(numbers)) for prompt, text, _ in texts]
-    worse = [numbers.setdefault((prompt, text), len(numbers)) for prompt, _, text in texts]
-    size = len(numbers)
+    better, worse, size = answers_of(texts)
     graph = coo_array((np.ones(len(texts)), (better, worse)), shape=(size, size)).tocsr()
     _, component = connected_components(graph, directed=True, connection="strong")
     answers = np.bincount(component, minlength=size)

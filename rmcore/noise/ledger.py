@@ -4,10 +4,11 @@
 | --- | --- |
 | pair_id, prompt_id, source, annotator | which pair, and whose |
 | fold, margin | the fold that the pair was scored in, and the margin: below 0 the model prefers the rejected answer |
+| with_others | the margin given the other labels of the same answers too (`rmcore.noise.strengths`) |
 | posterior | probability that the label was turned round (`rmcore.noise.rate`); missing where no rate can be told |
 | cautious | the same under the lower ends of the rates' intervals: what calls are made by |
 | called | among the labels called wrong |
-| close_call | the model gives neither answer more than 60 %: no order is learned from the other labels |
+| close_call | neither answer has more than 60 % by the margin with the others: no order is learned from other labels |
 | contradicted, in_cycle, repeated, near_copy | what the file itself says (`rmcore.noise.contradictions`) |
 """
 
@@ -24,7 +25,8 @@ from rmcore.core.progress import Report, silent
 from rmcore.data.observation import annotator_of
 from rmcore.data.pair import PreferencePair
 from rmcore.noise.contradictions import contradicted, couples, in_cycles, near_copies, repeated
-from rmcore.noise.rate import LabelModel, Rate, called, fit_labels, flipped, group_rates
+from rmcore.noise.rate import LabelModel, Rate, called, check_margins, fit_labels, flipped, group_rates
+from rmcore.noise.strengths import Strengths, with_other_labels
 
 FALSE_SHARE = 0.2
 """Default of the expected share of right labels among those that are called wrong: four of five are wrong."""
@@ -41,7 +43,8 @@ class Ledger:
     Attributes:
         pairs: as they were read.
         table: (P, columns) as the module says.
-        model: of labels given margins.
+        model: of labels given margins with the others.
+        strengths: of answers that recur; None where none do.
         rates: "source" and "annotator" -> rates by name, where there are two or more of them.
         false_share: the expected share of right labels among those that are called.
     """
@@ -49,6 +52,7 @@ class Ledger:
     pairs: Sequence[PreferencePair]
     table: pd.DataFrame
     model: LabelModel
+    strengths: Strengths | None
     rates: Mapping[str, Mapping[str, Rate]]
     false_share: float
 
@@ -64,7 +68,7 @@ class Ledger:
         wrong, whatever the model says, so theirs counts as at least one half.
         """
         worth = np.maximum(np.nan_to_num(self.posterior), 0.5 * self.table["contradicted"].to_numpy())
-        return np.lexsort((self.table["margin"], -worth))
+        return np.lexsort((self.table["with_others"], -worth))
 
     def for_review(self, count: int) -> list[PreferencePair]:
         """Up to `count` pairs whose review pays most; of pairs with the same two answers only one."""
@@ -88,6 +92,8 @@ class Ledger:
             "by_source": {name: asdict(rate) for name, rate in self.rates.get("source", {}).items()},
             "by_annotator": {name: asdict(rate) for name, rate in self.rates.get("annotator", {}).items()},
             "model_agrees": float((self.table["margin"] > 0).mean()),
+            "others_agree": float((self.table["with_others"] > 0).mean()),
+            "strengths": None if self.strengths is None else asdict(self.strengths),
             "scale": self.model.scale,
             "design_effect": self.model.design_effect,
             "false_share": self.false_share,
@@ -120,15 +126,19 @@ def examine(
 
     Raises:
         DataError: see `fit_labels`.
+        ModelError: see `rmcore.noise.strengths.with_other_labels`.
     """
     prompts = [pair.prompt_id for pair in pairs]
-    model = fit_labels(margins, prompts)
+    check_margins(margins, prompts)
+    texts = couples(pairs)
+    with_others, strengths = with_other_labels(margins, texts)
+    model = fit_labels(with_others, prompts)
     named = {
         "source": [str(pair.metadata.get("source") or NOBODY) for pair in pairs],
         "annotator": [annotator_of(pair.metadata) or NOBODY for pair in pairs],
     }
     rates = {
-        kind: group_rates(margins, prompts, names, model)
+        kind: group_rates(with_others, prompts, names, model)
         for kind, names in named.items()
         if len(set(names)) > 1 and not model.says_nothing
     }
@@ -137,8 +147,7 @@ def examine(
     for kind, by_name in rates.items():  # the annotator comes last, and counts where there are several
         each = np.array([by_name[name].value for name in named[kind]])
         least = np.array([by_name[name].low if model.is_shown else 0.0 for name in named[kind]])
-    cautious = flipped(margins, model.scale_at_low, least)
-    texts = couples(pairs)
+    cautious = flipped(with_others, model.scale_at_low, least)
     table = pd.DataFrame(
         {
             "pair_id": [pair.pair_id for pair in pairs],
@@ -146,14 +155,15 @@ def examine(
             **named,
             "fold": folds,
             "margin": margins,
-            "posterior": np.nan if model.says_nothing else flipped(margins, model.scale, each),
+            "with_others": with_others,
+            "posterior": np.nan if model.says_nothing else flipped(with_others, model.scale, each),
             "cautious": cautious,
             "called": called(cautious, false_share) & (cautious > 0),
-            "close_call": np.abs(model.scale * margins) < logit(CLOSE),
+            "close_call": np.abs(model.scale * with_others) < logit(CLOSE),
             "contradicted": contradicted(texts),
             "in_cycle": in_cycles(texts),
             "repeated": repeated(texts),
             "near_copy": near_copies(pairs, folds, report=report),
         }
     )
-    return Ledger(pairs, table, model, rates, false_share)
+    return Ledger(pairs, table, model, strengths, rates, false_share)

@@ -89,17 +89,17 @@ def fit_labels(margins: npt.ArrayLike, prompts: Sequence[str]) -> LabelModel:
     """Fit the model by maximum likelihood on a grid, with an interval over prompts.
 
     Args:
-        margins: (P,) of models that saw neither the pair's label nor another one of its prompt; above 0 where the model
-            agrees with the label.
+        margins: (P,) learned without the pair's own label: of models of other prompts, with the other labels of the
+            prompt or without them (`rmcore.noise.strengths`); above 0 where they agree with the label.
         prompts: (P,) which prompt each pair is of: pairs of one are not independent.
 
     Raises:
         DataError: fewer than `FEWEST_PAIRS` pairs, one prompt only, or a margin that is not finite.
     """
     m = np.asarray(margins, dtype=np.float64)
+    check_margins(m, prompts)
     _, prompt = np.unique(np.asarray(prompts), return_inverse=True)
-    num_prompts = int(prompt.max(initial=-1)) + 1
-    _check(m, num_prompts)
+    num_prompts = int(prompt.max()) + 1
     size = float(np.sqrt(np.mean(m**2))) or 1.0
     table = _table(m, SCALES / size)  # (A, E) log likelihood
     profile, best = table.max(axis=0), table.argmax(axis=0)
@@ -135,7 +135,13 @@ def called(posterior: npt.ArrayLike, false_share: float) -> BoolArray:
     return found
 
 
-def _check(m: FloatArray, num_prompts: int) -> None:
+def check_margins(m: FloatArray, prompts: Sequence[str]) -> None:
+    """Refuse what no rate can be told from.
+
+    Raises:
+        DataError: see `fit_labels`.
+    """
+    num_prompts = len(set(prompts))
     broken = int((~np.isfinite(m)).sum())
     if broken or len(m) < FEWEST_PAIRS or num_prompts < 2:
         raise DataError(
