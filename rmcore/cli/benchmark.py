@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rmcore.cli.common import write_report_json
+from rmcore.cli.common import printable, write_report_json
 from rmcore.cli.inputs import Checkpoint, JsonOut, ModelReading
 from rmcore.cli.options import options
 from rmcore.core.errors import ConfigError, DataError
@@ -135,8 +135,7 @@ def _print(told: Mapping[str, Any], checkpoint: str) -> None:
     title = f"{told['title']} ({missing} questions are missing)" if missing else told["title"]
     print(f"{title}: {told['rule']}. Terms: {told['terms']}.")
     for group, value in told["scores"].items():
-        name = "".join(letter if letter.isprintable() else "?" for letter in group)  # it may be a column's value
-        print(f"    {name:<28}{_shown(value, '.4f'):<32}{value['num']:>7,} questions")
+        print(f"    {printable(group):<28}{_shown(value, '.4f'):<32}{value['num']:>7,} questions")
     matched = told["length_matched"]
     print(f"    {'of about the same length':<28}{_shown(matched, '.4f'):<32}{matched['num']:>7,} pairs of answers")
     for words, name in (("the longer answer wins", "longer_wins"), ("more Markdown wins", "more_markdown_wins")):

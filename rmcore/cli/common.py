@@ -79,6 +79,11 @@ def _shown(value: Any) -> str:
     return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}…"
 
 
+def printable(text: str) -> str:
+    """Put a question mark for what of a text cannot be printed: a data file must not drive the terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
 def write_report_json(path: Path | None, record: Mapping[str, Any]) -> None:
     """Write a command's result for programs, where `--json` asks for it."""
     if path is not None:

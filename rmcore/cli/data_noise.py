@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from rmcore.cli.common import setting
+from rmcore.cli.common import printable, setting
 from rmcore.cli.help import common
 from rmcore.cli.inputs import Device, ModelReading, PairReading
 from rmcore.cli.options import options
@@ -13,6 +13,8 @@ from rmcore.config.model import TINY_SIZES, ModelConfig
 from rmcore.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rmcore.data.pair import PreferencePair
+    from rmcore.noise.cleaning import How
     from rmcore.noise.crossfit import Scorer
     from rmcore.noise.ledger import Ledger
     from rmcore.noise.rate import Rate
@@ -82,13 +84,12 @@ def noise(
     from rmcore.config.train import TrainConfig
     from rmcore.core.files import atomic_file, write_json
     from rmcore.core.progress import progress_bar
-    from rmcore.data.table import check_target
     from rmcore.ensembles.score import readable_pairs
     from rmcore.models.loading import pick_device
     from rmcore.models.reward_model import BradleyTerryRM
-    from rmcore.noise.cleaning import manifest_of, write_cleaned
     from rmcore.noise.crossfit import Heads, Trainings, cross_fit, deal_folds
     from rmcore.noise.ledger import examine
+    from rmcore.noise.rate import require_enough
 
     if (apply is None) != (to is None):
         raise ConfigError(
@@ -98,12 +99,12 @@ def noise(
     if review is not None and sheet.exists():
         raise ConfigError(f"{sheet} is there already, and may hold labels; move it away first.")
     if to is not None:
-        check_target(to, data, force=False)
-        if manifest_of(to).exists():
-            raise ConfigError(f"{manifest_of(to)} is there already, and says what was changed: name another --to.")
+        _require_cleanable(data, to, reading)
     config = ModelConfig(name=model, max_seq_len=max_seq_len)
     rm = BradleyTerryRM.new(config, seed=seed, device=pick_device(device))
-    pairs = readable_pairs(rm, reading.read(data))
+    every = reading.read(data)
+    pairs = readable_pairs(rm, every)
+    require_enough(len(pairs), len({pair.prompt_id for pair in pairs}))
     dealt = deal_folds(pairs, folds, seed=seed)
     place = out / FOLDS_FOLDER
     with progress_bar("noise") as report:
@@ -131,8 +132,39 @@ def noise(
         print(f"review      {len(chosen)} pairs: {sheet}; fill in `preferred` with a or b, then")
         print(f"            rm-opt active ingest --labels {sheet} --pool {data} --out reviewed.jsonl")
     if apply is not None and to is not None:
-        changed = write_cleaned(ledger, apply, to)
-        print(f"{apply:<11} {changed} of {len(pairs)} pairs changed: {to}; each as it was: {manifest_of(to)}")
+        _clean(ledger, apply, to, every)
+
+
+def _clean(ledger: "Ledger", apply: "How", to: Path, every: "list[PreferencePair]") -> None:
+    """Write the new file; pairs that the model cannot read are in it as they were."""
+    from rmcore.noise.cleaning import manifest_of, write_cleaned
+
+    known = {id(pair) for pair in ledger.pairs}
+    unread = [pair for pair in every if id(pair) not in known]
+    changed, written = write_cleaned(ledger, apply, to, unread=unread)
+    print(f"{apply:<11} {changed:,} of {len(every):,} pairs changed, {written:,} written: {to}")
+    if unread:
+        print(f"{'':<11} {len(unread):,} that the model cannot read are in it as they were")
+    print(f"{'':<11} each changed one as it was: {manifest_of(to)}")
+
+
+def _require_cleanable(data: str, to: Path, reading: PairReading) -> None:
+    """Refuse to clean a file that says more than pairs, or a part of one: the rest would be lost."""
+    from rmcore.data.readers.sources import load_pairs
+    from rmcore.data.table import check_target
+    from rmcore.noise.cleaning import manifest_of
+
+    check_target(to, data, force=False)
+    if manifest_of(to).exists():
+        raise ConfigError(f"{manifest_of(to)} is there already, and says what was changed: name another --to.")
+    if reading.limit is not None:
+        raise ConfigError("--apply writes a whole file, and --limit reads a part of it: leave one of them out.")
+    loaded = load_pairs(data, split=reading.split, columns=reading.columns())
+    if loaded.num_ties or any(one.kind != "pair" for one in loaded.observations):
+        raise ConfigError(
+            f"{data} says more than pairs (ties, rankings or grades), which a cleaned file of pairs would lose: look "
+            "at its ledger, and clean the source; or convert it to pairs first with `rm-opt data convert`."
+        )
 
 
 def _print(ledger: "Ledger", data: str) -> None:
@@ -158,10 +190,11 @@ def _print(ledger: "Ledger", data: str) -> None:
     for kind, rates in ledger.rates.items():
         worst = sorted(rates.items(), key=lambda item: -item[1].value)
         for name, one in worst[:SHOWN_GROUPS]:
-            print(f"    {kind} {name[:24]:<24}{_interval(one)}  {one.num_pairs:,} pairs")
+            print(f"    {kind} {printable(name)[:24]:<24}{_interval(one)}  {one.num_pairs:,} pairs")
         if len(worst) > SHOWN_GROUPS:
             print(f"    {len(worst) - SHOWN_GROUPS} more in noise.json")
-    print(f"{'called wrong':<32}{flags['called']:>6,}  of which {ledger.false_share:.0%} are expected to be right")
+    expected = f"  of which at most {ledger.false_share:.0%} are expected to be right" if flags["called"] else ""
+    print(f"{'called wrong':<32}{flags['called']:>6,}{expected}")
     print(f"{'close calls':<32}{flags['close_call']:>6,}  no order is learned from the other labels")
     print(f"{'contradicted':<32}{flags['contradicted']:>6,}  the same two answers, preferred both ways")
     print(f"{'in cycles':<32}{flags['in_cycle']:>6,}  of three answers or more of a prompt")
@@ -170,9 +203,10 @@ def _print(ledger: "Ledger", data: str) -> None:
     print("most doubtful:")
     for place in ledger.doubtful()[:SHOWN]:
         pair, row = ledger.pairs[place], ledger.table.iloc[place]
-        posterior = "unknown" if np.isnan(row["posterior"]) else f"{row['posterior']:.2f}"
+        is_known = ledger.model.is_shown and not np.isnan(row["posterior"])
+        posterior = f"{row['posterior']:.2f}" if is_known else "unknown"
         margins = f"margin {row['margin']:+.2f}, with other labels {row['with_others']:+.2f}"
-        print(f"  {pair.pair_id}  posterior {posterior}, {margins}")
+        print(f"  {printable(pair.pair_id)}  posterior {posterior}, {margins}")
         for name, text in (("prompt", prompt_text(pair.prompt)), ("chosen", pair.chosen), ("rejected", pair.rejected)):
             print(f"    {name:<9}{_short(text)}")
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rmcore.cli.common import setting, write_report_json
+from rmcore.cli.common import printable, setting, write_report_json
 from rmcore.cli.help import common
 from rmcore.cli.inputs import Checkpoint, JsonOut, ModelReading, PairReading, Seed
 from rmcore.cli.options import options
@@ -15,6 +15,7 @@ from rmcore.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from rmcore.data.pair import PreferencePair
+    from rmcore.explain.explanation import Explanation
     from rmcore.explain.record import Explained, TrainingData
 
 SHOWN_CHARS = 90
@@ -67,8 +68,10 @@ def explain(
             "name what is to be explained: --data FILE for its worst mistakes, with --row ID for one pair of it, or "
             "--prompt TEXT --response TEXT for an answer of your own."
         )
-    if row and data is None:
-        raise ConfigError("--row names a pair of --data; name the file, too.")
+    if row and (data is None or prompt is not None):
+        raise ConfigError("--row names a pair of --data; name the file, and no --prompt.")
+    if train is not None and train_pairs == 0:
+        raise ConfigError("--train-pairs 0 leaves none of --train; leave out one of the two.")
     if train is not None and data is None:
         raise ConfigError(
             "--train asks for the training pairs behind a margin, which takes held-out pairs to choose a damping by; "
@@ -89,9 +92,8 @@ def explain(
             found = explain_named(rm, [pair], held_out, training, seed=seed, report=report)
             what = "two answers"
         elif row:
-            pairs = [_named(one, held_out, str(data)) for one in row]
-            others = [pair for pair in held_out if pair not in pairs]
-            found = explain_named(rm, pairs, others, training, seed=seed, report=report)
+            pairs = [pair for one in row for pair in _named(one, held_out, str(data))]
+            found = explain_named(rm, pairs, held_out, training, seed=seed, report=report)
             what = f"{len(pairs)} pairs of {data}" if len(pairs) > 1 else f"a pair of {data}"
         else:
             found = explain_mistakes(rm, held_out, training, most=mistakes, seed=seed, report=report)
@@ -127,20 +129,23 @@ def _training(
     )
 
 
-def _named(row: str, pairs: "list[PreferencePair]", data: str) -> "PreferencePair":
-    found = [pair for pair in pairs if pair.pair_id.startswith(row)]
+def _named(row: str, pairs: "list[PreferencePair]", data: str) -> "list[PreferencePair]":
+    """The pairs with this id, or with the one id that begins so: ids of a file of one's own may be there twice."""
+    found = [pair for pair in pairs if pair.pair_id == row] or [pair for pair in pairs if pair.pair_id.startswith(row)]
     if len({pair.pair_id for pair in found}) != 1:
         many = f"{len(found)} pairs of {data} have ids that begin so" if found else f"no pair of {data} has such an id"
         raise ConfigError(
             f"--row {row}: {many}; ids are in the report's list of mistakes and in the table that `rm-opt evaluate "
             "--rewards FILE` writes."
         )
-    return found[0]
+    return found
 
 
 def _print(found: "Explained") -> None:
     if found.num_pairs is not None:
         print(f"{found.num_mistakes:,} of {found.num_pairs:,} held-out pairs are ranked against their label")
+    if found.kinds_note:
+        print(found.kinds_note)
     for place, kind in enumerate(found.kinds, 1):
         print(f"  kind {place}: {len(kind.members)} pairs, {kind.num_prompts} prompts")
         for text, words in (
@@ -154,23 +159,28 @@ def _print(found: "Explained") -> None:
         print(f"\nanswer, reward {answer.reward:+.3f}")
         _print_spans(answer.text, answer.sentences.ranked())
     for pair in found.pairs:
-        print(f"\npair {pair.pair_id}  margin {pair.margin:+.3f}  {_short(pair.chosen.prompt)!r}")
-        for name, answer in (("chosen", pair.chosen), ("rejected", pair.rejected)):
-            print(f"  {name}, reward {answer.reward:+.3f}")
-            _print_spans(answer.text, answer.sentences.ranked())
-        turn = pair.counterfactual
-        if turn.edit is not None:
-            what = "turned by" if turn.turned else "not turned by any edit; moved most by"
-            print(
-                f"  {what} `{turn.edit.rule}` on the {turn.edit.edited} answer, {turn.edit.num_words} words: "
-                f"{turn.margin:+.3f} -> {turn.edit.margin:+.3f}"
-            )
-        for way, moved in pair.behind.items():
-            for end in (moved.harmful[:1], moved.helpful[:1]):
-                for one in end:
-                    print(f"  training pair {one.pair_id} ({WAYS[way]}): {one.effect:+.4f}  {_short(one.prompt)!r}")
+        _print_pair(pair)
     if found.influence_note:
         print(f"\n{found.influence_note}")
+
+
+def _print_pair(pair: "Explanation") -> None:
+    print(f"\npair {printable(pair.pair_id)}  margin {pair.margin:+.3f}  {_short(pair.chosen.prompt)!r}")
+    for name, answer in (("chosen", pair.chosen), ("rejected", pair.rejected)):
+        print(f"  {name}, reward {answer.reward:+.3f}")
+        _print_spans(answer.text, answer.sentences.ranked())
+    turn = pair.counterfactual
+    if turn.edit is None:
+        print(f"  none of {turn.num_tried} edits turns it, or moves it that way")
+    else:
+        what = "turned by" if turn.turned else "not turned by any edit; moved most by"
+        words = "1 word" if turn.edit.num_words == 1 else f"{turn.edit.num_words} words"
+        moved = f"{turn.margin:+.3f} -> {turn.edit.margin:+.3f}"
+        print(f"  {what} `{turn.edit.rule}` on the {turn.edit.edited} answer, {words}: {moved}")
+    for way, behind in pair.behind.items():
+        for one in (*behind.harmful[:1], *behind.helpful[:1]):
+            named = f"training pair {printable(one.pair_id)} ({WAYS[way]})"
+            print(f"  {named}: {one.effect:+.4f}  {_short(one.prompt)!r}")
 
 
 def _print_spans(text: str, ranked: list[Any]) -> None:

@@ -73,7 +73,12 @@ class Counterfactual:
 
 def changed_words(before: str, after: str) -> int:
     """Count the words that are replaced, taken away or put in between two texts; white space counts nothing."""
-    matcher = difflib.SequenceMatcher(None, before.split(), after.split(), autojunk=False)
+    old, new = before.split(), after.split()
+    same = next((at for at, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
+    old, new = old[same:], new[same:]  # what they begin and end with is most of them, and difflib is quadratic
+    last = next((at for at, (a, b) in enumerate(zip(old[::-1], new[::-1], strict=False)) if a != b), None)
+    last = min(len(old), len(new)) if last is None else last
+    matcher = difflib.SequenceMatcher(None, old[: len(old) - last], new[: len(new) - last], autojunk=False)
     return sum(max(i2 - i1, j2 - j1) for tag, i1, i2, j1, j2 in matcher.get_opcodes() if tag != "equal")
 
 

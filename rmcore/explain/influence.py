@@ -60,7 +60,8 @@ class Influences:
     _slope: FloatArray  # (N,) l'
     _curvature: FloatArray  # (N,) l''
     _response: FloatArray  # (T, N) g_t H^-1 J^T / n
-    _train_response: FloatArray  # (N, N) J H^-1 J^T / n
+    _kernel: FloatArray  # (N, N) J J^T
+    _loss: MarginLoss
 
     def without(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> FloatArray:
         """Predicted change of the targets' margins if these training pairs are left out together: (T,) logits.
@@ -80,7 +81,8 @@ class Influences:
                 f"positions of training pairs are different numbers from 0 to {len(self._slope) - 1}; got "
                 f"{chosen.tolist()[:10]}. Give each pair that is left out once."
             )
-        own = self._train_response[np.ix_(chosen, chosen)]
+        response = resolvent(self._kernel, self._kernel[chosen], self.train_margins, self.damping, self._loss)
+        own = response[:, chosen]  # (R, R) of J H^-1 J^T / n
         return left_out_together(self._response[:, chosen], own, self._slope[chosen], self._curvature[chosen])
 
 
@@ -97,7 +99,7 @@ def influences(
 ) -> Influences:
     """Influence of each training pair on the margin of each target.
 
-    Every pair costs one gradient (more where memory does not hold all of them), and every two pairs an inner product.
+    Every pair costs one gradient, and every two pairs an inner product of their sketches.
 
     Args:
         rm: the trained model; left as it was found.
@@ -150,5 +152,6 @@ def influences(
         _slope=slope,
         _curvature=loss.curvature(margins[own]),
         _response=response,
-        _train_response=resolvent(kernel, kernel, margins[own], best.damping, loss),
+        _kernel=kernel,
+        _loss=loss,
     )

@@ -2,9 +2,11 @@
 
 What a model sees of a pair is the difference of the features under its reward head. Along the head itself all mistakes
 lie alike, so that direction is taken out, and what is left is scaled to length one: a kind is a direction in which the
-model is misled, however far. k-means gives 2 to `MOST_KINDS` groups; the number with the largest silhouette is taken,
-and only if none of `NUM_SIMULATED` clouds has one as large, which are drawn from one Gaussian of the same mean and
-covariance and scaled alike: groups that chance makes of one cloud as well (p = 1 / (NUM_SIMULATED + 1)) are one.
+model is misled, however far. Mistakes on one prompt are alike for that reason alone, so groups are looked for among the
+first one of each prompt, and the others go to the nearest group. k-means gives 2 to `MOST_KINDS` groups; the number
+with the largest silhouette is taken, and only if none of `NUM_SIMULATED` clouds has one as large, which are drawn from
+one Gaussian of the same mean and covariance and scaled alike: groups that chance makes of one cloud as well
+(p = 1 / (NUM_SIMULATED + 1)) are one.
 
 A group is described by words. Of each word it is counted in how many prompts only the answer that the model prefers
 has it, and in how many only the one that is labelled better, an exact sign test over prompts; and how many of the
@@ -89,23 +91,34 @@ def kinds_of_mistakes(
     """Group M mistakes and describe each group, the largest first.
 
     Args:
-        mistakes: M pairs whose rejected answer has the higher reward.
+        mistakes: M pairs whose rejected answer has the higher reward, the worst first.
         differences: (M, D) features of the chosen side minus those of the rejected side.
         head: (D,) reward head.
         held_out: all held-out pairs, the mistakes among them: what the prompts of a kind are compared with.
         seed: of k-means and the simulated clouds.
 
     Returns:
-        One kind where no groups stand out, or of fewer than `FEWEST_MISTAKES`; none without mistakes.
+        One kind where no groups stand out, or of fewer than `FEWEST_MISTAKES` prompts; none without mistakes.
     """
     if not mistakes:
         return []
-    group = group_of_each(directions(differences, head), seed=seed)
+    points = directions(differences, head)
+    group = _of_prompts(points, [pair.prompt_id for pair in mistakes], seed=seed)
     sizes = Counter(group.tolist())
     return [
         _described(np.flatnonzero(group == number), mistakes, held_out)
         for number, _ in sorted(sizes.items(), key=lambda one: (-one[1], one[0]))
     ]
+
+
+def _of_prompts(points: FloatArray, prompts: Sequence[str], *, seed: int) -> IntArray:
+    """The group of each of M points, (M,), found among the first point of each prompt."""
+    _, first = np.unique(np.asarray(prompts), return_index=True)
+    found = group_of_each(points[np.sort(first)], seed=seed)
+    centres = np.stack([points[np.sort(first)][found == number].mean(axis=0) for number in np.unique(found)])
+    nearest = ((points[:, None] - centres[None]) ** 2).sum(axis=2).argmin(axis=1)
+    nearest[np.sort(first)] = found
+    return np.asarray(nearest)
 
 
 def directions(differences: FloatArray, head: FloatArray) -> FloatArray:
@@ -186,10 +199,12 @@ def _answer_words(pairs: Sequence[PreferencePair]) -> tuple[tuple[Word, ...], tu
 
 def _prompt_words(prompts: set[str], held_out: Sequence[PreferencePair]) -> tuple[Word, ...]:
     """Words that more of the kind's prompts have than of the other held-out ones."""
-    texts = {pair.prompt_id: words_of(prompt_text(pair.prompt)) for pair in held_out}
+    texts: dict[str, set[str]] = {}
+    for pair in held_out:  # of a conversation all its turns
+        texts.setdefault(pair.prompt_id, set()).update(words_of(prompt_text(pair.prompt)))
     every = Counter(word for words in texts.values() for word in words)
     here = Counter(word for prompt in prompts for word in texts[prompt])
-    tested = {word: (num, every[word] - num) for word, num in here.items() if every[word] >= FEWEST_PROMPTS}
+    tested = {word: (here[word], num - here[word]) for word, num in every.items() if num >= FEWEST_PROMPTS}
     return _surest(tested, lambda num, against: float(hypergeom.sf(num - 1, len(texts), num + against, len(prompts))))
 
 

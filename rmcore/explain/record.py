@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from rmcore.core.arrays import FloatArray, IntArray
-from rmcore.core.errors import CurvatureError, DataError, ModelError
+from rmcore.core.arrays import FloatArray
+from rmcore.core.errors import ConfigError, CurvatureError, DataError, ModelError
 from rmcore.core.progress import Report, prefixed, silent
 from rmcore.data.pair import PreferencePair, Prompt, prompt_text
 from rmcore.ensembles.features import head_of, pair_features
 from rmcore.ensembles.score import readable_pairs
 from rmcore.explain.explanation import Answer, Behind, Explanation, TrainingPair, explain_answers, explain_pairs
 from rmcore.explain.influence import FEWEST_HELD_OUT, influences
-from rmcore.explain.kinds import NUM_SIMULATED, Kind, kinds_of_mistakes
+from rmcore.explain.kinds import FEWEST_MISTAKES, NUM_SIMULATED, Kind, kinds_of_mistakes
 from rmcore.explain.representer import representers
 from rmcore.models.reward_model import BradleyTerryRM
 
@@ -40,12 +40,14 @@ class TrainingData:
         num_trained: how many it was trained on in all.
         label_smoothing: of its loss.
         memory_bytes: for gradients; None takes half of what is free.
+        head_only: whether the reward head alone was trained.
     """
 
     pairs: Sequence[PreferencePair]
     num_trained: int
     label_smoothing: float = 0.0
     memory_bytes: int | None = None
+    head_only: bool = False
 
     @classmethod
     def drawn(
@@ -57,6 +59,7 @@ class TrainingData:
         seed: int,
         label_smoothing: float,
         memory_gib: float | None,
+        head_only: bool = False,
     ) -> "TrainingData | None":
         """At most so many of the `number` pairs of a training, drawn at random; None where that leaves none.
 
@@ -67,7 +70,7 @@ class TrainingData:
             return None
         kept = [pair for place, pair in enumerate(pairs) if place in drawn]
         memory = None if memory_gib is None else round(memory_gib * 2**30)
-        return cls(kept, number, label_smoothing, memory)
+        return cls(kept, number, label_smoothing, memory, head_only)
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ def explain_mistakes(
     seed: int,
     report: Report = silent,
 ) -> Explained:
-    """Explain the held-out pairs with the largest wrong margins, one a prompt, and group all mistakes into kinds.
+    """Explain the held-out pairs with the largest wrong margins, one a prompt, and group mistakes into kinds.
 
     Args:
         rm: the reward model.
@@ -130,17 +133,15 @@ def explain_mistakes(
     margins = rewards[:, 0] - rewards[:, 1]
     wrong = np.flatnonzero(margins < 0)
     wrong = wrong[np.argsort(margins[wrong], kind="stable")]
-    kinds, note = _kinds(rm, [pairs[place] for place in wrong[:MOST_GROUPED]], pairs, seed, report)
+    grouped = [pairs[place] for place in wrong[:MOST_GROUPED]]
+    kinds, note = _kinds(rm, grouped, len(wrong), pairs, seed, report)
     first_of_prompt: dict[str, int] = {}
     for place in wrong:
         first_of_prompt.setdefault(pairs[place].prompt_id, int(place))
     worst = list(first_of_prompt.values())[:most]
     at = {int(place): rank for rank, place in enumerate(wrong)}
     kind_of = [next((k for k, kind in enumerate(kinds) if at[place] in kind.members), None) for place in worst]
-    found = explain_named(
-        rm, [pairs[place] for place in worst], [pairs[p] for p in _others(len(pairs), worst, seed)], training,
-        seed=seed, report=report,
-    )  # fmt: skip
+    found = explain_named(rm, [pairs[place] for place in worst], pairs, training, seed=seed, report=report)
     return replace(found, num_pairs=len(pairs), num_mistakes=len(wrong), kinds=kinds, kinds_note=note, kind_of=kind_of)
 
 
@@ -158,7 +159,8 @@ def explain_named(
     Args:
         rm: the reward model.
         pairs: P pairs, whichever side it prefers.
-        held_out: other pairs that it was not trained on, at least `FEWEST_HELD_OUT` for the influence.
+        held_out: pairs that it was not trained on; for the influence at least `FEWEST_HELD_OUT` of them share no prompt
+            with `pairs` and the training.
         training: as `explain_mistakes`.
         seed: as there.
         report: as there.
@@ -170,7 +172,7 @@ def explain_named(
     if not pairs:
         return Explained()
     found = explain_pairs(rm, pairs, seed=seed, report=report)
-    behind, note = _behind(rm, pairs, held_out, training, report)
+    behind, note = _behind(rm, pairs, held_out, training, seed, report)
     found = [replace(one, behind=moved) for one, moved in zip(found, behind, strict=True)]
     return Explained(pairs=found, kind_of=[None] * len(found), influence_note=note)
 
@@ -185,19 +187,29 @@ def explain_alone(rm: BradleyTerryRM, prompt: Prompt, answer: str, *, report: Re
     return Explained(answers=explain_answers(rm, [(prompt, answer)], report=report))
 
 
-def _others(number: int, taken: Sequence[int], seed: int) -> IntArray:
-    """Some of the other held-out pairs, drawn at random."""
-    rest = np.setdiff1d(np.arange(number), taken)
-    return np.sort(np.random.default_rng(seed).permutation(rest)[:NUM_HELD_OUT])
+def _choosing(
+    rm: BradleyTerryRM,
+    held_out: Sequence[PreferencePair],
+    targets: Sequence[PreferencePair],
+    training: TrainingData,
+    seed: int,
+) -> list[PreferencePair]:
+    """Some held-out pairs, drawn at random, of prompts that are neither explained nor among the training pairs."""
+    taken = {pair.prompt_id for pair in (*targets, *training.pairs)}
+    rest = [pair for pair in held_out if pair.prompt_id not in taken]
+    drawn = np.sort(np.random.default_rng(seed).permutation(len(rest))[:NUM_HELD_OUT])
+    return readable_pairs(rm, [rest[place] for place in drawn])
 
 
 def _kinds(
     rm: BradleyTerryRM,
     mistakes: Sequence[PreferencePair],
+    num_mistakes: int,
     held_out: Sequence[PreferencePair],
     seed: int,
     report: Report,
 ) -> tuple[list[Kind], str]:
+    """Kinds of the worst mistakes, and how they were found; none where the head is not linear in features."""
     if not mistakes:
         return [], ""
     try:
@@ -206,8 +218,11 @@ def _kinds(
     except ModelError as refusal:
         return [], f"No kinds were looked for: {refusal}"
     found = kinds_of_mistakes(mistakes, chosen - rejected, head, held_out, seed=seed)
-    of = "All mistakes" if len(mistakes) < MOST_GROUPED else f"The {MOST_GROUPED} worst mistakes"
-    if len(found) > 1:
+    of = "All mistakes" if len(mistakes) == num_mistakes else f"The {len(mistakes)} worst mistakes"
+    num_prompts = len({pair.prompt_id for pair in mistakes})
+    if num_prompts < FEWEST_MISTAKES:
+        how = f"{of} are of {num_prompts} prompts, too few to look for groups ({FEWEST_MISTAKES} are needed)."
+    elif len(found) > 1:
         how = (
             f"{of} fall into {len(found)} groups by what the model sees of them, more distinct than in "
             f"{NUM_SIMULATED} simulations without groups."
@@ -223,6 +238,7 @@ def _behind(
     targets: Sequence[PreferencePair],
     held_out: Sequence[PreferencePair],
     training: TrainingData | None,
+    seed: int,
     report: Report,
 ) -> tuple[list[dict[str, Behind]], str]:
     """For each target the training pairs that moved it most, by way of computing it; and what is to be said of that."""
@@ -230,21 +246,25 @@ def _behind(
     if training is None:
         return none, "No training pairs were given, so their influence was not computed."
     train = readable_pairs(rm, training.pairs)
-    if len(held_out) < FEWEST_HELD_OUT:
+    choosing = _choosing(rm, held_out, targets, training, seed)
+    if len(choosing) < FEWEST_HELD_OUT:
         return none, (
-            f"The influence of training pairs was not computed: it takes {FEWEST_HELD_OUT} held-out pairs beside the "
-            f"explained ones to choose its damping, and there are {len(held_out)}."
+            f"The influence of training pairs was not computed: it takes {FEWEST_HELD_OUT} held-out pairs of prompts "
+            f"that are neither explained nor trained on to choose its damping, and there are {len(choosing)}."
         )
     smoothing = training.label_smoothing
     told: list[str] = []
+    trained_on = {pair.prompt_id for pair in training.pairs}
+    if seen := sum(pair.prompt_id in trained_on for pair in targets):
+        told.append(f"{seen} of the explained pairs are of prompts that the model was trained on.")
     found: dict[str, FloatArray] = {}
     # The mean loss is divided by all pairs of the training, of which these are a part.
     part = len(train) / training.num_trained
     drawn = "" if part == 1 else f", drawn from {training.num_trained:,}"
     try:
         whole = influences(
-            rm, train, targets, held_out, label_smoothing=smoothing, memory_bytes=training.memory_bytes,
-            report=prefixed(report, "influence"),
+            rm, train, targets, choosing, parameters="head" if training.head_only else "all",
+            label_smoothing=smoothing, memory_bytes=training.memory_bytes, report=prefixed(report, "influence"),
         )  # fmt: skip
         found["weights"] = whole.effect * part
         told.append(
@@ -252,19 +272,25 @@ def _behind(
             f"linearised model's margins correlate with the model's at {whole.held_out_correlation:.2f} on "
             f"{whole.num_held_out} held-out pairs. {LEADS}"
         )
-    except (CurvatureError, DataError) as refusal:
+    except (ConfigError, CurvatureError, DataError, ModelError) as refusal:
         told.append(f"By all weights: not computed, {refusal}")
     try:
         heads = representers(
-            rm, train, targets, held_out, label_smoothing=smoothing, report=prefixed(report, "representers")
+            rm, train, targets, choosing, label_smoothing=smoothing, report=prefixed(report, "representers")
         )
         found["head"] = heads.effect
         told.append(
             "By the reward head: exact parts of the margin of a head refitted on these pairs, whose margins correlate "
             f"with the model's at {heads.held_out_correlation:.2f}."
         )
-    except ModelError as refusal:
+    except (ConfigError, DataError, ModelError) as refusal:
         told.append(f"By the reward head: not computed, {refusal}")
+    if not found:
+        return none, " ".join(told)
+    told.append(
+        f"The loss is taken as that of pairs, with a label smoothing of {smoothing:g}; weights of pairs and other "
+        "terms of the training are not in it."
+    )
     rewards = rm.score_pairs(train).astype(np.float64)
     own = rewards[:, 0] - rewards[:, 1]
     behind = [

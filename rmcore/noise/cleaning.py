@@ -3,6 +3,7 @@
 Nothing is lost: the manifest, a JSONL file beside the new one, has every changed pair as it was, with the reason.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -72,9 +73,19 @@ def manifest_of(out: Path) -> Path:
     return out.with_name(f"{out.stem}.changes.jsonl")
 
 
-def write_cleaned(ledger: Ledger, how: How, out: Path) -> int:
-    """Write the cleaned pairs to `out` and what was changed to its manifest, which comes first; how many changed."""
+def write_cleaned(ledger: Ledger, how: How, out: Path, *, unread: Sequence[PreferencePair] = ()) -> tuple[int, int]:
+    """Write the cleaned pairs to `out` and what was changed to its manifest, which comes first.
+
+    Args:
+        ledger: of the pairs.
+        how: see `clean`.
+        out: the new file.
+        unread: pairs that no model could read, so that nothing is known of them: they follow as they are.
+
+    Returns:
+        How many pairs were changed, and how many are in the new file.
+    """
     kept, changes = clean(ledger, how)
     write_json_lines(manifest_of(out), changes)
-    write_converted(kept, out)
-    return len(changes)
+    write_converted([*kept, *unread], out)
+    return len(changes), len(kept) + len(unread)

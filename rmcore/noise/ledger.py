@@ -97,7 +97,9 @@ class Ledger:
             "scale": self.model.scale,
             "design_effect": self.model.design_effect,
             "false_share": self.false_share,
-            "expected_wrong": None if self.model.says_nothing else float(self.posterior.sum()),
+            "expected_wrong": None
+            if self.model.says_nothing or not self.model.is_shown
+            else float(self.posterior.sum()),
             "flags": {name: int(self.table[name].sum()) for name in FLAGS},
         }
 

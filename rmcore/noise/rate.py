@@ -135,20 +135,29 @@ def called(posterior: npt.ArrayLike, false_share: float) -> BoolArray:
     return found
 
 
+def require_enough(num_pairs: int, num_prompts: int) -> None:
+    """Refuse pairs too few to tell a rate of.
+
+    Raises:
+        DataError: there are fewer than `FEWEST_PAIRS`, or they are of one prompt.
+    """
+    if num_pairs < FEWEST_PAIRS or num_prompts < 2:
+        raise DataError(
+            f"{num_pairs} pairs of {num_prompts} prompts: the rate of wrong labels needs at least {FEWEST_PAIRS} pairs "
+            "of several prompts. Pass more."
+        )
+
+
 def check_margins(m: FloatArray, prompts: Sequence[str]) -> None:
     """Refuse what no rate can be told from.
 
     Raises:
         DataError: see `fit_labels`.
     """
-    num_prompts = len(set(prompts))
+    require_enough(len(m), len(set(prompts)))
     broken = int((~np.isfinite(m)).sum())
-    if broken or len(m) < FEWEST_PAIRS or num_prompts < 2:
-        raise DataError(
-            f"{len(m)} margins of {num_prompts} prompts, {broken} of them not finite: the rate of wrong labels needs "
-            f"at least {FEWEST_PAIRS} pairs of several prompts, and finite margins. Pass more pairs, or look for a "
-            "training that diverged."
-        )
+    if broken:
+        raise DataError(f"{broken} of {len(m)} margins are not finite: look for a training that diverged.")
 
 
 def _table(m: FloatArray, scales: FloatArray) -> FloatArray:

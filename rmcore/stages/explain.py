@@ -27,6 +27,7 @@ def run(settings: ExplainSettings, upstream: Upstream, out: Path, tracker: Track
         seed=settings.seed,
         label_smoothing=settings.label_smoothing,
         memory_gib=asked.memory_gib,
+        head_only=settings.head_only,
     )
     held_out = read_pairs(upstream["prepare"] / "test.parquet")
     found = explain_mistakes(rm, held_out, training, most=asked.mistakes, seed=settings.seed, report=report)

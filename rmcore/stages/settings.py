@@ -250,13 +250,19 @@ class ExplainSettings(CheckpointSettings):
 
     label_smoothing: float
     """The training's."""
+    head_only: bool
+    """Whether the reward head alone was trained."""
     explain: ExplainConfig
 
     @classmethod
     def of(cls, config: PipelineConfig) -> Self:
         """See `StageSettings.of`."""
-        explain = required_explain(config)
-        return cls(**_loading(config), label_smoothing=config.train.label_smoothing, explain=explain)
+        return cls(
+            **_loading(config),
+            label_smoothing=config.train.label_smoothing,
+            head_only=config.model.head_only,
+            explain=required_explain(config),
+        )
 
 
 class LandscapeSettings(CheckpointSettings):

@@ -13,6 +13,7 @@ from rmcore.reporting.figures import numbers
 from rmcore.reporting.html.page import shorten, write_page
 
 TITLE = "Mistakes explained: words, edits and training pairs behind them"
+OF_ONES_OWN = "Words, edits and training pairs behind a reward"
 TEMPLATE = "explain.html.j2"
 RAISES, LOWERS = "0, 114, 178", "213, 94, 0"
 """Red, green, blue of Okabe and Ito's blue and vermilion, which colour-blind readers tell apart."""
@@ -45,11 +46,12 @@ def explained_section(record: Mapping[str, Any] | None) -> dict[str, Any] | None
     """
     if record is None:
         return None
+    grouped = sum(len(kind["members"]) for kind in record["kinds"])
     return {
-        "title": TITLE,
+        "title": OF_ONES_OWN if record["num_pairs"] is None else TITLE,
         "finding": _finding(record),
         "kinds_note": record["kinds_note"],
-        "kinds": [_kind(kind, place, record["num_mistakes"]) for place, kind in enumerate(record["kinds"], 1)],
+        "kinds": [_kind(kind, place, grouped) for place, kind in enumerate(record["kinds"], 1)],
         "pairs": [_pair(pair) for pair in record["pairs"]],
         "answers": [_lone_answer(answer) for answer in record["answers"]],
         "influence": record["influence_note"],
@@ -61,11 +63,13 @@ def _finding(record: Mapping[str, Any]) -> str:
         return ""
     number, shown = record["num_mistakes"], len(record["pairs"])
     share = numbers.percent(number / record["num_pairs"])
-    told = "none is left to explain" if not shown else f"the {shown} with the largest wrong margins, one a prompt, are"
-    ends = "" if not shown else " explained below"
+    are = "is" if shown == 1 else "are"
+    told = (
+        f"the {shown} with the largest wrong margins, one a prompt, {are} explained below. A label may be what is wrong"
+    )
     return (
         f"{numbers.count(number)} of {numbers.count(record['num_pairs'])} held-out pairs ({share}) are ranked against "
-        f"their label; {told}{ends}. A label may be what is wrong."
+        f"their label; {told if shown else 'none is left to explain'}."
     )
 
 
@@ -127,6 +131,7 @@ def _answer(answer: Mapping[str, Any], largest: float) -> dict[str, Any]:
     if sums is not None:
         given = [{**span, "share": value} for span, value in zip(spans, sums, strict=True)]
         gradients = coloured(text, given, max((abs(value) for value in sums), default=0.0))
+    empty = f"the answer “{sentences['empty']}”" if sentences["empty"] else "an empty answer"
     added = sum(one["share"] for one in spans)
     return {
         "reward": _signed(answer["reward"]),
@@ -135,7 +140,7 @@ def _answer(answer: Mapping[str, Any], largest: float) -> dict[str, Any]:
         "gradients": gradients,
         "gradients_note": answer["gradients_note"],
         "check": (
-            f"From an empty answer ({_signed(sentences['base'])}) the parts add {_signed(added)}; "
+            f"From {empty} ({_signed(sentences['base'])}) the parts add {_signed(added)}; "
             f"{_signed(sentences['interaction'])} is of three or more parts together."
         ),
         "cut": f"{numbers.count(sentences['num_cut'])} tokens are beyond what the model reads."
@@ -173,6 +178,8 @@ def coloured(text: str, spans: Sequence[Mapping[str, Any]], largest: float) -> l
 def _turn(pair: Mapping[str, Any]) -> dict[str, Any]:
     found = pair["counterfactual"]
     edit = found["edit"]
+    if found["margin"] == 0:
+        return {"text": "The model prefers neither answer, so there is nothing to turn.", "changes": []}
     if edit is None:
         return {"text": f"None of {found['num_tried']} edits moves the margin towards the other answer.", "changes": []}
     what = f"{edit['rule']} ({edit['meaning']}) on the answer {SIDES[edit['edited']]}, {_words(edit['num_words'])}"

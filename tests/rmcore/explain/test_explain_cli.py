@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from flows.cli import app
 from rmcore.core.errors import ConfigError
+from rmcore.data.pair import PreferencePair
 from rmcore.data.table import write_pairs
 from rmcore.models.reward_model import BradleyTerryRM
 
@@ -53,8 +54,17 @@ def test_one_pair_by_the_beginning_of_its_id(files, gold_pairs):
     assert "Kinds of mistakes" not in page
     with pytest.raises(ConfigError, match=r"no pair of .* has such an id"):
         run(files, "--data", files / "test.parquet", "--row", "xyz")
+    assert len(record["pairs"]) == 1
     with pytest.raises(ConfigError, match=r"40 pairs of .* have ids that begin so"):
         run(files, "--data", files / "test.parquet", "--row", "")
+
+
+def test_an_id_that_another_begins_with_names_its_own_pair(files, gold_pairs, tmp_path):
+    ids = ["1", "10", "1", "2"]
+    pairs = [PreferencePair(p.prompt, p.chosen, p.rejected, pair_id=i) for p, i in zip(gold_pairs, ids, strict=False)]
+    write_pairs(pairs, tmp_path / "own.parquet")
+    _, record, _ = run(files, "--data", tmp_path / "own.parquet", "--row", "1")
+    assert [one["pair_id"] for one in record["pairs"]] == ["1", "1"]
 
 
 def test_an_answer_of_ones_own_alone_and_against_another(files):
@@ -75,6 +85,7 @@ def test_an_answer_of_ones_own_alone_and_against_another(files):
         (("--prompt", "Hi", "--response", "Ho", "--row", "a"), "--row names a pair of --data"),
         (("--prompt", "Hi", "--response", "Ho", "--against", "Hm", "--train", "x"), "takes held-out pairs"),
         (("--data", "x", "--prompt", "Hi", "--response", "Ho"), "name what is to be explained"),
+        (("--data", "x", "--train", "y", "--train-pairs", "0"), "--train-pairs 0 leaves none"),
     ],
 )
 def test_calls_that_mean_nothing_are_refused_before_anything_is_read(files, words, why):

@@ -85,3 +85,27 @@ def test_a_prompt_with_many_pairs_counts_once():
 
 def test_words_are_words():
     assert words_of("Don't say 42, SAY it's well-known: naïve.") == {"don't", "say", "it's", "well-known", "naïve"}
+
+
+def test_pairs_of_one_prompt_make_no_kind():
+    rng = np.random.default_rng(5)
+    prompts = rng.normal(size=(20, 12))
+    split = 0
+    for world in range(10):
+        draws = np.random.default_rng(100 + world)
+        places = np.repeat(np.arange(20), 4)
+        differences = prompts[places] + draws.normal(scale=0.3, size=(80, 12))
+        pairs = [
+            PreferencePair(f"Tell of {place}.", f"Yes {number}.", f"No {number}.")
+            for number, place in enumerate(places)
+        ]
+        split += len(kinds_of_mistakes(pairs, differences, np.eye(12)[0], pairs, seed=world)) > 1
+    assert split <= 2
+
+
+def test_every_mistake_is_of_one_kind():
+    rng = np.random.default_rng(6)
+    pairs = [PreferencePair(f"Tell of {place % 25}.", f"Yes {place}.", f"No {place}.") for place in range(50)]
+    differences = np.concatenate([planted(rng, 25, 3), planted(rng, 25, 3)])
+    found = kinds_of_mistakes(pairs, differences, np.eye(DIM)[0], pairs, seed=0)
+    assert sorted(place for kind in found for place in kind.members) == list(range(50))

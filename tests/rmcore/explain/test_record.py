@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from rmcore.core.errors import DataError
+from rmcore.data.pair import Message, PreferencePair
 from rmcore.explain import record
 from rmcore.explain.record import TrainingData, explain_alone, explain_mistakes, explain_named
 from rmcore.models.reward_model import BradleyTerryRM
@@ -81,6 +82,11 @@ def test_the_record_is_json(found):
 
 def test_what_cannot_be_computed_is_said(rm, gold_pairs, training):
     few = explain_named(rm, gold_pairs[:1], gold_pairs[2:10], training, seed=0)
+    assert "there are 8" in few.influence_note
+    # Of those that were trained on none may choose the damping.
+    same = explain_named(rm, gold_pairs[:1], training.pairs, training, seed=0)
+    assert same.pairs[0].behind == {}
+    assert "there are 0" in same.influence_note
     assert few.pairs[0].behind == {}
     assert "takes 20 held-out pairs" in few.influence_note
     none = explain_named(rm, gold_pairs[:1], gold_pairs[2:40], None, seed=0)
@@ -94,6 +100,16 @@ def test_too_little_memory_for_gradients_leaves_the_rest_standing(rm, gold_pairs
     assert set(found.pairs[0].behind) == {"head"}
     assert "By all weights: not computed" in found.influence_note
     assert "the memory leaves" in found.influence_note
+
+
+def test_a_hundred_held_out_pairs_choose_the_damping_and_unreadable_ones_are_left_out(
+    rm, gold_pairs, training, monkeypatch
+):
+    monkeypatch.setattr(record, "NUM_HELD_OUT", 25)
+    blank = PreferencePair((Message("nobody", ""),), "a", "b")
+    found = explain_named(rm, gold_pairs[:1], [*gold_pairs[2:60], blank], training, seed=0)
+    assert set(found.pairs[0].behind) == {"weights", "head"}
+    assert "on 25 held-out pairs" in found.influence_note or "on 24 held-out pairs" in found.influence_note
 
 
 def test_one_answer_alone(rm, gold_pairs):

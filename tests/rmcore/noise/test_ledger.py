@@ -78,7 +78,8 @@ def test_clean_labels_are_left_alone():
 @pytest.mark.parametrize("how", ["drop", "flip", "weight"])
 def test_the_manifest_has_all_that_was_changed_and_gives_the_file_back(noisy, how, tmp_path):
     out = tmp_path / "cleaned.parquet"
-    num_changed = write_cleaned(noisy, how, out)
+    num_changed, num_written = write_cleaned(noisy, how, out)
+    assert num_written == len(noisy.pairs) - (num_changed if how == "drop" else 0)
     rows = [json.loads(line) for line in manifest_of(out).read_text().splitlines()]
     assert len(rows) == num_changed > 0
     was = {row["pair_id"]: row["was"] for row in rows}

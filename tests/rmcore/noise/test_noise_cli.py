@@ -68,6 +68,18 @@ def test_what_cannot_be_is_refused_before_anything_is_computed(pairs, tmp_path, 
     assert "--apply drop|flip|weight and --to FILE go together" in capsys.readouterr().err
     assert run(*asked, "--apply", "flip", "--to", pairs) == 2
     assert "is the source itself" in capsys.readouterr().err
+    to = ("--apply", "flip", "--to", tmp_path / "new.parquet")
+    assert run(*asked, *to, "--limit", 60) == 2
+    assert "--limit reads a part of it" in capsys.readouterr().err
+    tied = tmp_path / "tied.jsonl"
+    rows = [{"prompt": "Hi", "responses": ["a", "b", "c"], "ranks": [1, 2, 2]}]
+    tied.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert run("data", "noise", tied, "--model", "tiny", "--out", tmp_path / "ledger", *to) == 2
+    assert "says more than pairs" in capsys.readouterr().err
+    few = tmp_path / "few.parquet"
+    write_pairs(read_pairs(pairs, 40), few)
+    assert run("data", "noise", few, "--model", "tiny", "--out", tmp_path / "ledger") == 2
+    assert "40 pairs of 20 prompts" in capsys.readouterr().err
     (tmp_path / "ledger").mkdir()
     (tmp_path / "ledger" / "review.csv").write_text("pair_id\n")
     assert run(*asked, "--review", 3) == 2

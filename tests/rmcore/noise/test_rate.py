@@ -112,5 +112,5 @@ def test_the_called_are_the_most_doubtful_and_expected_to_keep_the_share(posteri
     ids=["few", "one prompt", "not finite"],
 )
 def test_what_no_rate_can_be_told_from_is_refused(margins, prompts):
-    with pytest.raises(DataError, match="needs at least 50 pairs of several prompts"):
+    with pytest.raises(DataError, match=r"needs at least 50 pairs of several prompts|1 of 80 margins are not finite"):
         fit_labels(margins, [str(one) for one in prompts])
