@@ -212,7 +212,9 @@ STAGES_OF_A_SETTING = {
     # How it is run, not what comes out.
     "explain.memory_gib": set(),
     **{f"train.{name}": set() for name in RUN_ONLY_FIELDS},
-    "train.label_smoothing": STAGES_OF_A_SECTION["train"] | {"explain"},  # whose influence is that under this loss
+    # Influence is that under this loss, of what was trained.
+    "train.label_smoothing": STAGES_OF_A_SECTION["train"] | {"explain"},
+    "model.head_only": STAGES_OF_A_SECTION["model"] | {"explain"},
     "rlhf.wait_seconds": set(),
     "rlhf.micro_batch_size": set(),
 }
