@@ -5,7 +5,7 @@
     python benchmarks/influence.py --cost minilm --data $RM_OPT_DATA/alpacaeval_train.parquet
 
 Trainings of `tiny-small` on 1,000 pairs of the gold world. A retraining has the same initial weights, batches and
-divisor; the pairs that are left out have weight 0. Each is a file in `--out`, so a run that was stopped goes on.
+divisor; the pairs that are left out have weight 0. Each is a file in `--out`, so a run that was stopped resumes.
 
 Regimes: `head` (the head alone, to its optimum: convex); `sgd`, `sgd-slow` (a fifth of its learning rate) and `adamw`
 (all weights, two epochs, from a backbone that was trained on other pairs, with a head of zeros); `scratch` (all

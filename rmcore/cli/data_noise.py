@@ -45,7 +45,7 @@ def noise(
             f"on these pairs. {', '.join(TINY_SIZES)}: trained anew on each fold.",
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the ledger; an interrupted run goes on there.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the ledger; an interrupted run resumes there.")],
     reading: PairReading,
     folds: Annotated[int, typer.Option(min=2, help="Parts of the prompts, each scored by a model of the others.")] = 5,
     false_share: Annotated[

@@ -1,5 +1,6 @@
 """`rm-opt explain`: why a reward model says what it says."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -120,10 +121,7 @@ def _training(
 ) -> "TrainingData | None":
     from rmcore.explain.record import TrainingData
 
-    layout = PairReading(
-        reading.split, reading.prompt_column, reading.chosen_column, reading.rejected_column, limit=None
-    )
-    pairs = layout.read(train)
+    pairs = replace(reading, limit=None).read(train)
     return TrainingData.drawn(
         pairs, len(pairs), most=most, seed=seed, label_smoothing=label_smoothing, memory_gib=memory_gib
     )

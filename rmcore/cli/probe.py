@@ -1,6 +1,7 @@
 """`rm-opt probe`: edits of answers that must not pay, and training pairs against those that do."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -156,9 +157,7 @@ def _write_repair(
     if not rules:
         print(f"{out} is not written: no rule is shown to be violated, so there is nothing to repair.")
         return None
-    training = PairReading(
-        reading.split, reading.prompt_column, reading.chosen_column, reading.rejected_column, limit=None
-    ).read(source)
+    training = replace(reading, limit=None).read(source)
     shared = {pair.prompt_id for pair in training} & {pair.prompt_id for pair in measured}
     if shared:
         raise ConfigError(

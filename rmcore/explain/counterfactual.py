@@ -9,8 +9,8 @@ other side. It is the smallest of the edits that are tried, not of all there are
 
 import difflib
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -65,10 +65,6 @@ class Counterfactual:
     """How many of them turn the margin."""
     num_unreadable: int
     """Edits left out because the model cannot read what came out."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready record."""
-        return asdict(self)
 
 
 def changed_words(before: str, after: str) -> int:

@@ -32,8 +32,7 @@ by removing).
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -86,10 +85,6 @@ class Effects:
     def ranked(self) -> list[SpanEffect]:
         """The parts that the model reads, largest share first."""
         return sorted((one for one in self.spans if one.seen), key=lambda one: -one.share)
-
-    def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready record."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,7 +114,7 @@ def _gradients(
 def explain_pairs(
     rm: BradleyTerryRM, pairs: Sequence[PreferencePair], *, seed: int, report: Report = silent
 ) -> list[Explanation]:
-    """Take both answers of P pairs apart and look for the smallest edit that turns each; see `with_training_pairs`.
+    """Take both answers of P pairs apart and look for the smallest edit that turns each, without training pairs.
 
     Args:
         rm: the reward model.

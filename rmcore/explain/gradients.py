@@ -13,7 +13,7 @@ say which characters its tokens stand for. The embeddings of a row of pad tokens
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -60,10 +60,6 @@ class Gradients:
     def by_span(self, spans: Sequence[Span]) -> list[float]:
         """Sum the tokens over each of the spans of the answer; a token belongs where its last character is."""
         return [sum(one.value for one in self.tokens if start < one.end <= end) for start, end in spans]
-
-    def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready record."""
-        return asdict(self)
 
 
 def integrated_gradients(rm: BradleyTerryRM, prompt: Prompt, answer: str) -> Gradients:

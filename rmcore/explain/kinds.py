@@ -20,8 +20,7 @@ Nobel and Marron 2008, JASA 103 (SigClust: one Gaussian as what groups have to b
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.stats import binom, hypergeom
@@ -74,10 +73,6 @@ class Kind:
     """Share of the pairs in which the model prefers the longer answer."""
     subsets: tuple[tuple[str, int], ...]
     """Subsets of the data by number of pairs, most first; none where the data name none."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready record."""
-        return asdict(self)
 
 
 def kinds_of_mistakes(

@@ -100,7 +100,9 @@ class Explained:
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready record."""
         pairs = [{**one.to_dict(), "kind": kind} for one, kind in zip(self.pairs, self.kind_of, strict=True)]
-        return {**{name: value for name, value in asdict(self).items() if name != "kind_of"}, "pairs": pairs}
+        rest = asdict(replace(self, pairs=[]))
+        del rest["kind_of"]
+        return {**rest, "pairs": pairs}
 
 
 def explain_mistakes(
@@ -266,7 +268,7 @@ def _behind(
             rm, train, targets, choosing, parameters="head" if training.head_only else "all",
             label_smoothing=smoothing, memory_bytes=training.memory_bytes, report=prefixed(report, "influence"),
         )  # fmt: skip
-        found["weights"] = whole.effect * part
+        found["weights"], own = whole.effect * part, whole.train_margins
         told.append(
             f"By all weights: Gauss-Newton influence of {len(train):,} training pairs{drawn}, to first order; the "
             f"linearised model's margins correlate with the model's at {whole.held_out_correlation:.2f} on "
@@ -278,7 +280,7 @@ def _behind(
         heads = representers(
             rm, train, targets, choosing, label_smoothing=smoothing, report=prefixed(report, "representers")
         )
-        found["head"] = heads.effect
+        found["head"], own = heads.effect, heads.train_margins
         told.append(
             "By the reward head: exact parts of the margin of a head refitted on these pairs, whose margins correlate "
             f"with the model's at {heads.held_out_correlation:.2f}."
@@ -291,8 +293,6 @@ def _behind(
         f"The loss is taken as that of pairs, with a label smoothing of {smoothing:g}; weights of pairs and other "
         "terms of the training are not in it."
     )
-    rewards = rm.score_pairs(train).astype(np.float64)
-    own = rewards[:, 0] - rewards[:, 1]
     behind = [
         {name: _most(effect[place], train, own) for name, effect in found.items()} for place in range(len(targets))
     ]

@@ -38,6 +38,7 @@ class Representers:
             chosen side. A row adds up to `margins`.
         margins: (T,) logits; of the refitted head.
         model_margins: (T,) logits; of the model itself.
+        train_margins: (N,) logits; the same of the training pairs.
         held_out_correlation: of the refitted head's margins of held-out pairs with the model's own. Near 1: the sum is
             about this model.
         held_out_error: mean squared difference of the two, as a share of the mean square of the model's own margins;
@@ -49,6 +50,7 @@ class Representers:
     effect: FloatArray
     margins: FloatArray
     model_margins: FloatArray
+    train_margins: FloatArray
     held_out_correlation: float
     held_out_error: float
     num_held_out: int
@@ -104,6 +106,7 @@ def representers(
         effect=terms(differences[own], differences[others], head, l2, MarginLoss(rm.beta, label_smoothing)),
         margins=differences[others] @ head,
         model_margins=model[others],
+        train_margins=model[own],
         held_out_correlation=correlation(differences[held] @ head, model[held]),
         held_out_error=error,
         num_held_out=len(held_out),

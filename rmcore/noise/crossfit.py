@@ -4,7 +4,7 @@ Folds are dealt by conversation (`rmcore.data.splits`), so no prompt is both tra
 labels of a prompt would tell a model what to say of this one. Two kinds of model: exact Bradley-Terry heads on frozen
 features, which cost one pass over the data for all folds together, and full trainings, one a fold.
 
-A finished fold is kept in the folder, so that an interrupted run goes on with the next one.
+A finished fold is kept in the folder, so that an interrupted run resumes with the next one.
 """
 
 import hashlib

@@ -5,7 +5,7 @@ more. Numbers stand beside the colours, so that nothing is said by colour alone.
 """
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,10 +98,7 @@ def _word(word: Mapping[str, Any]) -> str:
 
 
 def _pair(pair: Mapping[str, Any]) -> dict[str, Any]:
-    largest = max(
-        (abs(one["share"]) for side in SIDES for one in pair[side]["sentences"]["spans"]),
-        default=0.0,
-    )
+    largest = _largest(one["share"] for side in SIDES for one in pair[side]["sentences"]["spans"])
     return {
         "pair_id": pair["pair_id"],
         "margin": _signed(pair["margin"]),
@@ -114,7 +111,7 @@ def _pair(pair: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _lone_answer(answer: Mapping[str, Any]) -> dict[str, Any]:
-    largest = max((abs(one["share"]) for one in answer["sentences"]["spans"]), default=0.0)
+    largest = _largest(one["share"] for one in answer["sentences"]["spans"])
     return {
         "label": "answer",
         "prompt": shorten(answer["prompt"]),
@@ -124,13 +121,13 @@ def _lone_answer(answer: Mapping[str, Any]) -> dict[str, Any]:
 
 def _answer(answer: Mapping[str, Any], largest: float) -> dict[str, Any]:
     sentences, words, text = answer["sentences"], answer["words"], answer["text"]
-    most = max((abs(one["share"]) for one in words["spans"]), default=0.0)
+    most = _largest(one["share"] for one in words["spans"])
     sums = answer["gradients"]
     spans = sentences["spans"]
     gradients = None
     if sums is not None:
         given = [{**span, "share": value} for span, value in zip(spans, sums, strict=True)]
-        gradients = coloured(text, given, max((abs(value) for value in sums), default=0.0))
+        gradients = coloured(text, given, _largest(sums))
     empty = f"the answer “{sentences['empty']}”" if sentences["empty"] else "an empty answer"
     added = sum(one["share"] for one in spans)
     return {
@@ -147,6 +144,10 @@ def _answer(answer: Mapping[str, Any], largest: float) -> dict[str, Any]:
         if sentences["num_cut"]
         else "",
     }
+
+
+def _largest(effects: Iterable[float]) -> float:
+    return max(map(abs, effects), default=0.0)
 
 
 def coloured(text: str, spans: Sequence[Mapping[str, Any]], largest: float) -> list[dict[str, str]]:
